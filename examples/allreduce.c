@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every process brings its rank; all get the sum. Start it with a launcher, for example
+/* Sums a small array over all processes. Start it with a launcher, for example
  *   mpirun -n 4 examples/allreduce        or        torchrun --nproc-per-node 4 --no-python examples/allreduce */
 #include <moeccl/moeccl.h>
 #include <stdio.h>

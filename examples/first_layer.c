@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The smallest program with a MoE layer. Start it with torchrun, mpirun or srun, one process a rank. */
+/* The smallest program with a MoE layer. Start it with torchrun, mpirun or srun, one process per rank. */
 #include <moeccl/moeccl.h>
 #include <stdio.h>
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One MoE layer on four ranks, which are threads here: each rank sends its tokens to the two experts that they chose,
- * the experts (here: multiply by ten) run, and every token gets the weighted sum of its experts' outputs. */
+/* A MoE layer on four ranks, which are threads of one process here. Each rank sends every token to the two experts that
+ * the token chose, the experts run (here they multiply by ten), and every token gets the weighted sum of its experts'
+ * outputs. */
 #include <moeccl/moeccl.h>
 #include <pthread.h>
 #include <stdio.h>

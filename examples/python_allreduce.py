@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Each rank contributes its number; all print the sum: mpirun -n 4 python3 examples/python_allreduce.py (docs/python.md)."""
+"""Sums the rank numbers of all ranks, and each rank prints the sum (docs/python.md). Start it with a launcher:
+mpirun -n 4 python3 examples/python_allreduce.py"""
 import array
 
 import moeccl

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A 4-layer pre-LN transformer with a MoE block in each layer, trained on CPU ranks with MoECCL, or with the ordinary MoE of sorting and
-all_to_all_single over torch.distributed's gloo, for comparison.
+"""Trains a 4-layer pre-LN transformer with a MoE block in each layer on CPU ranks, with MoECCL or, for comparison, with the usual MoE
+implementation: sorting and all_to_all_single over torch.distributed's gloo.
 
     torchrun --nproc-per-node 4 examples/pytorch_moe.py                       # MoECCL
-    torchrun --nproc-per-node 4 examples/pytorch_moe.py --backend gloo        # the same model by all_to_all_single
-    torchrun --nproc-per-node 4 examples/pytorch_moe.py --backend both        # both in turns: losses compared, times beside each other
+    torchrun --nproc-per-node 4 examples/pytorch_moe.py --backend gloo        # the same model with all_to_all_single
+    torchrun --nproc-per-node 4 examples/pytorch_moe.py --backend both        # alternates both: compares losses, shows times side by side
     torchrun --nproc-per-node 4 examples/pytorch_moe.py --backend both --topology 'node:2(bw=0.25GB/s,lat=20us) gpu:2' --pace   # EMULATED links
     perf/compare_net --rate 2gbit --ranks 2+2 --run python3 $PWD/examples/pytorch_moe.py --backend both   # two hosts (namespaces), needs root
 
-8 experts, top-2, a shared expert, hidden 256, on sequences of a synthetic language: each token follows from the two before it by a fixed
-table, now and then by chance. All models begin with the same weights and read the same batches, so that losses agree to rounding, until two of a token's
-scores lie so close that rounding decides between experts: then float32 curves part by some 1e-3. With --dtype float64 that does not happen."""
+The model has 8 experts with top-2 routing, a shared expert and hidden size 256. It learns sequences of a synthetic language: a fixed table
+gives each token from the two before it, except that one token in ten is random. All models start from the same weights and read the same
+batches, so their losses agree to rounding until two of a token's scores are so close that rounding decides between experts. From then on the
+float32 curves differ by about 1e-3. With --dtype float64 that does not happen."""
 import argparse
 import importlib.util
 import json
@@ -29,9 +30,9 @@ VOCABULARY = 64
 
 
 class AllToAllMoE(nn.Module):
-    """What a program does without an expert-parallel library: sort the copies of tokens by expert, exchange counts, exchange rows,
-    run the experts, exchange back, weight and sum. Router, experts and their initialisation are moeccl.torch's. The exchange is
-    gloo's, or, over a paced communicator, on which gloo could not be slowed, MoECCL's plain AllToAllv ("flat")."""
+    """The MoE layer of a program without an expert-parallel library: sort the copies of tokens by expert, exchange counts, exchange rows,
+    run the experts, exchange back, weight and sum. Router, experts and their initialisation come from moeccl.torch. The exchange uses gloo
+    or, over a paced communicator, MoECCL's plain AllToAllv ("flat"), because gloo's links cannot be slowed."""
 
     def __init__(self, hidden, n_experts, top_k, ffn, shared_expert, aux_loss_weight, seed, comm=None):
         super().__init__()
@@ -57,7 +58,7 @@ class AllToAllMoE(nn.Module):
         theirs = theirs.view(self.size, self.share)
         sent, got = counts.view(self.size, self.share).sum(1).tolist(), theirs.sum(1).tolist()
         rows = AllToAll.apply(tokens[order // self.top_k], sent, got, self.comm)
-        # From (source, expert) to (expert, source) order, and back after the experts.
+        # Reorders the rows from (source, expert) to (expert, source), and back after the experts.
         pieces = rows.split(theirs.reshape(-1).tolist())
         by_expert = [torch.cat(pieces[e::self.share]) for e in range(self.share)]
         out = self.experts(torch.cat(by_expert), [len(part) for part in by_expert])
@@ -70,7 +71,7 @@ class AllToAllMoE(nn.Module):
 
 
 def exchange(out, rows, sent, got, comm):
-    """all_to_all_single of sent[r] rows to rank r, got[r] rows from it."""
+    """Sends sent[r] rows to rank r and receives got[r] rows from it, as all_to_all_single does."""
     if comm is None:
         dist.all_to_all_single(out, rows, got, sent)
     else:
@@ -79,7 +80,7 @@ def exchange(out, rows, sent, got, comm):
 
 
 class AllToAll(torch.autograd.Function):
-    """The exchange with its gradient, which is the exchange back."""
+    """The exchange and its gradient, which is the reverse exchange."""
 
     @staticmethod
     def forward(ctx, rows, sent, got, comm):
@@ -129,7 +130,7 @@ class Transformer(nn.Module):
 
 
 def make_model(options, backend):
-    """The one line that differs."""
+    """Builds the model of a backend. Only the MoE layers differ."""
     shape = {"hidden": options.hidden, "n_experts": options.experts, "top_k": options.top_k, "ffn": options.ffn,
              "shared_expert": options.ffn, "aux_loss_weight": 0.01}
     from moeccl.torch import MoELayer, comm_of
@@ -142,7 +143,7 @@ def make_model(options, backend):
 
 
 def batches(options):
-    """This rank's sequences, the same for every run: the next token is in a table of the last two, but for one in ten."""
+    """Yields this rank's batches, the same in every run. A table of the last two tokens gives the next one, except for one in ten."""
     table = torch.randint(0, VOCABULARY, (VOCABULARY, VOCABULARY), generator=torch.Generator().manual_seed(1))
     g = torch.Generator().manual_seed(17 + dist.get_rank())
     while True:
@@ -154,7 +155,7 @@ def batches(options):
 
 
 class Run:
-    """A model in training: its losses and the milliseconds of its steps on this rank."""
+    """A model in training, with its losses and the milliseconds of its steps on this rank."""
 
     def __init__(self, options, backend):
         from moeccl.torch import ignore_experts
@@ -180,7 +181,7 @@ class Run:
         self.losses.append(loss.item())
 
     def result(self):
-        """The mean loss of all ranks and the slowest rank's time, step by step."""
+        """Returns, for each step, the mean loss of all ranks and the time of the slowest rank."""
         losses, times = (torch.tensor(values, dtype=torch.float64) for values in (self.losses, self.times))
         dist.all_reduce(losses)
         dist.all_reduce(times, op=dist.ReduceOp.MAX)
@@ -197,13 +198,13 @@ def main():
     for name, value in (("steps", 200), ("layers", 4), ("hidden", 256), ("ffn", 512), ("experts", 8), ("top-k", 2), ("batch", 4),
                         ("length", 64), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32", help="of parameters and rows")
-    parser.add_argument("--algorithm", default="auto", help="of moeccl's dispatch and combine")
-    parser.add_argument("--topology", help="of moeccl's communicator, such as 'node:2(bw=0.25GB/s) gpu:2'; without it MoECCL finds out")
-    parser.add_argument("--pace", action="store_true", help="slow moeccl's links to the topology's figures (EMULATED)")
+    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32", help="type of parameters and rows")
+    parser.add_argument("--algorithm", default="auto", help="algorithm of MoECCL's dispatch and combine")
+    parser.add_argument("--topology", help="topology of MoECCL's communicator, such as 'node:2(bw=0.25GB/s) gpu:2' (default: detected)")
+    parser.add_argument("--pace", action="store_true", help="slow MoECCL's links to the topology's figures (EMULATED)")
     parser.add_argument("--sums", choices=["moeccl", "gloo"],
                         default="moeccl" if importlib.util.find_spec("moeccl.distributed") else "gloo",
-                        help="what sums the gradients of all other parameters (DDP) in MoECCL's run; the other run has gloo")
+                        help="backend that sums the gradients of all other parameters (DDP) in MoECCL's run; the other run uses gloo")
     parser.add_argument("--explain", action="store_true", help="print the plan of the first block's last routing")
     parser.add_argument("--json", help="write losses and times to this file")
     options = parser.parse_args()
@@ -216,7 +217,7 @@ def main():
     dist.init_process_group("gloo")
     runs = {b: Run(options, b) for b in (("gloo", "moeccl") if options.backend == "both" else (options.backend,))}
     for _ in range(options.steps):
-        for run in runs.values():  # in turns, so that both see the same machine
+        for run in runs.values():  # alternates, so that both runs see the same load of the machine
             run.step()
     results = {backend: run.result() for backend, run in runs.items()}
     if dist.get_rank() == 0:

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times MoNTA's strategies for the AllToAll of tensor-parallel data (moecclTensorAllToAll) beside the paper's equations
-// with the efficiencies that these links reach, after checking every byte, and shows when each lane was busy.
+// Times MoNTA's strategies for the AllToAll of tensor-parallel data (moecclTensorAllToAll), after checking every byte.
+// Compares the times with the paper's equations at the efficiencies that these links reach, and shows when each lane
+// was busy.
 //
-// By default it emulates e = 2 nodes of t = 8 ranks with paced links: the node's uplink as fast as one rank's link
-// inside the node, so that a rank's shares are B1 : B2 = 1 : 8. Tokens are as in the paper; a token's row is scaled
-// down to --hidden bytes so that two cores can carry 16 ranks. --real uses the links that are there instead: each host
-// of a launcher's ranks is a node (perf/compare_net --rate 1gbit --run build/perf/alltoall_allgather_perf --real ...).
+// By default it emulates e = 2 nodes of t = 8 ranks with paced links: the node's uplink is as fast as one rank's link
+// inside the node, so that a rank's shares are B1 : B2 = 1 : 8. The numbers of tokens are the paper's; a token's row is
+// scaled down to --hidden bytes so that two cores can carry 16 ranks. --real uses the machine's own links instead: each
+// host of a launcher's ranks is a node (perf/compare_net --rate 1gbit --run build/perf/alltoall_allgather_perf --real
+// ...).
 #include <moeccl/moeccl.h>
 
 #include <chrono>
@@ -47,19 +49,19 @@ TensorOptions parse(int argc, char** argv) {
   app.add_option("--tensor", o.tensor, "t: ranks of a node")->check(CLI::Range(1, 64))->capture_default_str();
   app.add_option("--intra", o.intra_mbs, "B2: MB/s of a rank's link inside its node")->capture_default_str();
   app.add_option("--ratio", o.ratio, "B2 over a rank's share of its node's uplink, B1")->capture_default_str();
-  add_size(app, "-b,--min", o.min_tokens, "least tokens (4K)");
+  add_size(app, "-b,--min", o.min_tokens, "fewest tokens (4K)");
   add_size(app, "-e,--max", o.max_tokens, "most tokens (256K)");
-  add_size(app, "-f,--factor", o.step_factor, "between them (4)");
+  add_size(app, "-f,--factor", o.step_factor, "factor between sizes (4)");
   add_size(app, "--hidden", o.hidden, "bytes of a token (32)");
   add_size(app, "--staging", o.staging, "staging bytes of a rank (40M)");
-  app.add_option("--algo", o.algorithms, "which, separated by commas")->capture_default_str();
+  app.add_option("--algo", o.algorithms, "algorithms, separated by commas")->capture_default_str();
   app.add_option("-n,--iters", o.iters, "timed iterations")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("-w,--warmup", o.warmup, "iterations before timing")->check(CLI::NonNegativeNumber);
   app.add_option("-c,--check", o.check, "check results (1) or not (0)")->check(CLI::Range(0, 1));
   app.add_option("-J,--json", o.json, "write results to this file");
   app.add_option("--plot", o.plot, "draw the largest size's lanes into this SVG file");
   app.add_flag("--real", o.real, "nodes are the hosts of a launcher's ranks, or --topology's; nothing is paced");
-  app.add_flag("--explain", o.explain, "print the plan that runs by itself");
+  app.add_flag("--explain", o.explain, "print the plan that is chosen by default");
   add_job_options(app, o.job);
   parse_or_exit(app, argc, argv);
   if (o.step_factor < 2) fail("-f is below 2: give a factor between sizes");
@@ -88,7 +90,7 @@ double since_us(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Efficiencies over volumes, as measured by running each communication alone (o1).
+// Efficiencies by volume, measured by running each communication alone (o1).
 struct Curves {
   std::vector<double> inter_bytes, inter, intra_bytes, intra, copy_bytes, copy;
 };
@@ -97,7 +99,7 @@ struct Result {
   std::string name, ran;
   double us = 0, predicted_us = 0;
   uint32_t chunks = 1;
-  int n_trial = 0;  // operations of the trial of plans
+  int n_trial = 0;  // operations that the trial of plans took
   uint64_t wrong = 0;
   LaneUse lanes[4];
   std::vector<RankSpan> spans;
@@ -116,11 +118,11 @@ class Bench {
 
   const moecclTensorGroups_t& groups() const { return groups_; }
   const std::vector<int>& group_of() const { return group_of_; }
-  // I of Eq. 3 in whole blocks.
+  // Returns I of Eq. 3 in whole blocks.
   size_t block(size_t tokens) const { return tokens * o_.hidden / static_cast<size_t>(groups_.n_groups); }
   double volume(size_t tokens) const { return static_cast<double>(block(tokens)) * groups_.n_groups; }
 
-  // All plans in turns, so that what changes on the machine meanwhile changes for all of them.
+  // Runs all plans in turn, so that a change of the machine affects all of them.
   std::vector<Result> run(const std::vector<std::string>& names, size_t tokens, int iters, int warmup) {
     const size_t count = block(tokens);
     std::vector<Result> results;
@@ -129,10 +131,10 @@ class Bench {
       r.name = name;
       force(name);
       if (o_.check == 1) r.wrong = count_wrong(count);
-      // Plans that are tried in a program's first operations have been tried before it is timed.
+      // Finish the trial of plans, which runs in a program's first operations, before anything is timed.
       constexpr int kMostTrial = 250;
       while (name == "auto" && query(count).trial == 1 && r.n_trial < kMostTrial) {
-        team_.barrier();  // as below: the trial sees what is measured
+        team_.barrier();  // as below, so that the trial sees the measured conditions
         exchange(count);
         r.n_trial++;
       }
@@ -144,12 +146,12 @@ class Bench {
         Result& r = results[k];
         if (names.size() > 1) force(names[k]);
         const moecclPlanInfo_t info = query(count);  // makes the plan
-        if (names.size() > 1) exchange(count);       // with its own staging in the cache
+        if (names.size() > 1) exchange(count);       // brings its own staging into the cache
         team_.barrier();
         const auto start = std::chrono::steady_clock::now();
         exchange(count);
         us[k].push_back(since_us(start));
-        team_.barrier();  // a rank that makes the next plan meanwhile would take a core from those that still exchange
+        team_.barrier();  // a rank that already makes the next plan would take a core from ranks that still exchange
         r.ran = info.algorithm;
         r.chunks = info.n_chunks;
         if (i + 1 == iters) r.spans = gather_timeline(team_, count, moecclUint8, info.n_chunks);
@@ -164,7 +166,7 @@ class Bench {
   }
   Result run(const std::string& name, size_t tokens) { return run({name}, tokens, 3, 1).front(); }
 
-  // What the lanes of paced links show for all sizes to `max_tokens`, or what whole exchanges show of real ones.
+  // Measures all sizes up to `max_tokens`, by the lanes of paced links or by whole exchanges over real ones.
   Curves measure_links() {
     std::vector<size_t> sizes;
     for (size_t tokens = std::max<size_t>(o_.min_tokens / 16, 256); tokens <= o_.max_tokens; tokens *= 2)
@@ -223,7 +225,7 @@ class Bench {
     return static_cast<char>((static_cast<size_t>(group) * 89 + static_cast<size_t>(block) * 37 + i * 7 + i / 251) %
                              251);
   }
-  // r1, r2 and r3 at the volumes of o1 with these tokens, from its lanes: Eq. 8 to 10 solved for them.
+  // Computes r1, r2 and r3 at the volumes of o1 with these tokens from its lanes, by solving Eq. 8 to 10 for them.
   void measure_efficiency(size_t tokens, Curves& curves) {
     const Result r = run("o1", tokens);
     const double t = o_.tensor, e = groups_.n_groups, i = volume(tokens);
@@ -231,7 +233,8 @@ class Bench {
       bytes.push_back(volume);
       efficiency.push_back(std::clamp(value, 1e-6, 1.0));
     };
-    // Ranks take turns on the node's uplink: from the first to the last. Inside the node each has a link of its own.
+    // Ranks take turns on the node's uplink, so the time runs from the first to the last. Inside the node each rank has
+    // its own link.
     const LaneUse& across = r.lanes[moecclLaneInter];
     add(curves.inter_bytes, curves.inter, i / t,
         i / t * (e - 1) / e / b1() / ((across.last_us - across.first_us) * 1e-6));
@@ -239,8 +242,9 @@ class Bench {
     add(curves.copy_bytes, curves.copy, i, i / b3() / (r.lanes[moecclLaneCopy].window_us * 1e-6));
   }
 
-  // The time of a baseline is that of its bytes between nodes (Eq. 8); what o1 takes beyond its bytes between nodes is
-  // its AllGather's, copies included. The best rate seen is the link's, the others are efficiencies.
+  // The time of the baseline is that of its bytes between nodes (Eq. 8). The time that o1 takes beyond its bytes
+  // between nodes is that of its AllGather, copies included. The best rate seen is the link's, and the others are
+  // efficiencies.
   void measure_real(const std::vector<size_t>& sizes, Curves& c) {
     const double t = o_.tensor, e = groups_.n_groups;
     for (const size_t tokens : sizes) {
@@ -268,8 +272,8 @@ class Bench {
     for (double& rate : c.intra) rate /= b2_;
   }
 
-  // Of one exchange among several behind one another, as a plan's chunks are: a link that has rested takes the first
-  // bytes faster than it carries them (a shaper's burst, empty queues).
+  // Returns the time of one exchange among several that follow each other directly, as a plan's chunks do: a link that
+  // has rested takes the first bytes faster than it carries them (a shaper's burst, empty queues).
   double sustained_us(const std::string& name, size_t tokens) {
     constexpr int kTurns = 3, kExchanges = 6;
     const size_t count = block(tokens);

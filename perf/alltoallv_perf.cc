@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uneven all-to-all: a generated pattern in which more distant ranks get more, or a matrix of bytes from a file. As in
-// nccl-tests, NCCL_TESTS_ALLTOALLV_SPREAD (0 even .. 1 by distance, the default), _MATRIX_FILE (or --matrix) and
-// _MATRIX_SCALE choose.
+// Uneven all-to-all, with a generated pattern in which more distant ranks get more, or a matrix of bytes from a file.
+// As in nccl-tests, NCCL_TESTS_ALLTOALLV_SPREAD (0 even .. 1 by distance, the default), _MATRIX_FILE (or --matrix) and
+// _MATRIX_SCALE select it.
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -78,7 +78,7 @@ bool fixed_size() { return !traffic.matrix.empty(); }
 struct Blocks {
   std::vector<size_t> counts, displs;
 };
-// What `rank` sends (or receives), in elements; count as in Shape.
+// Returns what `rank` sends (or receives), in elements. `count` is that of Shape.
 Blocks blocks(const Place& place, size_t count, bool sends) {
   const size_t total = count * place.element_bytes * static_cast<size_t>(place.n_ranks);
   Blocks b;
@@ -105,7 +105,7 @@ Shape shape(size_t elements, size_t element_bytes, int n_ranks) {
   return s;
 }
 
-// The last call's blocks: timed calls find them here.
+// Caches the blocks of the last call, so that timed calls do not compute them.
 struct Exchange {
   Place place;
   size_t count = 0;

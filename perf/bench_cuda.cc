@@ -3,9 +3,9 @@
 //   bench_cuda [MIB]      MiB of each buffer (512)
 //   --sms N               most multiprocessors that a kernel takes (all)
 //   --only GROUP,...      of copies, rows, reduce, tables, codec
-// A line for each: name | ok or WRONG | seconds of all repetitions | time, rate, share of the copy rate. Bytes are read
-// plus written. Without a GPU it says so and exits 77; with the emulated driver it checks and times nothing worth
-// reading.
+// Prints a line per kernel: name | ok or WRONG | seconds of all repetitions | time, rate, share of the copy rate. Bytes
+// count reads and writes. Without a GPU it says so and exits with 77; with the emulated driver it only checks, because
+// the times mean nothing.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -32,7 +32,7 @@ struct Bench {
   int bad = 0;
   int64_t since = now_ns();
 
-  // Median of 9 of `fn`, in ns; the emulation has no time worth more than one.
+  // Returns the median of 9 rounds of `fn`, in ns. The emulation runs one, because its times mean nothing.
   double time(const std::function<void()>& fn) {
     const int rounds = cu::emulated() ? 1 : 9, repeats = cu::emulated() ? 1 : 5;
     std::vector<double> ns;
@@ -66,10 +66,10 @@ std::vector<unsigned char> fetch(exec::StreamEngine& engine, const void* p, size
   return out;
 }
 
-// The source of all groups, and where results go.
+// The source of all groups, and the place of results.
 struct Buffers {
   cu::Memory a, b;
-  std::vector<unsigned char> host;  // what is in a
+  std::vector<unsigned char> host;  // the contents of a
   size_t bytes() const { return host.size(); }
 };
 
@@ -86,7 +86,7 @@ struct Order {
   }
 };
 
-// What all others are compared with, so it always runs.
+// All other rates are relative to this one, so it always runs.
 void bench_driver(Bench& bench, const Buffers& m) {
   exec::StreamEngine& e = *bench.engine;
   const double ns = bench.time([&] {
@@ -157,7 +157,7 @@ void bench_rows(Bench& bench, const Buffers& m) {
   bench.report("sum-rows-top8", static_cast<double>(touched), ns, fetch(e, m.b.data(), want.size()) == want);
 }
 
-// Sums of 2 and 8 sources that lie one after the other; the first and the last piece of the result are checked.
+// Sums 2 and 8 sources that lie one after the other. Checks the first and the last piece of the result.
 void bench_reduce(Bench& bench, const Buffers& m) {
   exec::StreamEngine& e = *bench.engine;
   struct Type {
@@ -189,7 +189,7 @@ void bench_reduce(Bench& bench, const Buffers& m) {
   }
 }
 
-// One rank's tables out of the choices of 8 ranks of 4096 tokens, 8 of 256 experts each.
+// Makes one rank's tables from the choices of 8 ranks of 4096 tokens, each with 8 of 256 experts.
 void bench_tables(Bench& bench, const Buffers& m) {
   exec::StreamEngine& e = *bench.engine;
   constexpr uint32_t kRanks = 8, kExperts = 256;
@@ -197,7 +197,7 @@ void bench_tables(Bench& bench, const Buffers& m) {
   algo::MoeShape shape;
   shape.top_k = kTop;
   shape.row_bytes = kRow;
-  shape.max_tokens = std::min<uint64_t>(4096, m.bytes() >> 14);  // little memory: a trial
+  shape.max_tokens = std::min<uint64_t>(4096, m.bytes() >> 14);  // fewer with little memory: a trial run
   shape.expert_major = true;
   const algo::Placement placement = algo::Placement::make(kExperts, kRanks, nullptr).value();
   const algo::CanonicalOrder order(tree, placement);
@@ -223,7 +223,7 @@ void bench_tables(Bench& bench, const Buffers& m) {
   own.weight = static_cast<const float*>(e.upload(weight.data(), weight.size() * 4));
   own.most_tokens = n;
   const cuda::RouteOrderKernelArgs ordered = plan.order(image->data(), n);
-  // The launches of moe/cuda_tables.cc.
+  // Launches as moe/cuda_tables.cc does.
   const auto launch = [&](const char* kernel, const void* args, size_t n_threads) {
     e.note(e.launch_on(e.stream(), kernel, args, n_threads));
   };
@@ -255,7 +255,7 @@ void bench_tables(Bench& bench, const Buffers& m) {
   bench.report("tables-make", static_cast<double>(kRanks * topk.size() * 6), ns, counts.n_rows == kRanks * local);
 }
 
-// Encode and decode-add of an expert of 32 MiB, held to the host's bytes.
+// Encodes and decode-adds an expert of 32 MiB, and compares with the host's bytes.
 void bench_codec(Bench& bench, const Buffers& m) {
   exec::StreamEngine& e = *bench.engine;
   const size_t bytes = std::min(m.bytes() / 4, size_t{32} << 20);

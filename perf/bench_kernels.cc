@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times the host kernels of every table that this processor runs. Each case checks its result against the reference
-// before it is timed. Bytes counted are those read and written once each (not the read-for-ownership of ordinary
-// stores).
+// Times the host kernels of every table that this processor can run. Each case checks its result against the reference
+// before it is timed. Bytes are counted as read and written once each, without the read-for-ownership of ordinary
+// stores.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace {
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 
-// Page-aligned and touched. Every float type reads these bytes as small ordinary numbers.
+// Page-aligned, and all pages are touched. Every float type reads these bytes as small ordinary numbers.
 class Buffer {
  public:
   explicit Buffer(size_t bytes, unsigned seed = 0)
@@ -91,7 +91,7 @@ struct RowsShape {
   size_t count, row_bytes;
 };
 
-// Gather: random rows to consecutive ones. Scatter: the reverse.
+// Gather copies random rows to consecutive ones; scatter does the reverse.
 void copy_rows(benchmark::State& state, const KernelTable& table, RowsShape shape, bool gather, bool stream) {
   Buffer src(shape.count * shape.row_bytes, 1);
   std::vector<uint32_t> order(shape.count);
@@ -153,7 +153,7 @@ void dot_rows(benchmark::State& state, const KernelTable& table, size_t count) {
   });
 }
 
-// One expert of 32 MiB at the paper's 50x; "memcpy" is what the others are held against. Rates are the expert's bytes
+// One expert of 32 MiB at the paper's 50x. "memcpy" is the baseline for the other steps. Rates are the expert's bytes
 // over the time.
 constexpr size_t kExpertBytes = 32 * kMiB;
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// One link between two processes, beneath all collectives: the rate of puts and the latency of a small put with its
-// signal, as ib_write_bw and ib_write_lat measure a write.
+// Measures one link between two processes, below all collectives: the rate of puts and the latency of a small put with
+// its signal, like ib_write_bw and ib_write_lat for a write.
 //
 //   bench_link NETWORK [DEVICE0 DEVICE1]    a row of transport/networks.cc; MOECCL_IB_HCA of each process
 //
-// Puts come from registered memory (a heap's) and from memory that the network must copy. What arrived is compared once
-// for each size before it is timed.
+// Puts come from registered memory (a heap's) and from memory that the network must copy. The received bytes are
+// compared once per size before it is timed.
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -115,7 +115,7 @@ Rank connect(const transport::Network& network, uint32_t me, Peer peer) {
   r.made = std::move(*made);
   peer.meet();
   r.made.engine->begin();
-  // Two that poll on one core would measure the scheduler.
+  // Two processes that poll on one core would measure the scheduler.
   if (std::thread::hardware_concurrency() >= 2) {
     cpu_set_t core;
     CPU_ZERO(&core);
@@ -131,7 +131,7 @@ double now_us() {
 
 uint32_t number = 0;  // of the last signal
 
-// Rank 0 puts; the time until the last byte is there.
+// Rank 0 puts. Returns the rate in MB/s, until the last byte has arrived.
 double rate(Rank& r, const std::byte* src, size_t bytes, uint32_t times) {
   double best = 0;
   for (int round = 0; round < 3; ++round) {
@@ -152,8 +152,8 @@ double rate(Rank& r, const std::byte* src, size_t bytes, uint32_t times) {
   return best;
 }
 
-// The median of batches: a clock that is slow to read (an emulated machine's) must not be read each time.
-// bytes: of the put before each signal; 0: there is none.
+// Returns the median over batches, because a clock that is slow to read (an emulated machine's) must not be read each
+// time. bytes: size of the put before each signal; 0: there is none.
 double latency(Rank& r, uint32_t batches, size_t bytes) {
   constexpr uint32_t kBatch = 20;
   std::vector<double> times;

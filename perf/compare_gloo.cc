@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MoECCL beside Gloo over TCP on the loopback: perf/compare_gloo --procs 4
+// Compares MoECCL with Gloo over TCP on the loopback: perf/compare_gloo --procs 4
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
 #include <gloo/alltoall.h>
@@ -52,7 +52,7 @@ class Gloo : public perf::Rival {
     return most;
   }
 
-  // Buffers are announced to Gloo once per size, as its own benchmark does.
+  // Announces buffers to Gloo once per size, as its own benchmark does.
   void prepare(const perf::Exchange& e) override {
     switch (e.op) {
       case perf::VersusOp::kAllReduce:
@@ -122,7 +122,7 @@ class Gloo : public perf::Rival {
   std::vector<float> reduced_;
 };
 
-// Before the ranks are forked, so that they agree on it.
+// Runs before the ranks are forked, so that all use the same folder.
 std::string make_folder() {
   std::string folder = (std::filesystem::temp_directory_path() / "compare_gloo.XXXXXX").string();
   if (mkdtemp(folder.data()) == nullptr) perf::fail("cannot make " + folder + ": " + std::strerror(errno));

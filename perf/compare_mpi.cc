@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MoECCL beside MPI: mpirun -n 4 --oversubscribe perf/compare_mpi
-// The C interface only: the C++ one, removed in MPI-3, does not compile without warnings.
+// Compares MoECCL with MPI: mpirun -n 4 --oversubscribe perf/compare_mpi
+// Uses only the C interface: the C++ one, removed in MPI-3, does not compile without warnings.
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
 #include <malloc.h>
@@ -99,9 +99,9 @@ moecclComm_t connect(const Mpi& rival) {
   return comm;
 }
 
-// As those who know it set Open MPI for shared memory: its collectives of component sm, by large fragments, eager
-// messages up to 32 KiB, a rank that waits gives up a core that it shares, and memory that malloc keeps. What the
-// environment already says stays.
+// Tunes Open MPI for shared memory as its experts do: the collectives of component sm with large fragments, eager
+// messages up to 32 KiB, waiting ranks that yield a core that they share, and memory that malloc keeps. Variables that
+// are already set stay as they are.
 void tune() {
   setenv("OMPI_MCA_coll_sm_priority", "100", 0);
   setenv("OMPI_MCA_coll_sm_fragment_size", "131072", 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// AllReduce over replicated experts beside what a program does without this library: replicas of a rank added up by
-// hand, MPI_Allreduce on a communicator for each expert's ranks, one after another, and copied back. Creating those
-// communicators is timed apart.
+// Compares AllReduce over replicated experts with what a program does without this library: it adds up the replicas of
+// a rank, calls MPI_Allreduce on a communicator of each expert's ranks, one after another, and copies the results back.
+// Creating those communicators is timed separately.
 //   mpirun -n 16 --oversubscribe perf/compare_mpi_experts -b 16K -e 4M
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
@@ -103,7 +103,7 @@ class Comparison {
  private:
   float* floats() const { return reinterpret_cast<float*>(slots_.data()); }
   std::vector<int> mine(int expert) const { return slots_of(experts_, o_.slots, rank_, expert); }
-  // Small integers: sums are exact in any order.
+  // Returns small integers, so that sums are exact in any order.
   static float value(size_t slot, size_t i) { return static_cast<float>((slot * 5 + i % 61) % 11) - 5; }
   void fill() {
     for (size_t s = 0; s < static_cast<size_t>(o_.slots); s++)
@@ -146,7 +146,7 @@ class Comparison {
     mpi(MPI_Allreduce(&value, &all, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD), "MPI_Allreduce");
     return all;
   }
-  // Of the slowest rank.
+  // Returns the time of the slowest rank.
   template <class Body>
   double timed(Body&& body) const {
     mpi(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier");

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times deep_ep's dispatch and combine beside the same done with gloo's all_to_all_single, on CPU tensors.
+"""Compares deep_ep's dispatch and combine with the same operations on gloo's all_to_all_single, on CPU tensors.
 
     PYTHONPATH=build/bindings/python:bindings/deep_ep python3 perf/deep_ep_bench.py [--num-processes 4] [--num-tokens 4096] ...
 
-Three ways to do one thing, alternating, median of --runs runs, in each the slowest rank: deep_ep; gloo, a row for each pair of
-token and rank as deep_ep sends them; gloo, a row for each choice, as the all-to-all dispatchers of training frameworks send
-them. Dispatch brings rows, choices and weights; combine sums rows. Results are compared before anything is timed."""
+Three implementations take turns: deep_ep; gloo with a row for each pair of token and rank, as deep_ep sends them; gloo with a row
+for each choice, as the all-to-all dispatchers of training frameworks send them. A figure is the median of --runs runs, each of which
+counts the slowest rank. Dispatch transfers rows, choices and weights; combine sums rows. Results are compared before the timing."""
 import argparse
 import statistics
 import tempfile
@@ -35,7 +35,7 @@ class DeepEp:
 
 
 class Gloo:
-    """all_to_all_single of counts, of rows, and of choices with weights; back, and index_add_."""
+    """Dispatches by all_to_all_single of counts, of rows, and of choices with weights. Combines by the way back and index_add_."""
 
     def __init__(self, group, args):
         self.group, self.n, self.n_local = group, group.size(), args.num_experts // group.size()
@@ -77,7 +77,7 @@ class GlooByChoice(Gloo):
 
 
 def check(ways, x, idx, weights, n_ranks, n_local):
-    """Each way's combine of untouched rows is x, as often as it sends it."""
+    """Checks that combining untouched rows gives x times the number of rows that a token was sent in."""
     for way in ways:
         out = way.combine(way.dispatch(x, idx, weights))
         if isinstance(way, GlooByChoice):

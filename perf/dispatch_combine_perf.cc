@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times MoE dispatch and combine by several algorithms in turns, after checking every row and value.
+// Times MoE dispatch and combine with several algorithms in turn, after checking every row and value.
 #include <cstdio>
 #include <utility>
 
@@ -11,7 +11,7 @@
 namespace perf {
 namespace {
 
-// Contiguous and as even as possible.
+// Places experts contiguously and as evenly as possible.
 std::vector<int32_t> place_experts(int n_experts, int n_ranks) {
   std::vector<int32_t> owner;
   for (int64_t e = 0; e < n_experts; e++) owner.push_back(static_cast<int32_t>(e * n_ranks / n_experts));

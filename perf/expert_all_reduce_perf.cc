@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times the collectives of replicated experts: all experts in one call against one AllReduce after another on a
-// communicator for each expert's ranks, whose creation is timed apart; collecting gradients and placing weights.
+// Times the collectives of replicated experts: AllReduce of all experts in one call against one AllReduce after another
+// on a communicator for each expert's ranks, whose creation is timed separately; collecting gradients; and placing
+// weights.
 #include <moeccl/moeccl.h>
 
 #include <chrono>
@@ -79,10 +80,10 @@ class Bench {
     return p;
   }
 
-  // A communicator for each expert's ranks. Returns the time that it took.
+  // Creates a communicator for each expert's ranks. Returns the time that it took.
   double create_communicators() {
     moecclConfig_t config = MOECCL_CONFIG_INIT;
-    config.staging_bytes = 2 << 20;  // they are many
+    config.staging_bytes = 2 << 20;  // small, because there are many
     const auto start = std::chrono::steady_clock::now();
     for (int e = 0; e < o_.n_experts; e++) {
       moecclComm_t comm = nullptr;
@@ -129,7 +130,7 @@ class Bench {
     return line;
   }
 
-  // The same with another placement at every step: what a step costs when nothing can be kept from the one before.
+  // Runs with another placement at every step, to time a step that can reuse nothing from the one before.
   std::pair<double, uint64_t> move(int steps, size_t bytes) {
     count_ = bytes / sizeof(float);
     slots_ = Buffer(static_cast<size_t>(o_.slots) * count_ * sizeof(float), o_.job.memory);
@@ -157,7 +158,7 @@ class Bench {
     return text.c_str();
   }
 
-  // Algorithm 2: shards that each replica's rank serves, over its mean, at worst over the experts.
+  // Algorithm 2: returns the most shards that one replica's rank serves, relative to the mean, of the worst expert.
   double source_imbalance() const {
     double worst = 0;
     for (int e = 0; e < o_.n_experts; e++) {
@@ -179,9 +180,9 @@ class Bench {
 
  private:
   float* floats() const { return reinterpret_cast<float*>(slots_.data()); }
-  // This rank's slots of an expert.
+  // Returns this rank's slots of an expert.
   std::vector<int> mine(int expert) const { return slots_of(experts_, o_.slots, rank_, expert); }
-  // Small integers: sums are exact in any order.
+  // Returns small integers, so that sums are exact in any order.
   static float value(int rank, int slot, size_t i) {
     return static_cast<float>((rank * 5 + slot * 3 + static_cast<int>(i % 61)) % 11 - 5);
   }
@@ -233,7 +234,8 @@ class Bench {
         wrong += floats()[static_cast<size_t>(s) * count_ + i] != weight(expert_of(s), i);
     return wrong;
   }
-  // What a library without replicas does: adds up in each rank, one AllReduce per expert, copies back.
+  // Does what a program does with a library without replicas: adds up in each rank, one AllReduce per expert, copies
+  // back.
   void loop() {
     for (auto& [e, comm] : comms_) {
       const std::vector<int> slots = mine(e);
@@ -255,7 +257,7 @@ class Bench {
     body();
     return since_us(start);
   }
-  // Median over iterations of the slowest rank.
+  // Returns the median over iterations of the slowest rank.
   double slowest(const std::vector<double>& us) const { return median(team_.combine(us, moecclMax)); }
 
   const ExpertOptions& o_;

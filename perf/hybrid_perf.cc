@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hybrid placement (HybridEP): the messages of Table VII, a step's time over domain sizes beside the solver's choice,
-// and hybrid against the flat AlltoAll between data centres (Table V). What it times runs on paced links: EMULATED.
+// Measures hybrid placement (HybridEP): the messages of Table VII, the time of a step for each domain size compared
+// with the solver's choice, and hybrid against the flat AlltoAll between data centres (Table V). All timed runs use
+// paced links: EMULATED.
 #include <moeccl/moeccl.h>
 
 #include <algorithm>
@@ -69,7 +70,7 @@ std::string sizes_text(const std::vector<int32_t>& sizes) {
   return text;
 }
 
-// Runs body on every rank of a new job; body's value of rank 0.
+// Runs body on every rank of a new job and returns rank 0's value.
 template <class T, class Body>
 T on_ranks(JobOptions job_options, int n_ranks, const std::string& topology, Body&& body) {
   job_options.threads = n_ranks;
@@ -138,7 +139,7 @@ struct Case {
 
 struct Sweep {
   std::vector<HybridTime> times;
-  size_t model = 0, measured = 0;  // where each has its minimum
+  size_t model = 0, measured = 0;  // index of each minimum
 };
 
 Sweep sweep(const HybridOptions& o, const Case& c, json& out) {
@@ -189,8 +190,9 @@ Sweep sweep(const HybridOptions& o, const Case& c, json& out) {
   return result;
 }
 
-// From experts that are small beside the tokens to such that are not worth moving; one level and two, with latencies of
-// a line between data centres. Bandwidths are so low that the threads' own work is small beside the links.
+// From experts that are small compared with the tokens to experts that are not worth moving, on one level and on two,
+// with latencies of a line between data centres. Bandwidths are so low that the threads' own work is small compared
+// with the links.
 std::vector<Case> ten_shapes() {
   const auto shape = [](const char* name, const char* topology, std::vector<int32_t> sizes, size_t token_kib,
                         size_t expert_kib, double pre_s) {
@@ -241,8 +243,8 @@ uint64_t minimum(const HybridOptions& o, json& out) {
 
 // ---- Table V ----
 
-// Computation of one layer and direction: the paper's HybridEP at 6 MB, where communication hardly counts, over layers
-// and two directions (Cluster-M 2.48 s in 12 layers, Cluster-L 3.49 s in 16).
+// compute_s is the computation of one layer and direction: the paper's time of HybridEP at 6 MB, where communication
+// hardly counts, divided by layers and two directions (Cluster-M 2.48 s in 12 layers, Cluster-L 3.49 s in 16).
 struct Cluster {
   const char* name;
   int dcs;

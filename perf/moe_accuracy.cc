@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How well `auto` chooses among the plans of a MoE layer: a grid of paced trees, so that all is EMULATED. At each point
-// every forced plan, `auto`, and flat a second time run in alternating rounds; the slowest rank's median counts. Ends
-// with 0 when the limits hold, 1 when one does not, 2 when a point could not be measured. --help, docs/performance.md.
+// Measures how well `auto` chooses among the plans of a MoE layer, on a grid of paced trees, so that all is EMULATED.
+// At each point every forced plan, `auto`, and flat a second time run in alternating rounds, and the median of the
+// slowest rank counts. The exit status is 0 when the limits hold, 1 when one does not, and 2 when a point could not be
+// measured. See --help and docs/performance.md.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,9 +29,9 @@ using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kRounds = 7, kMostRounds = 60;
-constexpr int kSteadySteps = 8, kMostSteps = 64;  // auto's, before its rounds: a layer that races settles meanwhile
-constexpr double kPointUs = 2e6;                  // as many rounds as this allows, within the two above
-constexpr double kDoubtful = 1.05;                // a point whose auto loses so much is measured again
+constexpr int kSteadySteps = 8, kMostSteps = 64;  // of auto, before its rounds, in which a racing layer settles
+constexpr double kPointUs = 2e6;    // there are as many rounds as this allows, within the two limits above
+constexpr double kDoubtful = 1.05;  // a point where auto loses this much is measured again
 constexpr const char* kM1 = "node:2(bw=10GB/s,lat=2ms) qpi:2(bw=10GB/s,lat=2ms) gpu:2(bw=10GB/s,lat=2ms)";
 
 struct Options {
@@ -40,7 +41,7 @@ struct Options {
   std::string links, json_file, plot_file;
   bool quick = false, list = false, report_only = false;
   int timed_again = 2;
-  size_t scale = 32;  // --links: one token stands for so many
+  size_t scale = 32;  // --links: one token stands for this many
 };
 
 Options parse(int argc, char** argv) {
@@ -83,7 +84,7 @@ Options parse(int argc, char** argv) {
   return o;
 }
 
-// Rates fall towards the root; a level's groups share its uplink. Four levels of at least two need 16 ranks.
+// Rates fall towards the root, and a level's groups share its uplink. Four levels of at least two need 16 ranks.
 std::string tree(int levels, const std::string& latency) {
   const std::string at = ",lat=" + latency + ")";
   if (levels == 2) return "node:2(bw=2GB/s" + at + " gpu:4(bw=8GB/s" + at;
@@ -91,7 +92,7 @@ std::string tree(int levels, const std::string& latency) {
   return "node:2(bw=2GB/s" + at + " qpi:2(bw=4GB/s" + at + " pcie:2(bw=6GB/s" + at + " gpu:2(bw=8GB/s" + at;
 }
 
-// Cells of one tree follow one another.
+// Cells of the same tree follow one another.
 std::vector<AccuracyCell> grid(const Options& o) {
   std::vector<AccuracyCell> cells;
   bool with_m1 = false;
@@ -123,8 +124,8 @@ std::vector<AccuracyCell> grid(const Options& o) {
   return cells;
 }
 
-// HierMoE's Table IV on the levels of Fig. 9: n there is one rank's buffer, so that a group's uplink carries that rate
-// for each of its ranks. A token stands for `scale` of them: see --help.
+// HierMoE's Table IV on the levels of Fig. 9, where n is one rank's buffer, so that a group's uplink carries that rate
+// for each of its ranks. A token stands for `scale` tokens: see --help.
 std::vector<AccuracyCell> table_iv(const Options& o) {
   std::ifstream file(o.links);
   const Json profile = Json::parse(file, nullptr, false);
@@ -184,7 +185,7 @@ void note_plan(PlanTimes& t, const std::vector<std::string>& ran) {
     if (n > t.n_ran) t.ran = name, t.n_ran = n;
 }
 
-// Runs in every rank; all see the same times, and so decide alike.
+// Runs in every rank. All ranks see the same times, and therefore decide alike.
 AccuracyPoint measure(const AccuracyCell& cell, int timed_again, const Team& team, Progress* progress) {
   MoeOptions options = options_of(cell);
   const std::vector<RankRouting> routing = make_routing(options, cell.ranks);
@@ -238,7 +239,7 @@ AccuracyPoint from_json(const Json& j, const AccuracyCell& cell) {
   return p;
 }
 
-// A process of its own that forks the ranks of one tree; rank 0 writes each cell's point to `out` as a line.
+// Runs in its own process, which forks the ranks of one tree. Rank 0 writes each cell's point to `out` as a line.
 [[noreturn]] void run_tree(const std::vector<AccuracyCell>& cells, int timed_again, FILE* out) {
   Job job(options_of(cells[0]).job);
   job.run([&](int thread, std::vector<moecclComm_t> comms) {
@@ -274,7 +275,7 @@ void print(size_t number, const AccuracyPoint& p, bool list) {
   std::fflush(stdout);
 }
 
-// Cells that share a tree, with the number of the first.
+// Runs each group of cells that share a tree.
 bool run(const std::vector<AccuracyCell>& cells, const Options& o, std::vector<AccuracyPoint>& points) {
   for (size_t first = 0; first < cells.size();) {
     size_t end = first;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Does `auto` follow when the best plan of a layer changes? One layer takes the same shape step after step on a paced
-// (EMULATED) tree, through three phases; the middle one has another best plan than the first and the last. Every step
-// is run by `auto` and by each forced plan in turn. The oracle is each phase's best forced plan, from the phase's first
-// step on. By default the routing changes; with --load it stays and another job takes the outermost uplink, which no
-// price can know. Ends with 0 when the limits hold, 1 when one does not, or when the trace shows nothing because
-// keeping the plan would have cost too little. --help, docs/performance.md.
+// Measures whether `auto` follows when the best plan of a layer changes. One layer takes the same shape step after step
+// on a paced (EMULATED) tree, through three phases; the middle one has another best plan than the first and the last.
+// `auto` and each forced plan run every step in turn. The oracle is each phase's best forced plan, from the phase's
+// first step on. By default the routing changes; with --load it stays, and another job takes the outermost uplink,
+// which no price can know. The exit status is 0 when the limits hold, and 1 when one does not or when the trace shows
+// nothing because keeping the plan would have cost too little. See --help and docs/performance.md.
 #include <moeccl/collectives.h>
 
 #include <CLI/CLI.hpp>
@@ -28,7 +28,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kPool = 16;  // routings of a phase, which steps take in turn: no two neighbours are the same
+constexpr size_t kPool = 16;  // routings of a phase, which steps take in turn, so that no two neighbours are the same
 constexpr const char* kRoutingTree = "node:2(bw=0.06GB/s,lat=2ms) gpu:4(bw=1GB/s,lat=2ms)";
 constexpr const char* kLoadTree = "node:2(bw=0.1GB/s,lat=200us) gpu:4(bw=0.14GB/s,lat=200us)";
 
@@ -73,7 +73,7 @@ Options parse(int argc, char** argv) {
   return o;
 }
 
-// Tokens choose among all experts, or among those of their own node.
+// Tokens choose among all experts or among those of their own node.
 std::vector<std::vector<int32_t>> routings(const MoeOptions& o, int rank, bool local) {
   std::vector<std::vector<int32_t>> pool;
   const int half = o.n_experts / 2;
@@ -86,8 +86,8 @@ std::vector<std::vector<int32_t>> routings(const MoeOptions& o, int rank, bool l
   return pool;
 }
 
-// Another job on the tree: rank 0 and the first rank of the other node send to each other without a pause, in a class
-// of their own that goes first, while it is on.
+// Another job on the tree: while it is on, rank 0 and the first rank of the other node send to each other without a
+// pause, in a separate class that goes first.
 class Load {
  public:
   // Collective.
@@ -108,15 +108,15 @@ class Load {
     if (thread_.joinable()) thread_.join();
     if (comm_ != nullptr) (void)moecclCommDestroy(comm_);
   }
-  // The same sequence of calls on all ranks.
+  // Call this in the same order on all ranks.
   void set(bool on) {
     if (on != (wanted_.load() % 2 == 1)) wanted_.fetch_add(1);
   }
-  // GB/s in each direction while it was on; 0 on ranks that take no part.
+  // Returns the GB/s in each direction while it was on, or 0 on ranks that take no part.
   double rate() const { return on_ns_ == 0 ? 0 : static_cast<double>(bytes_) / static_cast<double>(on_ns_); }
 
  private:
-  // Odd numbers of wanted_ are times of load. Rank 0 ends one of them, and says so in its last message.
+  // Odd values of wanted_ are times of load. Rank 0 ends such a time, and tells the other rank in its last message.
   void run() {
     for (int64_t time = 1;; time += 2) {
       while (wanted_.load() < time) {
@@ -154,7 +154,7 @@ class Drift {
     for (int e = 0; e < o.moe.n_experts; e++) owner_.push_back(e * team.n_ranks() / o.moe.n_experts);
     const size_t row = o.moe.hidden * data_type(o.moe.type).bytes;
     tokens_ = Buffer(o.moe.tokens * row, Memory::kHeap);
-    // The most rows that any routing brings: every choice of every token.
+    // The most rows that any routing delivers: every choice of every token.
     rows_ = Buffer(o.moe.tokens * static_cast<size_t>(team.n_ranks() * o.moe.top_k) * row, Memory::kHeap);
     for (const char* plan : {"auto", "flat", "2dh", "hier:1", "hier:2"}) {
       Layer l;
@@ -201,7 +201,7 @@ class Drift {
     moecclRouting_t routing = nullptr;
   };
 
-  // Layers begin in turn, so that none always follows the same one.
+  // The first layer changes from step to step, so that none always follows the same one.
   void step(size_t phase) {
     const size_t number = trace_.steps.size(), n = layers_.size();
     const std::vector<int32_t>& index = pools_[phase % 2][number % kPool];
@@ -224,7 +224,7 @@ class Drift {
     trace_.steps.push_back(std::move(s));
   }
 
-  // Of dispatch and combine: what an update takes is nearly the same for all plans.
+  // Times dispatch and combine. The time of an update is nearly the same for all plans.
   double time(const Layer& l, const std::vector<int32_t>& index) {
     demand(moecclRoutingUpdate(l.routing, index.data(), nullptr, options_.moe.tokens), "moecclRoutingUpdate");
     team_.barrier();
@@ -234,7 +234,7 @@ class Drift {
     return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
   }
 
-  // Each rank's times become the slowest one's.
+  // Replaces each rank's times by those of the slowest one.
   void share() {
     std::vector<double> us;
     for (const DriftStep& s : trace_.steps) {
@@ -253,7 +253,7 @@ class Drift {
 
   const Options& options_;
   const Team& team_;
-  std::vector<std::vector<std::vector<int32_t>>> pools_;  // [spread, the other] of this rank
+  std::vector<std::vector<std::vector<int32_t>>> pools_;  // [spread, the other], of this rank
   std::vector<int32_t> owner_;
   Buffer tokens_, rows_;
   std::vector<Layer> layers_;  // auto first

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The benchmarks of the standard collectives but AllToAllv, a row each; every binary is built with its row's name.
+// The benchmarks of all standard collectives except AllToAllv, one row each. Every binary is built with its row's name.
 #include <cstring>
 
 #include "perf/common/collective.h"
@@ -29,7 +29,7 @@ Shape exchanged(size_t elements, size_t element_bytes, int n_ranks) {
 
 using Segments = std::vector<Segment>;
 
-// Block `index` of what each rank sends.
+// Returns block `index` of what each rank sends.
 Segments from_all(const Place& place, int index, size_t count) {
   Segments segments;
   for (int r = 0; r < place.n_ranks; r++) segments.push_back({r, times(count, index), count});
@@ -38,7 +38,7 @@ Segments from_all(const Place& place, int index, size_t count) {
 
 double factor_all_reduce(int n_ranks) { return 2 * perf::factor_others(n_ranks); }
 
-// A ring: to the next rank, from the one before.
+// A ring: each rank sends to the next one and receives from the one before.
 int before(int rank, int n_ranks) { return (rank + n_ranks - 1) % n_ranks; }
 
 moecclResult_t send_around(const Call& c) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How well plans are chosen: calibrates, then measures every algorithm at sizes between those that were calibrated, and
-// compares predictions with times, and the choice with the best. Ends with
+// Measures how well plans are chosen: calibrates, then measures every algorithm at sizes between those that were
+// calibrated, and compares predictions with times, and the choice with the best. The last line is
 //   regret geomean=G worst=W error_median=E r2_min=R points=N
 // A point is a collective at a size, a number of ranks and a shape of the topology. Paced shapes and the two hosts,
-// which are network namespaces joined at 1 Gbit/s, are EMULATED; without root the hosts are left out, and it says so.
+// which are network namespaces joined at 1 Gbit/s, are EMULATED; without root the hosts are left out with a message.
 //   plan_accuracy [--prices] [--shape N] [--op NAME] [--size BYTES]... [--candidates]
-// --prices: without calibration, so that the regret is that of the prices alone. --shape: only the N-th shape. --op,
-// --size: only these points. --candidates: every plan's times, least and most in brackets; those of finalists are the
-// last ones.
+// --prices: do not calibrate, so that the regret is that of the prices alone. --shape: only the N-th shape. --op,
+// --size: only these points. --candidates: print every plan's times, with the least and most in brackets; for finalists
+// these are the last ones.
 #include <moeccl/moeccl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -31,7 +31,7 @@ namespace {
 
 struct Shape {
   int ranks;
-  const char* topology;  // null: one host, or two; else paced
+  const char* topology;  // null: one or two hosts; else paced
   bool two_hosts = false;
   size_t most = 3 << 20;  // bytes of the larger buffer
   const char* name() const { return topology ? topology : two_hosts ? "two hosts, 1 Gbit/s, TCP" : "one host"; }
@@ -43,7 +43,7 @@ struct Op {
   std::vector<std::string> algorithms = {};
   const char* name() const { return moecclOpName(op); }
 };
-// Every algorithm that the library has for them.
+// Finds every algorithm that the library has for these operations.
 std::vector<Op> all_ops() {
   std::vector<Op> ops = {{moecclOpAllReduce}, {moecclOpAllGather}, {moecclOpReduceScatter}, {moecclOpAllToAll},
                          {moecclOpBroadcast}, {moecclOpReduce},    {moecclOpGather},        {moecclOpScatter}};
@@ -56,20 +56,20 @@ std::vector<Op> all_ops() {
   return ops;
 }
 const std::vector<Op> kOps = all_ops();
-// Between the sizes that calibration takes.
+// Sizes between those that calibration takes.
 constexpr size_t kSizes[] = {3 << 9, 3 << 12, 3 << 14, 3 << 15, 3 << 16, 3 << 17, 3 << 19, 3 << 20};
-// What a plan takes depends on which pages its buffers happen to have: rounds take turns through this much memory.
+// The time of a plan depends on which pages its buffers happen to have, so rounds take turns through this much memory.
 constexpr size_t kMemory = 16 << 20;
 constexpr int kMaxRanks = 8, kRounds = 3, kFinalRounds = 5, kFinalSweeps = 2, kDoubtSweeps = 4;
 constexpr int kMostTrials = 3, kTrialRuns = 120;
-constexpr double kMayBeBest = 1.5;  // times the fastest one's first median
-constexpr double kDoubtful = 1.05;  // a point that loses so much is looked at again, at other times
-constexpr double kBatchNs = 1e6;    // as calibration has it
-constexpr double kLeastRuns = 8;  // of a batch: how one run ends and the next begins counts for less, as in the trials
+constexpr double kMayBeBest = 1.5;  // times the first median of the fastest one
+constexpr double kDoubtful = 1.05;  // a point that loses this much is looked at again, at other times
+constexpr double kBatchNs = 1e6;    // as in calibration
+constexpr double kLeastRuns = 8;    // of a batch, so that the transition between runs counts for less, as in the trials
 constexpr double kGoOnNs = 5e8;
-constexpr const char* kAuto = "auto";  // what users get: the choice, whatever it is at the time
+constexpr const char* kAuto = "auto";  // what users get: the current choice
 
-// Ranks are forked processes that share this page: a barrier and each one's time.
+// Ranks are forked processes that share this page, which has a barrier and each rank's time.
 struct Shared {
   moecclUniqueId id;
   volatile int id_ready;
@@ -110,7 +110,7 @@ void barrier(int n) {
   }
 }
 
-// The slowest rank's; the same on all.
+// Returns the slowest rank's value, on all ranks.
 double slowest(int n, int rank, double mine) {
   shared->ns[rank] = mine;
   barrier(n);
@@ -184,12 +184,12 @@ class Rank {
     check(moecclPlanQuery(comm_, op, count, moecclFloat32, &i), "query", comm_);
     return i;
   }
-  // Slowest rank's time of one run of `algorithm`.
+  // Returns the slowest rank's time of one run of `algorithm`.
   double batch(moecclOp_t op, size_t count, const char* algorithm, int repeat) {
     check(moecclPlanForce(comm_, op, algorithm), "force", comm_);
     for (int i = 0; i < 2; ++i) check(call(op, count), "warm up", comm_);
     barrier(shape_.ranks);
-    // The barrier's sleepers wake far apart: an operation of the library's own lets them start together.
+    // Ranks that sleep in the barrier wake far apart, so an operation of the library itself lets them start together.
     float in = 1, out = 0;
     check(moecclAllReduce(&in, &out, 1, moecclFloat32, moecclSum, comm_, nullptr), "align", comm_);
     const double start = now_ns();
@@ -219,7 +219,7 @@ class Rank {
     }
   };
 
-  // The choice and its rivals as they are before anything is measured.
+  // Returns the choice and its rivals before anything is measured.
   Point ask(const Op& op, size_t bytes) {
     Point p{&op, bytes, count_of(op.op, bytes), {}, {}};
     check(moecclPlanForce(comm_, op.op, "auto"), "force", comm_);
@@ -234,14 +234,15 @@ class Rank {
     p.runners.push_back({kAuto, 0, 0, {}});
     return p;
   }
-  // The library's own trial of close plans, as in a program's first operations of this size: it may choose anew.
+  // Runs the library's own trial of close plans, as in a program's first operations of this size. It may change the
+  // choice.
   void settle(Point& p) {
     check(moecclPlanForce(comm_, p.op->op, "auto"), "force", comm_);
     for (int i = 0; i < kMostTrials && info(p.op->op, p.count).trial == 1; ++i)
       for (int k = 0; k < kTrialRuns; ++k) check(call(p.op->op, p.count), "try", comm_);
     note_choice(p);
   }
-  // A program that goes on for a second has its close plans tried again: after so many operations of a class.
+  // In a program that runs for a second, close plans are tried again: after this many operations of a class.
   void go_on(Point& p) {
     check(moecclPlanForce(comm_, p.op->op, "auto"), "force", comm_);
     constexpr int kAgain = 8192 + 400;
@@ -256,7 +257,7 @@ class Rank {
     p.find(kAuto)->predicted_ns = i.predicted_us * 1e3;
   }
 
-  // Alternating, so that a disturbance meets all of them; every other round backwards.
+  // Alternates, so that a disturbance affects all of them; every other round runs backwards.
   void race(Point& p, std::vector<Runner*> runners, int rounds) {
     for (Runner* r : runners)
       if (r->repeat == 0)
@@ -268,10 +269,11 @@ class Rank {
     }
   }
 
-  // Sweeps over the whole grid, so that each point is seen at times that lie seconds apart. First all plans, then those
-  // that may be the best. The least of several noisy medians is lower than the best one's true time: whoever looks
-  // better than the choice must show it again, in sweeps that did not make it the best. A point that loses then is
-  // raced in further sweeps, and all its rounds count: hosts move their cores, and a plan's time with them.
+  // Sweeps over the whole grid, so that each point is seen at times that are seconds apart. First all plans run, then
+  // those that may be the best. The least of several noisy medians is lower than the best one's true time, so a plan
+  // that looks better than the choice must show it again, in sweeps that did not make it the best. A point that loses
+  // then is raced in further sweeps, and all its rounds count, because hosts move their cores, and a plan's time
+  // changes with them.
   void run_points(std::vector<Point>& points) {
     const auto all_but_slow = [](Point& p, double times) {
       const double limit = times * median(p.fastest().ns);
@@ -311,8 +313,8 @@ class Rank {
       if (rank_ == 0) judge(points[i], finals[i]);
   }
 
-  // Rounds of a race follow one another within milliseconds, sweeps within seconds, in which hosts move their cores:
-  // plans are compared round by round, and the median of these ratios counts.
+  // Rounds of a race follow one another within milliseconds, but sweeps within seconds, in which hosts move their
+  // cores. Plans are therefore compared round by round, and the median of these ratios counts.
   static double slower_by(const Runner& a, const Runner& b) {
     std::vector<double> ratios;
     for (size_t i = 0; i < a.ns.size(); ++i) ratios.push_back(a.ns[i] / b.ns[i]);
@@ -323,7 +325,7 @@ class Rank {
     double by = 1;
     const Runner* best = nullptr;
   };
-  // All ranks have the same times, and so the same regret.
+  // All ranks have the same times, and therefore the same regret.
   static Regret regret_of(Point& p, const std::vector<Runner*>& finals) {
     const Runner& mine = *p.find(kAuto);
     Regret regret{1, &mine};
@@ -348,7 +350,7 @@ class Rank {
     const double took = median(mine.ns), least = median(best->ns);
     shared->errors[n] = std::fabs(mine.predicted_ns - took) / took;
     shared->regrets[n] = regret;
-    // Where flat itself is the choice, the same count says how often the machine alone makes such a difference.
+    // Where flat itself is the choice, the same count shows how often the machine alone makes such a difference.
     const bool is_flat = p.chosen == "flat";
     const bool slower = slower_than_flat(p);
     const bool loses = slower && !is_flat;
@@ -371,7 +373,7 @@ class Rank {
     std::fflush(stdout);
   }
 
-  // r2 of the levels, from the profile's own file; a level that no pair of ranks crosses has no points.
+  // Reads r2 of the levels from the profile's own file. A level that no pair of ranks crosses has no points.
   void note_fits(const char* profile) {
     std::ifstream in(profile);
     const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a call through Python costs beside the C function by ctypes: 8-byte all_reduce on one rank, median of rounds,
-in us of this thread's processor time, which other programs do not change.
+"""Compares the cost of a call through Python with that of the C function through ctypes: 8-byte all_reduce on one rank, median of
+rounds, in us of this thread's processor time, on which other programs have no effect.
 
   PYTHONPATH=build/bindings/python python3 perf/python_overhead.py"""
 import array
@@ -15,7 +15,7 @@ CALLS, ROUNDS = 20000, 9
 
 
 def timed(call):
-    """Median and least microseconds of a call."""
+    """Returns the median and least microseconds of a call."""
     rounds = []
     for _ in range(ROUNDS):
         begin = time.thread_time()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times the re-placing combine (NetMoE) against a plain combine of the same bytes: one of a routing whose tokens are
-// already where the solver wants them. Every value is checked, and bytes between nodes as the solver predicts them are
-// put beside those that the ranks' lists send.
+// Times the re-placing combine (NetMoE) against a plain combine of the same bytes, whose routing has the tokens already
+// where the solver wants them. Every value is checked, and the bytes between nodes that the solver predicts are printed
+// with those that the ranks' lists send.
 #include <moeccl/moeccl.h>
 
 #include <algorithm>
@@ -63,19 +63,19 @@ ReplaceOptions parse(int argc, char** argv) {
   return o;
 }
 
-// What every rank knows of every token, by its number over all ranks.
+// The data of every token, which every rank knows, by the token's number over all ranks.
 class Truth {
  public:
   Truth(const ReplaceOptions& o, int n_experts) : o_(o), n_experts_(static_cast<uint64_t>(n_experts)) {}
   size_t tokens_per_rank() const { return o_.samples * o_.sample_tokens; }
-  // Distinct: k steps from a start that most of a sample's tokens share.
+  // A token's experts are distinct: k steps from a start that most of a sample's tokens share.
   int32_t expert(size_t token, size_t k) const {
     const bool liked = static_cast<double>(mix(o_.seed, 1, token) % 1000) < 1000 * o_.locality;
     const uint64_t start = liked ? mix(o_.seed, 2, token / o_.sample_tokens) : mix(o_.seed, 3, token);
     return static_cast<int32_t>((start + k) % n_experts_);
   }
   float weight(size_t token, size_t k) const { return mix(o_.seed, 4 + k, token) % 2 == 0 ? 0.5f : 1.0f; }
-  // Small integers: sums are exact in any order. They repeat along a row.
+  // Small integers, so that sums are exact in any order. They repeat along a row.
   float x(size_t token, size_t i) const { return static_cast<float>((token + i % 8 * 3) % 9) - 4; }
   float y(size_t token, int32_t e, size_t i) const {
     return static_cast<float>((token * 5 + static_cast<size_t>(e) + i % 8 * 7) % 9) - 4;
@@ -96,7 +96,8 @@ struct Line {
   double replaced_us = 0, same_bytes_us = 0, before_us = 0, begin_us = 0, solve_us = 0, wait_us = 0;
   double bytes_before = 0, bytes_predicted = 0, bytes_counted = 0;
   int moved = 0, n_samples = 0;
-  // --layer: update, (Begin,) dispatch and combine; of the re-placing ones how many moved samples and skipped Begin.
+  // --layer: times of update, (Begin,) dispatch and combine; of the re-placing layers, how many moved samples and
+  // skipped Begin.
   double plain_layer_us = 0, layer_us = 0, gain = 0, predicted_gain = 0;
   int n_layers = 0, n_moved = 0, n_skipped = 0;
   uint64_t wrong = 0;
@@ -200,14 +201,14 @@ class Bench {
     demand(moecclReplaceGetInfo(of != nullptr ? of : replacement_, &info), "moecclReplaceGetInfo");
     return info;
   }
-  // As in a layer: the solver works while tokens travel.
+  // As in a layer, the solver works while tokens travel.
   void begin_step(std::vector<double>* begin_us) {
     const double us =
         timed([&] { demand(moecclReplaceBegin(replacement_, before_, nullptr, nullptr), "moecclReplaceBegin"); });
     if (begin_us != nullptr) begin_us->push_back(us);
     demand(moecclDispatch(before_, tokens_.data(), dispatched_.data(), nullptr), "moecclDispatch");
   }
-  // Experts' outputs: rows of `info` belong to tokens that began on rank row_source.
+  // Writes the experts' outputs: rows of `info` belong to tokens that began on rank row_source.
   void fill(const moecclRoutingInfo_t& info, float* rows) const {
     for (int32_t e = 0; e < info.n_local_experts; e++) {
       for (int64_t r = info.expert_offsets[e]; r < info.expert_offsets[e + 1]; r++) {
@@ -219,7 +220,7 @@ class Bench {
       }
     }
   }
-  // One checked combine; then the routing with the same tokens at the same homes.
+  // Runs one checked combine, then makes the routing with the same tokens at the same homes.
   uint64_t verify(Line& line) {
     demand(moecclReplaceCombine(replacement_, in_.data(), out_.data(), nullptr), "moecclReplaceCombine");
     const moecclReplaceInfo_t info = facts();
@@ -245,7 +246,7 @@ class Bench {
     for (int i = -o_.warmup; i < o_.iters; i++) {
       std::vector<double> unused;
       begin_step(i < 0 ? &unused : &begin);
-      const moecclReplaceInfo_t info = facts();  // waits: the combine is timed by itself, as with experts in between
+      const moecclReplaceInfo_t info = facts();  // waits: the combine is timed by itself, as if experts ran in between
       const auto combine_replaced = [&] {
         return timed([&] {
           demand(moecclReplaceCombine(replacement_, in_.data(), out_.data(), nullptr), "moecclReplaceCombine");
@@ -254,7 +255,7 @@ class Bench {
       const auto combine_plainly = [&](moecclRouting_t routing, const Buffer& in) {
         return timed([&] { demand(moecclCombine(routing, in.data(), other.data(), nullptr), "moecclCombine"); });
       };
-      // In turns, either first, so that neither finds warmer caches than the other.
+      // They take turns to be first, so that neither finds warmer caches than the other.
       double r = 0, s = 0;
       if (i % 2 == 0) {
         r = combine_replaced();
@@ -275,7 +276,7 @@ class Bench {
     line.solve_us = slowest(solve);
     line.wait_us = slowest(wait);
   }
-  // Whole layers in turns, the first of a pair in turns too. The re-placing ones decide for themselves.
+  // Whole layers alternate, and so does the first of a pair. The re-placing ones decide for themselves.
   void measure_layers(Line& line) {
     std::vector<size_t> here(truth_.tokens_per_rank());
     for (size_t t = 0; t < here.size(); t++) here[t] = static_cast<size_t>(rank_) * here.size() + t;
@@ -304,7 +305,7 @@ class Bench {
       info = facts(gated_);
       return us;
     };
-    // Until the trial of both ways has ended.
+    // Negative rounds last until the trial of both ways has ended.
     for (int i = -12; i < o_.iters; i++) {
       double p = 0, r = 0;
       if (i % 2 == 0) p = plain_layer(), r = replacing_layer();
@@ -324,7 +325,7 @@ class Bench {
     body();
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
   }
-  // Median over iterations of the slowest rank.
+  // Returns the median over iterations of the slowest rank.
   double slowest(const std::vector<double>& us) const { return median(team_.combine(us, moecclMax)); }
 
   const ReplaceOptions& o_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What expert swap at run time costs and gains (HierMoE, Section V-E: "swapping two experts takes just 1 % of the total
-// end-to-end time"): steps of layers whose computing is waiting, as for a device, in turns with swaps and without.
+// Measures what expert swap at run time costs and gains (HierMoE, Section V-E: "swapping two experts takes just 1 % of
+// the total end-to-end time"). Steps alternate with and without swaps, and a layer's computation is waiting, as for a
+// device.
 #include <moeccl/moeccl.h>
 
 #include <algorithm>
@@ -57,12 +58,12 @@ SwapOptions parse(int argc, char** argv) {
 }
 
 struct Line {
-  double off_ms = 0, on_ms = 0, exposed_ms = 0;  // of a step, the slowest rank's
+  double off_ms = 0, on_ms = 0, exposed_ms = 0;  // per step, of the slowest rank
   double swap_us = 0;
   uint64_t swaps = 0, unpaid = 0, counts = 0;
 };
 
-// A layer and what belongs to its experts.
+// A layer and the tensors of its experts.
 struct Layer {
   Layer(const SwapOptions& o, int n_experts, moecclComm_t comm, int rank) {
     moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
@@ -116,7 +117,7 @@ class Bench {
   Line run() {
     std::vector<double> off, on, exposed;
     for (int s = 0; s < o_.steps; s++) {
-      // In turns, either first.
+      // They alternate, and so does the first.
       for (const bool swaps : {s % 2 == 0, s % 2 != 0}) {
         double shown = 0;
         const double ms = step(s, swaps, shown);
@@ -191,7 +192,7 @@ class Bench {
   moecclComm_t comm_;
   int rank_;
   moecclExpertSwap_t swap_ = nullptr;
-  std::vector<std::unique_ptr<Layer>> layers_;  // those that swap, then those that do not
+  std::vector<std::unique_ptr<Layer>> layers_;  // the swapping layers, then the others
   Buffer in_, out_, rows_;
 };
 

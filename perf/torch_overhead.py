@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""torch_overhead.py: allreduce through torch.distributed on moeccl, beside the C call and beside gloo, on this machine.
+"""torch_overhead.py: compares allreduce through torch.distributed on moeccl with the C call and with gloo, on this machine.
 
     PYTHONPATH=build/bindings/python LIBMOECCL=build/libmoeccl.so.0 python3 perf/torch_overhead.py [--ranks 2] [--table FILE]
 
-Each figure: the median over rounds (--rounds, the ways take turns in each) of a round's median call, of the slowest rank. The C
-call is moecclAllReduce by ctypes in a loop, on the same communicator and the same memory. Results are checked before they are
+Each figure is the slowest rank's median over rounds of a round's median call (--rounds; in each round the ways take turns). The C
+call is moecclAllReduce through ctypes in a loop, on the same communicator and the same memory. Results are checked before they are
 timed."""
 import argparse
 import datetime

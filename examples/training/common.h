@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What both training examples use: random numbers that are the same everywhere, and the check of a call's result.
+// Helpers of both training examples: random numbers that are the same everywhere, and the check of a call's result.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace training {
 
-// Small and reproducible everywhere.
+// A small generator that gives the same numbers everywhere.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 1) {}
@@ -22,7 +22,7 @@ class Random {
     return z ^ (z >> 31);
   }
   float unit() { return static_cast<float>(next() >> 40) / 16777216.0f; }
-  float normal() {  // a sum of uniforms: no library whose last bit differs
+  float normal() {  // a sum of uniforms, because library functions may differ in the last bit
     float sum = -6;
     for (int i = 0; i < 12; i++) sum += unit();
     return sum;
@@ -43,7 +43,7 @@ inline Floats random_matrix(size_t n, float scale, uint64_t seed) {
 inline void check(moecclResult_t result, const char* call, moecclComm_t comm = nullptr) {
   if (result == moecclSuccess) return;
   std::fprintf(stderr, "%s: %s\n", call, moecclGetLastError(comm));
-  std::exit(1);  // the other ranks are told that this one is gone
+  std::exit(1);  // the library tells the other ranks that this one is gone
 }
 
 }  // namespace training

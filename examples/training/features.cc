@@ -8,12 +8,13 @@ namespace training {
 
 namespace {
 
-// Tokens travel: the calls that all such variants share. Experts are `slots`: expert e itself, or a replica of one.
+// The base of all variants in which tokens travel to experts. It addresses experts as slots: a slot is expert e itself
+// or a replica of one.
 class TokenLayer : public MoeLayer {
  public:
   TokenLayer(const Feature& feature, const Place& place, int slots_per_rank)
       : MoeLayer(place), slots_(slots_per_rank), weights_(static_cast<size_t>(slots_) * kExpertSize) {
-    if (feature.kind == Feature::kHybrid) return;  // makes a layer of its own
+    if (feature.kind == Feature::kHybrid) return;  // HybridLayer creates its own layer
     std::vector<int32_t> owner;
     for (int s = 0; s < slots_ * place.n_ranks; s++) owner.push_back(s / slots_);
     moecclMoeConfig_t config = layer_config(feature);
@@ -101,11 +102,11 @@ class TokenLayer : public MoeLayer {
   moecclRouting_t routing_ = nullptr;
   moecclRoutingInfo_t info_{};
   Floats weights_;                        // [slots][kExpertSize]
-  Fixed grad_;                            // the same
+  Fixed grad_;                            // same shape
   Floats rows_, inner_, y_, dy_, drows_;  // rows of this rank's slots
 };
 
-// Each expert on one rank, which alone updates it.
+// Each expert lives on one rank, and only that rank updates it.
 class OwnedLayer : public TokenLayer {
  public:
   OwnedLayer(const Feature& feature, const Place& place)
@@ -121,8 +122,8 @@ class OwnedLayer : public TokenLayer {
   Adam adam_;
 };
 
-// HierMoE's expert swap: every few steps the counts of all ranks' choices say which two experts should change places,
-// and these two ranks exchange them, the optimizer's memory included.
+// HierMoE's expert swap. Every kEvery steps, the counts of all ranks' choices determine which two experts should trade
+// places, and the two ranks that hold them exchange weights and optimizer state.
 class SwappedLayer : public OwnedLayer {
  public:
   static constexpr int kEvery = 3;
@@ -172,7 +173,7 @@ class SwappedLayer : public OwnedLayer {
     n_swaps_++;
   }
 
-  // What lies in two slots changes places.
+  // Swaps the contents of two slots.
   void exchange(int32_t a, int32_t b) {
     const bool has_a = a / slots_ == place_.rank, has_b = b / slots_ == place_.rank;
     if (!has_a && !has_b) return;
@@ -197,19 +198,19 @@ class SwappedLayer : public OwnedLayer {
     }
   }
 
-  std::vector<int32_t> slot_;  // of each expert
+  std::vector<int32_t> slot_;  // the slot of each expert
   size_t n_steps_ = 0;
   int n_swaps_ = 0;
 };
 
-// Replicas: gradients are summed over them, each rank's optimizer keeps a shard of every expert, and the next step's
-// placement gets the weights put together from the shards.
+// Experts have replicas. Gradients are summed over the replicas of an expert, and each rank's optimizer keeps a shard
+// of every expert. The weights assembled from the shards fill the slots of the next step's placement.
 class ReplicatedLayer : public TokenLayer {
  public:
   ReplicatedLayer(const Feature& feature, const Place& place)
       : TokenLayer(feature, place, feature.slots),
         every_(feature.every),
-        // Section 3.4: the capacity of a slot.
+        // The capacity of a slot (Section 3.4).
         slot_capacity_(static_cast<int32_t>(feature.capacity * kTokens * kTopK / feature.slots)),
         shard_(moecclExpertShard(kExpertSize, place.n_ranks)),
         shards_(kExperts * shard_),
@@ -226,7 +227,7 @@ class ReplicatedLayer : public TokenLayer {
   }
 
  protected:
-  // Algorithm 1: replicas by popularity, laid out one after another; weights go where the placement says.
+  // Algorithm 1: assigns replicas by popularity, lays them out one after another and sends the weights to their slots.
   void place_experts() {
     if (slot_expert_.empty() || (every_ > 0 && n_steps_ % every_ == 0)) {
       std::vector<double> popularity(popularity_.begin(), popularity_.end());
@@ -247,7 +248,7 @@ class ReplicatedLayer : public TokenLayer {
     given_.slot_expert = slot_expert_.data();
     return &given_;
   }
-  // Every choice goes to a slot of its expert or is dropped; what was chosen decides the next placement.
+  // Sends every choice to a slot of its expert or drops it. The choices also determine the next placement.
   std::vector<int32_t> choose_slots(const Gate& gate) override {
     moecclReplicaDispatch_t dispatch = MOECCL_REPLICA_DISPATCH_INIT;
     dispatch.placement = placement();
@@ -286,9 +287,10 @@ class ReplicatedLayer : public TokenLayer {
   moecclPlacement_t given_ = MOECCL_PLACEMENT_INIT;
 };
 
-// Expert domains: before each step a rank gathers the experts of its domain, tokens go to the holder of the same offset
-// in other domains, and after it the gradients that holders computed are summed at the owner, which alone learns. With
-// a ratio experts migrate encoded, on a communicator of their own, beside the rest of the step.
+// Expert domains (HybridEP). Before each step a rank gathers the experts of its domain, and tokens go to the holder
+// with the same offset in other domains. After the step, the gradients that the holders computed are summed at the
+// owner, which is the only rank to update the expert. With a ratio, experts migrate encoded, on a separate communicator
+// that overlaps with the rest of the step.
 class HybridLayer : public TokenLayer {
  public:
   HybridLayer(const Feature& feature, const Place& place)
@@ -369,7 +371,7 @@ class HybridLayer : public TokenLayer {
   Adam adam_;
 };
 
-// Combine takes each sample where the solver wants it, residual included.
+// Combine delivers each sample, with its residual, to the home that the solver chose.
 class ReplacedLayer : public OwnedLayer {
  public:
   ReplacedLayer(const Feature& feature, const Place& place) : OwnedLayer(feature, place) {
@@ -377,7 +379,7 @@ class ReplacedLayer : public OwnedLayer {
     config.sample_tokens = kSampleTokens;
     config.mode = feature.solve ? moecclReplaceSolve : moecclReplaceKeep;
     config.residual = 1;
-    config.min_gain = -1;  // by the prediction alone: rows are too short here to pay by the clock
+    config.min_gain = -1;  // accept any predicted gain: these rows are too short to gain measurable time
     check(moecclReplaceCreate(&replacement_, moe_, &config), "moecclReplaceCreate", place.comm);
   }
   ~ReplacedLayer() override { (void)moecclReplaceDestroy(replacement_); }
@@ -388,7 +390,7 @@ class ReplacedLayer : public OwnedLayer {
   std::pair<uint64_t, uint64_t> saved() const override { return {before_ - after_, before_}; }
 
  protected:
-  // The solver begins here and works while tokens travel and experts run.
+  // Starts the solver, which works while tokens travel and experts run.
   void routed() override {
     check(moecclReplaceBegin(replacement_, routing_, nullptr, nullptr), "moecclReplaceBegin", place_.comm);
   }
@@ -421,7 +423,7 @@ class ReplacedLayer : public OwnedLayer {
   uint64_t before_ = 0, after_ = 0;
 };
 
-// Experts travel (HybridEP with one domain): every rank computes its own tokens with copies of all experts.
+// Experts travel to tokens (HybridEP with one domain): every rank computes its own tokens with copies of all experts.
 class GatheredLayer : public MoeLayer {
  public:
   GatheredLayer(const Feature& feature, const Place& place)
@@ -488,7 +490,7 @@ class GatheredLayer : public MoeLayer {
             "moecclAllGather", place_.comm);
       return;
     }
-    // In a large model this AllReduce runs on a stream beside the backward pass.
+    // In a large model this AllReduce runs on a stream that overlaps with the backward pass.
     if (shared_)
       check(moecclSharedExpert(own_.data(), n_own_, kExperts, shared_expert_.data(), kExpertSize, moecclFloat32,
                                place_.comm, nullptr),

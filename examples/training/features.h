@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The MoE layer in its variants. Each does the same to the model: out = x + sum of weight * expert(x), and back.
+// The variants of the MoE layer. All compute the same function, out = x + sum of weight * expert(x), and its gradient.
 #pragma once
 
 #include <memory>
@@ -13,26 +13,26 @@ inline constexpr const char* kTopology = "node:2 gpu:2";
 
 struct Feature {
   enum Kind {
-    kTokens,      // tokens travel to experts: dispatch and combine of `algorithm`
-    kReplicated,  // the same to replicas of experts, placed anew at every step by what is popular
-    kSwapped,     // the same, and experts change places when that makes a step's tokens travel less
-    kReplaced,    // combine takes samples to the home that the solver chooses
-    kHybrid,      // experts travel inside domains, tokens between them (HybridEP), and gradients back to the owners
-    kGathered     // experts travel to tokens, compressed `ratio` times
+    kTokens,      // tokens travel to experts: dispatch and combine with `algorithm`
+    kReplicated,  // tokens travel to replicas of experts, which are placed by popularity every `every` steps
+    kSwapped,     // as kTokens, and two experts trade places when that makes a step's tokens travel less
+    kReplaced,    // combine delivers samples to the home that the solver chooses
+    kHybrid,      // experts travel inside domains and tokens between them (HybridEP); gradients return to the owners
+    kGathered     // experts travel to tokens, compressed by a factor of `ratio`
   };
   std::string name;
   Kind kind = kTokens;
   std::string algorithm = "flat";
-  int slots = 3;               // kReplicated: of each rank
-  int every = 1;               // kReplicated: steps between placements; 0: replicas stay, as many of each expert
-  double capacity = 0;         // kReplicated: factor; 0: no token is dropped
-  bool solve = true;           // kReplaced: else every sample stays
-  int32_t domain[2] = {1, 1};  // kHybrid: nodes and ranks of a node that share experts
-  double ratio = 0;            // kGathered, kHybrid: 0: as they are, without the codec
-  bool shared = true;          // kGathered: residuals to a shared expert; else to zero
+  int slots = 3;        // kReplicated: slots per rank
+  int every = 1;        // kReplicated: steps between placements; 0: fixed, with equally many replicas of each expert
+  double capacity = 0;  // kReplicated: capacity factor of a slot; 0: no limit, so no token is dropped
+  bool solve = true;    // kReplaced: let the solver choose; false: every sample stays
+  int32_t domain[2] = {1, 1};  // kHybrid: how many nodes, and ranks of a node, share experts
+  double ratio = 0;            // kGathered, kHybrid: compression ratio; 0: experts travel without the codec
+  bool shared = true;          // kGathered: encode differences from a shared expert; false: from zero
 };
 
-// The samples whose tokens are on this rank, before and after the layer.
+// This rank's position and communicator.
 struct Place {
   int rank, n_ranks;
   moecclComm_t comm;
@@ -41,21 +41,21 @@ struct Place {
 class MoeLayer {
  public:
   virtual ~MoeLayer() = default;
-  // out[tokens][hidden] of x with the gate's choices.
+  // Computes out[tokens][hidden] from x with the gate's choices.
   virtual void forward(const Gate& gate, const Floats& x, Floats& out) = 0;
-  // dx[tokens][hidden] and dweight[tokens][top_k] of the tokens that came in; experts learn.
+  // Computes dx[tokens][hidden] and dweight[tokens][top_k] of the input tokens, and updates the experts.
   virtual void backward(const Floats& dout, Floats& dx, Floats& dweight) = 0;
-  // Numbers of the samples that out's tokens belong to, in order.
+  // Returns the numbers of the samples that out's tokens belong to, in order.
   virtual std::vector<int32_t> samples() const {
     std::vector<int32_t> s;
     for (int i = 0; i < kSamplesPerRank; i++) s.push_back(place_.rank * kSamplesPerRank + i);
     return s;
   }
-  // Bytes between nodes that re-placing saved so far, of how many.
+  // Returns the bytes between nodes that re-placing has saved so far, and how many there would be without it.
   virtual std::pair<uint64_t, uint64_t> saved() const { return {0, 0}; }
-  // Choices that capacity dropped so far, of how many, over all ranks.
+  // Returns the choices that capacity has dropped so far, and how many there were, over all ranks.
   virtual std::pair<int64_t, int64_t> dropped() const { return {0, 0}; }
-  // Pairs of experts that have changed places.
+  // Returns how many pairs of experts have traded places.
   virtual int n_swaps() const { return 0; }
 
  protected:

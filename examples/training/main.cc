@@ -2,9 +2,10 @@
 // Trains a small MoE layer on CPU ranks once with each of MoECCL's expert-parallel features, on the same data from the
 // same start, and compares the loss curves: docs/training-example.md.
 //
-//   training [--steps N] [--json FILE] [--svg FILE]      4 ranks, threads of this process
-//   training --capacity [--steps N]                     what replication does to dropped tokens: a line of JSON for
-//   each figure mpirun -n 4 training ... (or torchrun, srun)         the same, a process each
+//   training [--steps N] [--json FILE] [--svg FILE]   runs 4 ranks as threads of this process
+//   training --capacity [--steps N]                   measures what replication does to dropped tokens and prints
+//                                                     a line of JSON per figure
+//   mpirun -n 4 training ...                          the same with a process per rank; torchrun and srun work too
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -56,7 +57,7 @@ std::vector<Feature> features() {
   return all;
 }
 
-// Sum over ranks of what every rank adds, the same bits whoever adds what.
+// Sums over all ranks, in place. Any assignment of the addends to ranks gives the same bits.
 void sum_over_ranks(Fixed& sums, moecclComm_t comm) {
   check(moecclAllReduce(sums.data(), sums.data(), sums.size(), moecclInt64, moecclSum, comm, nullptr),
         "moecclAllReduce", comm);
@@ -77,7 +78,7 @@ class Trainer {
         layer_(make_layer(feature, place)) {}
   const MoeLayer& layer() const { return *layer_; }
 
-  // One step; the loss over all ranks' tokens.
+  // Runs one step and returns the loss over all ranks' tokens.
   float step(size_t number) {
     load(number);
     multiply(a_.data(), dense_.input.data(), x_.data(), kTokens, kHidden, kHidden);
@@ -90,7 +91,7 @@ class Trainer {
   }
 
  private:
-  // This rank's share of the batch.
+  // Loads this rank's share of the batch.
   void load(size_t step) {
     Floats unused(kSampleTokens * kOut);
     for (int i = 0; i < kSamplesPerRank; i++)
@@ -98,7 +99,7 @@ class Trainer {
                    &a_[static_cast<size_t>(i) * kSampleTokens * kHidden], unused.data());
   }
 
-  // Answers and loss of the samples that are on this rank after the layer, wherever they came from.
+  // Computes answers and loss of the samples that are on this rank after the layer, wherever they came from.
   float head(size_t step) {
     Floats y(kTokens * kOut), answer(kTokens * kOut), unused(kSampleTokens * kHidden);
     const std::vector<int32_t> samples = layer_->samples();
@@ -153,7 +154,7 @@ Place place_of(moecclComm_t comm) {
   return place;
 }
 
-// One rank's part in all runs; rank 0's curves are everybody's.
+// Runs one rank's part of all features. Returns the loss curves, which are the same on all ranks.
 std::vector<Curve> train_all(const Options& options, moecclComm_t comm) {
   const Place place = place_of(comm);
   std::vector<Curve> curves;
@@ -173,8 +174,8 @@ std::vector<Curve> train_all(const Options& options, moecclComm_t comm) {
   return curves;
 }
 
-// Slots with a capacity, on data whose clusters come and go: replicas that stay, and those placed anew every 10 steps
-// and every step (adaptive replication, Table 1 and Section 5.2).
+// Runs slots with a capacity on data whose clusters come and go. Replicas stay, or are placed again every 10 steps or
+// every step (adaptive replication, Table 1 and Section 5.2).
 struct CapacityRun {
   const char* name;
   int every;
@@ -203,9 +204,9 @@ std::vector<CapacityRun> run_capacity(const Options& options, const Place& place
   return runs;
 }
 
-constexpr size_t kRound = 32;  // steps in which each cluster comes and goes
+constexpr size_t kRound = 32;  // steps in which each cluster comes and goes once
 
-// The first step at which the mean of a round is no more than `loss`; 0: none.
+// Returns after how many steps the mean loss of a round is first at most `loss`, or 0 if it never is.
 size_t steps_to(const Curve& curve, double loss) {
   double sum = 0;
   for (size_t s = 0; s < curve.loss.size(); s++) {
@@ -215,7 +216,7 @@ size_t steps_to(const Curve& curve, double loss) {
   return 0;
 }
 
-// A line for perf/papers of each figure; whether placing anew at every step drops fewest.
+// Prints a line for perf/papers per figure. Returns whether placing at every step drops the fewest tokens.
 bool report_capacity(const Options& options, const std::vector<CapacityRun>& runs) {
   const auto say = [&](const std::string& item, double paper, double ours, const char* rule, const char* why) {
     std::printf("{\"paper\": \"Adaptive replication\", \"item\": \"%s\", \"paper_value\": %g, \"ours\": %.4g, ",
@@ -236,7 +237,7 @@ bool report_capacity(const Options& options, const std::vector<CapacityRun>& run
       "[\"at least\", 43]", made);
   say("fewer dropped tokens than placing every 10 steps, %", 43, fewer(100 - quick.survival, 100 - slow.survival),
       "[\"at least\", 43]", made);
-  // The loss that each other run ends with.
+  // The target is the loss that each other run ends with.
   for (const auto& [run, percent] : {std::pair{&fixed, 28.5}, {&slow, 25.9}}) {
     const double target = run->curve.mean_of_last(kRound);
     const auto others = static_cast<double>(steps_to(run->curve, target));
@@ -257,7 +258,7 @@ std::vector<Claim> claims_of(const Options& options, const std::vector<Curve>& c
                        std::memcmp(curve(a).loss.data(), curve(b).loss.data(), options.steps * sizeof(float)) == 0;
     return {std::string(a) + " = " + b + ", bit by bit", equal};
   };
-  // Means of 50 steps: a step's loss is mostly the noise of its batch.
+  // Compares means of 50 steps, because the loss of a single step is mostly the noise of its batch.
   const auto apart = [&](const char* a, const char* b) {
     return std::abs(curve(a).mean_of_last(50) / curve(b).mean_of_last(50) - 1);
   };
@@ -276,7 +277,7 @@ std::vector<Claim> claims_of(const Options& options, const std::vector<Curve>& c
       {"re-placing within 0.1 % of flat (its sums begin with the residual)", apart("re-placing on", "flat") < 1e-3},
       {"gathered within 0.1 % of flat", apart("gathered", "flat") < 1e-3},
       {"the loss falls", curve("flat").mean_of_last(10) < 0.9 * static_cast<double>(curve("flat").loss[0])}};
-  // Shorter runs have not come to where compression could be felt.
+  // Shorter runs end before compression could affect the loss.
   if (options.steps < 400) return claims;
   claims.push_back(
       {"codec 50x with shared expert within 1 % of exact", apart("codec 50x, shared expert", "gathered") < 0.01});
@@ -297,7 +298,7 @@ int report(const Options& options, const std::vector<Curve>& curves) {
   return good ? 0 : 1;
 }
 
-// A rank's part, and what rank 0 says of it: the process's exit status.
+// Runs one rank's part. Rank 0 also reports, and its result is the exit status of the process.
 int train(const Options& options, moecclComm_t comm) {
   const Place place = place_of(comm);
   if (options.capacity) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The model without any communication: y = (x + MoE(x)) Wh with x = a Wi, two-layer experts, top-2 softmax gate.
 //
-// Gradients are summed in fixed point: integers add up to the same number in any order, so training takes the same
-// course, bit by bit, whichever rank computes which token. That is what makes curves comparable; a real program sums
+// Gradients are summed in fixed point. Integers add up to the same number in any order, so training takes the same
+// course, bit by bit, whichever rank computes which token. That makes the curves comparable; a real program sums
 // floats.
 #pragma once
 
@@ -48,7 +48,7 @@ inline void add_outer(const float* x, const float* y, int64_t* grad, int a, int 
     for (int j = 0; j < b; j++) grad[k * b + j] += to_fixed(x[k] * y[j]);
 }
 
-// Adam on a run of weights.
+// The Adam optimizer of a contiguous run of weights.
 class Adam {
  public:
   explicit Adam(size_t n) : moments_{Floats(n), Floats(n)} {}
@@ -63,7 +63,7 @@ class Adam {
       weight[i] -= 0.003f * (m[i] / c1) / (std::sqrt(v[i] / c2) + 1e-8f);
     }
   }
-  // What it remembers of each weight: when weights move to another rank, it goes with them.
+  // Returns the optimizer state of each weight. When weights move to another rank, their state moves with them.
   Floats* moments() { return moments_; }
 
  private:
@@ -71,7 +71,7 @@ class Adam {
   int t_ = 0;
 };
 
-// One token through one expert, and back.
+// Runs one token through one expert, forward and backward.
 struct Expert {
   const float* weights;  // [kExpertSize]
   const float* w2() const { return weights + kHidden * kInner; }
@@ -80,7 +80,7 @@ struct Expert {
     for (int i = 0; i < kInner; i++) inner[i] = inner[i] > 0 ? inner[i] : 0;
     multiply(inner, w2(), y, 1, kInner, kHidden);
   }
-  // grad[kExpertSize] gets its share, dx[hidden] is written.
+  // Adds to grad[kExpertSize] and writes dx[hidden].
   void backward(const float* x, const float* inner, const float* dy, int64_t* grad, float* dx) const {
     float dinner[kInner];
     add_outer(inner, dy, grad + kHidden * kInner, kInner, kHidden);
@@ -110,7 +110,7 @@ struct Gate {
       weight[t * kTopK] = p, weight[t * kTopK + 1] = 1 - p;
     }
   }
-  // From the weights' gradients: the matrix's share, and what is added to dx.
+  // From the gradients of the weights, adds to the gradients of the gate's matrix and of x.
   void backward(const Floats& x, const Floats& wg, const Floats& dweight, Fixed& grad, Floats& dx) const {
     for (size_t t = 0; t < kTokens; t++) {
       const float* d = &dweight[t * kTopK];
@@ -125,14 +125,15 @@ struct Gate {
   }
 };
 
-// What is to be learned: tokens come from clusters, most of a sample's from one; the answer is a nonlinear map that all
-// clusters share, a small one of each cluster's own, and noise, which no model can learn (the floor of the loss).
+// The task to learn. Tokens come from clusters, and most tokens of a sample come from one of them. The answer is the
+// sum of a nonlinear map that all clusters share, a small map of the cluster, and noise, which no model can learn and
+// which sets the floor of the loss.
 class Task {
  public:
   static constexpr float kNoise = 1.5f;
-  // n_drifting: of how many samples batches are made up in which clusters come and go. They lie further apart, each has
-  // more of its own to be learned, and there is less noise, so that it matters whether tokens find their expert.
-  // 0: clusters are equally frequent.
+  // n_drifting: the number of samples in a batch if clusters come and go. The clusters then lie further apart, their
+  // own maps are larger and there is less noise, so that it matters whether tokens find their expert. 0: clusters are
+  // equally frequent.
   explicit Task(uint64_t n_drifting = 0)
       : n_drifting_(n_drifting),
         noise_(n_drifting > 0 ? 0.2f : kNoise),
@@ -155,8 +156,8 @@ class Task {
   }
 
  private:
-  // The cluster at `share` of the batch: cluster c's part is proportional to exp(2 sin(2 pi (step / 32 + c / 8))),
-  // which goes up and down 55 times within 16 steps.
+  // Returns the cluster at `share` of the batch. The part of cluster c, which changes by a factor of 55 within 16
+  // steps, is proportional to exp(2 sin(2 pi (step / 32 + c / 8))).
   static size_t drifting(uint64_t step, double share) {
     double part[kExperts], sum = 0;
     for (size_t c = 0; c < kExperts; c++) {
@@ -175,7 +176,7 @@ class Task {
   Floats own_;
 };
 
-// Experts start from one another's copy with a little noise, as when a dense model is made a sparse one.
+// Experts start as copies of the same weights with a little noise, as when a dense model is turned into a sparse one.
 inline Floats initial_expert(int e) {
   Floats w = random_matrix(kExpertSize, 0.2f, 21);
   const Floats noise = random_matrix(kExpertSize, 0.005f, 100 + static_cast<uint64_t>(e));

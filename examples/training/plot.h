@@ -44,7 +44,7 @@ inline bool write_json(const std::string& path, const std::vector<Curve>& curves
   return out.good();
 }
 
-// Curves of one picture that coincide: one line with several names.
+// Curves that coincide share one line with several names.
 struct Line {
   std::vector<std::string> names;
   std::vector<double> y;

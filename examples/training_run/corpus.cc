@@ -8,7 +8,7 @@
 namespace training {
 
 namespace {
-constexpr float kFollows[] = {0.55f, 0.8f, 0.93f, 1};  // sums of the successors' probabilities
+constexpr float kFollows[] = {0.55f, 0.8f, 0.93f, 1};  // cumulative probabilities of the four successors
 }
 
 Corpus::Corpus(const Shape& shape, const Routing& routing, int n_ranks, int ranks_per_node, uint64_t seed)
@@ -30,7 +30,7 @@ void Corpus::sample(uint64_t step, uint64_t number, int32_t* tokens) const {
   }
 }
 
-// A row of a Hadamard matrix: all rows are orthogonal, so that tokens do not disturb each other's choices.
+// Returns an element of a Hadamard matrix. Its rows are orthogonal, so that tokens do not disturb each other's choices.
 float Corpus::direction(size_t token, size_t i) const { return std::popcount((token + 1) & i) % 2 == 0 ? 1.0f : -1.0f; }
 
 Floats Corpus::embedding() const {
@@ -41,7 +41,7 @@ Floats Corpus::embedding() const {
 
 std::vector<int32_t> Corpus::choose(size_t layer, size_t token) const {
   Random random(seed_ + 7919 * (layer + 1) + 104729 * (token + 1));
-  // Topics lie on other ranks in each layer.
+  // Each layer assigns the topics to ranks differently.
   std::vector<int> rank_of(static_cast<size_t>(n_ranks_));
   for (size_t t = 0; t < rank_of.size(); t++) rank_of[t] = static_cast<int>(t);
   Random shuffle(seed_ + 15485863 * (layer + 1));

@@ -22,7 +22,7 @@ moecclComm_t Ranks::beside(int priority) const {
   config.deterministic = 1;
   config.priority = priority;
   config.timeout_ms = 120000;
-  // A paced part without a topology of its own shares the parent's emulated links.
+  // A paced child without its own topology shares the parent's emulated links.
   config.pace = links_.pace ? 1 : 0;
   config.topology = links_.pace ? nullptr : links_.topology;
   moecclComm_t made = nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights that every rank has. Gradients are summed and weights are brought into step as a sharded optimizer does it:
-// each rank learns an n-th of them.
+// Weights that every rank has, trained as by a sharded optimizer: gradients are summed over the ranks, each rank
+// updates an n-th of the weights, and all ranks get the result.
 #pragma once
 
 #include "ranks.h"
@@ -8,20 +8,20 @@
 
 namespace training {
 
-// The weights of a layer, which travel together.
+// The weights of a layer, which are communicated together.
 class DensePart {
  public:
   DensePart(const Ranks& ranks, size_t n_weights);
-  // The next weights of the part. A Norm begins as the identity.
+  // Takes the next weights of the part. A Norm starts as the identity.
   Weight take(size_t rows, size_t columns, float scale, uint64_t seed);
   Norm take_norm(size_t width);
   // Starts the sum of the gradients over all ranks, on the stream of `ranks`, and returns at once.
   void begin_sum();
-  // After the stream was synchronized: this rank's shard learns, and all ranks get it.
+  // Updates this rank's shard and starts sending it to all ranks. The stream must have been synchronized before.
   void learn(const Adam& a);
   size_t n_weights() const { return used_; }
   float* values() { return value_.data(); }
-  // The summed gradient, from everybody's shards. Collective, for tests.
+  // Returns the summed gradient, gathered from all ranks' shards. Collective; for tests.
   Floats gradient() const;
 
  private:
@@ -30,7 +30,7 @@ class DensePart {
   Floats value_, grad_, first_, second_;
 };
 
-// Two matrices of a perceptron.
+// The number of weights in the two matrices of a perceptron.
 inline size_t mlp_size(size_t width, size_t inner) { return 2 * width * inner; }
 
 }  // namespace training

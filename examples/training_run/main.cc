@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains a small Transformer with MoE layers on 4 nodes of 2 ranks, emulated on this machine by paced links, once with
-// each of the library's expert-parallel features, and prints what a step takes and what the loss is:
-// docs/training-example.md.
+// each of the library's expert-parallel features, and prints the time of a step and the loss: docs/training-example.md.
 //
 //   training_run [--data even|skewed] [--features NAME,NAME...] [--warm N] [--rounds N] [--steps N] [--svg FILE]
-//   ... --keep-places         experts change places in the --warm steps alone, and stay while steps are timed
-//   training_run --list       names of features
-//   training_run --check      a small model without pace: gradients, and that features leave the loss as it is
+//   ... --keep-places         experts trade places only in the --warm steps, not in the timed ones
+//   training_run --list       prints the names of the features
+//   training_run --check      trains a small model on unpaced links and checks its gradients, and that features do not
+//                             change the loss
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -30,7 +30,7 @@ struct Options {
   size_t warm = 12, rounds = 5, steps = 3;
   uint64_t seed = 1;
   bool check = false, keep_places = false;
-  std::string given;  // the command line behind the program's name
+  std::string given;  // the command line after the program's name
 };
 
 LayerFeature way(LayerFeature::Way w, double capacity = 0, bool places = true) {
@@ -54,12 +54,12 @@ std::vector<Feature> all_features(double ratio, double capacity) {
           {"fixed slots", "auto", {way(LayerFeature::kReplicas, capacity, false)}},
           {"replicas", "auto", {replicas}},
           {"domains", "auto", {domains}},
-          // Places of experts and of samples cannot change on the same layer.
+          // Expert swap and re-placing of samples cannot be used on the same layer.
           {"swap and re-placing", "auto", {swap, replaced}},
           {"all", "auto", {swap, replaced, replicas, domains}}};
 }
 
-// Trains all features side by side, step by step in turns, so that a disturbance of the machine meets them alike.
+// Trains all features side by side, one step of each in turn, so that a disturbance of the machine affects all alike.
 class Trainer {
  public:
   Trainer(const Options& o, const std::vector<Feature>& features, const Corpus& corpus, const Ranks& ranks)
@@ -92,7 +92,7 @@ class Trainer {
 
  private:
   StepReport step(size_t m) {
-    // Another feature's optimizer may still be bringing weights into step.
+    // Another feature's optimizer may still be gathering weights.
     check(moecclStreamSynchronize(ranks_.stream), "moecclStreamSynchronize");
     const std::vector<uint64_t> before = traffic(ranks_);
     ranks_.times.spans.clear();
@@ -114,7 +114,7 @@ const Run& find(const std::vector<Run>& runs, const char* name) {
   std::abort();
 }
 
-// What features promise about the loss, and that each of them did something.
+// Checks what the features promise about the loss, and that each of them had an effect.
 bool claims_hold(const std::vector<Run>& runs, double gradient_error) {
   bool good = true;
   const auto claim = [&](bool holds, const std::string& text) {
@@ -164,7 +164,7 @@ std::vector<Feature> chosen_features(const Options& o) {
   return chosen;
 }
 
-// A rank's part, and what rank 0 says of it: the process's exit status.
+// Runs one rank's part. Rank 0 also reports, and its result is the exit status of the process.
 int train(const Options& o, moecclComm_t comm) {
   const Ranks ranks(comm, {o.check ? kTopology : o.topology.c_str(), !o.check});
   const Corpus corpus(o.shape, o.routing, ranks.n, kRanksPerNode, o.seed);
@@ -196,7 +196,7 @@ int run(const Options& o) {
   return status;
 }
 
-// The data sets that docs/training-example.md describes.
+// Selects one of the data sets that docs/training-example.md describes.
 bool set_data(Options& o, const std::string& name) {
   o.data = name;
   if (name == "even") {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstring>
 
-// The compiler makes each of these functions three times, and the loader takes the one that the processor can run.
-// Sanitizers begin later than the loader does.
+// The compiler emits three versions of each of these functions, and the loader picks the one that the processor can
+// run. Sanitizers are excluded because they start later than the loader.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
     !defined(__SANITIZE_ADDRESS__)
 #define TRAINING_CLONES 1
@@ -26,7 +26,7 @@ struct Product {
   size_t row_stride, term_stride;
   const float* right;
   float* sum;
-  bool adds;  // to the values already in `sum`
+  bool adds;  // add to the previous contents of `sum`
 };
 
 // A block of 4 rows and 2 lanes stays in registers while all terms are added up, so kLane, the number of floats in a
@@ -94,7 +94,7 @@ Floats transposed(const Weight& w) {
   return t;
 }
 
-// Mean, and one over the deviation.
+// The mean, and one over the standard deviation.
 struct Moments {
   float mean, scale;
 };

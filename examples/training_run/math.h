@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of a Transformer: matrix products, layer norm, two-layer perceptrons and Adam, each with its backward
-// pass. Matrices are row-major floats; numbers of columns are multiples of 16. Gradients are always added to what is
-// there. A row's result does not depend on the rows beside it, so a token gives the same bits on every rank.
+// pass. Matrices are row-major floats, and column counts are multiples of 16. Gradients are always added to the
+// previous contents. A row's result does not depend on the other rows, so a token gives the same bits on every rank.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace training {
 
-// A matrix that is learned, and its gradient. Whoever made it owns both.
+// A trainable matrix and its gradient. Its creator owns both.
 struct Weight {
   float* value = nullptr;  // [rows][columns]
   float* grad = nullptr;
@@ -18,7 +18,7 @@ struct Weight {
 };
 // out[n][columns] = in[n][rows] w
 void multiply(size_t n, const float* in, const Weight& w, float* out);
-// The way back: the gradient of w, and din[n][rows] += dout[n][columns] w^T.
+// The backward pass: adds to the gradient of w, and computes din[n][rows] += dout[n][columns] w^T.
 void multiply_backward(size_t n, const float* in, const float* dout, const Weight& w, float* din);
 
 // y = (x - mean) / deviation * gain + bias for each row.
@@ -26,19 +26,20 @@ struct Norm {
   Weight gain, bias;  // [1][width]
 };
 void norm(size_t n, const Norm& m, const float* x, float* y);
-// dx[n][width] += the gradient. x: what the forward pass had.
+// dx[n][width] += the gradient. x is the input of the forward pass.
 void norm_backward(size_t n, const Norm& m, const float* x, const float* dy, float* dx);
 
 // y = relu(z up) down
 struct Mlp {
   Weight up, down;
 };
-// inner[n][up.columns] is kept for the backward pass.
+// Keeps inner[n][up.columns] for the backward pass.
 void mlp(size_t n, const Mlp& m, const float* z, float* inner, float* y);
 // dz[n][up.rows] += the gradient.
 void mlp_backward(size_t n, const Mlp& m, const float* z, const float* inner, const float* dy, float* dz);
 
-// One step of Adam, number `t` from 1, on `n` weights; moments[2][n]. The gradients are zero afterwards.
+// The Adam optimizer at step number `t`, counted from 1. adam() updates `n` weights and their two moments, [n] each,
+// and sets the gradients to zero.
 struct Adam {
   float rate = 0.001f;
   int t = 1;

@@ -108,7 +108,7 @@ moecclMoeConfig_t MoeBlock::config_of(const Shape& shape, const char* algorithm)
   config.max_tokens = shape.tokens();
   config.layout = moecclLayoutExpertMajor;
   config.algorithm = algorithm;
-  config.trials = -1;  // prices alone choose, so that a run can be repeated on a busy machine
+  config.trials = -1;  // choose plans by price alone, so that a run can be repeated on a busy machine
   return config;
 }
 
@@ -123,7 +123,7 @@ void MoeBlock::route() {
   routed();
 }
 
-// Of each slot with rows: its weights, its first row, and how many it has.
+// Calls body(weights, first row, number of rows) for each slot that has rows.
 template <class Body>
 void MoeBlock::for_each_slot(Body&& body) {
   for (size_t s = 0; s < static_cast<size_t>(info_.n_local_experts); s++) {
@@ -173,7 +173,7 @@ void MoeBlock::backward(const Floats& dout, Floats& dh) {
   });
   norm_backward(info_.n_rows, norm_, rows_.data(), dnormed.data(), drows_.data());
   dispatch_backward(dout, dh);
-  // The gate chose at the token's old home, wherever its sample is now.
+  // The gate chose at the token's old home, so its gradient belongs there, wherever the sample is now.
   dnormed.assign(h_.size(), 0);
   gate_.backward(normed_, dweight, dnormed);
   norm_backward(shape_.tokens(), norm_, h_.data(), dnormed.data(), dh.data());
@@ -197,7 +197,7 @@ void MoeBlock::dispatch_backward(const Floats& dout, Floats& dh) {
 
 void MoeBlock::learn(const Adam& a) { learner_.step(a, experts_.value, experts_.grad); }
 
-// Gradients are written between Begin and Finish, the other tensors are not.
+// Gradients are written between Begin and Finish; the other tensors are not.
 void MoeBlock::attach(moecclExpertSwap_t swap) {
   const uint64_t bytes = shape_.expert_size() * sizeof(float);
   const moecclSwapTensor_t tensors[] = {{experts_.value.data(), bytes, 0, 0},

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The MoE half of a layer in its variants: out = h + shared(norm(h)) + sum of weight * expert(norm(h)).
+// The variants of a layer's MoE half: out = h + shared(norm(h)) + sum of weight * expert(norm(h)).
 //
-// What dispatch sends is h and not norm(h): the rank of the expert applies the norm again, which costs little, and then
-// h is there as the residual. So a combine that re-places samples takes the residual along without a row of its own.
+// Dispatch sends h rather than norm(h). The expert's rank applies the norm again, which costs little, and then has h as
+// the residual. A combine that re-places samples therefore carries the residual along without an extra row.
 #pragma once
 
 #include <memory>
@@ -23,13 +23,13 @@ struct MoeSetup {
   DensePart& part;
 };
 
-// top_k experts of each token and the softmax of their logits.
+// The top_k experts of each token and the softmax of their logits.
 class Gate {
  public:
   Gate(const MoeSetup& s);
   // z[tokens][hidden]
   void forward(const Floats& z);
-  // From the gradients of the weights: the matrix's gradient, and dz += its share.
+  // From the gradients of the weights, adds to the gradients of the gate's matrix and of z.
   void backward(const Floats& z, const Floats& dweight, Floats& dz) const;
   std::vector<int32_t> expert;  // [tokens][top_k]
   Floats weight;
@@ -39,7 +39,7 @@ class Gate {
   Weight matrix_;
 };
 
-// The experts that this rank computes with, slot after slot, as one row of weights each: up[hidden][inner],
+// The experts that this rank computes, slot after slot, each as one row of weights: up[hidden][inner],
 // down[inner][hidden].
 class Experts {
  public:
@@ -51,10 +51,10 @@ class Experts {
  private:
   Shape shape_;
 };
-// Of expert e, the same wherever it is computed.
+// Returns the initial weights of expert e, the same on every rank.
 Floats initial_expert(const Shape& shape, size_t layer, int e);
 
-// Weights that one rank alone learns.
+// The optimizer state of weights that only one rank updates.
 class Learner {
  public:
   explicit Learner(size_t n) : first(n), second(n) {}
@@ -64,7 +64,7 @@ class Learner {
   Floats first, second;
 };
 
-// Tokens travel to experts, each of which is on one rank.
+// Tokens travel to experts, and each expert is on one rank.
 class MoeBlock {
  public:
   static size_t n_weights(const Shape& shape);
@@ -74,28 +74,28 @@ class MoeBlock {
   MoeBlock& operator=(const MoeBlock&) = delete;
 
   virtual void forward(const Floats& h, Floats& out);
-  // dh[tokens][hidden] is written, for the tokens that came in.
+  // Writes dh[tokens][hidden] of the block's input tokens.
   virtual void backward(const Floats& dout, Floats& dh);
   virtual void learn(const Adam& a);
-  // sample_at[samples of all ranks]: which sample is at each place, the first rank's first. The block changes it when
-  // its output is in another order than its input.
+  // sample_at[samples of all ranks] is the sample at each place, in rank order. A block whose output order differs from
+  // its input order updates it.
   virtual void move(std::vector<int32_t>&) const {}
-  // For expert swap.
+  // Attaches the block's tensors to an expert swap.
   virtual void attach(moecclExpertSwap_t swap);
-  // Of the last step, as the solver counts: combine's bytes between nodes with every sample at its old home, and as
-  // they were.
+  // Returns combine's bytes between nodes in the last step, as the solver counts them: with every sample at its old
+  // home, and as they were sent.
   virtual std::pair<uint64_t, uint64_t> node_bytes() const { return {0, 0}; }
-  // Choices that had no room in the last step, over all ranks.
+  // Returns how many choices had no room in the last step, over all ranks.
   virtual int64_t n_dropped() const { return 0; }
   float* expert_values() { return experts_.value.data(); }
   const Floats& expert_grads() const { return experts_.grad; }
 
  protected:
-  struct Bare {};  // without a layer of the library: the variant makes its own
+  struct Bare {};  // tag: without a layer of the library, because the variant creates its own
   MoeBlock(const MoeSetup& s, size_t n_slots, Bare);
   static moecclMoeConfig_t config_of(const Shape& shape, const char* algorithm);
 
-  // What variants change.
+  // Variants override these.
   virtual const std::vector<int32_t>& choose() { return gate_.expert; }
   virtual void routed() {}
   virtual void combine(const Floats& h, Floats& out);
@@ -117,7 +117,7 @@ class MoeBlock {
   moecclRouting_t routing_ = nullptr;
   moecclRoutingInfo_t info_{};
   Floats h_, normed_, shared_inner_;                    // of this rank's tokens
-  Floats rows_, rows_normed_, inner_, y_, dy_, drows_;  // of what dispatch brought
+  Floats rows_, rows_normed_, inner_, y_, dy_, drows_;  // of the rows that dispatch delivered
 };
 
 std::unique_ptr<MoeBlock> make_moe(const MoeSetup& s);

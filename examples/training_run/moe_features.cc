@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The variants of the MoE block. Each changes little: where tokens go, what combine does, or how experts learn.
+// The variants of the MoE block. They differ in where tokens go, what combine does, and how experts learn.
 #include <algorithm>
 
 #include "moe.h"
@@ -8,8 +8,8 @@ namespace training {
 
 namespace {
 
-// Combine takes each sample to the rank where fewest rows cross slow links; there the next layer goes on with it. The
-// residual and the shared expert are added where the token's first expert is, because h is there.
+// Combine delivers each sample to the rank for which the fewest rows cross slow links, and the next layer continues
+// there. The residual and the shared expert's output are added at the token's first expert, because h is there.
 class ReplacedBlock : public MoeBlock {
  public:
   explicit ReplacedBlock(const MoeSetup& s) : MoeBlock(s) {
@@ -30,7 +30,7 @@ class ReplacedBlock : public MoeBlock {
   std::pair<uint64_t, uint64_t> node_bytes() const override { return node_bytes_; }
 
  protected:
-  // The solver works from here on, while tokens travel and experts compute.
+  // Starts the solver, which works while tokens travel and experts compute.
   void routed() override {
     ranks_.timed(Times::kRouting, "moecclReplaceBegin",
                  [&] { return moecclReplaceBegin(replacement_, routing_, nullptr, nullptr); });
@@ -42,7 +42,7 @@ class ReplacedBlock : public MoeBlock {
     y_.resize(n_rows * shape_.hidden);
     check(moecclReplaceResidual(replacement_, h.data(), rows_.data(), y_.data()), "moecclReplaceResidual",
           ranks_.tokens);
-    // The rows behind those of dispatch are h of tokens whose first expert is here.
+    // The rows after those of dispatch are h of the tokens whose first expert is here.
     residual_.assign(y_.begin() + static_cast<ptrdiff_t>(rows_.size()), y_.end());
     residual_normed_.resize(residual_.size());
     shared_inner_.resize(n_residual() * shape_.shared_inner);
@@ -88,8 +88,8 @@ class ReplacedBlock : public MoeBlock {
   Floats residual_, residual_normed_;
 };
 
-// Half as many slots again as experts. A slot takes as many tokens as its capacity says, and popular experts get more
-// slots. Each rank's optimizer keeps a shard of every expert.
+// Has 1.5 times as many slots as experts. A slot takes tokens up to its capacity, and popular experts get more slots.
+// Each rank's optimizer keeps a shard of every expert.
 class ReplicaBlock : public MoeBlock {
  public:
   explicit ReplicaBlock(const MoeSetup& s)
@@ -180,8 +180,9 @@ class ReplicaBlock : public MoeBlock {
   moecclPlacement_t placement_ = MOECCL_PLACEMENT_INIT;
 };
 
-// Two nodes share experts: ranks of the same place in both hold what either owns. Experts travel encoded, as what they
-// differ by from their mean, beside the rest of the step; gradients come back to the owner, which alone learns.
+// Two nodes share experts: ranks at the same position in both nodes hold the experts of either. Experts travel encoded,
+// as differences from their mean, while the rest of the step runs. Gradients return to the owner, which is the only
+// rank to update the expert.
 class DomainBlock : public MoeBlock {
  public:
   explicit DomainBlock(const MoeSetup& s) : MoeBlock(s, 0, Bare{}) {

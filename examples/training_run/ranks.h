@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// This rank's communicators: one for tokens, one for the dense weights' gradients, which travel beside the backward
-// pass and give way to tokens; and the times of its operations.
+// This rank's communicators and the times of its operations. One communicator carries tokens; the other carries the
+// dense weights' gradients, which overlap with the backward pass and give way to tokens.
 #pragma once
 
 #include <chrono>
@@ -11,11 +11,12 @@ namespace training {
 
 struct Links {
   const char* topology;
-  bool pace;  // slowed to the topology's figures
+  bool pace;  // slow the links to the topology's figures
 };
 
-// From when to when an operation ran on this rank. All ranks make the same operations in the same order, so the time of
-// one is from the last rank's beginning to the last rank's end: who waits for another rank's computing does not count.
+// When each operation began and ended on this rank. All ranks run the same operations in the same order, so an
+// operation is timed from the last rank's begin to the last rank's end: waiting for another rank's computation does not
+// count.
 struct Times {
   enum Kind { kRouting, kDispatch, kCombine, kBackward, kOther, kKinds };
   struct Span {
@@ -35,9 +36,9 @@ class Ranks {
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
-  // A communicator of the same ranks on the same links, whose operations wait for none of this one's.
+  // Returns a communicator of the same ranks on the same links, whose operations do not wait for those of `tokens`.
   moecclComm_t beside(int priority) const;
-  // Runs an operation and notes its time.
+  // Runs an operation and records its time.
   template <class Call>
   void timed(Times::Kind kind, const char* name, Call&& call) const {
     const double begin = now();

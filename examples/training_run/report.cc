@@ -31,7 +31,7 @@ StepReport join(const Ranks& ranks, const StepFacts& facts, const std::vector<ui
   report.facts = facts;
   std::vector<uint64_t> sent = traffic(ranks), all(n * n);
   for (size_t r = 0; r < n; r++) sent[r] -= before[r];
-  // The last rank's beginning and end of each operation; clocks of one host are the same.
+  // Takes the last rank's begin and end of each operation. All ranks read the clock of the same host.
   std::vector<Times::Span> spans = std::move(ranks.times.spans);
   ranks.times.spans.clear();
   std::vector<double> last{facts.ms};
@@ -126,7 +126,7 @@ void print_rows(const std::vector<Run>& runs, const std::string& data, const std
   }
 }
 
-// Above the loss of each step, below a bar of each feature's ms per step.
+// Draws the loss of each step above, and a bar with each feature's ms per step below.
 bool write_svg(const std::string& path, const std::vector<Run>& runs, const std::string& note) {
   const char* const colors[] = {"#0072B2", "#E69F00", "#000000", "#009E73", "#D55E00",
                                 "#CC79A7", "#56B4E9", "#999999", "#7E3FF2", "#8B5A2B"};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run of one feature was like, and how it is shown.
+// The figures of a run of one feature, and their output.
 #pragma once
 
 #include <algorithm>
@@ -10,27 +10,27 @@
 
 namespace training {
 
-// A step as all ranks saw it.
+// One step as seen by all ranks.
 struct StepReport {
   StepFacts facts;
-  double kind_ms[Times::kKinds] = {};  // of operations, from the last rank's beginning to the last rank's end
-  double node_mb = 0, inner_mb = 0;    // stored by tokens' communicator between nodes, and inside them
-  double busiest_mb = 0;               // into or out of one node
+  double kind_ms[Times::kKinds] = {};  // by kind of operation, from the last rank's begin to the last rank's end
+  double node_mb = 0, inner_mb = 0;    // stored by the tokens' communicator between nodes, and inside them
+  double busiest_mb = 0;               // most into or out of one node
   double communication_ms() const;
 };
-// The bytes that each rank has stored into others since it joined: [n] of this rank.
+// Returns the bytes [n] that this rank has stored into each rank since it joined.
 std::vector<uint64_t> traffic(const Ranks& ranks);
-// Joins what the ranks know of a step. `before`: traffic() at its beginning. Collective.
+// Combines the ranks' figures of a step. `before` is traffic() at its beginning. Collective.
 StepReport join(const Ranks& ranks, const StepFacts& facts, const std::vector<uint64_t>& before, int ranks_per_node);
 
 struct Run {
   std::string name;
   std::vector<double> loss;                     // of each step
-  std::vector<std::vector<StepReport>> rounds;  // of the steps that were timed
+  std::vector<std::vector<StepReport>> rounds;  // of the timed steps
   int swaps = 0;
-  double slot_choices = 0;  // of a step, in layers whose slots have a capacity
+  double slot_choices = 0;  // choices of a step, in layers whose slots have a capacity
 
-  // Median over the rounds of each round's least value: what else runs on the machine only adds.
+  // Returns the median over the rounds of each round's smallest value: other load on the machine only adds to it.
   template <class Value>
   double typical(Value&& value) const {
     std::vector<double> least;
@@ -41,7 +41,7 @@ struct Run {
     }
     return median(least);
   }
-  // The largest difference of a step's loss from another run's, relatively.
+  // Returns the largest relative difference of a step's loss from another run's.
   double apart(const Run& other) const;
   static double median(std::vector<double> v);
 };
@@ -49,9 +49,9 @@ struct Run {
 double step_ms(const StepReport& s);
 double combine_ms(const StepReport& s);
 
-// runs[0] is what the others are compared with.
+// Prints all runs, compared with runs[0].
 void print_table(const std::vector<Run>& runs);
-// A line of JSON for perf/papers of each result that the runs allow: see perf/paper_rows.
+// Prints a line of JSON for perf/papers per result that the runs allow: see perf/paper_rows.
 void print_rows(const std::vector<Run>& runs, const std::string& data, const std::string& options);
 bool write_svg(const std::string& path, const std::vector<Run>& runs, const std::string& note);
 

@@ -9,11 +9,11 @@
 
 namespace training {
 
-// Numbers of columns are multiples of 16.
+// Column counts are multiples of 16.
 struct Shape {
   size_t layers = 4, hidden = 512, attention = 64, heads = 2, shared_inner = 64, expert_inner = 64;
   int experts = 32, top_k = 4;
-  size_t vocabulary = 256, sample_tokens = 32, samples = 4;  // of a rank in a step
+  size_t vocabulary = 256, sample_tokens = 32, samples = 4;  // samples of a rank in a step
   size_t tokens() const { return samples * sample_tokens; }
   size_t expert_size() const { return 2 * hidden * expert_inner; }
 };
@@ -22,19 +22,19 @@ struct Shape {
 struct LayerFeature {
   enum Way {
     kTokens,    // dispatch and combine
-    kReplaced,  // combine takes samples to other homes (replace.h)
-    kReplicas,  // experts have replicas in slots of a capacity (experts.h)
+    kReplaced,  // combine moves samples to other homes (replace.h)
+    kReplicas,  // experts have replicas in slots with a capacity (experts.h)
     kDomains    // ranks of a domain share experts, which travel encoded (hybrid.h, migrate.h)
   };
   Way way = kTokens;
-  bool swap = false;    // kTokens: experts change places while the model trains (swap.h)
-  bool places = true;   // kReplicas: anew in every step, by what was popular in the last; else as many of each
-  double capacity = 0;  // kReplicas: of a slot, times the tokens that it would have if all had as many; 0: no limit
-  double ratio = 50;    // kDomains: of the codec; 1: exact
+  bool swap = false;    // kTokens: experts trade places while the model trains (swap.h)
+  bool places = true;   // kReplicas: place replicas anew in each step, by popularity; false: equally many each
+  double capacity = 0;  // kReplicas: of a slot, relative to an even distribution of the tokens over slots; 0: no limit
+  double ratio = 50;    // kDomains: compression ratio of the codec; 1: exact
 };
 struct Feature {
   std::string name, algorithm = "auto";
-  std::vector<LayerFeature> layers;  // one for all, or one for each
+  std::vector<LayerFeature> layers;  // one for all layers, or one for each
   const LayerFeature& of(size_t layer) const { return layers[layer % layers.size()]; }
 };
 

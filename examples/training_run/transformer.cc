@@ -28,7 +28,7 @@ Transformer::Transformer(const Feature& feature, const Shape& shape, const Corpu
   h_ = dx_ = dh_ = x_;
   if (!swaps) return;
   moecclExpertSwapConfig_t config = MOECCL_EXPERT_SWAP_CONFIG_INIT;
-  config.interval = 1;     // a short run: each layer is counted in every step
+  config.interval = 1;  // the run is short: count each layer in every step
   check(moecclExpertSwapCreate(&swap_, ranks.tokens, &config), "moecclExpertSwapCreate", ranks.tokens);
   for (size_t l = 0; l < shape.layers; l++)
     if (feature.of(l).swap) moe_[l]->attach(swap_);
@@ -61,7 +61,7 @@ StepFacts Transformer::step(uint64_t number) {
 double Transformer::forward(uint64_t number) {
   await_dense();
   const size_t s = shape_.sample_tokens, width = shape_.hidden;
-  // Which sample is where, on all ranks; layers may move them.
+  // The sample at each place of all ranks. Layers may move samples.
   std::vector<int32_t> sample_at(shape_.samples * static_cast<size_t>(ranks_.n));
   std::iota(sample_at.begin(), sample_at.end(), 0);
   tokens_.clear();
@@ -80,7 +80,7 @@ double Transformer::forward(uint64_t number) {
   return head(sample_at, number);
 }
 
-// Loss of the samples that are here now, and its gradient into dx_.
+// Computes the loss of the samples that are here now, and its gradient into dx_. Returns the loss over all ranks.
 double Transformer::head(const std::vector<int32_t>& sample_at, uint64_t number) {
   const size_t s = shape_.sample_tokens, words = shape_.vocabulary, n = shape_.tokens();
   Floats normed(x_.size()), logits(n * words);
@@ -112,7 +112,7 @@ double Transformer::head(const std::vector<int32_t>& sample_at, uint64_t number)
   return loss;
 }
 
-// Each layer's dense gradients are summed beside the backward pass of the layers before it.
+// Sums each layer's dense gradients while the backward pass of the layers before it runs.
 void Transformer::backward() {
   for (size_t l = shape_.layers; l-- > 0;) {
     moe_[l]->backward(dx_, dh_);
@@ -156,7 +156,7 @@ double Transformer::gradient_error(uint64_t number) {
     std::copy(before.begin(), before.end(), value);
     worst = std::max(worst, std::abs((loss[1] - loss[0]) / (2 * kLength * norm) - 1));
   };
-  // Each loss adds to the gradient of the answer's matrix, so all gradients are taken before.
+  // Each loss adds to the gradient of the answer's matrix, so all gradients are taken first.
   std::vector<Floats> dense, experts;
   for (const auto& p : parts_) dense.push_back(p->gradient());
   for (const auto& m : moe_) experts.push_back(m->expert_grads());

@@ -10,9 +10,9 @@ namespace training {
 
 struct StepFacts {
   double loss = 0;                         // mean over all ranks' tokens
-  int64_t dropped = 0;                     // choices without room, of all layers and ranks
+  int64_t dropped = 0;                     // choices without room, over all layers and ranks
   int32_t swaps = 0;                       // pairs of experts that changed places
-  double combine_mb = 0, replaced_mb = 0;  // of re-placing combines between nodes: at old homes, and as they were
+  double combine_mb = 0, replaced_mb = 0;  // of re-placing combines between nodes: with old homes, and as sent
   double ms = 0;                           // this rank's
 };
 
@@ -23,11 +23,11 @@ class Transformer {
   Transformer(const Transformer&) = delete;
   Transformer& operator=(const Transformer&) = delete;
 
-  // One step of training.
+  // Runs one training step.
   StepFacts step(uint64_t number);
-  // From now on experts stay where swaps have brought them.
+  // From now on, experts stay where swaps have put them.
   void keep_places() { swaps_ = false; }
-  // How far the gradients are from differences of the loss, relatively: for tests. Learns nothing. Collective.
+  // Returns the relative error of the gradients against differences of the loss, for tests. Learns nothing. Collective.
   double gradient_error(uint64_t number);
 
  private:
@@ -40,7 +40,7 @@ class Transformer {
   Shape shape_;
   const Corpus& corpus_;
   const Ranks& ranks_;
-  // The last part has embedding, norm and answer.
+  // The last part holds embedding, norm and answer.
   std::vector<std::unique_ptr<DensePart>> parts_;
   std::vector<Attention> attention_;
   std::vector<std::unique_ptr<MoeBlock>> moe_;
@@ -49,7 +49,7 @@ class Transformer {
   moecclExpertSwap_t swap_ = nullptr;
   bool swaps_ = true;
   Adam adam_;
-  std::vector<int32_t> tokens_;  // of the samples that this rank brought
+  std::vector<int32_t> tokens_;  // of the samples that this rank loaded
   Floats x_, h_, dx_, dh_;
 };
 

@@ -12,7 +12,7 @@
 namespace perf {
 namespace {
 
-// Behind every receive buffer, to catch writes past its end.
+// Lies behind every receive buffer, to catch writes past its end.
 constexpr size_t kGuardBytes = 64;
 constexpr char kUntouched = '\x5a';
 
@@ -34,7 +34,7 @@ struct Bench::Member {
   Buffer send, recv;
   moecclStream_t stream = nullptr;
   void* registered[2] = {};
-  // The operator that was made for the running case, kMulSum only.
+  // The operator that was created for the running case, with kMulSum only.
   bool has_op = false;
   moecclRedOp_t op = moecclSum;
 };
@@ -145,7 +145,7 @@ void Bench::drop_operators() {
   }
 }
 
-// Successive iterations use successive parts of the buffers, as in nccl-tests, so that small sizes do not flatter
+// Successive iterations use successive parts of the buffers, as in nccl-tests, so that small sizes do not profit from
 // caches.
 void Bench::issue(const Case& c, bool in_place, size_t iteration) {
   const Shape s = shape(c);
@@ -181,7 +181,7 @@ void Bench::wait() {
   }
 }
 
-// A failed operation lets a CUDA stream go on.
+// Asks for an asynchronous error, because a CUDA stream goes on after a failed operation.
 void Bench::check_async(size_t i) const {
   moecclResult_t state = moecclSuccess;
   check(moecclCommGetAsyncError(team_.comm(i), &state), "moecclCommGetAsyncError", team_.rank(i), team_.comm(i));
@@ -212,7 +212,7 @@ Bench::Samples Bench::time_iterations(const Case& c, bool in_place) {
       if (options_.blocking == 1 && n_agg == 1) team_.barrier();
     }
     if (n_agg > 1) check(moecclGroupEnd(), collective_.program, team_.rank(0), team_.comm(0));
-    // A sample needs the end of its iteration.
+    // A sample needs the end of its iteration, so wait for it.
     if (options_.blocking == 3 || samples) wait();
     if (samples) s.iteration_us.push_back(since_us(iteration_start) / static_cast<double>(n_agg));
     if (options_.blocking == 3) {
@@ -230,7 +230,7 @@ Bench::Samples Bench::time_iterations(const Case& c, bool in_place) {
   return s;
 }
 
-// As nccl-tests: all iterations in one graph a rank, replayed -G times.
+// Captures all iterations in one graph per rank and replays it -G times, as nccl-tests does.
 Bench::Samples Bench::time_graph(const Case& c, bool in_place) {
   const auto on_each = [&](const auto& body) {
     for (size_t i = 0; i < members_.size(); i++) {
@@ -274,7 +274,7 @@ void Bench::combine(Samples& s) const {
 
 Measured Bench::measure(const Case& c, bool in_place) {
   Measured m;
-  // Before the timing, so that wrong results are never timed silently; it also warms this size up.
+  // Verify before timing, so that wrong results are never timed silently. This also warms up this size.
   if (options_.check > 0) m.n_wrong = 0;
   for (int i = 0; i < options_.check && *m.n_wrong == 0; i++) *m.n_wrong += verify(c, in_place);
   Samples s = time_iterations(c, in_place);
@@ -303,7 +303,7 @@ void Bench::prepare_data(const Case& c, bool in_place, uint64_t seed) {
   const Reduction reduction = reduction_of(c, team_.n_ranks(), seed);
   for (size_t i = 0; i < members_.size(); i++) {
     const int rank = team_.rank(i);
-    // The whole receive buffer from its base: in place it also holds the input.
+    // Clears the whole receive buffer from its base, because in place it also holds the input.
     Member& m = members_[i];
     char* const recv = recv_at(c, i, false, 0);
     const size_t recv_bytes = std::max(s.send, s.recv) * element + kGuardBytes;

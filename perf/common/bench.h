@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times and checks one operation at one size: the middle of every *_perf binary.
+// Times and checks one operation at one size: the core of every *_perf binary.
 #ifndef PERF_COMMON_BENCH_H_
 #define PERF_COMMON_BENCH_H_
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for operations: from moecclMemAlloc, malloc, or a GPU's, which has a copy on the host to be filled and
+// Memory for operations, from moecclMemAlloc, malloc or a GPU. A GPU's memory has a copy on the host that is filled and
 // checked.
 #ifndef PERF_COMMON_BUFFER_H_
 #define PERF_COMMON_BUFFER_H_
@@ -21,7 +21,7 @@ class Buffer {
  public:
   Buffer() = default;
   Buffer(size_t bytes, Memory memory) : bytes_(bytes), memory_(memory) {
-    if (memory == Memory::kCuda) {  // of the thread's current device
+    if (memory == Memory::kCuda) {  // on the thread's current device
       data_ = gpu::allocate(bytes);
       gpu::clear(data_, bytes);
       return;
@@ -31,7 +31,7 @@ class Buffer {
     } else if ((data_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64)) == nullptr) {
       fail("no memory for a buffer of " + std::to_string(bytes) + " bytes");
     }
-    std::memset(data_, 0, bytes);  // pages of its own: reading the shared zero page would be too good
+    std::memset(data_, 0, bytes);  // touch every page: reads of the shared zero page would be too fast
   }
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {
@@ -55,8 +55,8 @@ class Buffer {
   char* data() const { return static_cast<char*>(data_); }
   size_t bytes() const { return bytes_; }
 
-  // The place on the host that stands for `at` in this buffer: the same, but for a GPU's. It is written before push()
-  // and read after pull(), which move `n` bytes of it.
+  // Returns the host address that stands for `at`: `at` itself or, for a GPU's memory, its place in the host copy.
+  // Write it before push() and read it after pull(), which copy `n` bytes to and from the GPU.
   char* host(const char* at) {
     if (memory_ != Memory::kCuda) return const_cast<char*>(at);
     if (shadow_ == nullptr && (shadow_ = static_cast<char*>(std::calloc(1, bytes_))) == nullptr)

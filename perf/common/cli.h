@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all perf programs share on the command line. Includes CLI11: only files that parse options include this.
+// The command-line options that all perf programs share. Includes CLI11, so include it only in files that parse
+// options.
 #ifndef PERF_COMMON_CLI_H_
 #define PERF_COMMON_CLI_H_
 
@@ -10,11 +11,11 @@
 
 namespace perf {
 
-// A size such as 64M.
+// Adds an option whose value is a size such as 64M.
 void add_size(CLI::App& app, const std::string& names, size_t& bytes, const std::string& help);
-// How many ranks, where they run and how they are configured.
+// Adds the options for the number of ranks, where they run and how they are configured.
 void add_job_options(CLI::App& app, JobOptions& job);
-// Exits after --help and, with a sentence, when an option is wrong.
+// Parses the command line. Exits after --help and, with a sentence, when an option is wrong.
 void parse_or_exit(CLI::App& app, int argc, char** argv);
 
 }  // namespace perf

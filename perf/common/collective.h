@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What distinguishes one *_perf binary from another: shapes, the call, and what must arrive.
+// The properties that distinguish the *_perf binaries: shapes, the call, and the data that must arrive.
 #ifndef PERF_COMMON_COLLECTIVE_H_
 #define PERF_COMMON_COLLECTIVE_H_
 
@@ -33,9 +33,9 @@ struct Call {
   moecclStream_t stream;
 };
 
-// A run of elements that must arrive: elements first .. first + count - 1 of what rank `source` sends.
+// A run of elements that must arrive: elements first .. first + count - 1 of the input of rank `source`.
 struct Segment {
-  int source;  // or kReduced: of the reduction of what all send
+  int source;  // or kReduced: of the reduction over all inputs
   size_t first, count;
 };
 inline constexpr int kReduced = -1;
@@ -53,11 +53,11 @@ struct Collective {
   // elements: the nccl-tests size divided by the element's bytes.
   Shape (*shape)(size_t elements, size_t element_bytes, int n_ranks);
   moecclResult_t (*run)(const Call& call);
-  // What arrives at place.rank, in the order of its receive buffer.
+  // Returns what arrives at place.rank, in the order of its receive buffer.
   std::vector<Segment> (*expected)(const Place& place, size_t count);
-  // May be null. Reads options of its own before anything runs.
+  // May be null. Reads the program's own options before anything runs.
   void (*prepare)(const Options& options, int n_ranks) = nullptr;
-  // Sizes come from a file: one line, whatever -b and -e say.
+  // True if a file gives the sizes: then there is one line, whatever -b and -e say.
   bool (*fixed_size)() = nullptr;
 };
 
@@ -68,7 +68,7 @@ inline size_t block_elements(size_t elements, size_t element_bytes, int n_ranks)
 inline double factor_one(int) { return 1; }
 inline double factor_others(int n_ranks) { return static_cast<double>(n_ranks - 1) / n_ranks; }
 
-// The program: parses, runs, prints. Returns the exit status.
+// Runs a program: parses, measures, prints. Returns the exit status.
 int perf_main(int argc, char** argv, const Collective& collective);
 
 }  // namespace perf

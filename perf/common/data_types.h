@@ -24,22 +24,22 @@ struct DataType {
 };
 
 const DataType& data_type(moecclDataType_t type);
-// "float32", nccl-tests' "float", "bf16", "all", ...; empty when the name is unknown.
+// Parses "float32", nccl-tests' "float", "bf16", "all", ...; returns nothing when the name is unknown.
 std::vector<moecclDataType_t> parse_data_types(const std::string& name);
-// All accepted names, for messages.
+// Returns all accepted names, for messages.
 std::string data_type_names();
 
-// The bits of `value`, which must be exact in the type and a normal number or zero (a multiple of 1/2 is).
+// Returns the bits of `value`, which must be exact in the type and a normal number or zero (a multiple of 1/2 is).
 uint64_t encode(const DataType& type, double value);
 // Writes one element.
 void store(const DataType& type, double value, void* element);
 
-// What -o selects; kMulSum is made with moecclRedOpCreatePreMulSum().
+// The operators that -o selects. kMulSum is created with moecclRedOpCreatePreMulSum().
 enum class RedOp { kSum, kProd, kMax, kMin, kAvg, kMulSum };
 const char* red_op_name(RedOp op);
-// "sum", ..., "all"; empty when the name is unknown.
+// Parses "sum", ..., "all"; returns nothing when the name is unknown.
 std::vector<RedOp> parse_red_ops(const std::string& name);
-// The scalar of kMulSum on a rank: 1 or 2, so that products stay exact.
+// Returns the scalar of kMulSum on a rank: 1 or 2, so that products stay exact.
 int premul_scalar(int rank);
 
 }  // namespace perf

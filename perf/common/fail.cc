@@ -23,7 +23,7 @@ void fail(const std::string& sentence) {
   std::fprintf(stderr, "# error: %s\n", sentence.c_str());
   if (failure_hook) failure_hook(sentence);
   std::fflush(nullptr);
-  // No destructors: other threads may be inside the library.
+  // Runs no destructors, because other threads may be inside the library.
   _exit(1);
 }
 

@@ -10,13 +10,14 @@
 
 namespace perf {
 
-// Called with the sentence before the process ends, so that a report can be written. Set it before ranks start.
+// Sets a function that is called with the sentence before the process ends, to write a report. Call it before ranks
+// start.
 void on_failure(std::function<void(const std::string&)> hook);
 
-// Prints the sentence and ends the process with 1. Of several threads that fail, the first speaks.
+// Prints the sentence and ends the process with status 1. If several threads fail, only the first one prints.
 [[noreturn]] void fail(const std::string& sentence);
 
-// Fails, with the library's sentence, unless the result is success. rank -1: not known yet.
+// Fails with the library's sentence unless the result is success. rank -1: not known yet.
 void check(moecclResult_t result, const char* call, int rank = -1, moecclComm_t comm = nullptr);
 
 }  // namespace perf

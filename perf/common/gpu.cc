@@ -92,7 +92,7 @@ void* make_stream() {
 void end_stream(void* stream) { call("cuStreamDestroy_v2", stream); }
 void synchronize(void* stream) { call("cuStreamSynchronize", stream); }
 void begin_capture(void* stream) {
-  constexpr int kThreadLocal = 1;  // other ranks' threads go on with what they do
+  constexpr int kThreadLocal = 1;  // the threads of other ranks are not affected
   call("cuStreamBeginCapture_v2", stream, kThreadLocal);
 }
 void* end_capture(void* stream) {

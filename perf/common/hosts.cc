@@ -15,7 +15,7 @@
 namespace moeccl::perf {
 namespace {
 
-// A child in a network and name space of its own that does nothing; 0 when that is not allowed.
+// Forks an idle child in its own network and host name namespaces. Returns 0 when that is not allowed.
 pid_t start_holder(int number) {
   int ready[2];
   if (pipe2(ready, O_CLOEXEC) != 0) return 0;
@@ -67,7 +67,7 @@ bool shell(pid_t holder, const std::string& command) {
   return pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// Every other core that this process may use: hosts share none, where there are enough.
+// Takes every other core that this process may use, so that the hosts share none where there are enough.
 bool take_cores(int host) {
   cpu_set_t all, mine;
   CPU_ZERO(&all);
@@ -95,14 +95,14 @@ std::unique_ptr<TwoHosts> TwoHosts::create(const std::string& rate, std::string*
   *why = "ip and tc cannot join two namespaces here";
   const std::string other = std::to_string(made->holders_[1]);
   if (!shell(made->holders_[0], "ip link add eth0 type veth peer name eth0 netns " + other)) return nullptr;
-  // A NIC has no bucket of tokens: with a large one (128 kB) messages of its size pass at memory's rate, and no line
-  // fits.
+  // A NIC has no token bucket. With a large one (128 kB), messages up to its size pass at the rate of memory, and no
+  // line fits the times.
   for (int i = 0; i < 2; ++i) {
     const std::string up = "ip link set lo up && ip addr add " + address(i) + "/24 dev eth0 && ip link set eth0 up";
     const std::string shape = " && tc qdisc add dev eth0 root tbf rate " + rate + " burst 32kb latency 50ms";
     if (!shell(made->holders_[i], up + shape)) return nullptr;
   }
-  // The kernel takes up to a second to see that both ends are up.
+  // The kernel takes up to a second to notice that both ends are up.
   const std::string wait =
       "for i in $(seq 100); do ip link show eth0 | grep -q 'state UP' && exit 0; sleep 0.05; done; exit 1";
   for (const pid_t holder : made->holders_)

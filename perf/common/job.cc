@@ -21,7 +21,7 @@
 
 namespace perf {
 
-// In memory that forked processes inherit.
+// Lies in memory that forked processes inherit.
 struct SharedId {
   std::atomic<bool> ready;  // released after id is written, acquired before it is read
   moecclUniqueId id;
@@ -30,7 +30,7 @@ struct SharedId {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// After one process has failed the library's survivors end within 2 s; this is for those that do not.
+// After one process has failed, the library's survivors end within 2 s; this limit is for those that do not.
 constexpr auto kGrace = std::chrono::seconds(20);
 constexpr auto kIdDeadline = std::chrono::seconds(60);
 
@@ -90,7 +90,7 @@ SharedId* map_shared_id() {
   return new (memory) SharedId{};
 }
 
-// Returns the number of the process in each child; the parent stays inside.
+// Returns the number of the process in each child. The parent does not return.
 int fork_processes(int n) {
   const pid_t parent = getpid();
   std::vector<pid_t> children;
@@ -130,7 +130,7 @@ moecclConfig_t Job::config() const {
   return config;
 }
 
-// With several ranks in a process the launcher's environment is not enough: its processes pass an id around.
+// With several ranks per process the launcher's environment is not enough, so the processes broadcast an id.
 moecclUniqueId Job::id_from_launcher() {
   moecclUniqueId id = {};
   moecclComm_t meeting = nullptr;

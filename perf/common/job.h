@@ -11,7 +11,7 @@
 
 namespace perf {
 
-// kCuda: each rank joins with a device of its own, or shares one.
+// kCuda: each rank joins with its own device, or shares one.
 enum class Memory { kHeap, kMalloc, kCuda };
 
 struct JobOptions {
@@ -30,8 +30,8 @@ struct JobOptions {
 // This process's part of the job.
 class Job {
  public:
-  // Forks when asked to: call it before anything starts a thread. The parent does not return; it exits with 1 as soon
-  // as its children have ended and one of them had failed.
+  // Forks if the options ask for it, so call it before anything starts a thread. The parent does not return: it exits
+  // when its children have ended, with status 1 if one of them failed.
   explicit Job(const JobOptions& options);
 
   int n_ranks() const { return n_procs_ * local_ranks(); }
@@ -39,13 +39,13 @@ class Job {
   int first_rank() const { return proc_ * local_ranks(); }
   int n_procs() const { return n_procs_; }
   const JobOptions& options() const { return options_; }
-  // The process of rank 0, which alone prints.
+  // True in the process of rank 0, which is the only one that prints.
   bool leads() const { return proc_ == 0; }
 
   // Joins all ranks and runs body(thread, comms of its ranks) on each thread, thread 0 on the caller's.
   void run(const std::function<void(int thread, std::vector<moecclComm_t> comms)>& body);
 
-  // What ranks are configured with. Borrows from this object.
+  // Returns the configuration of the ranks, which borrows from this object.
   moecclConfig_t config() const;
 
  private:

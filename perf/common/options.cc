@@ -11,7 +11,7 @@
 namespace perf {
 namespace {
 
-// Options that steer a GPU; nccl-tests command lines that carry them keep working.
+// Options that steer a GPU. They are accepted so that nccl-tests command lines keep working.
 struct Ignored {
   int stream_null = 0, cta_policy = -1, device_implementation = 0, device_ctas = 16;
 };
@@ -60,7 +60,7 @@ void add_measurement(CLI::App& app, Options& o) {
       ->capture_default_str();
   app.add_option("-I,--per_iter_timing", o.per_iter_timing, "print min, max, p99 of iterations (slowest rank)");
   app.add_option("-G,--cudagraph", o.cuda_graph,
-                 "on CUDA memory: capture the iterations in a graph and replay it so often")
+                 "on CUDA memory: capture the iterations in a graph and replay it this many times")
       ->check(CLI::NonNegativeNumber);
   app.add_option("-K,--per_iter_skip", o.per_iter_skip, "leading iterations that -I leaves out")->capture_default_str();
   app.add_option("-J,--output_file", o.output_file, "write results as JSON (nccl-tests' version 3)");
@@ -103,7 +103,7 @@ std::vector<std::string> notes_for(const CLI::App& app) {
   return notes;
 }
 
-// What nccl-tests refuses or corrects after parsing.
+// Refuses or corrects the same values after parsing as nccl-tests.
 void reconcile(Options& o) {
   if (o.min_bytes > o.max_bytes) {
     std::fprintf(stderr, "invalid sizes for 'minbytes' and 'maxbytes': %zu > %zu\n", o.min_bytes, o.max_bytes);
@@ -152,7 +152,7 @@ Options parse_options(int argc, char** argv, const char* program, bool takes_mat
   Options o;
   Ignored ignored;
   CLI::App app("nccl-tests-compatible performance and correctness test on MoECCL", program);
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // as getopt: the last one counts
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // as with getopt, the last one counts
   add_sizes(app, o);
   add_operation(app, o);
   add_measurement(app, o);
@@ -161,7 +161,7 @@ Options parse_options(int argc, char** argv, const char* program, bool takes_mat
   add_ignored(app, ignored);
   parse_or_exit(app, argc, argv);
   o.notes = notes_for(app);
-  // As nccl-tests' users expect: -g means GPUs, where there are any.
+  // As users of nccl-tests expect, -g means GPUs where there are any.
   if (app.count("--mem") == 0 && app.count("--ngpus") > 0 && gpu::likely()) o.job.memory = Memory::kCuda;
   reconcile(o);
   return o;

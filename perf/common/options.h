@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line of the nccl-tests-compatible binaries: nccl-tests' options, meanings and defaults, and ours.
+// The command line of the nccl-tests-compatible binaries: nccl-tests' options, meanings and defaults, and MoECCL's own.
 #ifndef PERF_COMMON_OPTIONS_H_
 #define PERF_COMMON_OPTIONS_H_
 
@@ -35,7 +35,7 @@ struct Options {
   int per_iter_skip = 0;
   std::string output_file;
 
-  // Ours.
+  // Options that nccl-tests does not have.
   bool on_stream = false;      // issue to a moecclStream_t rather than block in each call
   bool report_median = false;  // the time column is the median of the slowest rank rather than the mean
   std::string matrix_file;     // alltoallv
@@ -44,14 +44,14 @@ struct Options {
   bool explain = false;
   std::vector<std::string> notes;  // options that are accepted and have no effect here
 
-  // Samples of each iteration are needed.
+  // True if each iteration has to be timed.
   bool samples() const { return per_iter_timing || report_median; }
 };
 
-// Parses or exits: 0 after --help, 1 with a sentence on stderr when an option is wrong.
+// Parses the command line. Exits with 0 after --help, and with 1 and a sentence on stderr when an option is wrong.
 Options parse_options(int argc, char** argv, const char* program, bool takes_matrix);
 
-// "8", "4K", "1.5M", "2G", binary units; negative when it is not a size.
+// Parses "8", "4K", "1.5M", "2G" with binary units. Returns a negative number when the text is not a size.
 double parse_size(const std::string& text);
 
 }  // namespace perf

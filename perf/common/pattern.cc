@@ -7,22 +7,22 @@
 namespace perf {
 namespace {
 
-// A uniform integer in lo..hi.
+// Returns a uniform integer in lo..hi.
 int64_t pick(uint64_t random, int64_t lo, int64_t hi) {
   return lo + static_cast<int64_t>(random % static_cast<uint64_t>(hi - lo + 1));
 }
 
-// The contributions to a sum: any order of adding stays within the exact integers of the type.
+// Returns a contribution to a sum. Any order of addition stays within the exact integers of the type.
 int64_t sum_value(const DataType& type, const Reduction& r, uint64_t random, int rank, size_t index) {
   const int scale = r.op == RedOp::kMulSum ? 2 : 1;
   const int64_t each = std::min<int64_t>(type.exact / scale / r.n_ranks, 1000);
   if (each >= 1) return pick(random, type.is_signed ? -each : 0, each);
-  // More ranks than the type has exact integers: only so many of them contribute a one.
+  // There are more ranks than exact integers, so only as many ranks as fit contribute a one.
   const int64_t stride = (r.n_ranks * scale + type.exact - 1) / type.exact;
   return (rank + static_cast<int64_t>(index)) % stride == 0 ? 1 : 0;
 }
 
-// One rank brings 3, two bring 2, one brings -1: the product has two significant bits in any order.
+// One rank contributes 3, two contribute 2, one contributes -1: the product has two significant bits in any order.
 int64_t prod_value(const DataType& type, const Reduction& r, int rank, size_t index) {
   switch ((static_cast<size_t>(rank) + index) % static_cast<size_t>(std::max(r.n_ranks, 4))) {
     case 0:
@@ -37,7 +37,8 @@ int64_t prod_value(const DataType& type, const Reduction& r, int rank, size_t in
   }
 }
 
-// All ranks bring a common value, one rank one more and its neighbour one less, so that the mean is the common value.
+// All ranks contribute a common value, but one contributes one more and its neighbour one less, so that the mean is the
+// common value.
 int64_t avg_value(const DataType& type, const Reduction& r, int rank, size_t index) {
   const int64_t limit = type.exact / r.n_ranks - 2;
   const int64_t high = std::clamp<int64_t>(limit, type.is_signed ? 0 : 1, 1000);

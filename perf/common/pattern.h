@@ -12,7 +12,7 @@
 
 namespace perf {
 
-// Prime, so that a block that lands at a wrong place shows, whatever round number the mistake is.
+// A prime, so that a block at a wrong place is noticed, whatever round number the mistake is.
 inline constexpr size_t kPeriod = 4093;
 
 // A stable 64-bit mix of three numbers.
@@ -27,7 +27,7 @@ class Pattern {
   char* at(size_t index) { return bytes_.data() + index * element_bytes_; }
   // Writes elements first .. first + count - 1.
   void fill(void* data, size_t first, size_t count) const;
-  // How many of `count` elements differ from elements first .. first + count - 1.
+  // Returns how many of `count` elements differ from elements first .. first + count - 1.
   uint64_t count_wrong(const void* data, size_t first, size_t count) const;
 
  private:
@@ -35,7 +35,7 @@ class Pattern {
   std::vector<char> bytes_;
 };
 
-// Any bits: for operations that only move data.
+// Returns arbitrary bits, for operations that only move data.
 Pattern random_pattern(size_t element_bytes, uint64_t seed, int rank);
 
 struct Reduction {
@@ -44,7 +44,7 @@ struct Reduction {
   int n_ranks;
   uint64_t seed;
 };
-// What `rank` contributes, and what every element becomes.
+// Return the contribution of `rank`, and the value that every element becomes.
 Pattern reduction_input(const Reduction& reduction, int rank);
 Pattern reduction_result(const Reduction& reduction);
 

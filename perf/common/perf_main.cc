@@ -23,7 +23,7 @@ std::vector<size_t> sizes(const Options& o, const Collective& collective) {
   return list;
 }
 
-// The most bytes that any size, in any type, needs in one buffer.
+// Returns the most bytes that any size, in any type, needs in one buffer.
 size_t buffer_bytes(const Options& o, const Collective& collective, int n_ranks) {
   size_t bytes = o.max_bytes;
   if (collective.fixed_size == nullptr || !collective.fixed_size()) return bytes;
@@ -53,7 +53,7 @@ std::vector<Device> gather_devices(const Team& team, int thread) {
   return devices;
 }
 
-// One type, operator and root over all sizes.
+// Runs one type, operator and root over all sizes.
 void run_sizes(const Options& o, const Collective& collective, const Team& team, Case c, Bench& bench, Report* report) {
   const std::vector<size_t> list = sizes(o, collective);
   for (const size_t size : list) {
@@ -85,7 +85,7 @@ void report_memory(const Team& team, Report* report) {
                    " on all ranks");
 }
 
-// What one thread does. Only thread 0 has a report.
+// Runs the part of one thread. Only thread 0 has a report.
 void run_thread(const Options& o, const Collective& collective, const Team& team, int thread, Report* report) {
   std::vector<Device> devices = gather_devices(team, thread);
   const bool leads = team.rank(0) == 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One line of progress on a terminal, nothing when the output is piped.
+// Shows one line of progress on a terminal, and nothing when the output is piped.
 #ifndef PERF_COMMON_PROGRESS_H_
 #define PERF_COMMON_PROGRESS_H_
 
@@ -19,7 +19,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
   ~Progress() { clear(); }
 
-  // At most about ten times a second; done and total in the same unit.
+  // Draws at most about ten times a second. `done` and `total` have the same unit.
   void show(const std::string& what, double done, double total) {
     const auto now = std::chrono::steady_clock::now();
     if (!shown_ || now - last_ < std::chrono::milliseconds(100)) return;

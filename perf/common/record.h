@@ -26,7 +26,7 @@ struct Line {
   std::optional<Measured> placements[2];  // out of place, in place; none: the operation has no such form
 };
 
-// What each rank tells rank 0 about itself. Travels as bytes.
+// The data about itself that each rank sends to rank 0, as bytes.
 struct Device {
   int32_t rank = 0, pid = 0, thread = 0;
   char host[64] = {};
@@ -46,17 +46,18 @@ struct Record {
   std::vector<std::string> errors;
 
   double bus_bw() const { return n_bus_bw == 0 ? 0 : bus_bw_sum / static_cast<double>(n_bus_bw); }
-  // nccl-tests allows a tenth.
+  // nccl-tests tolerates a tenth less.
   bool fast_enough() const { return bus_bw() >= required_bus_bw * 0.9; }
 };
 
 // "2026-11-21 05:01:07"
 std::string time_of_day();
 
-// nccl-tests' JSON, version 3. Of the environment only what bears on the run: a result file may be published.
+// Returns nccl-tests' JSON, version 3. It holds only those environment variables that bear on the run, because a result
+// file may be published.
 std::string record_json(const Record& record, const Options& options);
 
-// Time and bus bandwidth over size.
+// Draws time and bus bandwidth over size.
 std::string record_plot(const Record& record, const std::string& program, const std::string& note);
 
 }  // namespace perf

@@ -15,7 +15,7 @@
 namespace perf {
 namespace {
 
-// A number in `width` columns with as many decimals as fit.
+// Prints a number in `width` columns with as many decimals as fit.
 std::string fit(double value, int width) {
   char text[64];
   for (int decimals = 2; decimals >= 0; decimals--)
@@ -97,7 +97,7 @@ void Report::print_columns() const {
 }
 
 void Report::start(const Line& line) {
-  // On a terminal the progress line stands here meanwhile.
+  // On a terminal, the progress line is here in the meantime.
   if (!leads_ || isatty(STDERR_FILENO) != 0) return;
   print_start(line);
   std::fflush(stdout);
@@ -123,7 +123,7 @@ void Report::finish(const Line& line) {
     record_.bus_bw_sum += m->bus_bw;
     record_.n_bus_bw++;
   }
-  // A run without end (-N 0) must not grow.
+  // The record of an endless run (-N 0) must not grow.
   if (leads_ && options_.run_cycles > 0) record_.lines.push_back(line);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a *_perf binary prints and writes: nccl-tests' table, its JSON (version 3) and a plot. Processes that do not
-// lead have one too, for the exit status; it is silent.
+// The output of a *_perf binary: nccl-tests' table, its JSON (version 3) and a plot. Processes that do not lead have a
+// report too, for the exit status, but it prints nothing.
 #ifndef PERF_COMMON_REPORT_H_
 #define PERF_COMMON_REPORT_H_
 
@@ -18,16 +18,16 @@ class Report {
   Report(const Options& options, const Collective& collective, std::vector<std::string> arguments, bool leads);
 
   void header(std::vector<Device> devices);
-  // The part of a line that is known before it is measured, so that a reader sees what runs.
+  // Prints the part of a line that is known before it is measured, so that a reader sees what runs.
   void start(const Line& line);
-  // Completes it. placements[0] is out of place, [1] in place.
+  // Completes the line. placements[0] is out of place, [1] in place.
   void finish(const Line& line);
-  // A text for a person, each line behind '#'.
+  // Prints a text for a person, each line after a '#'.
   void remark(const std::string& text);
-  // Prints the footer and writes the files. 0, or 1 when a value was wrong, the bandwidth is below NCCL_TESTS_MIN_BW or
-  // a file cannot be written.
+  // Prints the footer and writes the files. Returns 0, or 1 when a value was wrong, the bandwidth is below
+  // NCCL_TESTS_MIN_BW or a file cannot be written.
   int footer();
-  // A rank of this process failed: writes what there is.
+  // Writes the results so far, because a rank of this process failed.
   void failed(const std::string& sentence);
 
  private:

@@ -15,7 +15,7 @@ namespace {
 
 constexpr char kMagic[8] = {'M', 'O', 'E', 'T', 'R', 'A', 'C', 'E'};
 constexpr uint32_t kTraceVersion = 1;
-constexpr uint64_t kMostEntries = uint64_t{1} << 33;  // 32 GiB of indices: more is a damaged header
+constexpr uint64_t kMostEntries = uint64_t{1} << 33;  // 32 GiB of indices: more means a damaged header
 
 double unit(uint64_t random) { return (static_cast<double>(random >> 11) + 0.5) * 0x1p-53; }
 
@@ -39,7 +39,7 @@ std::string check_header(const Header& h, uint64_t file_bytes) {
   return "";
 }
 
-// Indices are within range and distinct within a token; -1 is no expert.
+// Checks that indices are within range and distinct within a token; -1 means no expert.
 std::string check_indices(const Trace& t) {
   std::vector<size_t> seen(static_cast<size_t>(t.n_experts), SIZE_MAX);
   const size_t k = static_cast<size_t>(t.k);

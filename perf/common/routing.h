@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Top-k routings to measure with: made from a seed, or read from a trace (perf/TRACE.md).
+// Top-k routings for measurements: made from a seed, or read from a trace (perf/TRACE.md).
 #ifndef PERF_COMMON_ROUTING_H_
 #define PERF_COMMON_ROUTING_H_
 
@@ -34,7 +34,7 @@ struct Trace {
     return index.data() + nth * static_cast<size_t>(n_tokens) * static_cast<size_t>(k);
   }
 };
-// Returns an empty sentence, or what is wrong with the file.
+// Returns an empty sentence, or the reason why the file cannot be used.
 std::string read_trace(const std::string& path, Trace& trace);
 
 }  // namespace perf

@@ -26,7 +26,7 @@ inline double median(std::vector<double> samples) {
   return samples.size() % 2 == 1 ? samples[half] : (samples[half - 1] + samples[half]) / 2;
 }
 
-// samples may not be empty.
+// samples must not be empty.
 inline Stats summarize(std::vector<double> samples) {
   std::sort(samples.begin(), samples.end());
   Stats s;

@@ -16,7 +16,7 @@ constexpr double kLeft = 80, kTop = 46, kBottom = 56;  // around the plotting ar
 constexpr double kPlotHeight = kHeight - kTop - kBottom;
 constexpr double kHeading = 44, kNoteLine = 16;
 constexpr double kMostBarWidth = 46;
-constexpr size_t kNoteCharacters = 115;  // of a line of the note: 6.4 pixels each at size 12
+constexpr size_t kNoteCharacters = 115;  // per line of the note: 6.4 pixels each at size 12
 // Okabe and Ito's palette, which colour-blind readers can tell apart.
 constexpr std::array kColours = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"};
 
@@ -37,7 +37,7 @@ std::string escape(const std::string& text) {
   return out;
 }
 
-// What the charts of a page have in common: room on the right for the longest name of the legends.
+// The layout that all charts of a page share: there is room on the right for the longest name of the legends.
 struct Layout {
   double plot_width = 0;
 
@@ -86,7 +86,7 @@ void legend(std::ostream& out, const Layout& layout, const std::vector<std::stri
   }
 }
 
-// 1, 2 or 5 times a power of ten: at most about six ticks over `length`.
+// Returns 1, 2 or 5 times a power of ten, so that there are at most about six ticks over `length`.
 double nice_step(double length) {
   const double raw = length / 5, power = std::pow(10, std::floor(std::log10(raw)));
   for (const double factor : {1.0, 2.0, 5.0})
@@ -94,8 +94,9 @@ double nice_step(double length) {
   return 10 * power;
 }
 
-// Begins and ends at a tick, as close to the data as ticks are: powers of two for bytes, even steps for values within a
-// factor of ten, and 1, 2 and 5 times powers of ten for others (powers and both ends where these are many).
+// Begins and ends at a tick, as close to the data as ticks allow. Ticks are powers of two for bytes, even steps for
+// values within a factor of ten, and 1, 2 and 5 times powers of ten for others (only powers and both ends where these
+// are many).
 struct Axis {
   double low = 1, high = 10;
   bool logarithmic = true;
@@ -224,7 +225,7 @@ void draw(std::ostream& out, const Layout& layout, const BarChart& chart) {
   legend(out, layout, chart.series);
 }
 
-// Words in lines that fit between the margins.
+// Breaks a note into lines that fit between the margins.
 std::vector<std::string> note_lines(const std::string& note) {
   std::istringstream words(note);
   std::vector<std::string> lines(1);

@@ -13,8 +13,8 @@ struct Series {
   std::vector<double> x, y;
   bool joined = true;  // false: dots without a line
 };
-// Lines over two axes that begin where the data begins. An axis is logarithmic, but linear where its values lie within
-// a factor of ten and are no bytes. Points that are not positive are left out.
+// Lines over two axes that begin where the data begins. An axis is logarithmic, except that it is linear where its
+// values lie within a factor of ten and are not bytes. Points that are not positive are left out.
 struct LineChart {
   std::string title, x_label, y_label;
   bool x_is_bytes = true;
@@ -29,16 +29,16 @@ struct BarChart {
   std::vector<std::vector<double>> values;
 };
 
-// The charts below each other, under one heading. `note` is small print.
+// Returns a page with the charts below each other, under one heading. `note` is small print.
 std::string svg_page(const std::string& heading, const std::string& note, const std::vector<LineChart>& lines,
                      const std::vector<BarChart>& bars);
 
-// "4K", "64M".
+// Formats bytes: "4K", "64M".
 std::string size_text(double bytes);
-// Three significant digits without trailing zeros: "0.25", "1200".
+// Formats three significant digits without trailing zeros: "0.25", "1200".
 std::string number_text(double value);
 
-// Writes a file; false when it cannot be written.
+// Writes a file. Returns false when it cannot be written.
 bool write_text(const std::string& path, const std::string& text);
 
 }  // namespace perf

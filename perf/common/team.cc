@@ -15,7 +15,7 @@ void grouped(const std::vector<moecclComm_t>& comms, int first_rank, const char*
   if (comms.size() == 1) return;
   const moecclResult_t result = moecclGroupEnd();
   if (result == moecclSuccess) return;
-  // The rank with a sentence is the one that failed.
+  // The rank that has an error sentence is the one that failed.
   for (size_t i = 0; i < comms.size(); i++)
     if (moecclGetLastError(comms[i])[0] != '\0') check(result, call, first_rank + static_cast<int>(i), comms[i]);
   check(result, call, first_rank);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks that one thread drives, and what they do together beside the measured operation: meet and share figures.
+// The ranks that one thread drives, and their collective calls apart from the measured operation: barriers and sums.
 #ifndef PERF_COMMON_TEAM_H_
 #define PERF_COMMON_TEAM_H_
 
@@ -13,7 +13,7 @@ namespace perf {
 
 class Team {
  public:
-  // apart: meet on communicators of their own, so that a forced plan or a paced link does not touch the meetings.
+  // apart: use separate communicators for these calls, so that a forced plan or a paced link does not affect them.
   Team(std::vector<moecclComm_t> comms, int first_rank, bool apart);
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
@@ -28,11 +28,11 @@ class Team {
   void each(const char* call, const std::function<moecclResult_t(size_t i)>& operation) const;
 
   void barrier() const;
-  // Combines each value over all ranks; every rank of this team brings the same values.
+  // Combines each value over all ranks. Every rank of this team contributes the same values.
   std::vector<double> combine(const std::vector<double>& values, moecclBuiltinRedOp_t op) const;
-  // Sums over ranks; values[i] is rank(i)'s.
+  // Sums over ranks. values[i] is the value of rank(i).
   uint64_t sum(const std::vector<uint64_t>& values) const;
-  // Every rank's record of `bytes` bytes, in rank order; records holds this team's.
+  // Returns every rank's record of `bytes` bytes, in rank order. `records` holds those of this team.
   std::vector<char> gather(const std::vector<char>& records, size_t bytes) const;
 
  private:

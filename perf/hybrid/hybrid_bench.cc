@@ -15,11 +15,11 @@ double since_us(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Small integers, so that sums are exact.
+// Returns small integers, so that sums are exact.
 float token_value(int rank, size_t token, size_t i) {
   return static_cast<float>((static_cast<size_t>(rank) * 7 + token * 5 + i) % 251);
 }
-// K different experts of each token, each equally likely (the even gate of Section III).
+// Returns K different experts for each token, each equally likely (the even gate of Section III).
 std::vector<int32_t> even_gate(int rank, size_t n_tokens, int32_t n_experts, int top_k) {
   uint64_t state = 88172645463325252u + static_cast<uint64_t>(rank) * 7919;
   const auto below = [&state](uint64_t n) {
@@ -28,7 +28,7 @@ std::vector<int32_t> even_gate(int rank, size_t n_tokens, int32_t n_experts, int
   };
   std::vector<int32_t> all(static_cast<size_t>(n_experts)), index;
   for (size_t e = 0; e < all.size(); e++) all[e] = static_cast<int32_t>(e);
-  if (top_k == 1) {  // in turn, so that none is left out
+  if (top_k == 1) {  // in turn, so that no expert is left out
     for (size_t t = 0; t < n_tokens; t++) index.push_back(all[(t + static_cast<size_t>(rank)) % all.size()]);
     return index;
   }
@@ -143,8 +143,8 @@ void HybridBench::tokens_back(Layer& layer) {
         team_.comm(0));
 }
 
-// Every byte of every gathered expert, every dispatched row, what combine and the backward pass bring back, and the
-// sums of gradients: each holder gives the same small number.
+// Checks every byte of every gathered expert, every dispatched row, the results of combine and of the backward pass,
+// and the sums of gradients, to which each holder contributes the same small number.
 uint64_t HybridBench::verify(Layer& layer) {
   uint64_t wrong = 0;
   gather(layer, nullptr);

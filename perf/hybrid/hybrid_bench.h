@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's part of hybrid_perf: a step of a MoE layer whose experts travel inside domains and whose tokens travel
-// between them, checked and timed; and the messages that it takes.
+// One rank's part of hybrid_perf: checks and times a step of a MoE layer whose experts travel inside domains and whose
+// tokens travel between them, and counts the messages of the step.
 #ifndef PERF_HYBRID_HYBRID_BENCH_H_
 #define PERF_HYBRID_HYBRID_BENCH_H_
 
@@ -20,15 +20,15 @@ struct HybridShape {
   size_t row_bytes = 4096;
   double pre_expert_s = 0;
   int top_k = 1;
-  bool forward_only = false;  // else both backwards and the return of gradients, beside twice pre_expert_s
+  bool forward_only = false;  // false: also both backward passes and the return of gradients, beside twice pre_expert_s
 };
 
 struct HybridTime {
   std::vector<int32_t> domain;
   double model_us = 0;                  // the stream model's time of a step
   double measured_us = 0;               // of a step, median over iterations of the slowest rank
-  double gather_us = 0, tokens_us = 0;  // until the experts are there; all AlltoAlls
-  double return_us = 0;                 // of gradients, with what it hides behind
+  double gather_us = 0, tokens_us = 0;  // until the experts have arrived; all AlltoAlls
+  double return_us = 0;                 // of gradients, with the computation that hides it
   uint64_t wrong = 0;
 };
 
@@ -39,15 +39,15 @@ struct HybridChoice {
 
 class HybridBench {
  public:
-  // Experts move on a stream of their own. The team has one rank.
+  // Experts move on a separate stream. The team has one rank.
   HybridBench(const Team& team, const HybridShape& shape);
   ~HybridBench();
   HybridBench(const HybridBench&) = delete;
   HybridBench& operator=(const HybridBench&) = delete;
 
-  // In turns, so that all choices see the machine alike.
+  // Runs all choices in turn, so that they see the same machine.
   std::vector<HybridTime> run(const std::vector<HybridChoice>& choices, int iters, int warmup);
-  // Messages of all ranks in one gather and one dispatch in which every rank has a token for every expert.
+  // Counts the messages of all ranks in one gather and one dispatch in which every rank has a token for every expert.
   struct Messages {
     uint64_t gather = 0, tokens = 0;
   };
@@ -79,8 +79,8 @@ class HybridBench {
   std::vector<unsigned char> own_;
 };
 
-// All combinations of domain sizes that divide an even topology's levels. sizes[level]: groups in a group of the level
-// above.
+// Returns all combinations of domain sizes that divide an even topology's levels. sizes[level]: groups in a group of
+// the level above.
 std::vector<std::vector<int32_t>> domains_of(const std::vector<int32_t>& sizes);
 
 }  // namespace perf

@@ -26,7 +26,7 @@ std::string fixed(double value, int digits) {
   return text;
 }
 
-// The geometric mean, and the largest with its place.
+// The geometric mean, and the largest ratio with its place.
 struct Ratios {
   double mean = 1, worst = 1;
   std::string worst_at;
@@ -219,7 +219,7 @@ std::string accuracy_json(const std::string& command, const std::vector<Accuracy
 
 std::string accuracy_plot(const std::string& heading, const std::vector<AccuracyPoint>& points,
                           const AccuracySummary& s) {
-  // One chart for each number of levels; a point's place is its number in the list that is printed.
+  // There is one chart for each number of levels. A point's place is its number in the printed list.
   std::vector<BarChart> bars;
   LineChart predicted = {.title = "Predicted and measured time of every plan",
                          .x_label = "measured (us)",

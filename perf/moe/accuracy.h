@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How well `auto` chooses among the plans of a MoE layer: what was measured at each point, and what is said of it.
-// Pure.
+// Judges how well `auto` chooses among the plans of a MoE layer, from what was measured at each point. Pure: measures
+// nothing itself.
 #ifndef PERF_MOE_ACCURACY_H_
 #define PERF_MOE_ACCURACY_H_
 
@@ -10,7 +10,7 @@
 
 namespace perf {
 
-inline constexpr const char* kFlatAgain = "flat again";  // flat's second run in each round: the machine's noise
+inline constexpr const char* kFlatAgain = "flat again";  // flat's second run in each round: the noise
 
 // A layer on a paced tree.
 struct AccuracyCell {
@@ -21,9 +21,9 @@ struct AccuracyCell {
   std::string routing = "uniform";
   bool of_m1 = false;  // only flat and hier:1 are right
 
-  // "3 levels, lat 2ms, 4 tokens, uniform, top-6 of 64"
+  // Returns "3 levels, lat 2ms, 4 tokens, uniform, top-6 of 64".
   std::string name() const;
-  // A command that measures and explains this point alone, of the plans in the list.
+  // Returns a command that measures and explains only this point, with the plans of the list.
   std::string command(const std::string& plans) const;
 };
 
@@ -39,25 +39,25 @@ struct AccuracyPoint {
   AccuracyCell cell;
   std::vector<PlanTimes> plans;
   int steps_to_settle = 0;  // of auto, before its rounds
-  int times_again = 0;      // more rounds because it lost
+  int times_again = 0;      // rounds that were added because auto lost
   uint64_t n_wrong = 0;
 
   const PlanTimes& plan(const std::string& asked) const;
   double median_us(const std::string& asked) const;
-  // The fastest forced plan.
+  // Returns the fastest forced plan.
   const PlanTimes& best() const;
-  // auto beside the best forced plan, auto beside flat, and flat beside itself: ratios of medians.
+  // Return ratios of medians: auto to the best forced plan, auto to flat, and flat to itself.
   double regret() const;
   double over_flat() const;
   double flat_over_flat() const;
-  // The forced plan that auto ran last beside the best forced plan: 1 when they are the same one.
+  // Returns the ratio of the forced plan that auto ran last to the best forced plan: 1 when they are the same one.
   double choice_regret() const;
-  // How much flat itself varies, at least 1.
+  // Returns how much flat itself varies, at least 1.
   double noise() const;
-  // More than kOverFlat times flat's time, times the noise.
+  // Returns whether auto takes more than kOverFlat times flat's time, times the noise.
   bool loses_to_flat() const;
   bool wrong_choice() const;
-  // |predicted / measured - 1| of each forced plan with a prediction.
+  // Returns |predicted / measured - 1| of each forced plan with a prediction.
   std::vector<double> errors() const;
 };
 
@@ -79,10 +79,10 @@ struct AccuracySummary {
   double over_flat_mean = 1, over_flat_worst = 1;
   std::string over_flat_worst_at;
   double flat_over_flat_mean = 1, flat_over_flat_worst = 1;
-  int n_over_flat = 0;       // points where auto takes more than kOverFlat times what flat takes
-  int n_flat_over_flat = 0;  // and where flat takes that much more than itself
-  int n_loses = 0;           // of the former, those beyond the point's own noise
-  int n_wrong_choice = 0;    // M1's command with another plan than flat and hier:1
+  int n_over_flat = 0;       // points where auto takes more than kOverFlat times flat's time
+  int n_flat_over_flat = 0;  // points where flat takes that much more than itself
+  int n_loses = 0;           // points of n_over_flat that exceed the point's own noise
+  int n_wrong_choice = 0;    // points of M1's command with a plan other than flat and hier:1
   double error_median = 0;
   size_t n_errors = 0;
   uint64_t n_wrong = 0;

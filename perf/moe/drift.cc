@@ -22,7 +22,7 @@ std::string fixed(double value, int digits) {
   return text;
 }
 
-// Median of each plan over the steps.
+// Returns the median of each plan over the steps.
 std::vector<double> medians(const DriftTrace& trace, size_t first, size_t end) {
   std::vector<double> all;
   for (size_t p = 0; p < trace.plans.size(); p++) {
@@ -33,7 +33,7 @@ std::vector<double> medians(const DriftTrace& trace, size_t first, size_t end) {
   return all;
 }
 
-// The first step from which on nearly all run a good plan.
+// Returns the first step after which nearly all steps run a good plan.
 int followed_in(const std::vector<bool>& good) {
   int n_good = 0, found = -1;
   for (size_t back = 1; back <= good.size(); back++) {
@@ -49,7 +49,7 @@ int followed_in(const std::vector<bool>& good) {
 DriftSummary summarize(const DriftTrace& trace) {
   DriftSummary s;
   double auto_us = 0, oracle_us = 0;
-  size_t before = 0;  // the best plan of the phase before
+  size_t before = 0;  // the best plan of the preceding phase
   for (size_t first = 0; first < trace.steps.size();) {
     DriftPhase phase;
     phase.first = first;

@@ -113,7 +113,7 @@ void MoeBench::run_once(Candidate& c, Place place, const char* call, const Opera
 
 uint64_t MoeBench::verify(Candidate& c) {
   uint64_t wrong = oracle_.check_info(info(c));
-  // An n_rows that is not ours would overrun the buffers.
+  // A wrong n_rows would overrun the buffers.
   if (info(c).n_rows != oracle_.n_rows())
     fail("rank " + std::to_string(team_.rank(0)) + ": " + std::to_string(info(c).n_rows) +
          " rows where the routing gives " + std::to_string(oracle_.n_rows()));
@@ -192,7 +192,7 @@ void MoeBench::time_once(Candidate& c, bool keep) {
   if (keep) c.result.dispatch_backward_us.push_back(dispatch_backward);
 }
 
-// Brings the figures of all ranks together and frees the algorithm.
+// Combines the figures of all ranks and frees the algorithm.
 void MoeBench::conclude(Candidate& c) {
   MoeResult& r = c.result;
   for (std::vector<double>* times : {&r.dispatch_us, &r.combine_us, &r.dispatch_backward_us, &r.combine_backward_us})
@@ -233,7 +233,7 @@ size_t MoeBench::add(const std::string& algorithm) {
   Candidate c = create(algorithm);
   c.result.n_wrong = team_.sum({verify(c)});
   candidates_.push_back(std::move(c));
-  // Timed on numbers: what the checks left behind may be slow to add (NaN, subnormal).
+  // Time on ordinary numbers: the checks may leave values that are slow to add (NaN, subnormal).
   oracle_.fill_gradients(host(tokens_));
   sent(tokens_);
   return candidates_.size() - 1;

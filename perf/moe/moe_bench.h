@@ -22,7 +22,7 @@ struct LevelTotal {
   double rows = 0, bytes = 0, metadata_bytes = 0;  // of one dispatch, over all ranks
 };
 
-// One algorithm's figures over all ranks; times are of the slowest rank in each iteration.
+// One algorithm's figures over all ranks. Times are those of the slowest rank in each iteration.
 struct MoeResult {
   std::string algorithm, plan;
   bool emulated = false;
@@ -37,7 +37,7 @@ struct MoeResult {
   std::vector<double> total_us() const;
 };
 
-// A layer as the options describe it. Collective.
+// Creates a layer as the options describe it. Collective.
 moecclMoe_t create_layer(const MoeOptions& options, const std::vector<int32_t>& expert_rank, size_t max_tokens,
                          const std::string& algorithm, const Team& team);
 
@@ -49,15 +49,17 @@ class MoeBench {
 
   std::vector<MoeResult> run();
 
-  // The same in pieces, for studies that decide as they go; all ranks decide alike. Collective.
-  // Creates and checks a candidate, which takes part in all rounds from now on; returns its number.
+  // The following functions do the same in pieces, for studies that decide as they go. All ranks must decide alike.
+  // Collective.
+  // Creates and checks a candidate, which takes part in all rounds from now on. Returns its number.
   size_t add(const std::string& algorithm);
-  // Times each candidate once a round. Rounds begin with another one and run backwards by turns, so that none always
-  // follows the same neighbour.
+  // Times each candidate once per round. Each round starts with a different candidate, and every other round runs
+  // backwards, so that no candidate always follows the same neighbour.
   void run_rounds(int rounds, bool keep);
-  // Runs steps of a candidate until its plan has stayed the same for `same` of them, at most `most`. Returns how many.
+  // Runs steps of a candidate until its plan has stayed the same for `same` steps, but at most `most`. Returns how
+  // many.
   int settle(size_t candidate, int same, int most);
-  // Each candidate's kept rounds so far, of the slowest rank.
+  // Returns each candidate's kept rounds so far, of the slowest rank.
   std::vector<std::vector<double>> total_us() const;
   // Frees all candidates.
   std::vector<MoeResult> finish();
@@ -77,14 +79,14 @@ class MoeBench {
   std::vector<double> slowest(const std::vector<double>& mine) const;
   Candidate create(const std::string& algorithm);
   void allocate();
-  // Runs an operation to its end, as a replay with --cudagraph: prepare() has captured it.
+  // Runs an operation to its end. With --cudagraph it is a replay of what prepare() has captured.
   void prepare(Candidate& c, Place place, const char* call, const Operation& operation);
   void run_once(Candidate& c, Place place, const char* call, const Operation& operation);
   uint64_t verify(Candidate& c);
   uint64_t verify_backward(Candidate& c);
   void time_once(Candidate& c, bool keep);
   double timed(Candidate& c, Place place, const char* call, const Operation& operation);
-  // The gradient of the weights passes through the host.
+  // The gradient of the weights passes through the host, which a graph cannot do.
   bool with_weights() const { return options_.layout == moecclLayoutExpertMajor && !options_.cuda_graph; }
   void conclude(Candidate& c);
   moecclRoutingInfo_t info(const Candidate& c) const;

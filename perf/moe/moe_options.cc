@@ -97,7 +97,7 @@ double zipf_exponent(const std::string& routing) {
   return exponent;
 }
 
-// Weights that keep every sum exact: see oracle.h.
+// Adds weights that keep every sum exact: see oracle.h.
 void add_weights(std::vector<RankRouting>& ranks, const MoeOptions& o) {
   const bool halves = has_half_weights(data_type(o.type), o.top_k);
   for (size_t rank = 0; rank < ranks.size(); rank++) {

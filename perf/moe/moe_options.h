@@ -34,7 +34,7 @@ struct MoeOptions {
   std::string output_file, plot_file;
 };
 
-// Parses or exits.
+// Parses the command line, or exits.
 MoeOptions parse_moe_options(int argc, char** argv);
 
 // One rank's tokens.
@@ -43,10 +43,10 @@ struct RankRouting {
   std::vector<int32_t> index;  // [n_tokens][k]
   std::vector<float> weight;   // [n_tokens][k]
 };
-// The routing of every rank. May take k and the number of experts from a trace. Fails with a sentence.
+// Makes the routing of every rank. May take k and the number of experts from a trace. Fails with a sentence.
 std::vector<RankRouting> make_routing(MoeOptions& options, int n_ranks);
 
-// "8 ranks of 512 tokens, hidden 7168 bfloat16, top-8 of 256 experts, uniform routing, expert layout"
+// Returns "8 ranks of 512 tokens, hidden 7168 bfloat16, top-8 of 256 experts, uniform routing, expert layout".
 std::string describe(const MoeOptions& options, const std::vector<RankRouting>& routing);
 
 }  // namespace perf

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What dispatch_combine_perf prints and writes.
+// The output of dispatch_combine_perf.
 #ifndef PERF_MOE_MOE_REPORT_H_
 #define PERF_MOE_MOE_REPORT_H_
 

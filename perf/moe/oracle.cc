@@ -11,13 +11,13 @@
 namespace perf {
 namespace {
 
-// Windows into the table of values; prime, and many times the tokens of a usual step.
+// Windows into the table of values: a prime, and many times the tokens of a usual step.
 constexpr size_t kWindows = 65521;
-// Larger values test nothing more, and dot products of a row stay exact in fp32.
+// Larger values test nothing more, and with these, dot products of a row stay exact in fp32.
 constexpr int64_t kLargest = 16;
 constexpr uint64_t kOutputs = 11, kGradients = 12;
 
-// The largest value of a row: k of them, times the weights, stay exact.
+// Returns the largest value of a row such that k of them, times the weights, stay exact.
 int64_t largest_value(const DataType& type, int top_k) {
   const int64_t halves = type.exact / (2 * top_k);
   return std::min(kLargest, halves >= 1 ? halves : type.exact / top_k);
@@ -54,7 +54,7 @@ Oracle::Oracle(const MoeOptions& options, const std::vector<RankRouting>& routin
   build_rows();
 }
 
-// Capacity: the first tokens of each rank, in order, stay.
+// Applies the capacity: the first tokens of each rank, in order, stay.
 void Oracle::find_dropped(const std::vector<RankRouting>& routing) {
   for (size_t source = 0; source < routing.size(); source++) {
     const RankRouting& r = routing[source];
@@ -133,7 +133,7 @@ uint64_t Oracle::check_choices(const moecclRoutingInfo_t& info) const {
 
 uint64_t Oracle::check_info(const moecclRoutingInfo_t& info) const {
   const size_t n_local = local_experts_.size();
-  // Arrays of another length are not read further.
+  // Do not read further when the arrays have another length.
   if (info.n_rows != rows_.size() || static_cast<size_t>(info.n_local_experts) != n_local) return 1;
   std::map<std::pair<int32_t, int32_t>, int> unique;
   uint64_t wrong = 0, n_dropped = 0;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What dispatch and combine must give, worked out locally on each rank from the routing of all ranks.
+// Computes what dispatch and combine must return, locally on each rank, from the routing of all ranks.
 //
 // Rows carry small integers and weights are 1 or 1/2, chosen so that every sum over a token's experts is exact in the
-// element type, in whatever order and however often it is rounded on the way. So every value is compared bit by bit.
+// element type, in whatever order it is added and however often it is rounded on the way. Therefore every value is
+// compared bit by bit.
 #ifndef PERF_MOE_ORACLE_H_
 #define PERF_MOE_ORACLE_H_
 
@@ -15,7 +16,7 @@
 
 namespace perf {
 
-// Whether the type has the bits for weights of 1/2 beside weights of 1.
+// Returns whether the type has enough bits for weights of 1/2 and of 1.
 bool has_half_weights(const DataType& type, int top_k);
 
 class Oracle {
@@ -27,15 +28,15 @@ class Oracle {
   size_t n_rows() const { return rows_.size(); }
   size_t row_bytes() const { return row_bytes_; }
 
-  // Each returns how many entries, rows or tokens are wrong.
+  // Each check returns how many entries, rows or tokens are wrong.
   uint64_t check_info(const moecclRoutingInfo_t& info) const;
 
   // Dispatch: row t carries its rank and token number. in[T, row], out[R, row].
   void fill_tokens(char* in) const;
   uint64_t check_rows(const char* out) const;
 
-  // Combine, and the backward of dispatch: in[R, row] are experts' outputs (Rows layout: weighted and summed);
-  // out[T, row]. weighted: as combine sums; otherwise as the backward of dispatch does.
+  // Combine, and the backward of dispatch: in[R, row] are experts' outputs (Rows layout: weighted and summed); out[T,
+  // row]. weighted: sum as combine does; otherwise as the backward of dispatch does.
   void fill_outputs(char* in) const;
   uint64_t check_tokens(const char* out, bool weighted) const;
 

@@ -15,8 +15,9 @@
 
 namespace perf {
 
-// Which expert each of n_ranks * slots slots holds, each expert at least once. "random": slots drawn; "contiguous": the
-// same replicas side by side, as Algorithm 1 places them; "spread": on different ranks as far as possible.
+// Returns which expert each of n_ranks * slots slots holds, with each expert at least once. "random": slots are drawn;
+// "contiguous": the same replicas side by side, as Algorithm 1 places them; "spread": on different ranks as far as
+// possible.
 inline std::vector<int32_t> make_placement(const std::string& kind, int n_ranks, int slots, int n_experts,
                                            uint64_t seed) {
   const int total = n_ranks * slots;
@@ -39,7 +40,7 @@ inline std::vector<int32_t> make_placement(const std::string& kind, int n_ranks,
   return dealt;
 }
 
-// The slots of a rank that hold an expert, from 0.
+// Returns a rank's slots that hold an expert, counted from 0.
 inline std::vector<int> slots_of(const std::vector<int32_t>& experts, int slots, int rank, int expert) {
   std::vector<int> held;
   for (int s = 0; s < slots; s++)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The adaptive replication paper's Algorithm 1 as its listing has it: what the library's counts are held to, and timed
-// beside.
+// The adaptive replication paper's Algorithm 1 as its listing has it, to check the library's counts and to compare
+// times.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,9 @@
 
 namespace perf {
 
-// Algorithm 1 line by line, with numpy's floor, maximum, argmax and argmin (first of equals). Where the listing's
-// decrement of diff stands outside the if: with it inside, an expert with one replica would be chosen for ever.
+// Algorithm 1 line by line, with numpy's floor, maximum, argmax and argmin (first of equals). The listing has the
+// decrement of diff outside the if, and so has this function: with it inside, an expert with one replica would be
+// chosen for ever.
 inline std::vector<int32_t> algorithm_1(const std::vector<double>& popularity, int32_t slots) {
   double sum = 0;
   for (const double p : popularity) sum += p;

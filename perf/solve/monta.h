@@ -6,9 +6,9 @@
 
 namespace perf::monta {
 
-// r1 is Table 8's and Eq. 12's, r2 and r3 of O1 and O2 too. Two things the paper says and does not print are fitted to
-// its choices: r2 of O3, which the copy beside the AllGather lowers, most where chunks are small; and what each chunk
-// of a pipeline costs while lanes and ranks wait for each other.
+// r1 is that of Table 8 and Eq. 12, and so are r2 and r3 of O1 and O2. Two quantities that the paper mentions but does
+// not print are fitted to its choices: r2 of O3, which the copy beside the AllGather lowers, most where chunks are
+// small; and the cost of each chunk of a pipeline while lanes and ranks wait for each other.
 struct A800 {
   double inter_bytes[3] = {8e6, 32e6, 256e6}, inter[3] = {0.427, 0.632, 0.741};
   double intra_bytes[3] = {64e6, 256e6, 2048e6}, intra[3] = {0.726, 0.776, 0.803};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NetMoE's experiment: routings with the locality that its volumes show, and what Table 5 counts on them.
+// NetMoE's experiment: routings with the locality that the paper's volumes show, and the figures of Table 5 for them.
 #pragma once
 
 #include <moeccl/moeccl.h>
@@ -10,7 +10,7 @@
 
 namespace perf::netmoe {
 
-// The same draws everywhere; std's distributions differ between libraries.
+// Gives the same draws everywhere, because std's distributions differ between libraries.
 class Dice {
  public:
   explicit Dice(uint64_t seed) : engine_(seed) {}
@@ -21,9 +21,9 @@ class Dice {
   std::mt19937_64 engine_;
 };
 
-// Of a sample's tokens `device` go to the experts of one device, drawn per sample, `node` to those of that device's
-// node, the rest to all experts alike. The two shares are fitted to the four changes of volume that Table 5 has,
-// inter-node and intra-node at 2 and at 4 nodes (means of its models).
+// `device` of a sample's tokens go to the experts of one device, drawn per sample, `node` of them to the experts of
+// that device's node, and the rest to all experts alike. The two shares are fitted to the four changes of volume in
+// Table 5, inter-node and intra-node at 2 and at 4 nodes (means of its models).
 struct Locality {
   double device = 0.28, node = 0.13;
 };
@@ -34,7 +34,7 @@ struct Shape {
   int32_t n_samples() const { return n_devices() * samples_per_device; }
 };
 
-// num[I][E] of Eq. 2.
+// Returns num[I][E] of Eq. 2.
 inline std::vector<int32_t> routing(Dice& random, const Shape& s, const Locality& l) {
   const auto experts = static_cast<uint64_t>(s.n_experts()), devices = static_cast<uint64_t>(s.n_devices()),
              nodes = static_cast<uint64_t>(s.n_nodes);
@@ -58,11 +58,11 @@ inline moecclSampleProblem_t problem(const Shape& s) {
   return p;
 }
 
-// Table 5's columns: changes of the volumes and shares of the samples.
+// The columns of Table 5: changes of the volumes and shares of the samples.
 struct Columns {
   double inter = 0, intra = 0, across_nodes = 0, all = 0;
 };
-// Average over `iterations` of solved placements. Returns false when the solver failed.
+// Averages solved placements over `iterations`. Returns false when the solver failed.
 inline bool table_5(const Shape& s, const Locality& l, int iterations, uint64_t seed, Columns* columns) {
   Dice random(seed);
   moecclSampleProblem_t p = problem(s);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The floor under moecclExpertAllReduce where ranks reach each other's buffers: the same sums of the same placement,
-// each slot read once and written once, by one pinned thread a core with equal shares. No ranks, plans, signals or
-// waiting.
+// Measures the floor of moecclExpertAllReduce where ranks can access each other's buffers: the same sums of the same
+// placement, with each slot read once and written once, by one pinned thread per core with equal shares. There are no
+// ranks, plans, signals or waiting.
 //   perf/bench_experts --ranks 16 --experts 16 --slots 4 -b 16K -e 4M
 #include <sched.h>
 
@@ -31,7 +31,7 @@ struct Options {
   uint64_t seed = 1;
 };
 
-// All meet; they have a core each, so they spin.
+// A barrier of all threads. Each thread has a core, so they spin.
 class Meeting {
  public:
   explicit Meeting(uint32_t n) : n_(n) {}
@@ -39,7 +39,7 @@ class Meeting {
     const uint32_t round = round_.load(std::memory_order_acquire);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == n_) {
       arrived_.store(0, std::memory_order_relaxed);
-      round_.fetch_add(1, std::memory_order_release);  // acquired by those who wait below
+      round_.fetch_add(1, std::memory_order_release);  // acquired by the threads that wait below
       return;
     }
     while (round_.load(std::memory_order_acquire) == round) {
@@ -88,7 +88,7 @@ class Sums {
     piece_ = chunk;
   }
 
-  // This thread's share: every n-th piece.
+  // Runs this thread's share, which is every n-th piece.
   void run(size_t thread, size_t n) const {
     std::vector<void*> all;
     for (size_t i = thread; i < pieces_.size(); i += n) {
@@ -105,7 +105,7 @@ class Sums {
       table_.reduce[moecclFloat32][static_cast<size_t>(moeccl::kernels::ReduceOp::kSum)](args);
     }
   }
-  // After one run over ones: each replica holds their number.
+  // Checks one run over ones, after which each replica holds their number.
   bool right() const {
     for (const auto& slots : replicas_)
       for (const float* slot : slots)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What plans of gradient collection, gradient reduction and weight placement cost, and what the last two put between
-// nodes. One line each:
+// Measures what plans of gradient collection, gradient reduction and weight placement cost, and how many bytes the last
+// two send between nodes. Prints one line for each:
 //   collect ranks=N nodes=M ms=T most=U  processor time of one rank's plan, make and build: median and most of nine
 //   bytes ranks=N nodes=M placement=P entered=R left=L per_rank=Q
-// left: the same of gradients on their way to the owners of their shards. entered: bytes that enter nodes over those of
-// each expert entering each node that holds it once, without the shards of the node's own ranks. per_rank: the same
-// quotient for a plan that sends to each rank that holds the expert.
+// entered: the bytes that enter nodes, relative to each expert entering each node that holds it once, without the
+// shards of the node's own ranks. left: the same for gradients on their way to the owners of their shards. per_rank:
+// the same quotient for a plan that sends to each rank that holds the expert.
 #include <time.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ double cpu_ms() {
   return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_nsec) * 1e-6;
 }
 
-// Algorithm 1 of a popularity that falls as rank^-zipf, contiguous.
+// Applies Algorithm 1 to a popularity that falls as rank^-zipf; replicas are contiguous.
 ReplicaPlacement placement_of(uint32_t n_ranks, uint32_t slots, uint32_t n_experts, double zipf) {
   std::vector<double> popularity;
   for (uint32_t e = 0; e < n_experts; ++e) popularity.push_back(std::pow(e + 1, -zipf));
@@ -87,7 +87,7 @@ void time_plans(uint32_t n_ranks, bool nodes) {
   }
 }
 
-// Bytes that all ranks' programs put into other nodes.
+// Returns the bytes that all ranks' programs put into other nodes.
 template <class Rows>
 uint64_t between_nodes(const Rows& move, const LevelTree& tree) {
   uint64_t elements = 0;

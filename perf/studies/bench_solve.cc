@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times the placement solvers on one core beside the papers' own methods, compiled here: Kuhn-Munkres on the expanded
-// matrix (NetMoE), the update for every token and expert (HierMoE), Algorithm 1's loops (adaptive replication). One
-// line each:
-//   name ratio=R ms=T ...     ms: median processor time of ours; ratio: the paper's method over ours in this run, or
-//   what the line says
+// Times the placement solvers on one core against the papers' own methods, compiled here: Kuhn-Munkres on the expanded
+// matrix (NetMoE), the update for every token and expert (HierMoE), Algorithm 1's loops (adaptive replication). Prints
+// one line for each:
+//   name ratio=R ms=T ...     ms: median processor time of the library's solver; ratio: the time of the paper's method
+//                             over it in this run, or what the line says
 // Every comparison first checks that both give the same answer.
 #include <moeccl/moeccl.h>
 #include <time.h>
@@ -27,7 +27,7 @@ namespace {
 using moeccl::SplitMix64;
 using perf::check;
 
-// The thread's processor time: other programs on the machine do not count.
+// Returns the thread's processor time, on which other programs on the machine have no effect.
 double ms_of(const std::function<void()>& run) {
   const auto now = [] {
     timespec t{};
@@ -43,7 +43,7 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-// Kuhn-Munkres with potentials, O(n^3), on the n x n matrix in which every bin stands capacity times.
+// Kuhn-Munkres with potentials, O(n^3), on the n x n matrix in which every bin appears capacity times.
 int64_t kuhn_munkres(const std::vector<int32_t>& cost, size_t n, size_t bins) {
   const size_t per_bin = n / bins;
   std::vector<int32_t> expanded(n * n);
@@ -85,7 +85,7 @@ int64_t kuhn_munkres(const std::vector<int32_t>& cost, size_t n, size_t bins) {
   return total;
 }
 
-// Inter-node costs of samples whose tokens prefer a node: NetMoE's Eq. 8 with 2048 choices of a sample, both
+// Returns inter-node costs of samples whose tokens prefer a node: NetMoE's Eq. 8 with 2048 choices of a sample, both
 // operations.
 std::vector<int32_t> sample_costs(SplitMix64& random, size_t items, size_t bins) {
   std::vector<int32_t> cost(items * bins);
@@ -129,7 +129,7 @@ void bench_assignment(int32_t items, int32_t bins, int rounds, bool compare) {
   }
 }
 
-// The whole solve on NetMoE's shapes.
+// Times the whole solve on NetMoE's shapes.
 void bench_samples(int32_t nodes, const perf::netmoe::Locality& locality) {
   perf::netmoe::Dice random(2);
   const perf::netmoe::Shape shape{nodes};
@@ -166,9 +166,9 @@ moecclSwapProblem_t swap_problem() {
   return p;
 }
 
-// HierMoE's update, cases 1 to 4 of Fig. 8: for each token, level, chosen expert a and expert b that is not chosen and
-// of another group, b's group gains the token if it has none, a's group loses it if a is alone. gain and lose
-// [D][E][E].
+// HierMoE's update, cases 1 to 4 of Fig. 8. It looks at each token, level, chosen expert a, and expert b that is not
+// chosen and belongs to another group: b's group gains the token if it has none, and a's group loses it if a is alone.
+// gain and lose [D][E][E].
 void papers_update(const std::vector<int32_t>& topk, std::vector<int32_t>& gain, std::vector<int32_t>& lose,
                    std::vector<int32_t>& base) {
   const size_t n_tokens = topk.size() / kTopK;
@@ -250,7 +250,7 @@ void bench_swap_count() {
               kExperts * (kExperts - 1) / 2);
 }
 
-// Tokens choose within one of 32 clusters of 16 experts that are scattered over the GPUs; clusters are zipf-popular.
+// Tokens choose within one of 32 clusters of 16 experts, which are scattered over the GPUs. Clusters are zipf-popular.
 std::vector<int32_t> clustered_topk(size_t n_tokens) {
   SplitMix64 random(4);
   std::vector<int32_t> topk;

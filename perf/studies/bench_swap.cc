@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// HierMoE's expert swap by the paper's own time, Eq. 1-6: does the solver price what the model prices, and do swaps
-// that were chosen on the tokens of earlier iterations make later ones faster? Four nodes of eight A6000 (Fig. 9).
+// Measures HierMoE's expert swap by the paper's own time, Eq. 1-6: does the solver predict the same times as the model,
+// and do swaps that were chosen on the tokens of earlier iterations make later ones faster? Four nodes of eight A6000
+// (Fig. 9).
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -33,9 +34,9 @@ struct Random {
   size_t below(size_t n) { return static_cast<size_t>(next() % n); }
 };
 
-// Where tokens go: popularity ~ 1 / place^exponent over shuffled experts. clusters: a token takes its experts from one
-// cluster of 16, by that popularity of clusters, seven times out of eight. drift: the share of the popularity that
-// another order of the experts has taken over after the last iteration.
+// How tokens choose. Popularity ~ 1 / place^exponent over shuffled experts. clusters: a token takes its experts from
+// one cluster of 16 seven times out of eight, and clusters have that popularity. drift: the share of the popularity
+// that another order of the experts has taken over after the last iteration.
 struct Source {
   const char* kind;
   double exponent;
@@ -105,11 +106,11 @@ class Tokens {
 struct Machine {
   plan::LevelTree tree = topology::parse_synthetic("node:4 qpi:2 nvl:2 gpu:2", 0).value();
   plan::AllToAllCosts costs;
-  std::vector<double> inter_alpha, inter_beta, intra_alpha, intra_beta;  // Fig. 9, as swap.cc has it
+  std::vector<double> inter_alpha, inter_beta, intra_alpha, intra_beta;  // Fig. 9, in the form of swap.cc
 };
 
 Machine machine() {
-  // In us and us per byte.
+  // In us, and us per byte.
   constexpr double kInter[4][2] = {{497, 5.29e-4}, {301, 1.17e-4}, {149, 2.06e-5}, {149, 2.06e-5}};
   constexpr double kIntra[4][2] = {{722, 5.70e-4}, {571, 1.27e-4}, {114, 2.63e-5}, {204, 1.64e-5}};
   Machine m;
@@ -135,7 +136,7 @@ moecclSwapProblem_t problem_of(const std::vector<int32_t>& placement) {
   return p;
 }
 
-// Eq. 1 to 6 of what every pair of ranks exchanges, in us: the best dimension's.
+// Returns Eq. 1 to 6 of the traffic between all pairs of ranks, in us, for the best dimension.
 double model_us(const Machine& m, const algo::GlobalRouting& routing, const std::vector<int32_t>& slot_of,
                 int32_t* dimension = nullptr) {
   std::vector<int32_t> owner;
@@ -168,7 +169,7 @@ std::vector<int32_t> identity() {
   return slots;
 }
 
-// Even sources: every rank brings the same tokens.
+// Uses even sources: every rank has the same tokens.
 int compare_models(const Machine& m, int n) {
   double worst = 0;
   int other_dimension = 0;
@@ -229,7 +230,7 @@ Outcome gain_of(const Machine& m, const Source& s, const Policy& policy) {
   return o;
 }
 
-// Fifty: zipf 0 to 1.2, clusters, and popularity that drifts.
+// Returns fifty sources: zipf 0 to 1.2, clusters, and popularity that drifts.
 std::vector<Source> sources() {
   std::vector<Source> all;
   for (uint64_t seed = 1; seed <= 8; ++seed) all.push_back({"zipf", 0.8, false, 0, seed});

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What bounds an exchange between two processes whose buffers come from malloc: the bare copies of an AllToAll and an
-// AllGather with two barriers and nothing else, by each way that a library has. "cma" is process_vm_readv of the peer's
-// block; "staged" copies pieces through shared memory; "views" reads the peer's block in place, which malloc's memory
-// does not allow. No library is faster than the least of the first two.
+// Measures the bound of an exchange between two processes whose buffers come from malloc: the bare copies of an
+// AllToAll and an AllGather with two barriers and nothing else, by each way that a library has. "cma" is
+// process_vm_readv of the peer's block; "staged" copies pieces through shared memory; "views" reads the peer's block in
+// place, which malloc's memory does not allow. No library is faster than the faster one of the first two.
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/uio.h>
@@ -35,7 +35,7 @@ struct Shared {
   };
   Word arrived[2];
   pid_t pid[2] = {};
-  char* send[2] = {};  // where a rank's buffer lies in its own memory
+  char* send[2] = {};  // address of a rank's buffer in its own memory
 };
 
 class Rank {
@@ -48,8 +48,8 @@ class Rank {
     meet();
   }
 
-  // Microseconds of one exchange of `bytes` a rank, the median of the readings. piece: 0 for process_vm_readv, 1 to
-  // read in place.
+  // Returns the microseconds of one exchange of `bytes` per rank, the median of the readings. piece: 0 for
+  // process_vm_readv, 1 to read in place.
   double exchange(size_t bytes, size_t piece, bool gather) {
     const int n = bytes < 1 << 20 ? 400 : bytes < 8 << 20 ? 60 : 10;
     std::array<double, kReadings> us;
@@ -64,7 +64,7 @@ class Rank {
   }
 
  private:
-  // Both ranks have a core each: spinning is the fastest way to wait.
+  // Each rank has its own core, so spinning is the fastest way to wait.
   void meet() {
     shared_.arrived[me_].value.store(++meetings_, std::memory_order_release);  // acquired by the other rank, below
     while (shared_.arrived[1 - me_].value.load(std::memory_order_acquire) < meetings_) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Duplication rates of uniform routing beside HierMoE's Table II: of the k rows that a token would send without
+// Compares duplication rates of uniform routing with HierMoE's Table II: of the k rows that a token would send without
 // deduplication, the share that deduplication over G groups of experts saves, 1 - distinct groups / k. The paper prints
 // whole percents, so the counted rates are rounded to whole percents before they are compared.
 #include <cmath>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// HybridEP's Fig. 15: what encoding costs beside the optimizer's step, and decoding beside the experts' computation,
-// behind it and fused with it. One core; a layer's experts, each of which is cold when its turn comes.
+// Measures HybridEP's Fig. 15: the cost of encoding relative to the optimizer's step, and of decoding relative to the
+// experts' computation, both after it and fused with it. Runs on one core, with a layer's experts, each of which is
+// cold when its turn comes.
 #include <moeccl/moeccl.h>
 
 #include <cmath>
@@ -16,7 +17,7 @@
 #include "perf/common/fail.h"
 #include "perf/common/stats.h"
 
-// The program's own arithmetic, for the processor that it runs on.
+// Compiles the program's own arithmetic for the processor that it runs on.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -49,7 +50,8 @@ CLONES void adam(float* w, const float* gradient, float* m, float* v, size_t n) 
 typedef float Lanes __attribute__((vector_size(64)));
 constexpr size_t kLanes = 16, kRows = 4, kTokens = 4;
 
-// out[t][first_row + r] = x[t] . w[r], for n_rows rows of w; tokens and rows by four, which keeps 16 sums in registers.
+// out[t][first_row + r] = x[t] . w[r], for n_rows rows of w. Tokens and rows go by four, which keeps 16 sums in
+// registers.
 CLONES void product(const float* w, size_t n_rows, size_t row, const float* x, size_t tokens, float* out,
                     size_t out_row) {
   for (size_t r = 0; r < n_rows; r += kRows)
@@ -184,14 +186,14 @@ class Layer {
   int at_ = 0;
 };
 
-// The processor's time of this thread: other processes may run.
+// Returns this thread's processor time, because other processes may run.
 double now_ms() {
   timespec t{};
   (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_nsec) / 1e6;
 }
 
-// Medians of runs in turns: the program's work alone, with the codec behind or before it, and fused.
+// Medians of alternating runs: the program's work alone, with the codec after or before it, and fused.
 struct Times {
   double alone_ms = 0, separate_ms = 0, fused_ms = 0;
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// HierMoE's Table IV and Fig. 11 and 13 in closed form: Eq. 1 to 6 with the AlltoAlls of Fig. 9, over one stated
-// routing for all cells. One JSON line for each number. --search looks for a routing that comes nearer to the paper's.
+// Computes HierMoE's Table IV and Fig. 11 and 13 in closed form: Eq. 1 to 6 with the AlltoAlls of Fig. 9, over one
+// stated routing for all cells. Prints one JSON line for each number. --search looks for a routing that is closer to
+// the paper's.
 #include <moeccl/moeccl.h>
 
 #include <CLI/CLI.hpp>
@@ -15,7 +16,7 @@
 
 namespace {
 
-// One server has Fig. 9's levels below the node, and its Intra-level-1 for the standard AlltoAll.
+// One server has the levels of Fig. 9 below the node, and its Intra-level-1 for the standard AlltoAll.
 constexpr double kInter[][2] = {{497, 5.29e-4}, {301, 1.17e-4}, {149, 2.06e-5}, {149, 2.06e-5}};
 constexpr double kIntra[][2] = {{722, 5.70e-4}, {571, 1.27e-4}, {114, 2.63e-5}, {204, 1.64e-5}};
 
@@ -25,7 +26,7 @@ struct Cell {
   double row_bytes, hd2, hd, hiermoe;  // the paper's speed-ups over Megatron-LM; 0: not printed
   bool deepseek = false;
 };
-// Qwen3-30B-A3B has rows of 2048 bf16, and the DeepSeek-V3 of half the width of 3584.
+// Qwen3-30B-A3B has rows of 2048 bf16, and the half-width DeepSeek-V3 has rows of 3584.
 constexpr Cell kCells[] = {{"Table IV, K=6 E=128 G=32", 32, 128, 6, 4096, 0.95, 1.37, 1.56},
                            {"Table IV, K=8 E=128 G=32", 32, 128, 8, 4096, 1.26, 1.72, 1.99},
                            {"Table IV, K=10 E=128 G=32", 32, 128, 10, 4096, 1.30, 1.82, 2.10},
@@ -35,9 +36,9 @@ constexpr Cell kCells[] = {{"Table IV, K=6 E=128 G=32", 32, 128, 6, 4096, 0.95, 
                            {"Table IV, K=8 E=128 G=16", 16, 128, 8, 4096, 1.71, 2.50, 2.62},
                            {"Fig. 11, DeepSeek-V3 K=8 E=256 G=32", 32, 256, 8, 7168, 1.76, 2.55, 2.72, true}};
 
-// Popularity ~ 1 / place^zipf over shuffled experts. apart: the share of a token's choices that go to a quarter of the
-// experts with fewest of them so far; below 0: to the quarter of its first choice. DeepSeek-V3 takes a token's experts
-// from 4 of 8 groups.
+// Popularity ~ 1 / place^zipf over shuffled experts. apart: the share of a token's choices that go to the quarter of
+// the experts with the fewest of them so far; below 0: to the quarter of its first choice. DeepSeek-V3 takes a token's
+// experts from 4 of 8 groups.
 struct Routing {
   double zipf = 0, apart = 0;
   uint64_t seed = 1;
@@ -130,7 +131,7 @@ class Testbed {
     }
     return best;
   }
-  // The paper swaps at every iteration: here one after another on an earlier step's tokens.
+  // The paper swaps at every iteration; this function swaps repeatedly on an earlier step's tokens.
   std::vector<int32_t> swapped(bool count_duplicates) const {
     moecclSwapProblem_t p = problem();
     p.count_duplicates = count_duplicates ? 1 : 0;
@@ -186,7 +187,7 @@ void print_cell(const Cell& c, const Routing& r, int64_t tokens, const std::stri
         0, t.us(2, true, smart) / hiermoe, command);
 }
 
-// Fig. 13 prints no numbers: times in ms, of four nodes and of one. H: without deduplication.
+// Fig. 13 prints no numbers, so this prints times in ms, of four nodes and of one. H: without deduplication.
 void print_dimensions(const Cell& c, const Routing& r, int64_t tokens, const std::string& command) {
   const Testbed t(c, r, tokens);
   for (int32_t d = 1; d <= t.depth(); ++d)
@@ -195,7 +196,7 @@ void print_dimensions(const Cell& c, const Routing& r, int64_t tokens, const std
           t.us(d, dedup, {}) / 1e3, command);
 }
 
-// How far the HD-MoE row is from the paper's, in percent of its worst cell, and the range of HD over HD2.
+// Prints how far the HD-MoE row is from the paper's, in percent of its worst cell, and the range of HD over HD2.
 int search(int64_t tokens) {
   for (const double zipf : {0.0, 0.2, 0.4, 0.7}) {
     for (const double apart : {-0.2, -0.1, 0.0, 0.2}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it costs to make a communicator of many processes on one host: the time until the last rank has it and until a
-// first AllReduce is done, and the memory, threads and file descriptors of a rank.
+// Measures the cost of creating a communicator of many processes on one host: the time until the last rank has it and
+// until a first AllReduce is done, and the memory, threads and file descriptors of a rank.
 #include <moeccl/moeccl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -32,7 +32,7 @@ constexpr int kMostRanks = 4096;
 
 int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
-// What the kernel says of this process, in KiB. Pss divides a shared page by the processes that map it.
+// The kernel's figures of this process, in KiB. Pss divides a shared page by the number of processes that map it.
 struct Memory {
   int64_t own_kib = 0, pss_kib = 0;
 };
@@ -55,13 +55,13 @@ int entries(const char* folder) {
 }
 
 struct OfRank {
-  double init_ms = 0, first_ms = 0;  // since all processes were there
-  Memory memory;                     // more than before
+  double init_ms = 0, first_ms = 0;  // from when all processes were there
+  Memory memory;                     // growth since before
   int threads = 0, descriptors = 0;  // in all
 };
 
-// In memory that the forked ranks share. Counters are released after what they count is written, and acquired before
-// it is read.
+// Lies in memory that the forked ranks share. Counters are released after the data that they count is written, and
+// acquired before it is read.
 struct Table {
   std::atomic<int> ready, made, measured;
   std::atomic<int64_t> began_ns;
@@ -98,7 +98,7 @@ void wait(Until&& until) {
   const Memory after = memory_now();
   mine.memory = {after.own_kib - before.own_kib, after.pss_kib - before.pss_kib};
   mine.threads = entries("/proc/self/task");
-  mine.descriptors = entries("/proc/self/fd") - 1;  // without the one that looks
+  mine.descriptors = entries("/proc/self/fd") - 1;  // without the one that reads the directory
   ++t.measured;
   wait([&] { return t.measured == n; });
   check(moecclCommDestroy(comm), "moecclCommDestroy", rank);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Migration of experts (HybridEP): what is left for the caller when a gather has ended, how far decoding hides behind
-// the experts' computation (Fig. 15 b), and how much of a long line gather, reduce and dispatch use. Paced links:
-// EMULATED.
+// Measures migration of experts (HybridEP): the work that remains for the caller when a gather has ended, how well the
+// experts' computation hides decoding (Fig. 15 b), and how much of a long line gather, reduce and dispatch use. Paced
+// links: EMULATED.
 #include <moeccl/moeccl.h>
 
 #include <chrono>
@@ -85,7 +85,7 @@ class Decoding {
     check(moecclMigrationWait(migration_, 0, shared_.data(), held_.data(), nullptr), "moecclMigrationWait", 0,
           team_.comm(0));
   }
-  // Of expert h: passes over its weights until it has taken as long as `passes` of them.
+  // Computes with expert h: passes over its weights until it has taken as long as `passes` of them.
   float compute(int h, int passes) {
     const float* w = &held_[static_cast<size_t>(h) * count_];
     float sum[8] = {};
@@ -116,7 +116,7 @@ class Decoding {
       wait();
       t[1].push_back(ms_since(start));
       begin(true);
-      // The gather alone is short here: from the first expert on, as when it ended before.
+      // The gather alone is short here, so time from the first expert on, as if it had ended before.
       check(moecclMigrationWaitExpert(migration_, 0, 0), "moecclMigrationWaitExpert", 0);
       start = Clock::now();
       for (int h = 0; h < info_.n_held; h++) {

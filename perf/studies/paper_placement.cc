@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the solvers give where NetMoE's and MoNTA's papers print a figure: a JSON line each.
+// Prints the solvers' answers where NetMoE's and MoNTA's papers print a figure, with a JSON line for each.
 #include <moeccl/moeccl.h>
 
 #include <algorithm>
@@ -81,8 +81,8 @@ void monta_choices() {
   }
 }
 
-// Section "Cluster Expansion": 8 experts on nodes of 8, TP 8; horizontal while cp < ep, where the network carries
-// cp x ep, else vertical.
+// Section "Cluster Expansion": 8 experts on nodes of 8, TP 8. Expansion is horizontal while cp < ep, where the network
+// carries cp x ep, and vertical otherwise.
 void monta_expansion() {
   moecclLayoutProblem_t p = MOECCL_LAYOUT_PROBLEM_INIT;
   p.n_gpus = 512, p.gpus_per_node = 8;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an expert-parallel dispatch costs while a data-parallel AllReduce is in flight on the same paced lanes: alone,
-// by class (EP before DP, MoNTA's communication priorities), and with both in one class. --real: over the links that
-// are there, such as TCP between two hosts (perf/compare_net --rate 1gbit --run build/perf/priority_perf --real).
+// Measures the cost of an expert-parallel dispatch while a data-parallel AllReduce is in flight on the same paced
+// lanes: alone, by class (EP before DP, MoNTA's communication priorities), and with both in one class. --real uses the
+// machine's own links, such as TCP between two hosts (perf/compare_net --rate 1gbit --run build/perf/priority_perf
+// --real).
 #include <moeccl/moeccl.h>
 
 #include <chrono>
@@ -58,14 +59,14 @@ double since_us(Clock::time_point start) {
 struct Outcome {
   double dispatch_us = 0;  // median of the slowest rank
   double reduce_us = 0;    // the AllReduce that was in flight, until its end
-  int beside = 0;          // dispatches that it was in flight for
+  int beside = 0;          // dispatches during which it was in flight
   uint64_t wrong = 0;
 };
 
 class Bench {
  public:
   Bench(const PriorityOptions& o, const Team& team) : o_(o), team_(team), rank_(team.rank(0)), ep_(team.comm(0)) {
-    // Splitting with pace and no topology keeps the lanes.
+    // A split with pace and without topology keeps the lanes.
     moecclConfig_t config = MOECCL_CONFIG_INIT;
     config.pace = o.real ? 0 : 1;
     config.priority = moecclPriorityDP;
@@ -82,7 +83,8 @@ class Bench {
     (void)moecclCommDestroy(dp_);
   }
 
-  // The dispatches one after another; with `beside`, an AllReduce is in flight, and another when it has ended.
+  // Runs the dispatches one after another. With `beside`, an AllReduce is in flight, and a new one starts when it has
+  // ended.
   Outcome run(bool beside, int ep_priority) {
     check(moecclCommSetPriority(ep_, ep_priority), "moecclCommSetPriority", rank_, ep_);
     Outcome out;

@@ -20,7 +20,7 @@ constexpr int kLooks = 3;
 constexpr size_t kWarmUpTo = 4 << 20;  // bytes
 constexpr size_t kFloatsPer16Bytes = 4;
 
-// nccl-tests' sizes: the given factor from the smallest, and the largest itself.
+// Returns nccl-tests' sizes: the smallest one times powers of the given factor, and the largest itself.
 std::vector<size_t> sizes(const VersusOptions& o) {
   std::vector<size_t> list;
   for (size_t size = o.min_bytes; size < o.max_bytes; size *= static_cast<size_t>(o.step_factor)) list.push_back(size);
@@ -28,7 +28,7 @@ std::vector<size_t> sizes(const VersusOptions& o) {
   return list;
 }
 
-// Floats from one rank to another.
+// Returns how many floats go from one rank to another.
 size_t block_floats(Split split, int from, int to, int n, size_t floats) {
   if (n == 1) return floats;
   double share = 1.0 / n;
@@ -135,8 +135,8 @@ moecclResult_t run_moeccl(const Exchange& e, moecclComm_t comm) {
                          e.recv_displs.data(), moecclFloat32, comm, nullptr);
 }
 
-// One turn of one library: the slowest rank's time per operation. The first one finds the other library's data in the
-// caches and is not timed.
+// Runs one turn of one library and returns the slowest rank's time per operation. The first operation finds the other
+// library's data in the caches and is not timed.
 double turn_us(Rival& rival, int iterations, const std::function<void()>& run) {
   run();
   rival.barrier();
@@ -146,7 +146,7 @@ double turn_us(Rival& rival, int iterations, const std::function<void()>& run) {
   return rival.max(elapsed / iterations);
 }
 
-// `e` is ours and `theirs_e` the other library's; they differ in their buffers at most.
+// `e` is MoECCL's exchange and `theirs_e` that of the other library; they differ in their buffers at most.
 void measure(const VersusOptions& options, Rival& rival, moecclComm_t comm, const Exchange& e, const Exchange& theirs_e,
              VersusPoint& point) {
   const std::function<void()> theirs = [&] { rival.run(); };
@@ -154,12 +154,13 @@ void measure(const VersusOptions& options, Rival& rival, moecclComm_t comm, cons
   rival.prepare(theirs_e);
   verify(theirs_e, rival, rival.name(), theirs);
   verify(e, rival, "MoECCL", ours);
-  // Zeros: a library that reduces in place would otherwise grow its sums from turn to turn.
+  // Zeros, because a library that reduces in place would otherwise grow its sums from turn to turn.
   for (const Exchange* each : {&e, &theirs_e}) {
     std::fill(each->send, each->send + each->n_send, 0.0f);
     std::fill(each->recv, each->recv + each->n_recv, 0.0f);
   }
-  // As a program that has run for a while: MoECCL tries plans in the first operations of a size (docs/calibration.md).
+  // Run as a program that has run for a while: MoECCL tries plans in the first operations of a size
+  // (docs/calibration.md).
   if (e.bytes <= kWarmUpTo)
     for (const auto* run : {&theirs, &ours}) (void)turn_us(rival, kWarmUps, *run);
   // Each library's turn lasts about as long, however different their speeds are.
@@ -179,7 +180,7 @@ void measure(const VersusOptions& options, Rival& rival, moecclComm_t comm, cons
 }  // namespace
 
 std::vector<VersusPoint> run_versus(const VersusOptions& options, Rival& rival, moecclComm_t comm) {
-  // A block more than the size, for libraries that reduce within one buffer.
+  // The buffers have a block more than the size, for libraries that reduce within one buffer.
   const size_t most = options.split == Split::kZipf ? static_cast<size_t>(rival.n_ranks()) : 1;  // rank 0's share
   const size_t bytes = options.max_bytes * most + 64;
   const Buffer send(bytes, options.memory), recv(bytes, options.memory);
@@ -191,7 +192,7 @@ std::vector<VersusPoint> run_versus(const VersusOptions& options, Rival& rival, 
   const std::vector<size_t> list = sizes(options);
   for (const VersusOp op : options.ops)
     for (const size_t size : list) points.emplace_back().op = op, points.back().bytes = size;
-  // nccl-tests' blocks are whole 16 bytes: at some sizes there is nothing to send.
+  // nccl-tests' blocks are whole 16 bytes, so at some sizes there is nothing to send.
   const auto is_empty = [&](const VersusPoint& p) {
     const Exchange e = make_exchange(p.op, p.bytes, options.split, rival);
     return e.count == 0 || e.n_send == 0;

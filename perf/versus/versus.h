@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times MoECCL and another library in turns, in the same processes and on the same buffers.
+// Times MoECCL and another library in turn, in the same processes and on the same buffers.
 #ifndef PERF_VERSUS_VERSUS_H_
 #define PERF_VERSUS_VERSUS_H_
 
@@ -12,8 +12,8 @@
 
 namespace perf {
 
-// Shares of an AllToAllv's blocks: as nccl-tests has them, more to more distant ranks; all alike; rank r takes 1 / (r +
-// 1) of what rank 0 takes, as the experts of a skewed router do.
+// Shares of an AllToAllv's blocks. kDistance: as in nccl-tests, more distant ranks get more. kUniform: all are equal.
+// kZipf: rank r gets 1 / (r + 1) of rank 0's share, as the experts of a skewed router do.
 enum class Split { kDistance, kUniform, kZipf };
 enum class VersusOp { kAllReduce, kReduceScatter, kAllGather, kAllToAll, kAllToAllv };
 
@@ -24,9 +24,9 @@ struct VersusOptions {
                                VersusOp::kAllToAll, VersusOp::kAllToAllv};
   Split split = Split::kDistance;
   Memory memory = Memory::kMalloc;
-  bool rival_on_heap = false;  // else the other library has ordinary memory, as a program that does not know ours
+  bool rival_on_heap = false;  // false: the other library has ordinary memory, like a program without MoECCL
   int repetitions = 9;         // turns of each library
-  double turn_us = 20000;      // aimed at for one turn
+  double turn_us = 20000;      // target time of one turn
   int procs = 0;               // ranks to fork, where the program forks
   std::string output_file;
   bool quick = false;
@@ -55,7 +55,7 @@ class Rival {
   virtual int n_ranks() const = 0;
   virtual void barrier() = 0;
   virtual double max(double value) = 0;  // over ranks
-  // What can be set up once per size, outside the timing. The exchange outlives the calls of run().
+  // Sets up what is needed once per size, outside the timing. The exchange outlives the calls of run().
   virtual void prepare(const Exchange& exchange) = 0;
   virtual void run() = 0;
 };
@@ -63,18 +63,18 @@ class Rival {
 struct VersusPoint {
   VersusOp op;
   size_t bytes = 0, count = 0;
-  double rival_us = 0, moeccl_us = 0;             // medians of
+  double rival_us = 0, moeccl_us = 0;             // medians of the turns
   std::vector<double> rival_turns, moeccl_turns;  // the slowest rank's us of each turn
-  // Above 1: MoECCL is faster.
+  // Above 1, MoECCL is faster.
   double ratio() const { return rival_us / moeccl_us; }
 };
 
-// Collective. Checks the results of both libraries, then times them; every rank gets the same figures. Points at which
-// MoECCL is slower are timed again when all have been, and all their turns count: a host that moves its cores for some
-// seconds slows what runs in them.
+// Checks the results of both libraries, then times them. Every rank gets the same figures. Points at which MoECCL is
+// slower are timed again at the end, and all their turns count, because a host that moves its cores for some seconds
+// slows what runs in them. Collective.
 std::vector<VersusPoint> run_versus(const VersusOptions& options, Rival& rival, moecclComm_t comm);
 
-// Prints the table and writes the JSON, on rank 0. The exit status.
+// Prints the table and writes the JSON, on rank 0. Returns the exit status.
 int report_versus(const VersusOptions& options, const Rival& rival, const std::vector<VersusPoint>& points);
 
 const char* op_name(VersusOp op);

@@ -23,7 +23,7 @@ std::string op_names() {
   return names;
 }
 
-// Of the ratios; 0 when there are none.
+// Returns the geometric mean of the ratios, or 0 when there are none.
 double geometric_mean(const std::vector<VersusPoint>& points, const VersusOp* op) {
   double sum = 0;
   int n = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers that no machine has are refused at once, with the limit, and before anything is allocated for them.
+// Numbers that exceed every machine are refused at once, with the limit, and before anything is allocated for them.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -64,7 +64,7 @@ TEST(AbsurdSizes, CountsOfSimulationsAreRefused) {
   }
 }
 
-// Asked for by name, a plan of 10^9 steps is not built either.
+// A plan of 10^9 steps is not built even when it is requested by name.
 TEST(AbsurdSizes, PlansOfTooManyStepsAreNotSimulated) {
   moecclSimulateConfig_t c = simulation("gpu:20000", moecclOpAllToAll);
   c.algorithm = "flat";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wrong arguments are a code and a sentence, never a crash, and leave the communicator usable.
+// Wrong arguments give an error code and a sentence, never a crash, and leave the communicator usable.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -17,7 +17,7 @@ void expect_refused(moecclResult_t got, moecclComm_t comm, const char* mentions)
   EXPECT_NE(text.find(mentions), std::string::npos) << "\"" << text << "\" does not mention " << mentions;
 }
 
-// After a refused call the same communicator still works.
+// Expects that the same communicator still works after a refused call.
 void expect_usable(moecclComm_t comm, int n) {
   float value = 1;
   MOECCL_ASSERT_COMM_OK(moecclAllReduce(&value, &value, 1, moecclFloat32, moecclSum, comm, nullptr), comm);
@@ -87,7 +87,7 @@ TEST(ApiArguments, NothingIsNeededForACountOfZero) {
   });
 }
 
-// The root's pointer only: the others may give NULL.
+// Only the root's pointer is used, so the other ranks may pass NULL.
 TEST(ApiArguments, BuffersThatARankDoesNotUseMayBeNull) {
   run_ranks(3, [](int rank, moecclComm_t comm) {
     float value = static_cast<float>(rank + 1), all[3] = {7, 8, 9}, got = 0;
@@ -140,7 +140,7 @@ TEST(ApiArguments, HandlesAreCheckedNotFollowed) {
       options);
 }
 
-// A handle of one kind is no handle of another.
+// A handle of one kind is not accepted as a handle of another kind.
 TEST(ApiArguments, HandlesOfOtherKindsAreRefused) {
   run_ranks(1, [](int, moecclComm_t comm) {
     moecclStream_t stream = nullptr;
@@ -187,7 +187,7 @@ TEST(ApiArguments, InitRefusesBadOnes) {
       options);
 }
 
-// A topology of another number of ranks than the communicator has.
+// The topology has another number of ranks than the communicator.
 TEST(ApiArguments, TopologyOfAnotherSizeIsRefused) {
   const RankOptions options{.init = false};
   run_ranks(

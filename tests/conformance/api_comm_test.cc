@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The life of communicators: init in every way, split, finalize, memory, streams and plans.
+// The life of communicators: all ways of init, split, finalize, memory, streams and plans.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -29,7 +29,7 @@ TEST_P(ApiComm, KnowsItsRankAndSize) {
             {.mode = GetParam()});
 }
 
-// Sums the ranks' numbers of `comm`, which must be the given ones in this order.
+// Sums the ranks' numbers over `comm`, whose members must be the given ranks in this order.
 void expect_members(moecclComm_t comm, int mine, const std::vector<int>& members) {
   int n = 0;
   MOECCL_ASSERT_COMM_OK(moecclCommCount(comm, &n), comm);
@@ -43,7 +43,7 @@ void expect_members(moecclComm_t comm, int mine, const std::vector<int>& members
 TEST_P(ApiComm, SplitsByColorInOrderOfKey) {
   run_ranks(7,
             [](int rank, moecclComm_t comm) {
-              // Uneven colors: {0, 3, 6}, {1, 4}, and 2 and 5 stay out. Keys turn the order round.
+              // Uneven colors: {0, 3, 6} and {1, 4}; 2 and 5 stay out. Keys reverse the order.
               moecclComm_t part = nullptr;
               const int color = rank % 3 == 2 ? -1 : rank % 3;
               MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, color, -rank, &part, nullptr), comm);
@@ -83,7 +83,7 @@ TEST_P(ApiComm, FinalizeWaitsAndDestroyNeedsNoPeers) {
             moecclAllReduce(data.data(), data.data(), data.size(), moecclFloat32, moecclSum, comm, stream), comm);
         MOECCL_EXPECT_COMM_OK(moecclCommFinalize(comm), comm);
         EXPECT_EQ(data.back(), 3.0f) << "finalize returned before the operation was done";
-        // Ranks leave at different times; nobody waits for the others.
+        // Ranks leave at different times, and none waits for the others.
         std::this_thread::sleep_for(std::chrono::milliseconds(rank * 100));
         const Stopwatch watch;
         MOECCL_EXPECT_OK(moecclCommDestroy(comm));
@@ -93,7 +93,7 @@ TEST_P(ApiComm, FinalizeWaitsAndDestroyNeedsNoPeers) {
       options);
 }
 
-// A rank may destroy as soon as its own call has returned, while slower ranks still read what it sent.
+// A rank may destroy as soon as its own call has returned, while slower ranks still read the data that it sent.
 TEST_P(ApiComm, DestroyRightAfterACollectiveDoesNotHurtSlowerRanks) {
   for (int round = 0; round < scaled(10); ++round) {
     const bool ok =
@@ -145,7 +145,7 @@ TEST_P(ApiComm, MemoryUsageStaysBelowTheConfiguredStaging) {
 INSTANTIATE_TEST_SUITE_P(Modes, ApiComm, ::testing::Values(RankMode::kThreads, RankMode::kProcesses, RankMode::kMixed),
                          [](const ::testing::TestParamInfo<RankMode>& info) { return mode_name(info.param); });
 
-// Runs in a child of its own, like every use of the library in a test.
+// Runs in a separate child, like every use of the library in a test.
 void alone(const std::function<void()>& fn) {
   run_ranks(1, [&](int, moecclComm_t) { fn(); }, {.init = false});
 }
@@ -164,7 +164,7 @@ TEST(ApiInitAll, OneThreadDrivesAllRanksInAGroup) {
     MOECCL_ASSERT_OK(moecclGroupEnd());
     for (moecclStream_t s : streams) MOECCL_EXPECT_OK(moecclStreamSynchronize(s));
     for (float v : values) EXPECT_EQ(v, 10.0f);
-    // Blocking calls of several ranks on one thread, in a group.
+    // Blocking calls of several ranks on one thread work in a group.
     MOECCL_ASSERT_OK(moecclGroupStart());
     for (int r = 0; r < 4; ++r) {
       MOECCL_EXPECT_OK(moecclAllReduce(&values[r], &values[r], 1, moecclFloat32, moecclMax, comms[r], nullptr));
@@ -270,7 +270,7 @@ TEST(ApiPlan, ExplainIsCutToTheBufferAndSaysItsLength) {
 }
 
 TEST(ApiPlan, TheEnvironmentForcesPlansToo) {
-  setenv("MOECCL_PLAN", "allreduce:ring", 1);  // the environment is read once: before the ranks begin
+  setenv("MOECCL_PLAN", "allreduce:ring", 1);  // the environment is read once, so set it before the ranks begin
   run_ranks(2, [](int, moecclComm_t comm) {
     moecclPlanInfo_t info{};
     info.size = sizeof(info);

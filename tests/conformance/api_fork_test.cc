@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forked children: what the parent made is refused or forgotten there, never waited for; what the child makes works.
-// And processes that end while operations run.
+// Forked children: objects that the parent made are refused or forgotten in the child, but never waited for, and
+// objects that the child makes work. Also processes that end while operations run.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 namespace moeccl::testing {
 namespace {
 
-// Runs body in a child that an alarm ends; body says what went wrong, or "".
+// Runs body in a child that an alarm ends. body returns what went wrong, or "".
 void expect_in_child(const std::function<std::string()>& body) {
   const pid_t child = fork();
   if (child == 0) {
@@ -79,7 +79,7 @@ void destroy(Family& f) {
   MOECCL_EXPECT_OK(moecclMemFree(f.heap));
 }
 
-// Every call on what the parent made.
+// Makes every call on the parent's objects.
 std::string use_as_child(const Family& f) {
   float x[64] = {}, y[64] = {};
   int n = 0;
@@ -155,7 +155,7 @@ std::string use_as_child(const Family& f) {
   return "";
 }
 
-// The parent's stream has an operation that waits for its peer: the child must not wait for it.
+// The parent's stream has an operation that waits for its peer. The child must not wait for it.
 TEST(ApiForks, AChildNeitherUsesNorHurtsWhatItsParentMade) {
   Meeting forked;
   run_ranks(2, [&](int rank, moecclComm_t comm) {
@@ -236,7 +236,7 @@ TEST(ApiForks, AChildMakesItsOwn) {
     memset(heap, 0x5a, 1 << 20);
     expect_in_child([&] {
       std::string wrong = work_as_child(heap);
-      // And a grandchild, of a parent that has both kinds.
+      // Also a grandchild, of a parent that has objects of both kinds.
       if (wrong.empty()) expect_in_child([&] { return work_as_child(heap); });
       return ::testing::Test::HasFailure() ? "its own child failed" : wrong;
     });
@@ -247,7 +247,7 @@ TEST(ApiForks, AChildMakesItsOwn) {
   });
 }
 
-// A rank of two that ends by exit() while its stream works on heap memory of both processes.
+// One of two ranks that ends by exit() while its stream works on heap memory of both processes.
 int end_amid_operations(int rank, const moecclUniqueId& id, int delay_us) {
   moecclComm_t comm = nullptr;
   moecclStream_t stream = nullptr;

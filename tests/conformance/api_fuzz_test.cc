@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random calls of the public interface: dead, stale and foreign handles, numbers of all kinds, groups that are left
-// open, streams, forks, and threads that abort and ask for errors while owners destroy. Every call must come back, with
-// a code that is not moecclInternalError and, when it failed, a sentence; the sanitizers watch the rest.
+// open, streams, forks, and threads that abort and ask for errors while owners destroy. Every call must return with a
+// code that is not moecclInternalError and, when it failed, with a sentence; the sanitizers check the rest.
 //
-// MOECCL_TEST_SEED replays or varies it, MOECCL_TEST_CALLS sets the number of calls of a process (a million takes some
-// minutes), MOECCL_TEST_TRACE names a file that keeps the number and kind of the last call.
+// MOECCL_TEST_SEED replays or varies the test, MOECCL_TEST_CALLS sets the number of calls of a process (a million takes
+// some minutes), and MOECCL_TEST_TRACE names a file that keeps the number and kind of the last call.
 #include <gtest/gtest.h>
 
 #include <atomic>

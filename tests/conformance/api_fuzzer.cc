@@ -135,7 +135,7 @@ void Fuzzer::add_operations() {
   add("AllToAll", [this] { note(moecclAllToAll(in(), out(), count(), type(), comm(), stream())); });
   add("TensorAllToAll", [this] { note(moecclTensorAllToAll(in(), out(), count(), type(), comm(), stream())); });
   add("AllToAllv", [this] {
-    // Of the largest communicator here; most have one rank.
+    // Sizes are those of the largest communicator here; most have one rank.
     const size_t sends[2] = {count()}, send_at[2] = {below(3) == 0 ? count() : 0};
     const size_t receives[2] = {below(3) == 0 ? count() : sends[0]}, receive_at[2] = {below(3) == 0 ? count() : 0};
     note(moecclAllToAllv(in(), maybe(sends), maybe(send_at), out(), maybe(receives), maybe(receive_at), type(), comm(),
@@ -174,7 +174,7 @@ void Fuzzer::add_layers() {
       [this] {
         moecclMoe_t made = nullptr;
         moecclMoeConfig_t l = layer();
-        if (l.max_tokens > 100'000) l.max_tokens = 16;  // only in the check: real tables of that size take seconds
+        if (l.max_tokens > 100'000) l.max_tokens = 16;  // only in the check: real tables this large take seconds
         if (l.n_experts > 1000) l.n_experts = 8;
         if (l.hidden_bytes > 100'000) l.hidden_bytes = 64;
         trim(moes_, 20, moecclMoeDestroy);
@@ -268,7 +268,7 @@ void Fuzzer::add_experts() {
     note(moecclGradientSource(maybe(&p), rarely() ? number() % 8 : 2, number() % 8, number() % 4, maybe(&source)));
   });
   add("ExpertPopularity", [this] {
-    static int64_t counts[64];  // a group may write them when this has returned
+    static int64_t counts[64];  // a group may write them after this function has returned
     note(moecclExpertPopularity(choices(), below(choices_.size()), rarely() ? (number() & 63) - 4 : 8, maybe(counts),
                                 comm(), nullptr));
   });
@@ -458,10 +458,10 @@ void Fuzzer::add_questions() {
   });
 }
 
-// A child goes on with all the handles of its parent, then with some of its own.
-// gcc 12's address sanitizer does not take its allocator's lock over fork(): in a child whose parent's threads were
-// just in there, the first free() waits for ever. Such a child is ended and not counted; without the sanitizer it is a
-// failure.
+// A child continues with all handles of its parent, then with some of its own.
+// gcc 12's address sanitizer does not hold its allocator's lock during fork(). In a child whose parent's threads were
+// in the allocator at that moment, the first free() waits for ever. Such a child is ended and not counted; without the
+// sanitizer it is a failure.
 #ifdef __SANITIZE_ADDRESS__
 constexpr bool kMayLockUp = true;
 #else
@@ -491,7 +491,7 @@ void Fuzzer::fork_child() {
   EXPECT_TRUE(!WIFEXITED(status) || WEXITSTATUS(status) == 0) << "a forked child found something";
 }
 
-// Both ranks of a communicator from this thread, mostly with the same call.
+// Drives both ranks of a communicator from this thread, mostly with the same call.
 void Fuzzer::drive_pair() {
   close_groups();
   if (pairs_.empty() || rarely()) {

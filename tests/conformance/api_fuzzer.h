@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random calls of the public interface on one process, and what must hold after each: see api_fuzz_test.cc.
+// Random calls of the public interface in one process, and the conditions that must hold after each: see
+// api_fuzz_test.cc.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -51,8 +52,8 @@ class Fuzzer {
     destroy_all();
     EXPECT_GT(n_ok_, n_calls / 10);
     EXPECT_GT(n_refused_, n_calls / 10);
-    // Calls that are all refused find little. Some are meant to be: without memory for what they make, with a CPU's
-    // communicator where a device's is needed, with figures that would have them wait.
+    // Calls that are always refused find little. Some always are: they lack memory for the object that they make, need
+    // a device's communicator but get a CPU's, or have figures that would make them wait.
     for (const char* name :
          {"CommInitAll of many", "RoutingUpdateOnStream", "RoutingGetDeviceInfo", "CommGrow", "Profile"})
       n_ok_of_.erase(name);
@@ -60,7 +61,7 @@ class Fuzzer {
       EXPECT_TRUE(n_ok > 0 || n_calls < 100'000) << name << " never succeeded in " << n_calls << " calls";
   }
 
-  // Beside run(), on threads of their own: what types.h allows there.
+  // Runs on separate threads beside run(), and makes the calls that types.h allows there.
   void watch(uint64_t seed, const std::atomic<bool>& stop) {
     std::minstd_rand random(static_cast<uint32_t>(seed));
     while (!stop) {
@@ -95,7 +96,7 @@ class Fuzzer {
     return reinterpret_cast<H>(bits);
   }
 
-  // A handle of the list, or something that is none.
+  // Returns a handle of the list, or a value that is not a handle.
   template <class H>
   H pick(const std::vector<H>& from) {
     switch (below(16)) {
@@ -143,7 +144,7 @@ class Fuzzer {
   }
   template <class Struct>
   void maybe_resize(Struct& s) {
-    // Sizes up to 4096 stand for memory, which has to be there: the library looks whether it is 0.
+    // Sizes up to 4096 stand for memory that must exist, because the library checks whether it is 0.
     if (below(8) == 0) s.size = below(2) == 0 ? below(sizeof(s) + 1) : random_() | 1ull << 32;
   }
   const char* text() {
@@ -164,14 +165,14 @@ class Fuzzer {
       EXPECT_NE(moecclGetLastError(comm()), nullptr);
     }
   }
-  // Keeps what was made. By reference: the arguments' order is the compiler's, and the call that makes it is one of
-  // them.
+  // Keeps a created handle. Takes it by reference, because the compiler chooses the order of the arguments, and the
+  // call that creates it is one of them.
   template <class H>
   void note(moecclResult_t result, const H& made, std::vector<H>& in) {
     note(result);
     if (result == moecclSuccess && made != nullptr) in.push_back(made);
   }
-  // In a group, communicators are there when it has ended.
+  // In a group, communicators exist only after the group has ended.
   void take_joined() {
     if (depth_ > 0) return;
     for (const moecclComm_t made : joining_) {
@@ -181,7 +182,7 @@ class Fuzzer {
     }
     joining_.clear();
   }
-  // Handles stay in their lists when they are dead: later calls use them again.
+  // Dead handles stay in their lists, so that later calls use them again.
   template <class H>
   void destroy(std::vector<H>& from, moecclResult_t (*destroy_one)(H)) {
     if (below(3) != 0) return;
@@ -258,7 +259,7 @@ class Fuzzer {
     maybe_resize(l);
     return l;
   }
-  // The program's part of the fused calls: sometimes it fails.
+  // The program's part of the fused calls, which sometimes fails.
   static int update(void* context, int, size_t, size_t) { return static_cast<Fuzzer*>(context)->rarely() ? 1 : 0; }
   static int use(void* context, size_t, size_t, const void*) { return static_cast<Fuzzer*>(context)->rarely() ? 1 : 0; }
   moecclExpertUse_t expert_use() {
@@ -317,11 +318,11 @@ class Fuzzer {
   long n_ok_ = 0, n_refused_ = 0;
   std::map<std::string, long> n_ok_of_;  // of each call
   bool is_child_ = false;
-  int depth_ = 0;  // of open groups
+  int depth_ = 0;  // number of open groups
 
   std::vector<float> in_, out_, held_;
   std::array<int32_t, 64> choices_{};
-  std::array<int32_t, 64> slots_{};  // of 8 ranks with 8 each
+  std::array<int32_t, 64> slots_{};  // of 8 ranks with 8 slots each
   std::vector<moecclComm_t> comms_, pairs_;
   std::deque<moecclComm_t> joining_;  // written when the group ends
   std::vector<moecclStream_t> streams_;
@@ -336,7 +337,7 @@ class Fuzzer {
   std::map<moecclReplacement_t, moecclMoe_t> layer_of_;
   std::vector<moecclRedOp_t> ops_;
   std::vector<void*> memory_;
-  static constexpr size_t kArray = 4096;  // more than any accepted problem of these sizes has
+  static constexpr size_t kArray = 4096;  // larger than any accepted problem of these sizes
   std::array<std::vector<int32_t>, 6> ints_;
   std::array<std::vector<double>, 8> reals_;
   std::vector<std::pair<moecclComm_t, void*>> registrations_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random calls that change who is in a communicator, move experts' state, or ask and tell about plans and profiles.
+// Random calls that change the members of a communicator, move experts' state, or query and set plans and profiles.
 #include <cmath>
 
 #include "tests/conformance/api_fuzzer.h"
@@ -37,7 +37,7 @@ void Fuzzer::add_elastic() {
     moecclUniqueId id;
     if (below(64) == 0) note(below(2) == 0 ? moecclGetUniqueId(maybe(&id)) : moecclCommGetUniqueId(comm(), maybe(&id)));
   });
-  // With figures that would be right it waits for the new ranks.
+  // With valid figures it would wait for the new ranks.
   add("CommGrow", [this] {
     moecclComm_t made = nullptr;
     moecclUniqueId id{};
@@ -89,7 +89,7 @@ void Fuzzer::add_elastic() {
     char page[200];
     size_t needed = 0;
     const char* given = text();
-    if (given == nullptr || *given == '\0') given = "node:2";  // would look at this host, which takes long
+    if (given == nullptr || *given == '\0') given = "node:2";  // an empty one would inspect this host, which takes long
     note(moecclTopologyDescribe(given, static_cast<moecclTopologyFormat_t>(rarely() ? number() : below(4)), maybe(page),
                                 below(sizeof(page)), maybe(&needed)));
   });

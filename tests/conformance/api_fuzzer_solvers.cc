@@ -7,7 +7,7 @@
 
 namespace moeccl::testing {
 
-// Sizes of arrays are small or none at all: the memory has to be there. Other figures may be anything.
+// Array sizes are small or 0 or negative, because the memory has to exist. Other figures may be anything.
 int32_t Fuzzer::extent(int most) {
   constexpr std::array<int32_t, 4> kNone = {0, -1, INT32_MIN, -65536};
   return below(20) == 0 ? kNone[below(kNone.size())] : 1 + static_cast<int32_t>(below(static_cast<uint64_t>(most)));
@@ -20,7 +20,7 @@ double Fuzzer::real() {
   return rarely() ? kOdd[below(kOdd.size())] : static_cast<double>(below(1000)) / 10 + 0.1;
 }
 
-// An array of solve.h's, of numbers from 0 to n - 1 but for a few; sometimes NULL.
+// Returns an array of solve.h, of numbers from 0 to n - 1 except for a few; sometimes NULL.
 const int32_t* Fuzzer::ints(size_t which, int32_t n) {
   std::vector<int32_t>& array = ints_[which];
   array.resize(kArray);
@@ -131,7 +131,7 @@ void Fuzzer::add_swap_solvers() {
     note(moecclSwapCountsLength(maybe(&p), maybe(&n)));
     note(moecclSwapCountWorkspace(maybe(&p), maybe(&count_bytes)));
     note(moecclSolveSwapWorkspace(maybe(&p), maybe(&bytes)));
-    // What the first call was not asked for may be any size: the library's own question gives it.
+    // The first call may not have returned the length, so ask the library separately.
     size_t length = 0;
     if (moecclSwapCountsLength(&p, &length) != moecclSuccess) length = 0;
     ASSERT_LE(length, size_t{1} << 20);

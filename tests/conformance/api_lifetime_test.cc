@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles in groups, beside other threads, after a fork and at the end of the program: errors, never a crash or a hang.
+// Handles in groups, with other threads, after a fork and at the end of the program: errors, never a crash or a hang.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -54,7 +54,7 @@ TEST(ApiGroups, WhatAGroupHoldsIsNotDestroyed) {
         expect_refused(moecclCommDestroy(comm), "3 calls on this communicator: call moecclGroupEnd");
         expect_refused(moecclStreamDestroy(stream), "1 call on this stream");
         expect_refused(moecclHybridDestroy(hybrid), "1 call on this placement");
-        // Nor by another thread.
+        // Another thread cannot destroy it either.
         std::thread([&] { expect_refused(moecclCommDestroy(comm), "group"); }).join();
         EXPECT_EQ(blocking, 0.0f) << "nothing runs before the group's end";
         MOECCL_EXPECT_OK(moecclGroupEnd());
@@ -69,7 +69,7 @@ TEST(ApiGroups, WhatAGroupHoldsIsNotDestroyed) {
       kNoInit);
 }
 
-// An operator's scalar and a routing's choices are read at the call, and an aborted communicator is still there.
+// An operator's scalar and a routing's choices are read at the call, and an aborted communicator still exists.
 TEST(ApiGroups, OperatorsMayGoAndCommunicatorsMayBeAborted) {
   run_ranks(
       1,
@@ -112,7 +112,7 @@ TEST(ApiGroups, ACancelledGroupIssuesNothingAndHoldsNothing) {
         EXPECT_EQ(out, 0.0f);
         EXPECT_EQ(joined, nullptr);
         expect_usable(comm);
-        // A thread that ends leaves no hold behind.
+        // A thread that ends keeps no hold on the communicator.
         std::thread([&] {
           MOECCL_ASSERT_OK(moecclGroupStart());
           MOECCL_EXPECT_OK(all_reduce(&in, &out, comm));
@@ -191,7 +191,7 @@ TEST(ApiLifetime, RegistrationsAreGivenBackOnceAndToTheirCommunicator) {
   });
 }
 
-// types.h: abort, the asynchronous error and the last error are for any thread at any time.
+// types.h: any thread may call abort, the asynchronous error and the last error at any time.
 TEST(ApiLifetime, WatchdogsWorkWhileTheOwnerDestroys) {
   run_ranks(
       1,
@@ -230,7 +230,7 @@ TEST(ApiLifetime, WatchdogsWorkWhileTheOwnerDestroys) {
       kNoInit);
 }
 
-// A destroy waits for what is on streams. It would wait for the operation's whole timeout when the peer never comes.
+// A destroy waits for the work on streams. If the peer never comes, it would wait for the operation's whole timeout.
 TEST(ApiLifetime, AnAbortEndsADestroyThatWaits) {
   Meeting done;
   RankOptions options{.destroy = false};
@@ -263,7 +263,7 @@ TEST(ApiLifetime, AnAbortEndsADestroyThatWaits) {
       options);
 }
 
-// Several communicators' sentences in one expression, as in a call of printf.
+// One expression may use several communicators' sentences, as in a call of printf.
 TEST(ApiLifetime, LastErrorsStayForTheNextSevenCalls) {
   run_ranks(1, [](int, moecclComm_t comm) {
     EXPECT_EQ(moecclPlanForce(comm, moecclOpAllReduce, "no such plan"), moecclInvalidArgument);

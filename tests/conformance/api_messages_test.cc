@@ -48,7 +48,7 @@ TEST_P(ApiMessages, OfEverySizeArriveWhole) {
             {.mode = GetParam()});
 }
 
-// A ring of blocking calls in the wrong order would wait for ever; in a group the order does not matter.
+// A ring of blocking calls in the wrong order would wait for ever. In a group the order does not matter.
 TEST_P(ApiMessages, InAGroupCannotDeadlockOnTheirOrder) {
   run_ranks(5,
             [](int rank, moecclComm_t comm) {
@@ -102,7 +102,7 @@ TEST_P(ApiMessages, OfAnotherSizeAreAMismatchAtTheReceiver) {
             [&](int rank, moecclComm_t comm) {
               std::vector<float> data(100);
               if (rank == 0) {
-                // The sender may have gone on or learn of the receiver's failure.
+                // The sender may have gone on, or may learn of the receiver's failure.
                 (void)moecclSend(data.data(), 64, moecclFloat32, 1, comm, nullptr);
                 EXPECT_TRUE(received.wait_for(1));
                 return;
@@ -143,7 +143,7 @@ TEST_P(ApiMessages, StreamsRunInOrderAndReturnAtOnce) {
             [&](int rank, moecclComm_t comm) {
               moecclStream_t stream = nullptr;
               MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
-              // The peer comes after our calls have returned, so a call that blocked would never end.
+              // The peer comes after this rank's calls have returned, so a call that blocked would never end.
               if (rank == 1) {
                 ASSERT_TRUE(called.wait_for(1));
               }

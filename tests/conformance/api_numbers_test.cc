@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers that no program means: sizes that no memory has and enumerators that do not exist are refused with a
-// sentence.
+// Meaningless numbers: sizes that exceed every memory and enumerators that do not exist are refused with a sentence.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -70,7 +69,7 @@ TEST(ApiNumbers, NoOperationTakesMoreThanMemoryHas) {
     };
     for (const Call& call : calls)
       for (const size_t n : kTooMany) expect_refused(call.with(n), "give", call.name + std::to_string(n));
-    // Communicators are as they were.
+    // Communicators still work.
     float value = 1;
     MOECCL_EXPECT_COMM_OK(moecclAllReduce(&value, &value, 1, f32, moecclSum, comm, nullptr), comm);
   });
@@ -89,7 +88,7 @@ TEST(ApiNumbers, NoQuestionTakesMoreThanMemoryHas) {
       const std::string what = "operation " + std::to_string(i);
       for (const auto type : {moecclInt8, moecclFloat16, moecclFloat64}) {
         for (const size_t n : kTooMany) {
-          const bool fits = op == moecclOpAllToAllv;  // its counts are private: the number says nothing
+          const bool fits = op == moecclOpAllToAllv;  // its counts are private to a rank: the number is not checked
           EXPECT_EQ(moecclPlanQuery(comm, op, n, type, &info), fits ? moecclSuccess : moecclInvalidArgument) << what;
           EXPECT_EQ(moecclPlanExplain(comm, op, n, type, nullptr, 0, nullptr),
                     fits ? moecclSuccess : moecclInvalidArgument)
@@ -99,7 +98,8 @@ TEST(ApiNumbers, NoQuestionTakesMoreThanMemoryHas) {
           simulate.op = op, simulate.count = n, simulate.type = type;
           EXPECT_EQ(moecclSimulate(&simulate, nullptr, 0, nullptr), moecclInvalidArgument) << what;
         }
-        // Sizes that no machine has but that can be counted: any answer, no crash, no endless pricing.
+        // For sizes that exceed every machine but can be counted, any answer will do, but no crash and no endless
+        // pricing.
         for (const size_t n : {size_t{1} << 40, (size_t{1} << 45) + 1, (size_t{1} << 50) + 3}) {
           const moecclResult_t asked = moecclPlanQuery(comm, op, n, type, &info);
           if (asked == moecclSuccess && op != moecclOpAllToAllv) {
@@ -136,7 +136,8 @@ TEST(ApiNumbers, NoQuestionTakesMoreThanMemoryHas) {
   });
 }
 
-// A forced plan with tiny staging would take more chunks than can be numbered: the sentence, not another size's plan.
+// A forced plan with tiny staging would need more chunks than can be numbered. Expects the sentence, and not the plan
+// of another size.
 TEST(ApiNumbers, ChunksThatCannotBeCountedAreRefused) {
   RankOptions options;
   options.config.staging_bytes = 64 << 10;

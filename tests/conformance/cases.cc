@@ -9,7 +9,7 @@ namespace {
 
 size_t sz(int v) { return static_cast<size_t>(v); }
 
-// Small, odd, prime and round counts, and now and then one that spans many chunks.
+// Draws small, odd, prime and round counts, and occasionally one that spans many chunks.
 size_t draw_count(std::mt19937_64& random, size_t most) {
   static constexpr size_t kSpecial[] = {0,   1,   1,   2,   3,    7,    13,   31,    61,   64,
                                         127, 251, 509, 512, 1021, 4093, 4096, 16381, 65521};
@@ -24,7 +24,7 @@ size_t draw_count(std::mt19937_64& random, size_t most) {
   return std::min(count, most);
 }
 
-// Sparse, dense and skewed exchanges, among them rows and columns of zeros.
+// Draws sparse, dense and skewed exchanges, including rows and columns of zeros.
 std::vector<size_t> draw_matrix(std::mt19937_64& random, int n, size_t most) {
   std::vector<size_t> matrix(sz(n) * sz(n));
   const uint64_t density = 1 + random() % 4;
@@ -38,7 +38,7 @@ std::vector<size_t> draw_matrix(std::mt19937_64& random, int n, size_t most) {
   return matrix;
 }
 
-// Largest number of blocks of `count` elements in one rank's buffer.
+// Returns the largest number of blocks of `count` elements in one rank's buffer.
 size_t blocks(moecclOp_t op, int n) {
   return op == moecclOpAllReduce || op == moecclOpReduce || op == moecclOpBroadcast ? 1 : sz(n);
 }
@@ -94,9 +94,9 @@ Case draw_case(std::mt19937_64& random, const World& world, const std::vector<st
   c.send_offset = random() % 3 == 0 ? random() % 17 : 0;
   c.recv_offset = random() % 3 == 0 ? random() % 17 : 0;
   c.heap_send = random() % 2 == 0;
-  c.heap_recv = random() % 4 == 0 ? !c.heap_send : c.heap_send;  // mostly alike, as users do
+  c.heap_recv = random() % 4 == 0 ? !c.heap_send : c.heap_send;  // mostly the same kind, as in real programs
   c.async = random() % 5 == 0;
-  // A reference reads n inputs for every output of n ranks: large ones are rarer with many ranks.
+  // A reference reads n inputs for every output of n ranks, so large ones are rarer with many ranks.
   const size_t budget = (random() % 8 == 0 ? 16u << 20 : 1u << 20) / (blocks(c.op, n) * sz(n));
   const size_t most = std::min(max_bytes / (moecclTypeSize(c.type) * blocks(c.op, n)), budget) - 32;
   c.count = draw_count(random, most);
@@ -178,7 +178,7 @@ bool expected_at(const Case& c, int n, int rank, size_t i, Number* value) {
       break;
   }
   size_t at = i;
-  for (int r = 0; r < n; ++r) {  // AllToAllv and SendRecv: blocks lie one after the other by source rank
+  for (int r = 0; r < n; ++r) {  // AllToAllv and SendRecv: blocks are in the order of the source ranks
     const size_t length = c.matrix[sz(r) * sz(n) + sz(rank)];
     if (at < length) {
       *value = plain(c, r, sent_before(c, n, r, rank) + at);

@@ -11,13 +11,13 @@
 
 namespace moeccl::testing {
 
-// A communicator's circumstances; its cases run one after the other on the same communicator.
+// A communicator's environment. Its cases run one after the other on the same communicator.
 struct World {
   int n = 1;
   RankMode mode = RankMode::kThreads;
   const char* topology = "";
   bool deterministic = false;
-  size_t staging_bytes = 0;  // small ones make even small calls run in many chunks
+  size_t staging_bytes = 0;  // small values make even small calls run in many chunks
 };
 std::ostream& operator<<(std::ostream& out, const World& world);
 
@@ -28,7 +28,7 @@ struct Case {
   size_t count = 0;
   int root = 0;
   bool in_place = false;
-  bool heap_send = false, heap_recv = false;  // moecclMemAlloc's memory, else malloc's
+  bool heap_send = false, heap_recv = false;  // memory of moecclMemAlloc, else of malloc
   bool async = false;
   size_t send_offset = 0, recv_offset = 0;  // elements, so that buffers start anywhere
   std::string algorithm;                    // forced; empty: chosen by price
@@ -39,18 +39,18 @@ struct Case {
   bool reduces() const { return op == moecclOpAllReduce || op == moecclOpReduce || op == moecclOpReduceScatter; }
 };
 
-// names[op]: the algorithms that may be forced. max_bytes bounds each rank's buffers.
+// Draws a case. names[op]: the algorithms that may be forced. max_bytes limits each rank's buffers.
 Case draw_case(std::mt19937_64& random, const World& world, const std::vector<std::vector<std::string>>& names,
                size_t max_bytes);
 
-// Elements of one rank's buffers.
+// Return the number of elements of one rank's buffers.
 size_t send_elements(const Case& c, int n, int rank);
 size_t recv_elements(const Case& c, int n, int rank);
-// What element i of rank's input is.
+// Returns element i of rank's input.
 Number input_at(const Case& c, int n, int rank, size_t i);
-// Whether the call defines element i of rank's output, and what it must be.
+// Returns whether the call defines element i of rank's output, and stores its required value.
 bool expected_at(const Case& c, int n, int rank, size_t i, Number* value);
-// True when results round: averages of floats.
+// Returns true when results are rounded: averages of floats.
 bool rounds(const Case& c);
 
 }  // namespace moeccl::testing

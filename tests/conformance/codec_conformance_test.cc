@@ -20,7 +20,7 @@ TEST(Codec, SharedExpertIsTheMeanAndResidualsComeBack) {
   run_ranks(kRanks, [](int rank, moecclComm_t comm) {
     std::mt19937 random(static_cast<uint32_t>(test_seed()));
     std::normal_distribution<float> normal;
-    // Experts that share most of what they know.
+    // Experts that share most of their values.
     std::vector<float> all(kRanks * kLocal * kCount), common(kCount);
     for (float& v : common) v = normal(random);
     for (size_t e = 0; e < kRanks * kLocal; ++e)
@@ -54,7 +54,7 @@ TEST(Codec, SharedExpertIsTheMeanAndResidualsComeBack) {
       whole += std::pow(mine[i], 2.0);
     }
     EXPECT_NEAR(with.relative, std::sqrt(lost / whole), 1e-3);
-    // Without a shared expert nearly everything is lost: the paper's Fig. 14.
+    // Without a shared expert nearly everything is lost, as in the paper's Fig. 14.
     const std::vector<float> nothing(kCount);
     MOECCL_ASSERT_OK(moecclCodecEncode(&codec, mine, nothing.data(), encoded.data(), bytes, &without));
     EXPECT_LT(with.relative, 0.1);
@@ -76,7 +76,7 @@ uint16_t to_bf16(float v) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Whether what encoding says is lost is what decoding lacks.
+// Checks that the loss that encoding reports is what decoding lacks.
 template <class T, class Value>
 void check_loss(std::mt19937& random, moecclDataType_t type, T (*store)(float), Value value) {
   moecclCodec_t codec = MOECCL_CODEC_INIT;
@@ -85,7 +85,7 @@ void check_loss(std::mt19937& random, moecclDataType_t type, T (*store)(float), 
   codec.ratio = 1 + static_cast<double>(random() % 30) / 4;
   std::uniform_real_distribution<float> uniform(-1, 1);
   std::vector<T> expert(codec.count), shared(codec.count), out(codec.count);
-  const unsigned same = random() % 4;  // of four elements, how many are those of the shared expert
+  const unsigned same = random() % 4;  // of four elements, how many equal the shared expert's
   const float scale = random() % 2 == 0 ? 1.0f : 1e-3f;
   for (size_t i = 0; i < codec.count; ++i) {
     shared[i] = store(uniform(random));
@@ -121,7 +121,7 @@ TEST(Codec, WhatIsLostIsWhatDecodingLacks) {
   }
 }
 
-// A program whose step and computation look at what they are given, and stop where they are told to.
+// A program whose step and computation check their arguments, and stop when told to.
 struct Fused {
   std::vector<float> experts, next;
   size_t count = 0;
@@ -173,7 +173,7 @@ TEST(CodecFused, StepsAndComputationsSeeEachElementOnce) {
     EXPECT_EQ(f.experts, f.next);
     EXPECT_EQ(errors[1].relative, alone[1].relative);
     EXPECT_EQ(errors[1].max_dropped, alone[1].max_dropped);
-    // The computation: all of it, then rows of the second half.
+    // The computation runs on everything, then on rows of the second half.
     MOECCL_ASSERT_OK(moecclCodecDecode(&codec, encoded.data(), bytes, shared.data(), f.next.data()));
     moecclExpertUse_t use = MOECCL_EXPERT_USE_INIT;
     use.use = Fused::use;
@@ -208,7 +208,7 @@ TEST(CodecFused, WhatStopsTheProgramIsSaidWithWhereItStopped) {
                                    encoded.size(), nullptr),
             moecclInvalidUsage);
   EXPECT_TRUE(says("update returned 7 for elements 0 to 65535 of expert 1")) << moecclGetLastError(nullptr);
-  EXPECT_EQ(f.updated, (std::vector<size_t>{65536, 0}));  // nothing ran behind the one that failed
+  EXPECT_EQ(f.updated, (std::vector<size_t>{65536, 0}));  // nothing ran after the call that failed
   EXPECT_EQ(f.experts[65535], 2.0f);
   EXPECT_EQ(f.experts[65536], 0.0f);
   MOECCL_ASSERT_OK(moecclCodecEncode(&codec, f.next.data(), shared.data(), encoded.data(), bytes, nullptr));
@@ -221,7 +221,7 @@ TEST(CodecFused, WhatStopsTheProgramIsSaidWithWhereItStopped) {
   EXPECT_EQ(moecclCodecDecodeFused(&codec, encoded.data(), bytes, shared.data(), &use), moecclInvalidUsage);
   EXPECT_TRUE(says("use.use returned -3 for elements 32000 to 47999")) << moecclGetLastError(nullptr);
   EXPECT_EQ(f.used.size(), 2u);
-  // Nothing runs where an argument is wrong.
+  // Nothing runs when an argument is wrong.
   f.stop_at = SIZE_MAX;
   f.updated = {0, 0};
   f.used.clear();

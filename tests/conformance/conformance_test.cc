@@ -2,8 +2,8 @@
 // Random calls of the standard collectives against a naive reference: operation x type x operator x count x place x
 // root x ranks x threads/processes x topology x memory x deterministic x forced plan.
 //
-// Replay: MOECCL_TEST_SEED=S build/tests/conformance_test --gtest_filter=<the case's name>; MOECCL_TEST_SEED=random
-// draws a new one; MOECCL_TEST_SCALE=10 runs ten times as many cases.
+// To replay: MOECCL_TEST_SEED=S build/tests/conformance_test --gtest_filter=<the case's name>. MOECCL_TEST_SEED=random
+// draws a new seed, and MOECCL_TEST_SCALE=10 runs ten times as many cases.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -50,10 +50,10 @@ const World kWorlds[] = {
     {16, RankMode::kThreads, "", false, 1 << 20},
     {16, RankMode::kProcesses, "node:2 socket:2 gpu:4", false, 0},
     {16, RankMode::kMixed, "node:4 gpu:4", false, 0},
-    {4, RankMode::kProcesses, "", false, 256 << 10},  // at the end: the others keep their names and cases
+    {4, RankMode::kProcesses, "", false, 256 << 10},  // at the end, so that the others keep their names and cases
 };
 
-// One rank's memory for all of a world's cases.
+// One rank's memory for all cases of a world.
 class Buffers {
  public:
   Buffers() {
@@ -74,11 +74,11 @@ class Buffers {
   void* heap_[2] = {nullptr, nullptr};
 };
 
-// Where one call's buffers lie.
+// The buffers of one call.
 struct Placed {
   unsigned char *send, *recv;  // first elements
   size_t send_bytes, recv_bytes;
-  bool separate;  // out of place: the input must survive
+  bool separate;  // out of place: the call must not change the input
 };
 
 Placed place(const Case& c, int n, int rank, Buffers& buffers) {
@@ -131,7 +131,8 @@ class Runner {
   }
   ~Runner() { EXPECT_EQ(moecclStreamDestroy(stream_), moecclSuccess); }
 
-  // Fills, calls, checks. False when the call failed: the communicator is of no more use.
+  // Fills the buffers, makes the call and checks. Returns false when the call failed, because the communicator is then
+  // useless.
   bool run(const Case& c) {
     const Placed p = place(c, n_, rank_, buffers_);
     if (p.separate) {
@@ -144,7 +145,7 @@ class Runner {
     const size_t elements = send_elements(c, n_, rank_);
     for (size_t i = 0; i < elements; ++i) store(c.type, p.send, i, input_at(c, n_, rank_, i));
     moecclResult_t forced = moecclPlanForce(comm_, c.op, c.algorithm.empty() ? nullptr : c.algorithm.c_str());
-    // On this topology it can never apply.
+    // The algorithm can never apply on this topology.
     if (forced == moecclUnsupported) forced = moecclPlanForce(comm_, c.op, nullptr);
     EXPECT_EQ(forced, moecclSuccess) << moecclGetLastError(comm_);
     moecclResult_t result = call(c, p);
@@ -203,7 +204,7 @@ class Runner {
     return result;
   }
 
-  // AllToAllv, or the same by Send and Recv in a group.
+  // Runs AllToAllv, or the same exchange by Send and Recv in a group.
   moecclResult_t exchange(const Case& c, const Placed& p, moecclStream_t s) {
     const auto n = static_cast<size_t>(n_);
     std::vector<size_t> out(n), out_at(n), in(n), in_at(n);
@@ -230,7 +231,7 @@ class Runner {
   bool equal(const Case& c, Number got, Number want) const {
     if (!is_float(c.type)) return got.u == want.u;
     if (!rounds(c)) return got.f == want.f;
-    // 1/n may be multiplied or divided by, and rounded twice.
+    // An average may multiply or divide by n, and round twice.
     return std::fabs(got.f - want.f) <= 2 * epsilon(c.type) * std::fabs(want.f) + 1e-9;
   }
 
@@ -274,7 +275,7 @@ class Runner {
   int wrong_cases_ = 0;
 };
 
-// The algorithms of each operation, as the library lists them when it refuses a name.
+// Returns the algorithms of each operation, as the library lists them when it refuses a name.
 std::vector<std::vector<std::string>> algorithm_names(moecclComm_t comm) {
   std::vector<std::vector<std::string>> names(moecclOpSendRecv + 1);
   for (int op = 0; op < moecclOpSendRecv; ++op) {
@@ -311,7 +312,7 @@ TEST_P(Conformance, EveryCallMatchesTheNaiveReference) {
           const Case c = draw_case(random, world, names, kMaxBytes);
           set_note("case " + std::to_string(i) + ": " + c.describe());
           if (!runner.run(c)) return;
-          // The others go on, so this rank must too; but not for ever.
+          // The other ranks go on, so this rank must too, but not for ever.
           ASSERT_LT(runner.wrong_cases(), 20) << "too many wrong cases, the rest is not run";
         }
       },

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deterministic mode: the same bits by every plan and in every run, with values whose sums do depend on their order.
+// Deterministic mode gives the same bits with every plan and in every run, with values whose sums depend on their
+// order.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -61,7 +62,7 @@ struct Combined {
   moecclRouting_t routing = nullptr;
 };
 
-// Combines ragged rows; the rows' contents depend on who they are only, not on the plan.
+// Combines ragged rows. A row's contents depend only on its token, not on the plan.
 void combine_once(const MoeShape& shape, const moecclRoutingInfo_t& info, size_t tokens, Combined* c) {
   const size_t elements = shape.elements();
   std::vector<unsigned char> in(info.n_rows * shape.hidden_bytes);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shrink, grow and revoke: who is in the result, what is refused, and that nothing is left behind. What survivors of
-// kills do is in tests/fault/shrink_test.cc; whole suites run on shrunk and grown communicators by MOECCL_TEST_COMM.
+// Shrink, grow and revoke: the members of the result, refused calls, and that nothing is left behind.
+// tests/fault/shrink_test.cc tests survivors of kills, and MOECCL_TEST_COMM runs whole suites on shrunk and grown
+// communicators.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -22,7 +23,7 @@ bool says(moecclComm_t comm, const std::string& text) {
   return std::string(moecclGetLastError(comm)).find(text) != std::string::npos;
 }
 
-// The sum over all ranks of what each gives.
+// Returns the sum over all ranks of the given values.
 int32_t sum_of(int32_t mine, moecclComm_t comm) {
   int32_t sum = -1;
   MOECCL_EXPECT_COMM_OK(moecclAllReduce(&mine, &sum, 1, moecclInt32, moecclSum, comm, nullptr), comm);
@@ -122,7 +123,8 @@ TEST_P(Elastic, AnAbortedOrRevokedCommunicatorIsShrunk) {
   }
 }
 
-// Ranks 0 and 1 talk to each other alone, 3 waits for 0, which never sends: all hear of it.
+// Ranks 0 and 1 exchange messages only with each other, and rank 3 waits for rank 0, which never sends. All of them
+// must hear of the revoke.
 void revoke_reaches_all(TestHosts* hosts) {
   const Shared<std::atomic<int64_t>> revoked_ms;
   RankOptions options{.mode = RankMode::kProcesses, .destroy = false};
@@ -170,7 +172,7 @@ TEST(Revoke, ReachesRanksThatDoNotTalkToTheOneThatRevokesBetweenHosts) {
   revoke_reaches_all(hosts.get());
 }
 
-// Two old ranks, two new ones, and again two.
+// Two new ranks join two old ones, and then two more.
 void grow_twice(TestHosts* hosts, RankMode mode) {
   const Shared<SharedId> ids[2];
   RankOptions options{.mode = mode, .init = false};
@@ -188,7 +190,7 @@ void grow_twice(TestHosts* hosts, RankMode mode) {
           const int old = 2 + 2 * step, n = old + 2;
           if (rank >= n) continue;
           moecclComm_t more = nullptr;
-          if (rank == 1) {  // any of them may make the id
+          if (rank == 1) {  // any old rank may make the id
             MOECCL_ASSERT_OK(moecclCommGetUniqueId(comm, &shared.id));
             shared.made = 1;
           }
@@ -222,7 +224,7 @@ TEST(Grow, WhatCannotGrowSaysWhatIsMissing) {
               moecclComm_t more = nullptr;
               const moecclConfig_t config = timeouts(800);
               moecclUniqueId* const mine = rank == 0 ? &shared->id : nullptr;
-              // Refused by each rank alone.
+              // Each rank alone refuses these.
               EXPECT_EQ(moecclCommGrow(comm, 2, mine, -1, &more, &config), moecclInvalidArgument);
               EXPECT_TRUE(says(comm, "n_ranks is 2: give more than comm's 2")) << moecclGetLastError(comm);
               EXPECT_EQ(moecclCommGrow(comm, 3, mine, rank, &more, &config), moecclInvalidArgument);
@@ -231,7 +233,7 @@ TEST(Grow, WhatCannotGrowSaysWhatIsMissing) {
               EXPECT_TRUE(says(nullptr, "id is NULL")) << moecclGetLastError(nullptr);
               EXPECT_EQ(moecclCommGrow(nullptr, 3, &shared->id, 0, &more, &config), moecclInvalidArgument);
               EXPECT_EQ(moecclCommGrow(comm, 3, mine, -1, nullptr, &config), moecclInvalidArgument);
-              // By all together.
+              // All ranks together refuse these.
               EXPECT_EQ(moecclCommGrow(comm, 3, nullptr, -1, &more, &config), moecclInvalidArgument);
               EXPECT_TRUE(says(comm, "id is NULL on all ranks of comm")) << moecclGetLastError(comm);
               moecclUniqueId own;
@@ -242,7 +244,7 @@ TEST(Grow, WhatCannotGrowSaysWhatIsMissing) {
               EXPECT_EQ(moecclCommGrow(comm, 3, rank == 0 ? &rubbish : nullptr, -1, &more, &config),
                         moecclInvalidArgument);
               EXPECT_TRUE(says(comm, "the unique id was never made")) << moecclGetLastError(comm);
-              // A new rank that never comes.
+              // A new rank never comes.
               if (rank == 0) {
                 MOECCL_ASSERT_OK(moecclCommGetUniqueId(comm, &shared->id));
               }
@@ -251,7 +253,7 @@ TEST(Grow, WhatCannotGrowSaysWhatIsMissing) {
               EXPECT_TRUE(says(comm, "ranks 2-3 of 4 did not join")) << moecclGetLastError(comm);
               EXPECT_LE(watch.fair_ms(), patient_ms(2000));
               EXPECT_EQ(sum_of(1, comm), 2) << "comm works as before";
-              // One that comes with an id of somebody else's: each names whom it missed.
+              // A new rank comes with the id of another communicator. Each side names the ranks that it missed.
               if (rank == 0) {
                 MOECCL_ASSERT_OK(moecclCommGetUniqueId(comm, &shared->id));
                 MOECCL_ASSERT_OK(moecclGetUniqueId(&other->id));
@@ -311,7 +313,7 @@ TEST_P(Elastic, DifferentListsAreAMismatch) {
             {.mode = GetParam()});
 }
 
-// It is alive: nobody may go on without it unless somebody says so.
+// The rank is alive, so no rank may go on without it unless the program names it.
 TEST(Shrink, AStoppedRankIsNamedAndCanBeLeftOutByName) {
   for (const int stopped : {0, 2}) {
     const Shared<std::atomic<int>> is_stopped;
@@ -389,7 +391,7 @@ long resident_kib() {
   return kib;
 }
 
-// One step of a layer that each token enters twice and leaves with the same numbers.
+// Runs one step of a layer that each token enters twice and leaves with the same numbers.
 void use_layer(moecclComm_t comm, int n) {
   constexpr size_t kTokens = 40, kHidden = 32;
   moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
@@ -463,7 +465,7 @@ void churn(TestHosts* hosts) {
           use_layer(three, 3);
           comm = three;
           if (i + 1 != kWarmUp && i + 1 != n_rounds + kWarmUp) continue;
-          for (int wait = 0; wait < 200 && i >= kWarmUp; ++wait) {  // meeting points end by themselves
+          for (int wait = 0; wait < 200 && i >= kWarmUp; ++wait) {  // meeting points end on their own
             if (entries("/proc/self/task") <= threads && entries("/proc/self/fd") <= fds) break;
             usleep(10'000);
           }

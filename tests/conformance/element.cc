@@ -38,7 +38,7 @@ double decode(Format f, uint32_t bits) {
   return sign * std::ldexp(mantissa + (1u << f.mantissa_bits), exponent - bias - f.mantissa_bits);
 }
 
-// Finite values within range only: the tests make no others.
+// Encodes finite values within range only. The tests make no others.
 uint32_t encode(Format f, double v) {
   const int bias = (1 << (f.exponent_bits - 1)) - 1;
   const uint32_t sign = std::signbit(v) ? 1u << (f.exponent_bits + f.mantissa_bits) : 0;
@@ -47,7 +47,7 @@ uint32_t encode(Format f, double v) {
   std::frexp(v, &exponent);
   const int unit = std::max(exponent - 1, 1 - bias) - f.mantissa_bits;  // exponent of the last mantissa bit
   const double steps = std::nearbyint(std::ldexp(std::fabs(v), -unit));
-  // A carry out of the mantissa moves to the next exponent by itself.
+  // A carry out of the mantissa increments the exponent automatically.
   const auto magnitude = static_cast<uint32_t>(steps);
   const auto base = static_cast<uint32_t>(unit + f.mantissa_bits + bias - 1) << f.mantissa_bits;
   return sign | (base + magnitude);
@@ -70,7 +70,7 @@ Number number(moecclDataType_t type, int64_t v) {
   return is_float(type) ? Number{static_cast<double>(v), 0} : integer(v);
 }
 
-// Cut to the type's width, sign-extended or zero-extended.
+// Cuts to the type's width, with sign extension or zero extension.
 Number wrap(moecclDataType_t type, uint64_t u) {
   const int bits = static_cast<int>(moecclTypeSize(type)) * 8;
   if (bits == 64) return {0, u};
@@ -184,7 +184,7 @@ Number input_for(moecclDataType_t type, int op, int n, int rank, size_t i, uint6
   const uint64_t h = mix(seed + static_cast<uint64_t>(rank) * 0x51ed2701u, i);
   if (!is_float(type) && op != moecclAvg) return wrap(type, h);  // any bits: integers wrap
   if (op == moecclProd) {
-    // One factor that is not 1 for each element, so that products stay small; signs from everybody.
+    // For each element, only one factor is not 1, so that products stay small. Signs come from all ranks.
     const bool mine = static_cast<size_t>(rank) == i % static_cast<size_t>(n);
     const int64_t magnitude = mine ? static_cast<int64_t>(2 + (h >> 8 & 1)) : 1;
     return number(type, (h & 1) != 0 ? -magnitude : magnitude);

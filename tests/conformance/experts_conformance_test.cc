@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replicated experts through the C interface, against sums formed one by one: random placements that change at every
-// call, several replicas in a rank, ranks without slots, odd sizes, 1 to 16 ranks.
+// Replicated experts through the C interface, compared with sums that are formed one by one: random placements that
+// change at every call, several replicas on a rank, ranks without slots, odd sizes, 1 to 16 ranks.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -13,7 +13,7 @@
 namespace moeccl::testing {
 namespace {
 
-// The placement of one step: every rank draws the same one.
+// The placement of one step. Every rank draws the same one.
 struct Drawn {
   Drawn(std::mt19937& random, int n_ranks, int n_experts, int most_slots, bool uniform) {
     int total = 0;
@@ -37,7 +37,7 @@ struct Drawn {
   moecclPlacement_t given = MOECCL_PLACEMENT_INIT;
 };
 
-// Small integers: every sum of them is exact in every type and order.
+// Small integers, so that every sum of them is exact in every type and order.
 float value(int step, int rank, int slot, size_t i) {
   return static_cast<float>((step * 7 + rank * 5 + slot * 3 + static_cast<int>(i % 97)) % 13 - 6);
 }
@@ -100,7 +100,7 @@ void check_all_reduce(const Shape& shape, const Drawn& p, int step, int rank, mo
   }
 }
 
-// The shards of the sums: what AllReduce and collection give together.
+// Checks the shards of the sums, which AllReduce and collection together produce.
 void check_reduce(const Shape& shape, const Drawn& p, int step, int rank, moecclComm_t comm, bool average) {
   std::vector<float> send(static_cast<size_t>(p.slots(rank)) * shape.count);
   for (int s = 0; s < p.slots(rank); ++s)
@@ -206,7 +206,7 @@ TEST(Experts, AThousandPlacements) {
   });
 }
 
-// Three layers in one call give what a call for each gives: other placements, buffers anywhere.
+// Three layers in one call give the same as one call for each, with different placements and buffers anywhere.
 TEST(Experts, SeveralLayersInOneCall) {
   RankOptions options{.mode = RankMode::kProcesses};
   options.config.topology = "node:2 gpu:2";
@@ -251,7 +251,7 @@ TEST(Experts, SeveralLayersInOneCall) {
                                                      &placements[l].given, comm, nullptr),
                                   comm);
           EXPECT_EQ(placed, placed_apart);
-          // Replicas are equal now. What lies behind the last ranks' shorter shards is left alone.
+          // Replicas are equal now. The space after the last ranks' shorter shards must stay unchanged.
           for (size_t l = 0; l < kLayers; ++l) std::fill(shards[l].begin(), shards[l].end(), 7.0f);
           at_once(moecclOpCollectGradients);
           EXPECT_EQ(shards, apart);
@@ -290,7 +290,7 @@ TEST(Experts, LayersThatCannotBeOneCallAreNamed) {
   });
 }
 
-// An expert on more ranks, and in more slots, than fit in 64 bits.
+// An expert is on more ranks, and in more slots, than fit in 64 bits.
 TEST(Experts, OneExpertOnEightyRanks) {
   constexpr int kRanks = 80;
   RankOptions options{.mode = RankMode::kThreads};
@@ -385,7 +385,7 @@ TEST(Experts, DifferentPlacementsAreNamed) {
     p.slot_expert = experts[rank];
     int32_t v[100] = {};
     const moecclResult_t result = moecclExpertAllReduce(v, v, 100, moecclInt32, moecclSum, &p, comm, nullptr);
-    // The rank whose placement asks nothing of the other one may finish before it learns of it.
+    // A rank whose placement needs nothing from the other rank may finish before it learns of the mismatch.
     if (rank == 1 || result != moecclSuccess) {
       EXPECT_EQ(result, moecclMismatch) << moecclGetLastError(comm);
       EXPECT_NE(std::string(moecclGetLastError(comm)).find("placement"), std::string::npos) << moecclGetLastError(comm);

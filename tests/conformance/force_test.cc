@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of a forced algorithm that does not apply: to this call, or ever.
+// Forced algorithms that do not apply, either to this call or at all.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ std::string page_of(moecclComm_t comm, moecclOp_t op, size_t count) {
   return text;
 }
 
-// The lines that this process writes to stderr during `body`.
+// Returns the lines that this process writes to stderr during `body`.
 template <class Body>
 std::string log_of(Body&& body) {
   std::FILE* const kept = std::tmpfile();
@@ -63,13 +63,13 @@ TEST(Force, WhatDoesNotApplyToACallIsSaidWithTheReason) {
               EXPECT_NE(page.find("direct is forced but does not apply: needs buffers"), std::string::npos) << page;
               const std::string log = log_of([&] {
                 MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpAllReduce, "direct"), comm);
-                // Of one class of sizes, then of another.
+                // Sizes of one class, then of another.
                 for (const size_t count : {kLarge, kLarge, kLarge - 1000, kLarge, kLarge / 4})
                   MOECCL_ASSERT_COMM_OK(
                       moecclAllReduce(in.data(), out.data(), count, moecclFloat32, moecclSum, comm, nullptr), comm);
               });
               EXPECT_EQ(times(log, "direct is forced for allreduce but does not apply"), rank == 0 ? 3u : 0u) << log;
-              // One that applies runs, and nothing is noted.
+              // An algorithm that applies runs, and nothing is noted.
               MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpAllReduce, "ring"), comm);
               EXPECT_STREQ(ask(comm, moecclOpAllReduce, kLarge).algorithm, "ring");
               EXPECT_STREQ(ask(comm, moecclOpAllReduce, kLarge).forced, "ring");
@@ -77,7 +77,7 @@ TEST(Force, WhatDoesNotApplyToACallIsSaidWithTheReason) {
               EXPECT_NE(page_of(comm, moecclOpAllReduce, kLarge).find("forced by moecclPlanForce"), std::string::npos);
               MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpAllReduce, nullptr), comm);
               EXPECT_STREQ(ask(comm, moecclOpAllReduce, kLarge).forced, "");
-              // "oneshot" does for small ones what it cannot for large ones.
+              // "oneshot" applies to small sizes but not to large ones.
               MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpAllToAll, "oneshot"), comm);
               EXPECT_STREQ(ask(comm, moecclOpAllToAll, 16).algorithm, "oneshot");
               EXPECT_NE(std::string(ask(comm, moecclOpAllToAll, 16 * kLarge).note).find("staging"), std::string::npos);
@@ -107,7 +107,7 @@ TEST(Force, WhatCanNeverApplyIsRefused) {
   });
 }
 
-// The variable is for all communicators of a process, so one that it does not suit only warns.
+// The variable is for all communicators of a process, so a communicator that it does not suit only warns.
 TEST(Force, TheEnvironmentDoesNotKeepACommunicatorFromBeingMade) {
   setenv("MOECCL_PLAN", "allreduce:hier,alltoall:flat", 1);
   run_ranks(2, [](int, moecclComm_t comm) {

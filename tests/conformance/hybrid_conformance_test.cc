@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hybrid placement through the C interface: experts are gathered, tokens dispatched, each row multiplied by what the
-// gathered expert holds, and combined. What comes back is right only when every choice was computed once, by a rank
-// that had got that expert's bytes.
+// Hybrid placement through the C interface: experts are gathered, tokens are dispatched, each row is multiplied by the
+// contents of the gathered expert, and rows are combined. The result is right only when every choice was computed once,
+// by a rank that had received that expert's bytes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct Shape {
   const char* topology;  // "": one level
   std::vector<int32_t> domain;
   int n_experts, top_k;
-  size_t tokens;    // rank r brings (tokens * (r + 1)) / n; 0: none anywhere
+  size_t tokens;    // rank r has (tokens * (r + 1)) / n tokens; 0: no rank has any
   size_t elements;  // of an expert
   bool round_robin = false, pace = false;
 };
@@ -61,7 +61,7 @@ struct Choices {
   Choices(const Shape& s, int rank) : n(s.tokens * static_cast<size_t>(rank + 1) / static_cast<size_t>(s.n)) {
     const auto k = static_cast<size_t>(s.top_k);
     for (size_t t = 0; t < n; ++t) {
-      // Distinct: a step that does not divide the number of experts would repeat only after all of them.
+      // Experts are distinct: a step that does not divide the number of experts repeats only after all of them.
       const int first = static_cast<int>(t * 7 + static_cast<size_t>(rank) * 13) % s.n_experts;
       for (size_t j = 0; j < k; ++j) {
         const bool none = (t + j) % 11 == 10;
@@ -91,8 +91,8 @@ std::vector<float> gathered(const Shape& shape, moecclHybrid_t hybrid, const moe
   return held;
 }
 
-// Gradients of gathered experts come back to their owners: rank r's part of expert e is a number of both, small enough
-// that sums are exact in any order.
+// Gradients of gathered experts return to their owners. Rank r's part of expert e is a number that depends on both,
+// small enough that sums are exact in any order.
 void reduced(const Shape& shape, int rank, moecclHybrid_t hybrid, const moecclHybridInfo_t& info,
              const std::vector<std::vector<int32_t>>& held_by, moecclComm_t comm) {
   const auto part = [](int r, int expert, size_t i) {
@@ -117,7 +117,7 @@ void reduced(const Shape& shape, int rank, moecclHybrid_t hybrid, const moecclHy
   EXPECT_EQ(own.back(), -77) << "written beyond the experts";
 }
 
-// [n_experts] the ranks that hold each.
+// Returns the ranks that hold each expert, [n_experts].
 std::vector<std::vector<int32_t>> holders(const Shape& shape, const moecclHybridInfo_t& info, int rank,
                                           moecclComm_t comm) {
   const auto n = static_cast<size_t>(shape.n), experts = static_cast<size_t>(shape.n_experts);
@@ -184,7 +184,7 @@ class HybridConformance : public ::testing::TestWithParam<Shape> {};
 TEST_P(HybridConformance, EveryChoiceIsComputedOnceByAHolderOfItsExpert) {
   const Shape& shape = GetParam();
   RankOptions options{.mode = shape.mode};
-  // Named, so that ranks on several hosts have no level more.
+  // Name the level, so that ranks on several hosts have no additional level.
   const std::string one_level = "gpu:" + std::to_string(shape.n);
   options.config.topology = *shape.topology != '\0' ? shape.topology : one_level.c_str();
   options.config.pace = shape.pace;
@@ -230,8 +230,8 @@ TEST_P(HybridConformance, EveryChoiceIsComputedOnceByAHolderOfItsExpert) {
 INSTANTIATE_TEST_SUITE_P(Shapes, HybridConformance, ::testing::ValuesIn(kShapes),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Table VII: the messages that ranks really send. One expert a rank and small experts, so that a link's message is one
-// store; every rank has a token for every expert, so that every link is used.
+// Table VII: counts the messages that ranks really send. There is one small expert per rank, so that a link's message
+// is one store, and every rank has a token for every expert, so that every link is used.
 TEST(HybridTraffic, MessagesOfRealRunsAreThoseOfTableVII) {
   const struct {
     int32_t size;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// More than 2^31 elements: counts and offsets are 64 bits wide all the way through. Two process ranks with one buffer
-// of 2 GiB each; skipped where memory is short and under sanitizers.
+// More than 2^31 elements: counts and offsets are 64 bits wide everywhere. Two process ranks have one buffer of 2 GiB
+// each. Skipped where memory is short and under sanitizers.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,13 +26,13 @@ size_t available_bytes() {
   return size_t{kib} << 10;
 }
 
-// Small, so that sums fit; of all bits of i, so that a row put 2^31 or 2^32 elements away shows.
+// Small, so that sums fit, and dependent on all bits of i, so that a row that is 2^31 or 2^32 elements off is noticed.
 int8_t value(int rank, size_t i) {
   return static_cast<int8_t>(((i ^ (i >> 7) ^ (i >> 16) ^ (i >> 23) ^ (i >> 31)) & 31) +
                              11 * static_cast<size_t>(rank));
 }
 
-// Calls f(i) near the beginning, the end, the limits of 31 and 30 bits, and every so often between.
+// Calls f(i) near the beginning, the end, the limits of 31 and 30 bits, and at regular steps between them.
 template <class F>
 void at_places(size_t count, F&& f) {
   constexpr size_t kWindow = 70'000, kStride = 1021;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Migration of experts through the C interface: what arrives is what was sent (exactly, or as the codec says), an epoch
-// is switched on all ranks or on none, and misuse has a sentence.
+// Migration of experts through the C interface: experts arrive as they were sent (exactly, or as the codec says), an
+// epoch is switched on all ranks or on none, and misuse gives a sentence.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -41,7 +41,7 @@ const Shape kShapes[] = {
     {"SixteenRanks", 16, kT, "dc:4 gpu:4", {4, 1}, 16, 1, 2, 513, 4},
 };
 
-// Experts that have much in common, as experts have: a slow wave, and a few elements of their own.
+// Experts have much in common, as real ones do: a slow wave, and a few elements that differ.
 float element_of(int expert, int layer, int step, size_t i) {
   const auto x = static_cast<float>(i % 61) * 0.125f + static_cast<float>(layer);
   const bool own = (i * 7 + static_cast<size_t>(expert) * 13 + static_cast<size_t>(step)) % 97 == 0;
@@ -118,7 +118,7 @@ void check_arrivals(const Moving& s, int layer, int step, const std::vector<floa
   }
 }
 
-// The optimizer's step: from zeros to what the experts are to be.
+// The optimizer's step, which turns zeros into the experts' new values.
 struct Step {
   std::vector<float> experts, values;
   size_t count = 0, stop_at = SIZE_MAX;
@@ -130,12 +130,12 @@ struct Step {
     return 0;
   }
 };
-// The experts' computation: here it writes them down.
+// The experts' computation, which only records the weights here.
 int write_down(void* context, size_t first, size_t n, const void* values) {
   std::memcpy(static_cast<float*>(context) + first, values, n * sizeof(float));
   return 0;
 }
-// Every held expert, from several threads, the second half of each before the first.
+// Uses every held expert from several threads, the second half of each before the first.
 void use_all(const Moving& s, int layer, std::vector<float>& held) {
   std::vector<std::thread> threads;
   for (int32_t h = 0; h < s.info.n_held; ++h)
@@ -169,7 +169,7 @@ TEST_P(MigrationConformance, EveryRankSwitchesToWhatWasSent) {
         moecclStream_t stream = nullptr;
         MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
         for (int step = 0; step < shape.steps; ++step) {
-          // The shared expert of each layer, by an AllReduce beside other work.
+          // The shared expert of each layer comes from an AllReduce that runs beside other work.
           std::vector<std::vector<float>> shared(static_cast<size_t>(shape.layers)), own = shared;
           for (int l = 0; l < shape.layers; ++l) {
             const auto at = static_cast<size_t>(l);
@@ -184,7 +184,7 @@ TEST_P(MigrationConformance, EveryRankSwitchesToWhatWasSent) {
           for (int l = 0; l < shape.layers; ++l) {
             const auto at = static_cast<size_t>(l);
             std::vector<moecclCodecError_t> lost(static_cast<size_t>(s.info.n_own) + 1);
-            // Every third step the optimizer's step is fused in, and the computation.
+            // In every third step, the optimizer's step and the computation are fused in.
             if (step % 3 == 2) {
               Step fused{std::vector<float>(own[at].size()), own[at], shape.count};
               MOECCL_ASSERT_COMM_OK(moecclMigrationSendFused(s.migration, l, fused.experts.data(), shared[at].data(),
@@ -198,7 +198,7 @@ TEST_P(MigrationConformance, EveryRankSwitchesToWhatWasSent) {
             for (int32_t e = 0; e < s.info.n_own; ++e)
               EXPECT_EQ(lost[static_cast<size_t>(e)].relative > 0 || shape.ratio > 1, shape.ratio > 1);
           }
-          // Every other step the library decodes behind the gather.
+          // In every other step the library decodes while the gather runs.
           const bool into = step % 2 == 1;
           std::vector<std::vector<float>> all_held(
               static_cast<size_t>(shape.layers),
@@ -243,7 +243,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, MigrationConformance, ::testing::ValuesIn(kShap
 
 const Shape kFour = {"", 4, kP, "", {4}, 4, 2, 1, 30'000, 50};
 
-// Sent bytes: experts are 50 times smaller on the wire, and nothing else is sent but the ranks' agreement.
+// Experts are 50 times smaller on the wire, and otherwise only the ranks' agreement is sent.
 TEST(MigrationWire, BytesAreAsComputed) {
   run_ranks(4,
             [](int, moecclComm_t comm) {
@@ -261,7 +261,7 @@ TEST(MigrationWire, BytesAreAsComputed) {
               MOECCL_ASSERT_COMM_OK(moecclMigrationWait(s.migration, 0, shared.data(), held.data(), nullptr), comm);
               const uint64_t sent = sent_bytes(kFour, comm) - before;
               EXPECT_GE(sent, info.sent_bytes);
-              EXPECT_LE(sent, info.sent_bytes + 4096);  // the ranks' words
+              EXPECT_LE(sent, info.sent_bytes + 4096);  // the ranks' words of the agreement
             },
             {.mode = kP});
 }
@@ -285,7 +285,7 @@ TEST(MigrationEpoch, NoRankSwitchesWhenOneDiffers) {
               info.size = sizeof(info);
               MOECCL_ASSERT_COMM_OK(moecclMigrationGetInfo(s.migration, 0, &info), comm);
               EXPECT_EQ(info.epoch, 0u);
-              // Layers in another order on one rank: seen by all.
+              // One rank has the layers in another order, which all ranks notice.
               for (const int l : {0, 1})
                 MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, l, own.data(), right.data(), nullptr), comm);
               const int first = rank == 1 ? 1 : 0;
@@ -318,7 +318,7 @@ TEST(MigrationEpoch, NoRankSwitchesWhenASharedExpertChanged) {
             {.mode = kP});
 }
 
-// A step that fails queues nothing; experts that are kept encoded stay until the layer switches again.
+// A step that fails queues nothing. Experts that are kept encoded stay until the layer switches again.
 TEST(MigrationFused, NothingIsQueuedBehindAFailedStepAndExpertsStayUntilTheNextSwitch) {
   run_ranks(2, [](int rank, moecclComm_t comm) {
     const Shape two = {"", 2, kT, "", {2}, 4, 2, 1, 70'001, 50};
@@ -368,7 +368,7 @@ TEST(MigrationFused, NothingIsQueuedBehindAFailedStepAndExpertsStayUntilTheNextS
     EXPECT_EQ(moecclMigrationUseExpert(s.migration, 0, s.info.n_held, &use), moecclInvalidArgument);
     EXPECT_TRUE(says("index is 4")) << moecclGetLastError(comm);
 
-    // A switch that fails leaves them; one that succeeds takes them.
+    // A switch that fails keeps them; one that succeeds replaces them.
     const std::vector<float> next = s.own(0, 1), wrong(two.count, rank == 1 ? 2.0f : 1.0f);
     MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, 0, next.data(), wrong.data(), nullptr), comm);
     MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(s.migration, 0), comm);
@@ -411,7 +411,7 @@ TEST(MigrationErrors, MisuseHasASentence) {
     MOECCL_EXPECT_COMM_OK(moecclMigrationTest(s.migration, 0, &done), comm);
     MOECCL_EXPECT_COMM_OK(moecclMigrationWait(s.migration, 0, nullptr, held.data(), nullptr), comm);
     EXPECT_EQ(held, own);
-    // Decoding behind the gather.
+    // Decoding during the gather.
     EXPECT_EQ(moecclMigrationWaitExpert(s.migration, 0, 0), moecclInvalidUsage);
     MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(s.migration, 0), comm);
     EXPECT_EQ(moecclMigrationWaitExpert(s.migration, 0, 0), moecclInvalidUsage);
@@ -426,7 +426,7 @@ TEST(MigrationErrors, MisuseHasASentence) {
     MOECCL_EXPECT_COMM_OK(moecclMigrationWait(s.migration, 0, nullptr, held.data(), nullptr), comm);
     EXPECT_EQ(held, own);
     MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, 0, own.data(), nullptr, nullptr), comm);
-    // What has begun may be left behind.
+    // A gather that has begun may be abandoned.
     MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(s.migration, 0), comm);
     moecclMigrationConfig_t bad = MOECCL_MIGRATION_CONFIG_INIT;
     bad.count = 4;

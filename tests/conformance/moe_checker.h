@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs one routing's operations on a rank and holds every byte against MoeReference.
+// Runs one routing's operations on a rank and compares every byte with MoeReference.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,7 +34,8 @@ inline moecclMoeConfig_t config_for(const MoeShape& shape, moecclMoeLayout_t lay
   return config;
 }
 
-// Who owns which expert. With the default placement the ranks tell each other, and it must be contiguous and even.
+// Returns the owner of each expert. With the default placement the ranks tell each other, and it must be contiguous and
+// even.
 inline std::vector<int> learn_owners(const MoeRank& me, const std::vector<int32_t>& given,
                                      const moecclRoutingInfo_t& info) {
   if (!given.empty()) return {given.begin(), given.end()};
@@ -71,7 +72,7 @@ class MoeChecker {
 
   const moecclRoutingInfo_t& facts() const { return info_; }
 
-  // False when the sizes are wrong: the rest would read beyond arrays.
+  // Returns false when the sizes are wrong, because further checks would read beyond arrays.
   bool info() {
     const std::vector<ExpectedRow>& rows = ref_.rows(me_.rank);
     EXPECT_EQ(info_.n_tokens, tokens_);
@@ -105,7 +106,7 @@ class MoeChecker {
     EXPECT_EQ(out.back(), 0xa5) << "written beyond the rows";
   }
 
-  // Combine, and dispatch's backward, which is the same sum without weights.
+  // Runs combine, or dispatch's backward, which is the same sum without weights.
   void combine(bool backward) {
     std::vector<unsigned char> in = filled(info_.n_rows);  // padding keeps its filler, which must not be read
     for (size_t r = 0; r < info_.n_rows; ++r) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch, combine and both backwards against the definition, for the shapes that break such libraries: no tokens,
-// ranks without experts, odd row sizes, all tokens to one expert, uneven nodes; in both layouts, by every algorithm.
+// Dispatch, combine and both backward passes compared with the definition, for the shapes that break such libraries: no
+// tokens, ranks without experts, odd row sizes, all tokens to one expert, uneven nodes; in both layouts, with every
+// algorithm.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -56,7 +57,7 @@ std::vector<int> groups_of_level_0(const MoeShape& shape) {
   return group;
 }
 
-// With dedup the rows that cross the outermost level are the distinct (token, group) pairs (HierMoE Eq. 7).
+// With dedup, the rows that cross the outermost level are the distinct (token, group) pairs (HierMoE Eq. 7).
 void check_crossings(const MoeRank& me, const MoeReference& reference, const moecclRoutingInfo_t& info) {
   const std::vector<int> group = groups_of_level_0(me.shape);
   const std::string algorithm = info.algorithm;
@@ -76,7 +77,7 @@ void check_routing(const MoeRank& me, moecclRouting_t routing, const MoeReferenc
   checker.combine_backward();
 }
 
-// One layer, two steps on the same routing object.
+// Runs one layer for two steps on the same routing object.
 void run_layer(const MoeRank& me, const char* algorithm, uint64_t seed) {
   const std::vector<int32_t> given = owners_of(me.shape);
   const moecclMoeConfig_t config = config_for(me.shape, me.layout, algorithm, given.empty() ? nullptr : given.data());
@@ -87,14 +88,14 @@ void run_layer(const MoeRank& me, const char* algorithm, uint64_t seed) {
     EXPECT_NE(std::find(std::begin(needs_levels), std::end(needs_levels), algorithm), std::end(needs_levels))
         << algorithm << ": " << why;
     EXPECT_NE(why[0], 0);
-    return;  // fewer levels than asked for, the same on all ranks
+    return;  // fewer levels than the algorithm needs, the same on all ranks
   }
   moecclMoe_t moe = nullptr;
   ASSERT_EQ(moecclMoeCreate(&moe, me.comm, &config), moecclSuccess) << moecclGetLastError(me.comm);
   moecclRouting_t routing = nullptr;
   std::vector<int> owner = {given.begin(), given.end()};
   for (uint64_t step = 0; step < 2; ++step) {
-    // Tokens and choices do not depend on the owners; they are learned from the first routing.
+    // Tokens and choices do not depend on the owners, which are learned from the first routing.
     const MoeReference draft(me.shape, me.layout, std::vector<int>(static_cast<size_t>(me.shape.n_experts)),
                              seed + step);
     const int32_t* index = draft.index(me.rank);
@@ -141,7 +142,7 @@ TEST_P(MoeConformance, MatchesTheDefinition) {
 INSTANTIATE_TEST_SUITE_P(Shapes, MoeConformance, ::testing::ValuesIn(kShapes),
                          [](const ::testing::TestParamInfo<MoeShape>& info) { return info.param.name; });
 
-// Routing records are small beside the rows: under 1 % at DeepSeek-V3's row of 7168 bf16.
+// Routing records are small compared with the rows: under 1 % at DeepSeek-V3's row of 7168 bf16.
 TEST(MoeTraffic, MetadataIsUnderOnePercentOfPayload) {
   const MoeShape shape{"Metadata", 8, RankMode::kThreads, "node:2 gpu:4", 14336, moecclBfloat16, 8, 256, 128};
   RankOptions options;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer and its routing hold no more memory than moecclMoeQuerySize says, whatever the routing. Counted by malloc in
-// a process that holds one rank, so it includes what the library's own accounting might forget.
+// A layer and its routing hold at most the memory that moecclMoeQuerySize reports, whatever the routing. malloc counts
+// it in a process that holds one rank, so the count includes memory that the library's own accounting might miss.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -55,7 +55,7 @@ class MoeMemory : public ::testing::TestWithParam<Shape> {};
 TEST_P(MoeMemory, StaysBelowTheQueriedSize) {
   if (test_scale() < 1) GTEST_SKIP() << "sanitizers have an allocator of their own";
   const Shape& shape = GetParam();
-  // Little staging, so that it hides nothing: the tables alone are several times as large.
+  // Staging is small, so that it hides nothing: the tables alone are several times as large.
   setenv("MOECCL_STAGING_BYTES", "1048576", 1);
   RankOptions options{.mode = RankMode::kProcesses};
   options.config.topology = "node:2 gpu:2";

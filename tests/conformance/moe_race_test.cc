@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer that is updated step after step tries plans whose prices lie close: all ranks together, with right results.
+// A layer that is updated step after step tries plans with similar prices: on all ranks together, and with right
+// results.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -15,7 +16,7 @@ namespace {
 
 constexpr int kRanks = 4, kExperts = 8, kTopK = 2, kTokens = 16, kHidden = 64, kSteps = 24;
 
-// Runs the steps and returns the plans that ran; `page` is the last routing's.
+// Runs the steps and returns the plans that ran. `page` becomes that of the last routing.
 std::vector<std::string> run_steps(int rank, moecclComm_t comm, int32_t trials, std::string* page) {
   std::vector<std::string> plans;
   moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
@@ -76,7 +77,7 @@ void race(int32_t trials, const std::function<void(const std::vector<std::string
           MOECCL_ASSERT_OK(moecclCommInitRankConfig(&comm, kRanks, unique_id(), rank, &config));
           std::string page;
           const std::vector<std::string> plans = run_steps(rank, comm, trials, &page);
-          // Names fit in 16 bytes; every rank runs what rank 0 runs.
+          // Names fit in 16 bytes. Every rank must run what rank 0 runs.
           std::vector<char> mine(kSteps * 16), all(mine.size() * kRanks);
           for (size_t i = 0; i < plans.size(); ++i) std::strncpy(&mine[i * 16], plans[i].c_str(), 15);
           MOECCL_ASSERT_OK(moecclAllGather(mine.data(), all.data(), mine.size(), moecclInt8, comm, nullptr));

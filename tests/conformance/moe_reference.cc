@@ -169,7 +169,7 @@ Number MoeReference::token_value(int rank, size_t token, size_t element) const {
 
 Number MoeReference::row_value(int rank, size_t row, size_t element) const {
   const ExpectedRow& r = rows(rank)[row];
-  // By source, token and expert: any mix-up of rows shows.
+  // Depends on source, token and expert, so that any mix-up of rows is noticed.
   const uint64_t who =
       (sz(r.src) << 40) + (sz(r.token) << 16) + sz(r.expert + 1) + (layout_ == moecclLayoutRows ? sz(rank) << 56 : 0);
   const auto v = static_cast<int>(mix(seed_ ^ 0x40b1, mix(who, element)) % 3);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch and combine by definition: every rank computes all ranks' routing from the seed and looks up what it must
-// get.
+// Dispatch and combine by definition: every rank computes all ranks' routing from the seed and looks up its expected
+// rows.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ namespace moeccl::testing {
 
 enum class Tokens { kEven, kRagged, kSomeZero, kAllZero };
 enum class Choices { kUniform, kSkewed, kOneExpert, kHoles };
-enum class Owners { kDefault, kRoundRobin, kFewRanks };  // kFewRanks: half of the ranks own nothing
+enum class Owners { kDefault, kRoundRobin, kFewRanks };  // kFewRanks: half of the ranks own no experts
 
 struct MoeShape {
   const char* name;
@@ -23,7 +23,7 @@ struct MoeShape {
   size_t hidden_bytes;
   moecclDataType_t type;
   int top_k, n_experts;
-  size_t tokens;  // most on a rank
+  size_t tokens;  // the most on a rank
   Tokens spread = Tokens::kEven;
   Choices choices = Choices::kUniform;
   Owners owners = Owners::kDefault;
@@ -35,7 +35,7 @@ inline std::ostream& operator<<(std::ostream& out, const MoeShape& shape) {
   return out << shape.n << " ranks as " << shape.mode;
 }
 
-// One row that a rank receives, in the order of the layout.
+// One row that a rank receives. Rows are in the order of the layout.
 struct ExpectedRow {
   int src = -1, token = -1;                  // -1: padding
   int expert = -1;                           // ExpertMajor: global number
@@ -56,18 +56,18 @@ class MoeReference {
   std::vector<int> local_experts(int rank) const;
   const std::vector<ExpectedRow>& rows(int rank) const { return rows_[static_cast<size_t>(rank)]; }
   size_t n_unique(int rank) const;
-  // For each token the rows that came of it anywhere: (rank, row).
+  // Returns the rows on all ranks that a token produced: (rank, row).
   struct Where {
     int rank;
     size_t row;
-    int choice;  // ExpertMajor: which of the token's choices
+    int choice;  // ExpertMajor: the token's choice
   };
   std::vector<Where> rows_of(int src, size_t token) const;
 
-  // Contents. Small integers, so that every order and grouping of the sums is exact.
+  // Contents are small integers, so that every order and grouping of the sums is exact.
   Number token_value(int rank, size_t token, size_t element) const;
   Number row_value(int rank, size_t row, size_t element) const;  // combine's input, by the row's identity
-  // Distinct groups other than its own that this rank's tokens must reach; group_of_rank[n].
+  // Returns how many distinct groups other than its own this rank's tokens must reach. group_of_rank[n].
   uint64_t crossings(int rank, const std::vector<int>& group_of_rank) const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows with scales: scaled dispatch brings what a dispatch of rows and scales side by side brings, on every layout,
-// algorithm and kind of rank, and refuses what it cannot do with a remedy.
+// Rows with scales: scaled dispatch delivers the same as a dispatch of rows and scales side by side, with every layout,
+// algorithm and kind of rank, and refuses with a remedy what it cannot do.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -108,7 +108,7 @@ TEST_P(ScaledDispatch, BringsRowsAndScalesTogether) {
           EXPECT_EQ(wrong, 0u) << "of " << rows << " rows, step " << step;
           EXPECT_EQ(out.back(), 'x');
           EXPECT_EQ(out_scales.back(), 'x');
-          // The layer's own rows still go their way, on the same routing.
+          // Ordinary rows of the layer still work on the same routing.
           std::vector<char> wide(tokens * c.hidden_bytes + 1, 3), wide_out(rows * c.hidden_bytes + 1, 'x');
           ASSERT_EQ(moecclDispatch(scaled_routing, wide.data(), wide_out.data(), nullptr), moecclSuccess)
               << moecclGetLastError(comm);
@@ -138,7 +138,7 @@ TEST(ScaledDispatch, IsRefusedWithARemedyWhereItCannotBe) {
     EXPECT_NE(std::string(moecclGetLastError(comm)).find("scale_bytes"), std::string::npos) << moecclGetLastError(comm);
     EXPECT_EQ(moecclDispatchScaled(scaled_routing, buffer, nullptr, buffer, buffer, nullptr), moecclInvalidArgument);
     EXPECT_NE(std::string(moecclGetLastError(comm)).find("in_scales"), std::string::npos) << moecclGetLastError(comm);
-    // Only the ranks together can know: one rank's dispatch with scales, another's without.
+    // Only the ranks together can notice that one rank dispatches with scales and another without.
     const moecclResult_t result =
         rank == 0 ? moecclDispatch(scaled_routing, buffer, buffer + 2048, nullptr)
                   : moecclDispatchScaled(scaled_routing, buffer, buffer + 512, buffer + 1024, buffer + 2048, nullptr);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // moecclMoeCheck, moecclMoeQuerySize and moecclMoeCreate accept and refuse the same layers, and a layer runs with a cap
-// of exactly what moecclMoeQuerySize says.
+// of exactly the size that moecclMoeQuerySize returns.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -33,7 +33,7 @@ T one_of(std::mt19937_64& random, std::initializer_list<T> values) {
   return values.begin()[random() % values.size()];
 }
 
-// The same on every rank that draws from the same numbers. Some cannot run anywhere.
+// Returns the same layer on every rank that draws from the same numbers. Some layers cannot run anywhere.
 moecclMoeConfig_t random_layer(std::mt19937_64& random, const Place& place, std::vector<int32_t>& owners) {
   moecclMoeConfig_t c = MOECCL_MOE_CONFIG_INIT;
   c.hidden_bytes = one_of<size_t>(random, {1, 7, 24, 64, 1000, 1024, 4096, 8192, 14336, 40000, 65536, 114688, 400000});
@@ -62,7 +62,7 @@ std::string text_of(const moecclMoeConfig_t& c) {
          (c.algorithm != nullptr ? c.algorithm : "NULL");
 }
 
-// Whether all three accept it; where they do not agree, the test has failed.
+// Returns whether all three accept the layer. The test fails where they do not agree.
 bool all_agree(const Place& place, moecclComm_t comm, const moecclMoeConfig_t& c, moecclMoe_t* moe, size_t* bytes) {
   char why[512] = "";
   const moecclResult_t checked = moecclMoeCheck(&c, place.n, place.topology, why, sizeof(why));
@@ -76,7 +76,7 @@ bool all_agree(const Place& place, moecclComm_t comm, const moecclMoeConfig_t& c
   return checked == moecclSuccess && sized == moecclSuccess && created == moecclSuccess;
 }
 
-// Every choice of every rank goes to the first experts: few ranks get all rows.
+// Every choice of every rank goes to the first experts, so few ranks get all rows.
 void run_a_routing(moecclMoe_t moe, moecclComm_t comm, const moecclMoeConfig_t& c) {
   std::vector<int32_t> index;
   for (size_t t = 0; t < c.max_tokens; ++t)
@@ -109,7 +109,7 @@ TEST_P(MoeSize, CheckQuerySizeAndCreateAgree) {
           if (::testing::Test::HasFailure()) return;
           if (!runs) continue;
           MOECCL_ASSERT_OK(moecclMoeDestroy(moe));
-          const bool capped = c.memory_cap_bytes > 0;  // then some routings may be too large, now as before
+          const bool capped = c.memory_cap_bytes > 0;  // then some routings may be too large, now and before
           c.memory_cap_bytes = bytes;
           ASSERT_TRUE(all_agree(place, comm, c, &moe, &again)) << "with a cap of what QuerySize says, " << text_of(c);
           EXPECT_LE(again, bytes);
@@ -126,7 +126,7 @@ TEST_P(MoeSize, CheckQuerySizeAndCreateAgree) {
 
 INSTANTIATE_TEST_SUITE_P(Places, MoeSize, ::testing::ValuesIn(kPlaces));
 
-// The sentence of a refusal names what would do, and it does.
+// The sentence of a refusal names a value that suffices, and it does.
 TEST(MoeSizeTest, WhatARefusalNamesIsEnough) {
   moecclMoeConfig_t c = MOECCL_MOE_CONFIG_INIT;
   c.hidden_bytes = 114688, c.top_k = 8, c.n_experts = 64, c.max_tokens = 5, c.algorithm = "flat";
@@ -164,14 +164,14 @@ TEST(MoeSizeTest, WhatTheConfigSaysOfTheCommunicatorHolds) {
     c.staging_bytes = 0, c.deterministic = 1;
     EXPECT_EQ(moecclMoeCreate(&moe, comm, &c), moecclInvalidArgument);
     EXPECT_NE(std::string(moecclGetLastError(comm)).find("deterministic is 1"), std::string::npos);
-    // A struct of an older version, which ends before both.
+    // A struct of an older version ends before both fields.
     c.size = offsetof(moecclMoeConfig_t, staging_bytes);
     MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &c), comm);
     MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
   });
 }
 
-// Linear in the ranks, and refused before anything is allocated.
+// The time is linear in the ranks, and refusals come before anything is allocated.
 TEST(MoeSizeTest, ManyRanksTakeNoTime) {
   moecclMoeConfig_t c = MOECCL_MOE_CONFIG_INIT;
   c.hidden_bytes = 64, c.top_k = 2, c.n_experts = 65535, c.max_tokens = 4;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// moecclTensorAllToAll: every algorithm gives the reference's bits, on even and uneven nodes, threads and processes,
-// odd sizes and none; there and back is the identity; what can be refused is refused with a sentence.
+// moecclTensorAllToAll: every algorithm gives the reference's bits, on even and uneven nodes, with threads and
+// processes, odd sizes and none. There and back is the identity. Invalid calls are refused with a sentence.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -104,11 +104,11 @@ INSTANTIATE_TEST_SUITE_P(
                       World{16, RankMode::kProcesses, "node:2 gpu:8", 0, 0},
                       World{4, RankMode::kProcesses, "node:2(bw=0.5GB/s,lat=20us) gpu:2(bw=4GB/s)", 0, 1}));
 
-// Plans whose predictions lie close are tried in the first operations: the bits are the same all the while, all ranks
-// end with one plan, and report and timeline are those of what runs.
+// Plans with similar predictions are tried in the first operations. The bits are the same all the time, all ranks end
+// with the same plan, and report and timeline describe the plan that runs.
 TEST_P(TensorAllToAll, TrialsEndWithOnePlanOnAllRanks) {
   if (GetParam().n > 8) GTEST_SKIP() << "fewer ranks show it";
-  constexpr size_t kBlock = 600 << 10;  // of two blocks or more: tried in few operations
+  constexpr size_t kBlock = 600 << 10;  // two blocks or more, so that the trial takes few operations
   constexpr int kEnough = 90;
   struct Ends {
     moecclPlanInfo_t info[8];
@@ -182,9 +182,9 @@ TEST_P(TensorAllToAll, BlocksOfAnySizeGoThereAndBack) {
       options());
 }
 
-// A layer of a tensor-parallel group: its ranks hold the same tokens, each group has two experts, expert x multiplies
-// by x + 1. Dispatch sends a token once to each group that it chose, combine sends the group's weighted sum back, and
-// the backward does the same with gradients. Small whole numbers: all sums are exact.
+// A layer of a tensor-parallel group: its ranks hold the same tokens, each group has two experts, and expert x
+// multiplies by x + 1. Dispatch sends a token once to each group that it chose, combine sends the group's weighted sum
+// back, and the backward pass does the same with gradients. All sums of these small whole numbers are exact.
 TEST_P(TensorAllToAll, ALayerOfATensorParallelGroupSendsEachTokenOnce) {
   constexpr size_t kTokens = 37, kHidden = 21, kTopK = 2;
   run_ranks(
@@ -201,7 +201,7 @@ TEST_P(TensorAllToAll, ALayerOfATensorParallelGroupSendsEachTokenOnce) {
           return static_cast<float>(static_cast<int>(group * 5 + token * 3 + i * 7 + static_cast<size_t>(what)) % 11 -
                                     5);
         };
-        // The tokens of group s that chose an expert of group d, in order.
+        // Returns the tokens of group s that chose an expert of group d, in order.
         const auto chose = [&](size_t s, size_t d) {
           std::vector<size_t> tokens;
           for (size_t token = 0; token < kTokens; ++token)
@@ -224,7 +224,7 @@ TEST_P(TensorAllToAll, ALayerOfATensorParallelGroupSendsEachTokenOnce) {
           for (size_t r = 0; r < to.size(); ++r) bytes += group_of[r] == g.group ? 0 : to[r].bytes;
           return bytes;
         };
-        // what: 0 forward, 1 the gradient of the output on its way back.
+        // what: 0 is the forward pass, 1 the gradient of the output on its way back.
         for (const int what : {0, 1}) {
           std::vector<float> send, rows, sums, back;
           for (size_t d = 0; d < e; ++d)
@@ -290,7 +290,7 @@ TEST(TensorAllToAllv, WhatCannotBeIsNamed) {
         fails(in, out, counts, static_cast<moecclDataType_t>(99), "type is 99");
         counts[2] = ~size_t{0} / 2;
         fails(in, out, counts, moecclFloat32, "counts[2]");
-        // Ranks that give other counts learn of it.
+        // Ranks that pass different counts learn of it.
         counts[2] = static_cast<size_t>(3 + rank);
         EXPECT_EQ(moecclTensorAllToAllv(in, out, counts, moecclInt8, comm, nullptr), moecclMismatch);
         EXPECT_NE(std::string(moecclGetLastError(comm)).find("counts"), std::string::npos) << moecclGetLastError(comm);
@@ -327,7 +327,7 @@ TEST(TensorAllToAllReport, TimelineAndPageShowTheLanesOfTheLastRun) {
             moecclPlanTimeline(comm, moecclOpTensorAllToAll, kCount, moecclUint8, spans.data(), spans.size(), &n),
             comm);
         ASSERT_EQ(n, spans.size());
-        // A rank's quarter of what crosses takes 0.4 ms of the wire, its half of a node's data 0.4 ms.
+        // A rank's quarter of the crossing data takes 0.4 ms of the wire, and its half of a node's data 0.4 ms.
         double busy[4] = {};
         for (const moecclLaneSpan_t& s : spans) {
           EXPECT_GE(s.end_us, s.start_us);
@@ -406,7 +406,7 @@ TEST(Priorities, CommunicatorsOnOneLaneBothFinishWithTheRightResults) {
               for (size_t b = 0; b < kBlock; b += 97)
                 ASSERT_EQ(out[static_cast<size_t>(s) * kBlock + b], byte_of(s, g.group, b));
           }
-          // Messages take turns like all others.
+          // Messages take turns like all other operations.
           std::vector<int32_t> sent(200'000, rank), got(sent.size(), -1);
           MOECCL_ASSERT_OK(moecclGroupStart());
           MOECCL_ASSERT_COMM_OK(moecclSend(sent.data(), sent.size(), moecclInt32, rank ^ 2, comm, nullptr), comm);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Profiles through the C interface: measuring, files, MOECCL_PROFILE and MOECCL_CALIBRATE, and that all ranks agree or
-// all fail alike.
+// all fail in the same way.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -49,7 +49,7 @@ std::string minimal(double step_ns) {
   return "{\"moeccl_profile\": 1, \"machine\": {\"step_ns\": " + std::to_string(step_ns) + "}}";
 }
 
-// Right sums, whatever the profile.
+// Checks that sums are right, whatever the profile.
 void check_works(int rank, int n, moecclComm_t comm) {
   for (const size_t count : {size_t{3}, size_t{5000}}) {
     std::vector<int32_t> in(count, rank + 1), out(count);
@@ -63,7 +63,7 @@ TEST(Profile, MeasuredOneIsInUseOnAllRanksAndComesBackFromItsFile) {
   for (const RankMode mode : {RankMode::kThreads, RankMode::kProcesses}) {
     const std::string path = folder.file(mode_name(mode));
     std::string text;
-    // A loaded machine measures less within a budget, which is no failure: once more with a larger one.
+    // A loaded machine measures less within a budget, which is not a failure: try again with a larger one.
     const auto complete = [&] {
       return text.find("\"op\": \"AllReduce\"") != std::string::npos && text.find("\"standard\"") != std::string::npos;
     };
@@ -79,7 +79,7 @@ TEST(Profile, MeasuredOneIsInUseOnAllRanksAndComesBackFromItsFile) {
                   if (rank == 0) {
                     MOECCL_ASSERT_COMM_OK(moecclProfileSave(comm, path.c_str()), comm);
                   }
-                  check_works(rank, 3, comm);  // the others read the file after rank 0 has written it
+                  check_works(rank, 3, comm);  // the other ranks read the file after rank 0 has written it
                   MOECCL_ASSERT_COMM_OK(moecclProfileLoad(comm, path.c_str()), comm);
                   moecclPlanInfo_t again = info;
                   MOECCL_ASSERT_COMM_OK(moecclPlanQuery(comm, moecclOpAllReduce, 4096, moecclFloat32, &again), comm);
@@ -90,13 +90,13 @@ TEST(Profile, MeasuredOneIsInUseOnAllRanksAndComesBackFromItsFile) {
                 {.mode = mode});
       text = read_all(path);
     }
-    // What was measured and used is checked above, however little it is.
+    // The checks above hold however little was measured and used.
     if (!complete()) GTEST_SKIP() << "the machine was too busy to measure all plans in " << 9 * kBudgetMs << " ms";
   }
 }
 
-// Two plans that a profile calls a thousand times faster than any machine is: the library notices, on all ranks after
-// the same operation, however each of them makes its calls.
+// A profile claims that two plans are a thousand times faster than any machine. The library notices this on all ranks
+// after the same operation, however each of them makes its calls.
 TEST(Profile, IsCorrectedAlikeOnAllRanksWhenPlansTakeLonger) {
   constexpr int kRanks = 4;
   const Folder folder;
@@ -105,7 +105,7 @@ TEST(Profile, IsCorrectedAlikeOnAllRanksWhenPlansTakeLonger) {
     run_ranks(
         kRanks,
         [&](int rank, moecclComm_t comm) {
-          // What was not timed is not zero: the error says how much time it takes.
+          // Plans that were not timed do not count as zero: the error says how much time is needed.
           ASSERT_EQ(moecclCalibrate(comm, 0.001, 1024), moecclInvalidArgument);
           EXPECT_NE(std::string(moecclGetLastError(comm)).find("give at least"), std::string::npos)
               << moecclGetLastError(comm);
@@ -178,7 +178,7 @@ TEST(Profile, DifferentFilesAreTheSameErrorOnAllRanks) {
         EXPECT_EQ(moecclProfileLoad(comm, path.c_str()), moecclMismatch);
         EXPECT_NE(std::strstr(moecclGetLastError(comm), "rank 0 and rank 2 were given different profiles"), nullptr)
             << moecclGetLastError(comm);
-        check_works(rank, 4, comm);  // with the profile from before
+        check_works(rank, 4, comm);  // with the previous profile
       },
       {.mode = RankMode::kMixed});
 }
@@ -302,8 +302,8 @@ TEST(Profile, IsMeasuredOnceAndThenFoundInTheUsersCache) {
   const std::string path = cached()[0], first = read_all(path);
   EXPECT_NE(first.find("\"n_ranks\": 2"), std::string::npos);
   join(2, joins);
-  EXPECT_EQ(read_all(path), first);  // times are never the same twice
-  // Another topology is another file, and what is broken is measured again.
+  EXPECT_EQ(read_all(path), first);  // two measurements never give the same times
+  // Another topology has another file, and a broken file is measured again.
   join(2, joins, {}, "node:2 gpu:1");
   EXPECT_EQ(cached().size(), 2u);
   write_all(path, first.substr(0, first.size() / 2));
@@ -312,7 +312,7 @@ TEST(Profile, IsMeasuredOnceAndThenFoundInTheUsersCache) {
   EXPECT_NE(read_all(path), first);
 }
 
-// A part of the ranks has other levels than the profile's file, and takes what holds of it.
+// A part of the ranks has other levels than the profile's file, and takes the entries that apply.
 TEST(Profile, APartOfTheRanksTakesTheLevelsThatItHas) {
   const Folder folder;
   write_all(folder.file("p"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// moecclPlanProve and MOECCL_CHECK_PLANS on communicators as programs have them; names of operations, types and plans.
+// moecclPlanProve and MOECCL_CHECK_PLANS on communicators of normal programs, and names of operations, types and plans.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that come again alike: what is kept of a small one never stands in for what differs this time.
+// Repeated calls: cached data of a small call is never used for a call that differs.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -108,7 +108,7 @@ TEST_P(Repeated, CallsMixWithOthersAndMoveTheirBuffers) {
                 size_t kind = 0;
                 bool in_place = false;
                 for (int round = 0; round < rounds && !::testing::Test::HasFailure(); ++round) {
-                  if (random() % 3 == 0) kind = random() % std::size(kinds);  // else the same again
+                  if (random() % 3 == 0) kind = random() % std::size(kinds);  // else the same kind again
                   if (random() % 4 == 0) in_place = !in_place;
                   run_and_check(kinds[kind], n, rank, round, in_place, b, comm);
                 }
@@ -151,7 +151,7 @@ TEST_P(Repeated, AForcedPlanRunsInTheNextCall) {
         for (int round = 0; round < 4; ++round) run_and_check({moecclOpAllReduce, 8}, 2, rank, round, false, b, comm);
         MOECCL_ASSERT_OK(moecclPlanForce(comm, moecclOpAllReduce, "ring"));
         for (int round = 0; round < 4; ++round) run_and_check({moecclOpAllReduce, 8}, 2, rank, round, false, b, comm);
-        // One rank alone: that the others notice shows that it did not run what it had prepared.
+        // Only one rank forces a plan. The other ranks' mismatch shows that it did not run its prepared operation.
         if (rank == 1) {
           MOECCL_ASSERT_OK(moecclPlanForce(comm, moecclOpAllReduce, "oneshot"));
         }
@@ -161,7 +161,7 @@ TEST_P(Repeated, AForcedPlanRunsInTheNextCall) {
       {.mode = GetParam()});
 }
 
-// A rank gives its data before it publishes what it calls: the difference is named nevertheless, every time.
+// A rank sends its data before it publishes its call. The difference must be named nevertheless, every time.
 TEST_P(Repeated, ADifferenceAfterAlikeCallsNamesBothRanks) {
   for (int turn = 0; turn < scaled(20); ++turn) {
     run_ranks(2,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The re-placing combine through the C interface, against sums formed one by one: every algorithm and layout, with and
-// without residual, uneven nodes, ranks without tokens or experts, odd rows; its backward; and what must be refused.
+// The re-placing combine through the C interface, compared with sums that are formed one by one: every algorithm and
+// layout, with and without residual, uneven nodes, ranks without tokens or experts, odd rows; its backward pass; and
+// calls that must be refused.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,11 +35,11 @@ const Shape kShapes[] = {
     {"SixteenRanks", 16, RankMode::kThreads, "node:4 gpu:4", 4, 32, 8, 2, std::vector<size_t>(16, 3)},
 };
 
-// What every rank knows: small integers and weights of halves, so that sums are exact in any order.
+// The data that every rank knows: small integers and weights of halves, so that sums are exact in any order.
 struct Truth {
   const Shape& shape;
   uint64_t step;
-  std::vector<size_t> first;  // sample of each rank
+  std::vector<size_t> first;  // the first sample of each rank
   Truth(const Shape& s, uint64_t n) : shape(s), step(n), first{0} {
     for (const size_t count : s.samples) first.push_back(first.back() + count);
   }
@@ -46,7 +47,7 @@ struct Truth {
   size_t number(int rank, size_t token) const { return first[static_cast<size_t>(rank)] * shape.sample + token; }
   static uint64_t mix(uint64_t x) { return (x ^ (x >> 31)) * 0x9e3779b97f4a7c15u ^ (x >> 7); }
   uint64_t draw(uint64_t a, uint64_t b) const { return mix(mix(mix(step * 977 + a) + b) + 12345) >> 13; }
-  // Distinct experts, some none; samples like a few experts. Now and then a token has none at all.
+  // Experts are distinct, and some are none. A sample prefers a few experts. Occasionally a token has no expert at all.
   int32_t expert(size_t token, int k) const {
     if (draw(token, 7) % 5 == 0 || draw(token, 100 + static_cast<uint64_t>(k)) % 7 == 0) return -1;
     const uint64_t base = draw(token / shape.sample, 3) + draw(token, 9) % 2;
@@ -90,7 +91,7 @@ class Step {
     std::vector<int32_t> next(t.shape.samples[static_cast<size_t>(rank)] * static_cast<size_t>(t.shape.n_experts) + 1,
                               3);
     if (c.next == 2) next = index;
-    std::vector<int32_t> given;  // reversed, which keeps the counts where all ranks have as many
+    std::vector<int32_t> given;  // reversed, which keeps the counts where all ranks have equally many samples
     for (size_t i = 0; i < t.first.back(); ++i) given.push_back(home_of(t.first.back() - 1 - i));
     given.push_back(0);
     COMM_OK(moecclReplaceBegin(replacement, routing, c.next ? next.data() : nullptr,
@@ -128,7 +129,7 @@ class Step {
     for (size_t row = 0; row < info.n_rows; ++row)
       if (info.row_source[row] >= 0) fill_row(row);
     if (c.residual) {
-      // Rows of the caller's own come from x alone.
+      // Rows of the caller come from x alone.
       COMM_OK(moecclReplaceResidual(replacement, x.data(), c.residual == 2 ? nullptr : dispatched.data(), in.data()));
     }
     std::vector<float> out(tokens * width() + 1, -55);
@@ -143,7 +144,7 @@ class Step {
     EXPECT_EQ(wrong, 0u) << "of " << tokens << " tokens at their new homes";
     EXPECT_EQ(out.back(), -55) << "written beyond the tokens";
   }
-  // The number of the i-th token that is here now.
+  // Returns the number of the i-th token that is here now.
   size_t now(size_t i) const {
     return static_cast<size_t>(facts.local_samples[i / t.shape.sample]) * t.shape.sample + i % t.shape.sample;
   }
@@ -180,7 +181,8 @@ class Step {
     COMM_OK(moecclAllReduce(&facts.node_bytes_sent, &sent, 1, moecclUint64, moecclSum, comm, nullptr));
     if (facts.skipped) return;
     EXPECT_EQ(sent, facts.node_bytes_after) << facts.algorithm;
-    // The next layer routes as this one: both terms of Eq. 5 in one unit. A residual's rows are the combine's alone.
+    // The next layer routes like this one, so both terms of Eq. 5 have one unit. A residual's rows belong only to the
+    // combine.
     if (c.next == 2 && c.residual == 0) {
       EXPECT_EQ(facts.next_bytes_before, facts.node_bytes_before) << facts.algorithm;
       EXPECT_EQ(facts.next_bytes_after, facts.node_bytes_after) << facts.algorithm;
@@ -216,7 +218,7 @@ class Step {
     }
     EXPECT_EQ(wrong, 0u) << "gradients of weights";
     if (!c.residual) return;
-    // Experts that pass nothing back leave the residual's gradient alone, and it comes home to the token that gave it.
+    // Experts that pass nothing back leave only the residual's gradient, which returns to the token that it came from.
     std::vector<float> rows(info.n_rows * width() + 1, 0), grad_x(tokens * width() + 1, -1);
     COMM_OK(moecclReplaceResidualBackward(replacement, grad_in.data(), rows.data(), nullptr));
     COMM_OK(moecclDispatchBackward(routing, rows.data(), grad_x.data(), nullptr));
@@ -285,7 +287,7 @@ TEST_P(ReplaceConformance, EverySampleArrivesAtItsNewHome) {
             for (const int residual : {0, 1, 2}) {
               const moecclReplaceMode_t mode = residual == 1 ? moecclReplaceSolve : moecclReplaceGiven;
               SCOPED_TRACE(std::string(layout == moecclLayoutRows ? "rows, " : "expert-major, ") + algorithm);
-              // A reversed placement keeps the counts only where all ranks have as many.
+              // A reversed placement keeps the counts only where all ranks have equally many samples.
               const bool even = std::adjacent_find(shape.samples.begin(), shape.samples.end(), std::not_equal_to<>()) ==
                                 shape.samples.end();
               run_case(
@@ -304,8 +306,8 @@ TEST_P(ReplaceConformance, EverySampleArrivesAtItsNewHome) {
 INSTANTIATE_TEST_SUITE_P(Shapes, ReplaceConformance, ::testing::ValuesIn(kShapes),
                          [](const ::testing::TestParamInfo<Shape>& info) { return info.param.name; });
 
-// Where links are as fast as each other the gain of a uniform routing is small: samples stay, after a few steps Begin
-// asks nobody, and every kind of residual arrives all the same.
+// Where all links are equally fast, the gain of a uniform routing is small: samples stay, after a few steps Begin
+// exchanges nothing, and every kind of residual still arrives.
 TEST(ReplaceGain, WhatDoesNotPayIsSkippedAndComesOutTheSame) {
   const Shape shape{"Skips", 4, RankMode::kThreads, "node:2 gpu:2", 2, 8, 8, 3, {4, 4, 4, 4}};
   RankOptions options{.mode = shape.mode, .deadline_ms = 120'000};

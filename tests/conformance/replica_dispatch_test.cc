@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dispatch to replicas through the C interface: choices go to slots within their capacity, under a placement that
-// changes at every step, and what dispatch, combine and both backwards make of them is computed again token by token.
+// changes at every step. The results of dispatch, combine and both backward passes are computed again token by token.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ const Shape kShapes[] = {
     {"OneExpert", 4, RankMode::kThreads, "node:2 gpu:2", 1, 2, 1, 0.5},
 };
 
-// What all ranks bring to a step and where experts stand: every rank draws the same.
+// The choices of all ranks in a step and the placement of experts. Every rank draws the same ones.
 struct Step {
   Step(const Shape& shape, int number) : shape_(shape) {
     std::mt19937 random(static_cast<uint32_t>(test_seed() * 1000 + static_cast<uint64_t>(number)));
@@ -53,7 +53,7 @@ struct Step {
       std::vector<int32_t>& mine = topk.emplace_back();
       std::vector<int32_t> order(shape.n_experts);
       for (size_t t = 0; t < tokens; ++t) {
-        // The first experts are liked more, and so drop tokens.
+        // The first experts are more popular, and therefore drop tokens.
         for (size_t e = 0; e < order.size(); ++e) order[e] = static_cast<int32_t>(e);
         for (size_t k = 0; k < shape.top_k; ++k) {
           const double u = static_cast<double>(random() % 1000) / 1000;
@@ -77,7 +77,7 @@ struct Step {
   int32_t capacity = 0;
 };
 
-// Small integers: sums are exact in any order.
+// Small integers, so that sums are exact in any order.
 float in_value(int rank, size_t token, size_t i) {
   return static_cast<float>((rank * 7 + static_cast<int>(token * 3 + i)) % 9 - 4);
 }
@@ -89,10 +89,10 @@ float expert_factor(int32_t expert) { return static_cast<float>(expert + 2); }
 
 int node_of(const Shape& shape, int rank) {
   if (shape.topology == nullptr) return rank;
-  return rank < shape.n / 2 ? 0 : 1;  // as the topologies above
+  return rank < shape.n / 2 ? 0 : 1;  // as in the topologies above
 }
 
-// The rules of moecclChooseReplicas, looked up in what all ranks chose: all[n_ranks][tokens][top_k].
+// Checks the rules of moecclChooseReplicas on the choices of all ranks: all[n_ranks][tokens][top_k].
 void check_choices(const Shape& shape, const Step& step, const std::vector<std::vector<int32_t>>& all,
                    const std::vector<int64_t>& popularity, const std::vector<int64_t>& dropped) {
   const size_t n_slots = step.slot_expert.size();
@@ -144,7 +144,7 @@ void check_choices(const Shape& shape, const Step& step, const std::vector<std::
             << "rank " << r << " loses another share of expert " << e;
       }
     }
-    // Near slots first: tokens leave a rank, or a node, only when its slots serve no others.
+    // Near slots come first: tokens leave a rank, or a node, only when its slots serve no other ranks.
     for (const auto& place : {std::function<int(int)>([](int r) { return r; }),
                               std::function<int(int)>([&](int r) { return node_of(shape, r); })}) {
       for (int here = 0; here < shape.n; ++here) {
@@ -163,7 +163,7 @@ void check_choices(const Shape& shape, const Step& step, const std::vector<std::
   }
 }
 
-// What operations on the routing must give: computed from the choices alone.
+// Checks the results of operations on the routing, which are computed from the choices alone.
 void check_operations(const Shape& shape, const Step& step, int rank, const std::vector<int32_t>& slots,
                       moecclRouting_t routing, moecclComm_t comm) {
   const size_t tokens = step.n_tokens(rank), first_slot = static_cast<size_t>(rank) * shape.slots;
@@ -202,7 +202,7 @@ void check_operations(const Shape& shape, const Step& step, int rank, const std:
 
   for (size_t t = 0; t < tokens; ++t) {
     for (size_t i = 0; i < kHidden; ++i) {
-      float sum = 0;  // of weight * factor over the choices that were kept
+      float sum = 0;  // of weight * factor over the kept choices
       for (size_t k = 0; k < shape.top_k; ++k) {
         const size_t c = t * shape.top_k + k;
         if (slots[c] >= 0) sum += weight_of(rank, c) * expert_factor(step.topk[static_cast<size_t>(rank)][c]);
@@ -229,7 +229,7 @@ TEST_P(ReplicaDispatch, SharesTokensWithinCapacity) {
   run_ranks(
       shape.n,
       [&](int rank, moecclComm_t comm) {
-        // One layer for all placements: its experts are slots.
+        // One layer serves all placements, because its experts are slots.
         moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
         config.hidden_bytes = kHidden * sizeof(float);
         config.type = moecclFloat32;
@@ -288,7 +288,7 @@ TEST_P(ReplicaDispatch, SharesTokensWithinCapacity) {
 INSTANTIATE_TEST_SUITE_P(Shapes, ReplicaDispatch, ::testing::ValuesIn(kShapes),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Choices of two ranks, wrong in one way on rank 1 alone.
+// Choices of two ranks, wrong in one way on rank 1 only.
 struct Wrong {
   const char* name;
   int32_t topk[4];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expert swap at run time through the C interface: what belongs to an expert and the tokens that choose it stay
-// together wherever it goes, on all ranks alike; training gives the same bits; misuse has a sentence.
+// Expert swap at run time through the C interface: an expert's state and the tokens that choose it stay together
+// wherever the expert goes, on all ranks alike; training gives the same bits; misuse gives a sentence.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -51,7 +51,7 @@ struct Random {
   }
 };
 
-// Experts with low numbers are chosen most, and these lie together.
+// Experts with low numbers are chosen most, and these are adjacent.
 std::vector<int32_t> choices(const Shape& s, int rank, int layer, int step) {
   Random random{static_cast<uint64_t>((rank * 64 + layer) * 1000 + step)};
   const auto experts = static_cast<uint64_t>(s.n_experts);
@@ -68,7 +68,7 @@ std::vector<int32_t> choices(const Shape& s, int rank, int layer, int step) {
   return topk;
 }
 
-// What an expert is, in whole numbers.
+// Returns the weight that identifies an expert, a whole number.
 float weight_of(int layer, int expert) { return static_cast<float>(1 + expert + 3 * layer); }
 
 // A layer with three tensors: weights, a moment of another size, and gradients, which are written until Finish.
@@ -108,7 +108,7 @@ struct Swapping {
     EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
   }
 
-  // One step's dispatch, experts and combine beside the definition; then the gradients.
+  // Runs one step's dispatch, experts and combine and compares with the definition, then writes the gradients.
   void run(int step) {
     const std::vector<int32_t> topk = choices(shape, rank, layer, step);
     if (routing == nullptr)
@@ -178,7 +178,7 @@ struct Swapping {
   std::vector<double> moments;
 };
 
-// Everything pays.
+// Any swap pays.
 moecclExpertSwapConfig_t eager() {
   moecclExpertSwapConfig_t config = MOECCL_EXPERT_SWAP_CONFIG_INIT;
   config.interval = 1;
@@ -242,7 +242,7 @@ TEST_P(SwapConformance, ExpertsMoveAndTokensFollow) {
 INSTANTIATE_TEST_SUITE_P(All, SwapConformance, ::testing::ValuesIn(kShapes),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Training of out = x + sum of gate * expert(x) by momentum, in plain floats: with swaps and without, in step.
+// Trains out = x + sum of gate * expert(x) by momentum, in plain floats, with swaps and without, in step.
 class Trainer {
  public:
   static constexpr int kExperts = 8, kTopK = 2;
@@ -275,12 +275,12 @@ class Trainer {
     EXPECT_EQ(moecclMoeDestroy(moe_), moecclSuccess);
   }
 
-  // Forward and backward of one step; this rank's loss.
+  // Runs forward and backward of one step. Returns this rank's loss.
   float run(int step) {
     Random random{static_cast<uint64_t>(rank_ * 100000 + step)};
     std::vector<int32_t> topk;
     std::vector<float> gate, x(kTokens * kHidden), out(x.size());
-    // Popularity drifts: swaps go on.
+    // Popularity drifts, so that swaps continue.
     for (size_t t = 0; t < kTokens; ++t) {
       const uint64_t a = (random.below(3) * random.below(3) + static_cast<uint64_t>(step) / 40) % kExperts;
       topk.push_back(static_cast<int32_t>(a));
@@ -402,7 +402,7 @@ TEST(Swap, StaysWhereASwapDoesNotPay) {
   });
 }
 
-// Ranks 0 and 1 hold shards of 24 bytes, ranks 2 and 3 of 8: experts keep to their pair of ranks.
+// Ranks 0 and 1 hold shards of 24 bytes, ranks 2 and 3 of 8, so experts stay within their pair of ranks.
 TEST(Swap, ExpertsKeepToRanksWithShardsOfTheirSize) {
   run_ranks(4, [](int rank, moecclComm_t comm) {
     moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
@@ -522,7 +522,7 @@ TEST(Swap, MisuseHasASentence) {
     const int32_t twice[] = {0, 0, 1, 2}, straight[] = {0, 1, 2, 3}, turned[] = {1, 0, 2, 3};
     says(attach({memory, 8, 0, 0}, twice), moecclInvalidArgument, "slot_of[1] is 0");
     says(attach({memory, 8, 0, 0}, rank == 0 ? straight : turned), moecclMismatch, "slot_of");
-    // One rank's fault is all ranks' failure.
+    // An error of one rank makes all ranks fail.
     says(attach({memory, 8, rank == 0 ? 0 : 7, 0}, nullptr), rank == 0 ? moecclRemoteError : moecclInvalidArgument,
          rank == 0 ? "rank 1 fails in moecclExpertSwapAttach" : "at_finish is 7");
     MOECCL_ASSERT_COMM_OK(attach({memory, 8, 0, 0}, nullptr), comm);
@@ -537,7 +537,7 @@ TEST(Swap, MisuseHasASentence) {
     says(moecclExpertSwapAttach(swap, one, nullptr, 0, nullptr, nullptr), moecclInvalidUsage,
          "moecclExpertSwapFinish first");
     MOECCL_ASSERT_COMM_OK(moecclExpertSwapFinish(swap, nullptr), comm);
-    // A number that is none of the layer's experts has the layer's own sentence.
+    // For a number that is not one of the layer's experts, the sentence is the layer's own.
     moecclRouting_t routing = nullptr;
     const int32_t wrong[] = {4};
     says(moecclRoutingCreate(&routing, moe, wrong, nullptr, 1), moecclInvalidArgument, "topk_index[0][0] is 4");

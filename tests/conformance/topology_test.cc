@@ -69,7 +69,7 @@ TEST(Topology, ErrorsNameFileAndLine) {
   EXPECT_NE(moecclTopologyDescribe("/nonexistent.xml", moecclTopologyText, nullptr, 0, nullptr), moecclSuccess);
   EXPECT_EQ(moecclTopologyDescribe("node:2 gpu", moecclTopologyText, nullptr, 0, nullptr), moecclInvalidArgument);
   EXPECT_EQ(moecclTopologyDescribe("node:2 gpu:2", moecclTopologySvg, nullptr, 0, nullptr), moecclInvalidArgument);
-  const int number = 9;  // as a C caller may give it
+  const int number = 9;  // as a C caller may pass it
   moecclTopologyFormat_t format;
   static_assert(sizeof(format) == sizeof(number));
   std::memcpy(&format, &number, sizeof(format));
@@ -102,7 +102,8 @@ TEST(Topology, CommunicatorsTakeAFile) {
       options);
 }
 
-// The path is the same text for all; in rank 1's working folder it is another file. All ranks get the same error.
+// The path is the same text on all ranks, but in rank 1's working directory it is another file. All ranks get the same
+// error.
 TEST(Topology, RanksThatReadDifferentFilesGetOneError) {
   char folders[2][32] = {"/tmp/moeccl_topo_a_XXXXXX", "/tmp/moeccl_topo_b_XXXXXX"};
   for (int i = 0; i < 2; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans that are tried in the program's own operations, through the C interface: results are right all the while, all
-// ranks end with the same plan, whatever they do in between.
+// Plans that are tried in the program's own operations, through the C interface: results are right all the time, and
+// all ranks end with the same plan, whatever they do in between.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -39,7 +39,7 @@ struct Blocks {
   void fill(int rank) {
     for (size_t i = 0; i < in.size(); ++i) in[i] = value(rank, static_cast<int>(i / counts[0]), i);
   }
-  // Some elements of every block; all are compared where operations are tested for themselves.
+  // Checks some elements of every block. The tests of the operations themselves compare all of them.
   void check(int rank, const char* what) {
     for (size_t i = 0; i < out.size(); i += 61) {
       const int from = static_cast<int>(i / counts[0]);
@@ -74,7 +74,7 @@ TEST_P(TrialsOf, AllToAllEndWithOnePlanOnAllRanks) {
                                       comm);
                 b.check(rank, "alltoall");
                 if (::testing::Test::HasFatalFailure()) return;
-                // Small ones between: they are not tried, but votes and timings share their entries.
+                // Small operations in between are not tried, but votes and timings share their entries.
                 float one = 1, sum = 0;
                 if (i % 7 == 3) {
                   MOECCL_ASSERT_COMM_OK(moecclAllReduce(&one, &sum, 1, moecclFloat32, moecclSum, comm, nullptr), comm);
@@ -92,7 +92,7 @@ TEST_P(TrialsOf, AllToAllEndWithOnePlanOnAllRanks) {
   for (const moecclPlanInfo_t& info : *plans) EXPECT_STREQ(info.algorithm, plans->front().algorithm);
 }
 
-// Ranks give buffers in place or not, in groups or not, on streams or not: what they run stays the same.
+// Ranks may differ in in-place buffers, groups and streams. The plan that they run stays the same.
 TEST_P(TrialsOf, RanksMayCallDifferently) {
   constexpr int n = 3;
   run_ranks(n,
@@ -146,7 +146,7 @@ TEST_P(TrialsOf, AllToAllvOfChangingSizes) {
             {.mode = GetParam()});
 }
 
-// Forcing a plan ends nothing and breaks nothing: all ranks do it between the same operations.
+// Forcing a plan neither ends nor breaks a trial: all ranks force between the same operations.
 TEST_P(TrialsOf, ForcedPlansRunMeanwhile) {
   constexpr int n = 2;
   run_ranks(n,

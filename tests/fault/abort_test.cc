@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Abort from another thread at random points: it and the operation return within 1 s, and the peers learn who it was.
+// Abort from another thread at random points: abort and the operation return within 1 s, and the peers learn which rank
+// aborted.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,7 +15,7 @@ namespace {
 constexpr int kRanks = 4;
 constexpr int kLimitMs = 1000;
 
-// Loops collectives until one fails and returns its result.
+// Loops over collectives until one fails, and returns its result.
 moecclResult_t run_until_failure(moecclComm_t comm, size_t count) {
   std::vector<float> data(count, 0);
   for (int64_t end = fair_now_ms() + patient_ms(20'000); fair_now_ms() < end;) {
@@ -70,7 +71,7 @@ TEST(Abort, FromAnotherThreadEndsEveryRankInTime) {
   }
 }
 
-// The peers have not come at all: the wait that is ended has nobody to tell it anything.
+// The peers have not come at all, so the wait that is aborted has no peer to inform.
 TEST(Abort, EndsAWaitForARankThatNeverComes) {
   Meeting ended;
   run_ranks(2, [&](int rank, moecclComm_t comm) {

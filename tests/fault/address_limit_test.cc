@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators under a limit of addresses (ulimit -v), as batch systems set it.
+// Communicators under an address space limit (ulimit -v), as batch systems set it.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -24,7 +24,7 @@ void limit_addresses(size_t bytes_more) {
   ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
 }
 
-// Ranks that join under the limit, and use the heap that they got.
+// Ranks join under the limit, and use the heap that they got.
 void join_and_use(int n, int rank) {
   moecclConfig_t config = MOECCL_CONFIG_INIT;
   config.timeout_ms = config.init_timeout_ms = 20'000;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An operation that one rank reports done is not reported failed by another because of what happened later: a failure
-// in the next operation, a rank that left after its part, an abort afterwards (scoreboard line 10).
+// When one rank reports an operation as done, no other rank reports it as failed because of a later event: a failure in
+// the next operation, a rank that left after its part, an abort afterwards (scoreboard line 10).
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,7 +14,7 @@ constexpr int kRanks = 4;
 
 class Agreement : public ::testing::TestWithParam<RankMode> {};
 
-// Rank 2 gives another count in the second operation, while slower ranks are still in the first.
+// Rank 2 passes another count in the second operation, while slower ranks are still in the first.
 TEST_P(Agreement, AFailureDoesNotReachBackIntoAnOperationThatIsDone) {
   for (int round = 0; round < scaled(30) && !HasFailure(); ++round) {
     run_ranks(kRanks,
@@ -65,7 +65,7 @@ TEST_P(Agreement, ARankThatLeavesAfterItsPartHurtsNobody) {
   }
 }
 
-// The receiver takes what was sent, then goes; the sender has nothing left to wait for.
+// The receiver takes the data and then goes. The sender has nothing left to wait for.
 TEST_P(Agreement, MessagesThatWereTakenWereSent) {
   for (int round = 0; round < scaled(30) && !HasFailure(); ++round) {
     run_ranks(kRanks,

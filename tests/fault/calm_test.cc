@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where nothing fails, nothing is called failed: ranks that outnumber the cores beside busy neighbours, ranks across a
+// Where nothing fails, no call reports a failure: ranks that outnumber the cores beside busy neighbours, ranks across a
 // line that loses packets, and communicators that come and go (scoreboard lines 4, 7 and 11). MOECCL_TEST_CALM_S sets
-// the seconds of the first two, MOECCL_TEST_CHURN the number of communicators of the third.
+// the seconds of the first two, and MOECCL_TEST_CHURN the number of communicators of the third.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -26,7 +26,7 @@ int setting(const char* name, int usual) {
   return text != nullptr ? atoi(text) : usual;
 }
 
-// Processes that use a core each until they are ended.
+// Processes that each use a core until they are ended.
 class Neighbours {
  public:
   explicit Neighbours(int n) {
@@ -52,7 +52,7 @@ class Neighbours {
   std::vector<pid_t> pids_;
 };
 
-// The ranks run for `seconds`; rank 0 says when it is over, in a broadcast of its own after every 16 operations.
+// Runs the ranks for `seconds`. Rank 0 announces the end, in a separate broadcast after every 16 operations.
 void run_calmly(int n, int seconds, TestHosts* hosts) {
   Shared<std::atomic<uint64_t>> done;
   RankOptions options{.mode = RankMode::kProcesses, .deadline_ms = seconds * 1000 + 60'000};
@@ -85,7 +85,7 @@ TEST(Calm, EightRanksBesideFourBusyNeighbours) {
   run_calmly(8, setting("MOECCL_TEST_CALM_S", 5), nullptr);
 }
 
-// 1 % of 10 Gbit/s, of which 1 % of the packets are lost, each way.
+// 1 % of 10 Gbit/s, with 1 % of the packets lost in each direction.
 TEST(Calm, ALineThatLosesPackets) {
   std::string why;
   const auto hosts = TestHosts::create({.weights = {1, 1}, .rate = "100mbit"}, &why);
@@ -118,7 +118,7 @@ Held held() {
   return h;
 }
 
-// After the first tenth, in which pools and caches take what they keep.
+// Counts after the first tenth, in which pools and caches take the resources that they keep.
 TEST(Calm, CommunicatorsThatComeAndGoLeaveNothing) {
   const int n_made = setting("MOECCL_TEST_CHURN", scaled(200));
   RankOptions options{.mode = RankMode::kProcesses, .deadline_ms = 60'000 + 100 * n_made};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// After a fault nothing wrong is called success, and nothing is written late. Ranks run random operations on data that
-// they can predict until a fault ends them: one is killed, stopped and continued, aborts, or its connections are cut.
-// Every operation that returned success holds the right data; memory that a failed call has given back stays as its
-// owner fills it. MOECCL_TEST_FAULTS sets how many faults of each kind.
+// After a fault, no wrong data is reported as success, and no data is written late. Ranks run random operations on
+// predictable data until a fault ends them: one rank is killed, stopped and continued, or aborts, or its connections
+// are cut. Every operation that returned success must hold the right data, and memory that a failed call has returned
+// must stay as its owner fills it. MOECCL_TEST_FAULTS sets the number of faults of each kind.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -33,7 +33,7 @@ struct Fault {
 struct Progress {
   std::atomic<int64_t> event_ms;  // 0: not yet
   std::atomic<int> failed;        // ranks whose loop has ended
-  std::atomic<int> over;          // whoever was stopped has been let go
+  std::atomic<int> over;          // nonzero once the stopped rank has been continued
   std::atomic<uint64_t> checked;  // operations that returned success, over all ranks
 };
 
@@ -58,7 +58,8 @@ void run_rank(const Fault& fault, int rank, moecclComm_t comm, Progress& shared)
   }
   moecclResult_t result = moecclSuccess;
   uint64_t it = 0;
-  // What ends a rank whose operations need nobody, such as the root of broadcasts, comes with its next question.
+  // A rank whose operations wait for no other rank, such as the root of broadcasts, learns of the failure with its next
+  // question.
   while (result == moecclSuccess && (shared.event_ms == 0 || fair_now_ms() - shared.event_ms < patient_ms(10'000))) {
     result = worker.step(++it);
     if (result == moecclSuccess && it % 16 == 0) {
@@ -115,13 +116,13 @@ int faults(int usual) {
   return text != nullptr ? atoi(text) : scaled(usual);
 }
 
-// The moment of each fault: within the first 60 ms, or the seconds of MOECCL_TEST_FAULT_WITHIN_S.
+// Returns the range of each fault's time: the first 60 ms, or the seconds of MOECCL_TEST_FAULT_WITHIN_S.
 uint64_t within_us() {
   const char* text = getenv("MOECCL_TEST_FAULT_WITHIN_S");
   return text != nullptr ? static_cast<uint64_t>(atoi(text)) * 1'000'000 + 1 : 60'000;
 }
 
-// `only`: of one operation, of which most of the time goes into copies.
+// `only`: run only one operation, in which copies take most of the time.
 void run_faults(Kind kind, Where where, bool heap, int usual, int only = -1) {
   std::unique_ptr<TestHosts> hosts;
   if (where != Where::kOneHost) {

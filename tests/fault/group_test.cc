@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A message whose sender fails for another reason while it is under way: the receiver gets an error, or all of the
-// right data. The sender's group holds a second member that does not match its partner, or the sender is killed or
-// aborts. MOECCL_TEST_GROUP_TRIALS sets how many trials of each kind.
+// A sender fails for another reason while its message is in flight: the receiver gets an error or all of the right
+// data. The sender's group holds a second member that does not match its partner, or the sender is killed, or it
+// aborts. MOECCL_TEST_GROUP_TRIALS sets the number of trials of each kind.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -31,7 +31,7 @@ struct Seen {
 
 int32_t value(size_t i) { return static_cast<int32_t>(i) + 7; }
 
-// Rank 0 sends to rank 3 and, in the same group, receives from rank 2 what does not match.
+// Rank 0 sends to rank 3 and, in the same group, receives a message from rank 2 that does not match.
 void run_rank(const Trial& trial, int rank, moecclComm_t comm, Seen& seen) {
   const size_t bytes = trial.count * sizeof(int32_t);
   void* memory[2] = {nullptr, nullptr};
@@ -62,7 +62,7 @@ void run_rank(const Trial& trial, int rank, moecclComm_t comm, Seen& seen) {
     if (trial.ends == Ends::kMismatch) {
       EXPECT_EQ(end, moecclMismatch) << moecclGetLastError(comm);
     }
-    // The group has returned: its memory is used for something else.
+    // The group has returned, so its memory may be used for something else.
     std::fill_n(data, trial.count, -1);
     if (aborter.joinable()) aborter.join();
   } else if (rank == 2 && trial.ends == Ends::kMismatch) {

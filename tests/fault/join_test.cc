@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are lost while a group comes about: at init between hosts, at a split, for want of descriptors. The others
-// hear of it at once, by the rank's own number.
+// Ranks are lost while a group forms: at init between hosts, at a split, for lack of descriptors. The others hear of it
+// at once, with the rank's number.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -30,7 +30,7 @@ std::unique_ptr<TestHosts> two_hosts() {
 
 bool names(const std::string& text, int rank) { return text.find("rank " + std::to_string(rank)) != std::string::npos; }
 
-// Some victims die before they have said who they are: those are missed when the time is over.
+// Some victims die before they have identified themselves. They are reported as missing at the timeout.
 TEST(Join, AKilledRankIsNamedAtOnceBetweenHosts) {
   constexpr int kRanks = 4, kInitMs = 1500;
   const auto hosts = two_hosts();
@@ -58,7 +58,7 @@ TEST(Join, AKilledRankIsNamedAtOnceBetweenHosts) {
             MOECCL_EXPECT_OK(moecclCommAbort(comm));
             return;
           }
-          // The id came from rank 0, and nobody has met it.
+          // The id came from rank 0, and no rank has reached rank 0's meeting point yet.
           const bool unmet = victim == 0 && text.find("the meeting point has ended") != std::string::npos;
           EXPECT_TRUE(names(text, victim) || unmet) << text;
           if (result == moecclTimeout) return;
@@ -69,14 +69,14 @@ TEST(Join, AKilledRankIsNamedAtOnceBetweenHosts) {
   }
 }
 
-// It has agreed to the split and never comes to its part.
+// The victim has agreed to the split but never comes to its part.
 void lose_one_in_a_split(TestHosts* hosts) {
   constexpr int kRanks = 4, kVictim = 2;
   for (int i = 0; i < scaled(10) && !::testing::Test::HasFailure(); ++i) {
     std::mt19937_64 random(test_seed() * 100 + static_cast<uint64_t>(i));
     const int delay_us = 20'000 + static_cast<int>(random() % 10'000);
     const Shared<Words> words;
-    Meeting ends;  // a rank that leaves would be the reason for those who look later
+    Meeting ends;  // a rank that leaves would be the reported reason for ranks that check later
     RankOptions options{.mode = RankMode::kProcesses, .deadline_ms = 40'000, .may_die = {kVictim}};
     options.hosts = hosts;
     options.on_running = [&](const std::vector<pid_t>& pid_of_rank) {
@@ -98,7 +98,7 @@ void lose_one_in_a_split(TestHosts* hosts) {
             int32_t one = 1, sum = 0;
             result = moecclAllReduce(&one, &sum, 1, moecclInt32, moecclSum, part, nullptr);
             text = moecclGetLastError(part);
-            // The part's numbers: the victim is its rank 0, and rank 0 is its rank 1.
+            // Numbers are those of the part: the victim is its rank 0, and rank 0 is its rank 1.
             if (result != moecclSuccess) {
               EXPECT_TRUE(rank % 2 == 0 && names(text, 0)) << text;
             } else {
@@ -120,11 +120,11 @@ TEST(Join, ARankThatDiesInASplitIsNamedByItsNumberInTheParent) { lose_one_in_a_s
 
 TEST(Join, ARankThatDiesInASplitBetweenHostsIsNamed) { lose_one_in_a_split(two_hosts().get()); }
 
-// The first of a part cannot make the place where the part would meet.
+// The first rank of a part cannot create the part's meeting point.
 TEST(Join, APartWithoutAMeetingPointFailsAtOnceAndTheOtherDoesNot) {
   run_ranks(4,
             [](int rank, moecclComm_t) {
-              const bool set = rank != 1 || setenv("MOECCL_SOCKET_ADDR", "192.0.2.1", 1) == 0;  // of no host
+              const bool set = rank != 1 || setenv("MOECCL_SOCKET_ADDR", "192.0.2.1", 1) == 0;  // an address of no host
               ASSERT_TRUE(set);
               moecclComm_t comm = nullptr, part = nullptr;
               MOECCL_ASSERT_OK(moecclCommInitRank(&comm, 4, unique_id(), rank));
@@ -162,7 +162,7 @@ TEST(Join, TooFewDescriptorsAreNamedAtOnce) {
   }
 }
 
-// The kernel would end the process with a signal.
+// Without a check, the kernel would end the process with a signal.
 TEST(Join, ALimitOnFilesIsNamed) {
   run_ranks(1,
             [](int, moecclComm_t) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// kill -9 of a process rank in every stage of a communicator's life, from its init to its end: every survivor is
-// through with all its calls within 2 s, and what fails says which rank died. MOECCL_TEST_KILLS sets how many (default
-// 14).
+// kill -9 of a process rank in every stage of a communicator's life, from init to its end: every survivor finishes all
+// its calls within 2 s, and calls that fail name the rank that died. MOECCL_TEST_KILLS sets the number of kills
+// (default 14).
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -29,7 +29,7 @@ constexpr std::array<const char*, kStages> kNames = {"init",       "operation", 
 struct Trial {
   int n, victim, delay_us;
   Stage stage;
-  bool aborts;  // instead of moecclCommFinalize and moecclCommDestroy
+  bool aborts;  // calls moecclCommAbort instead of moecclCommFinalize and moecclCommDestroy
 };
 
 Trial draw(uint64_t seed, int number) {
@@ -46,7 +46,7 @@ struct Words {
   std::atomic<int> n_failed;
 };
 
-// One rank's life: what it says of its stage, and what may come back from its calls.
+// One rank's life: it reports its stage and checks the results of its calls.
 class Life {
  public:
   Life(const Trial& trial, int rank, Words& words) : trial_(trial), rank_(rank), words_(words) {}
@@ -59,8 +59,8 @@ class Life {
     moecclComm_t comm = nullptr, part = nullptr;
     const moecclResult_t joined = moecclCommInitRankConfig(&comm, trial_.n, unique_id(), rank_, &config);
     const std::string why = moecclGetLastError(nullptr);
-    // One that died before it said who it is can only be missed; one that comes after the others were told finds
-    // nobody.
+    // A victim that died before it identified itself can only be reported as missing. A rank that comes after the
+    // others were told finds no listener.
     const bool missed = joined == moecclTimeout, alone = why.find("nobody listens") != std::string::npos;
     if (trial_.stage == kInit && joined != moecclSuccess && (missed || alone)) return through(missed ? kInitMs : 0);
     if (!right(joined, why, trial_.victim)) return through(0);
@@ -71,7 +71,7 @@ class Life {
       whole = right(made, moecclGetLastError(comm), trial_.victim);
     }
     if (part != nullptr) {
-      // The part's numbers: even ranks are one part, odd ones the other.
+      // Numbers are those of the part: even ranks are one part, odd ranks the other.
       const bool of_part = rank_ % 2 == trial_.victim % 2;
       sums(part, kInPart, (trial_.n + 1 - rank_ % 2) / 2, of_part ? trial_.victim / 2 : -1);
       enter(kEndOfPart);
@@ -87,7 +87,8 @@ class Life {
   void enter(Stage stage) {
     if (is_victim()) words_.stage = stage;
   }
-  // Success, or a failure that names the victim: number -1 where there is none.
+  // Returns true on success. Otherwise expects a failure that names the victim, and returns false. `number` is -1 where
+  // there is no victim.
   bool right(moecclResult_t result, const std::string& text, int number) {
     if (result == moecclSuccess) return true;
     ++words_.n_failed;
@@ -112,7 +113,7 @@ class Life {
     right(moecclCommFinalize(comm), moecclGetLastError(comm), number);
     MOECCL_EXPECT_OK(moecclCommDestroy(comm));
   }
-  // The victim is killed wherever it has come to; the others look at the clock.
+  // The victim waits to be killed at its current stage. The others check the time.
   void through(int64_t more_ms) {
     if (is_victim()) words_.stage = kStages;
     for (const Stopwatch watch; words_.killed_ms.load() == 0 || is_victim();) {

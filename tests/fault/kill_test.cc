@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // kill -9 of a random process rank at a random point of a running collective: every survivor returns an error that
-// names it within 2 s, /dev/shm is as it was, no process is left. MOECCL_TEST_KILLS sets how many (default 20; the full
-// run is tools/fault-kill 200).
+// names it within 2 s, /dev/shm is unchanged, and no process is left. MOECCL_TEST_KILLS sets the number of kills
+// (default 20; the full run is tools/fault-kill 200).
 #include <dirent.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -67,7 +67,7 @@ moecclResult_t call(const Plan& p, void* in, void* out, moecclComm_t comm) {
   }
 }
 
-// Calls until it fails; on the victim until it dies.
+// Calls until a call fails, or on the victim until it dies.
 void loop_until_failure(const Plan& p, int rank, moecclComm_t comm, const std::atomic<int64_t>& killed_ms,
                         std::atomic<int64_t>* slowest) {
   const size_t bytes = p.count * 4 * static_cast<size_t>(p.n);
@@ -77,7 +77,7 @@ void loop_until_failure(const Plan& p, int rank, moecclComm_t comm, const std::a
   moecclResult_t result = moecclSuccess;
   while (result == moecclSuccess && (killed_ms.load() == 0 || fair_now_ms() - killed_ms.load() < patient_ms(10'000))) {
     result = p.heap ? call(p, heap[0], heap[1], comm) : call(p, memory[0], memory[1], comm);
-    // A broadcast's root needs nobody; after a while it asks.
+    // A broadcast's root waits for no other rank, so it asks for errors.
     if (result == moecclSuccess) {
       EXPECT_EQ(moecclCommGetAsyncError(comm, &result), moecclSuccess);
     }
@@ -123,13 +123,13 @@ TEST(Kill, OfARankInACollectiveIsNamedByEverySurvivor) {
     slowest.push_back(times->slowest_ms);
     for (pid_t pid : pids) EXPECT_NE(kill(pid, 0), 0) << "process " << pid << " is left";
   }
-  // Programs of others may come and go meanwhile; what they leave behind is not ours for long.
+  // Other programs may come and go in the meantime, so wait for names that disappear again.
   const auto left_behind = [&] {
     std::set<std::string> names = list("/dev/shm");
     for (const std::string& name : shm_before) names.erase(name);
     std::erase_if(names,
                   [](const std::string& name) { return name.starts_with("sem.") || name.starts_with("vader_"); });
-    return names;  // without the semaphores of Python's programs and the segments of Open MPI's
+    return names;  // without semaphores of Python programs and segments of Open MPI
   };
   for (const Stopwatch watch; !left_behind().empty() && watch.ms() < 5000;)
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -141,7 +141,7 @@ TEST(Kill, OfARankInACollectiveIsNamedByEverySurvivor) {
          static_cast<long>(slowest.back()), kLimitMs);
 }
 
-// Thread ranks die with their process: all of them are named, or at least one is.
+// Thread ranks die with their process. The error names all of them, or at least one.
 TEST(Kill, OfAProcessWithSeveralRanksIsNoticedByTheOthers) {
   run_ranks(4,
             [](int rank, moecclComm_t comm) {

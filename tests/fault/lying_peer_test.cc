@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process that writes what it likes into the control words that ranks of a host share: boards, entries, signals,
-// outboxes, block words, message slots. The others may fail, or wait for their timeout, or get wrong data; they may not
-// crash. Run with the address sanitizer it also says that they read and write nothing that is not theirs.
+// A process writes arbitrary values into the control words that ranks of a host share: boards, entries, signals,
+// outboxes, block words, message slots. The others may fail, wait for their timeout or get wrong data, but may not
+// crash. With the address sanitizer, the test also shows that they access no memory that is not theirs.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -23,7 +23,7 @@ using transport::Board;
 using transport::Entry;
 
 constexpr int kRanks = 3, kLiar = 2;
-constexpr size_t kFirst = 64;  // the segment's magic number stands before: it is read at init alone
+constexpr size_t kFirst = 64;  // the segment's magic number comes before this: it is read at init only
 
 enum class Lie { kAnything, kOwnEntries, kDisplacements, kOutboxes, kStaging };
 
@@ -35,7 +35,7 @@ struct Area {
 
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
-// The parts of the mapped segments that a lie is about; offsets as in transport/shm/segment.cc.
+// The parts of the mapped segments that a lie changes. Offsets are those of transport/shm/segment.cc.
 std::vector<Area> areas(Lie lie, int rank) {
   const size_t signals = round_up(kFirst + sizeof(Board), transport::kLine);
   const size_t blocks = signals + kRanks * transport::kSigsPerPeer * sizeof(transport::SignalLine);
@@ -65,7 +65,7 @@ std::vector<Area> areas(Lie lie, int rank) {
   return found;
 }
 
-// Returns how many words it wrote.
+// Returns how many words were written.
 int64_t lie_until(const std::atomic<bool>& stop, Lie lie, uint64_t seed) {
   std::mt19937_64 random(seed);
   int64_t n_written = 0;
@@ -74,16 +74,16 @@ int64_t lie_until(const std::atomic<bool>& stop, Lie lie, uint64_t seed) {
   while (!stop.load(std::memory_order_relaxed) && !where.empty()) {
     const Area& area = where[random() % where.size()];
     auto* word = reinterpret_cast<std::atomic<uint64_t>*>(area.first + random() % area.words);
-    if (lie == Lie::kOwnEntries) {  // all but the number by which it is recognised: the lie is believed at first
+    if (lie == Lie::kOwnEntries) {  // keeps the number that identifies an entry, to be believed at first
       const size_t field = static_cast<size_t>(reinterpret_cast<uint64_t*>(word) - area.first) % 8;
       if (field == offsetof(Entry, seq) / 8) continue;
     }
-    if (lie == Lie::kDisplacements) {  // counts are compared before; where a block begins is the peer's word alone
+    if (lie == Lie::kDisplacements) {  // counts are compared before, but the start of a block is only the peer's word
       constexpr size_t kBlock = sizeof(transport::BlockWord) / 8;
       const size_t field = static_cast<size_t>(reinterpret_cast<uint64_t*>(word) - area.first) % kBlock;
       if (field != offsetof(transport::BlockWord, displacement) / 8) continue;
       ++n_written;
-      // A little below 0, in elements or in bytes: what is added to it brings it round to a place that exists.
+      // A little below 0, in elements or in bytes, so that adding to it wraps round to a valid place.
       const uint64_t below = 1 + random() % 20'000;
       word->store(random() % 2 == 0 ? 0 - below : (1ull << 62) - below, std::memory_order_relaxed);
       continue;
@@ -115,7 +115,7 @@ struct Buffers {
   std::vector<float> plain_in, plain_out;
 };
 
-// One operation of a kind; its result matters to nobody.
+// Runs one operation of a kind. Its result does not matter.
 moecclResult_t operate(unsigned kind, Buffers& b, int rank, moecclComm_t comm) {
   const size_t small = 1 + kind * 37 % 400, large = b.count / kRanks, n = kind % 2 == 0 ? small : large;
   const bool heap = kind / 2 % 2 == 0;
@@ -175,7 +175,7 @@ void work_beside_a_liar(Lie lie, uint64_t seed, int rank, moecclComm_t comm, std
   std::thread liar;
   if (rank == kLiar) liar = std::thread([&] { n_written += lie_until(stop, lie, seed + 1); });
   for (int i = 0; i < 200; ++i) {
-    // Displacements are read by the plan that takes blocks from the peers' buffers.
+    // The plan that takes blocks from the peers' buffers reads displacements.
     const unsigned kind = lie == Lie::kDisplacements ? 9 : static_cast<unsigned>(random() % 64);
     set_note("operation " + std::to_string(i) + " of kind " + std::to_string(kind));
     if (operate(kind, b, rank, comm) != moecclSuccess) break;
@@ -191,14 +191,14 @@ class LyingPeer : public ::testing::TestWithParam<Lie> {};
 
 TEST_P(LyingPeer, CrashesNobody) {
   const int trials = std::max(3, scaled(8));
-  Shared<std::atomic<int64_t>> n_written;  // of trials whose liar lives to say so
+  Shared<std::atomic<int64_t>> n_written;  // of trials whose liar survives to report it
   for (int t = 0; t < trials; ++t) {
-    // Its own words are its own to break: what the library reads back of them may end the liar itself.
+    // The liar may also break its own words, so the values that the library reads back may end the liar itself.
     RankOptions options{.mode = RankMode::kProcesses, .may_die = {kLiar}};
     options.config.timeout_ms = 150;
     options.config.staging_bytes = 1 << 17;
     options.destroy = false;
-    options.check_leaks = false;  // what a failed communicator still holds
+    options.check_leaks = false;  // a failed communicator still holds memory
     const uint64_t seed = test_seed() * 1000 + static_cast<uint64_t>(t);
     SCOPED_TRACE("trial " + std::to_string(t));
     if (!run_ranks(

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every collective, in each of its fields, on one host and between two, from no element to megabytes: one rank calls
-// something else. Whoever must see that in the operation itself gets moecclMismatch there, all others by their second
-// next call; the sentence names two ranks and the field. docs/mismatches.md says the same in a table.
+// Every collective, with a difference in each of its fields, on one host and between two, from no element to megabytes:
+// one rank makes another call. Ranks that must notice the difference in the operation itself get moecclMismatch there,
+// and all others by their second next call. The sentence names two ranks and the field. docs/mismatches.md has the same
+// in a table.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,15 +18,15 @@ namespace moeccl::testing {
 namespace {
 
 constexpr int kRanks = 4;
-constexpr int kOdd = 2;  // the rank that calls something else
+constexpr int kOdd = 2;  // the rank that makes another call
 constexpr int64_t kLimitMs = 2000;
-constexpr int kCallsAfter = 2;  // in which a rank that could not know is told
+constexpr int kCallsAfter = 2;  // calls within which a rank that could not know is told
 
 enum class Field { kCount, kNothing, kType, kOperator, kRoot, kOwnRoot, kOrder, kSplits };
 struct FieldName {
   Field field;
-  const char* name;  // in a failure
-  const char* word;  // in the sentence
+  const char* name;  // as printed in a failure
+  const char* word;  // as used in the sentence
 };
 constexpr FieldName kFields[] = {
     {Field::kCount, "another count", "count"},
@@ -56,14 +57,14 @@ constexpr Collective kCollectives[] = {
     {moecclOpExpertAllReduce, "ExpertAllReduce", true, false},
 };
 
-// What one rank calls.
+// The call of one rank.
 struct Call {
   moecclOp_t op = moecclOpAllReduce;
   size_t count = 0;
   moecclDataType_t type = moecclFloat32;
   moecclRedOp_t reduce = moecclSum;
   int root = 0;
-  bool splits = false;  // this rank expects more of rank 1 than that sends
+  bool splits = false;  // this rank expects more from rank 1 than rank 1 sends
 };
 
 struct Buffers {
@@ -92,7 +93,7 @@ moecclResult_t perform(const Call& c, moecclComm_t comm, Buffers& b) {
     case moecclOpScatter:
       return moecclScatter(in, out, c.count, c.type, c.root, comm, nullptr);
     case moecclOpExpertAllReduce: {
-      const int32_t slots[kRanks] = {0, 1, 0, 1};  // two experts of two replicas
+      const int32_t slots[kRanks] = {0, 1, 0, 1};  // two experts with two replicas each
       moecclPlacement_t placement = MOECCL_PLACEMENT_INIT;
       placement.n_experts = 2;
       placement.slots_per_rank = 1;
@@ -110,7 +111,7 @@ moecclResult_t perform(const Call& c, moecclComm_t comm, Buffers& b) {
   }
 }
 
-// The call of the rank that differs; nothing where the operation has no such field.
+// Returns the call of the rank that differs, or nothing where the operation has no such field.
 std::optional<Call> other_call(const Collective& op, Call usual, Field field) {
   Call odd = usual;
   const bool v = op.op == moecclOpAllToAllv;
@@ -122,7 +123,7 @@ std::optional<Call> other_call(const Collective& op, Call usual, Field field) {
       odd.count = usual.count == 0 ? 1 : 0;
       return v ? std::nullopt : std::optional(odd);
     case Field::kType:
-      odd.type = moecclInt32;  // of the same size
+      odd.type = moecclInt32;  // has the same size
       return odd;
     case Field::kOperator:
       odd.reduce = op.op == moecclOpExpertAllReduce ? moecclAvg : moecclMax;
@@ -148,7 +149,7 @@ bool receives_from_all(moecclOp_t op) {
          op == moecclOpAllToAllv;
 }
 
-// Whether the rank's own result depends on a rank that differs, so that success would be a lie.
+// Returns whether the rank's own result depends on a rank that differs, so that success would be wrong.
 bool must_see(int rank, const Call& usual, const Call& odd) {
   const Call& mine = rank == kOdd ? odd : usual;
   if (usual.op == odd.op && odd.splits) return rank == kOdd || rank == 1;
@@ -178,7 +179,7 @@ void expect_sentence(const std::string& text, const char* word, const std::strin
   EXPECT_NE(text.find(word), std::string::npos) << what << ": the field is not named: " << text;
 }
 
-// One case on a communicator of its own. `again`: they agree once before.
+// Runs one case on a separate communicator. `again`: the ranks agree on one call before.
 void run_case(int rank, moecclComm_t parent, const Collective& op, const FieldName& field, size_t count, bool again) {
   const Call usual{.op = op.op, .count = count};
   const std::optional<Call> odd = other_call(op, usual, field.field);
@@ -190,7 +191,7 @@ void run_case(int rank, moecclComm_t parent, const Collective& op, const FieldNa
   Buffers b(count + 8);
   if (again) {
     MOECCL_ASSERT_COMM_OK(perform(usual, comm, b), comm);
-    // All have finished it, so that what comes now cannot reach back into it.
+    // All ranks have finished the call, so that later events cannot affect it.
     int32_t done = 1, all = 0;
     MOECCL_ASSERT_COMM_OK(moecclAllReduce(&done, &all, 1, moecclInt32, moecclSum, parent, nullptr), parent);
   }
@@ -220,7 +221,7 @@ TEST_P(MismatchMatrix, EveryFieldIsNamedToEveryRank) {
     ASSERT_NE(hosts, nullptr) << why;
     options.hosts = hosts.get();
   }
-  // Within the first word, staged, in several chunks; 64 MiB where time is given.
+  // Sizes within the first word, staged, and in several chunks; 64 MiB if there is enough time.
   std::vector<size_t> counts = {0, 1, 1 << 10, 64 << 10, 1 << 20};
   if (test_scale() >= 4) counts.push_back(16 << 20);
   run_ranks(
@@ -248,7 +249,7 @@ INSTANTIATE_TEST_SUITE_P(Collectives, MismatchMatrix,
                                             ::testing::Values(Where::kThreads, Where::kProcesses, Where::kHosts)),
                          name_of);
 
-// A rank that only sends, again and again, is told by its second next call, whatever becomes of its peers.
+// A rank that only sends is told by its second next call, whatever its peers do.
 TEST(MismatchStream, ARootThatOnlySendsIsToldByTheSecondNextCall) {
   for (const RankMode mode : {RankMode::kThreads, RankMode::kProcesses}) {
     run_ranks(2,
@@ -259,7 +260,7 @@ TEST(MismatchStream, ARootThatOnlySendsIsToldByTheSecondNextCall) {
                 const Stopwatch watch;
                 moecclResult_t result = moecclSuccess;
                 int calls = 0;
-                // Each is root of its own.
+                // Each rank passes itself as the root.
                 for (; calls <= kCallsAfter && result == moecclSuccess; ++calls)
                   result = moecclBroadcast(data, data, 2, moecclFloat32, rank, comm, nullptr);
                 EXPECT_EQ(result, moecclMismatch) << moecclGetLastError(comm);
@@ -272,7 +273,7 @@ TEST(MismatchStream, ARootThatOnlySendsIsToldByTheSecondNextCall) {
   }
 }
 
-// Rank 1 sends what rank 0 does not expect, of sizes around the first word's.
+// Rank 1 sends an amount that rank 0 does not expect, with sizes around that of the first word.
 TEST(MismatchSplits, BothRanksOfAPairAreToldAtOnce) {
   for (const RankMode mode : {RankMode::kThreads, RankMode::kProcesses}) {
     run_ranks(3,
@@ -304,7 +305,7 @@ TEST(MismatchSplits, BothRanksOfAPairAreToldAtOnce) {
   }
 }
 
-// A message's receiver compares size and type.
+// The receiver of a message compares size and type.
 TEST(MismatchMessage, OfSizeAndTypeIsToldToTheReceiver) {
   for (const bool of_type : {false, true}) {
     for (const size_t count : {size_t{2}, size_t{100'000}}) {
@@ -330,7 +331,8 @@ TEST(MismatchMessage, OfSizeAndTypeIsToldToTheReceiver) {
   }
 }
 
-// Layers and routings of the same shape, in another order on one rank; a combine where others run a backward dispatch.
+// One rank uses layers and routings of the same shape in another order, or a combine where others run a backward
+// dispatch.
 class MismatchMoe : public ::testing::TestWithParam<RankMode> {};
 
 TEST_P(MismatchMoe, AnotherRoutingLayerOrPassIsNamed) {
@@ -407,7 +409,7 @@ TEST(MismatchCreation, OfAReplacementNamesTheField) {
   });
 }
 
-// What all ranks must set alike, at init.
+// Settings that must be equal on all ranks at init.
 TEST(MismatchInit, NamesTwoRanksTheFieldAndBothValues) {
   struct Case {
     const char* words[3];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that disagree get moecclMismatch within 2 s, with a sentence that names both and the field; nobody hangs.
+// Ranks that disagree get moecclMismatch within 2 s, with a sentence that names both and the field. No rank hangs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,10 +13,10 @@ namespace moeccl::testing {
 namespace {
 
 constexpr int kRanks = 4;
-constexpr int kOdd = 2;  // the rank that calls something else
+constexpr int kOdd = 2;  // the rank that makes another call
 constexpr int64_t kLimitMs = 2000;
 
-// What one rank calls.
+// The call of one rank.
 struct Call {
   moecclOp_t op = moecclOpAllReduce;
   size_t count = 4096;
@@ -71,8 +71,8 @@ void expect_told(moecclResult_t result, moecclComm_t comm, const char* field) {
   EXPECT_NE(text.find(field), std::string::npos) << "the field " << field << " is not named: " << text;
 }
 
-// Every rank comes back in time. One that waits for nobody in this operation, such as a broadcast's root, cannot know
-// and may succeed; it is told by the next operation at the latest.
+// Every rank returns in time. A rank that waits for no other rank in this operation, such as a broadcast's root, cannot
+// know of the mismatch and may succeed; the next operation at the latest tells it.
 void expect_mismatch(const Call& usual, const Call& odd, const char* field, RankMode mode) {
   Shared<std::atomic<int>> told_at_once;
   Meeting agreed;
@@ -125,7 +125,7 @@ TEST_P(Mismatch, OfCountNamesBothRanksAndCounts) {
   expect_mismatch(usual(), odd, "4100", mode());
 }
 
-// A byte of header more or less would not show in a large count.
+// In a large count, one header byte more or less would not be noticed.
 TEST_P(Mismatch, OfCountIsSeenAtSmallSizesToo) {
   Call few = usual(), odd = usual();
   few.count = 2;
@@ -135,7 +135,7 @@ TEST_P(Mismatch, OfCountIsSeenAtSmallSizesToo) {
 
 TEST_P(Mismatch, OfTypeNamesTheTypes) {
   Call odd = usual();
-  odd.type = moecclInt32;  // of the same size
+  odd.type = moecclInt32;  // has the same size
   expect_mismatch(usual(), odd, "int32", mode());
 }
 
@@ -153,7 +153,7 @@ TEST_P(Mismatch, OfRootNamesTheRoots) {
   expect_mismatch(usual(), odd, "root", mode());
 }
 
-// The order of two collectives differs on one rank.
+// One rank calls two collectives in the opposite order.
 TEST_P(Mismatch, OfOrderNamesTheOperations) {
   Call odd = usual();
   odd.op = op().op == moecclOpAllGather ? moecclOpAllToAll : moecclOpAllGather;
@@ -170,12 +170,12 @@ INSTANTIATE_TEST_SUITE_P(Collectives, Mismatch,
 class MismatchOfMode : public ::testing::TestWithParam<RankMode> {};
 
 TEST_P(MismatchOfMode, ForcedPlans) {
-  // The same names work for several operations; AllReduce has the most.
+  // The same names work for several operations, and AllReduce has the most.
   const Call usual{.plan = "ring"}, odd{.plan = "tree"};
   expect_mismatch(usual, odd, "plan", GetParam());
 }
 
-// "rank 2 sends 4096, rank 3 expects 4100".
+// The sentence is "rank 2 sends 4096, rank 3 expects 4100".
 TEST_P(MismatchOfMode, AllToAllvSplitsThatDoNotFit) {
   Shared<std::atomic<int>> told;
   run_ranks(kRanks,

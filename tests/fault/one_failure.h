@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs two ranks through init, operations, a layer, a split and destroy while one call that the program intercepts
-// fails, any one: the program that includes this defines which calls, and asks fails() in each.
+// Runs two ranks through init, operations, a layer, a split and destroy while any one of the intercepted calls fails.
+// The program that includes this defines which calls are intercepted, and asks fails() in each.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,9 +21,9 @@
 
 namespace moeccl::testing {
 
-inline std::atomic<long> n_calls{0}, failing{0};  // the number of the one that fails, from 1; 0: none
+inline std::atomic<long> n_calls{0}, failing{0};  // the number of the call that fails, from 1; 0: none
 inline std::atomic<bool> counts{false};
-inline bool survives = false;  // whether all ranks must succeed all the same
+inline bool survives = false;  // whether all ranks must succeed nevertheless
 
 inline bool fails() {
   if (!counts.load(std::memory_order_relaxed)) return false;
@@ -40,7 +40,7 @@ struct Buffers {
 
 enum Verdict : int { kGood, kWrongData, kInternalError, kFailed };
 
-// The calls of one rank, as far as they come: the first failure ends them.
+// The calls of one rank. The first failure ends them.
 struct Rank {
   int rank;
   Buffers& b;
@@ -112,7 +112,7 @@ struct Rank {
 
   void run(const moecclUniqueId& id) {
     moecclConfig_t config = MOECCL_CONFIG_INIT;
-    config.timeout_ms = 60'000;  // longer than the test waits: a peer that is not told is a hang
+    config.timeout_ms = 60'000;  // longer than the test waits: a peer that is not told counts as a hang
     config.init_timeout_ms = 1'000;
     config.staging_bytes = 1 << 16;
     moecclComm_t comm = nullptr;
@@ -132,13 +132,14 @@ inline Buffers buffers_of(int rank) {
   return b;
 }
 
-// In a process of its own: with the nth allocation failing, or counting them (0). 0 is good.
+// Runs in a separate process, with the nth intercepted call failing, or counts the calls (nth is 0). Returns 0 when all
+// is well.
 inline Verdict scenario(long nth, long* counted) {
   Buffers buffers[kRanks] = {buffers_of(0), buffers_of(1)};
   Rank ranks[kRanks] = {{0, buffers[0]}, {1, buffers[1]}};
   moecclUniqueId id{};
   std::atomic<int> state{0};
-  std::thread other([&] {  // before anything fails, which is the library's alone
+  std::thread other([&] {  // created before any call fails, because failures must hit only the library
     state.wait(0);
     if (state == 1) ranks[1].run(id);
   });
@@ -155,7 +156,7 @@ inline Verdict scenario(long nth, long* counted) {
   return ranks[0].verdict() != kGood ? ranks[0].verdict() : ranks[1].verdict();
 }
 
-// The same over TCP: rank 1, the one that runs out of memory, is a process of another host.
+// Runs the same over TCP: rank 1, whose call fails, is a process of another host.
 inline Verdict between_hosts(long nth, long* counted) {
   setenv("MOECCL_SOCKET_ADDR", "127.0.0.1", 1);
   setenv("MOECCL_SOCKET_IFNAME", "lo", 1);
@@ -190,7 +191,7 @@ inline Verdict between_hosts(long nth, long* counted) {
 
 using Scenario = Verdict (*)(long nth, long* counted);
 
-// The process's wait status.
+// Returns the process's wait status.
 inline int in_child(Scenario scenario, long nth, long* counted) {
   Shared<long> count;
   fflush(nullptr);
@@ -206,7 +207,7 @@ inline int in_child(Scenario scenario, long nth, long* counted) {
   return status;
 }
 
-// At most `most` of them, spread over all; `least`: of how many at least.
+// Fails at most `most` calls, spread over all. There must be more than `least` calls.
 inline void fail_some(Scenario scenario, int most, const char* what, long least) {
   long n = 0;
   ASSERT_EQ(in_child(scenario, 0, &n), 0) << "without a failure";
@@ -214,7 +215,7 @@ inline void fail_some(Scenario scenario, int most, const char* what, long least)
   const long samples = std::min<long>(n, scaled(most));
   std::mt19937_64 random(test_seed());
   for (long i = 0; i < samples; ++i) {
-    // One of each stretch of equal length; of stretches of one, that one.
+    // Takes one call from each of equally long stretches.
     const long first = n * i / samples + 1, next = n * (i + 1) / samples + 1;
     const long nth = first + static_cast<long>(random() % static_cast<uint64_t>(next - first));
     const int status = in_child(scenario, nth, nullptr);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One allocation of a process fails, any one: the rank that it belongs to gets an error, its peers hear of it at once
-// instead of waiting for the deadline, and nothing aborts or hangs (scoreboard line 15). MOECCL_TEST_SCALE tries more
-// of them; from about 100 on every one.
+// Any one allocation of a process fails: its rank gets an error, the peers hear of it at once instead of waiting for
+// the deadline, and nothing aborts or hangs (scoreboard line 15). MOECCL_TEST_SCALE tries more allocations; from about
+// 100 on it tries every one.
 #include <cerrno>
 #include <cstdlib>
 #include <new>
@@ -11,7 +11,7 @@
 using moeccl::testing::fails;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-// Sanitizers have their own malloc: there the allocations of C++ alone fail.
+// Sanitizers have their own malloc, so only the allocations of C++ fail there.
 void* operator new(size_t bytes) {
   void* p = fails() ? nullptr : std::malloc(bytes);
   if (p == nullptr) throw std::bad_alloc();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank that is gone although something of its process lives on: a worker that it forked, as data loaders do, or
-// another program that its process executes. The others are told within 1 s, and no operation of theirs that returned
-// success has wrong data.
+// A rank is gone although a part of its process lives on: a worker that it forked, as data loaders do, or another
+// program that its process executes. The others are told within 1 s, and none of their operations that returned success
+// has wrong data.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>

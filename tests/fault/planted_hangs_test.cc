@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Planted hangs: what the processes leave behind (MOECCL_DUMP), put together by `moeccl postmortem`, names the culprit
-// and nobody else. Four kinds in turn, each in several forms: a rank that is missing, a wrong order, a wrong count, a
-// host that dies. Operation, rank, host and step are random. MOECCL_TEST_PLANTED sets how many (default 16; the full
-// run is 60).
+// Planted hangs: `moeccl postmortem` combines the files that the processes leave behind (MOECCL_DUMP) and names the
+// culprit and no other rank. Four kinds take turns, each in several forms: a missing rank, a wrong order, a wrong
+// count, and a host that dies. Operation, rank, host and step are random. MOECCL_TEST_PLANTED sets the number of hangs
+// (default 16; the full run is 60).
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -28,18 +28,18 @@ enum class Kind { kMissing, kOrder, kCount, kHost };
 constexpr const char* kKinds[] = {"missing rank", "wrong order", "wrong count", "dead host"};
 
 enum class Form {
-  kAbsent,    // never makes the call
-  kKilled,    // before the call
+  kAbsent,    // does not make the call
+  kKilled,    // is killed before the call
   kStopped,   // SIGSTOP
-  kReceive,   // never sends what others receive
-  kLate,      // makes the call when the others have given up
-  kTwoComms,  // uses two communicators the other way round
-  kSwapped,   // makes two calls of one communicator the other way round
+  kReceive,   // does not send the data that others receive
+  kLate,      // makes the call after the others have given up
+  kTwoComms,  // uses two communicators in the opposite order
+  kSwapped,   // makes two calls on one communicator in the opposite order
   kCircle,    // all receive before they send
   kCount,
-  kPower,   // the host falls silent: nobody is told
+  kPower,   // the host falls silent without notice
   kCrash,   // the host's kernel still closes its connections
-  kBehind,  // as kPower; some wait for ranks that wait for it, in another communicator
+  kBehind,  // as kPower, and some ranks wait for ranks that wait for that host, on another communicator
 };
 constexpr const char* kForms[] = {"absent",  "killed", "stopped", "receive", "late",  "two communicators",
                                   "swapped", "circle", "count",   "power",   "crash", "behind another rank"};
@@ -51,7 +51,7 @@ const std::vector<Form> kFormsOf[] = {
 };
 
 enum class Op { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kLayer, kBroadcast, kReduce };
-constexpr int kAllWait = 4, kAllWaitOrLayer = 5, kOps = 7;  // how many of these
+constexpr int kAllWait = 4, kAllWaitOrLayer = 5, kOps = 7;  // the number of leading operations in each group
 constexpr const char* kOpNames[] = {"allreduce", "allgather", "reducescatter", "alltoall",
                                     "layer",     "broadcast", "reduce"};
 
@@ -59,18 +59,18 @@ struct Plan {
   Kind kind;
   Form form;
   Op op;
-  int stage;  // of a layer: where it hangs: routing, dispatch or combine
+  int stage;  // the stage in which a layer hangs: routing, dispatch or combine
   int n_hosts, n, victim;
-  int before;  // operations that all make
+  int before;  // operations that all ranks make first
   size_t count;
-  int delay_ms;  // of a kill, after all have made these
+  int delay_ms;  // of a kill, after all ranks have made those operations
   uint64_t seed;
 
   bool host_dies() const { return kind == Kind::kHost; }
   int dead_host() const { return victim / 2; }
   bool is_victim(int rank) const { return host_dies() ? rank / 2 == dead_host() : rank == victim; }
   int n_victims() const { return host_dies() ? 2 : 1; }
-  // A crash is seen at once: this rank makes its call after that, and is not to blame.
+  // A crash is noticed at once. This rank makes its call after that, and is not to blame.
   bool comes_after_crash(int rank) const { return form == Form::kCrash && rank == (victim + 2) % n; }
 };
 
@@ -82,7 +82,7 @@ Plan draw(int i, uint64_t seed) {
   p.kind = static_cast<Kind>(i % 4);
   const auto& forms = kFormsOf[i % 4];
   p.form = forms[static_cast<size_t>(i) / 4 % forms.size()];
-  // A rank of an operation with a root may be through when its peers find that something is wrong.
+  // In an operation with a root, a rank may have finished when its peers notice the problem.
   const bool any = p.form == Form::kAbsent || p.form == Form::kKilled || p.form == Form::kStopped || p.host_dies();
   p.op = static_cast<Op>(below(any ? kOps : p.form == Form::kLate ? kAllWaitOrLayer : kAllWait));
   p.stage = below(3);
@@ -149,7 +149,7 @@ class Caller {
     }
     return moecclInternalError;
   }
-  // One after the other, the same on all ranks.
+  // Makes n calls one after the other, the same on all ranks.
   moecclResult_t calls(int n) {
     std::mt19937_64 random(plan_.seed);
     for (int i = 0; i < n; ++i) {
@@ -199,12 +199,12 @@ class Caller {
 };
 
 struct Meetings {
-  Meeting there;                      // all have made what comes before the hang
-  Meeting done;                       // the others have given up
-  Shared<std::atomic<bool>> starved;  // a rank did not get that far in time: there is nothing to report
+  Meeting there;                      // all ranks have made the calls before the hang
+  Meeting done;                       // the other ranks have given up
+  Shared<std::atomic<bool>> starved;  // a rank did not get that far in time, so there is nothing to report
 };
 
-// The call in which the others hang, and how far the victim comes in it.
+// Makes the call in which the others hang, as far as the victim gets in it.
 moecclResult_t hanging_call(const Plan& p, Caller& caller) {
   return caller.call(p.op, p.count, p.op == Op::kBroadcast ? p.victim : (p.victim + p.n_victims()) % p.n);
 }
@@ -262,8 +262,8 @@ void hang_other(const Plan& p, int rank, moecclComm_t comm, Caller& caller, Call
   }
 }
 
-// Ranks 2h and 2h + 1 are host h. Of each pair the first meets its counterparts on the other hosts and so the dead
-// one; the second waits for the first.
+// Ranks 2h and 2h + 1 are on host h. The first rank of each pair communicates with its counterparts on the other hosts,
+// including the dead one; the second waits for the first.
 void hang_behind(const Plan& p, int rank, moecclComm_t comm, Meetings& meetings) {
   const bool crosses = rank % 2 == 0;
   moecclComm_t local = nullptr, cross = nullptr;
@@ -283,7 +283,7 @@ void hang_behind(const Plan& p, int rank, moecclComm_t comm, Meetings& meetings)
   (void)moecclCommDestroy(local);
 }
 
-// One rank's part; every call of its end may fail.
+// Runs one rank's part. Every call at its end may fail.
 void run_rank(const Plan& p, int rank, moecclComm_t comm, Meetings& meetings) {
   moecclComm_t second = nullptr;
   if (p.form == Form::kTwoComms) {
@@ -296,7 +296,7 @@ void run_rank(const Plan& p, int rank, moecclComm_t comm, Meetings& meetings) {
     moecclResult_t ready = caller.make_layer();
     if (ready == moecclSuccess) ready = caller.calls(p.before);
     if (ready != moecclSuccess) {
-      // The others have failed with it, or will. Anything but a timeout is a finding, on some rank at least.
+      // The others have failed with it, or will. Any other error than a timeout is a finding, on some rank at least.
       *meetings.starved = true;
       EXPECT_TRUE(ready == moecclTimeout || ready == moecclRemoteError) << moecclGetLastError(comm);
       meetings.there.arrive();
@@ -316,13 +316,13 @@ void run_rank(const Plan& p, int rank, moecclComm_t comm, Meetings& meetings) {
   if (second != nullptr) (void)moecclCommDestroy(second);
 }
 
-// The test's part: kills, stops, and cuts cables.
+// The test's part: kills, stops and cuts cables.
 void strike(const Plan& p, const std::vector<pid_t>& pids, const TestHosts* hosts, bool cables, Meetings& meetings) {
   if (!p.host_dies() && p.form != Form::kKilled && p.form != Form::kStopped) return;
   EXPECT_TRUE(meetings.there.wait_for(p.n));
   if (*meetings.starved) return;
   std::this_thread::sleep_for(std::chrono::milliseconds(p.delay_ms));
-  // Without a cable nothing tells the others: no segment that closes or resets a connection gets out.
+  // Without a cable the others get no notice: no segment that closes or resets a connection gets out.
   if (cables && (p.form == Form::kPower || p.form == Form::kBehind)) {
     EXPECT_TRUE(hosts->pull_cable(p.dead_host()));
   }
@@ -342,7 +342,7 @@ size_t count_of(const std::string& text, const std::string& part) {
   return n;
 }
 
-// One culprit, and the right one.
+// Checks that the report names one culprit, the right one.
 bool names(const Plan& p, const std::string& text, const std::string& host) {
   const std::string rank = "rank " + std::to_string(p.victim);
   const size_t culprits = count_of(text, "Culprit: "), differences = count_of(text, "Calls differ");
@@ -365,7 +365,7 @@ bool names(const Plan& p, const std::string& text, const std::string& host) {
               std::to_string(first + 1) + " of communicator");
 }
 
-// The names of the hosts, as the library reports them.
+// Returns the name of a host, as the library reports it.
 std::string host_name(bool cables, int host) { return (cables ? "test-host-" : "test host ") + std::to_string(host); }
 
 enum class Outcome { kNamed, kNotNamed, kStarved };
@@ -414,7 +414,7 @@ TEST(PlantedHangs, PostMortemNamesTheCulpritAndNobodyElse) {
     const Plan p = draw(i, test_seed());
     SCOPED_TRACE(::testing::Message() << "MOECCL_TEST_SEED=" << test_seed() << ", hang " << i << ": " << text_of(p));
     Outcome outcome = plant(p, cables);
-    // A machine with other work may keep a rank off its cores for longer than the timeout.
+    // Other work on the machine may keep a rank off its cores for longer than the timeout.
     constexpr int kMostTries = 5;
     for (int tries = 1; outcome == Outcome::kStarved && tries < kMostTries; ++tries, ++starved)
       outcome = plant(p, cables);

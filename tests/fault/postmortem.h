@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of `moeccl postmortem` share: the tool, and a folder for MOECCL_DUMP.
+// Shared by the tests of `moeccl postmortem`: the tool, and a folder for MOECCL_DUMP.
 #pragma once
 
 #include <cstdio>
@@ -33,7 +33,7 @@ class Folder {
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
   const std::string& path() const { return path_; }
-  // What `moeccl postmortem` says of all files in it.
+  // Returns the report of `moeccl postmortem` on all files in the folder.
   std::string report(int* code) const {
     std::string command = tool() + " postmortem";
     for (const auto& entry : std::filesystem::directory_iterator(path_)) command += " " + entry.path().string();

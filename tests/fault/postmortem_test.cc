@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `moeccl status` of processes that hang, and `moeccl postmortem` of jobs too large to run here: their files are made
-// by hand. Hangs of real processes: planted_hangs_test.
+// `moeccl status` of processes that hang, and `moeccl postmortem` of jobs too large to run here, whose files are made
+// by hand. planted_hangs_test has hangs of real processes.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -81,8 +81,8 @@ TEST(PostMortem, StatusSaysWhichHostsItWasNotAskedOf) {
   EXPECT_EQ(text.find("Culprit"), std::string::npos) << text;
 }
 
-// Files of 128 ranks on 16 hosts that all wait in call #9. Those of which `left_file` is true have left one; a wait
-// names the first 32 ranks alone, as the recorder keeps no more.
+// Writes files of 128 ranks on 16 hosts that all wait in call #9. The ranks for which `left_file` is true have left a
+// file. A wait names only the first 32 ranks, because the recorder keeps no more.
 void write_large_job(const Folder& folder, const std::vector<std::string>& names,
                      const std::function<bool(int rank)>& left_file) {
   constexpr int kRanks = 128, kOnHost = 8;
@@ -161,7 +161,7 @@ TEST(PostMortem, HostsOfTheSameNameAreToldApart) {
   EXPECT_NE(text.find("Culprit: host node (id id-3) is gone, with ranks 24, 25,"), std::string::npos) << text;
 }
 
-// Two ranks that use two communicators in two orders, give up, and then make the other call all the same.
+// Two ranks use two communicators in opposite orders, give up, and then still make the other call.
 TEST(PostMortem, ARankThatWaitedElsewhereUntilItCameTooLateIsPartOfACircle) {
   const Folder folder;
   for (int rank = 0; rank < 2; ++rank) {

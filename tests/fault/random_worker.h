@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's random operations on data that every rank can predict: nine collectives, a ring of Send and Recv, and an
-// MoE layer with a new routing at each step. The data of each operation that returned success is checked.
+// One rank's random operations on data that every rank can predict: nine collectives, a ring of Send and Recv, and a
+// MoE layer with a new routing at each step. Checks the data of each operation that returned success.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ struct Operations {
   int n = 4;
   bool heap = false;
   uint64_t seed = 0;
-  int op = -1;  // one of step()'s; -1: all in turn
+  int op = -1;  // one of step()'s operations; -1: all in turn
 };
 
 inline constexpr int kOps = 11;
@@ -31,7 +31,7 @@ inline int32_t value(uint64_t it, int from, size_t i) {
   return static_cast<int32_t>(it * 31 + static_cast<uint64_t>(from) * 1009 + i * 7);
 }
 
-// One rank's buffers and calls. `wrong` counts elements of successful operations.
+// One rank's buffers and calls. `wrong` counts wrong elements of successful operations.
 class Worker {
  public:
   Worker(const Operations& operations, int rank, moecclComm_t comm)
@@ -119,7 +119,7 @@ class Worker {
     }
   }
 
-  // The call has failed: the memory is this rank's again.
+  // Reuses the memory, which belongs to this rank again after the call has failed.
   void take_back() {
     for (int32_t* p : {in_, out_}) std::memset(p, kMine, elements_ * 4);
     for (auto* v : {&tokens_, &rows_, &back_}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kill -9 of ranks at random points, also while the others meet again: those that are left shrink and go on, and their
-// next collective is right within 3 s. MOECCL_TEST_KILLS sets how many kills of each kind (default 8).
+// kill -9 of ranks at random points, also while the others form the new group: the survivors shrink and go on, and
+// their next collective is right within 3 s. MOECCL_TEST_KILLS sets the number of kills of each kind (default 8).
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -33,7 +33,7 @@ Trial draw(uint64_t seed) {
   t.n = 3 + static_cast<int>(random() % 4);
   const int n_victims = t.n > 3 && random() % 2 == 0 ? 2 : 1;
   while (static_cast<int>(t.victims.size()) < n_victims) {
-    // Rank 0 leads the meeting of the others unless it is the one that died.
+    // Rank 0 leads the others' meeting unless it is the one that died.
     const int v = random() % 3 == 0 ? 0 : static_cast<int>(random() % static_cast<uint64_t>(t.n));
     if (std::find(t.victims.begin(), t.victims.end(), v) == t.victims.end()) t.victims.push_back(v);
   }
@@ -45,13 +45,13 @@ Trial draw(uint64_t seed) {
 }
 
 struct Words {
-  std::atomic<int64_t> killed_ms;  // the last one
+  std::atomic<int64_t> killed_ms;  // of the last kill
   std::atomic<int> all_killed;
   std::atomic<int64_t> slowest_ms;
   std::atomic<int> shrinks;
 };
 
-// Every rank gives its number of before and whether it knows that all are killed.
+// Every rank contributes its previous number and whether it knows that all victims are killed.
 struct Answer {
   int32_t numbers = 0, know = 0;
 };
@@ -61,7 +61,7 @@ bool all_reduce(const Trial& trial, int32_t* in, int32_t* out, int rank, int kno
   in[0] = know;
   if (moecclAllReduce(in, out, trial.count + 1, moecclInt32, moecclSum, comm, nullptr) != moecclSuccess) return false;
   *answer = {out[1], out[0]};
-  // All elements but the first are alike: any that differs is a wrong one.
+  // All elements except the first are equal, so any that differs is wrong.
   const int64_t different = std::count_if(out + 1, out + trial.count + 1, [&](int32_t v) { return v != out[1]; });
   EXPECT_EQ(different, 0);
   return true;
@@ -109,7 +109,7 @@ void run_rank(const Trial& trial, int rank, moecclComm_t comm, Words& words, Mee
     (void)moecclCommDestroy(comm);
     comm = left;
   }
-  // Nobody leaves before all are there: a rank that has left is no survivor.
+  // No rank leaves before all have arrived, because a rank that has left does not count as a survivor.
   EXPECT_TRUE(end.meet(n_left));
   MOECCL_EXPECT_OK(moecclCommDestroy(comm));
   for (void* m : memory) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Signals that the application uses: operations survive them at 1 kHz, and the library has no handlers of its own
-// (scoreboard line 18).
+// Signals that the application uses: operations survive them at 1 kHz, and the library installs no handlers (scoreboard
+// line 18).
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/time.h>
@@ -18,7 +18,7 @@ namespace {
 
 std::atomic<uint64_t> n_signals{0};
 
-// SIGALRM a thousand times a second, in each process, without SA_RESTART: calls that wait end with EINTR.
+// Raises SIGALRM a thousand times a second in each process, without SA_RESTART, so that waiting calls end with EINTR.
 void run_with_signals(TestHosts* hosts) {
   RankOptions options{.mode = RankMode::kProcesses};
   options.hosts = hosts;

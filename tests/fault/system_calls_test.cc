@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One system call of a process fails, any one (scoreboard line 16): one that was interrupted (EINTR) is made again, and
-// all ranks succeed; one for which memory, descriptors or room lack is an error of its rank, of which the peers hear
-// at once. MOECCL_TEST_SCALE tries more of them.
+// Any one system call of a process fails (scoreboard line 16). A call that was interrupted (EINTR) is repeated, and all
+// ranks succeed. A call that lacks memory, descriptors or space is an error of its rank, and the peers hear of it at
+// once. MOECCL_TEST_SCALE tries more calls.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -20,7 +20,7 @@ namespace {
 enum class Means { kInterrupted, kScarce };
 std::atomic<Means> means{Means::kInterrupted};
 
-// Whether this call of a kind is the one that fails; sets errno to `code`.
+// Returns whether this call of a kind is the one that fails, and then sets errno to `code`.
 bool denied(Means kind, int code) {
   if (means.load(std::memory_order_relaxed) != kind || !moeccl::testing::fails()) return false;
   errno = code;
@@ -34,7 +34,7 @@ F real(F, const char* name) {
 
 }  // namespace
 
-// Taken before libc's, by the library as well.
+// These are found before libc's functions, by the library as well.
 #define WAITS(result, name, parameters, arguments)                           \
   extern "C" __attribute__((visibility("default"))) result name parameters { \
     static const auto next = real(&name, #name);                             \

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank that never comes: the others end within the timeout + 1 s, and the sentence names operation and missing ranks.
+// A rank that never comes: the others end within the timeout + 1 s, and the sentence names the operation and the
+// missing ranks.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -103,7 +104,7 @@ TEST_P(Timeout, OfInitNamesTheMissingRanks) {
 INSTANTIATE_TEST_SUITE_P(Modes, Timeout, ::testing::Values(RankMode::kThreads, RankMode::kProcesses),
                          [](const ::testing::TestParamInfo<RankMode>& info) { return mode_name(info.param); });
 
-// A stopped process looks like a slow one until the timeout; then it is named, and when it goes on it finds the
+// A stopped process looks like a slow one until the timeout. Then it is named, and when it continues it sees the
 // failure.
 TEST(TimeoutOfProcess, AStoppedProcessIsNamedAndHarmsNothingWhenItGoesOn) {
   RankOptions options{.mode = RankMode::kProcesses};
@@ -130,7 +131,7 @@ TEST(TimeoutOfProcess, AStoppedProcessIsNamedAndHarmsNothingWhenItGoesOn) {
         EXPECT_NE(r, moecclSuccess);
         if (rank == 2) return;
         EXPECT_LE(fair_now_ms() - stopped_ms->load(), patient_ms(kTimeoutMs + 1000));
-        // The first to time out may be the one that the other names.
+        // The first rank to time out may be the one that the other rank names.
         const std::string text = moecclGetLastError(comm);
         EXPECT_NE(text.find("rank 2"), std::string::npos) << moecclGetErrorString(r) << ": " << text;
         for (float f : data) ASSERT_EQ(f, 1.0f);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prints NCCL's sizes, offsets and values: built once with the shim's declarations and once, where it is installed,
-// with NCCL's own header (MOECCL_REAL_NCCL); a test compares the two. With NCCL's header it also checks every signature
-// of the shim's list while compiling.
+// Prints NCCL's sizes, offsets and values. It is built once with the shim's declarations and, where NCCL is installed,
+// once with NCCL's own header (MOECCL_REAL_NCCL); a test compares the two. With NCCL's header it also checks every
+// signature of the shim's list at compile time.
 #include <cstddef>
 #include <cstdio>
 
@@ -14,7 +14,7 @@
 #if NCCL_VERSION_CODE < 23000
 #define MOECCL_NCCL_2_28_ALONE
 #else
-// Exported by the library, but left out of its headers for most compilations.
+// The library exports these, but its headers omit them in most compilations.
 #undef ncclResetDebugInit
 #undef pncclResetDebugInit
 extern "C" void ncclResetDebugInit(), pncclResetDebugInit();
@@ -33,7 +33,7 @@ extern "C" ncclResult_t ncclGinInboxA2ACreateRequirement(ncclTeam_t, int, int, n
 #include "shim/nccl/functions.def"
 #else
 #include "shim/nccl/abi.h"
-// What 2.28.9, 2.30.7 and 2.32.3 have, for machines without their headers.
+// Values of 2.28.9, 2.30.7 and 2.32.3, for machines without their headers.
 static_assert(sizeof(ncclConfig_t) == 120 && offsetof(ncclConfig_t, graphUsageMode) == 80);
 static_assert(offsetof(ncclConfig_t, launchOrderImplicit) == 96 && offsetof(ncclConfig_t, nvlsHostMode) == 112);
 static_assert(sizeof(ncclCollConfig_t) == 72 && offsetof(ncclCollConfig_t, algSelection) == 40);

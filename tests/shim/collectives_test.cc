@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An ordinary NCCL program on host memory, served by the preloaded shim: every collective, many types, 2 to 4 ranks.
+// An ordinary NCCL program on host memory with the preloaded shim: every collective, many types, 2 to 4 ranks.
 #include <numeric>
 
 #include "tests/shim/nccl_ranks.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kCount = 1003;  // odd, so that blocks do not align
 
-// Small integers: exact in every type, in any order of summation.
+// Small integers are exact in every type and in any order of summation.
 double value(int rank, size_t i) { return static_cast<double>((i * 7 + static_cast<size_t>(rank) * 3) % 5) + 1; }
 
 template <class T>
@@ -113,7 +113,7 @@ void moves(ncclComm_t comm, int rank, int n, ncclDataType_t type) {
   for (size_t i = 0; i < kCount; ++i) ASSERT_EQ(part[i], static_cast<T>(value(0, kCount * ur + i)));
 }
 
-// What PyTorch makes of alltoallv: a group of Sends and Recvs of all lengths, to itself too.
+// PyTorch turns alltoallv into this: a group of Sends and Recvs of all lengths, including to itself.
 void grouped_messages(ncclComm_t comm, int rank, int n) {
   std::vector<std::vector<int32_t>> to, from;
   for (int k = 0; k < n; ++k) {
@@ -179,7 +179,7 @@ TEST(ShimCollectives, OneThreadDrivesAllRanksInGroups) {
   in_processes(1, [](int) {
     constexpr int kRanks = 4;
     ncclComm_t comms[kRanks];
-    const int devices[kRanks] = {0, 0, 0, 0};  // several ranks on one device: NCCL refuses, MoECCL serves
+    const int devices[kRanks] = {0, 0, 0, 0};  // several ranks on one device: NCCL refuses this, MoECCL serves it
     ASSERT_NCCL(ncclCommInitAll(comms, kRanks, devices));
     std::vector<std::vector<float>> in, out, all;
     for (int r = 0; r < kRanks; ++r) {

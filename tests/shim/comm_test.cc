@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators of an NCCL program under the shim: making them in every way, losing ranks, operators, errors.
+// Communicators of an NCCL program under the shim: all ways to create them, loss of ranks, operators, errors.
 #include <signal.h>
 
 #include <cstring>
@@ -10,7 +10,7 @@
 namespace moeccl::testing {
 namespace {
 
-// The ranks of comm are exactly those whose bits are set.
+// Expects that the ranks of comm are exactly those whose bits are set.
 void expect_ranks(ncclComm_t comm, int n, int32_t bit, int32_t bits) {
   int count = 0;
   ASSERT_NCCL(ncclCommCount(comm, &count));
@@ -38,7 +38,7 @@ TEST(ShimComm, OneThreadMakesAllRanksInAGroup) {
     ASSERT_NCCL(ncclGroupStart());
     for (int r = 0; r < 3; ++r) ASSERT_NCCL(ncclCommInitRankConfig(&comms[r], 3, id, r, &config));
     ASSERT_NCCL(ncclGroupEnd());
-    // Splits of several communicators in one group, too: 0 and 2 together, 1 joins none.
+    // One group may also split several communicators: 0 and 2 together, 1 joins none.
     ncclComm_t parts[3] = {comms[0], comms[0], comms[0]};
     ASSERT_NCCL(ncclGroupStart());
     for (int r = 0; r < 3; ++r) {
@@ -53,7 +53,7 @@ TEST(ShimComm, OneThreadMakesAllRanksInAGroup) {
   });
 }
 
-// As NCCL's: whoever polls the parent, as PyTorch does, goes on only when the split is over on this rank.
+// As with NCCL, a program that polls the parent, like PyTorch, continues only when the split is complete on this rank.
 TEST(ShimComm, ASplitInTheBackgroundHoldsItsParent) {
   Board* board = new_board();
   in_processes(2, [&](int rank) {
@@ -105,7 +105,7 @@ TEST(ShimComm, ScalableInitAndSplit) {
 
 TEST(ShimComm, NonBlockingInitIsPolled) {
   in_processes(1, [](int) {
-    // One thread, two ranks and no group: with blocking calls the first would wait for the second for ever.
+    // One thread, two ranks and no group: with blocking calls, the first would wait for the second for ever.
     ncclUniqueId id;
     ASSERT_NCCL(ncclGetUniqueId(&id));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -127,7 +127,7 @@ TEST(ShimComm, NonBlockingInitIsPolled) {
     EXPECT_EQ(out[0] + out[1], 6);
     for (ncclComm_t c : comms) EXPECT_NCCL(ncclCommDestroy(c));
 
-    // Aborted while it waits for a rank that never comes: returns at once.
+    // An abort returns at once while the communicator waits for a rank that never comes.
     ASSERT_NCCL(ncclGetUniqueId(&id));
     ncclComm_t alone = nullptr;
     ASSERT_EQ(ncclCommInitRankConfig(&alone, 2, id, 0, &config), ncclInProgress);
@@ -150,7 +150,7 @@ TEST(ShimComm, ShrinkLeavesTheExcludedOut) {
     } else {
       EXPECT_EQ(ncclCommShrink(comm, excluded, 1, &rest, nullptr, NCCL_SHRINK_DEFAULT), ncclInvalidArgument);
     }
-    // The parent still works, for all.
+    // The parent still works on all ranks.
     expect_ranks(comm, 4, 1 << rank, 0b1111);
     EXPECT_NCCL(ncclCommDestroy(comm));
   });
@@ -233,7 +233,7 @@ TEST(ShimComm, ScalarsAreReadWhenTheirResidenceSays) {
     scalar = late = 10;
     const float x = static_cast<float>(rank + 1);
     float y = 0, z = 0;
-    // Both operators are destroyed before the group that uses them ends: NCCL allows it.
+    // Both operators are destroyed before the group that uses them ends, which NCCL allows.
     ASSERT_NCCL(ncclGroupStart());
     ASSERT_NCCL(ncclAllReduce(&x, &y, 1, ncclFloat32, at_once, comm, nullptr));
     ASSERT_NCCL(ncclAllReduce(&x, &z, 1, ncclFloat32, when_run, comm, nullptr));
@@ -284,7 +284,7 @@ TEST(ShimComm, MistakesAreNamed) {
     const ncclDataType_t no_type = ncclNumTypes;
     EXPECT_EQ(ncclAllReduce(x, x + 2, 2, no_type, ncclSum, comm, nullptr), ncclInvalidArgument);
     EXPECT_EQ(ncclBroadcast(x, x, 1, ncclFloat32, 5, comm, nullptr), ncclInvalidArgument);
-    // A wrong call makes its group fail, and nothing of it runs.
+    // A wrong call makes its group fail, and no part of the group runs.
     ASSERT_NCCL(ncclGroupStart());
     EXPECT_NCCL(ncclAllReduce(x, x, 2, ncclFloat32, ncclSum, comm, nullptr));
     EXPECT_EQ(ncclAllReduce(x, x, 2, ncclFloat32, ncclSum, nullptr, nullptr), ncclInvalidArgument);
@@ -295,7 +295,7 @@ TEST(ShimComm, MistakesAreNamed) {
     EXPECT_EQ(ncclDevCommCreate(comm, nullptr, nullptr), ncclInvalidUsage);
     EXPECT_NE(std::string(ncclGetLastError(comm)).find("MOECCL_SHIM_MODE=nccl"), std::string::npos);
     EXPECT_STREQ(ncclGetErrorString(ncclSuccess), "no error");
-    // Sizes that differ: named, and the same class of error on both ranks.
+    // Different sizes are named, with the same class of error on both ranks.
     float y[4] = {};
     EXPECT_EQ(ncclAllReduce(x, y, rank == 0 ? 3 : 4, ncclFloat32, ncclSum, comm, nullptr), ncclInvalidUsage);
     EXPECT_NE(std::string(ncclGetLastError(comm)).find("Mismatch"), std::string::npos) << ncclGetLastError(comm);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // NCCL programs on CUDA memory, served by MoECCL itself: with the driver that MOECCL_CUDA_DRIVER names (here the
-// emulated one, which runs MoECCL's kernels on the CPU), or the real one.
+// emulated one, which runs MoECCL's kernels on the CPU), or with the real one.
 #include "tests/shim/nccl_ranks.h"
 #include "tests/support/cuda_device.h"
 
@@ -47,7 +47,7 @@ TEST(ShimDevice, CollectivesOnDeviceMemoryAndStreams) {
   });
 }
 
-// Puts from device memory into a window of device memory, which the peer fetches when it waits.
+// Puts from device memory into a window of device memory. The peer fetches the data when it waits.
 TEST(ShimDevice, PutsReachWindowsOfDeviceMemory) {
   if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";
   constexpr int kRanks = 2;
@@ -90,7 +90,7 @@ TEST(ShimDevice, PutsReachWindowsOfDeviceMemory) {
   });
 }
 
-// Sums 1, 2, .. of the communicator's ranks, in memory of the current device.
+// Expects the sum 1 + 2 + .. over the communicator's ranks, in memory of the current device.
 void expect_device_sum(CudaDevice& device, ncclComm_t comm) {
   int n = 0, rank = -1;
   ASSERT_NCCL(ncclCommCount(comm, &n));
@@ -107,7 +107,7 @@ void expect_device_sum(CudaDevice& device, ncclComm_t comm) {
   device.end_stream(stream);
 }
 
-// Helper threads make these: at the end of a group, and in the background.
+// Helper threads create these communicators, at the end of a group and in the background.
 TEST(ShimDevice, WhatHelperThreadsMakeServesDeviceMemory) {
   if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";
   constexpr int kRanks = 3;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Under tools/gpu/device_wrap.c a program that wants five devices finds them on two. */
+/* Under tools/gpu/device_wrap.c, a program that wants five devices gets them from two. */
 #include <stdio.h>
 
 int cudaGetDeviceCount(int*);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A CUDA driver that has one device and can allocate on it, and no more: a machine whose memory this MoECCL cannot
- * serve. Its memory may not be touched by the host, which dies when it does. */
+/* A CUDA driver that only has one device and can allocate on it: a machine whose memory this MoECCL cannot serve. The
+ * host may not touch the memory, and crashes when it does. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include <stddef.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A stand-in for NCCL: the library that the test programs link to, as ordinary programs link to NCCL's, and the one
- * that the shim forwards to. It communicates nothing; it counts its calls and leaves marks that the tests look for.
+ * A stand-in for NCCL. The test programs link to it, as ordinary programs link to NCCL, and the shim forwards to it. It
+ * communicates nothing; it counts its calls and leaves marks that the tests look for.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +31,7 @@ void fake_count(const char* name) {
   }
 }
 
-/* How often the function (without "nccl") was called in this process. */
+/* Returns how often the function (without "nccl") was called in this process. */
 EXPORT int fakeNcclCalls(const char* name) {
   for (int i = 0; i < 128 && counters[i].name != NULL; ++i) {
     if (strcmp(counters[i].name, name) == 0) return counters[i].calls;
@@ -78,7 +78,7 @@ EXPORT ncclResult_t ncclCommInitRank(ncclComm_t* comm, int n_ranks, ncclUniqueId
 EXPORT ncclResult_t ncclCommInitAll(ncclComm_t* comms, int n_devices, const int* devices) {
   (void)devices;
   count("CommInitAll");
-  /* By its public name, as NCCL does it: what a shim in between must give back. */
+  /* Calls by the public name, as NCCL does. A shim in between must pass the call back. */
   ncclUniqueId id;
   ncclResult_t result = ncclGetUniqueId(&id);
   for (int r = 0; r < n_devices && result == ncclSuccess; ++r) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every function of NCCL, weak: those that fake_nccl.c does not define count their calls and fail, which is their mark.
- */
+/* Every function of NCCL, as a weak symbol. Those that fake_nccl.c does not define count their calls and fail, which is
+ * their mark. */
 #include "shim/nccl/table.h"
 
 void fake_count(const char* name);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the shim hands to the real NCCL (here the stand-in of fake_nccl.c): single functions, whole jobs, and how all
-// ranks come to the same decision.
+// The calls that the shim forwards to the real NCCL (here the stand-in of fake_nccl.c): single functions, whole jobs,
+// and how all ranks come to the same decision.
 #include <dlfcn.h>
 
 #include <cstring>
@@ -17,7 +17,7 @@ const char* fake_path() {
   return path != nullptr ? path : "";
 }
 
-// The counter of the stand-in, once the shim has opened it.
+// Returns the counter of the stand-in, once the shim has opened it.
 int fake_calls(const char* name) {
   void* fake = dlopen(fake_path(), RTLD_NOW | RTLD_NOLOAD);
   if (fake == nullptr) return 0;
@@ -25,7 +25,7 @@ int fake_calls(const char* name) {
   return calls == nullptr ? -1 : calls(name);
 }
 
-// Inside a forked child, before its first NCCL call.
+// Called inside a forked child, before its first NCCL call.
 void set_shim(const char* mode, bool has_nccl) {
   setenv("MOECCL_SHIM_MODE", mode, 1);
   setenv("MOECCL_SHIM_NCCL", has_nccl ? fake_path() : "/nonexistent/libnccl.so.2", 1);
@@ -57,7 +57,7 @@ TEST(ShimForward, NcclModeForwardsEveryFunction) {
     ncclResult_t state = ncclInProgress;
     EXPECT_NCCL(ncclCommGetAsyncError(comm, &state));
 
-    // The rest of the stand-in fails with ncclSystemError, which must come back unchanged.
+    // All other functions of the stand-in fail with ncclSystemError, which must come back unchanged.
     void* p = x;
     ncclWindow_t window = nullptr;
     ncclRedOp_t op = ncclSum;
@@ -143,7 +143,7 @@ TEST(ShimForward, NcclModeForwardsEveryFunction) {
       EXPECT_EQ(fake_calls(name.c_str()), 1) << name;
     }
     EXPECT_STREQ(ncclGetLastError(nullptr), "fake last error") << "the last failure was NCCL's";
-    // ncclBcast becomes the Broadcast that it is.
+    // ncclBcast is forwarded as Broadcast.
     EXPECT_EQ(ncclBcast(x, 1, ncclUint8, 0, comm, nullptr), ncclSystemError);
     EXPECT_EQ(fake_calls("Broadcast"), 2);
     (void)ncclTeamCft(comm, NCCL_CFT_TEAM_FLAT), (void)ncclTeamCftMultimem(comm);
@@ -153,7 +153,7 @@ TEST(ShimForward, NcclModeForwardsEveryFunction) {
          {"TeamLsa", "TeamRail", "TeamRankToWorld", "TeamRankToLsa", "LLA2ACalcSlots", "TeamCft", "TeamCftMultimem"}) {
       EXPECT_EQ(fake_calls(name), 1) << name;
     }
-    // A group reaches it as a group.
+    // A group arrives as a group.
     const int before = fake_calls("AllReduce");
     EXPECT_NCCL(ncclGroupStart());
     EXPECT_NCCL(ncclAllReduce(x, x, 4, ncclUint8, ncclSum, comm, nullptr));
@@ -182,7 +182,7 @@ TEST(ShimForward, WhatNcclCallsByItsPublicNamesStaysItsOwn) {
   });
 }
 
-// One rank's user insists: all ranks forward, though the id came from a rank that would not have.
+// One rank's user insists on NCCL: all ranks forward, although the id came from a rank that would not have.
 TEST(ShimForward, AllRanksForwardWhenOneMust) {
   Board* board = new_board();
   in_processes(3, [&](int rank) {
@@ -217,7 +217,7 @@ TEST(ShimForward, OneRankWithoutNcclIsNamedByAll) {
 
 void use_device() { setenv("MOECCL_CUDA_DRIVER", std::getenv("MOECCL_TEST_FAKE_CUDA"), 1); }
 
-// Each rank has a device that this MoECCL cannot use: the job goes to NCCL as a whole, by an id of NCCL's own.
+// Each rank has a device that this MoECCL cannot use, so the whole job goes to NCCL, with an id made by NCCL.
 TEST(ShimForward, JobsWithMemoryThatMoecclCannotServeGoToNccl) {
   Board* board = new_board();
   in_processes(2, [&](int rank) {
@@ -235,7 +235,7 @@ TEST(ShimForward, JobsWithMemoryThatMoecclCannotServeGoToNccl) {
   });
 }
 
-// The same where only rank 1 has a device: rank 0's id is MoECCL's, and the ranks agree when they have met.
+// The same where only rank 1 has a device: rank 0's id is MoECCL's, and the ranks agree once they have met.
 TEST(ShimForward, OneRankWithADeviceIsEnough) {
   Board* board = new_board();
   in_processes(3, [&](int rank) {
@@ -287,7 +287,7 @@ TEST(ShimForward, WithoutNcclTheErrorSaysWhatToDo) {
   });
 }
 
-// Both kinds in one program and one group, each call to its own library.
+// Both kinds work in one program and one group, and each call goes to its own library.
 TEST(ShimForward, CommunicatorsOfBothKindsLiveSideBySide) {
   in_processes(1, [](int) {
     set_shim("moeccl", true);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What NCCL has added after 2.28: what MoECCL serves of it, and what it refuses with a sentence.
+// Additions to NCCL after 2.28: those that MoECCL serves, and those that it refuses with a sentence.
 #include <dlfcn.h>
 #include <signal.h>
 
@@ -38,8 +38,8 @@ TEST(ShimLater, AConfigOfAnyLaterVersionIsTaken) {
   });
 }
 
-// Two ranks, made larger: all collectives of the new communicator are those of its own ranks, and the old one still
-// works.
+// Two ranks are joined by more. All collectives of the new communicator are those of its own ranks, and the old
+// communicator still works.
 void grow_to(int n) {
   Board* board = new_board();
   in_processes(n, [&](int rank) {
@@ -48,7 +48,7 @@ void grow_to(int n) {
     if (rank < 2) {
       ASSERT_NCCL(ncclCommInitRank(&comm, 2, id, rank));
     }
-    // Rank 1 makes the id of the larger one.
+    // Rank 1 makes the id of the larger communicator.
     if (rank == 1) {
       ASSERT_NCCL(ncclCommGetUniqueId(comm, &board->id));
       board->counters[0] = 1;
@@ -184,7 +184,8 @@ TEST(ShimLater, WhatIsAskedAndWhatIsRefused) {
   });
 }
 
-// The predicted time of a call says which plan would run it: the cheapest, or a dearer one that its config asks for.
+// Returns the predicted time of a call, which shows the plan that would run it: the cheapest, or a more expensive one
+// that its config asks for.
 float predicted(size_t count, ncclComm_t comm, const ncclCollConfig_t* config) {
   ncclSimInfo_t info = NCCL_SIM_INFO_INITIALIZER;
   std::vector<int32_t> memory(count);
@@ -241,7 +242,7 @@ TEST(ShimLater, ACallsConfigChoosesItsAlgorithm) {
     option.next = &foreign;
     EXPECT_EQ(sum(&config), ncclInvalidArgument) << "a circle";
 
-    // In a group the program's copy may be gone when it ends.
+    // In a group, the program's copy may no longer exist when the group ends.
     ncclCollConfig_t ring = NCCL_COLLCONFIG_INITIALIZER;
     std::string name = "ring";
     ring.algSelection = name.c_str();
@@ -315,7 +316,7 @@ TEST(ShimLater, EncryptionIsRefusedAloud) {
   });
 }
 
-// Rank 0 is in the meeting of the survivors when it is killed: NCCL's list of those to leave out no longer holds all.
+// Rank 0 is killed during the meeting of the survivors, so NCCL's list of the ranks to leave out is no longer complete.
 TEST(ShimLater, ALeaderThatIsKilledWhileOthersShrinkIsNamed) {
   Board* board = new_board();
   std::atomic<int>& leader = board->counters[0];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An ordinary MPI program: the collectives that the shim serves, in their plain, in-place and derived-type forms, with
- * results that are known. Prints "rank R of N: all right" or what was wrong. */
+ * known results. Prints "rank R of N: all right" or what was wrong. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +37,7 @@ static void reductions(MPI_Comm comm) {
     for (int r = 0; r < n; ++r) product *= value(r, i);
     expect(longs[i] == product, "Reduce PROD in place", i);
   }
-  /* MPI refuses one buffer for both without MPI_IN_PLACE. */
+  /* MPI refuses the same buffer for input and output without MPI_IN_PLACE. */
   MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* where Open MPI reports some of them */
   expect(MPI_Allreduce(sum, sum, kCount, MPI_INT, MPI_SUM, comm) != MPI_SUCCESS, "Allreduce of one buffer", 0);
@@ -45,7 +45,7 @@ static void reductions(MPI_Comm comm) {
     expect(MPI_Reduce(sum, sum, kCount, MPI_INT, MPI_SUM, 0, comm) != MPI_SUCCESS, "Reduce of one buffer", 0);
   MPI_Comm_set_errhandler(comm, MPI_ERRORS_ARE_FATAL);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
-  /* What MoECCL does not reduce stays MPI's. */
+  /* Reductions that MoECCL does not support stay with MPI. */
   short bits = (short)(1 << rank), all = 0;
   MPI_Allreduce(&bits, &all, 1, MPI_SHORT, MPI_BOR, comm);
   expect(all == (1 << n) - 1, "Allreduce BOR of shorts", 0);
@@ -108,7 +108,7 @@ static void exchanges(MPI_Comm comm) {
   MPI_Alltoall(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, in, kCount, MPI_INT, comm);
   expect(memcmp(in, all, sizeof(int) * (size_t)(n * kCount)) == 0, "Alltoall in place", 0);
 
-  /* A distributed transposition: rows of blocks go out, columns come in. */
+  /* A distributed transposition: rows of blocks are sent, columns are received. */
   MPI_Datatype column, resized;
   double* matrix = malloc(sizeof(double) * (size_t)(n * n));
   double* columns = malloc(sizeof(double) * (size_t)(n * n));
@@ -125,7 +125,7 @@ static void exchanges(MPI_Comm comm) {
   for (int i = 0; i < n; ++i) expect(columns[i * n + n - 1] == (n - 1) * 1000 + i, "Allgather into columns", i);
   MPI_Type_free(&column), MPI_Type_free(&resized);
 
-  /* Uneven, with gaps, and nothing for some. */
+  /* Uneven blocks, with gaps, and empty for some ranks. */
   int counts_out[64], counts_in[64], at_out[64], at_in[64];
   for (int r = 0; r < n; ++r) {
     counts_out[r] = (rank + 2 * r) % 5 * 10;
@@ -143,7 +143,7 @@ static void exchanges(MPI_Comm comm) {
       expect(to[at_in[r] + i] == want, "Alltoallv", at_in[r] + i);
     }
   }
-  /* In place: what goes to r and what comes from r have the same length. */
+  /* In place: the data to r and the data from r have the same length. */
   for (int r = 0; r < n; ++r) counts_in[r] = rank + r + 1, at_in[r] = r * 60;
   for (int i = 0; i < n * 60; ++i) to[i] = rank * 10000 + i;
   MPI_Alltoallv(MPI_IN_PLACE, NULL, NULL, MPI_DATATYPE_NULL, to, counts_in, at_in, MPI_INT, comm);
@@ -164,7 +164,7 @@ static void everything(MPI_Comm comm) {
   exchanges(comm);
 }
 
-/* Between the groups of an intercommunicator all stays MPI's. */
+/* Calls between the groups of an intercommunicator stay with MPI. */
 static void between_groups(void) {
   int world_rank, world_size;
   MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
@@ -181,7 +181,7 @@ static void between_groups(void) {
   MPI_Comm_free(&inter), MPI_Comm_free(&half);
 }
 
-/* MPI gives the handle of what was freed to the next communicator or type, which has other ranks or another size. */
+/* MPI reuses the handle of a freed object for the next communicator or type, with other ranks or another size. */
 static void handles_again(void) {
   int world_rank, world_size;
   MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);

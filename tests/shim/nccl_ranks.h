@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks of an ordinary NCCL program, for tests that run under the preloaded shim: processes, or threads of one process.
-// The test process itself never calls NCCL; whatever does lives in a forked child under an alarm.
+// The test process itself never calls NCCL; all NCCL code runs in a forked child under an alarm.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 
 namespace moeccl::testing {
 
-// What the processes of one test share.
+// Shared by the processes of one test.
 struct Board {
   ncclUniqueId id{};
   std::atomic<int> id_ready{0};
@@ -30,7 +30,7 @@ inline Board* new_board() {
   return new (memory) Board();
 }
 
-// Rank 0 makes the id, the others wait for it: how programs pass it on is their business.
+// Rank 0 makes the id, and the others wait for it. Programs may pass it on in any way.
 inline ncclUniqueId meet(Board& board, int rank) {
   if (rank == 0) {
     EXPECT_EQ(ncclGetUniqueId(&board.id), ncclSuccess) << ncclGetLastError(nullptr);
@@ -64,7 +64,7 @@ inline void in_processes(int n, const std::function<void(int rank)>& work, std::
   }
 }
 
-// n threads of one forked process, as programs that drive several devices have them.
+// Runs n threads in one forked process, like a program that drives several devices.
 inline void in_threads(int n, const std::function<void(int rank)>& work) {
   in_processes(1, [&](int) {
     std::vector<std::thread> threads;
@@ -73,7 +73,7 @@ inline void in_threads(int n, const std::function<void(int rank)>& work) {
   });
 }
 
-// The state of a communicator that does not block, once it is no longer in progress.
+// Returns the state of a nonblocking communicator once it is no longer in progress.
 inline ncclResult_t wait_ready(ncclComm_t comm) {
   ncclResult_t state = ncclInProgress;
   while (state == ncclInProgress) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shim preloaded into programs that know nothing of NCCL, what it prints in those that do, and its symbols.
+// The shim preloaded into programs that do not use NCCL, its output in those that do, and its symbols.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
@@ -65,7 +65,7 @@ print([l.split()[1] for l in open("/proc/self/status") if l.startswith("Threads"
 }
 
 TEST(ShimPreload, PythonCanUseItByName) {
-  // The name is NCCL's: the preloaded shim answers to it, as for programs that open NCCL themselves.
+  // The name is NCCL's. The preloaded shim answers to it, as for programs that open NCCL themselves.
   const Outcome o = shell(preloaded(R"(python3 -c '
 import ctypes
 nccl = ctypes.CDLL("libnccl.so.2")
@@ -133,7 +133,7 @@ TEST(ShimSymbols, AreExactlyTheList) {
   EXPECT_EQ(exported, wanted);
 }
 
-// PyTorch calls nothing that the shim lacks: what it imports of NCCL, as a list with its version.
+// The shim has every function that PyTorch calls. The file lists PyTorch's imports from NCCL, with its version.
 TEST(ShimSymbols, HoldAllThatPytorchCalls) {
   const Outcome nm = shell("nm -D --defined-only " + kShim + " | awk '{print $3}'");
   const std::set<std::string> exported = lines(std::istringstream(nm.text));
@@ -146,7 +146,7 @@ TEST(ShimSymbols, HoldAllThatPytorchCalls) {
   EXPECT_EQ(n, 51u);
 }
 
-// nccl.h's functions where it is installed, and whatever the installed library exports by a public name.
+// Checks nccl.h's functions where it is installed, and all public names that the installed library exports.
 TEST(ShimSymbols, CoverTheInstalledHeaderAndLibrary) {
   const std::string include = from_environment("MOECCL_TEST_NCCL_INCLUDE");
   if (include.empty()) GTEST_SKIP() << "no nccl.h is installed";
@@ -160,7 +160,7 @@ TEST(ShimSymbols, CoverTheInstalledHeaderAndLibrary) {
       shell("nm -D --defined-only " + include +
             R"(/../lib*/libnccl.so.2 2>/dev/null | awk '$2 == "W" {print $3}' | grep '^nccl' | sort -u)");
   for (const std::string& name : lines(std::istringstream(nm.text))) {
-    // Helpers of NCCL's own headers' implementation, declared in no header.
+    // Names of helpers in the implementation of NCCL's headers, which no header declares.
     EXPECT_TRUE(listed.contains(name)) << name;
   }
 }
@@ -171,7 +171,7 @@ TEST(ShimAbi, IsTheInstalledHeaders) {
   const Outcome ours = shell(from_environment("MOECCL_TEST_ABI_OURS")), theirs = shell(real);
   EXPECT_EQ(ours.status, 0);
   EXPECT_EQ(theirs.status, 0);
-  // An older header lacks what is newer, and nothing else.
+  // An older header lacks only newer additions.
   const std::set<std::string> known = lines(std::istringstream(ours.text));
   EXPECT_GT(theirs.text.size(), 1000u);
   for (const std::string& line : lines(std::istringstream(theirs.text))) EXPECT_TRUE(known.contains(line)) << line;

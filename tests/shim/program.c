@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A small NCCL program as a user writes it: `program RANKS TIMES` sums 1..RANKS in one process, TIMES times, each over
- * new communicators. */
+/* A small NCCL program as a user would write it: `program RANKS TIMES` sums 1..RANKS in one process, TIMES times, each
+ * time over new communicators. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -21,7 +21,7 @@ namespace {
 
 std::string last() { return ncclGetLastError(nullptr); }
 
-// A communicator with one window of so many bytes of ordinary memory on each rank.
+// A communicator with one window of this many bytes of ordinary memory on each rank.
 struct WithWindow {
   WithWindow(Board& board, int n, int rank, size_t bytes) : memory(bytes) {
     if (ncclCommInitRank(&comm, n, meet(board, rank), rank) != ncclSuccess ||
@@ -52,7 +52,7 @@ unsigned char pattern(int rank, int round, size_t i) {
   return static_cast<unsigned char>(static_cast<size_t>(rank) * 77 + static_cast<size_t>(round) * 13 + i * 7);
 }
 
-// Each rank puts into its neighbour and waits for the other one; when the signal is there, all bytes are.
+// Each rank puts into its neighbour and waits for the other one. When the signal has arrived, all bytes have.
 void go_round(Board& board, int n, int rank, size_t bytes, int rounds) {
   WithWindow w(board, n, rank, 2 * bytes + 3);
   const int to = (rank + 1) % n, from = (rank + n - 1) % n;
@@ -65,7 +65,7 @@ void go_round(Board& board, int n, int rank, size_t bytes, int rounds) {
     for (size_t i = 0; i < bytes; ++i) {
       ASSERT_EQ(w.memory[offset + i], pattern(from, round, i)) << "round " << round << ", byte " << i;
     }
-    // A half of the window is written again two rounds later, which must not be before it was read.
+    // A half of the window is written again two rounds later, which must not happen before it was read.
     ASSERT_NCCL(ncclSignal(from, 1, 0, 0, w.comm, nullptr));
     ASSERT_NCCL(w.wait(to, 1, 1));
   }
@@ -78,7 +78,7 @@ TEST(ShimRma, BytesAreThereWhenTheSignalIs) {
   }
 }
 
-// As in a container, or where kernel.yama.ptrace_scope is 1: no process may write into another one.
+// As in a container, or where kernel.yama.ptrace_scope is 1, no process may write into another one.
 void forbid_writing() {
   sock_filter steps[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
                          BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_process_vm_writev, 0, 1),
@@ -155,7 +155,7 @@ TEST(ShimRma, SignalsAreCountedByRankIndexAndContext) {
   });
 }
 
-// Memory of ncclMemAlloc, a second window, and typed counts.
+// Tests memory of ncclMemAlloc, a second window, and typed counts.
 TEST(ShimRma, WindowsAreNumberedByTheirOrder) {
   Board* board = new_board();
   in_processes(2, [&](int rank) {
@@ -176,7 +176,7 @@ TEST(ShimRma, WindowsAreNumberedByTheirOrder) {
     EXPECT_NCCL(ncclCommQueryProperties(w.comm, &properties));
     EXPECT_TRUE(properties.hostRmaSupport);
     EXPECT_NE(properties.commHash, 0u);
-    // A window that has gone on the other rank is an error here, not a write into what lies there now.
+    // A window that no longer exists on the other rank is an error here, and not a write to whatever is there now.
     EXPECT_NCCL(ncclCommWindowDeregister(w.comm, second));
     EXPECT_NCCL(ncclSignal(1 - rank, 7, 0, 0, w.comm, nullptr));
     EXPECT_NCCL(w.wait(1 - rank, 1, 7));
@@ -186,7 +186,7 @@ TEST(ShimRma, WindowsAreNumberedByTheirOrder) {
   });
 }
 
-// One thread that drives all ranks: in a group, puts go before waits, whatever their order.
+// One thread drives all ranks. In a group, puts go before waits, whatever their order.
 TEST(ShimRma, AGroupPutsBeforeItWaits) {
   in_processes(1, [](int) {
     constexpr int kRanks = 3;
@@ -210,13 +210,13 @@ TEST(ShimRma, AGroupPutsBeforeItWaits) {
     EXPECT_EQ(memory[1], 30);
     EXPECT_EQ(memory[2], 10);
     EXPECT_EQ(sums[1], 60);
-    // A call that fails its checks is the group's failure, and nothing of it happens.
+    // A call that fails its checks makes the group fail, and no part of the group runs.
     ASSERT_NCCL(ncclGroupStart());
     EXPECT_NCCL(ncclPutSignal(&values[0], 1, ncclInt32, 1, windows[0], 0, 0, 0, 0, comms[0], nullptr));
     EXPECT_EQ(ncclSignal(9, 0, 0, 0, comms[0], nullptr), ncclInvalidArgument);
     EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
     EXPECT_EQ(memory[1], 30);
-    // One thread that waits for itself outside of a group waits for ever: this one has put before.
+    // A thread that waits for itself outside a group would wait for ever, but this one has put before.
     for (int r = 0; r < kRanks; ++r) {
       EXPECT_NCCL(ncclCommWindowDeregister(comms[r], windows[r]));
       EXPECT_NCCL(ncclCommDestroy(comms[r]));
@@ -275,7 +275,7 @@ TEST(ShimRma, ASignalThatDoesNotComeIsAnErrorInTime) {
   });
 }
 
-// Rank 1 dies: who waits for it and who puts into it learns it long before the deadline.
+// Rank 1 dies. Ranks that wait for it or put into it learn this long before the deadline.
 TEST(ShimRma, ADeadPeerIsNamed) {
   Board* board = new_board();
   const auto work = [&](int rank) {
@@ -338,7 +338,7 @@ TEST(ShimRma, AnAbortEndsAWait) {
       ncclWaitSignalDesc_t wanted = {1, 1 - rank, 0, 0};
       waits = true;
       const ncclResult_t result = ncclWaitSignal(1, &wanted, comm, nullptr);
-      // On a loaded machine the abort may come first: then there is no such communicator any longer.
+      // On a loaded machine the abort may come first, and then the communicator no longer exists.
       EXPECT_TRUE(result == ncclInvalidUsage || result == ncclInvalidArgument) << result;
     });
     while (!waits) usleep(1000);
@@ -346,12 +346,12 @@ TEST(ShimRma, AnAbortEndsAWait) {
     EXPECT_NCCL(ncclCommAbort(comm));
     waiter.join();
     EXPECT_LT(elapsed_ms(start), 5000);
-    board->counters[0]++;  // who ends first would end the other one's wait
+    board->counters[0]++;  // the rank that ends first would end the other one's wait
     while (board->counters[0] < 2) usleep(1000);
   });
 }
 
-// Rank 0 registers late: a put waits for it.
+// Rank 0 registers late, and a put waits for it.
 TEST(ShimRma, APutWaitsForThePeersWindow) {
   Board* board = new_board();
   in_processes(2, [&](int rank) {

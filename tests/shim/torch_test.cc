@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What PyTorch does with NCCL, in its order of calls, on CUDA memory served by MoECCL: communicators that do not block
-// (TORCH_NCCL_USE_COMM_NONBLOCKING=1) and are polled, collectives on a stream of their own between two events or on the
+// PyTorch's use of NCCL, in its order of calls, on CUDA memory served by MoECCL: nonblocking communicators
+// (TORCH_NCCL_USE_COMM_NONBLOCKING=1) that are polled, collectives on a separate stream between two events or on the
 // current stream, which is usually the default one, averages by operators that live for one call, registered segments,
-// graphs captured in the global mode while a watchdog looks at events, and the watchdog's abort.
+// graphs captured in the global mode while a watchdog queries events, and the watchdog's abort.
 #include <chrono>
 #include <functional>
 #include <numeric>
@@ -22,7 +22,7 @@ ncclConfig_t nonblocking(const char* name) {
   return config;
 }
 
-// Elements of device memory and what the host gives and takes of them.
+// Elements of device memory that the host can set and read.
 template <class T>
 class Tensor {
  public:
@@ -48,7 +48,7 @@ class Tensor {
   void* data_;
 };
 
-// A process group: communicator, the stream of its collectives, and their events.
+// A process group: a communicator, the stream of its collectives, and their events.
 class Group {
  public:
   Group(CudaDevice& device, ncclComm_t made) : comm(made), device_(device), stream_(device.make_stream()) {
@@ -70,17 +70,17 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // async_op=True: on the group's stream, after what the current one has.
+  // async_op=True: runs on the group's stream, after the work on the current one.
   void collective(void* current, const std::function<ncclResult_t(cudaStream_t)>& call) {
     device_.record(ready_, current);
     device_.wait_event(stream_, ready_);
     EXPECT_NCCL(call(static_cast<cudaStream_t>(stream_)));
     device_.record(end_, stream_);
   }
-  // Work.wait(): of the current stream for the last collective.
+  // Work.wait(): makes the current stream wait for the last collective.
   void wait(void* current) { device_.wait_event(current, end_); }
   int query() { return device_.query(end_); }
-  // destroy_process_group().
+  // Like destroy_process_group().
   void shut_down() {
     EXPECT_NCCL(ncclCommFinalize(comm));
     EXPECT_EQ(wait_ready(comm), ncclSuccess);
@@ -103,7 +103,7 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
   return std::to_string(info.param.n) + (info.param.threads ? "threads" : "processes");
 }
 
-// Ranks with a device each, as PyTorch wants them.
+// Ranks with one device each, as PyTorch wants them.
 class ShimTorch : public ::testing::TestWithParam<Case> {
  protected:
   void run(const std::function<void(int rank, int n, CudaDevice& device, const ncclUniqueId& id)>& body) {
@@ -135,7 +135,7 @@ TEST_P(ShimTorch, AStepOfTraining) {
     void* segment = nullptr;
     EXPECT_NCCL(ncclCommRegister(pg.comm, grad.data(), kCount * sizeof(float), &segment));
 
-    // DDP: the parameters of rank 0, then gradients divided by the number of ranks before they are added up.
+    // DDP: broadcast the parameters of rank 0, then divide gradients by the number of ranks before adding them up.
     grad.fill(mine);
     pg.collective(nullptr, [&](cudaStream_t s) {
       return ncclBroadcast(grad.data(), grad.data(), kCount, ncclFloat32, 0, pg.comm, s);
@@ -155,7 +155,7 @@ TEST_P(ShimTorch, AStepOfTraining) {
     pg.wait(nullptr);
     EXPECT_EQ(grad.get(), std::vector<float>(kCount, total / 2));
 
-    // FSDP: gather the shards, reduce the gradients to them; on the current stream, with nothing to wait for.
+    // FSDP: gather the shards, then reduce the gradients to them, on the current stream, with nothing to wait for.
     part.fill(mine);
     EXPECT_NCCL(ncclAllGather(part.data(), all.data(), kCount, ncclFloat32, pg.comm, nullptr));
     std::vector<float> whole = all.get();
@@ -190,7 +190,7 @@ TEST_P(ShimTorch, AStepOfTraining) {
   });
 }
 
-// Rank r gives r + p + 1 elements to p, itself as well: grouped sends and receives, twice in a row.
+// Rank r gives r + p + 1 elements to each rank p, including itself: grouped sends and receives, twice in a row.
 TEST_P(ShimTorch, UnevenAllToAll) {
   run([](int rank, int n, CudaDevice& device, const ncclUniqueId& id) {
     Group pg(device, Group::init(n, id, rank));
@@ -221,7 +221,7 @@ TEST_P(ShimTorch, UnevenAllToAll) {
   });
 }
 
-// A new group where the default one is bound to a device: split by all, joined by some; the parent is polled.
+// A new group where the default one is bound to a device: all ranks split, some join, and the parent is polled.
 TEST_P(ShimTorch, GroupsAreSplit) {
   run([](int rank, int n, CudaDevice& device, const ncclUniqueId& id) {
     Group world(device, Group::init(n, id, rank));
@@ -247,7 +247,7 @@ TEST_P(ShimTorch, GroupsAreSplit) {
   });
 }
 
-// torch.cuda.MemPool of ncclMemAlloc, registered as windows.
+// Like torch.cuda.MemPool of ncclMemAlloc, registered as windows.
 TEST_P(ShimTorch, PoolsAndWindows) {
   run([](int rank, int n, CudaDevice& device, const ncclUniqueId& id) {
     Group pg(device, Group::init(n, id, rank));
@@ -271,7 +271,7 @@ TEST_P(ShimTorch, PoolsAndWindows) {
   });
 }
 
-// The scalar is what its memory holds when the operation's turn comes; nobody waits for it at the call.
+// The scalar has the value of its memory when the operation's turn comes. The call does not wait for it.
 TEST_P(ShimTorch, DeviceScalarsAreReadInTheStreamsOrder) {
   run([](int rank, int n, CudaDevice& device, const ncclUniqueId& id) {
     Group pg(device, Group::init(n, id, rank));
@@ -299,7 +299,7 @@ TEST_P(ShimTorch, DeviceScalarsAreReadInTheStreamsOrder) {
   });
 }
 
-// async_op=False: the default stream, and the host goes on.
+// async_op=False: uses the default stream, and the host continues.
 TEST_P(ShimTorch, TheDefaultStreamDoesNotBlock) {
   Board* called = new_board();
   run([&](int rank, int n, CudaDevice& device, const ncclUniqueId& id) {
@@ -314,7 +314,7 @@ TEST_P(ShimTorch, TheDefaultStreamDoesNotBlock) {
   });
 }
 
-// Threads of one device have the default stream in common: there it blocks, or one rank would wait behind another.
+// Threads of one device share the default stream. Calls block there, or one rank would wait behind another.
 TEST(ShimDefaultStream, BlocksWhereRanksShareIt) {
   setenv("MOECCL_TEST_CUDA_DEVICES", "1", 1);
   Board* board = new_board();
@@ -335,8 +335,8 @@ TEST(ShimDefaultStream, BlocksWhereRanksShareIt) {
   });
 }
 
-// torch.cuda.graph: a side stream captured in the global mode, collectives forked from it and joined by events, and a
-// watchdog that keeps asking.
+// Like torch.cuda.graph: a side stream is captured in the global mode, collectives are forked from it and joined by
+// events, and a watchdog keeps querying.
 TEST_P(ShimTorch, GraphsInTheGlobalMode) {
   run([](int rank, int n, CudaDevice& device, const ncclUniqueId& id) {
     Group pg(device, Group::init(n, id, rank));
@@ -356,7 +356,7 @@ TEST_P(ShimTorch, GraphsInTheGlobalMode) {
       pg.collective(
           side, [&](cudaStream_t s) { return ncclAllGather(sum.data(), all.data(), kCount, ncclFloat32, pg.comm, s); });
       pg.wait(side);
-      // On the captured stream itself.
+      // This one runs on the captured stream itself.
       EXPECT_NCCL(ncclReduceScatter(all.data(), part.data(), kCount, ncclFloat32, ncclAvg, pg.comm,
                                     static_cast<cudaStream_t>(side)));
     };
@@ -403,8 +403,8 @@ TEST_P(ShimTorch, GraphsInTheGlobalMode) {
   });
 }
 
-// A peer never comes: the watchdog sees that the end event does not, and aborts. The main thread, which waits for its
-// stream, goes on.
+// A peer never comes. The watchdog sees that the end event does not complete, and aborts. The main thread, which waits
+// for its stream, continues.
 TEST_P(ShimTorch, TheWatchdogAbortsWhatHangs) {
   Board *looked = new_board(), *done = new_board();
   run([&](int rank, int n, CudaDevice& device, const ncclUniqueId& id) {
@@ -431,10 +431,10 @@ TEST_P(ShimTorch, TheWatchdogAbortsWhatHangs) {
         EXPECT_NCCL(ncclCommGetAsyncError(pg.comm, &state));
         usleep(5000);
       }
-      // An abort ends the others' operations too: not before all have looked.
+      // An abort also ends the others' operations, so wait until all have looked.
       looked->counters[0].fetch_add(1);
       while (looked->counters[0].load() < n - 1) usleep(1000);
-      // In the order of NCCLComm::abort(), on a thread without a device.
+      // Uses the order of NCCLComm::abort(), on a thread without a device.
       std::thread([&] {
         EXPECT_NCCL(ncclCommDeregister(pg.comm, segment));
         EXPECT_NCCL(ncclCommAbort(std::exchange(pg.comm, nullptr)));

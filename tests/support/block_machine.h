@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a plan of blocks on numbers, in interleavings drawn from seeds: an independent judge of what the checker
-// accepts. Elements of Inputs are random 64-bit numbers, sums wrap, final_reduce adds a constant, fresh memory is
+// Runs a plan of blocks on numbers, in interleavings drawn from seeds, as an independent judge of what the checker
+// accepts. Elements of Inputs are random 64-bit numbers, sums wrap, final_reduce adds a constant, and fresh memory is
 // random garbage.
 #pragma once
 
@@ -30,7 +30,7 @@ class BlockMachine {
     }
   }
 
-  // "" when all lanes end and all Outputs are right.
+  // Returns "" when all lanes end and all Outputs are right.
   std::string run() {
     for (size_t alive = lanes_.size(); alive > 0;) {
       size_t moved = 0;

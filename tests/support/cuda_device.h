@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA for tests, by the driver's own functions: the real driver's, or the emulation's that MOECCL_CUDA_DRIVER names.
+// CUDA for tests, through the functions of the driver: the real one, or the emulation that MOECCL_CUDA_DRIVER names.
 #pragma once
 
 #include <dlfcn.h>
@@ -34,7 +34,7 @@ class CudaDevice {
   bool ok() const { return ok_; }
   void make_current() { EXPECT_EQ((call<int(void*)>("cuCtxSetCurrent", context_)), 0); }
 
-  // Whether processes share the device through MPS, so that their kernels run side by side.
+  // Returns whether processes share the device through MPS, so that their kernels run side by side.
   bool shared_by_mps() {
     int device = 0, mps = 0;
     return call<int(int*)>("cuCtxGetDevice", &device) == 0 &&
@@ -42,29 +42,29 @@ class CudaDevice {
   }
 
   bool emulated() { return dlsym(library_, "moeccl_emulated_driver") != nullptr; }
-  // The emulation's: how many kernels of this process have started, those of graphs too.
+  // Emulation only: how many kernels of this process have started, including those of graphs.
   int launches() { return call<int()>("moeccl_emulated_launches"); }
-  // The emulation's: bytes of programs that this process' persistent kernels read across the bus.
+  // Emulation only: bytes of programs that this process's persistent kernels read across the bus.
   int program_bytes() { return call<int()>("moeccl_emulated_program_bytes"); }
-  // The emulation's: stores by which this process' kernels released what they did to the whole system.
+  // Emulation only: stores by which this process's kernels released their writes to the whole system.
   uint64_t releases() { return static_cast<uint64_t>(call<int()>("moeccl_emulated_releases")); }
-  // The emulation's: how often this process opened another one's memory by a file descriptor.
+  // Emulation only: how often this process opened another process's memory by a file descriptor.
   int opened_by_descriptor() { return call<int()>("moeccl_emulated_imports"); }
 
-  // The emulation's: how often this process, or this thread, has called the driver's function; null: any function.
+  // Emulation only: how often this process, or this thread, has called the driver's function; null: any function.
   uint64_t calls(const char* function) { return count("moeccl_emulated_calls", function); }
   uint64_t own_calls(const char* function) { return count("moeccl_emulated_own_calls", function); }
 
-  // The emulation's: how often this thread waited for the device, took memory of it, or copied to or from it.
+  // Emulation only: how often this thread waited for the device, took memory of it, or copied to or from it.
   int host_waits() { return call<int()>("moeccl_emulated_host_waits"); }
 
-  // The emulation's: the process's next call of the driver's function fails with `error`.
+  // Emulation only: makes the process's next call of the driver's function fail with `error`.
   void refuse(const char* function, int error) {
     auto* f = reinterpret_cast<void (*)(const char*, int, int)>(dlsym(library_, "moeccl_emulated_refuse"));
     if (f != nullptr) f(function, error, 1);
   }
 
-  // Memory of cuMemMap, as allocators with growing segments give it. Released with release_mapped().
+  // Allocates memory of cuMemMap, as allocators with growing segments do. Release it with release_mapped().
   void* allocate_mapped(size_t bytes) {
     struct {
       int type = 1, handles = 0, location = 1, device = 0;
@@ -91,7 +91,7 @@ class CudaDevice {
                                                                                  handle, 0ull)),
               0);
     EXPECT_EQ((call<int(uint64_t, size_t, const void*, size_t)>("cuMemSetAccess", p, bytes, &access, size_t{1})), 0);
-    EXPECT_EQ(call<int(uint64_t)>("cuMemRelease", handle), 0);  // the mapping keeps it
+    EXPECT_EQ(call<int(uint64_t)>("cuMemRelease", handle), 0);  // the mapping keeps it alive
     return reinterpret_cast<void*>(p);
   }
   void release_mapped(void* p) {
@@ -100,7 +100,7 @@ class CudaDevice {
     EXPECT_EQ((call<int(uint64_t, size_t)>("cuMemAddressFree", address, mapped_bytes_)), 0);
   }
 
-  // Memory of the device's default pool, as cudaMallocAsync gives it.
+  // Allocates memory of the device's default pool, as cudaMallocAsync does.
   void* allocate_from_pool(size_t bytes, void* stream) {
     uint64_t p = 0;
     EXPECT_EQ((call<int(uint64_t*, size_t, void*)>("cuMemAllocAsync", &p, bytes, stream)), 0);
@@ -143,14 +143,14 @@ class CudaDevice {
   }
   void end_stream(void* s) { EXPECT_EQ((call<int(void*)>("cuStreamDestroy_v2", s)), 0); }
   void synchronize(void* s) { EXPECT_EQ((call<int(void*)>("cuStreamSynchronize", s)), 0); }
-  // Page-locked memory, for end_lock().
+  // Allocates page-locked memory, for end_lock().
   void* lock(size_t bytes) {
     void* p = nullptr;
     EXPECT_EQ((call<int(void**, size_t, unsigned)>("cuMemHostAlloc", &p, bytes, 2u)), 0);
     return p;
   }
   void end_lock(void* p) { EXPECT_EQ(call<int(void*)>("cuMemFreeHost", p), 0); }
-  // A word of page-locked memory, zero, and a stream that waits until it is at least `value`.
+  // A word of page-locked memory, initially zero, and a wait of a stream until the word is at least `value`.
   uint64_t* make_word() {
     void* p = nullptr;
     EXPECT_EQ((call<int(void**, size_t, unsigned)>("cuMemHostAlloc", &p, sizeof(uint64_t), 2u)), 0);
@@ -162,11 +162,11 @@ class CudaDevice {
                                                               reinterpret_cast<uint64_t>(word), value, 0u)),
               0);
   }
-  // mode: 0 global, 1 of this thread, 2 relaxed, as CUstreamCaptureMode.
+  // mode is that of CUstreamCaptureMode: 0 global, 1 of this thread, 2 relaxed.
   void begin_capture(void* s, int mode = 2) {
     EXPECT_EQ((call<int(void*, int)>("cuStreamBeginCapture_v2", s, mode)), 0);
   }
-  // Of this thread, for captures of others; the mode that it had before.
+  // Sets how this thread treats captures of other threads. Returns the previous mode.
   int exchange_capture_mode(int mode) {
     int other = mode;
     EXPECT_EQ(call<int(int*)>("cuThreadExchangeStreamCaptureMode", &other), 0);
@@ -220,8 +220,8 @@ class CudaDevice {
   size_t mapped_bytes_ = 0;  // of the last allocate_mapped()
 };
 
-// A buffer on the device and its copy on the host. It is of the device's pool: cuMemAlloc and cuMemFree may wait for
-// all kernels of the device, and one of another thread's rank may be waiting for this rank.
+// A buffer on the device and its copy on the host. It belongs to the device's pool, because cuMemAlloc and cuMemFree
+// may wait for all kernels of the device, and a kernel of another thread's rank may be waiting for this rank.
 class DeviceBuffer {
  public:
   DeviceBuffer(CudaDevice& device, size_t bytes) : device_(device), bytes_(bytes), stream_(device.make_stream()) {

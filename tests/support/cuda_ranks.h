@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of a communicator whose buffers lie on a device.
+// Ranks of a communicator whose buffers are on a device.
 #pragma once
 
 #include <unistd.h>
@@ -18,14 +18,14 @@ namespace moeccl::testing {
 
 inline moecclStream_t as_stream(void* stream) { return reinterpret_cast<moecclStream_t>(stream); }
 
-// n times the value, as bytes.
+// Returns the bytes of n floats of this value.
 inline std::vector<char> floats(size_t n, float value) {
   std::vector<char> bytes(n * sizeof(value));
   for (size_t i = 0; i < n; ++i) std::memcpy(&bytes[i * sizeof(value)], &value, sizeof(value));
   return bytes;
 }
 
-// For ranks that join on a device themselves.
+// Returns options for ranks that join on a device themselves.
 inline RankOptions device_options(RankMode mode, int deadline_ms = 120'000, int timeout_ms = 60'000) {
   RankOptions options{.mode = mode, .deadline_ms = deadline_ms, .init = false};
   options.config.timeout_ms = capped_ms(timeout_ms);
@@ -33,14 +33,14 @@ inline RankOptions device_options(RankMode mode, int deadline_ms = 120'000, int 
   return options;
 }
 
-// Hosts by name, so that this runs wherever there is a device.
+// Creates hosts by name, so that this runs wherever there is a device.
 inline std::unique_ptr<TestHosts> named_hosts(std::vector<int> weights) {
   std::string why;
   return TestHosts::create({.weights = std::move(weights), .named = true}, &why);
 }
 
-// Joins the test's communicator on a device; null when it failed. A device that is missing is a failure of the machine
-// that runs the test.
+// Joins the test's communicator on a device. Returns null when that failed. A missing device is a failure of the
+// machine that runs the test.
 inline moecclComm_t join(int rank, int n, const CudaDevice& device, const RankOptions& options) {
   moecclComm_t comm = nullptr;
   EXPECT_TRUE(device.ok()) << "no CUDA device";
@@ -49,8 +49,8 @@ inline moecclComm_t join(int rank, int n, const CudaDevice& device, const RankOp
   return comm;
 }
 
-// n ranks, each on a device, with a communicator and a stream: body(rank, comm, device, stream). A body that has
-// aborted its communicator sets it to null.
+// Runs n ranks, each on a device, with a communicator and a stream: body(rank, comm, device, stream). A body that
+// aborts its communicator sets it to null.
 template <class Body>
 void run_on_devices(int n, const RankOptions& options, Body&& body) {
   run_ranks(
@@ -65,7 +65,7 @@ void run_on_devices(int n, const RankOptions& options, Body&& body) {
           moecclResult_t state = moecclInternalError;
           (void)moecclCommGetAsyncError(comm, &state);
           const moecclResult_t ended = moecclCommDestroy(comm);
-          if (state == moecclSuccess) {  // after a failure it may say so again
+          if (state == moecclSuccess) {  // after a failure it may return the error again
             MOECCL_EXPECT_OK(ended);
           }
         }
@@ -74,7 +74,7 @@ void run_on_devices(int n, const RankOptions& options, Body&& body) {
       options);
 }
 
-// What the communicator says once the operation that was put on a stream has failed.
+// Returns the communicator's error sentence once the operation on a stream has failed.
 inline std::string failure_of(moecclComm_t comm, moecclResult_t* state) {
   *state = moecclSuccess;
   for (int i = 0; i < 20'000 && (*state == moecclSuccess || *state == moecclInProgress); ++i) {
@@ -84,8 +84,8 @@ inline std::string failure_of(moecclComm_t comm, moecclResult_t* state) {
   return moecclGetLastError(comm);
 }
 
-// Works on the stream, and calls now_and_then after some operations, until one fails; what the communicator says then.
-// It is aborted.
+// Works on the stream, and calls now_and_then after some operations, until one fails. Then aborts the communicator and
+// returns its error sentence.
 inline std::string work_until_failure(moecclComm_t& comm, CudaDevice& device, void* stream, int after,
                                       const std::function<void()>& now_and_then) {
   DeviceBuffer in(device, 24'000), out(device, 24'000);

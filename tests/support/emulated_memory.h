@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of the emulated CUDA device that the test sees beside the device: its file, mapped once more.
+// Memory of the emulated CUDA device that the test can read as well: its file is mapped a second time.
 #pragma once
 
 #include <dlfcn.h>

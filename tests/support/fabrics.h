@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fabrics of n ranks in one process without a communicator: executors alone under test.
+// Fabrics of n ranks in one process without a communicator, to test executors alone.
 #pragma once
 
 #include <functional>
@@ -42,7 +42,7 @@ class Fabrics {
   exec::Fabric& operator[](uint32_t rank) { return *fabrics_[rank]; }
   uint32_t n() const { return static_cast<uint32_t>(fabrics_.size()); }
 
-  // Runs `rank_body` for each rank on a thread of its own.
+  // Runs `rank_body` for each rank on its own thread.
   void run(const std::function<void(uint32_t rank, exec::Fabric&)>& rank_body) {
     std::vector<std::thread> threads;
     for (uint32_t r = 0; r < n(); ++r) threads.emplace_back([&, r] { rank_body(r, *fabrics_[r]); });

@@ -10,7 +10,7 @@
 
 namespace moeccl::tests {
 
-// versions: "all", "v6" .. "v12".
+// Returns the file of a plugin. versions: "all", "v6" .. "v12".
 inline std::string fake_net_file(const std::string& versions) {
   char exe[PATH_MAX] = {};
   if (readlink("/proc/self/exe", exe, sizeof(exe) - 1) < 0) return "";
@@ -42,7 +42,7 @@ class FakeNet {
  private:
   void* find(const char* name) const { return library_ == nullptr ? nullptr : dlsym(library_, name); }
   std::string file_;
-  void* library_;  // stays: plugins are never closed
+  void* library_;  // never closed, like all plugins
 };
 
 }  // namespace moeccl::tests

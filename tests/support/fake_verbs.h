@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// transport/verbs on the fake libibverbs (fake_hardware/fake_ibv_control.h), as networks of a test: one queue pair,
-// many of them on two rails, and a wire that keeps no order.
+// Networks for a test that run transport/verbs on the fake libibverbs (fake_hardware/fake_ibv_control.h): one queue
+// pair, many of them on two rails, and a wire that keeps no order.
 #pragma once
 
 #include <dlfcn.h>
@@ -16,7 +16,7 @@
 
 namespace moeccl::tests {
 
-// Two RoCE devices of 100 Gbit/s: entries 0 are RoCE v1, 1 are v2 of an IPv4 address.
+// Two RoCE devices of 100 Gbit/s. GID entries 0 are RoCE v1, entries 1 are v2 of an IPv4 address.
 inline constexpr const char* kTwoNics =
     "nic mlx5_0 1; port 4 5 2 32 2; gid fe800000000000000000000000000001; gid 00000000000000000000ffff0a000001;"
     "nic mlx5_1 2; port 4 5 2 32 2; gid fe800000000000000000000000000002; gid 00000000000000000000ffff0a000002";
@@ -26,7 +26,7 @@ class FakeVerbs {
   static std::string library() {
     std::error_code bad;
     const auto here = std::filesystem::read_symlink("/proc/self/exe", bad).parent_path();
-    // Test programs lie in tests/ or in a folder of tests/support/.
+    // Test programs are in tests/ or in a folder of tests/support/.
     const auto own = here / "support/fake_hardware/libfake_ibverbs.so";
     return std::filesystem::exists(own, bad) ? own : here.parent_path() / "fake_hardware/libfake_ibverbs.so";
   }
@@ -37,7 +37,7 @@ class FakeVerbs {
   const fake::IbvControl& control() const { return *control_; }
   fake::IbvCounts counts() const { return counts_(); }
 
-  // As if a user had set these; MOECCL_IB_LIBRARY is the fake's.
+  // Returns the settings that a user with these variables would get. MOECCL_IB_LIBRARY is the fake.
   static transport::verbs::Settings settings(std::map<std::string, std::string> variables = {}) {
     variables["MOECCL_IB_LIBRARY"] = library();
     auto made = transport::verbs::read_settings([&](const char* name) {
@@ -47,7 +47,7 @@ class FakeVerbs {
     EXPECT_TRUE(made.ok()) << made.status().message();
     return made.ok() ? *made : transport::verbs::Settings();
   }
-  // The network as it is when nothing was asked of it.
+  // Resets the network to its default behaviour.
   void calm() const {
     control().set_delay_us(0);
     control().set_unordered(false);
@@ -56,7 +56,7 @@ class FakeVerbs {
     control().set_device_memory(true, true);
     control().set_late_device(false);
   }
-  // Nothing registered that was not there before, no queue pair, and no queue filled beyond its depth.
+  // Expects no new region or queue pair, and no queue filled beyond its depth.
   void expect_as(const fake::IbvCounts& before) const {
     const fake::IbvCounts now = counts();
     EXPECT_EQ(now.pairs, before.pairs);

@@ -20,7 +20,7 @@
 namespace moeccl::testing {
 namespace {
 
-// printf into a string: gcc 12 warns without cause of "a" + std::to_string(b).
+// printf into a string, because gcc 12 warns without cause about "a" + std::to_string(b).
 std::string print(const char* format, ...) __attribute__((format(printf, 1, 2)));
 std::string print(const char* format, ...) {
   char text[512];
@@ -39,7 +39,7 @@ bool enter_namespace(const std::string& path, int type = CLONE_NEWNET) {
   return ok;
 }
 
-// A child with a network and a host name of its own that does nothing; 0 when that is not allowed.
+// Forks an idle child with its own network and host name. Returns 0 when that is not allowed.
 pid_t start_holder(const std::string& name) {
   int ready[2];
   if (pipe2(ready, O_CLOEXEC) != 0) return 0;
@@ -61,7 +61,7 @@ pid_t start_holder(const std::string& name) {
   return 0;
 }
 
-// In the namespace `space`; what it prints goes to `output`, null: nowhere.
+// Runs a command in the namespace `space`. Its output goes to `output`; null: nowhere.
 bool shell(const std::string& space, const std::string& command, std::string* output = nullptr) {
   int out[2];
   if (pipe2(out, O_CLOEXEC) != 0) return false;
@@ -157,7 +157,7 @@ std::unique_ptr<TestHosts> TestHosts::create(const HostsOptions& options, std::s
 }
 
 TestHosts::~TestHosts() {
-  // The next test finds them as they were.
+  // Restores the hosts for the next test.
   for (int host = 0; rdma_ && touched_ && host < n(); ++host) {
     run(host, "tc qdisc del dev eth0 root 2>/dev/null; true");
     plug_in(host, "up");
@@ -172,7 +172,7 @@ TestHosts::~TestHosts() {
 
 int TestHosts::host_of(int process, int n_processes) const {
   const int total = std::accumulate(weights_.begin(), weights_.end(), 0);
-  // The middle of the process's share of all, in units of 1 / (2 n_processes).
+  // Uses the middle of the process's share, in units of 1 / (2 n_processes).
   int end = 0;
   for (int h = 0; h < n(); ++h) {
     end += weights_[static_cast<size_t>(h)];
@@ -203,7 +203,7 @@ bool TestHosts::run(int host, const std::string& command) const {
   return false;
 }
 
-// The cable of RDMA lies in the machine's first namespace, see tools/rdma_vm/cable.
+// The RDMA cable is in the machine's first namespace, see tools/rdma_vm/cable.
 bool TestHosts::plug_in_rdma(int host, const char* state) const {
   touched_ = true;
   return rdma_ && shell("/proc/1/ns/net", print("cable %d %s", host, state));
@@ -219,7 +219,7 @@ bool TestHosts::pull_cable(int host) const { return plug_in(host, "down"); }
 
 int64_t TestHosts::sent_bytes(int host, int interface) const {
   std::string text;
-  // The line below "TX:" of ip -s link.
+  // The value is in the line below "TX:" of ip -s link.
   const std::string command = print("ip -s link show eth%d | awk '/TX:/{getline; print $1}'", interface);
   if (!shell(spaces_[static_cast<size_t>(host)], command, &text)) return -1;
   return strtoll(text.c_str(), nullptr, 10);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hosts for tests: network namespaces with host names of their own ("test-host-0", ...), joined by veth pairs over a
-// bridge in another namespace. Each lives as long as a child process that holds it, so nothing is left behind however
-// the test ends. Needs root, ip and tc.
+// Hosts for tests: network namespaces with their own host names ("test-host-0", ...), joined by veth pairs over a
+// bridge in another namespace. A child process holds each of them, so nothing is left behind however the test ends.
+// Needs root, ip and tc.
 //
-// Or, without all that, hosts by name only (MOECCL_HOST_ID), which reach each other over loopback.
+// Alternatively, hosts can exist by name only (MOECCL_HOST_ID). They need nothing, and reach each other over loopback.
 //
-// In tools/rdma-vm's machine (MOECCL_TEST_RDMA) two hosts are the ones that it has, h0 and h1, each with its RDMA
+// In tools/rdma-vm's machine (MOECCL_TEST_RDMA), two hosts are that machine's hosts, h0 and h1, each with its RDMA
 // device.
 //
 // MOECCL_TEST_HOSTS="3+1" (namespaces; "named:3+1": by name) places the processes of every run_ranks() of a test
-// program on hosts in this proportion: any test can so be run over the network.
+// program on hosts in this proportion, so that any test can run over the network.
 #pragma once
 
 #include <sys/types.h>
@@ -26,13 +26,13 @@ namespace moeccl::testing {
 struct HostsOptions {
   std::vector<int> weights = {1, 1};  // processes are spread over the hosts in this proportion, in order
   int interfaces = 1;                 // of each host: eth0 (10.77.0.x), eth1 (10.77.1.x), ...
-  std::string rate = {};              // tbf on each interface's way out, such as "1gbit"; empty: none
+  std::string rate = {};              // tbf limit of what each interface sends, such as "1gbit"; empty: none
   bool named = false;                 // by name only: needs no rights, and has no cables
 };
 
 class TestHosts {
  public:
-  // Null, with the reason, where the kernel or the user does not allow it.
+  // Returns null, with the reason, where the kernel or the user does not allow it.
   static std::unique_ptr<TestHosts> create(const HostsOptions& options, std::string* why);
   ~TestHosts();
   TestHosts(const TestHosts&) = delete;
@@ -41,16 +41,16 @@ class TestHosts {
   int n() const { return static_cast<int>(weights_.size()); }
   int host_of(int process, int n_processes) const;
   static std::string address(int host, int interface = 0);
-  // In a child that has one thread: it moves to the host, and says where GetUniqueId listens.
+  // Moves the calling child, which has one thread, to the host, and sets where GetUniqueId listens.
   bool enter(int host) const;
-  // Runs a shell command there; true when it succeeded. From any thread.
+  // Runs a shell command on the host. Returns true when it succeeded. May be called from any thread.
   bool run(int host, const std::string& command) const;
-  // Cuts the host off: both ways, or what it sends only.
+  // Cut the host off in both directions, or only what it sends.
   bool pull_cable(int host) const;
-  // That of RDMA alone, in tools/rdma-vm's machine.
+  // Pulls the RDMA cable only, in tools/rdma-vm's machine.
   bool pull_rdma_cable(int host) const;
   bool drop_what_it_sends(int host) const { return run(host, "tc qdisc replace dev eth0 root blackhole"); }
-  // Bytes that the host's interface has sent since it was made, frames and all.
+  // Returns the bytes that the host's interface has sent since it was created, including frames.
   int64_t sent_bytes(int host, int interface = 0) const;
 
  private:
@@ -65,12 +65,12 @@ class TestHosts {
   std::vector<std::string> spaces_;            // of the hosts, then of the switch: the files of their namespaces
 };
 
-// Bytes of payload that the calling rank's host has sent over eth0: what Linux counts, less the 66 bytes of Ethernet,
-// IP and TCP headers of each packet as it left TCP (a large one that nobody had to cut counts once). -1: there is no
-// eth0.
+// Returns the bytes of payload that the calling rank's host has sent over eth0: what Linux counts, less the 66 bytes of
+// Ethernet, IP and TCP headers of each packet as it left TCP (a large packet that was not cut counts once). Returns -1
+// when there is no eth0.
 int64_t sent_payload();
 
-// "3+1" -> {3, 1}; empty when it is nothing of the kind.
+// Parses "3+1" to {3, 1}. Returns nothing for any other text.
 std::vector<int> parse_weights(const char* text);
 
 }  // namespace moeccl::testing

@@ -34,14 +34,14 @@ class Interpreter {
     }
   }
 
-  // False, with a test failure, when the lanes block each other.
+  // Returns false, with a test failure, when the lanes block each other.
   bool run(uint32_t seed) {
     std::mt19937 random(seed);
     for (;;) {
       bool moved = false, done = true;
       std::shuffle(lanes_.begin(), lanes_.end(), random);
       for (Position& at : lanes_) {
-        // Now and then a lane runs far ahead.
+        // Occasionally a lane runs far ahead.
         for (auto n = random() % 4 == 0 ? 1000 : random() % 3; n > 0 && advance(at); --n) moved = true;
         done = done && at.chunk >= bindings_[at.rank].chunking.n_chunks;
       }
@@ -62,7 +62,7 @@ class Interpreter {
     size_t step;
   };
 
-  // Does one step; false when the lane has ended or waits.
+  // Does one step. Returns false when the lane has ended or waits.
   bool advance(Position& at) {
     const plan::Binding& b = bindings_[at.rank];
     if (at.chunk >= b.chunking.n_chunks) return false;

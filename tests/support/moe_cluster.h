@@ -44,7 +44,7 @@ inline std::vector<NamedTree> moe_trees() {
   trees.push_back({"1x3", tree_of({{"node", {}, {3}}})});
   trees.push_back({"2x2x4", tree_of({{"node", {}, {2, 2}}, {"socket", {}, {4, 4, 4, 4}}})});
   trees.push_back({"(2+1)+(3)", tree_of({{"node", {}, {2, 1}}, {"socket", {}, {2, 1, 3}}})});
-  // Ranks dealt round to nodes, as some launchers do.
+  // Ranks are dealt to the nodes in turn, as some launchers do.
   plan::LevelTree dealt = plan::LevelTree::flat(7);
   dealt.levels.insert(dealt.levels.begin(), {"node", {}, {0, 1, 2, 0, 1, 2, 0}, 3});
   EXPECT_TRUE(dealt.validate().ok());
@@ -60,7 +60,7 @@ struct MoeCase {
   std::vector<uint64_t> tokens;  // [n_ranks]
   bool weighted = true;
   double none = 0.1;                  // share of choices that are -1
-  uint32_t hot_experts = 0;           // > 0: choices come from the first so many only
+  uint32_t hot_experts = 0;           // > 0: choices come only from this many first experts
   std::vector<uint32_t> domain = {};  // [levels] sizes of expert domains; empty: none
 };
 
@@ -165,7 +165,7 @@ class MoeCluster {
   float weight_of(uint32_t rank, uint64_t token, uint32_t k) const {
     return test_case.weighted ? weight[rank][token * test_case.shape.top_k + k] : 1.0f;
   }
-  // Weight of `expert` in a token's kept choices, or -1 when it is none of them.
+  // Returns the weight of `expert` in a token's kept choices, or -1 when it is not among them.
   float kept_weight(uint32_t rank, uint64_t token, uint32_t expert) const {
     size_t i = 0;
     for (uint64_t t = 0; t < token; ++t) i += own[rank].n_experts[t];
@@ -178,7 +178,7 @@ class MoeCluster {
   algo::Placement placement;
   algo::CanonicalOrder order;
   std::unique_ptr<algo::Domains> domains;  // null: none
-  std::vector<algo::Placement> seen;       // [n_ranks] who computes each expert for the rank
+  std::vector<algo::Placement> seen;       // [n_ranks] the rank that computes each expert for this rank
   std::vector<std::vector<int32_t>> index;
   std::vector<std::vector<float>> weight;
   std::vector<algo::OwnChoices> own;

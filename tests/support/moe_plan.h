@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan of dispatch or combine of all ranks, for the readers of plans. placement: where experts are at home.
+// The plan of dispatch or combine of all ranks, for the readers of plans. placement: the home of each expert.
 #pragma once
 
 #include "src/algo/moe_plan.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A MoeHost for n ranks that are threads of the test; plans are run by the interpreter.
+// A MoeHost for n ranks that are threads of the test. The interpreter runs the plans.
 #pragma once
 
 #include <condition_variable>
@@ -15,7 +15,7 @@
 
 namespace moeccl::test {
 
-// Where the ranks meet. Each exchange publishes a pointer per rank and ends when all have read.
+// The ranks' meeting point. Each exchange publishes a pointer per rank and ends when all have read.
 class MeetingPoint {
  public:
   explicit MeetingPoint(uint32_t n) : slots(n), n_(n) {}
@@ -28,7 +28,7 @@ class MeetingPoint {
       changed_.notify_all();
       return;
     }
-    // A rank that left early would leave the others here for ever.
+    // A rank that leaves early would block the others here for ever.
     if (!changed_.wait_for(lock, std::chrono::seconds(60), [&] { return round_ != round; })) {
       ADD_FAILURE() << "ranks do not take part in the same exchanges";
       std::abort();

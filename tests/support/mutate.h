@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One random change to one rank's program: what a slip in a plan builder looks like. The checker must find it.
+// Makes one random change to one rank's program, as a mistake in a plan builder would. The checker must find it.
 #pragma once
 
 #include <optional>
@@ -27,8 +27,8 @@ class Mutator {
   Mutator(const plan::Plan& plan, uint32_t seed)
       : plan_(plan), bindings_(plan::uniform_bindings(plan)), random_(seed) {}
 
-  // Nothing when the step drawn does not have what the kind changes, or when the change would move the same bytes: the
-  // extents of all steps resolve to the same ranges at all chunks, as those of parts that are empty do.
+  // Returns nothing when the drawn step does not have what the kind changes, or when the change would move the same
+  // bytes, because the extents of all steps resolve to the same ranges at all chunks, as those of empty parts do.
   std::optional<Mutation> draw(MutationKind kind) {
     plan::Plan changed = plan_;
     plan::Program& program = changed.programs[pick(changed.programs.size())];
@@ -118,7 +118,7 @@ class Mutator {
     return {};
   }
 
-  // Two signals, two waits, or two moves that share no element of which one is written, may stand in either order.
+  // Either order is valid for two signals, two waits, or two moves that share no element that one of them writes.
   std::optional<std::string> swap_with_next(const plan::Program& program, Steps& steps, uint32_t i) {
     if (i + 1 >= steps.size()) return {};
     plan::Step &a = steps[i], &b = steps[i + 1];
@@ -128,7 +128,7 @@ class Mutator {
     std::swap(a, b);
     return "swapped with the next";
   }
-  // Whether `writer` writes what `other` touches.
+  // Returns whether `writer` writes what `other` touches.
   bool conflict(const plan::Program& program, const plan::Step& writer, const plan::Step& other) const {
     for (uint32_t c = 0; c < plan_.chunking.n_chunks; ++c) {
       const auto meets = [&](const plan::Ref& ref) {
@@ -154,7 +154,7 @@ class Mutator {
     return "other rank's memory";
   }
 
-  // A Ref of its own, so that a source list that several steps share changes for one of them only.
+  // Makes a separate Ref, so that a source list that several steps share changes for only one of them.
   plan::Ref& drawn_ref(plan::Program& program, plan::Step& step) {
     const size_t which = pick(step.n_srcs + 1);
     if (which == step.n_srcs) return step.dst;

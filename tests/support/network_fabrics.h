@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fabrics of n ranks in one process, each as if on a host of its own, over any network of transport/networks.cc or of a
-// test's own.
+// Fabrics of n ranks in one process, each as if on its own host, over any network of transport/networks.cc or of a
+// test.
 #pragma once
 
 #include <functional>
@@ -19,9 +19,9 @@ namespace moeccl::tests {
 class NetworkFabrics {
  public:
   using Offers = std::vector<std::vector<std::byte>>;
-  // What `reader` takes for the ranks' offers instead of them.
+  // Changes the ranks' offers that `reader` gets.
   using Tamper = std::function<void(uint32_t reader, Offers& offers)>;
-  // Completes a rank before it connects: who hears of puts to it, which device memory it has.
+  // Completes a rank before it connects: its Arrivals and its device memory.
   using Prepare = std::function<void(exec::Fabric&)>;
   explicit NetworkFabrics(const transport::Network& network, uint32_t n, uint64_t staging_bytes = 4 << 20,
                           const Prepare& prepare = {}, const Tamper& tamper = {}) {
@@ -61,7 +61,7 @@ class NetworkFabrics {
   std::unique_ptr<exec::Fabric>& slot(uint32_t rank) { return fabrics_[rank]; }
   uint32_t n() const { return static_cast<uint32_t>(fabrics_.size()); }
 
-  // Runs `rank_body` for each rank on a thread of its own.
+  // Runs `rank_body` for each rank on its own thread.
   template <class Body>
   void run(Body&& rank_body) {
     std::vector<std::thread> threads;

@@ -50,8 +50,8 @@ const char* phase_name(uint32_t phase) {
 struct Arena {
   std::atomic<uint32_t> id_ready;  // 1: id is valid, 2: making it failed
   moecclUniqueId id;
-  std::atomic<uint32_t> second_ready;  // the same for second
-  moecclUniqueId second;               // of a communicator that grows
+  std::atomic<uint32_t> second_ready;  // the same for `second`
+  moecclUniqueId second;               // the id of a communicator that grows
   std::atomic<uint32_t> n_ready;
   std::atomic<uint32_t> go;
   RankSlot slots[kMaxTestRanks];
@@ -84,7 +84,7 @@ bool await_id(const std::atomic<uint32_t>& ready) {
   return ready.load() == 1;
 }
 
-// The child that holds rank 0 makes the id; the others wait for it.
+// The child that holds rank 0 makes the id, and the others wait for it.
 bool obtain_id(Arena& arena, bool mine) {
   if (mine) {
     const bool ok = moecclGetUniqueId(&arena.id) == moecclSuccess;
@@ -101,7 +101,7 @@ moecclConfig_t config_of(const RankOptions& options) {
   return config;
 }
 
-// MOECCL_TEST_COMM: what becomes of the test's communicator before the test has it; "shrunk" or "grown".
+// MOECCL_TEST_COMM: how the test's communicator is made before the test gets it, "shrunk" or "grown".
 enum class Made { kPlain, kShrunk, kGrown };
 Made how_made(int n) {
   const char* text = getenv("MOECCL_TEST_COMM");
@@ -110,8 +110,8 @@ Made how_made(int n) {
   return how == "grown" && n > 1 ? Made::kGrown : Made::kPlain;
 }
 
-// One rank more, number 1, is a thread beside rank 0, and is left out again: by name where the ranks are odd in number,
-// else because it has gone.
+// An additional rank, number 1, runs on a thread beside rank 0 and is then left out: by name where the number of ranks
+// is odd, otherwise because it has gone.
 moecclComm_t shrunk(const Run& run, int rank, const moecclConfig_t& config) {
   moecclConfig_t before = config;
   before.topology = nullptr;
@@ -137,7 +137,7 @@ moecclComm_t shrunk(const Run& run, int rank, const moecclConfig_t& config) {
   return comm;
 }
 
-// The last rank comes later.
+// The last rank joins later.
 moecclComm_t grown(const Run& run, int rank, const moecclConfig_t& config) {
   moecclComm_t parent = nullptr, comm = nullptr;
   if (rank == run.n - 1) {
@@ -192,7 +192,7 @@ void run_rank(const Run& run, int rank) {
   }
 }
 
-// Runs one rank on this thread and sends what it found to the test.
+// Runs one rank on this thread and sends its findings to the test.
 void run_and_report(const Run& run, int rank, int report_fd) {
   current_arena = &run.arena;
   current_rank = rank;
@@ -258,7 +258,7 @@ class Collector {
       }
       receive(released ? 20 : 1);
       reap();
-      // A rank that could not join will never be ready: let the others go, their failure to join is reported too.
+      // A rank that could not join will never be ready. Let the others go; their failure to join is reported too.
       if (!released && some_ended()) run_.arena.go.store(1, std::memory_order_release);
     }
     receive(0);
@@ -303,7 +303,7 @@ class Collector {
       int status = 0;
       if (exited_[i] || waitpid(pids_[i], &status, WNOHANG) != pids_[i]) continue;
       exited_[i] = true;
-      receive(0);  // what it wrote before its end
+      receive(0);  // the messages that it wrote before its end
       judge_exit(i, status);
     }
   }
@@ -327,7 +327,7 @@ class Collector {
     }
   }
 
-  // Kills what is left and says what it was doing.
+  // Kills the remaining processes and reports what they were doing.
   void end() {
     for (size_t i = 0; i < pids_.size(); ++i) {
       if (exited_[i]) continue;
@@ -357,7 +357,8 @@ class Collector {
   bool ok_ = true;
 };
 
-// The hosts of MOECCL_TEST_HOSTS, made at the first call; null without it. False: they cannot be had.
+// Finds the hosts of MOECCL_TEST_HOSTS, made at the first call; null without it. Returns false when they cannot be
+// made.
 bool hosts_from_environment(const TestHosts** hosts, std::string* why) {
   static const std::string text = getenv("MOECCL_TEST_HOSTS") != nullptr ? getenv("MOECCL_TEST_HOSTS") : "";
   static const bool named = text.starts_with("named:");

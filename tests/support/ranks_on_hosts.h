@@ -8,7 +8,7 @@
 #include "tests/support/hosts.h"
 #include "tests/support/ranks.h"
 
-// const std::unique_ptr<TestHosts> name; the test is skipped, with the reason, where there can be none.
+// Defines const std::unique_ptr<TestHosts> name. Skips the test, with the reason, where hosts cannot be made.
 #define MAKE_HOSTS(name, ...)                                               \
   std::string why_not;                                                      \
   const auto name = TestHosts::create(HostsOptions{__VA_ARGS__}, &why_not); \
@@ -22,7 +22,7 @@ inline RankOptions on(const TestHosts& hosts) {
   return options;
 }
 
-// moecclPlanExplain's page.
+// Returns the page of moecclPlanExplain.
 inline std::string explain(moecclComm_t comm, moecclOp_t op = moecclOpAllReduce, size_t count = 1024,
                            moecclDataType_t type = moecclFloat32) {
   char text[16384] = {};

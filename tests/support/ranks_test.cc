@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The helper itself: what a rank finds reaches the test with the rank's name, and nothing hangs.
+// Tests the helper itself: a rank's findings reach the test with the rank's name, and nothing hangs.
 #include "tests/support/ranks.h"
 
 #include <gtest/gtest-spi.h>
@@ -14,7 +14,7 @@
 namespace moeccl::testing {
 namespace {
 
-// Runs and returns all that run_ranks reported, instead of failing this test.
+// Runs fn and returns all that run_ranks reported, instead of failing this test.
 std::string reported(int n, const RankFunction& fn, const RankOptions& options) {
   ::testing::TestPartResultArray found;
   bool ok = true;

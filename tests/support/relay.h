@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Somebody between two ends of a TCP connection: it keeps what it sees, and may change what it passes on.
+// A relay between two ends of a TCP connection. It keeps what it sees, and may change what it passes on.
 #pragma once
 
 #include <poll.h>
@@ -22,10 +22,10 @@ namespace moeccl::tests {
 class Relay {
  public:
   using Bytes = std::vector<std::byte>;
-  // What goes on instead of the n-th record that the connecting side sends; nothing: the connection is closed.
+  // Returns what to send instead of the n-th record of the connecting side; nothing: close the connection.
   using Change = std::function<std::optional<std::vector<Bytes>>(const Relay& relay, size_t n, const Bytes& record)>;
 
-  // before_records: bytes that the connecting side sends ahead of its first record; they go on as they are.
+  // before_records: bytes that the connecting side sends ahead of its first record. They are passed on unchanged.
   explicit Relay(const driver::SocketAddress& to, size_t before_records = 0, Change change = {})
       : to_(to), before_(before_records), change_(std::move(change)) {
     listener_ = std::move(*driver::listen_at(*driver::parse_ip_address("127.0.0.1")));
@@ -50,7 +50,7 @@ class Relay {
     }
     return false;
   }
-  // What the accepting side has sent behind its first `skip` bytes.
+  // Returns what the accepting side has sent after its first `skip` bytes.
   Bytes came_back(size_t skip) const {
     const std::lock_guard lock(mutex_);
     return {seen_[1].begin() + static_cast<ptrdiff_t>(std::min(skip, seen_[1].size())), seen_[1].end()};

@@ -15,7 +15,7 @@
 
 namespace moeccl::test {
 
-// Slots of all ranks at random; with `complete` every expert has one where slots suffice.
+// Draws slots for all ranks. With `complete`, every expert has a slot if there are enough slots.
 inline algo::ReplicaPlacement random_placement(std::mt19937& random, uint32_t n_ranks, uint32_t n_experts,
                                                uint32_t most_slots, bool complete) {
   std::vector<uint32_t> slots(n_ranks);
@@ -47,7 +47,7 @@ inline std::vector<plan::LevelTree> replica_trees() {
   return trees;
 }
 
-// Two slots a rank, whose experts go up with the ranks.
+// Two slots per rank, whose experts ascend with the ranks.
 inline algo::ReplicaPlacement spread_placement(uint32_t n_ranks, uint32_t n_experts) {
   std::vector<int32_t> expert(2 * n_ranks);
   for (uint32_t s = 0; s < expert.size(); ++s)
@@ -56,7 +56,7 @@ inline algo::ReplicaPlacement spread_placement(uint32_t n_ranks, uint32_t n_expe
 }
 
 // Bytes between an expert's hosts and the ranks of other nodes that have shards of it: counted once for each node that
-// holds it, and once for each rank.
+// holds the expert, and once for each rank that does.
 struct NodeBytes {
   uint64_t once = 0, each = 0;
 };
@@ -79,7 +79,7 @@ inline NodeBytes node_bytes(const algo::ReplicaPlacement& placement, const plan:
   return bytes;
 }
 
-// All ranks' programs with what they read.
+// All ranks' programs and the tables that they read.
 struct BuiltRows {
   template <class Rows>
   BuiltRows(const Rows& rows, uint32_t n_ranks) {
@@ -99,7 +99,7 @@ struct BuiltRows {
   std::vector<plan::Binding> bindings;
 };
 
-// How many single steps can be left out without the checker's notice; `what` names the last one.
+// Returns how many single steps can be left out unnoticed by the checker. `what` names the last one.
 inline int unnoticed_losses(const BuiltRows& built, const plan::RowExpectation& expected, std::string* what) {
   int unnoticed = 0;
   for (size_t r = 0; r < built.plan.programs.size(); ++r)

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMessageBytes = 64 * 1024;  // a rank's report is cut to this
 constexpr size_t kFindingBytes = 4 * 1024;
-constexpr int kMaxFindings = 12;  // the first ones tell the story
+constexpr int kMaxFindings = 12;  // the first ones are enough
 
 void put_int(std::string& out, int value) {
   const int32_t v = value;
@@ -43,7 +43,7 @@ std::string take_text(const char*& p, const char* end) {
 
 }  // namespace
 
-// SEQPACKET keeps messages whole and, unlike a pipe, at any size up to the socket's buffer.
+// SEQPACKET keeps messages whole and, unlike a pipe, of any size up to the socket's buffer.
 bool make_report_pipe(int fds[2]) { return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds) == 0; }
 
 void send_report(int fd, int rank, const ::testing::TestPartResultArray& found) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank found, on its way through a pipe to the test. One rank's report is one message, so ranks never
+// A rank's findings, on their way through a pipe to the test. One rank's report is one message, so ranks never
 // interleave.
 #pragma once
 
@@ -23,6 +23,6 @@ struct Report {
 
 bool make_report_pipe(int fds[2]);  // [0] is read by the test, [1] written by the ranks
 void send_report(int fd, int rank, const ::testing::TestPartResultArray& found);
-bool receive_report(int fd, Report* report);  // false at the end of all writers
+bool receive_report(int fd, Report* report);  // false when all writers have ended
 
 }  // namespace moeccl::testing

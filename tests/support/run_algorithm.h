@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's part of a collective by one algorithm, with real bytes, held to what the C header promises.
+// Runs one rank's part of a collective by one algorithm, with real bytes, and compares with what the C header promises.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ inline int64_t input_value(uint32_t rank, uint64_t i) {
   return static_cast<int64_t>(rank + 1) * 1000003 + static_cast<int64_t>(i * 7);
 }
 
-// What element i of rank's output must be, for int64 sums.
+// Returns the required element i of rank's output, for int64 sums.
 inline int64_t expected(const plan::Shape& s, uint32_t rank, uint64_t i) {
   const uint64_t block = s.count == 0 ? 0 : i / s.count, at = s.count == 0 ? 0 : i % s.count;
   const auto sum = [&](uint64_t j) {
@@ -46,7 +46,7 @@ inline bool has_output(const plan::Shape& s, uint32_t rank) {
   return (s.op != moecclOpReduce && s.op != moecclOpGather) || rank == s.root;
 }
 
-// "", or what went wrong on this rank. `plan` is of all ranks; each calls it on a thread of its own.
+// Returns "", or what went wrong on this rank. `plan` is of all ranks; each rank calls this on its own thread.
 inline std::string run_algorithm(exec::Fabric& f, const algo::Algorithm& a, const plan::Shape& shape,
                                  const plan::Plan& plan) {
   const uint32_t rank = f.rank;

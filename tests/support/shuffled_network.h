@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A network that keeps no order: what is put arrives in pieces, late, and in any order, moved by a thread of its own.
-// Its links do what the contract asks of such a network (Capabilities::ordered is false): a signal, or news of the
-// board, waits until what it covers has arrived. Posted puts are read from where they lie when they arrive. Ranks are
-// threads of one process.
+// A network that keeps no order: a thread delivers each put in pieces, late, and in any order. Its links follow the
+// contract of such a network (Capabilities::ordered is false): a signal, or a change of the board, waits until the data
+// that it covers has arrived. Posted puts are read in place when they arrive. Ranks are threads of one process.
 #pragma once
 
 #include <atomic>
@@ -22,12 +21,12 @@ namespace moeccl::tests {
 
 class ShuffledNetwork {
  public:
-  // The mutation that tests of the contract must find: signals go ahead of what they cover.
+  // A mutation that tests of the contract must find: signals overtake the data that they cover.
   static std::atomic<bool>& signals_wait() {
     static std::atomic<bool> wait{true};
     return wait;
   }
-  // Another one: sources are said to be free although they are still to be read.
+  // Another mutation: sources are reported as free although they are still to be read.
   static std::atomic<bool>& sources_stay() {
     static std::atomic<bool> stay{true};
     return stay;
@@ -41,7 +40,7 @@ class ShuffledNetwork {
   using LocalMemory = transport::LocalMemory;
   using Board = transport::Board;
 
-  // What one rank shows of itself to one peer.
+  // The state that one rank shows to one peer.
   struct News {
     std::mutex mutex;
     std::unique_ptr<Board> board = std::make_unique<Board>();
@@ -50,7 +49,7 @@ class ShuffledNetwork {
     static void copy_word(std::atomic<uint64_t>& to, const std::atomic<uint64_t>& from) {
       to.store(from.load(std::memory_order_relaxed), std::memory_order_relaxed);
     }
-    // As transport/tcp does, but from memory to memory.
+    // Works as in transport/tcp, but from memory to memory.
     void show(const LocalMemory& own, uint32_t peer) {
       const std::lock_guard lock(mutex);
       Board& to = *board;
@@ -82,9 +81,9 @@ class ShuffledNetwork {
 
   struct Piece {
     uint64_t number = 0;
-    uint64_t put = 0;  // which posted put it belongs to; 0: none
+    uint64_t put = 0;  // the posted put that it belongs to; 0: none
     uint64_t offset = 0;
-    std::vector<std::byte> bytes;  // or, posted:
+    std::vector<std::byte> bytes;  // the data or, for a posted put, the next two fields
     const std::byte* src = nullptr;
     size_t n_bytes = 0;
     int64_t due_ns = 0;
@@ -92,13 +91,13 @@ class ShuffledNetwork {
   struct Signal {
     uint32_t sig = 0;
     uint64_t word = 0;
-    uint64_t after = 0;  // no piece with a lower number may be under way
+    uint64_t after = 0;  // no piece with a lower number may still be in flight
   };
 
   // One direction between two ranks.
   struct Wire {
     std::mutex mutex;
-    std::vector<Piece> pieces;  // under way, in no order
+    std::vector<Piece> pieces;  // in flight, in no order
     std::vector<Signal> signals;
     uint64_t posted = 0;  // pieces so far
     bool ended = false;
@@ -167,7 +166,7 @@ class ShuffledNetwork {
     std::minstd_rand random_;
   };
 
-  // Carries what comes to this rank, and its board to the others.
+  // Delivers incoming data to this rank, and its board to the others.
   class Engine final : public transport::Engine {
    public:
     struct Peer {
@@ -180,7 +179,7 @@ class ShuffledNetwork {
     }
     ~Engine() override {
       board_changed(true);
-      // What is under way to others still arrives; what is under way to this rank has no place to go to any more.
+      // Data in flight to others still arrives; data in flight to this rank has no destination any more.
       for (const Deadline d = Deadline::after_ms(1000); !d.passed() && any_out(); std::this_thread::yield()) {
       }
       stop_ = true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sockets as tests want them.
+// Helpers for sockets in tests.
 #pragma once
 
 #include <poll.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fabrics of n ranks in one process that reach each other over TCP on loopback: each rank as if on a host of its own.
+// Fabrics of n ranks in one process that reach each other over TCP on loopback, each rank as if on its own host.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@
 
 namespace moeccl::tests {
 
-// What differs from plain connections; functions may be empty.
+// The differences from plain connections. Functions may be empty.
 struct TcpWay {
   transport::tcp::Cipher cipher = transport::tcp::Cipher::kNone;
   std::function<void(uint32_t reader, uint32_t of, transport::Nic& nic)> reroute = {};
@@ -23,7 +23,7 @@ struct TcpWay {
 
 class TcpFabrics {
  public:
-  // arrivals: who hears of puts to each rank; may be null.
+  // arrivals: the Arrivals that learn of puts to each rank; may be null.
   explicit TcpFabrics(uint32_t n, int streams = 1, uint64_t staging_bytes = 4 << 20,
                       transport::Arrivals* arrivals = nullptr, const TcpWay& way = {})
       : statuses(n) {
@@ -40,7 +40,7 @@ class TcpFabrics {
       o.deadline = Deadline::after_ms(20'000);
       o.cipher = way.cipher;
       if (way.prepare) way.prepare(o);
-      // 127.0.0.r + 1: an address that is the rank's own, as its host's would be.
+      // 127.0.0.r + 1 is an address of this rank alone, as its host's address would be.
       transport::Nic nic{"lo", *driver::parse_ip_address(format("127.0.0.{}", r + 1)), 8, 0};
       meshes.push_back(std::move(*Mesh::listen(o, {nic})));
       nics.emplace_back(meshes.back()->nics().begin(), meshes.back()->nics().end());
@@ -61,7 +61,7 @@ class TcpFabrics {
       if (!s.ok()) status = s;
     }
   }
-  Status status;                 // a failure, if there is one
+  Status status;                 // the first failure
   std::vector<Status> statuses;  // [n]
   exec::Fabric& operator[](uint32_t rank) { return *fabrics_[rank]; }
   std::unique_ptr<exec::Fabric>& slot(uint32_t rank) { return fabrics_[rank]; }

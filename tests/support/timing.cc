@@ -28,7 +28,8 @@ int64_t now_ns() {
   return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
 
-// The process beside the test. It lives from before main, when there are no threads yet, until the test's process ends.
+// The helper process of a test. It lives from before main, when there are no threads yet, until the test's process
+// ends.
 class Meter {
  public:
   Meter() {
@@ -36,9 +37,9 @@ class Meter {
     if (page == MAP_FAILED) return;
     late_ns_ = new (page) std::atomic<int64_t>(0);
     const pid_t test = getpid();
-    if (fork() != 0) return;  // without a meter, when fork fails, nothing is late
+    if (fork() != 0) return;  // when fork fails there is no meter, and nothing counts as late
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    for (int fd = 0; fd < 64; ++fd) close(fd);  // who reads the test's output waits for its end
+    for (int fd = 0; fd < 64; ++fd) close(fd);  // readers of the test's output wait for its end
     while (getppid() == test) {
       constexpr int64_t kNapNs = 2'000'000;
       const int64_t before = now_ns();
@@ -74,7 +75,7 @@ int32_t capped_ms(int32_t timeout_ms) {
 }
 
 int free_port() {
-  // 20000..32767 lies below Linux's ephemeral ports (32768..60999).
+  // 20000..32767 is below Linux's ephemeral ports (32768..60999).
   for (uint64_t i = static_cast<uint64_t>(now_ns()) / 1000 + static_cast<uint64_t>(getpid()) * 7919;; i += 101) {
     const int port = 20'000 + static_cast<int>(i % 12'768);
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

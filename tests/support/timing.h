@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time limits that hold on a busy machine, and a port that is free on it.
-// A test of "within 1 s" is about the library, not about who else uses the
-// machine, so three things are taken out of it:
-// - A small process beside the test sleeps 2 ms again and again; how much later it wakes is time in which this machine
-//   ran nobody here (a stopped or stolen virtual machine, a stop by signal). fair_now_ms() does not count it.
-// - MOECCL_TEST_PATIENCE multiplies limits. 1 by default, which is what the issues ask; tools/test sets 3, because
-//   others may use its machine and ranks outnumber its cores.
+// Time limits that hold on a busy machine, and a port that is free on it. A test of "within 1 s" is about the library,
+// not about the other load of the machine, so three effects are taken out of it:
+// - A small process beside the test sleeps 2 ms again and again. The time by which it wakes too late is time in which
+//   this machine ran no process here (a stopped or stolen virtual machine, a stop by signal). fair_now_ms() does not
+//   count it.
+// - MOECCL_TEST_PATIENCE multiplies limits. The default of 1 is what the issues ask. tools/test sets 3, because others
+//   may use its machine and ranks outnumber its cores.
 // - Sanitizers slow everything down: another factor of 5.
 #pragma once
 
@@ -13,21 +13,21 @@
 
 namespace moeccl::tests {
 
-// CLOCK_MONOTONIC, the same in all processes.
+// Returns CLOCK_MONOTONIC, the same in all processes.
 int64_t now_ms();
-// The same without the time in which the machine was late; only differences mean anything. The same in a test's process
-// and all processes that it forked.
+// Returns the time without the periods in which the machine was late, so only differences mean anything. It is the same
+// in a test's process and all processes that it forked.
 int64_t fair_now_ms();
 
-// What multiplies the limits: MOECCL_TEST_PATIENCE, and 5 under sanitizers.
+// Returns the factor of the limits: MOECCL_TEST_PATIENCE, times 5 under sanitizers.
 double patience();
-// A limit, multiplied. Also for timeouts that are expected not to pass.
+// Returns a limit times that factor. Also for timeouts that are expected not to pass.
 int64_t patient_ms(int64_t limit_ms);
-// A communicator's timeout that only guards against hanging, cut to MOECCL_TIMEOUT_MS where that is set:
+// Returns a communicator's timeout that only guards against hanging, cut to MOECCL_TIMEOUT_MS where that is set:
 // tools/gpu-check has less time for a whole step.
 int32_t capped_ms(int32_t timeout_ms);
 
-// A TCP port of 127.0.0.1 that nobody listened at a moment ago, from outside the range that the kernel gives to others.
+// Returns a TCP port of 127.0.0.1 that was not in use a moment ago, from outside the range that the kernel assigns.
 int free_port();
 
 class Stopwatch {
@@ -42,6 +42,6 @@ class Stopwatch {
 
 }  // namespace moeccl::tests
 
-// It took at most `limit_ms`, see above. For a Stopwatch.
+// Expects that a Stopwatch shows at most `limit_ms`, see above.
 #define MOECCL_EXPECT_WITHIN(watch, limit_ms) \
   EXPECT_LE((watch).fair_ms(), ::moeccl::tests::patient_ms(limit_ms)) << "it took " << (watch).ms() << " ms"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Variables of the environment for one test.
+// Environment variables for one test.
 #pragma once
 
 #include <cstdlib>
@@ -10,7 +10,7 @@
 
 namespace moeccl::testing {
 
-// Variables for the processes of a test, which read them when they start.
+// Sets variables for the processes of a test, which read them when they start.
 class Variables {
  public:
   Variables(std::initializer_list<std::pair<const char*, std::string>> values) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the sources of kernels/cuda on a CPU. A launch runs its blocks one after another, or each on an OS thread of its
-// own (for kernels whose blocks wait for each other or for other kernels); the threads of a block are fibers that
-// switch at barriers, warp operations and pauses, in an order that a seed turns, so that what depends on luck shows. A
-// block in which everybody waits for somebody who never comes ends the process with what each thread waits for.
+// Runs the sources of kernels/cuda on a CPU. A launch runs its blocks one after another, or each block on a separate OS
+// thread (for kernels whose blocks wait for each other or for other kernels). The threads of a block are fibers that
+// switch at barriers, warp operations and pauses, in an order that a seed changes, so that bugs that depend on the
+// order show. A block that deadlocks ends the process and prints what each thread waits for.
 #pragma once
 
 #include <atomic>
@@ -18,28 +18,28 @@
 namespace moeccl::emulation {
 
 struct Block;
-// What a running fiber knows of itself.
+// A running fiber's place in its launch.
 struct Place {
   uint32_t thread = 0, block = 0, n_threads = 0, n_blocks = 0;
   Block* owner = nullptr;
 };
 extern constinit thread_local Place place;
 
-// All threads of a block come to a barrier from one place in the source: a block that mixes two barriers ends the
+// All threads of a block come to a barrier from one place in the source. A block that mixes two barriers ends the
 // process.
 void block_sync(const std::source_location& at);
 void warp_sync();
-// Shuffles and votes order nothing, as on a GPU. Deposits a value, waits for all lanes of the warp, returns that of
-// `lane`.
+// Shuffles and votes order nothing, as on a GPU. Deposits a value, waits for all lanes of the warp, and returns the
+// value of `lane`.
 uint64_t exchange(uint64_t value, uint32_t lane);
 uint32_t vote(bool value);
 uint32_t match(uint32_t value);
 void pause();
 uint64_t now_ns();
-// Calls in this process: of store_release_system(); of load_acquire_system() and load_acquire_device().
+// Number of calls in this process: of store_release_system(), and of load_acquire_system() and load_acquire_device().
 extern std::atomic<int> releases, acquires;
 
-// A kernel by name; its one argument is a struct of `bytes`.
+// A kernel by name. Its one argument is a struct of `bytes` bytes.
 struct Kernel {
   const char* name;
   size_t bytes;
@@ -54,17 +54,16 @@ const Kernel& kernel_at(size_t i);
 
 struct Launch {
   uint32_t blocks = 1, threads = 256;
-  bool concurrent = false;                   // blocks on OS threads of their own
-  uint64_t seed = 0;                         // turns the order of threads
-  const std::atomic<int>* failed = nullptr;  // no longer 0: the kernel ends where it is
-  std::function<std::shared_ptr<void>()> on_thread =
-      nullptr;  // what it gives lives while a thread of its own runs a block
-  // The thread sanitizer finds races between the threads of a block too. It knows some thousand threads at most, and
-  // each makes all barriers slower.
+  bool concurrent = false;                                     // each block runs on a separate OS thread
+  uint64_t seed = 0;                                           // changes the order of threads
+  const std::atomic<int>* failed = nullptr;                    // the kernel ends where it is when this is no longer 0
+  std::function<std::shared_ptr<void>()> on_thread = nullptr;  // its result lives while a separate thread runs a block
+  // Lets the thread sanitizer find races between the threads of a block, too. It supports only some thousand threads,
+  // and each one makes all barriers slower.
   bool threads_apart = true;
 };
 void launch(const Kernel& kernel, const void* args, const Launch& how);
-// From a signal handler: whether this thread runs a kernel, and to leave it for good.
+// For signal handlers: in_kernel() tells whether this thread runs a kernel, and abandon() leaves the kernel for good.
 bool in_kernel();
 void abandon();
 
@@ -154,8 +153,7 @@ inline void fence_system() { std::atomic_thread_fence(std::memory_order_seq_cst)
 inline uint64_t device_ns() { return emulation::now_ns(); }
 inline void pause() { emulation::pause(); }
 
-// Bulk copies arrive at once; the barrier counts phases as mbarrier does, and alignment is checked as the hardware
-// would.
+// Bulk copies arrive at once. The barrier counts phases as mbarrier does, and alignment is checked as by the hardware.
 inline constexpr bool kHasBulk = true;
 inline void bulk_check(const void* a, const void* b, uint32_t bytes) {
   if ((reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | bytes) % 16 != 0) __builtin_trap();

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // A CUDA driver without a GPU: the functions that MoECCL uses (src/driver/cuda.h), with kernels run by the launch
 // emulation. Loaded by MOECCL_CUDA_DRIVER=<this library>; tests call it by the same names as the real one. This file
-// has devices and contexts; fake_driver_*.cc the rest, by subject.
+// has devices and contexts; fake_driver_*.cc have the rest, by subject.
 //   Every device has one context, its primary one. Streams, events, modules and memory belong to the context that was
-//   current when they were made, and calls without a current one are refused, as by a driver.
-//   Streams are threads; they run what is put on them in order, late on purpose when MOECCL_TEST_CUDA_DELAY_US is set.
-//   A capturing stream keeps what is put on it; the graph puts it all on the stream that it is launched on. What is
-//   forbidden beside a capture is refused, and ends the capture.
+//   current when they were made, and calls without a current context are refused, as by a real driver.
+//   Streams are threads that run their work in order, late on purpose when MOECCL_TEST_CUDA_DELAY_US is set.
+//   A capturing stream keeps its work, and the graph puts all of it on the stream that it is launched on. Calls that
+//   are forbidden during a capture are refused, and end the capture.
 //   Device memory is a shared file, so that other processes open it by its handle. Only work on a stream touches it:
-//   host code that follows a device pointer crashes, as it would with a GPU. A kernel that touches what its device does
-//   not reach fails its context for good (700). Both hold where the processor has protection keys; elsewhere memory is
-//   merely closed most of the time that no stream works, to everybody alike.
-// Rules of a driver that the library does not keep yet, each with a variable that makes it hold:
+//   host code that follows a device pointer crashes, as it would with a GPU. A kernel that touches memory that its
+//   device cannot reach fails its context for good (700). Both hold where the processor has protection keys; elsewhere
+//   memory is merely closed to all threads most of the time that no stream works.
+// Rules of a driver that the library does not keep yet, each with a variable that enforces it:
 //   MOECCL_TEST_CUDA_CHANNELS=1: the streams of a context share CUDA_DEVICE_MAX_CONNECTIONS hardware channels (8) for
 //   each priority, and kernels wait for room on the device.
 //   MOECCL_TEST_CUDA_IMPLICIT_SYNC (0 turns it off): freeing, page-locking, unloading and closing wait for all streams
-//   of the context, copies with pageable memory for their own. MOECCL_TEST_CUDA_LAZY_LOADING (0 turns it off): what
-//   loads a function (its first launch, or asking for its attributes) waits for the kernels that run.
-// What a test may choose:
+//   of the context, and copies with pageable memory wait for their own stream. MOECCL_TEST_CUDA_LAZY_LOADING (0 turns
+//   it off): loading a function (by its first launch, or by asking for its attributes) waits for the running kernels.
+// Options of a test:
 //   MOECCL_TEST_CUDA_REACH=0, MOECCL_TEST_CUDA_KEYS=0: kernels reach all devices' memory; without protection keys.
 //   MOECCL_TEST_CUDA_MPS=1: processes share devices through MPS. (Kernels here always run side by side.)
 //   MOECCL_TEST_CUDA_NO_VMM=1: no memory by file descriptors.
-//   MOECCL_TEST_CUDA_DEVICES: how many devices there are (1); each has 64 multiprocessors.
-//   MOECCL_TEST_CUDA_NO_PEERS=1: no device reaches another one's memory.
+//   MOECCL_TEST_CUDA_DEVICES: the number of devices (1); each has 64 multiprocessors.
+//   MOECCL_TEST_CUDA_NO_PEERS=1: no device reaches another device's memory.
 //   MOECCL_TEST_CUDA_NVLINK=1: NVLink joins all devices.
 //   MOECCL_TEST_CUDA_IMAGE_ERROR=<n>: every module is refused with this error, and a line in the linker's log.
-//   MOECCL_TEST_CUDA_DRIVER_VERSION: what cuDriverGetVersion says (13000).
+//   MOECCL_TEST_CUDA_DRIVER_VERSION: the result of cuDriverGetVersion (13000).
 #include "tests/support/cuda_emulation/fake_driver.h"
 
 #include <algorithm>
@@ -48,8 +48,8 @@ thread_local std::array<uint64_t, kMostFunctions> own_calls{};  // by CallCount'
 
 struct Calls {
   std::mutex mutex;
-  std::vector<const CallCount*> known;                 // by index
-  std::map<std::string, std::pair<int, int>> refused;  // error, and how often still
+  std::vector<const CallCount*> known;                 // indexed by CallCount's index
+  std::map<std::string, std::pair<int, int>> refused;  // error, and how many more times
 };
 Calls& calls() {
   static auto* const all = new Calls;
@@ -149,15 +149,16 @@ using namespace moeccl::emulation::driver;
 
 EXPORT const int moeccl_emulated_driver = 1;
 
-// For tests: how often the calling thread waited for the device, took or gave back memory, or had data cross between
-// host and device.
+// For tests: returns how often the calling thread waited for the device, took or gave back memory, or had data cross
+// between host and device.
 EXPORT int moeccl_emulated_host_waits() { return host_waits; }
 
-// For tests: how often the process, or the calling thread, has called the function of this name; null: all together.
+// For tests: return how often the process, or the calling thread, has called the function of this name; null: all
+// functions.
 EXPORT uint64_t moeccl_emulated_calls(const char* name) { return CallCount::of(name, false); }
 EXPORT uint64_t moeccl_emulated_own_calls(const char* name) { return CallCount::of(name, true); }
 
-// For tests: the process's next `times` calls of the function of this name fail with `error`.
+// For tests: makes the process's next `times` calls of the function of this name fail with `error`.
 EXPORT void moeccl_emulated_refuse(const char* name, int error, int times) {
   const std::lock_guard lock(calls().mutex);
   calls().refused[name] = {error, times};
@@ -308,7 +309,7 @@ EXPORT int cuDevicePrimaryCtxRetain(void** context, int device) {
   ++c->retained;
   return *context = c, kOk;
 }
-// The context stays, whoever lets go of it.
+// The context stays even after its last release.
 EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
   MOECCL_CALL();
   if (device < 0 || device >= n_devices()) return kInvalidDevice;
@@ -334,7 +335,7 @@ EXPORT int cuCtxSetCurrent(void* context) {
   return current = static_cast<Context*>(context), kOk;
 }
 namespace {
-thread_local std::vector<Context*> below;  // contexts that were pushed away
+thread_local std::vector<Context*> below;  // contexts below the current one
 }
 EXPORT int cuCtxPushCurrent_v2(void* context) {
   MOECCL_CALL();
@@ -386,7 +387,7 @@ EXPORT int cuDeviceGetP2PAttribute(int* value, int attribute, int a, int b) {
   constexpr int kRank = 1, kNativeAtomics = 3;
   return *value = attribute != kRank && peers && (attribute != kNativeAtomics || rule("NVLINK", false)), kOk;
 }
-// The current context from now on reaches memory of the other's device: what cuMemAlloc gives there, and has given.
+// From now on, the current context reaches the other device's memory that cuMemAlloc returns or has returned.
 namespace {
 void set_peer(int owner, int reader, bool may) {
   Machine& m = machine();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the files of the emulated driver share. fake_driver.cc says what the driver promises.
+// Shared by the files of the emulated driver. fake_driver.cc says what the driver promises.
 #pragma once
 
 #include <atomic>
@@ -32,12 +32,12 @@ inline constexpr int kOk = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidDevic
                      kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907, kCaptureWrongThread = 908;
 inline constexpr int kMostDevices = 16;
 
-// A function of the driver, for tests that count calls: one object in each function, made known by its first call.
+// A function of the driver, for tests that count calls. Each function has one object, which its first call registers.
 class CallCount {
  public:
   explicit constexpr CallCount(const char* name) : name_(name) {}
   void add();
-  // Null: all functions together.
+  // Null counts all functions together.
   static uint64_t of(const char* name, bool own_thread);
 
  private:
@@ -49,7 +49,7 @@ class CallCount {
   static constinit ::moeccl::emulation::driver::CallCount moeccl_call_count(__func__); \
   moeccl_call_count.add()
 
-// Whether a rule holds: MOECCL_TEST_CUDA_<name> is not 0.
+// Returns whether a rule holds: MOECCL_TEST_CUDA_<name> is not 0.
 bool rule(const char* name, bool usual = true);
 int n_devices();
 
@@ -61,28 +61,28 @@ struct Graph;
 struct Context {
   explicit Context(int its_device);
   int device;
-  std::atomic<int> failed{0};  // once a kernel of it has failed, every call says so
+  std::atomic<int> failed{0};  // once a kernel of the context has failed, every call returns this error
   std::shared_ptr<Channels> channels;
   bool shares_channels = false;
 
-  std::mutex mutex;                              // guards what follows
-  int retained = 0;                              // how often
-  std::vector<std::shared_ptr<Stream>> streams;  // that have not been destroyed, the default ones too
-  std::shared_ptr<Stream> legacy;                // made when it is first used
+  std::mutex mutex;                              // guards the following fields
+  int retained = 0;                              // how many times
+  std::vector<std::shared_ptr<Stream>> streams;  // those that have not been destroyed, including the default ones
+  std::shared_ptr<Stream> legacy;                // made on first use
 
-  // Streams at this moment.
+  // Returns the streams at this moment.
   std::vector<std::shared_ptr<Stream>> all_streams();
-  // Waits for all that has been put on its streams, or for the kernels that run.
+  // Wait for all work on the context's streams, or only for the kernels that run.
   void drain();
   void drain_kernels();
 };
 Context* context_of_device(int device);
 Context* current_context();
 bool is_context(const void* context);
-// What a test wants the function to say (moeccl_emulated_refuse).
+// Returns the error that a test wants from the function (moeccl_emulated_refuse).
 int refusal(const char* function);
 
-// The head of most functions: what a call without a context, or on one that has failed, says.
+// The head of most functions: refuses a call without a context, or on a context that has failed.
 #define MOECCL_IN_CONTEXT(name)                                              \
   MOECCL_CALL();                                                             \
   Context* const name = current_context();                                   \
@@ -100,7 +100,7 @@ class Handles {
     objects_[handle] = std::move(object);
     return handle;
   }
-  // Null for what was never given or has been destroyed.
+  // Returns null for a handle that was never given or has been destroyed.
   std::shared_ptr<T> find(const void* handle) {
     const std::lock_guard lock(mutex_);
     const auto it = objects_.find(handle);
@@ -120,35 +120,36 @@ class Handles {
   std::unordered_map<const void*, std::shared_ptr<T>> objects_;
 };
 
-// One thing for a stream to do.
+// One item of a stream's work.
 struct Item {
   enum Kind { kWork, kWait } kind = kWork;
-  Context* context = nullptr;  // whose memory it uses
-  std::function<void()> run;   // a wait returns when its condition is there, or `context` has failed
-  uint32_t room = 0;           // registers that a kernel needs of the device before it starts
+  Context* context = nullptr;  // the context whose memory it uses
+  std::function<void()> run;   // a wait returns when its condition holds or `context` has failed
+  uint32_t room = 0;           // registers of the device that a kernel needs before it starts
   bool kernel = false;
 };
 
-// An event: how often it was recorded, and how far the streams have come.
+// An event, with how often it was recorded and how far the streams have come.
 struct Event {
   Context* context = nullptr;
   bool timed = false;
   std::mutex mutex;
   std::condition_variable changed;
   uint64_t recorded = 0, reached = 0, time_ns = 0;
-  uint64_t capture = 0;             // recorded last in this capture; 0: in none
-  std::set<size_t> captured_after;  // there: after these nodes
+  uint64_t capture = 0;             // the capture in which it was last recorded; 0: none
+  std::set<size_t> captured_after;  // the nodes that it comes after in that capture
 };
 
-// The function's stream: 0, 1 and 2 are the default streams of the current context. Null: not a stream.
+// Returns the function's stream: 0, 1 and 2 are the default streams of the current context. Null: not a stream.
 std::shared_ptr<Stream> stream_of(void* handle);
 Context* context_of(const Stream& stream);
-// Puts work on a stream, or into the graph that it is being captured into.
+// Puts work on a stream, or into the graph that the stream is being captured into.
 int put(void* stream, std::function<void()> run);
 int put(const std::shared_ptr<Stream>& stream, Item item);
-// A call that waits for all of the context's streams, although it does not say so.
+// For calls that implicitly wait for all of the context's streams.
 void synchronizes(Context& context);
-// Calls that may wait for the device, and so are not allowed beside a capture (fake_driver_graphs.cc). 0: allowed.
+// For calls that may wait for the device and are therefore not allowed during a capture (fake_driver_graphs.cc).
+// Returns 0 when the call is allowed.
 int unsafe_call();
 #define MOECCL_UNSAFE() \
   if (const int refused = unsafe_call(); refused != kOk) return refused
@@ -157,33 +158,34 @@ struct Allocation {
   size_t bytes = 0;
   int fd = -1;
   int device = 0;
-  int opened = 0;   // by handle, how often; 0: our own
-  int opener = -1;  // the device whose context did; another one maps it once more
+  int opened = 0;   // how often it was opened by handle; 0: this process owns it
+  int opener = -1;  // the device whose context opened it; another device maps it once more
   int source_pid = 0, source_fd = -1;
   bool mapped = false;   // by cuMemMap
-  void* pool = nullptr;  // it was taken from
-  uint32_t access = 0;   // bit by device: may be used by its kernels
+  void* pool = nullptr;  // the pool that it was taken from
+  uint32_t access = 0;   // bit by device: that device's kernels may use it
 };
 struct Machine {
   std::mutex mutex;
   std::map<uint64_t, Allocation> device;
   std::map<uint64_t, size_t> pinned;
-  uint32_t peers[kMostDevices] = {};  // bit by device: those whose contexts reach the memory of this one
+  uint32_t peers[kMostDevices] = {};  // bit by device: that device's contexts reach the memory of this one
 };
 Machine& machine();
-// Both under the machine's lock: the allocation that holds an address, or null; whether it is page-locked.
+// Call these under the machine's lock: the allocation that holds an address, or null, and whether an address is
+// page-locked.
 const Allocation* find_device(uint64_t p, uint64_t* base = nullptr);
 bool is_pinned(uint64_t p, uint64_t* base = nullptr, size_t* bytes = nullptr);
 
-// Memory of a device from a new file.
+// Allocates memory of a device from a new file.
 int allocate_device(size_t bytes, uint64_t* out, Allocation as);
-// Maps what `fd` holds, as memory of the device.
+// Maps the memory of `fd` as memory of the device.
 int map_device(int fd, size_t bytes, uint64_t* out, const Allocation& as);
-// What may be done with the pages of an allocation has changed; under the machine's lock.
+// Applies a change of the access rights to an allocation's pages. Call it under the machine's lock.
 void protect(uint64_t base, const Allocation& a);
 size_t pages(size_t bytes);
 
-// Device memory may be touched by this thread while one lives: what kernels of the context may, or all of it. With
+// While an Access lives, this thread may touch device memory: that of the context's kernels, or all of it. With
 // `kernel`, touching other memory ends the kernel and the context.
 class Access {
  public:
@@ -193,14 +195,14 @@ class Access {
   Access& operator=(const Access&) = delete;
 };
 
-// Whether a range that begins in device memory lies in it, and in the context's reach. A copy engine reaches what
-// cuMemAlloc gave on every device; memory of cuMemMap and of pools it reaches where kernels do.
+// Returns whether a range that begins in device memory lies within it and within the context's reach. A copy engine
+// reaches memory of cuMemAlloc on every device; it reaches memory of cuMemMap and of pools where kernels do.
 bool reaches(const Context& context, uint64_t p, size_t bytes, bool copies = false);
-// Whether this processor can tell devices apart.
+// Returns whether this processor can tell devices apart.
 bool reach_is_checked();
 
 void count_host_wait();
-// What a device answers of NICs that reach its memory (fake_driver_rdma.cc).
+// Returns a device's answer about NICs that reach its memory (fake_driver_rdma.cc).
 int rdma_attribute(int attribute);
 
 }  // namespace moeccl::emulation::driver

@@ -48,7 +48,7 @@ EXPORT int cuEventRecord(void* event, void* stream) {
   };
   return put(s, std::move(item));
 }
-// The event that the host asks for; kOk, or why it may not.
+// Finds the event that the host asks for. Returns kOk, or why the host may not ask.
 static int find_for_host(void* event, std::shared_ptr<Event>* found) {
   count_host_wait();
   *found = events().find(event);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated driver's captures and graphs. What a capturing stream is given is kept, and put on the stream that the
-// graph is launched on, in the order of the capture. What a capture forbids, and to whom, is as the driver's
-// documentation of cuStreamBeginCapture and cuThreadExchangeStreamCaptureMode has it; what it forbids also ends its
-// validity.
+// The emulated driver's captures and graphs. The work of a capturing stream is kept, and put on the stream that the
+// graph is launched on, in the order of the capture. What a capture forbids, and to which threads, follows the driver's
+// documentation of cuStreamBeginCapture and cuThreadExchangeStreamCaptureMode. A forbidden call also invalidates the
+// capture.
 #include <algorithm>
 #include <utility>
 
@@ -13,12 +13,12 @@ namespace {
 
 enum Mode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
 
-// Under this lock: everything of captures.
+// Guards all data of captures.
 std::mutex& captures() {
   static auto* const mutex = new std::mutex;
   return *mutex;
 }
-// Those that have begun and not ended, whether they are still valid or not.
+// The captures that have begun and not ended, including invalid ones.
 std::set<std::shared_ptr<Capture>>& active() {
   static auto* const all = new std::set<std::shared_ptr<Capture>>;
   return *all;
@@ -59,7 +59,7 @@ std::shared_ptr<Capture> find_capture(uint64_t id) {
   return it == active().end() ? nullptr : *it;
 }
 
-// Whether everything in the graph comes before what the origin would do next.
+// Returns whether everything in the graph comes before the next item of the origin.
 bool joined(const Capture& c) {
   std::set<size_t> before;
   std::vector<size_t> next(c.origin->captured_after.begin(), c.origin->captured_after.end());
@@ -163,7 +163,7 @@ int capture_wait(const std::shared_ptr<Stream>& stream, Event& event, bool* capt
   if (own == nullptr && event.capture == 0) return kOk;
   *captured = true;
   if (event.capture == 0) {
-    // Only what the stream itself did before may lie outside of the graph.
+    // Only the stream's own earlier work may lie outside the graph.
     const std::lock_guard recorded(event.mutex);
     return event.recorded == 0 ? kOk : invalidate(*own, kCaptureIsolation);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated driver's memory: a device's, page-locked memory, what is known of an address, and copies.
+// The emulated driver's memory: device memory, page-locked memory, attributes of an address, and copies.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -148,7 +148,7 @@ EXPORT int cuMemGetAddressRange_v2(uint64_t* base, size_t* bytes, uint64_t p) {
   return kOk;
 }
 
-// What is known of an address. Like the driver's, these need no current context.
+// Attributes of an address. As in the real driver, these calls need no current context.
 namespace {
 
 enum Attribute : int {
@@ -183,7 +183,7 @@ int attribute_of(void* out, int attribute, uint64_t p) {
   size_t bytes = 0;
   const Allocation* const a = find_device(p, &base);
   if (a == nullptr && !is_pinned(p, &base, &bytes)) return kInvalidValue;
-  // Memory that a context owns, and that legacy IPC handles are for.
+  // Memory that a context owns and that legacy IPC handles work for.
   const bool plain = a != nullptr && !a->mapped && a->pool == nullptr;
   switch (attribute) {
     case kContext:
@@ -230,7 +230,7 @@ EXPORT int cuPointerGetAttribute(void* out, int attribute, uint64_t p) {
   const std::lock_guard lock(machine().mutex);
   return attribute_of(out, attribute, p);
 }
-// Unlike the other, this one gives zeros for memory that CUDA does not know.
+// Unlike cuPointerGetAttribute, this function returns zeros for memory that CUDA does not know.
 EXPORT int cuPointerGetAttributes(unsigned n, int* attributes, void** out, uint64_t p) {
   MOECCL_CALL();
   const std::lock_guard lock(machine().mutex);
@@ -297,7 +297,7 @@ int set_on(void* stream, uint64_t dst, T value, size_t n) {
     for (size_t i = 0; i < n; ++i) std::memcpy(to + i * sizeof(T), &value, sizeof(T));
   });
 }
-// A copy to or from memory that is not page-locked has been made when the call returns.
+// A copy to or from memory that is not page-locked is complete when the call returns.
 int after_pageable(const void* host, size_t bytes, void* stream) {
   if (bytes == 0 || !rule("IMPLICIT_SYNC")) return kOk;
   {
@@ -337,7 +337,7 @@ EXPORT int cuMemcpyHtoDAsync_v2(uint64_t dst, const void* src, size_t bytes, voi
   count_host_wait();
   MOECCL_IN_CONTEXT(context);
   if (const int rc = copy_on(stream, dst, reinterpret_cast<uint64_t>(src), bytes); rc != kOk) return rc;
-  // Little enough is taken over at once.
+  // A small amount is copied at once.
   constexpr size_t kAtOnce = 64 << 10;
   return bytes > kAtOnce ? after_pageable(src, bytes, stream) : kOk;
 }

@@ -42,7 +42,7 @@ bool lazy() {
   return mode == nullptr || std::strcmp(mode, "EAGER") != 0;  // lazy since CUDA 12.2
 }
 
-// Brings a function to the device, which what runs there may have to end for.
+// Brings a function to the device, for which running kernels may have to end.
 void load(Function& f) {
   if (f.loaded) return;
   if (rule("LAZY_LOADING")) f.module->context->drain_kernels();
@@ -53,8 +53,8 @@ bool waits_for_blocks(const Kernel& kernel) {
   return std::strncmp(kernel.name, "moeccl_walk", 11) == 0 || std::strncmp(kernel.name, "moeccl_ladder", 13) == 0 ||
          std::strstr(kernel.name, "_together") != nullptr;
 }
-// Of a thread. The kernels that wait for each other promise two blocks of 256 threads on a multiprocessor, others four.
-// That of the tests fills one with a warp.
+// Returns the registers of a thread. Kernels that wait for each other promise two blocks of 256 threads on a
+// multiprocessor, others four. The kernel of the tests fills a multiprocessor with a warp.
 uint32_t registers_of(const Kernel& kernel) {
   if (std::strncmp(kernel.name, "emulated_", 9) == 0 && waits_for_blocks(kernel)) return Room::kRegisters / 32;
   return waits_for_blocks(kernel) ? 128 : 64;
@@ -65,13 +65,13 @@ uint32_t blocks_on_sm(const Kernel& kernel, uint32_t threads) {
 
 }  // namespace
 
-// For tests: how many kernels of this process have started, those of graphs too.
+// For tests: returns how many kernels of this process have started, including those of graphs.
 EXPORT int moeccl_emulated_launches() { return launches.load(); }
 
-// For tests: stores by which this process' kernels released what they did to the whole system.
+// For tests: returns the number of stores by which this process's kernels released their writes to the whole system.
 EXPORT int moeccl_emulated_releases() { return moeccl::emulation::releases.load(); }
 
-// For tests: bytes of programs that one block of each of this process' persistent kernels found in page-locked memory,
+// For tests: bytes of programs that one block of each of this process's persistent kernels found in page-locked memory,
 // across the bus.
 namespace {
 std::atomic<size_t> program_bytes{0};
@@ -86,7 +86,7 @@ void note_program(const char* kernel, const void* args) {
 }  // namespace
 EXPORT int moeccl_emulated_program_bytes() { return static_cast<int>(program_bytes.load()); }
 
-// Options of loading that are understood: where the linker writes what it has to say.
+// Understands only the options that say where the linker writes its log.
 EXPORT int cuModuleLoadDataEx(void** module, const void*, unsigned n, int* options, void** values) {
   MOECCL_IN_CONTEXT(context);
   MOECCL_UNSAFE();
@@ -98,7 +98,7 @@ EXPORT int cuModuleLoadDataEx(void** module, const void*, unsigned n, int* optio
     for (unsigned i = 0; i < n; ++i) {
       if (options[i] == kErrorLog) log = static_cast<char*>(values[i]);
       if (options[i] != kErrorLogBytes) continue;
-      // The value is the room, and takes what was written.
+      // The value is the size of the buffer, and receives the number of bytes written.
       room = reinterpret_cast<size_t>(values[i]);
       bytes = reinterpret_cast<size_t*>(&values[i]);
     }
@@ -230,7 +230,7 @@ EXPORT int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsi
   load(*f);
   Item item;
   item.kernel = true;
-  // Kernels whose blocks wait for each other start together, others as soon as one of their blocks can.
+  // Kernels whose blocks wait for each other start together; others start as soon as one of their blocks can.
   const bool together = waits_for_blocks(*kernel);
   if (s->context->shares_channels)
     item.room = std::min(Room::kAll, registers_of(*kernel) * block_x * (together ? grid_x : 1));

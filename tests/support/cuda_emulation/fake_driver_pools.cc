@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated driver's memory in the order of a stream: pools. Peer access is not for it, cuMemPoolSetAccess is.
+// The emulated driver's stream-ordered memory: pools. Peer access does not apply to it; cuMemPoolSetAccess does.
 #include <unistd.h>
 
 #include <sys/mman.h>
@@ -70,7 +70,7 @@ EXPORT int cuDeviceGetMemPool(void** pool, int device) {
 }
 EXPORT int cuMemPoolCreate(void** pool, const void* properties) {
   MOECCL_IN_CONTEXT(context);
-  // Type and handles, then the place.
+  // Type and handles come first, then the location.
   const auto* words = static_cast<const int*>(properties);
   if (words[3] < 0 || words[3] >= n_devices()) return kInvalidDevice;
   return *pool = pools().add(make_pool(words[3])), kOk;
@@ -84,7 +84,7 @@ EXPORT int cuMemPoolSetAttribute(void* pool, int attribute, void* value) {
   const std::shared_ptr<Pool> p = pools().find(pool);
   if (p == nullptr) return kInvalidValue;
   const std::lock_guard lock(machine().mutex);
-  // The first three are int.
+  // The first three attributes are int.
   return p->attributes[attribute] = attribute <= 3 ? *static_cast<uint32_t*>(value) : *static_cast<uint64_t*>(value),
          kOk;
 }
@@ -104,7 +104,7 @@ EXPORT int cuMemPoolTrimTo(void* pool, size_t) {
   MOECCL_IN_CONTEXT(context);
   return pools().find(pool) != nullptr ? kOk : kInvalidValue;
 }
-// What the pool has given before becomes reachable too, as on a device.
+// Memory that the pool has already given becomes reachable too, as on a device.
 EXPORT int cuMemPoolSetAccess(void* pool, const void* list, size_t n) {
   MOECCL_IN_CONTEXT(context);
   const std::shared_ptr<Pool> p = pools().find(pool);
@@ -113,7 +113,7 @@ EXPORT int cuMemPoolSetAccess(void* pool, const void* list, size_t n) {
   for (size_t i = 0; i < n; ++i) {
     const AccessTo& a = static_cast<const AccessTo*>(list)[i];
     if (a.location.id < 0 || a.location.id >= n_devices()) return kInvalidDevice;
-    if (a.location.id == p->device && a.flags == 0) return kInvalidValue;  // never from its own device
+    if (a.location.id == p->device && a.flags == 0) return kInvalidValue;  // its own device cannot lose access
     const uint32_t bit = 1u << a.location.id;
     p->access = a.flags != 0 ? p->access | bit : p->access & ~bit;
   }
@@ -140,7 +140,7 @@ EXPORT int cuMemAllocFromPoolAsync(uint64_t* out, size_t bytes, void* pool, void
   const std::shared_ptr<Pool> p = pools().find(pool);
   return p == nullptr ? kInvalidValue : allocate(out, bytes, p.get(), stream);
 }
-// The memory goes in the stream's order; its address is not given again before.
+// The memory is freed in the stream's order, and its address is not reused before that.
 EXPORT int cuMemFreeAsync(uint64_t p, void* stream) {
   MOECCL_IN_CONTEXT(context);
   Allocation a;

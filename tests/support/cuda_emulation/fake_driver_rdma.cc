@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated driver's memory for NICs. MOECCL_TEST_CUDA_RDMA says what the device allows, by words: "dmabuf"; and how
-// remote writes get to kernels: "call" (cuFlushGPUDirectRDMAWrites) or "ordered" (by themselves), else by a read of the
-// NIC. Not set: no NIC reaches it.
+// The emulated driver's memory for NICs. The words of MOECCL_TEST_CUDA_RDMA say what the device allows: "dmabuf", and
+// how remote writes become visible to kernels: "call" (by cuFlushGPUDirectRDMAWrites) or "ordered" (without a flush),
+// otherwise by a read of the NIC. When it is not set, no NIC reaches the memory.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -36,10 +36,10 @@ int rdma_attribute(int attribute) {
 
 using namespace moeccl::emulation::driver;
 
-// For tests: who has to do what a flush asks for.
+// For tests: sets the function that performs a flush.
 EXPORT void moeccl_emulated_on_flush(void (*flush)()) { flushes = flush; }
 
-// As nvidia-peermem asks the driver: the file that holds an address, positioned there.
+// Returns the file that holds an address, positioned there, as nvidia-peermem asks the driver.
 EXPORT int moeccl_emulated_file(uint64_t p, size_t bytes) {
   const std::lock_guard lock(machine().mutex);
   uint64_t base = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who may touch the emulated driver's device memory, and when: work on a stream, and each device's kernels what that
-// device reaches. The processor's protection keys say it for each thread by itself, where it has them: pages have the
-// key of the devices that may use them, and a thread that runs a kernel opens the keys of its device. Elsewhere all
-// device memory is open while any stream works.
+// Decides which threads may touch the emulated driver's device memory, and when: work on a stream may, and each
+// device's kernels may touch what that device reaches. Where the processor has protection keys, they enforce this for
+// each thread separately: pages have the key of the devices that may use them, and a thread that runs a kernel opens
+// the keys of its device. Elsewhere all device memory is open while any stream works.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -49,7 +49,7 @@ class Keys {
     return *keys;
   }
   bool usable() const { return everybody_ >= 0; }
-  // Under the machine's lock. When there are no more keys, memory is for everybody.
+  // Call it under the machine's lock. When no keys are left, all devices may use the memory.
   int of(uint32_t devices) {
     const auto [it, is_new] = of_.try_emplace(devices, everybody_);
     if (!is_new) return it->second;
@@ -80,26 +80,26 @@ class Keys {
   std::atomic<uint32_t> all_{0}, closed_{0};
 };
 
-// Without keys. Under the machine's lock.
-int users = 0;  // streams at work: device memory is accessible
+// State without keys, under the machine's lock.
+int users = 0;  // streams at work; device memory is accessible while there are any
 bool is_open = false;
-unsigned rests = 0;  // times that no stream was at work
+unsigned rests = 0;  // how many times no stream was at work
 
 void protect_all() {
   for (const auto& [base, a] : machine().device) protect(base, a);
 }
 
 thread_local uint32_t rights_before = 0;
-thread_local const Context* kernel_of = nullptr;  // whose kernel this thread runs
+thread_local const Context* kernel_of = nullptr;  // the context whose kernel this thread runs
 
 struct sigaction before_us;
 
-// A kernel that touches what its device does not reach, or nothing at all, ends there and takes the context with it.
-// Any other fault is what it was before.
+// A kernel that touches memory that its device cannot reach, or that does not exist, ends there and fails the context.
+// Any other fault has its usual effect.
 void on_fault(int signal, siginfo_t* info, void*) {
   auto* const context = const_cast<Context*>(kernel_of);
   if (context == nullptr || !in_kernel()) {
-    (void)sigaction(signal, &before_us, nullptr);  // the fault comes again
+    (void)sigaction(signal, &before_us, nullptr);  // the fault then occurs again
     return;
   }
   const auto p = reinterpret_cast<uint64_t>(info->si_addr);
@@ -165,8 +165,8 @@ Access::~Access() {
   }
   const std::lock_guard lock(machine().mutex);
   if (--users > 0) return;
-  // Changing the pages of all allocations is slow: at first always, then at every eighth rest, which is often enough
-  // to catch host code that follows a device pointer.
+  // Changing the pages of all allocations is slow. This happens always at first, then at every eighth rest, which is
+  // often enough to catch host code that follows a device pointer.
   if (++rests > 64 && rests % 8 != 0) return;
   is_open = false;
   protect_all();
@@ -185,5 +185,5 @@ bool reaches(const Context& context, uint64_t p, size_t bytes, bool copies) {
 
 }  // namespace moeccl::emulation::driver
 
-// For tests: whether kernels that touch memory out of their device's reach are caught here.
+// For tests: returns whether kernels that touch memory out of their device's reach are caught here.
 EXPORT int moeccl_emulated_reach() { return moeccl::emulation::driver::reach_is_checked() ? 1 : 0; }

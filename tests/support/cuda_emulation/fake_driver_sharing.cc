@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated driver's memory between processes: IPC handles, and objects that travel as file descriptors.
+// The emulated driver's sharing of memory between processes: IPC handles, and objects that travel as file descriptors.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -25,7 +25,8 @@ EXPORT int cuIpcGetMemHandle(void* handle, uint64_t p) {
   MOECCL_IN_CONTEXT(context);
   const std::lock_guard lock(machine().mutex);
   const auto it = machine().device.find(p);
-  // As the real one: memory of cuMemMap and of pools has no such handle, nor is one passed on.
+  // As in the real driver, memory of cuMemMap and of pools has no such handle, and an opened handle cannot be passed
+  // on.
   if (it == machine().device.end() || it->second.mapped || it->second.pool != nullptr || it->second.opened > 0)
     return kInvalidValue;
   const Handle h{getpid(), it->second.fd, it->second.device, it->second.bytes};
@@ -41,7 +42,7 @@ EXPORT int cuIpcOpenMemHandle_v2(uint64_t* out, HandleBytes handle, unsigned) {
   Handle h{};
   std::memcpy(&h, handle.bytes, sizeof(h));
   MOECCL_UNSAFE();
-  if (h.pid == getpid()) return kInvalidContext;  // as the real one: a process does not open its own
+  if (h.pid == getpid()) return kInvalidContext;  // as in the real driver, a process cannot open its own memory
   {
     const std::lock_guard lock(machine().mutex);
     for (auto& [base, a] : machine().device) {
@@ -80,13 +81,13 @@ EXPORT int cuIpcCloseMemHandle(uint64_t p) {
   return kOk;
 }
 
-// Memory by file descriptors: an object is a shared file, a range of addresses holds one or nothing.
+// Memory by file descriptors: an object is a shared file, and a range of addresses holds one object or nothing.
 namespace {
 constexpr size_t kUnit = size_t{2} << 20;
 const std::string kObjectName = "emulated-device-object-";
 struct Objects {
   std::map<uint64_t, int> fd;         // by handle
-  std::map<uint64_t, int> device;     // by handle: where it lies
+  std::map<uint64_t, int> device;     // by handle: the device that it is on
   std::map<uint64_t, size_t> ranges;  // reserved addresses
   uint64_t next = 1;
   int imported = 0;
@@ -103,7 +104,7 @@ uint64_t add_object(int fd, int device) {
 }
 }  // namespace
 
-// For tests: how often this process opened an object of another one.
+// For tests: returns how often this process opened an object of another process.
 EXPORT int moeccl_emulated_imports() {
   const std::lock_guard lock(machine().mutex);
   return objects().imported;
@@ -115,9 +116,9 @@ EXPORT int cuMemGetAllocationGranularity(size_t* unit, const void*, int) {
 EXPORT int cuMemCreate(uint64_t* handle, size_t bytes, const void* properties, unsigned long long) {
   MOECCL_CALL();
   if (bytes == 0 || bytes % kUnit != 0) return kInvalidValue;
-  const int device = static_cast<const int*>(properties)[3];  // behind type, handles and the kind of place
+  const int device = static_cast<const int*>(properties)[3];  // after type, handles and the kind of location
   if (device < 0 || device >= n_devices()) return kInvalidDevice;
-  // The name says where it lies, to other processes too.
+  // The name tells the device, to other processes too.
   const int fd = memfd_create((kObjectName + std::to_string(device)).c_str(), MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return kOutOfMemory;
   const std::lock_guard lock(machine().mutex);
@@ -210,7 +211,7 @@ EXPORT int cuMemExportToShareableHandle(void* out, uint64_t handle, int type, un
 EXPORT int cuMemImportFromShareableHandle(uint64_t* handle, void* descriptor, int type) {
   MOECCL_CALL();
   if (type != 1) return kInvalidValue;
-  // The descriptor itself stands where an address would.
+  // The descriptor itself is passed in place of an address.
   const int fd = fcntl(static_cast<int>(reinterpret_cast<intptr_t>(descriptor)), F_DUPFD_CLOEXEC, 0);
   if (fd < 0) return kInvalidValue;
   const std::lock_guard lock(machine().mutex);

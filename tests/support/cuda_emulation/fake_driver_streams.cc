@@ -28,7 +28,7 @@ Room& Room::of(int device) {
 
 void Room::take(uint32_t registers, const Context& context) {
   std::unique_lock lock(mutex_);
-  // A context that fails wakes nobody: look now and then.
+  // A context that fails wakes no waiter, so look again now and then.
   while (free_ < registers && context.failed == 0) changed_.wait_for(lock, std::chrono::milliseconds(20));
   free_ -= std::min(free_, registers);
 }
@@ -80,7 +80,7 @@ bool Stream::idle() {
 
 void Stream::wait_for_kernel() {
   std::unique_lock lock(channel_->mutex);
-  // One that nothing on its stream keeps from starting counts as running.
+  // A kernel that nothing on its stream keeps from starting counts as running.
   if (!kernel_running_ && (busy_ || queue_.empty() || !queue_.front().kernel)) return;
   done_.wait(lock, [&, number = run_ + 1] { return run_ >= number; });
 }
@@ -93,7 +93,7 @@ void Stream::end() {
   work_.notify_one();
 }
 
-// Under the channel's lock.
+// Call it under the channel's lock.
 void Stream::leave_head() {
   channel_->order.pop_front();
   if (!channel_->order.empty()) channel_->order.front()->work_.notify_one();
@@ -127,7 +127,7 @@ void Stream::loop() {
     }
     run(item);
     if (item.room > 0) Room::of(context->device).give_back(item.room);
-    item.run = nullptr;  // what it holds goes before others hear that it is done
+    item.run = nullptr;  // release what it holds before others learn that it is done
     lock.lock();
     busy_ = kernel_running_ = false;
     if (item.kind == Item::kWait) leave_head();
@@ -138,7 +138,7 @@ void Stream::loop() {
 
 namespace {
 
-// What is on it still runs.
+// Work on the stream still runs.
 void forget(const std::shared_ptr<Stream>& stream) {
   {
     const std::lock_guard lock(stream->context->mutex);
@@ -148,7 +148,7 @@ void forget(const std::shared_ptr<Stream>& stream) {
   stream->end();
 }
 
-// The current context's own stream for work without one.
+// Returns the current context's default stream for work without a stream.
 std::shared_ptr<Stream> legacy_stream(Context* context) {
   {
     const std::lock_guard lock(context->mutex);
@@ -175,7 +175,7 @@ std::shared_ptr<Stream> per_thread_stream(Context* context) {
   return s;
 }
 
-// A wait of `stream` for all that is on `other` now.
+// Makes `stream` wait for all work that is on `other` now.
 void order_after(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Stream>& other) {
   if (other->idle()) return;
   Item wait;
@@ -276,7 +276,7 @@ EXPORT int cuStreamSynchronize(void* stream) {
   const std::shared_ptr<Stream> s = stream_of(stream);
   if (s == nullptr) return kInvalidHandle;
   if (const int rc = refuse_captured(s); rc != kOk) return rc;
-  if (s->kind == Stream::Kind::kLegacy)  // with the blocking streams that it waits for
+  if (s->kind == Stream::Kind::kLegacy)  // also waits for the blocking streams that it waits for
     (void)put(s, Item{Item::kWork, nullptr, [] {}});
   s->wait_for(s->submitted());
   return s->context->failed.load();
@@ -299,9 +299,9 @@ EXPORT int cuLaunchHostFunc(void* stream, void (*function)(void*), void* argumen
   return put(stream, [=] { function(argument); });
 }
 
-// Words that streams store and wait for.
+// Words that streams store to and wait for.
 namespace {
-// What a stream may store to or wait for: a word in page-locked memory, or in a device's.
+// A stream may store to or wait for a word in page-locked memory or in a device's memory.
 enum class Word { kNone, kPinned, kDevice };
 Word word_at(uint64_t address, size_t bytes) {
   if (address % bytes != 0) return Word::kNone;

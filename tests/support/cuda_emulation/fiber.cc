@@ -9,7 +9,7 @@
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) && !defined(__SANITIZE_ADDRESS__)
-#define __SANITIZE_ADDRESS__ 1  // clang says it otherwise
+#define __SANITIZE_ADDRESS__ 1  // clang has another macro
 #endif
 #endif
 #if defined(__SANITIZE_ADDRESS__)
@@ -23,14 +23,14 @@
 namespace moeccl::emulation {
 namespace {
 
-// The thread sanitizer writes its reports on the stack of whoever raced.
+// The thread sanitizer writes its reports on the stack of the thread that raced.
 constexpr size_t kStackBytes = (tsan::kOn ? 1024 : 128) << 10, kGuardBytes = 4096;
 
 }  // namespace
 
 #if defined(__x86_64__)
 
-// Saves the registers that a call keeps on the old stack, stores its pointer, takes up the other stack.
+// Saves the callee-saved registers on the old stack, stores its pointer, and switches to the other stack.
 extern "C" void moeccl_emulation_switch(void** from, void* to);
 asm(R"(
 .text
@@ -77,8 +77,8 @@ Fiber::Fiber() {
   if (stack_ == MAP_FAILED) std::abort();
   (void)mprotect(stack_, kGuardBytes, PROT_NONE);
   auto** top = reinterpret_cast<void**>(static_cast<char*>(stack_) + kStackBytes);
-  // As if moeccl_emulation_switch had saved them: r15 r14 r13 r12 rbx rbp, then the return address; the stack is
-  // aligned for the call in moeccl_emulation_first.
+  // The stack looks as if moeccl_emulation_switch had saved them: r15 r14 r13 r12 rbx rbp, then the return address. It
+  // is aligned for the call in moeccl_emulation_first.
   void** sp = top - 9;
   sp[0] = sp[1] = sp[2] = nullptr;
   sp[3] = this;

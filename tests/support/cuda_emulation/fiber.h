@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads of control that switch by hand: a stack each, all on one OS thread.
+// Threads of control that switch explicitly: each has a stack, and all run on one OS thread.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace moeccl::emulation {
 
-// Runs `body` again and again, once for each resume() that finds it idle, so that its stack (and what a sanitizer keeps
-// with it) is made once.
+// Runs `body` again and again, once for each resume() that finds it idle, so that its stack (and the sanitizer's data
+// for it) is created only once.
 class Fiber {
  public:
   Fiber();
@@ -22,10 +22,10 @@ class Fiber {
     running_ = true;
   }
   bool running() const { return running_; }
-  // From the OS thread's own stack: goes on until the fiber yields or its body ends. `as`: what the thread sanitizer
-  // takes it for meanwhile (thread_sanitizer.h).
+  // Continues the fiber from the OS thread's own stack, until it yields or its body ends. `as`: the thread that the
+  // thread sanitizer takes it for in the meantime (thread_sanitizer.h).
   void resume(void* as);
-  // From inside: back to resume()'s caller.
+  // Returns from inside the fiber to resume()'s caller.
   void yield();
 
  private:

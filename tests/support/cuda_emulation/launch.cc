@@ -45,10 +45,11 @@ const Kernel* find_kernel(const std::string& name) {
 size_t n_kernels() { return kernels().size(); }
 const Kernel& kernel_at(size_t i) { return kernels()[i]; }
 
-// A barrier of the threads that have not ended. Values travel in two alternating sets: nobody can be two rounds ahead.
+// A barrier of the threads that have not ended. Two alternating sets of values suffice, because no thread can be two
+// rounds ahead.
 struct Meeting {
   uint32_t arrived = 0, round = 0, members = 0;
-  std::source_location place;  // of the block's barriers: where the first thread of the round stands
+  std::source_location place;  // of the block's barriers: the source location of the round's first thread
   uint64_t value[2][kWarp] = {};
 };
 
@@ -57,27 +58,27 @@ struct Block {
   const void* args = nullptr;
   struct Thread {
     Fiber fiber;
-    std::optional<tsan::Thread> apart;  // what the thread sanitizer takes it for; else Block::together
+    std::optional<tsan::Thread> apart;  // the sanitizer's thread for this one; else Block::together
     Place place;
-    const uint32_t* waits_for = nullptr;  // runs on when this is no longer `round`
+    const uint32_t* waits_for = nullptr;  // the thread continues when this is no longer `round`
     uint32_t round = 0;
     bool paused = false;
     const char* what = "";
   };
   std::vector<std::unique_ptr<Thread>> threads;  // kept between launches
-  std::optional<tsan::Thread> together;          // all threads, where the thread sanitizer does not tell them apart
+  std::optional<tsan::Thread> together;          // for all threads, where the thread sanitizer does not tell them apart
   Meeting all;
   std::vector<Meeting> warps;
   uint32_t n_threads = 0;
-  bool abandoned = false;  // by a thread that does not come back
+  bool abandoned = false;  // by a thread that does not return
   bool apart = false;
-  char began = 0, ended = 0;  // addresses by which the thread sanitizer orders what was before and comes after
+  char began = 0, ended = 0;  // addresses by which the thread sanitizer orders the work before and after the block
 
   void run(const Kernel& kernel_to_run, const void* its_args, uint32_t block, const Launch& how);
   [[noreturn]] void deadlock() const;
   void check_place(const std::source_location& at);
   void wait(Meeting& meeting, const char* what);
-  // The same, and what threads did before is ordered before what they do after it.
+  // Waits, too, and orders what threads did before it before what they do after it.
   void synchronize(Meeting& meeting, const char* what);
   void* sanitizers(Thread& thread) { return apart ? thread.apart->get() : together->get(); }
   void leave(Meeting& meeting) {
@@ -99,7 +100,7 @@ void Block::deadlock() const {
   std::abort();
 }
 
-// On a GPU both would count as one barrier, and threads would run on with what others have not yet written.
+// On a GPU, both would count as one barrier, and threads would continue before the others have written their data.
 void Block::check_place(const std::source_location& at) {
   if (all.arrived == 0) all.place = at;
   if (all.place.line() == at.line() && std::strcmp(all.place.file_name(), at.file_name()) == 0) return;
@@ -123,7 +124,7 @@ void Block::wait(Meeting& meeting, const char* what) {
 }
 
 void Block::synchronize(Meeting& meeting, const char* what) {
-  // As values: nobody can be two rounds ahead.
+  // Alternates like the values, because no thread can be two rounds ahead.
   void* const round = meeting.value[meeting.round % 2];
   if (apart) tsan::release(round);
   wait(meeting, what);
@@ -167,11 +168,11 @@ void Block::run(const Kernel& kernel_to_run, const void* its_args, uint32_t bloc
         this);
   }
   tsan::release(&began);
-  // The order of threads turns with the seed and reverses every second round.
+  // The order of threads changes with the seed and reverses every second round.
   uint64_t turn = how.seed * 0x9e3779b97f4a7c15ull >> 32;
   for (uint32_t left = n_threads; left > 0; turn = turn * 2862933555777941757ull + 3037000493ull) {
     if (abandoned || (how.failed != nullptr && how.failed->load(std::memory_order_relaxed) != 0)) {
-      threads.clear();  // stacks that nobody returns to
+      threads.clear();  // stacks that no thread returns to
       together.reset();
       abandoned = false;
       break;
@@ -196,7 +197,7 @@ void Block::run(const Kernel& kernel_to_run, const void* its_args, uint32_t bloc
       left -= th.fiber.running() ? 0 : 1;
     }
     if (!moved && !paused && !abandoned) deadlock();
-    if (!moved) sched_yield();  // somebody outside of this block is waited for
+    if (!moved) sched_yield();  // the block waits for something outside
   }
   tsan::acquire(&ended);
 }
@@ -217,7 +218,7 @@ uint64_t exchange(uint64_t value, uint32_t lane) {
   return m.value[set][lane % kWarp];
 }
 
-// The lanes whose value is `wanted`.
+// Returns the lanes whose value is `wanted`.
 static uint32_t lanes_with(uint64_t value, uint64_t wanted) {
   Block& b = *place.owner;
   Meeting& m = b.warps[place.thread / kWarp];
@@ -246,7 +247,8 @@ uint64_t now_ns() {
 
 namespace {
 
-// OS threads for concurrent blocks, kept: their fibers are the expensive part. Never ended; a process ends with them.
+// OS threads for concurrent blocks. They are kept, because their fibers are expensive to make, and end only with the
+// process.
 class Workers {
  public:
   void run(const std::function<void()>& job) {
@@ -279,7 +281,8 @@ class Workers {
   std::vector<const std::function<void()>*> jobs_;
   uint32_t idle_ = 0;
 };
-// Made before there are threads: the thread sanitizer does not see what orders a function's static variable here.
+// Made before there are threads, because the thread sanitizer does not see what orders a function's static variable
+// here.
 Workers& workers = *new Workers;
 
 Block& own_block() {

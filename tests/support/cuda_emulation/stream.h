@@ -8,15 +8,16 @@
 
 namespace moeccl::emulation::driver {
 
-// Work of the streams that share a channel, in the order in which it was put there. What is at the head starts when the
-// work before it on its own stream has ended, and leaves the head when it starts; a wait leaves it when it has ended.
-// So a stream that waits holds up all that comes after it in the channel, whichever stream that is of.
+// Work of the streams that share a channel, in the order in which it was put there. The item at the head starts when
+// the work before it on its own stream has ended. It leaves the head when it starts, but a wait leaves the head only
+// when it has ended. A stream that waits therefore holds up all later work in the channel, whichever stream that
+// belongs to.
 struct Channel {
   std::mutex mutex;
-  std::deque<Stream*> order;  // whose item is next
+  std::deque<Stream*> order;  // the streams of the next items
 };
 
-// Of a context: streams take the channels of their priority in turn.
+// The channels of a context. Streams take the channels of their priority in turn.
 struct Channels {
   static constexpr int kPriorities = 6;  // 0 (least) to -5
   std::array<std::vector<std::shared_ptr<Channel>>, kPriorities> of_priority;
@@ -27,12 +28,12 @@ struct Channels {
   std::shared_ptr<Channel> take(int priority);
 };
 
-// Blocks of a device that run at the same time, counted in the registers that they need.
+// Room for blocks that run at the same time on a device, counted in the registers that they need.
 class Room {
  public:
   static constexpr uint32_t kSms = 64, kRegisters = 65536, kThreads = 2048, kAll = kSms * kRegisters;
   static Room& of(int device);
-  // Waits for it; gives up when the context has failed.
+  // Waits for room. Gives up when the context has failed.
   void take(uint32_t registers, const Context& context);
   void give_back(uint32_t registers);
 
@@ -44,31 +45,31 @@ class Room {
 
 struct Capture;
 
-// A thread runs what is put on it.
+// A stream, whose thread runs its work.
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
   enum class Kind { kMade, kLegacy, kPerThread };
   static std::shared_ptr<Stream> make(Context* context, unsigned flags, int priority, Kind kind);
 
-  // The number of the item.
+  // Returns the number of the item.
   uint64_t enqueue(Item item);
   void wait_for(uint64_t number);
   uint64_t submitted();
   bool idle();
-  // Until the kernel that runs now has ended.
+  // Waits until the kernel that runs now has ended.
   void wait_for_kernel();
-  // The thread ends when it has done everything.
+  // Lets the thread end when it has done all work.
   void end();
 
   Context* const context;
   const unsigned flags;
   const int priority;
   const Kind kind;
-  // Waits for the legacy stream, which waits for it.
+  // Returns whether this stream and the legacy stream wait for each other.
   bool blocking() const { return kind != Kind::kLegacy && (flags & 1u) == 0; }
 
   std::shared_ptr<Capture> capture;  // under the lock of captures
-  std::set<size_t> captured_after;   // nodes that the next one comes after
+  std::set<size_t> captured_after;   // nodes that the next node comes after
 
  private:
   Stream(Context* its_context, unsigned its_flags, int its_priority, Kind its_kind)
@@ -78,7 +79,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void run(const Item& item);
 
   std::shared_ptr<Channel> channel_;
-  // Under the channel's lock.
+  // Guarded by the channel's lock.
   std::condition_variable work_, done_;
   std::deque<Item> queue_;
   uint64_t put_ = 0, run_ = 0;
@@ -89,7 +90,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
 Handles<Stream>& streams();
 Handles<Event>& events();
 
-// What a captured stream would do, in an order in which one stream may do it.
+// The work of a captured stream, in an order in which one stream may do it.
 struct Graph {
   struct Node {
     Item item;
@@ -107,18 +108,18 @@ struct Capture {
   bool invalid = false;
   Graph graph;
 };
-// Puts the item into the graph of the stream's capture, if there is one; 0, or why not.
+// Puts the item into the graph of the stream's capture, if there is one. Returns 0, or the reason of a refusal.
 int capture_item(const std::shared_ptr<Stream>& stream, Item& item, bool* captured);
 bool is_captured(const Stream& stream);
-// Before the host waits for a stream or asks for its state.
+// Called before the host waits for a stream or asks for its state.
 int refuse_captured(const std::shared_ptr<Stream>& stream);
-// Before the host waits for all streams of a context.
+// Called before the host waits for all streams of a context.
 int refuse_capturing_context(const Context* context);
-// The same for events: recorded in, waited for in, or asked outside of a capture.
+// The same for events that are recorded in a capture, waited for in it, or queried outside of it.
 int capture_record(const std::shared_ptr<Stream>& stream, Event& event, bool* captured);
 int capture_wait(const std::shared_ptr<Stream>& stream, Event& event, bool* captured);
 int refuse_captured(const Event& event);
-// A stream that goes takes its capture's validity with it.
+// Destroying a stream invalidates its capture.
 void refuse_destroyed(const std::shared_ptr<Stream>& stream);
 
 }  // namespace moeccl::emulation::driver

@@ -6,12 +6,12 @@
 
 namespace moeccl::emulation {
 
-// emulated_spin: runs until the word is at least the value. emulated_spin_together: its blocks need room all at once.
+// emulated_spin runs until the word is at least the value. The blocks of emulated_spin_together need room all at once.
 struct SpinArgs {
   const uint64_t* word;
   uint64_t value;
 };
-// emulated_store: puts the value there.
+// emulated_store writes the value there.
 struct StoreArgs {
   uint64_t* to;
   uint64_t value;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the thread sanitizer has to know of the launch emulation: which thread a fiber is, and what barriers order. The
-// sources that include this are not instrumented themselves, because fibers share their data without locks;
-// MOECCL_EMULATION_TSAN says that the program around them is.
+// Tells the thread sanitizer about the launch emulation: which thread a fiber is, and what barriers order. The sources
+// that include this are not instrumented themselves, because fibers share their data without locks.
+// MOECCL_EMULATION_TSAN means that the program around them is instrumented.
 #pragma once
 
 #if defined(MOECCL_EMULATION_TSAN)
@@ -15,7 +15,7 @@ inline constexpr bool kOn = true;
 inline void* make_thread() { return __tsan_create_fiber(0); }
 inline void end_thread(void* thread) { __tsan_destroy_fiber(thread); }
 inline void* this_thread() { return __tsan_get_current_fiber(); }
-// Orders nothing: release() and acquire() of one address do.
+// Orders nothing; release() and acquire() of one address do.
 inline void become(void* thread) { __tsan_switch_to_fiber(thread, __tsan_switch_to_fiber_no_sync); }
 inline void release(void* at) { __tsan_release(at); }
 inline void acquire(void* at) { __tsan_acquire(at); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands for libcuda.so.1 as far as the probe asks: see script.h.
+// Stands in for libcuda.so.1 as far as the probe asks: see script.h.
 #include <cstdio>
 
 #include "tests/support/fake_hardware/script.h"

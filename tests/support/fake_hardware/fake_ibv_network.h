@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside the data path of the fake libibverbs: what its network (fake_ibverbs_network.cc) and the calls that make and
-// end objects (fake_ibverbs_objects.cc) share.
+// Internals of the fake libibverbs's data path, shared by its network (fake_ibverbs_network.cc) and the calls that
+// create and destroy objects (fake_ibverbs_objects.cc).
 #pragma once
 
 #include <chrono>
@@ -25,7 +25,7 @@ struct FakeRegion : MemoryRegion {
   unsigned access = 0;
   bool valid = true;            // for peers
   uint64_t base = 0;            // as requests name it
-  std::byte* mapped = nullptr;  // where the NIC finds device memory; null: at `base`
+  std::byte* mapped = nullptr;  // the NIC's mapping of device memory; null: host memory, at `base`
   bool device() const { return mapped != nullptr; }
   std::byte* at(uint64_t address) const {
     return mapped != nullptr ? mapped + (address - base) : reinterpret_cast<std::byte*>(address);
@@ -54,8 +54,8 @@ struct FakePair : QueuePair {
   Gid peer_gid = {};
   bool global = false;
   uint32_t under_way = 0;   // slots of the send queue
-  uint32_t unretired = 0;   // requests since the last that completed with a completion
-  uint64_t in_network = 0;  // requests that wait for the thread
+  uint32_t unretired = 0;   // requests since the last one that produced a completion
+  uint64_t in_network = 0;  // requests that wait for the delivery thread
 };
 struct Request {
   FakePair* pair = nullptr;
@@ -67,7 +67,7 @@ struct Request {
   uint32_t bytes = 0;
   Clock::time_point due;
   std::vector<size_t> packets;  // offsets that have not arrived yet
-  // Resolved by check(): where the bytes lie here and there.
+  // Resolved by check(): the addresses of the bytes on both sides.
   std::byte* own_at = nullptr;
   std::byte* remote_at = nullptr;
   FakeRegion* remote = nullptr;
@@ -107,10 +107,10 @@ struct Fabric {
 };
 extern Fabric net;
 
-// The calls of a device's context, which move the data.
+// The calls of a device's context that move data.
 int poll_cq(CompletionQueue* given, int n, Completion* out);
 int post_send(QueuePair* given, SendRequest* wr, SendRequest** bad);
-// Brings the writes that are on the bus to device memory, as a NIC's read does; null: those of all NICs.
+// Lands the writes that are on the bus in device memory, as a NIC's read does; null: the writes of all NICs.
 void land(const Context* nic);
 
 }  // namespace fake

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of the fake libibverbs, shared by its files.
+// Declarations that the files of the fake libibverbs share.
 #pragma once
 
 #include "src/driver/ibv_abi.h"
@@ -9,10 +9,10 @@ namespace fake {
 
 struct OpenDevice : moeccl::driver::ibv_abi::Context {
   Nic nic;
-  int event_end = -1;  // where events are written
+  int event_end = -1;  // the end that events are written to
 };
 
-// Of the data path: its calls in the context of a new device, and the end of one.
+// Implemented by the data path: set up its calls in the context of a new device, and end a device.
 void opened(OpenDevice* device);
 void closed(OpenDevice* device);
 

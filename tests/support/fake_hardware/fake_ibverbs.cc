@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands for libibverbs.so.1: see script.h. What moves data is in fake_ibverbs_network.cc.
+// Stands in for libibverbs.so.1: see script.h. The data path is in fake_ibverbs_network.cc.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -12,7 +12,7 @@ using namespace moeccl::driver::ibv_abi;
 
 namespace {
 
-// A list knows the machine that it was made of: the environment may tell of another one by then.
+// A list keeps the machine that it was made from, because the environment may describe another one by then.
 struct Listed : Device {
   fake::Machine machine;
   size_t index = 0;
@@ -93,7 +93,7 @@ FAKE_API int ibv_query_port(Context* context, uint8_t number, PortAttr* attr) {
   attr->state = port->state;
   attr->active_mtu = port->mtu;
   attr->gid_tbl_len = 16;
-  attr->max_msg_sz = 1u << 23;  // as rxe has it
+  attr->max_msg_sz = 1u << 23;  // as with rxe
   attr->lid = static_cast<uint16_t>(port->layer == 1 ? 7 : 0);
   attr->active_width = static_cast<uint8_t>(port->width);
   attr->active_speed = static_cast<uint8_t>(port->speed);
@@ -112,7 +112,7 @@ FAKE_API int ibv_query_gid(Context* context, uint8_t number, int index, uint8_t*
   return 0;
 }
 
-// On Ethernet entries of even numbers are RoCE v1 and those of odd ones v2, as kernels fill the table.
+// On Ethernet, even entries are RoCE v1 and odd ones v2, as kernels fill the table.
 FAKE_API int _ibv_query_gid_ex(Context* context, uint32_t number, uint32_t index, GidEntry* entry, uint32_t, size_t) {
   if (ibv_query_gid(context, static_cast<uint8_t>(number), static_cast<int>(index), entry->gid.raw) != 0)
     return ENODATA;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reliable queue pairs between threads of one process, as a NIC would move their bytes: regions and their rights are
-// checked, queues overrun, a request that fails breaks its queue pair and those after it are flushed.
+// Reliable queue pairs between threads of one process that move bytes as a NIC would: regions and their rights are
+// checked, queues overrun, a request that fails breaks its queue pair, and the requests after it are flushed.
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -25,7 +25,7 @@ namespace {
 
 constexpr size_t kPacket = 4096;
 
-// Words are stored as words, as PCIe writes them; the last one of a request releases what came before it.
+// Stores words as words, as PCIe writes them. The last word of a request releases the ones before it.
 void dma(std::byte* to, const std::byte* from, size_t n) {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 8 == 0; };
   if (n <= 512 && n % 8 == 0 && aligned(to)) {
@@ -70,7 +70,7 @@ void break_pair(FakePair* pair, const SendRequest& wr, int status, uint32_t vend
   complete(pair, wr, status, vendor);
 }
 
-// What the peer's NIC and the own one say of it before a byte moves; kSuccess or a status.
+// Checks a request on both NICs before a byte moves. Returns kSuccess or an error status.
 int check(Request& r, FakePair** peer, uint32_t* vendor) {
   r.own_at = r.data.data();
   if (r.bytes > 0 && r.data.empty()) {
@@ -83,7 +83,7 @@ int check(Request& r, FakePair** peer, uint32_t* vendor) {
     r.from_device = own->device();
   }
   const auto at = net.pairs.find(r.pair->peer);
-  // Nobody answers: the queue pair is gone or broken, or packets go to another address.
+  // There is no answer: the queue pair is gone or broken, or packets go to another address.
   const auto* const device = at == net.pairs.end() ? nullptr : static_cast<OpenDevice*>(at->second->context);
   if (device == nullptr || (at->second->state != kStateReceive && at->second->state != kStateSend)) {
     *vendor = 129;
@@ -131,7 +131,7 @@ void copy_packet(const Request& r, size_t at) {
   }
 }
 
-// Under the lock. True when the request has ended.
+// Call it under the lock. Returns true when the request has ended.
 bool deliver(Request& r, bool all) {
   FakePair* peer = nullptr;
   uint32_t vendor = 0;
@@ -156,7 +156,7 @@ bool deliver(Request& r, bool all) {
   return false;
 }
 
-// Places packets of requests that are due or not, in any order; completions in order.
+// Places packets of requests in any order, whether they are due or not. Completions come in order.
 void deliver_unordered(std::unique_lock<std::mutex>&) {
   for (size_t tries = 0; tries < 64 && !net.network.empty(); ++tries) {
     Request& r = net.network[net.random() % net.network.size()];
@@ -175,7 +175,7 @@ void deliver_unordered(std::unique_lock<std::mutex>&) {
   }
 }
 
-// Each queue pair keeps its order; they overtake each other.
+// Delivers due requests. Each queue pair keeps its order, but queue pairs overtake each other.
 void deliver_due() {
   const auto now = Clock::now();
   std::set<const FakePair*> held;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The objects of the fake libibverbs: domains, regions, queues and queue pairs are made and end here, and tests say
-// here how its network behaves.
+// The objects of the fake libibverbs: creates and destroys domains, regions, queues and queue pairs, and takes the
+// tests' settings of the network.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -69,7 +69,7 @@ const IbvControl control = {
     },
 };
 
-// The file of the emulated CUDA driver that holds an address, or -1: it is host memory.
+// Returns the file of the emulated CUDA driver that holds an address, or -1 for host memory.
 int device_file(const void* p, size_t bytes) {
   const char* const driver = std::getenv("MOECCL_CUDA_DRIVER");
   void* const library = driver == nullptr ? nullptr : dlopen(driver, RTLD_NOW | RTLD_NOLOAD);
@@ -91,7 +91,7 @@ FakeRegion* make_region(ProtectionDomain* pd, uint64_t base, size_t bytes, int a
   return r;
 }
 
-// Under the lock.
+// Call it under the lock.
 MemoryRegion* add_region(FakeRegion* r) {
   r->lkey = r->rkey = net.next_key += 0x100;
   net.regions[r->lkey] = r;
@@ -101,7 +101,7 @@ MemoryRegion* add_region(FakeRegion* r) {
   return r;
 }
 
-// The NIC's own way to device memory: the file, from its position on.
+// Maps the file, from its position on, as the NIC's own access to device memory.
 MemoryRegion* add_device_region(FakeRegion* r, int fd, uint64_t offset) {
   const off_t at = lseek(fd, 0, SEEK_CUR) + static_cast<off_t>(offset);
   void* const mapped = mmap(nullptr, r->length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, at);
@@ -247,7 +247,7 @@ FAKE_API int ibv_modify_qp(QueuePair* given, QueuePairAttr* attr, int mask) {
   const std::lock_guard lock(net.mutex);
   if ((mask & kMaskState) == 0) return EINVAL;
   const int to = attr->qp_state;
-  if (to != kStateError && to != pair->state + 1) return EINVAL;  // RESET, INIT, RTR, RTS
+  if (to != kStateError && to != pair->state + 1) return EINVAL;  // the order is RESET, INIT, RTR, RTS
   if (to == kStateReceive) {
     const int needed = kMaskAddress | kMaskMtu | kMaskDestination | kMaskRqPsn | kMaskDestReads | kMaskRnrTimer;
     if ((mask & needed) != needed) return EINVAL;
@@ -264,7 +264,7 @@ FAKE_API int ibv_destroy_qp(QueuePair* given) {
   auto* const pair = static_cast<FakePair*>(given);
   const std::lock_guard lock(net.mutex);
   std::erase_if(net.network, [pair](const Request& r) { return r.pair == pair; });
-  // A queue pair takes its completions with it.
+  // A queue pair takes its completions with it when it ends.
   auto* const queue = static_cast<FakeQueue*>(pair->send_cq);
   std::erase_if(queue->entries, [pair](const FakeQueue::Entry& e) { return e.pair == pair; });
   net.pairs.erase(pair->qp_num);

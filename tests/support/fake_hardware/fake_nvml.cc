@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands for libnvidia-ml.so.1: see script.h.
+// Stands in for libnvidia-ml.so.1: see script.h.
 #include <cctype>
 #include <cstdio>
 #include <cstring>
@@ -24,7 +24,7 @@ struct Memory {
 size_t index_of(void* device) { return reinterpret_cast<size_t>(device) - 1; }
 const fake::Gpu& gpu(void* device) { return machine->gpus[index_of(device)]; }
 
-// As NVML writes it: eight digits of domain, capitals.
+// Writes the address as NVML does: eight digits of domain, capitals.
 void fill(PciInfo* info, const std::string& pci) {
   std::memset(info, 0, sizeof(*info));
   std::snprintf(info->bus_id, sizeof(info->bus_id), "0000%s", pci.c_str());
@@ -37,7 +37,7 @@ FAKE_API int nvmlInit_v2() {
   delete machine;
   machine = new fake::Machine(fake::read_machine());
   const int failure = machine->failure("nvml_init");
-  if (failure != 0) {  // nobody shuts down what did not start
+  if (failure != 0) {  // a failed init is not followed by a shutdown
     delete machine;
     machine = nullptr;
   }

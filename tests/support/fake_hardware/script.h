@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine that the fake libraries pretend, from MOECCL_TEST_MACHINE: commands separated by ';', words by spaces.
+// MOECCL_TEST_MACHINE describes the machine that the fake libraries show: commands separated by ';', words by spaces.
 //
 //   gpu PCI NAME GIB GENERATION LANES        in NVML's and CUDA's order; '_' in NAME stands for a space
 //   nvlink GPU switch|gpu|cpu PCI COUNT VERSION
 //   p2p GPU GPU                              each may read the other
 //   nic NAME GUID                            a verbs device
-//   port STATE MTU WIDTH SPEED LAYER         of the last nic, verbs' numbers
+//   port STATE MTU WIDTH SPEED LAYER         of the last nic, in verbs' numbers
 //   gid HEX                                  of the last port, 32 digits
 //   driver VERSION
 //   fail WHAT CODE                           nvml_init, nvml_count, cuda_init, ibv_open, ibv_list, ibv_query

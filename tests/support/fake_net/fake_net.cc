@@ -48,7 +48,7 @@ struct Script {
   bool interfaces = false;
 };
 
-std::mutex mutex;  // of all below
+std::mutex mutex;  // guards everything below
 Script script;
 std::map<std::string, long> counts;
 long sends_left_to_fail = 0;
@@ -104,7 +104,7 @@ struct FakeRequest {
   Comm* comm = nullptr;
   char* data = nullptr;
   size_t size = 0, moved = 0;
-  uint64_t head = 0;  // the message's size, on the wire before it
+  uint64_t head = 0;  // the size of the message, which precedes it on the wire
   size_t head_moved = 0;
   bool flush = false, breaks = false, finished = false;
   Clock::time_point at;
@@ -136,7 +136,7 @@ void unblock(int fd) {
   (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
-// Of the interfaces that are up, or loopback where there is none else.
+// Returns the addresses of the interfaces that are up, or loopback where there are no others.
 std::vector<sockaddr_in> own_addresses() {
   std::vector<sockaddr_in> found;
   ifaddrs* all = nullptr;
@@ -220,7 +220,7 @@ Code connect_to(size_t limit, void* handle, void** out) {
     }
     h.state = static_cast<uint32_t>(fd) + 1;
     std::memcpy(handle, &h, sizeof(h));
-    return abi::kSuccess;  // not at the first call, as with RDMA
+    return abi::kSuccess;  // not connected at the first call, as with RDMA
   }
   const int fd = static_cast<int>(h.state) - 1;
   sockaddr_in peer;
@@ -302,7 +302,7 @@ Code post(void* comm, void* data, size_t size, void* mhandle, void** request, bo
   return abi::kSuccess;
 }
 
-// False: broken.
+// Returns false when the connection is broken.
 bool move(Comm& c, FakeRequest& r) {
   auto* head = reinterpret_cast<char*>(&r.head);
   while (!r.finished) {
@@ -321,7 +321,7 @@ bool move(Comm& c, FakeRequest& r) {
       (in_head ? r.head_moved : r.moved) += static_cast<size_t>(went);
     }
     if (in_head && r.head_moved == sizeof(r.head) && !c.sends) {
-      if (r.head > r.size) return false;  // larger than what was posted
+      if (r.head > r.size) return false;  // larger than the posted receive
       r.size = r.head;
     }
     if (r.head_moved == sizeof(r.head) && r.moved == r.size) {
@@ -403,7 +403,7 @@ Code init_all(abi::Logger to) {
   return now().init ? refuse(abi::kSystemError, "init fails by script") : abi::kSuccess;
 }
 
-// What is the same in all versions, and what is not.
+// Fills the fields that are the same in all versions, and those that differ.
 template <class Net>
 void fill(Net* net) {
   constexpr size_t kLimit = std::is_same_v<Net, abi::NetV6> ? 8 : 32;
@@ -477,7 +477,7 @@ EXPORTED long fake_net_count(const char* call) {
   return counts[call];
 }
 
-// As nccl-rdma-sharp does: the structure has a name and init alone, and init writes the rest.
+// Like nccl-rdma-sharp, this structure has only a name and init, and init writes the rest.
 #if FAKE_OLDEST <= 8 && FAKE_NEWEST >= 8
 EXPORTED abi::NetV8 ncclNetPlugin_v8 = {};
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts what a rank's program moves, from its steps: the numbers of docs/algorithms.md.
+// Counts the bytes that a rank's program moves, from its steps: the numbers of docs/algorithms.md.
 #pragma once
 
 #include "src/plan/binding.h"
@@ -17,7 +17,7 @@ struct Traffic {
   friend bool operator==(const Traffic&, const Traffic&) = default;
 };
 
-// Of one rank, over all chunks, with blocks of shape.count.
+// Returns the traffic of one rank over all chunks, with blocks of shape.count.
 inline Traffic traffic(const plan::Plan& plan, uint32_t rank) {
   const plan::Program& program = plan.programs[rank];
   plan::Binding binding;

@@ -44,7 +44,7 @@ TEST(Direct, AllGatherPushesWhereItCanAndPullsElse) {
   EXPECT_EQ(traffic(plan_of(shape.op, "direct", shape, plan::LevelTree::flat(4)), 1), (Traffic{0, 3 * s, s, 6, 6}));
 }
 
-// in_place is private to a rank, so a rank in place must exchange the signals that the others expect.
+// in_place is private to a rank, so a rank that works in place must exchange the signals that the others expect.
 TEST(Direct, AllToAllSignalsAlikeInPlaceAndOutOfPlace) {
   plan::Shape shape = with_views(moecclOpAllToAll, 4, 40);
   const Algorithm* a = find(moecclOpAllToAll, "direct");

@@ -24,7 +24,7 @@ std::vector<uint32_t> random_sizes(const LevelTree& tree, Random& random) {
   return sizes;
 }
 
-// Table VII: messages of all ranks, AllGather and AlltoAll.
+// The two columns of Table VII: messages of all ranks in AllGather and AlltoAll.
 struct Frequency {
   uint32_t gather = 0, tokens = 0;
 };
@@ -52,7 +52,7 @@ TEST(DomainsTest, MessagesAreThoseOfTableVII) {
   }
 }
 
-// On even trees that the sizes divide, links are exactly Algorithm 1's.
+// On even trees that the sizes divide, links are exactly those of Algorithm 1.
 TEST(DomainsTest, LinksAreThoseOfAlgorithm1) {
   const LevelTree tree = test::tree_of({{"dc", {}, {2, 2, 2, 2}}, {"node", {}, {3, 3, 3, 3, 3, 3, 3, 3}}});
   const int32_t scale[] = {4, 2, 3};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What holds for every exchange of experts inside their domains, there and back. A test file names its builder:
+// Properties of every exchange of experts inside their domains, in both directions. A test file names its builder:
 //   INSTANTIATE_TYPED_TEST_SUITE_P(Gather, ExpertExchangeTest, algo::ExpertGather);
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace moeccl::algo::testing {
 
-// What every rank ends with: the gathered experts, or the sums of what all holders have.
+// Returns what every rank ends with: the gathered experts, or the sums over all holders.
 inline plan::BlockExpectation expectation(const ExpertExchangePlan& exchange) {
   const Placement& homes = exchange.homes();
   const bool gathers = exchange.shape().op == moecclOpExpertGather;
@@ -59,13 +59,13 @@ class ExpertExchangeTest : public ::testing::Test {
     for (uint32_t l = 0; l < tree.depth(); ++l) sizes.push_back(1 + random() % 5);
     return *Domains::make(tree, sizes);
   }
-  // Staging for chunks of `elements` and no more, where there is any.
+  // Returns staging for chunks of at most `elements`, where there is any.
   static uint64_t tight(const Domains& domains, const Placement& homes, ExpertExchange call, uint64_t elements) {
     call.staging_bytes = uint64_t{1} << 40;
     const plan::Program program = Exchange::make(domains, homes, call)->build(0);
     return std::max<uint64_t>(64, uint64_t{program.n_slots} * program.depth * elements * call.element_bytes);
   }
-  // Four ranks on two nodes that share all experts, in more chunks than there are rotations.
+  // Four ranks on two nodes share all experts, in more chunks than there are rotations.
   struct Small {
     Domains domains = *Domains::make(test::tree_of({{"node", {}, {2, 2}}}), {2, 2});
     Placement homes = *Placement::make(5, 4, nullptr);
@@ -113,7 +113,7 @@ TYPED_TEST_P(ExpertExchangeTest, ProvedForEveryCountOfRanks) {
   }
 }
 
-// The proof notices any signal, wait or move that is missing, so plans hold nothing to spare.
+// The proof notices any missing signal, wait or move, so plans contain no unnecessary steps.
 TYPED_TEST_P(ExpertExchangeTest, LosesItsProofWithoutAnyOneStep) {
   for (const bool views : {false, true}) {
     const typename TestFixture::Small small(views);
@@ -136,7 +136,7 @@ TYPED_TEST_P(ExpertExchangeTest, LosesItsProofWithoutAnyOneStep) {
   }
 }
 
-// Any other change, too, but for those after which the same values still flow.
+// It notices any other change, too, except for changes after which the same values still flow.
 TYPED_TEST_P(ExpertExchangeTest, RefusesRandomMutations) {
   for (const bool views : {false, true}) {
     const typename TestFixture::Small small(views);

@@ -22,8 +22,8 @@ TEST(ExpertGatherTest, OuterLevelsCarryAnExpertOnce) {
   EXPECT_EQ(cost.level_bytes[1], 8u * 2 * 3 * 1000);  // each rank passes its two on to three others
 }
 
-// 10 Gbit/s and 20 ms one way: what is under way at once follows from both, and the staging bounds it. Two chunks of
-// 256 KiB a round trip would be 1 % of the line.
+// 10 Gbit/s and 20 ms one way: together they determine the amount in flight, and the staging limits it. Two chunks of
+// 256 KiB per round trip would use 1 % of the line.
 template <class Exchange>
 void fills_a_long_line() {
   const plan::LinkCost line{20e6, 1.25};

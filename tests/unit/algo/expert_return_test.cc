@@ -10,7 +10,7 @@ namespace {
 
 INSTANTIATE_TYPED_TEST_SUITE_P(Return, ExpertExchangeTest, ExpertReturn);
 
-// What the gather carried there comes back over the same links, level by level.
+// The return carries the gather's bytes back over the same links, level by level.
 TEST(ExpertReturnTest, CarriesTheGathersBytes) {
   const plan::LevelTree tree = test::tree_of({{"dc", {}, {4, 4}}});
   const Placement homes = *Placement::make(8, 8, nullptr);

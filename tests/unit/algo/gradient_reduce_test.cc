@@ -23,7 +23,7 @@ GradientReduce make(const ReplicaPlacement& placement, const LevelTree& tree, Gr
   return std::move(*made);
 }
 
-// Every rank's shard of each expert: the sum over all replicas, or their mean.
+// Every rank's shard of each expert is the sum over all replicas, or their mean.
 plan::RowExpectation expectation(const GradientReduce& sum, const ReplicaPlacement& p, uint64_t count, bool average) {
   plan::RowExpectation expected;
   const uint64_t shard = algo::shard_elements(count, p.n_ranks);
@@ -69,7 +69,7 @@ TEST(GradientReduce, IsProvedForRandomPlacements) {
   }
 }
 
-// The proof notices any signal, wait or sum that is missing.
+// The proof notices any missing signal, wait or sum.
 TEST(GradientReduce, LosesItsProofWithoutAnyOneStep) {
   const LevelTree tree = *LevelTree::from_sizes({{"node", {}, {2, 2}}});
   const std::vector<uint32_t> slots(4, 2);
@@ -92,7 +92,7 @@ uint64_t between_nodes(const GradientReduce& sum, const LevelTree& tree) {
   return plan::price(built.plan, built.bindings, tree, plan::Profile{}).level_bytes[0];
 }
 
-// A node gives each expert that it holds once, less the shards that its own ranks have.
+// A node sends each expert that it holds once, less the shards that its own ranks have.
 TEST(GradientReduce, GradientsLeaveANodeOnce) {
   std::mt19937 random(4);
   uint64_t all_once = 0, all_each = 0;
@@ -110,7 +110,7 @@ TEST(GradientReduce, GradientsLeaveANodeOnce) {
   EXPECT_LT(4 * all_once, 3 * all_each) << "experts have several ranks of a node here";
 }
 
-// Appendix A.2: with one rank a node, (sN - s) / N experts a rank, which AllReduce and collection do not reach.
+// Appendix A.2: with one rank per node, (sN - s) / N experts per rank, which AllReduce and collection do not reach.
 TEST(GradientReduce, OneRankANodeSendsWhatThePaperSays) {
   constexpr uint32_t kRanks = 8, kSlots = 2, kExperts = 8;
   constexpr uint64_t kCount = 1 << 12;

@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint64_t kElement = 64;
 
-// Bytes that all ranks of node 0 put into other nodes.
+// Returns the bytes that all ranks of node 0 put into other nodes.
 uint64_t leaving_node_0(const plan::Plan& plan, const plan::LevelTree& tree) {
   uint64_t bytes = 0;
   for (const plan::Program& program : plan.programs) {
@@ -32,7 +32,7 @@ TEST(Hierarchical, ANodeSendsWhatARankWouldInAFlatRingOfNodes) {
   };
   EXPECT_EQ(leaving(moecclOpAllReduce, 80), 80 * kElement);          // 2 (G-1)/G S
   EXPECT_EQ(leaving(moecclOpAllGather, 10), 4 * 10 * kElement);      // the blocks of its ranks, once
-  EXPECT_EQ(leaving(moecclOpReduceScatter, 10), 4 * 10 * kElement);  // one sum of each block of the others
+  EXPECT_EQ(leaving(moecclOpReduceScatter, 10), 4 * 10 * kElement);  // one sum of each block of the other nodes
 }
 
 TEST(Hierarchical, UnevenNodesSendNoMoreBlocks) {

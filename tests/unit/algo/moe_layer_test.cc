@@ -31,7 +31,7 @@ moecclMoeConfig_t config_of(int32_t top_k, int32_t n_experts, size_t max_tokens,
   return c;
 }
 
-// Top-k of one rank, a function of (rank, step) so that every rank knows all.
+// Top-k of one rank, as a function of (rank, step), so that every rank knows all choices.
 struct Choices {
   std::vector<int32_t> index;
   std::vector<float> weight;
@@ -60,10 +60,10 @@ std::vector<float> tokens_of(uint32_t rank, uint64_t n) {
     for (size_t j = 0; j < kWidth; ++j) rows.push_back(token_value(rank, t, j));
   return rows;
 }
-// What "expert e" makes of a token.
+// Returns the result of "expert e" for a token.
 float expert_value(int32_t expert, float in) { return in * static_cast<float>(expert + 1) * 0.0625f; }
 
-// One step on one rank: forward and backward against what each token must get by definition.
+// Runs one step on one rank, forward and backward, and compares with each token's result by definition.
 void check_step(MoeHost& host, MoeRouting& routing, const moecclMoeConfig_t& c, uint32_t step) {
   const Choices mine(c, host.rank(), step);
   const bool expert_major = c.layout == moecclLayoutExpertMajor;
@@ -75,7 +75,7 @@ void check_step(MoeHost& host, MoeRouting& routing, const moecclMoeConfig_t& c, 
   const std::vector<float> in = tokens_of(host.rank(), mine.n_tokens);
   std::vector<float> rows(info.n_rows * kWidth, -1.0f);
   ASSERT_TRUE(routing.dispatch(in.data(), rows.data(), nullptr).ok());
-  // Experts, and for Rows the caller's weights.
+  // Runs the experts and, for Rows, applies the caller's weights.
   std::vector<float> results(rows.size(), 0.0f);
   for (uint64_t r = 0; r < info.n_rows; ++r) {
     for (size_t j = 0; j < kWidth; ++j) {
@@ -101,7 +101,7 @@ void check_step(MoeHost& host, MoeRouting& routing, const moecclMoeConfig_t& c, 
   ASSERT_TRUE(routing.combine(results.data(), out.data(), nullptr).ok());
   ASSERT_TRUE(routing.dispatch_backward(rows.data(), grad.data(), nullptr).ok());
   // grad_out of combine := in.
-  // A rank without tokens says by any pointer that it takes part.
+  // A rank without tokens passes any pointer to show that it takes part.
   float nothing = 0;
   float* const wanted = !expert_major ? nullptr : grad_weight.empty() ? &nothing : grad_weight.data();
   ASSERT_TRUE(
@@ -148,7 +148,7 @@ TEST(MoeLayerTest, ForwardAndBackwardOnEveryTreeAndAlgorithm) {
     for (const std::string& name : names) {
       for (const moecclMoeLayout_t layout : {moecclLayoutRows, moecclLayoutExpertMajor}) {
         SCOPED_TRACE(format("{} ranks {} {}", t.name, t.tree.n_ranks, name));
-        // Little staging: several chunks.
+        // Small staging gives several chunks.
         const HostTraits traits{t.tree, name.size() % 2 == 0, 64u << 10};
         test::on_all_ranks(traits, [&](MoeHost& host) {
           moecclMoeConfig_t c = config_of(3, 11, 40, layout);
@@ -183,7 +183,7 @@ TEST(MoeLayerTest, AMistakeOnOneRankIsAnErrorOnAll) {
     float row[kWidth];
     EXPECT_EQ(routing.combine(row, row, nullptr).code(), moecclInvalidUsage);
     EXPECT_TRUE(routing.update(good, nullptr, 2).ok());
-    // Weights here, none there; rank 2 has no tokens and is not asked.
+    // One rank passes weights and another none. Rank 2 has no tokens and is not asked.
     const float weights[] = {1, 1};
     const Status mixed = routing.update(good, host.rank() == 1 ? weights : nullptr, host.rank() == 2 ? 0 : 2);
     EXPECT_EQ(mixed.code(), moecclMismatch) << mixed.message();
@@ -272,7 +272,8 @@ TEST(MoeLayerTest, MemoryStaysBelowTheQueriedSizeAndTheCap) {
   }
 }
 
-// Between nodes 1 GB/s, inside free: duplicates across nodes must cost more than a second hop.
+// Links between nodes have 1 GB/s and links inside are free, so duplicates across nodes must cost more than a second
+// hop.
 TEST(MoeLayerTest, AutoPrefersDedupWhereTheLinkIsSlow) {
   plan::LevelTree tree = test::tree_of({{"node", {1000, 1}, {4, 4}}});
   const HostTraits traits{tree, false, 8u << 20};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A peer that lies in what ranks tell each other about a routing and about a re-placing step: whatever it says, an
-// honest rank ends with an error, or with lists that stay inside its buffers and slots. The words of a real step are
-// recorded on one rank and given to it again, changed.
+// A peer lies in the data that ranks exchange about a routing and about a re-placing step. Whatever the peer sends, an
+// honest rank ends with an error or with lists that stay inside its buffers and slots. The words of a real step are
+// recorded on one rank and replayed to it with changes.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -23,11 +23,11 @@ using test::HostTraits;
 
 constexpr uint32_t kHonest = 1;
 
-// Rows of the buffers of the call that is made now.
+// The number of rows in the buffers of the current call.
 thread_local uint64_t in_rows = 0, out_rows = 0;
 void call_has(uint64_t in, uint64_t out) { in_rows = in, out_rows = out; }
 
-// What one exchange brought: a part of each rank.
+// The result of one exchange: a part from each rank.
 using Exchange = std::vector<std::vector<std::byte>>;
 
 class RecordingHost final : public MoeHost {
@@ -67,7 +67,7 @@ class RecordingHost final : public MoeHost {
   std::vector<Exchange>& log_;
 };
 
-// The honest rank alone: its peers say what was recorded, but for some words.
+// The honest rank alone. Its peers send the recorded words, except for some changed ones.
 class LyingHost final : public MoeHost {
  public:
   LyingHost(const HostTraits& traits, const std::vector<Exchange>& log, uint32_t seed)
@@ -92,7 +92,7 @@ class LyingHost final : public MoeHost {
     give(own, recv, recv_bytes);
     return {};
   }
-  // Every address that the lists name.
+  // Checks every address that the lists name.
   Status run(std::unique_ptr<exec::Operation> op, moecclStream_t, bool*) override {
     ++n_runs;
     const plan::Program& program = *op->choice.program;
@@ -186,7 +186,7 @@ struct Case {
   bool replaces = false;
 };
 
-// A whole step of one rank; as far as it comes.
+// Runs a whole step of one rank, as far as it gets.
 Status step(MoeHost& host, const Case& c, const std::vector<int32_t>& index, const std::vector<float>& weight,
             uint64_t n_tokens) {
   MOECCL_ASSIGN_OR_RETURN(const auto layer, MoeLayer::create(host, &c.config));

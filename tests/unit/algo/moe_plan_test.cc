@@ -18,7 +18,7 @@ using test::NamedTree;
 using test::Random;
 using test::random_case;
 
-// Slots that force several chunks, but never less than a chunk needs.
+// Returns slots that force several chunks, but never less than a chunk needs.
 uint64_t tight_slot(const MoeCase& c, const algo::Paths& paths, Random& random) {
   const uint64_t copies = paths.algorithm().dedup() ? 1 : c.shape.top_k;
   return paths.max_origins() * copies + random() % 8;
@@ -63,7 +63,8 @@ plan::RowExpectation expect_combine(const MoeCluster& c, bool weighted) {
   return expected;
 }
 
-// In the Rows layout without dedup copies arrive that nobody reads, which the checker calls waste: it is (Tutel's 2DH).
+// In the Rows layout without dedup, copies arrive that no rank reads. The checker calls this waste, and it is (Tutel's
+// 2DH).
 bool wasteful(const MoeCluster& cluster, moecclOp_t op) {
   return op == moecclOpDispatch && !cluster.paths->algorithm().dedup() && !cluster.test_case.shape.expert_major;
 }
@@ -158,7 +159,7 @@ TEST(MoePlanTest, ProvedForNoTokensAndForOneExpertTakingAll) {
   }
 }
 
-// Guards the proofs above: a plan that reads before it waits, or writes before a slot is free, is not accepted.
+// Guards the proofs above: the checker must refuse a plan that reads before it waits or writes before a slot is free.
 TEST(MoePlanTest, BrokenPlansAreNotProved) {
   MoeCase c;
   c.tree = test::tree_of({{"node", {}, {4, 4}}});

@@ -27,7 +27,7 @@ GlobalRouting routing_of(const MoeCluster& cluster) {
   return g;
 }
 
-// The traffic of all ranks is what each rank counts for Algorithm 1, and what its tables send.
+// The traffic of all ranks equals what each rank counts for Algorithm 1, and what its tables send.
 TEST(MoeTraffic, IsWhatTheRanksCount) {
   test::Random random(3);
   for (const test::NamedTree& named : test::moe_trees()) {
@@ -66,7 +66,7 @@ TEST(MoeTraffic, IsWhatTheRanksCount) {
   }
 }
 
-// What a plan costs with the row lists of a routing, and with their counts alone.
+// Compares a plan's cost with the row lists of a routing and with only their counts.
 TEST(MoePrice, OfCountsIsThatOfRowLists) {
   const plan::LinkCost across{5000, 2.0}, inside{500, 20.0};
   auto tree = plan::LevelTree::from_sizes({{"node", across, {4, 4, 4}}}, "gpu", inside);
@@ -97,7 +97,7 @@ TEST(MoePrice, OfCountsIsThatOfRowLists) {
   }
 }
 
-// Every list's count, and what combine sums, are those of the tables of a routing.
+// Every list's count, and the sums of combine, are those of a routing's tables.
 TEST(MoeTraffic, CountsTheListsOfTheTables) {
   test::Random random(4);
   for (const test::NamedTree& named : test::moe_trees()) {
@@ -142,7 +142,7 @@ TEST(MoePrice, IsTheSameEveryTime) {
   EXPECT_EQ(layer.price(moecclOpDispatch).cost.total_ns, layer.price(moecclOpDispatch).cost.total_ns);
 }
 
-// A shared uplink is the bottleneck: no less than its bytes at its rate, and it is nearly always in use.
+// A shared uplink is the bottleneck: the time is at least its bytes at its rate, and it is nearly always in use.
 TEST(MoePrice, ASharedUplinkBoundsTheTime) {
   auto tree = plan::LevelTree::from_sizes({{"node", {1000, 0.5}, {8, 8}}});
   ASSERT_TRUE(tree.ok());
@@ -156,7 +156,7 @@ TEST(MoePrice, ASharedUplinkBoundsTheTime) {
   EXPECT_GT(run.cost.busiest_ns[0], 0.98 * wire);
 }
 
-// Eq. 3-5 by hand: every token of 4 ranks goes to one expert of each of two nodes.
+// Computes Eq. 3-5 by hand: every token of 4 ranks goes to one expert of each of two nodes.
 TEST(HierMoeModel, IsTheEquationsByHand) {
   auto tree = plan::LevelTree::from_sizes({{"node", {}, {2, 2}}});
   ASSERT_TRUE(tree.ok());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The proofs mean something: a plan with any one synchronisation, move or rotation taken away is rejected. That also
-// shows that algorithms hold nothing to spare.
+// Shows that the proofs are meaningful: a plan without any one synchronisation, move or rotation is rejected. This also
+// shows that algorithms contain no unnecessary steps.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -19,12 +19,12 @@ using plan::StepKind;
 
 bool is_sync(const Step& step) { return step.kind == StepKind::kSignal || step.kind == StepKind::kWait; }
 
-// A signal to oneself orders lanes only where no peer does it, which differs from rank to rank of `hier`.
+// A signal to the rank itself orders lanes only where no peer does so, which differs from rank to rank in `hier`.
 bool may_be_spare(const Algorithm& a, const Program& program, const Step& step) {
   return std::string(a.name) == "hier" && is_sync(step) && step.peer == program.rank;
 }
 
-// Removes the signal of `from` and its wait.
+// Removes a signal of `from` and its wait.
 Plan without_signal(Plan plan, uint32_t from, const Step& signal) {
   for (Program& program : plan.programs) {
     for (plan::Lane& lane : program.lanes) {
@@ -55,12 +55,12 @@ Plan with_less_depth(Plan plan) {
   return plan;
 }
 
-// The one algorithm whose programs depend on it.
+// Returns whether the algorithm's programs depend on in_place. Only this one's do.
 bool looks_at_in_place(moecclOp_t op, const std::string& algorithm) {
   return op == moecclOpAllToAll && algorithm == "direct";
 }
 
-// Some step is needed by ranks in place only, or by the others only: a mutant must fail one of the two.
+// Some steps are needed only by ranks in place, or only by the others, so a mutant must fail in one of the two cases.
 bool accepted(Plan plan) {
   if (!plan::check(plan).ok()) return false;
   if (plan.shape.op == moecclOpAllToAllv || plan.shape.op == moecclOpTensorAllToAll ||
@@ -75,7 +75,7 @@ class Mutation : public ::testing::TestWithParam<const Algorithm*> {};
 void reject_mutants(const Algorithm& a, const plan::Reach& reach, bool in_place) {
   const std::string name = a.name;
   const bool two_levels = name == "2dh" || name == "hier";
-  // TensorAllToAll: on even nodes, where no credit is implied by another.
+  // TensorAllToAll: uses even nodes, where no credit is implied by another.
   const plan::LevelTree tree = a.op == moecclOpTensorAllToAll ? nodes({2, 2})
                                : two_levels                   ? nodes({2, 3})
                                                               : plan::LevelTree::flat(5);
@@ -84,7 +84,7 @@ void reject_mutants(const Algorithm& a, const plan::Reach& reach, bool in_place)
   if (!a.applies(shape, tree).ok()) return;
   shape.root = has_root(a.op) ? 1 : 0;
   shape.in_place = in_place;
-  // Enough chunks for every slot to be used again, the last one short; one chunk where plans have no more.
+  // Enough chunks for every slot to be reused, with a short last one; one chunk where plans have no more.
   const uint64_t chunk = 23;
   const uint32_t n_chunks = a.chunking(shape, tree).n_chunks == 1 || name == "oneshot" ? 1 : 10;
   shape.count = n_chunks == 1 ? chunk : chunk * n_chunks - 14;

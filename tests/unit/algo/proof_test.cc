@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every algorithm of every operation, proved by the checker on 1 to 33 ranks, several trees, roots, counts and numbers
+// The checker proves every algorithm of every operation on 1 to 33 ranks, with several trees, roots, counts and numbers
 // of chunks. A new algorithm is covered by its line in the registry.
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 namespace moeccl::algo::testing {
 namespace {
 
-// The block length and how it is cut. With elements as large as lines a part is as fine as one element.
+// The block length and how it is cut. With elements as large as lines, parts can be as small as one element.
 struct Cut {
   uint64_t count, chunk;
   uint32_t n_chunks;
@@ -20,7 +20,7 @@ struct Cut {
 
 std::vector<Cut> cuts(const Algorithm& a, uint32_t n) {
   const uint64_t odd = n < 10 ? 2 * n + 1 : n + 3;  // parts of unequal lengths, the last ones short
-  if (std::string(a.name) == "oneshot") return {{0, 1, 1}, {1, 1, 1}, {odd, odd, 1}};  // one chunk by its nature
+  if (std::string(a.name) == "oneshot") return {{0, 1, 1}, {1, 1, 1}, {odd, odd, 1}};  // it always has one chunk
   if (n > 16) return {{odd, odd, 1}, {odd + 2, odd, 2}, {2 * odd + 1, odd, 3}};
   return {{0, 1, 1}, {1, 1, 1}, {odd, odd, 1}, {odd + 2, odd, 2}, {3 * odd, odd, 3}, {4 * odd + 1, odd, 5}};
 }
@@ -35,14 +35,14 @@ std::vector<uint32_t> roots(moecclOp_t op, uint32_t n) {
   return n > 16 ? std::vector<uint32_t>{n - 2} : std::vector<uint32_t>{0, n / 2, n - 1};
 }
 
-// Two-level algorithms see the tree; the others are the same on all of them.
+// Only two-level algorithms use the tree; the others are the same on all trees.
 std::vector<NamedTree> trees_for(const Algorithm& a, uint32_t n) {
   const std::string name = a.name;
   if (name == "2dh" || name == "hier" || a.op == moecclOpTensorAllToAll) return trees(n);
   return {{"flat", plan::LevelTree::flat(n)}};
 }
 
-// The weakest reach suffices for algorithms that do not look at it; `direct` does.
+// The weakest reach suffices for algorithms that do not depend on it; `direct` does.
 std::vector<plan::Reach> reaches_for(const Algorithm& a) {
   if (std::string(a.name) == "direct") return {{true, false, true}, {true, true, true}};
   const plan::Reach puts_only{false, false, false}, staging{true, false, false};
@@ -75,7 +75,7 @@ class Proof : public ::testing::TestWithParam<const Algorithm*> {
   uint32_t n_proofs_ = 0;
 };
 
-// All numbers of ranks; under a sanitizer, which costs ten times as much, fewer large ones.
+// Iterates over all numbers of ranks. Under a sanitizer, which costs ten times as much, it skips most large ones.
 uint32_t next(uint32_t n) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   return n < 9 ? n + 1 : n + 8;
@@ -105,8 +105,8 @@ TEST_P(Proof, EveryRankEndsWithTheRightBytes) {
   EXPECT_GT(n_proofs_, 0u);
 }
 
-// What applies in deterministic mode sums each element once, over ranks in ascending order; a scaled input is read by
-// its own rank only. The checker verifies both.
+// Algorithms that apply in deterministic mode sum each element once, over ranks in ascending order, and only its own
+// rank reads a scaled input. The checker verifies both.
 TEST_P(Proof, HoldsForDeterministicAndScaledShapes) {
   const Algorithm& a = *GetParam();
   for (const uint32_t n : {1u, 2u, 3u, 6u, 9u}) {
@@ -125,7 +125,7 @@ TEST_P(Proof, HoldsForDeterministicAndScaledShapes) {
   }
 }
 
-// Blocks of 0 elements, of one, and of several chunks, at places with gaps between them.
+// Blocks of 0 elements, of one element, and of several chunks, at places with gaps between them.
 class UnequalBlocks {
  public:
   UnequalBlocks(const plan::Plan& plan, uint64_t most) : n_(plan.shape.n_ranks), bindings_(uniform_bindings(plan)) {
@@ -173,7 +173,7 @@ TEST(ProofOfAllToAllV, HoldsForUnequalBlocks) {
   }
 }
 
-// Whether a rank works in place is its own affair: programs of both kinds run together.
+// Each rank decides by itself whether it works in place, so programs of both kinds run together.
 TEST(ProofOfAllToAll, HoldsWhenOnlySomeRanksWorkInPlace) {
   for (const Algorithm& a : algorithms()) {
     if (a.op != moecclOpAllToAll) continue;
@@ -193,7 +193,7 @@ TEST(ProofOfAllToAll, HoldsWhenOnlySomeRanksWorkInPlace) {
   }
 }
 
-// Between hosts, with staging for less than a block: sending and receiving in lanes of their own.
+// Between hosts, with staging for less than a block: sending and receiving have separate lanes.
 TEST(ProofOfAllToAll, HoldsForSeveralChunksBetweenHosts) {
   const Algorithm& flat = *find(moecclOpAllToAll, "flat");
   for (const uint32_t n : {2u, 3u, 5u, 8u, 12u}) {

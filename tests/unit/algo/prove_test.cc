@@ -7,7 +7,7 @@
 namespace moeccl::algo::testing {
 namespace {
 
-// Proofs as moecclPlanProve and MOECCL_CHECK_PLANS make them: of the shape of a call, whatever its size.
+// Proofs as moecclPlanProve and MOECCL_CHECK_PLANS make them: for the shape of a call, whatever its size.
 TEST(Prove, AcceptsEveryAlgorithmForSmallAndLargeCalls) {
   for (const Algorithm& a : algorithms()) {
     for (const uint64_t count : {1ull, 1000ull, 10000000ull}) {

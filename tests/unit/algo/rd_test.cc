@@ -23,7 +23,7 @@ TEST(RecursiveDoubling, RanksBeyondAPowerOfTwoFoldOntoOthers) {
   EXPECT_EQ(put(6, 5), 2 * 10 * kElement);
 }
 
-// Partners must sum in the same order, or their results differ in the last bit.
+// Partners must sum in the same order; otherwise their results differ in the last bit.
 TEST(RecursiveDoubling, PartnersSumInTheSameOrder) {
   const plan::Plan plan =
       plan_of(moecclOpAllReduce, "rd", shape_of(moecclOpAllReduce, 2, 10), plan::LevelTree::flat(2));

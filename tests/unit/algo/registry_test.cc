@@ -66,7 +66,7 @@ TEST(Registry, HashIgnoresInPlaceAndSeesTheRest) {
   EXPECT_NE(hash, build_for(*find(moecclOpAllReduce, "tree"), shape, tree, 1).hash);
 }
 
-// What plan.h asks of every chunking, over sizes from nothing to more than the staging.
+// Checks the requirements of plan.h on every chunking, with sizes from nothing to more than the staging.
 TEST(Registry, ChunkingsCoverBlocksAndFitTheStaging) {
   for (const Algorithm& a : algorithms()) {
     for (const uint32_t n : {1u, 2u, 7u, 8u}) {

@@ -12,7 +12,7 @@ namespace {
 struct Layer {
   double begin_us, moved_us;
   int moved = 0, stayed = 0, skipped = 0;
-  double last_us = 0;  // of the step before
+  double last_us = 0;  // of the previous step
 
   void run(ReplaceGain& gain, int steps, ReplaceGain::Prediction predicted = {0.5, 0.5}) {
     for (int i = 0; i < steps; ++i) {
@@ -20,7 +20,7 @@ struct Layer {
         ++skipped, last_us = 1000;
         continue;
       }
-      // A rank that comes late does not count.
+      // A late rank does not count.
       const ReplaceGain::Times mine{last_us > 0 ? begin_us : 0, last_us, 0}, late{9e6, last_us > 0 ? 9e6 : 0, 0};
       gain.note(std::vector<ReplaceGain::Times>{mine, mine, late});
       const bool keep = gain.decide(predicted).keep;

@@ -23,7 +23,7 @@ constexpr uint64_t kSample = 3;
 constexpr size_t kWidth = 8;  // floats of a row
 using Rows = std::vector<std::vector<float>>;
 
-// A plain routing of whole samples, and the same tokens at new homes.
+// A plain routing of whole samples, and the same tokens at their new homes.
 class Replaced {
  public:
   Replaced(MoeCluster& plain, MoeAlgorithm algorithm, Residents residents, uint64_t slot_rows)
@@ -53,7 +53,7 @@ class Replaced {
   }
   uint32_t n() const { return plain_.n(); }
 
-  // Homes drawn at random, as many samples on each rank as before.
+  // Draws homes at random, with as many samples on each rank as before.
   std::vector<int32_t> draw_homes(Random& random) const {
     std::vector<int32_t> homes;
     for (uint32_t i = 0; i < samples.n(); ++i) homes.push_back(static_cast<int32_t>(samples.home(i)));
@@ -79,12 +79,12 @@ class Replaced {
       largest = std::max(largest, tables[r].largest_edge_rows());
       tables[r].build(cut.n_chunks);
     }
-    // What one rank computes for all is what the ranks would have agreed on.
+    // The result that one rank computes for all is what the ranks would have agreed on.
     EXPECT_EQ(cut.n_chunks, least);
     EXPECT_EQ(cut.largest_edge_rows, largest);
   }
 
-  // The tables of homes as they are, from the records of the plain routing.
+  // Builds the tables of unchanged homes, from the records of the plain routing.
   void stay() {
     std::vector<algo::RecordWriter> writers(n());
     for (uint32_t o = 0; o < n(); ++o) {
@@ -129,7 +129,7 @@ class Replaced {
     }
     return all;
   }
-  // Where a token, by its number, is now: rank and index.
+  // Returns the rank and index of a token, given by its number.
   std::pair<uint32_t, uint64_t> now(uint64_t token) const {
     const auto at =
         static_cast<uint64_t>(std::find(homes->token.begin(), homes->token.end(), token) - homes->token.begin());
@@ -137,7 +137,7 @@ class Replaced {
     while (homes->first[r + 1] <= at) ++r;
     return {r, at - homes->first[r]};
   }
-  // Every term of combine by definition, from the plain routing's own description of its rows.
+  // The terms of combine by definition, from the plain routing's description of its rows.
   struct Term {
     uint32_t rank, row;
     uint64_t token;
@@ -180,12 +180,12 @@ class Replaced {
   std::unique_ptr<algo::Homes> homes;
   std::vector<algo::RoutingTables> tables;
   uint64_t slot = 1;
-  algo::MoeShape more_shape;  // with the row of a residual of its own
+  algo::MoeShape more_shape;  // with the additional row of a residual
 };
 
 MoeCase sample_case(const plan::LevelTree& tree, Random& random) {
   MoeCase c = test::random_case(tree, random);
-  c.none = random() % 2 == 0 ? 0.1 : 0.5;  // with few choices also tokens without experts
+  c.none = random() % 2 == 0 ? 0.1 : 0.5;  // with few choices, some tokens have no expert
   for (uint64_t& t : c.tokens) t = t / 4 / kSample * kSample;
   return c;
 }
@@ -215,7 +215,7 @@ void prove(const MoeCluster& plain, const Replaced& replaced, bool weighted) {
   check(moecclOpDispatch, back);
 }
 
-// Every algorithm with and without residual, for random homes.
+// Proves every algorithm with and without residual, for random homes.
 void prove_all(const MoeCase& c, Random& random) {
   MoeCluster plain(c, random());
   for (const MoeAlgorithm& a : algo::moe_candidates(c.tree)) {
@@ -278,7 +278,7 @@ Rows random_input(const Replaced& replaced, Random& random) {
   return in;
 }
 
-// The loss curve of a model cannot depend on where samples are computed.
+// The loss curve of a model must not depend on where samples are computed.
 TEST(ReplaceTest, DeterministicSumsHaveTheSameBitsAtEveryHome) {
   Random random(43);
   for (const test::NamedTree& t : test::moe_trees()) {
@@ -320,7 +320,7 @@ TEST(ReplaceTest, DeterministicSumsHaveTheSameBitsAtEveryHome) {
 
 // ---- Bytes ----
 
-// Rows that combine's lists put on edges between groups of the outermost level.
+// Counts the rows that combine's lists send between groups of the outermost level.
 uint64_t counted(const Replaced& replaced, const std::vector<uint32_t>& node) {
   uint64_t rows = 0;
   for (uint32_t r = 0; r < replaced.n(); ++r)
@@ -329,7 +329,7 @@ uint64_t counted(const Replaced& replaced, const std::vector<uint32_t>& node) {
   return rows;
 }
 
-// The same by definition: what must cross for each token, looked up one by one.
+// Counts the same by definition: the rows that must cross for each token, looked up one by one.
 uint64_t by_definition(const MoeCluster& plain, const Replaced& replaced, const std::vector<uint32_t>& node) {
   const MoeAlgorithm a = replaced.paths.algorithm();
   uint64_t rows = 0;
@@ -394,7 +394,7 @@ TEST(ReplaceTest, RowsBetweenNodesAreWhatTheSolverPredicts) {
   EXPECT_GT(saved, 100u);
 }
 
-// Where every token stays, the lists of the routing's own records are those that all ranks' choices give.
+// Where every token stays, the routing's own records give the same lists as all ranks' choices.
 TEST(ReplaceTest, StayingNeedsNoChoicesOfOthers) {
   Random random(45);
   for (const test::NamedTree& t : test::moe_trees()) {
@@ -416,7 +416,7 @@ TEST(ReplaceTest, StayingNeedsNoChoicesOfOthers) {
   }
 }
 
-// NetMoE Eq. 5: both terms in the rows that the plan sends. A next layer that routes as this one asks for as much.
+// NetMoE Eq. 5: both terms count the rows that the plan sends. A next layer with the same routing needs as many rows.
 TEST(ReplaceTest, TheNextLayersRowsAreCountedAsThisOnes) {
   Random random(46);
   uint64_t shared = 0;

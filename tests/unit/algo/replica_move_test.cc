@@ -67,7 +67,7 @@ TEST(ReplicaMove, IsProvedForRandomPlacements) {
   }
 }
 
-// Placement of weights: a node gets each expert that it holds once, less the shards that its own ranks have.
+// Placement of weights: a node receives each expert that it holds once, less the shards that its own ranks have.
 TEST(ReplicaMove, WeightsEnterANodeOnce) {
   std::mt19937 random(4);
   uint64_t all_once = 0, all_each = 0;
@@ -89,8 +89,8 @@ TEST(ReplicaMove, WeightsEnterANodeOnce) {
   EXPECT_LT(4 * all_once, 3 * all_each) << "experts have several ranks of a node here";
 }
 
-// A plan costs what it moves. Pairs of ranks and experts, all looked at, took 1.2 s at this size; 100 ms is 20 times
-// what a quiet core needs.
+// The cost of a plan depends on what it moves. Looking at all pairs of ranks and experts took 1.2 s at this size; 100
+// ms is 20 times the need of a quiet core.
 TEST(ReplicaMove, PlansOfThousandsOfRanksAreQuick) {
   constexpr uint32_t kRanks = 2048, kExperts = 64;
   const ReplicaPlacement placement = test::spread_placement(kRanks, kExperts);
@@ -111,7 +111,8 @@ TEST(ReplicaMove, PlansOfThousandsOfRanksAreQuick) {
   }
 }
 
-// Algorithm 2: own replica first, else the replicas in turn, so that no source serves more than its share, rounded up.
+// Algorithm 2: the own replica first, else the replicas in turn, so that no source serves more than its share, rounded
+// up.
 TEST(ReplicaMove, GradientSourcesAreBalanced) {
   const std::vector<uint32_t> slots(16, 1);
   std::vector<int32_t> expert(16, -1);

@@ -49,7 +49,7 @@ plan::Shape shape_of(const Case& c) {
   return shape;
 }
 
-// Staging for chunks of `elements`.
+// Returns staging for chunks of `elements`.
 uint64_t tight(const Case& c, uint64_t elements) {
   const plan::Shape shape = shape_of(c);
   const algo::Layout layout = ReplicaReduce(c.placement, shape, c.tree, c.kind, c.average).layout();
@@ -107,7 +107,7 @@ TEST(ReplicaReduce, SixteenExpertsInSixtyFourSlotsOfSixteenRanks) {
   }
 }
 
-// Several replicas in one rank cost what one costs; between nodes "nodes" carries the least that a sum can.
+// Several replicas on one rank cost as much as one. Between nodes, "nodes" carries the least that a sum can.
 TEST(ReplicaReduce, BytesBetweenNodesAreThoseOfTheFormula) {
   std::mt19937 random(5);
   const plan::LevelTree tree = *plan::LevelTree::from_sizes({{"node", {}, {4, 4, 4}}});
@@ -133,8 +133,8 @@ TEST(ReplicaReduce, BytesBetweenNodesAreThoseOfTheFormula) {
   }
 }
 
-// Section 4.1: a placement that has several replicas in one rank sends no more between nodes than the same replicas
-// spread over ranks.
+// Section 4.1: a placement with several replicas on one rank sends no more between nodes than one with the same
+// replicas spread over ranks.
 TEST(ReplicaReduce, ReplicasSideBySideCostNoMoreThanSpread) {
   std::mt19937 random(13);
   const plan::LevelTree tree = *plan::LevelTree::from_sizes({{"node", {}, {4, 4, 4, 4}}});
@@ -177,7 +177,7 @@ TEST(ReplicaReduce, AnExpertThatDoesNotExistIsNamed) {
   EXPECT_NE(made.status().message().find("slot_expert[1]"), std::string::npos) << made.status().message();
 }
 
-// The proof notices any signal, wait or step that is missing.
+// The proof notices any missing signal, wait or step.
 TEST(ReplicaReduce, LosesItsProofWithoutAnyOneStep) {
   std::mt19937 random(11);
   const plan::LevelTree tree = *plan::LevelTree::from_sizes({{"node", {}, {2, 2}}});
@@ -190,7 +190,7 @@ TEST(ReplicaReduce, LosesItsProofWithoutAnyOneStep) {
     const plan::Shape shape = shape_of(c);
     const ReplicaReduce reduce(placement, shape, tree, kind, true);
     const plan::Plan whole = reduce.build_all();
-    // "direct" has no staging to bound its chunks; its signals frame all of them.
+    // "direct" has no staging that limits its chunks; its signals enclose all of them.
     if (kind != kKinds[0]) {
       ASSERT_GT(whole.chunking.n_chunks, 3u);
     }

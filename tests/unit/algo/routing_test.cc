@@ -47,7 +47,7 @@ TEST(AlgorithmNamesTest, ParseListsWhatTheTreeOffers) {
   EXPECT_NE(bad.status().message().find("hier:2"), std::string::npos) << bad.status().message();
 }
 
-// A tree of up to three levels whose groups differ in size.
+// Returns a tree of up to three levels whose groups differ in size.
 plan::LevelTree random_tree(std::mt19937& random) {
   const auto draw = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
   std::vector<plan::LevelSizes> upper(1, {"node", {}, {}});
@@ -60,7 +60,7 @@ plan::LevelTree random_tree(std::mt19937& random) {
   return test::tree_of(upper);
 }
 
-// Degrees are counted by classes of ranks, edges() lists neighbours: both must agree wherever experts are.
+// Degrees are counted by classes of ranks, and edges() lists neighbours. Both must agree wherever experts are.
 TEST(PathsTest, DegreesAreThoseOfTheListedEdges) {
   std::mt19937 random(17);
   for (int i = 0; i < 300; ++i) {
@@ -127,7 +127,7 @@ TEST(PathsTest, EveryPathEndsAndUsesTheListedEdgesInOrderOfHops) {
   }
 }
 
-// The hops of a row, found with Groups::counterpart alone.
+// Returns the hops of a row, using only Groups::counterpart.
 std::vector<std::pair<uint32_t, uint32_t>> way(const plan::LevelTree& tree, const MoeAlgorithm& a, uint32_t o,
                                                uint32_t x) {
   std::vector<std::pair<uint32_t, uint32_t>> hops;
@@ -185,7 +185,7 @@ TEST(RoutingTest, RowsPerLevelAreTheDistinctTokenGroupPairs) {
   }
 }
 
-// The same for the outermost level without any notion of a path: a pair (token, other group) is one row.
+// Counts the outermost level without any notion of a path: a pair (token, other group) is one row.
 TEST(RoutingTest, OutermostRowsCountedAsPairs) {
   MoeCase c;
   c.tree = test::tree_of({{"node", {}, {7, 8}}});
@@ -279,7 +279,7 @@ TEST(RoutingTest, OutputOrderIsSourceThenTokenForEveryAlgorithm) {
   }
 }
 
-// The goal is 1 % of the payload between nodes for 7168 bf16 numbers a row and top-8 of 256 experts.
+// The goal is 1 % of the payload between nodes, for rows of 7168 bf16 numbers and top-8 of 256 experts.
 TEST(RoutingTest, MetadataBetweenNodesIsBelowOnePercent) {
   MoeCase c;
   c.tree = test::tree_of({{"node", {}, {8, 8}}});
@@ -339,7 +339,7 @@ TEST(RoutingTest, WrongRecordsAreRefusedBeforeUse) {
       continue;
     }
     uint64_t needed = 0;
-    tables.build(tables.min_chunks(64, &needed));  // nothing to see without a sanitizer
+    tables.build(tables.min_chunks(64, &needed));  // only a sanitizer notices errors here
   }
   EXPECT_GT(refused, 1000);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shapes and trees on which algorithms are proved. Elements are as large as a line, so that parts are as fine as
-// one element.
+// The shapes and trees on which algorithms are proved. Elements are as large as a line, so that parts can be as small
+// as one element.
 #pragma once
 
 #include <string>
@@ -21,8 +21,8 @@ inline plan::LevelTree nodes(const std::vector<uint32_t>& sizes) {
   return tree.ok() ? *tree : plan::LevelTree{};
 }
 
-// Every tree of n ranks on which two-level algorithms differ: even, uneven, a node of one rank, three levels, and ranks
-// dealt to nodes in turn.
+// Returns every tree of n ranks on which two-level algorithms differ: even, uneven, a node of one rank, three levels,
+// and ranks dealt to nodes in turn.
 inline std::vector<NamedTree> trees(uint32_t n) {
   std::vector<NamedTree> all = {{"flat", plan::LevelTree::flat(n)}};
   if (n < 3) return all;
@@ -55,7 +55,7 @@ inline bool has_root(moecclOp_t op) {
   return op == moecclOpReduce || op == moecclOpBroadcast || op == moecclOpGather || op == moecclOpScatter;
 }
 
-// All kinds of reach between ranks; "puts only" is that of hosts.
+// All kinds of reach between ranks. "puts only" is that between hosts.
 struct NamedReach {
   const char* name;
   plan::Reach reach;
@@ -67,7 +67,8 @@ inline constexpr NamedReach kReaches[] = {
     {"puts only", {false, false, false}},
 };
 
-// A plan of all ranks whose blocks run in `n_chunks` chunks of `chunk` elements, whatever the algorithm would choose.
+// Returns a plan of all ranks whose blocks run in `n_chunks` chunks of `chunk` elements, whatever the algorithm would
+// choose.
 inline plan::Plan plan_of(const Algorithm& algorithm, const plan::Shape& shape, const plan::LevelTree& tree,
                           uint64_t chunk, uint32_t n_chunks) {
   plan::Plan plan = build_all(algorithm, shape, tree);

@@ -19,7 +19,7 @@ TEST(Staged, AllReduceCopiesInAheadOfItsReductions) {
   const plan::Plan plan =
       plan_of(moecclOpAllReduce, "staged", shape_of(moecclOpAllReduce, 4, 40), plan::LevelTree::flat(4));
   ASSERT_EQ(plan.programs[0].lanes.size(), 3u);
-  EXPECT_EQ(plan.programs[0].lanes[0].kind, plan::LaneKind::kMain);  // the one that peers wait for comes first
+  EXPECT_EQ(plan.programs[0].lanes[0].kind, plan::LaneKind::kMain);  // the lane that peers wait for comes first
   const plan::Step& credit = plan.programs[0].lanes[1].steps.front();
   EXPECT_EQ(credit.kind, plan::StepKind::kWait);
   EXPECT_EQ(credit.peer, 0u);

@@ -11,14 +11,14 @@ using algo::TensorBlocks;
 using plan::LevelTree;
 using test::BuiltRows;
 
-// Blocks of any size, some of them empty.
+// Draws blocks of any size, including empty ones.
 std::vector<uint64_t> draw(std::mt19937& random, uint32_t groups, uint32_t most) {
   std::vector<uint64_t> counts(size_t{groups} * groups);
   for (uint64_t& n : counts) n = random() % 4 == 0 ? 0 : random() % (most + 1);
   return counts;
 }
 
-// Every rank of a group gets all blocks: part k of one from the rank that sends to rank k of the group.
+// Every rank of a group gets all blocks; part k of a block comes from the rank that sends to rank k of the group.
 plan::RowExpectation expectation(const TensorBlocks& plan, const LevelTree& tree, const std::vector<uint64_t>& counts,
                                  uint32_t element_bytes) {
   const algo::Nodes nodes(tree.tensor_groups(), tree.n_tensor_groups());
@@ -70,7 +70,7 @@ TEST(TensorBlocks, LosesItsProofWithoutAnyOneStep) {
   EXPECT_EQ(test::unnoticed_losses(built, expected, &what), 0) << what;
 }
 
-// t copies of each block cross when every rank sends all that it has.
+// If every rank sent all its data, t copies of each block would cross.
 TEST(TensorBlocks, EachElementCrossesBetweenNodesOnce) {
   std::mt19937 random(6);
   for (const std::vector<uint32_t>& sizes : {std::vector<uint32_t>{8, 8}, {4, 4, 4}, {7, 8}, {1, 4, 3}}) {

@@ -22,7 +22,7 @@ uint64_t between_nodes(const char* name, uint64_t count, const plan::LevelTree& 
   return plan::price(plan_for(name, count, tree), tree, plan::Profile{}).level_bytes[0];
 }
 
-// Eq. 8 and 9: what crosses between nodes and what a rank puts inside its node, e = 3, t = 4.
+// Eq. 8 and 9: the bytes that cross between nodes and those that a rank puts inside its node, for e = 3, t = 4.
 TEST(TensorExchange, BytesAreThoseOfTheEquations) {
   const plan::LevelTree tree = nodes({4, 4, 4});
   const uint64_t count = 96, block = count * kElement, e = 3, t = 4;
@@ -35,7 +35,7 @@ TEST(TensorExchange, BytesAreThoseOfTheEquations) {
   }
 }
 
-// Nodes of 7 and 8 ranks: a block still crosses once.
+// On nodes of 7 and 8 ranks, a block still crosses once.
 TEST(TensorExchange, UnevenNodesSendEachByteOnce) {
   for (const auto& tree : {nodes({7, 8}), nodes({1, 4, 3}), nodes({1, 1, 2})}) {
     const uint64_t e = tree.levels[0].n_groups;
@@ -65,14 +65,14 @@ TEST(TensorExchange, ChunksAreAsManyAsAskedFor) {
   EXPECT_EQ(plan_for("o3", 1024, tree, {5, 6, 7}).chunking.n_chunks, 6u);
   EXPECT_EQ(plan_for("lean", 1024, tree, {5, 6, 7}).chunking.n_chunks, 7u);
   EXPECT_EQ(plan_for("o1", 1024, tree, {5, 6, 7}).chunking.n_chunks, 1u);
-  // The staging bounds a chunk: 2 slots, 4 rotations.
+  // The staging limits a chunk: 2 slots, 4 rotations.
   plan::Shape shape = shape_of(moecclOpTensorAllToAll, 8, 1024);
   shape.staging_bytes = 8 * 16 * kElement;
   shape.pipeline_chunks.o3 = 4;
   EXPECT_EQ(plan_of(moecclOpTensorAllToAll, "o3", shape, tree).chunking.chunk, 16u);
 }
 
-// MoNTA's order of things: on links as slow as 1:8, pipelining beats the sequence, and both beat t copies.
+// The paper's order: on links as slow as 1:8, pipelining beats the sequence, and both beat t copies.
 TEST(TensorExchange, PricesAreInTheOrderOfThePaper) {
   const plan::LevelTree tree = *plan::LevelTree::from_sizes({{"node", {0, 0.1}, {8, 8}}}, "gpu", {0, 0.1});
   plan::Profile profile;

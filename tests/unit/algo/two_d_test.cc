@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kElement = 64;
 
-// Bytes and signals that a rank sends to ranks of other nodes.
+// The bytes and signals that a rank sends to ranks of other nodes.
 struct Across {
   uint64_t bytes = 0;
   uint32_t messages = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles are numbers: stale, doubled and foreign ones are found out, and a pinned object outlives its owner's destroy.
+// Handles are numbers: stale, doubled and foreign ones are detected, and a pinned object outlives its owner's destroy.
 #include "src/api/handles.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ TEST(Handles, ADeadOneNamesNothing) {
   EXPECT_EQ(ThingTable::get().find(a), nullptr);
   EXPECT_FALSE(ThingTable::get().take(a)) << "taken twice";
   EXPECT_EQ(ThingTable::get().pin(a).get(), nullptr);
-  // Slots are used again in turn: sooner or later it is this one, of another generation.
+  // Slots are reused in turn, so eventually this slot comes up, with another generation.
   for (uint32_t i = 0; i < ThingTable::kSlots + 1; ++i) {
     const Handle b = add(n_live);
     ASSERT_EQ(ThingTable::get().find(a), nullptr) << i;
@@ -74,7 +74,7 @@ TEST(Handles, TheTableIsBoundedAndSaysSo) {
   EXPECT_EQ(n_live, 0);
 }
 
-// The owner's wait is the time in which another thread may still reach the object, to end that wait.
+// While the owner waits, another thread may still reach the object, to end that wait.
 TEST(Handles, PinsAreGivenUntilTheTakenOneGoes) {
   std::atomic<int> n_live{0};
   const Handle a = add(n_live);
@@ -138,7 +138,7 @@ TEST(Handles, WatchersNeverSeeADeadObject) {
   EXPECT_EQ(n_live, 0);
 }
 
-// Two threads that destroy the same handle: one of them does.
+// Two threads destroy the same handle, and exactly one of them succeeds.
 TEST(Handles, OneOfTwoTakesIt) {
   std::atomic<int> n_live{0};
   for (int i = 0; i < testing::scaled(300); ++i) {

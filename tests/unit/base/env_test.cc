@@ -87,7 +87,7 @@ TEST(Env, BadValuesKeepTheDefaultAndNameVariableValueAndWhatIsAccepted) {
   }
 }
 
-// Every variable with values that no person means; what one of them takes for good, such as a file's name, is not
+// Tests every variable with meaningless values. Values that a variable accepts anyway, such as a file's name, are not
 // counted.
 TEST(Env, GarbageInAnyVariableIsNamedWithWhatIsAccepted) {
   const std::string known = parse({"MOECCL_X=1"}).warnings.at(0);

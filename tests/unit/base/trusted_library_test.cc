@@ -48,7 +48,7 @@ TEST_F(TrustedLibrary, NobodyElseMayWriteTheFileOrAFolderAboveIt) {
   chmod(file_.c_str(), 0646);
   EXPECT_NE(why(file_).find(file_ + " can be written by every user"), std::string::npos) << why(file_);
   chmod(file_.c_str(), 0644);
-  for (const mode_t open : {0777, 01777}) {  // its own folder: not even with the sticky bit
+  for (const mode_t open : {0777, 01777}) {  // not allowed for its own folder, even with the sticky bit
     chmod(folder_.c_str(), open);
     EXPECT_NE(why(file_).find(folder_ + " can be written by every user"), std::string::npos) << why(file_);
   }
@@ -65,7 +65,7 @@ TEST_F(TrustedLibrary, TheOwnerIsTheUserOrRoot) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to give a file away";
   ASSERT_EQ(chown(file_.c_str(), 12345, 12345), 0);
   EXPECT_NE(why(file_).find("belongs to user 12345"), std::string::npos) << why(file_);
-  // Its owner may load it, and root's.
+  // The owner may load it, and also root's library.
   ASSERT_EQ(chmod(folder_.c_str(), 0755), 0);
   const pid_t child = fork();
   if (child == 0) _exit(seteuid(12345) == 0 && why(file_).empty() ? 0 : 1);

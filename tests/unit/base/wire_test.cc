@@ -45,7 +45,7 @@ TEST(Wire, MissingBytesReadAsZeroAndStayAFailure) {
   Reader r(w.view());
   EXPECT_EQ(r.u32(), 0u);
   EXPECT_FALSE(r.ok());
-  EXPECT_EQ(r.u16(), 0u);  // though two bytes are there
+  EXPECT_EQ(r.u16(), 0u);  // even though two bytes are left
   EXPECT_FALSE(r.done());
 }
 
@@ -74,7 +74,7 @@ TEST(Wire, LeftoversAreNotDone) {
 TEST(Wire, RandomBytesNeverReadOutside) {
   SplitMix64 random(1);
   for (int round = 0; round < 20'000; ++round) {
-    // On the heap with the exact size, so that the address sanitizer sees a byte too many.
+    // On the heap with the exact size, so that the address sanitizer notices an access past the end.
     std::vector<std::byte> bytes(random.below(64));
     for (std::byte& b : bytes) b = static_cast<std::byte>(random());
     Reader r(bytes);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the others are told when a rank is missing, doubled, different, dead or at odds: always who, always soon.
+// The messages to the other ranks when a rank is missing, doubled, different, dead or at odds: they always name the
+// rank, and always come soon.
 #include <sys/prctl.h>
 
 #include <atomic>
@@ -72,7 +73,7 @@ TEST(Failure, ADoubledRankIsNamedToAll) {
     EXPECT_TRUE(contains(s.message(), "rank 1 was joined twice")) << s.message();
     EXPECT_TRUE(contains(s.message(), format("process {}", ::getpid()))) << s.message();
   }
-  // Those who come later are told too.
+  // Ranks that come later are told too.
   const Status late = join_and_close(root->id(), 3, 4);
   EXPECT_TRUE(contains(late.message(), "rank 1 was joined twice")) << late.message();
   MOECCL_EXPECT_WITHIN(watch, 1000);
@@ -153,7 +154,7 @@ TEST(Failure, AFailureIsFinal) {
   EXPECT_EQ(second.message(), first.message());
 }
 
-// Kills rank 2 of 4 in a process of its own, between its joining and its second gather. The others are threads.
+// Kills rank 2 of 4, which is a separate process, between its joining and its second gather. The others are threads.
 TEST(Failure, AProcessKilledWhileRanksGatherIsNamedWithinASecond) {
   SplitMix64 random(5);
   for (int i = 0; i < 10; ++i) {
@@ -190,12 +191,12 @@ TEST(Failure, AProcessKilledWhileRanksGatherIsNamedWithinASecond) {
   }
 }
 
-// Killed at any moment of joining, while rank 3 never comes. Until a rank has proved who it is, the others can only
-// find it missing.
+// The rank is killed at any moment of joining, while rank 3 never comes. Until a rank has proved its identity, the
+// others can only report it as missing.
 TEST(Failure, AProcessKilledWhileRanksJoinIsNamed) {
   SplitMix64 random(6);
   int n_named_at_once = 0;
-  // At least 10, and on until one was killed late enough.
+  // At least 10 rounds, and more until one was killed late enough.
   for (int i = 0; i < 10 || (n_named_at_once == 0 && i < 60); ++i) {
     const Stopwatch watch;
     std::unique_ptr<Root> root = start_root();
@@ -208,7 +209,7 @@ TEST(Failure, AProcessKilledWhileRanksJoinIsNamed) {
     const std::vector<Status> results = run_threads(
         2, [&](int rank) { return Session::join(root->id(), rank, 4, Deadline::after_ms(patient_ms(1000))).status(); });
     killer.join();
-    if (watch.ms() - watch.fair_ms() > 200) continue;  // a stopped machine: whoever ran first after it gave up first
+    if (watch.ms() - watch.fair_ms() > 200) continue;  // the machine was stopped: the first rank to run gave up first
     for (const Status& s : results) {
       EXPECT_TRUE(contains(s.message(), s.code() == moecclTimeout ? "ranks 2-3 of 4 did not join"
                                                                   : format("rank 2 (process {})", victim.pid(0))))
@@ -219,7 +220,7 @@ TEST(Failure, AProcessKilledWhileRanksJoinIsNamed) {
   EXPECT_GT(n_named_at_once, 0);
 }
 
-// A child that a rank forked holds its socket open when the rank dies.
+// A child that a rank forked keeps the rank's socket open when the rank dies.
 TEST(Failure, AKilledProcessIsNoticedThoughItsChildKeepsTheSocket) {
   std::unique_ptr<Root> root = start_root();
   Children victim;
@@ -270,7 +271,7 @@ TEST(Failure, TheDeathOfTheRootsProcessNamesItAndItsRank) {
   MOECCL_EXPECT_WITHIN(watch, 1000);
   EXPECT_EQ(s.code(), moecclRemoteError);
   EXPECT_TRUE(contains(s.message(), format("process {} with rank 0", host.pid(0)))) << s.message();
-  // And for one that comes now.
+  // A rank that comes now is told as well.
   const Status late = join_and_close(id, 1, 2);
   EXPECT_EQ(late.code(), moecclRemoteError);
   MOECCL_EXPECT_WITHIN(watch, 2000);
@@ -301,7 +302,7 @@ TEST(Failure, AnotherVersionIsNamedToAllAtOnce) {
   EXPECT_TRUE(contains(s.message(), "rank 1")) << s.message();
 }
 
-// Whoever overheard a hello of another version has no answer for the refusal.
+// An attacker that overheard a hello of another version has no answer to the refusal.
 TEST(Failure, AnOverheardHelloOfAnotherVersionFailsNobody) {
   std::unique_ptr<Root> root = start_root();
   Result<UniqueId> id = decode_unique_id(root->id());

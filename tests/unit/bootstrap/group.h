@@ -39,7 +39,7 @@ inline std::pair<Fd, Fd> make_pair_of_sockets() {
   return std::move(*pair);
 }
 
-// One thread for each rank; what each returned.
+// Runs one thread for each rank and returns their results.
 inline std::vector<Status> run_threads(int n_ranks, const std::function<Status(int rank)>& body) {
   std::vector<Status> results(static_cast<size_t>(n_ranks));
   std::vector<std::thread> threads;
@@ -50,7 +50,7 @@ inline std::vector<Status> run_threads(int n_ranks, const std::function<Status(i
   return results;
 }
 
-// Children that run `body` and end with its value as their exit code; killed at the end of this object's life.
+// Children that run `body` and exit with its result. They are killed when this object is destroyed.
 class Children {
  public:
   ~Children() {
@@ -69,7 +69,7 @@ class Children {
   }
   pid_t pid(size_t i) const { return pids_[i]; }
   void kill(size_t i) { ::kill(pids_[i], SIGKILL); }
-  // The exit code; -1 for a death by signal or when the time is over.
+  // Returns the exit code, or -1 for a death by signal or at the timeout.
   int wait(size_t i, int64_t ms = patient_ms(30'000)) {
     if (pids_[i] <= 0) return -1;
     const Deadline deadline = Deadline::after_ms(ms);
@@ -95,7 +95,7 @@ inline std::vector<std::byte> blob_of(int rank, size_t n_bytes) {
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// Ends when `done` is true or after `ms`; what it was at the end.
+// Waits until `done` is true, but at most `ms`. Returns its last value.
 inline bool eventually(const std::function<bool()>& done, int64_t ms = patient_ms(5000)) {
   const Deadline deadline = Deadline::after_ms(ms);
   while (!done()) {

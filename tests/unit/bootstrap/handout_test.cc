@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks of one host find rank 0: never another user in its place.
+// How ranks of one host find rank 0, and never another user in its place.
 #include "src/bootstrap/handout.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ namespace {
 Deadline soon() { return Deadline::after_ms(patient_ms(3000)); }
 std::string name_of(const char* test) { return format("moeccl-env-{}-{}", test, ::getpid()); }
 
-// A folder of this user alone, in XDG_RUNTIME_DIR's place while it lives.
+// A folder of this user only, which replaces XDG_RUNTIME_DIR while it lives.
 struct Folder {
   explicit Folder(mode_t mode = 0700) {
     EXPECT_NE(::mkdtemp(path), nullptr);
@@ -36,7 +36,7 @@ struct Folder {
   char path[32] = "/tmp/moeccl-test-XXXXXX";
 };
 
-// What a root does.
+// Acts as a root does.
 void give(const HandoutListener& listener, const moecclUniqueId& id) {
   const Result<Fd> fd = tests::accept_until(listener.fd(), soon());
   ASSERT_TRUE(fd.ok()) << fd.status().message();
@@ -82,7 +82,7 @@ TEST(Handout, FoldersThatOthersMayWriteAreNotUsed) {
   EXPECT_NE(private_folder(), folder.path);
 }
 
-// As containers that share the network do.
+// As in containers that share the network.
 TEST(Handout, WithoutACommonFolderTheAbstractNameServes) {
   const std::string name = name_of("abstract");
   std::optional<Folder> theirs(std::in_place);

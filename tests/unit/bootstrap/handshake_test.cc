@@ -23,7 +23,7 @@ Nonce fresh_nonce() {
   return nonce;
 }
 
-// The server's side over a connected socket; blocks.
+// The server's side over a connected socket. Blocks.
 Result<Authenticated> server_handshake(int fd, const Key& key, const Party& self, Role expected, Deadline deadline) {
   Nonce nonce;
   MOECCL_TRY(random_bytes(nonce.data(), nonce.size()));
@@ -44,7 +44,7 @@ Result<Authenticated> server_handshake(int fd, const Key& key, const Party& self
   return server.result();
 }
 
-// One honest run, with everything that was said.
+// One honest run, with all frames that were exchanged.
 struct Transcript {
   Key key = random_key().value();
   ClientHandshake client{key, kClient, fresh_nonce()};
@@ -86,12 +86,12 @@ TEST(Handshake, EveryFlippedBitOfEveryFrameIsRefused) {
         ServerHandshake(t.key, kServer, fresh_nonce()).on_hello(client.hello(), Role::kMember).reply;
     accepted += client.answer(flip(challenge), Role::kRoot).ok();
     accepted += t.server.on_proof(flip(t.proof));
-    accepted += t.server.on_proof(t.proof);  // one try for each challenge
+    accepted += t.server.on_proof(t.proof);  // one try per challenge
   }
   EXPECT_EQ(accepted, 0);
 }
 
-// What an attacker can do who saw any number of runs but has not the key.
+// An attacker may have seen any number of runs, but does not have the key.
 TEST(Handshake, TenThousandForgedReflectedAndReplayedHandshakesAreRefused) {
   SplitMix64 random(7);
   const Key key = random_key().value();
@@ -116,11 +116,11 @@ TEST(Handshake, TenThousandForgedReflectedAndReplayedHandshakesAreRefused) {
       case 0:  // forged with another key
         hello = ClientHandshake(wrong_key, kClient, fresh_nonce()).hello();
         break;
-      case 1:  // the hello as it was, the proof as it was
+      case 1:  // the old hello and the old proof
         hello = past[0];
         proof = past[2];
         break;
-      case 2: {  // a right hello of the past, the server's own challenge reflected
+      case 2: {  // a valid hello of the past, and the server's own challenge reflected
         proof = server.on_hello(past[0], Role::kMember).reply;
         break;
       }
@@ -226,7 +226,7 @@ TEST(Control, FramesAreAcceptedOnceInOrderAndUnchanged) {
     EXPECT_FALSE(opener.open(bad, 100).ok());
   }
   ASSERT_TRUE(opener.open(second, 100).ok());
-  EXPECT_FALSE(opener.open(sealer.seal(head), 9).ok());  // larger than anyone accepts
+  EXPECT_FALSE(opener.open(sealer.seal(head), 9).ok());  // larger than any receiver accepts
   EXPECT_FALSE(Opener(random_key().value()).open(first, 100).ok());
 }
 

@@ -100,7 +100,7 @@ TEST(Launcher, ProcessesMeetAgainAndAgain) {
   for (int rank = 0; rank < 5; ++rank) {
     children.start([rank] {
       for (int comm = 0; comm < 3; ++comm) {
-        if (rank == 0) ::usleep(30'000);  // the others are there before the one they ask
+        if (rank == 0) ::usleep(30'000);  // the others arrive before the rank that they ask
         const Deadline deadline = Deadline::after_ms(patient_ms(20'000));
         Result<moecclUniqueId> id = meet_from_environment(job(rank, 5, "again"), deadline);
         if (!id.ok()) return 1;
@@ -133,8 +133,8 @@ TEST(Launcher, SeveralHostsNeedASecret) {
   EXPECT_TRUE(contains(s.message(), "MOECCL_SECRET")) << s.message();
 }
 
-// As on several hosts: through the address of an interface and a key from MOECCL_SECRET, which env() reads once, so in
-// new processes. Skipped where only loopback exists.
+// As on several hosts: through the address of an interface and a key from MOECCL_SECRET, which env() reads once, so
+// this needs new processes. Skipped where only loopback exists.
 TEST(Launcher, RanksOfSeveralHostsMeetThroughTheSecret) {
   LauncherInfo far = job(0, 4, "far");
   far.n_local = 2;
@@ -145,8 +145,8 @@ TEST(Launcher, RanksOfSeveralHostsMeetThroughTheSecret) {
   const std::string port = std::to_string(tests::free_port());
   for (int rank = 0; rank < 4; ++rank) {
     children.start([rank, &own, &port] {
-      // env() of the test's process may have been read already: the secret is set before the test's first use, or not
-      // at all; exec gives a fresh one.
+      // env() of the test's process may have been read already, and a secret counts only if it is set before that. exec
+      // gives a fresh env().
       ::setenv("MOECCL_SECRET", "a secret of the test", 1);
       ::setenv("MOECCL_TEST_FAR_ADDR", own->c_str(), 1);
       ::setenv("MOECCL_TEST_FAR_PORT", port.c_str(), 1);

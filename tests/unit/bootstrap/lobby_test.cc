@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who makes room at a door where strangers wait. Time is an argument.
+// Which stranger makes room when a door is full. Time is an argument.
 #include "src/bootstrap/lobby.h"
 
 #include <gtest/gtest.h>

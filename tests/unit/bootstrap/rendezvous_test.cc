@@ -23,7 +23,7 @@ int open_descriptors() {
   return n;
 }
 
-// Join, two gathers of different sizes, a barrier, the end.
+// Joins, runs two gathers of different sizes and a barrier, and ends.
 Status whole_life(const moecclUniqueId& id, int rank, int n_ranks, size_t n_bytes) {
   MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::join(id, rank, n_ranks, soon()));
   for (const size_t round : {size_t{0}, size_t{1}}) {
@@ -40,7 +40,7 @@ Status whole_life(const moecclUniqueId& id, int rank, int n_ranks, size_t n_byte
   return {};
 }
 
-// Whether this process has a meeting point's thread.
+// Returns whether this process has a meeting point's thread.
 bool root_runs() {
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::string name;
@@ -124,7 +124,7 @@ TEST(Rendezvous, ForkedRanksSeeThePidsThatTheKernelSaw) {
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(children.wait(i), 0) << "rank " << i;
 }
 
-// The content of a sealed page that says whose it is.
+// Returns a sealed page whose content names its owner.
 Fd page_of(int rank, int index) {
   Fd fd(::memfd_create("page", MFD_CLOEXEC));
   const int content[2] = {rank, index};
@@ -149,7 +149,7 @@ int exchange_pages(const moecclUniqueId& id, int rank, int n_ranks) {
         pages.push_back(page_of(rank, i));
         numbers.push_back(pages.back().get());
       }
-      // In the second round only ranks of the same parity want them.
+      // In the second round, only ranks of the same parity want the pages.
       RankSet wanted_by(static_cast<size_t>(n_ranks));
       for (int r = 0; r < n_ranks; ++r) wanted_by[static_cast<size_t>(r)] = round == 0 || r % 2 == rank % 2;
       Result<std::vector<std::vector<Fd>>> all = (*session)->all_gather_fds(numbers, wanted_by, soon());
@@ -203,7 +203,7 @@ TEST(Rendezvous, ThreadRanksThatWantNoDescriptorsGetNone) {
     return {};
   };
   for (const Status& s : run_threads(256, body)) EXPECT_TRUE(s.ok()) << s.message();
-  EXPECT_LT(most - before, 2 * 256 + 32);  // two ends of each connection, and a few
+  EXPECT_LT(most - before, 2 * 256 + 32);  // two ends of each connection, and a few more
 }
 
 TEST(Rendezvous, DescriptorsOverTcpAreAnErrorThatSaysSo) {
@@ -248,7 +248,7 @@ TEST(Rendezvous, ChurnLeavesNothingBehind) {
   const int descriptors = open_descriptors();
   for (int i = 0; i < 300; ++i) {
     std::unique_ptr<Root> root = start_root();
-    if (i % 3 == 0) continue;  // ended before anyone came
+    if (i % 3 == 0) continue;  // ended before any rank came
     ASSERT_TRUE(whole_life(root->id(), 0, 1, 1).ok());
   }
   EXPECT_EQ(open_descriptors(), descriptors);

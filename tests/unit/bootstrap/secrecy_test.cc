@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks say to each other before they are connected, between hosts: nobody on the way can read it, nor can anybody
-// later who has recorded it and comes by the shared key.
+// Data that ranks exchange between hosts before they are connected. No observer on the way can read it, and neither can
+// one that has recorded it and later obtains the shared key.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -71,7 +71,7 @@ TEST(Secrecy, TheSharedKeyAndAllThatWasSaidDoNotGiveTheKeysOfASession) {
     EXPECT_EQ(client.result().keys.send, server.result().keys.receive);
     EXPECT_EQ(client.result().keys.receive, server.result().keys.send);
     EXPECT_NE(client.result().keys.send, client.result().keys.receive);
-    // Later: the key and the frames, but neither secret.
+    // Later: an attacker has the key and the frames, but neither secret.
     Fresh recorded = client_side;
     recorded.secret = Fresh::make(true).value().secret;
     EXPECT_EQ(keys_of_client(key, recorded, challenge).send == client.result().keys.send, !exchange);
@@ -90,7 +90,7 @@ TEST(Secrecy, ThatOnlyOneSideWantsIsRefused) {
   }
 }
 
-// All of X25519's points of small order give the same secret to everybody.
+// All of X25519's points of small order give every party the same secret.
 TEST(Secrecy, APublicKeyOfSmallOrderIsRefused) {
   const Key key = random_key().value();
   Fresh weak;

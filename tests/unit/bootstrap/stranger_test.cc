@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strangers at the door of a root: they are never let in and hold nobody up.
+// Strangers at a root's door are never let in and delay no rank.
 #include <poll.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 constexpr std::string_view kHttp = "GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: scanner\r\nAccept: */*\r\n\r\n";
 constexpr std::string_view kTls("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\x12\x34\x56\x78\x9a", 16);
 
-// Connects and behaves badly in the i-th way; keeps the connection if that is its way.
+// Connects and misbehaves in the i-th way. Keeps the connection if that is part of the misbehaviour.
 void annoy(const driver::SocketAddress& address, int i, std::vector<Fd>* kept) {
   Result<Fd> fd = driver::connect_to(address, Deadline::after_ms(patient_ms(3000)));
   if (!fd.ok()) return;  // the door is closed: the group has met
@@ -64,7 +64,7 @@ TEST_P(Strangers, AThousandDelayInitByLessThanASecond) {
       ++n_started;
     }
   });
-  // The ranks come among them.
+  // The ranks join among them.
   EXPECT_TRUE(eventually([&] { return n_started >= 400; }, patient_ms(10'000)));
   const Stopwatch watch;
   const std::vector<Status> results = run_threads(4, [&](int rank) -> Status {
@@ -80,13 +80,13 @@ TEST_P(Strangers, AThousandDelayInitByLessThanASecond) {
   std::printf("4 ranks joined among 1000 strangers in %ld ms\n", static_cast<long>(ms));
 }
 
-// Ranks that come after all strangers have taken every place.
+// Ranks come after strangers have taken all places.
 TEST_P(Strangers, AFullWaitingRoomMakesWay) {
   std::unique_ptr<Root> root = start_root(patient_ms(20'000), GetParam());
   Result<UniqueId> id = decode_unique_id(root->id());
   ASSERT_TRUE(id.ok());
   std::vector<Fd> kept;
-  for (int i = 0; i < 1000; ++i) annoy(id->address, i % 2, &kept);  // silent or slow, all of them
+  for (int i = 0; i < 1000; ++i) annoy(id->address, i % 2, &kept);  // all of them are silent or slow
   const Stopwatch watch;
   for (const Status& s : run_threads(2, [&](int rank) -> Status {
          MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::join(root->id(), rank, 2, soon()));
@@ -99,7 +99,7 @@ TEST_P(Strangers, AFullWaitingRoomMakesWay) {
 }
 INSTANTIATE_TEST_SUITE_P(Sockets, Strangers, testing::Values("", "127.0.0.1"));
 
-// Over real sockets: captured hellos and proofs, forged ones, flipped ones. None may take rank 0's place.
+// Over real sockets: captured, forged and bit-flipped hellos and proofs. None may take rank 0's place.
 TEST(Attackers, HundredsOfForgedHandshakesOverRealSocketsAreRefused) {
   std::unique_ptr<Root> root = start_root();
   Result<UniqueId> id = decode_unique_id(root->id());
@@ -107,7 +107,7 @@ TEST(Attackers, HundredsOfForgedHandshakesOverRealSocketsAreRefused) {
   SplitMix64 random(11);
   const Party party = {Role::kMember, 0, 2};
   Nonce nonce = {};
-  ClientHandshake seen(id->key, party, nonce);  // what an attacker may have overheard
+  ClientHandshake seen(id->key, party, nonce);  // data that an attacker may have overheard
   const Key wrong_key = derive_key(id->key, "another");
   int challenged = 0;
   int admitted = 0;
@@ -120,9 +120,9 @@ TEST(Attackers, HundredsOfForgedHandshakesOverRealSocketsAreRefused) {
     static_cast<void>(driver::send_now(fd->get(), hello));
     HandshakeFrame challenge;
     if (!driver::recv_exact(fd->get(), challenge, Deadline::after_ms(patient_ms(3000))).ok()) continue;
-    if (i % 4 == 1) continue;  // a flipped version is told ours, nothing else
+    if (i % 4 == 1) continue;  // a flipped version is answered with the root's version, and nothing else
     ++challenged;
-    // Without the key: the challenge itself, the hello, or noise as the proof.
+    // Without the key, the proof can only be the challenge itself, the hello, or noise.
     HandshakeFrame proof = i % 8 == 0 ? challenge : seen.hello();
     if (i % 16 == 0) {
       for (std::byte& b : proof) b = static_cast<std::byte>(random());
@@ -133,7 +133,7 @@ TEST(Attackers, HundredsOfForgedHandshakesOverRealSocketsAreRefused) {
   }
   EXPECT_EQ(challenged, 250);  // the replayed hellos, and no forged one
   EXPECT_EQ(admitted, 0);
-  // Nobody has taken a place.
+  // No place has been taken.
   for (const Status& s : run_threads(2, [&](int rank) -> Status {
          MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::join(root->id(), rank, 2, soon()));
          session->close();
@@ -156,7 +156,7 @@ TEST(Attackers, AServerWithoutTheKeyGetsNoProof) {
     const Key wrong_key = derive_key(id.key, "another");
     ClientHandshake other(wrong_key, {Role::kRoot, 0, 0}, Nonce{});
     static_cast<void>(driver::send_now(fd->get(), other.hello()));
-    EXPECT_FALSE(driver::recv_exact(fd->get(), frame, soon()).ok());  // closed without a proof
+    EXPECT_FALSE(driver::recv_exact(fd->get(), frame, soon()).ok());  // the connection is closed without a proof
   });
   const Status s = Session::join(encode_unique_id(id).value(), 0, 1, soon()).status();
   impostor.join();
@@ -164,7 +164,7 @@ TEST(Attackers, AServerWithoutTheKeyGetsNoProof) {
   EXPECT_TRUE(contains(s.message(), "key")) << s.message();
 }
 
-// A man in the middle cannot change, drop or repeat a control frame without being noticed.
+// A man in the middle cannot change, drop or repeat a control frame unnoticed.
 TEST(Attackers, ChangedControlFramesEndTheGroup) {
   std::unique_ptr<Root> root = start_root(patient_ms(20'000), "127.0.0.1");
   Result<UniqueId> real = decode_unique_id(root->id());
@@ -186,7 +186,7 @@ TEST(Attackers, ChangedControlFramesEndTheGroup) {
         Result<driver::IoStep> got = driver::recv_now(up ? client->get() : server->get(), buffer);
         if (!got.ok() || (got->n == 0 && !got->would_block)) return;
         if (got->n == 0) continue;
-        // After hello and proof: flip one bit of the join.
+        // Flips one bit of the join, after hello and proof.
         if (up && n_up + got->n > 2 * kHandshakeFrameBytes) buffer[got->n - 1] ^= std::byte{1};
         if (up) n_up += got->n;
         static_cast<void>(driver::send_now(up ? server->get() : client->get(), std::span(buffer).first(got->n)));

@@ -30,7 +30,7 @@ constexpr const char* kFig9 = R"({"moeccl_profile": 1, "alltoall": {
   "intra": [{"alpha_ns": 571000, "bytes_per_ns": 7.874015748}, {"alpha_ns": 114000, "bytes_per_ns": 38.02281369},
             {"alpha_ns": 204000, "bytes_per_ns": 60.97560976}]}})";
 
-// Total times by algorithm of a page in JSON.
+// Returns the total times by algorithm from a page in JSON.
 std::map<std::string, double> times(const moecclSimulateConfig_t& config) {
   moecclSimulateConfig_t c = config;
   c.json = 1;
@@ -74,7 +74,7 @@ TEST(Simulate, OrdersHierMoeAsTheirFigure13) {
 }
 
 // Table IV, HD-MoE over Megatron-LM at the paper's default K = 8, E = 128, G = 32 and G = 16: within 20 % under uniform
-// routing. docs/simulation.md lists all columns, those that are not within 20 % too, and why.
+// routing. docs/simulation.md lists all columns, including those that are not within 20 %, and the reasons.
 TEST(Simulate, GivesTableIVsSpeedupOfHdMoe) {
   const std::string profile = file_with("fig9.json", kFig9);
   moecclSimulateConfig_t c = paper(profile);
@@ -85,8 +85,8 @@ TEST(Simulate, GivesTableIVsSpeedupOfHdMoe) {
   EXPECT_NEAR(t["flat"] / t["hier:3"] / 2.50, 1.0, 0.2);
 }
 
-// Levels named gpu are not priced with a CPU's copies: between nodes lies the bottleneck, and fewer bytes there are so
-// much less time.
+// Levels named gpu are not priced with a CPU's copies. The bottleneck is between nodes, so fewer bytes there reduce the
+// time in proportion.
 TEST(Simulate, GpusAreBoundByTheLinksBetweenTheirNodes) {
   moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
   c.topology = "node:8(bw=50GB/s,lat=5us) gpu:8(bw=450GB/s,lat=2us)";
@@ -160,7 +160,7 @@ TEST(Simulate, DomainsOverDataCentresKeepTokensOffTheSlowLinks) {
   EXPECT_NE(simulate(c).status().message().find("n_levels is 1: the topology has 2 levels"), std::string::npos);
 }
 
-// Experts go into domains over data centres once for each of them, and their gradients come back over the same links.
+// Experts travel into domains over data centres once per data centre, and their gradients return over the same links.
 TEST(Simulate, ExpertsIntoTheirDomainsAndBack) {
   moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
   c.topology = "dc:2(bw=1GB/s,lat=50us) gpu:4(bw=10GB/s,lat=1us)";
@@ -189,7 +189,7 @@ TEST(Simulate, ExpertsIntoTheirDomainsAndBack) {
     c.algorithm = nullptr;
     c.one_host = 0;
   }
-  // With experts that stay at home nothing crosses.
+  // When experts stay at home, nothing crosses.
   const int32_t home[2] = {1, 1};
   c.domain = home;
   EXPECT_LT(times(c)["staged"], 1e7);

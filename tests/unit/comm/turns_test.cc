@@ -18,7 +18,7 @@ TEST(Turns, RunInTheOrderOfTheirTickets) {
   std::vector<std::vector<uint64_t>> tickets(kThreads);
   for (int i = 0; i < kThreads * kRounds; ++i) tickets[static_cast<size_t>(i % kThreads)].push_back(turns.take());
   EXPECT_FALSE(turns.idle());
-  std::vector<uint64_t> seen;  // guarded by the turns alone
+  std::vector<uint64_t> seen;  // guarded only by the turns
   std::vector<std::thread> threads;
   for (const auto& mine : tickets) {
     threads.emplace_back([&] {
@@ -35,7 +35,8 @@ TEST(Turns, RunInTheOrderOfTheirTickets) {
   EXPECT_TRUE(turns.idle());
 }
 
-// As a communicator is destroyed while a stream's thread leaves its last operation. The sanitizers see a late touch.
+// As when a communicator is destroyed while a stream's thread leaves its last operation. The sanitizers notice a late
+// access.
 TEST(Turns, MayBeDestroyedByWhoeverWaitedForTheLast) {
   for (int i = 0; i < moeccl::testing::scaled(300); ++i) {
     auto turns = std::make_unique<Turns>();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Standard collectives, Send/Recv and their errors on CUDA memory: the same calls on host memory, whose results the
-// conformance tests know to be right, give the expected bits. Without a GPU the emulated driver stands in.
+// Standard collectives, Send/Recv and their errors on CUDA memory. The expected bits come from the same calls on host
+// memory, which the conformance tests verify. Without a GPU, the emulated driver replaces it.
 #include <algorithm>
 #include <random>
 
@@ -27,7 +27,7 @@ std::vector<char> random_bytes(std::mt19937_64& random, size_t elements, moecclD
       const double d = static_cast<double>(static_cast<int64_t>(random() % 2000) - 1000) / 7.0;
       std::memcpy(&bytes[i * 8], &d, 8);
     } else if (type == moecclBfloat16 || type == moecclFloat16) {
-      const bool nan = random() % 16 == 0;  // of either sign
+      const bool nan = random() % 16 == 0;  // with either sign
       const uint16_t h = static_cast<uint16_t>((nan ? 0x7fc0 : 0x3c00 + random() % 0x300) + (random() % 2) * 0x8000);
       std::memcpy(&bytes[i * 2], &h, 2);
     } else {
@@ -38,7 +38,7 @@ std::vector<char> random_bytes(std::mt19937_64& random, size_t elements, moecclD
   return bytes;
 }
 
-// Sums and products of NaNs are NaNs, on a GPU as on the host, but of other bits (kernels/cuda/element.cuh).
+// Sums and products of NaNs are NaNs on a GPU as on the host, but with other bits (kernels/cuda/element.cuh).
 bool both_nan(const char* a, const char* b, moecclDataType_t type) {
   const bool narrow = type == moecclFloat8e4m3 || type == moecclFloat8e5m2;
   if (!narrow && type != moecclBfloat16 && type != moecclFloat16) return false;
@@ -139,7 +139,7 @@ void compare_calls(int rank, int n, moecclComm_t comm, CudaDevice& device, int c
     ASSERT_EQ(wrong, 0u) << "case " << i << ", op " << c.op << ", count " << c.count << ", type " << c.type
                          << ", reduce " << c.reduce << ", root " << c.root << ", stream " << on_stream;
   }
-  // The stream may know of the last operation's end before the communicator does.
+  // The stream may see the end of the last operation before the communicator does.
   moecclResult_t state = moecclInProgress;
   while (moecclCommGetAsyncError(comm, &state) == moecclSuccess && state == moecclInProgress) usleep(1000);
   EXPECT_EQ(state, moecclSuccess) << moecclGetLastError(comm);

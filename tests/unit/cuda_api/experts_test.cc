@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Replicated experts on CUDA memory give the bits of host memory: placements that change at every call, several
-// replicas in a rank, ranks without slots, odd sizes and none. Also popularity and the shared expert.
+// replicas on a rank, ranks without slots, odd sizes and none. Also popularity and the shared expert.
 #include <algorithm>
 #include <random>
 
@@ -19,7 +19,7 @@ std::ostream& operator<<(std::ostream& out, const World& w) {
   return out << w.n << mode_name(w.mode) << (w.ipc ? "" : "_staged_in_host_memory");
 }
 
-// The placement of one step: every rank draws the same one.
+// The placement of one step. Every rank draws the same one.
 struct Drawn {
   Drawn(std::mt19937_64& random, int n_ranks, int n_experts) {
     std::vector<int32_t> all;
@@ -44,7 +44,7 @@ struct Drawn {
 
 class CudaExperts : public ::testing::TestWithParam<World> {
  protected:
-  // body(rank, comm, device, stream) on every rank.
+  // Runs body(rank, comm, device, stream) on every rank.
   template <class Body>
   void run(Body&& body) const {
     const World w = GetParam();
@@ -71,7 +71,8 @@ constexpr size_t kCounts[] = {0, 1, 257, 5001, 20'003};
 TEST_P(CudaExperts, ReplicasAreSummedToTheBitsOfHostMemory) {
   run([&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
     std::mt19937_64 shared(test_seed()), own(test_seed() * 7 + static_cast<uint64_t>(rank));
-    // By itself host and CUDA memory may run different plans: then sums are of integers, which are exact in any order.
+    // By default, host and CUDA memory may run different plans. Sums are then of integers, which are exact in any
+    // order.
     for (const char* name : {static_cast<const char*>(nullptr), "flat", "nodes"}) {
       const bool nodes = name != nullptr && name[0] == 'n';
       if (nodes && GetParam().topology == nullptr) continue;
@@ -82,7 +83,7 @@ TEST_P(CudaExperts, ReplicasAreSummedToTheBitsOfHostMemory) {
         const bool in_place = step % 3 == 0;
         const moecclRedOp_t op = step % 2 == 0 ? moecclSum : moecclAvg;
         set_note(std::string(name == nullptr ? "auto" : name) + ", step " + std::to_string(step));
-        // Never empty: a rank without slots tells by its pointers which kind of memory the call is about.
+        // Never empty, because the pointers of a rank without slots also tell which kind of memory the call uses.
         const std::vector<char> send = floats(own, p.slots(rank) * count + 1, name == nullptr);
         std::vector<char> want(send.size(), 0x5a);
         if (in_place) want = send;
@@ -130,7 +131,7 @@ TEST_P(CudaExperts, GradientsAreCollectedAndWeightsPlaced) {
       MOECCL_ASSERT_COMM_OK(
           moecclPlaceWeights(want_shards.data(), want_slots.data(), count, moecclBfloat16, &next.given, comm, nullptr),
           comm);
-      // The same plan on both, so the same order of sums.
+      // Both use the same plan, and therefore the same order of sums.
       MOECCL_ASSERT_COMM_OK(moecclReduceGradients(slots.data(), want_sums.data(), count, moecclBfloat16, moecclSum,
                                                   &p.given, comm, nullptr),
                             comm);
@@ -138,7 +139,7 @@ TEST_P(CudaExperts, GradientsAreCollectedAndWeightsPlaced) {
           moecclReduceGradients(d_slots.data(), d_sums.data(), count, moecclBfloat16, moecclSum, &p.given, comm, s),
           comm);
       EXPECT_EQ(d_sums.get(stream), want_sums) << "step " << step;
-      // The second follows the first on the stream; the host waits for neither.
+      // The second call follows the first on the stream, and the host waits for neither.
       MOECCL_ASSERT_COMM_OK(
           moecclCollectGradients(d_slots.data(), d_shards.data(), count, moecclBfloat16, &p.given, comm, s), comm);
       MOECCL_ASSERT_COMM_OK(
@@ -149,7 +150,8 @@ TEST_P(CudaExperts, GradientsAreCollectedAndWeightsPlaced) {
   });
 }
 
-// The paper's optimizer: its state and so the shards are in host memory, the slots on the device.
+// As in the paper's optimizer: its state, and therefore the shards, are in host memory, and the slots are on the
+// device.
 TEST_P(CudaExperts, ShardsMayBeInPageLockedHostMemory) {
   run([&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
     std::mt19937_64 shared(test_seed() * 13), own(test_seed() * 17 + static_cast<uint64_t>(rank));
@@ -200,7 +202,7 @@ TEST_P(CudaExperts, PopularityAndTheSharedExpert) {
       device.download(got.data(), d_counts.data(), kExperts * 8, stream);
       EXPECT_EQ(got, want);
     }
-    // Rank 0 has no expert; integers, so that the order of the AllReduce's sums does not matter.
+    // Rank 0 has no expert. Values are integers, so that the order of the AllReduce's sums does not matter.
     const auto n_local = static_cast<size_t>(rank),
                n_total = static_cast<size_t>(GetParam().n * (GetParam().n - 1) / 2);
     if (n_total == 0) return;
@@ -230,7 +232,7 @@ TEST_P(CudaExperts, TheTensorExchangeGivesTheSameBytesByEveryAlgorithm) {
     moecclTensorGroups_t g{};
     g.size = sizeof(g);
     MOECCL_ASSERT_COMM_OK(moecclTensorGroups(comm, &g), comm);
-    // The ranks of a group give the same.
+    // The ranks of a group pass the same data.
     std::mt19937_64 of_group(test_seed() * 11 + static_cast<uint64_t>(g.group));
     for (const size_t count : {size_t{0}, size_t{1}, size_t{999}, size_t{70'001}}) {
       std::vector<char> in(count * static_cast<size_t>(g.n_groups) * 2 + 1), want(in.size());
@@ -262,7 +264,8 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CudaExperts,
                                            World{5, RankMode::kMixed, "node:2 gpu:2+3"},
                                            World{4, RankMode::kProcesses, "node:2 gpu:2", false}));
 
-// A kernel adds up 64 tensors; more are several launches. In place the rank's own buffer is among the last of them.
+// A kernel adds up 64 tensors, and more need several launches. In place, the rank's own buffer is among the last of
+// them.
 TEST(CudaExpertsLimits, AnyNumberOfReplicasIsAddedUp) {
   RankOptions options{.mode = RankMode::kThreads, .deadline_ms = 60'000, .init = false};
   run_ranks(

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA memory whose ranks are on several hosts: what goes wrong is told as on host memory. (That all calls give the
-// right bits there is shown by the other tests of this program, which the suite `net` runs on hosts:
-// tests/meson.build.)
+// CUDA memory with ranks on several hosts: failures are reported as on host memory. (The other tests of this program,
+// which the suite `net` runs on hosts, show that all calls give the right bits there: tests/meson.build.)
 #include <signal.h>
 #include <unistd.h>
 

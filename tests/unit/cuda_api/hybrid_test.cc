@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gathered experts, their layer's dispatch and combine, and the re-placing combine on CUDA memory give the bits of host
-// memory.
+// Gathered experts, the dispatch and combine of their layer, and the re-placing combine on CUDA memory give the bits of
+// host memory.
 #include <random>
 
 #include "tests/support/cuda_ranks.h"
@@ -24,7 +24,7 @@ template <class Body>
 void on_devices(const World& w, Body&& body) {
   RankOptions options = device_options(w.mode);
   options.config.topology = w.topology;
-  options.config.deterministic = 1;  // the same bits by every plan
+  options.config.deterministic = 1;  // all plans give the same bits
   ASSERT_EQ(setenv("MOECCL_CUDA_IPC", w.ipc ? "1" : "0", 1), 0);
   run_on_devices(w.n, options, body);
 }
@@ -135,7 +135,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CudaHybrid,
 
 class CudaMigration : public ::testing::TestWithParam<World> {};
 
-// Two migrations of one communicator, one on host memory and one on CUDA memory, are given the same.
+// Two migrations of one communicator, one on host memory and one on CUDA memory, get the same data.
 TEST_P(CudaMigration, WhatArrivesIsWhatTheHostsCodecMakes) {
   const World& w = GetParam();
   on_devices(w, [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
@@ -202,7 +202,7 @@ TEST_P(CudaMigration, WhatArrivesIsWhatTheHostsCodecMakes) {
         EXPECT_EQ(epoch, static_cast<uint64_t>(step + 1));
         EXPECT_EQ(d_held.get(stream), want);
       }
-      // Another shared expert on the last rank: no rank switches, and held experts stay.
+      // The last rank has another shared expert, so no rank switches, and held experts stay.
       if (k.ratio > 1 && w.n > 1) {
         std::vector<char> shared = numbers(common, k.count + 1);
         const std::vector<char> own = numbers(own_random, static_cast<size_t>(info.n_own) * k.count + 1);
@@ -268,7 +268,7 @@ TEST_P(CudaReplace, TokensAndGradientsAtNewHomesHaveTheBitsOfHostMemory) {
     for (int step = 0; step < 3; ++step) {
       set_note("step " + std::to_string(step));
       Choices c(random, tokens, kTopK, kExperts);
-      // Samples like experts far from home, so that some move.
+      // Samples prefer experts far from home, so that some move.
       for (size_t i = 0; i < tokens * kTopK; ++i)
         if (c.index[i] >= 0)
           c.index[i] = static_cast<int32_t>((i / kTopK / kSample + static_cast<size_t>(rank + step) + (i % kTopK) * 2) %

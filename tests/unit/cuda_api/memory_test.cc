@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kinds of device memory: what processes open of each other, and what callers may give.
+// Kinds of device memory: how processes open each other's memory, and which kinds callers may pass.
 #include "tests/support/cuda_ranks.h"
 
 namespace moeccl::testing {
@@ -8,7 +8,7 @@ namespace {
 constexpr int kRanks = 3;
 constexpr size_t kCount = 70'000;
 
-// An AllReduce and an AllGather over buffers `in` and `out` of kRanks * kCount floats.
+// Runs an AllReduce and an AllGather over buffers `in` and `out` of kRanks * kCount floats.
 void sum_and_gather(CudaDevice& device, moecclComm_t comm, int rank, void* in, void* out) {
   std::vector<float> values(kCount), got(kRanks * kCount);
   for (size_t i = 0; i < kCount; ++i) values[i] = static_cast<float>(rank * 100 + static_cast<int>(i % 50));
@@ -22,7 +22,7 @@ void sum_and_gather(CudaDevice& device, moecclComm_t comm, int rank, void* in, v
     ASSERT_EQ(got[i], static_cast<float>(static_cast<int>(i / kCount) * 100 + static_cast<int>(i % kCount % 50))) << i;
 }
 
-// by_descriptor: what is expected of processes that share memory.
+// by_descriptor: how processes are expected to share memory.
 void run_world(RankMode mode, bool by_descriptor, bool mapped_buffers) {
   RankOptions options{.mode = mode, .deadline_ms = 90'000, .init = false};
   options.config.timeout_ms = capped_ms(40'000);
@@ -39,7 +39,7 @@ void run_world(RankMode mode, bool by_descriptor, bool mapped_buffers) {
           EXPECT_EQ(device.opened_by_descriptor() - before, by_descriptor ? kRanks - 1 : 0);
         }
         const size_t bytes = kRanks * kCount * 4;
-        // One size for both, so that one number tells how much is to be released.
+        // Both have the same size, so that one number tells how much to release.
         void* in = mapped_buffers ? device.allocate_mapped(bytes) : device.allocate(bytes);
         void* out = mapped_buffers ? device.allocate_mapped(bytes) : device.allocate(bytes);
         sum_and_gather(device, comm, rank, in, out);
@@ -57,12 +57,12 @@ TEST(CudaMemory, IpcHandlesServeWhereThereAreNoDescriptors) {
   unsetenv("MOECCL_TEST_CUDA_NO_VMM");
 }
 
-// Memory of which no IPC handle exists, such as that of PyTorch's expandable segments.
+// Memory without an IPC handle, such as that of PyTorch's expandable segments.
 TEST(CudaMemory, BuffersOfMappedMemoryServeProcesses) { run_world(RankMode::kProcesses, true, true); }
 TEST(CudaMemory, BuffersOfMappedMemoryServeThreads) { run_world(RankMode::kThreads, false, true); }
 
-// Thread ranks on three devices use each other's buffers directly. Peer access covers memory of cuMemAlloc alone: what
-// callers have of a pool, or mapped for their own device, is opened to the others by the call.
+// Thread ranks on three devices use each other's buffers directly. Peer access covers only memory of cuMemAlloc. For
+// memory of a pool, or memory that a caller mapped for its own device, the call opens it to the others.
 void on_three_devices(bool from_pool, const char* persistent) {
   setenv("MOECCL_TEST_CUDA_DEVICES", "3", 1);
   setenv("MOECCL_CUDA_PERSISTENT", persistent, 1);
@@ -97,7 +97,8 @@ TEST(CudaMemory, OfAPoolServesRanksOnOtherDevicesStepByStep) { on_three_devices(
 TEST(CudaMemory, MappedForOneDeviceServesRanksOnOthers) { on_three_devices(false, "1"); }
 TEST(CudaMemory, MappedForOneDeviceServesRanksOnOthersStepByStep) { on_three_devices(false, "0"); }
 
-// A query of the driver costs about a microsecond: one tells all that a call wants to know of a buffer.
+// A query of the driver costs about a microsecond, and one query must tell all that a call needs to know about a
+// buffer.
 void ask_once(const char* n_devices) {
   setenv("MOECCL_TEST_CUDA_DEVICES", n_devices, 1);
   const RankOptions options = device_options(RankMode::kThreads);
@@ -113,7 +114,7 @@ void ask_once(const char* n_devices) {
         return device.own_calls("cuPointerGetAttribute") + device.own_calls("cuPointerGetAttributes");
       };
       const auto asked_by = [&](const char* what, const std::function<moecclResult_t()>& call) {
-        MOECCL_EXPECT_OK(call());  // the first one of a stream also makes what later ones use
+        MOECCL_EXPECT_OK(call());  // the first call on a stream also creates what later ones use
         device.synchronize(stream);
         const uint64_t before = queries(), all = device.own_calls(nullptr);
         MOECCL_EXPECT_OK(call());

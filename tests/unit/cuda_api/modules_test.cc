@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loading of kernels: how often, when, and what is said when the driver refuses them.
+// Loading of kernels: how often, when, and the error message when the driver refuses them.
 #include <barrier>
 #include <chrono>
 #include <thread>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kCount = 3000;
 
-// A variable of the emulated driver, until the test ends.
+// Sets a variable of the emulated driver until the test ends.
 class Setting {
  public:
   Setting(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
@@ -72,7 +72,7 @@ TEST(CudaModules, AreLoadedOnceForAllRanksAndCommunicatorsOfADevice) {
       options);
 }
 
-// What an operation on CUDA memory says where the kernels cannot be loaded.
+// Checks the error of an operation on CUDA memory where the kernels cannot be loaded.
 void refused(const std::vector<std::string>& words, uint64_t loads) {
   run_on_devices(2, device_options(RankMode::kThreads), [&](int, moecclComm_t comm, CudaDevice& device, void* stream) {
     if (!device.emulated()) GTEST_SKIP() << "needs a driver that refuses on purpose";
@@ -96,7 +96,7 @@ TEST(CudaModules, TooNewForTheDriverAreNotTriedAndSayWhichOneTheyNeed) {
   refused({"the CUDA driver is of CUDA 11.8", "need a driver of CUDA 1", ".0 (R5", "update the driver"}, 0);
 }
 
-// Loading a function may wait for all kernels of the device: the first launch of one must not, where it could wait for
+// Loading a function may wait for all kernels of the device. The first launch must not load, because it could wait for
 // a kernel of another rank that waits for this rank.
 TEST(CudaModules, AreWholeBeforeTheFirstOperation) {
   const Setting lazy("MOECCL_TEST_CUDA_LAZY_LOADING", "1");
@@ -121,7 +121,7 @@ TEST(CudaModules, AreWholeBeforeTheFirstOperation) {
         const int launches = device.emulated() ? device.launches() : 0;
         both.arrive_and_wait();
         if (rank == 1) {
-          // Rank 0's kernel runs, and waits for this rank; which uses another function first.
+          // Rank 0's kernel runs and waits for this rank, which first uses another function.
           for (int i = 0; i < 2000 && device.emulated() && device.launches() == launches; ++i)
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
           std::this_thread::sleep_for(std::chrono::milliseconds(100));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch, combine and both backwards on CUDA memory give the bits of host memory.
+// Dispatch, combine and both backward passes on CUDA memory give the bits of host memory.
 #include <random>
 
 #include "tests/support/cuda_ranks.h"
@@ -64,7 +64,7 @@ TEST_P(CudaMoe, EveryDirectionGivesTheBitsOfHostMemory) {
               weight[t * kTopK + k] = static_cast<float>(random() % 100) / 64.0f;
             }
           moecclRouting_t routing = nullptr;
-          // The second half of the steps gives indices and weights in CUDA memory.
+          // In every second step, indices and weights are in CUDA memory.
           DeviceBuffer d_topk(device, topk.size() * 4), d_weight(device, weight.size() * 4);
           device.upload(d_topk.data(), topk.data(), topk.size() * 4);
           device.upload(d_weight.data(), weight.data(), weight.size() * 4);

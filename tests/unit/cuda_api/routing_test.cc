@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routings of choices in CUDA memory: every table and every error is that of the same choices in host memory.
+// Routings with choices in CUDA memory: every table and every error is that of the same choices in host memory.
 #include <algorithm>
 #include <random>
 #include <set>
@@ -17,7 +17,7 @@ void append(std::ostringstream& out, const char* name, const T* list, size_t n) 
   out << '\n';
 }
 
-// All that a routing says of itself, times apart.
+// Returns all information about a routing except times.
 std::string words_of(moecclRouting_t routing, int n_experts, bool expert_major) {
   moecclRoutingInfo_t info{};
   info.size = sizeof(info);
@@ -57,7 +57,7 @@ RankOptions options_of(const RoutingWorld& w) {
   return options;
 }
 
-// One shape of a layer, drawn alike on all ranks.
+// One layer shape, drawn equally on all ranks.
 struct Shape {
   int n_experts, top_k;
   bool expert_major, weighted, all_to_one;
@@ -101,7 +101,7 @@ TEST_P(CudaRoutings, SayWhatThoseOfHostMemorySay) {
           const Shape shape(common, w.n, i);
           moecclMoe_t moe = nullptr;
           MOECCL_ASSERT_OK(moecclMoeCreate(&moe, comm, &shape.config));
-          moecclRouting_t updated = nullptr;  // of both kinds in turn
+          moecclRouting_t updated = nullptr;  // updated with both kinds in turn
           for (int step = 0; step < scaled(5); ++step) {
             const bool none = step == 1 && (rank == 0 || shape.all_to_one);
             const size_t tokens = none ? 0 : random() % (step == 2 ? 601 : 80), n = tokens * size_t(shape.top_k);
@@ -120,14 +120,14 @@ TEST_P(CudaRoutings, SayWhatThoseOfHostMemorySay) {
             device.upload(d_topk.data(), topk.data(), n * 4);
             device.upload(d_weight.data(), weight.data(), n * 4);
             const auto* index = static_cast<const int32_t*>(d_topk.data());
-            // Weights of either kind beside indices in CUDA memory; ranks may differ.
+            // Weights may be of either kind when indices are in CUDA memory, and ranks may differ.
             const float* weights = !shape.weighted          ? nullptr
                                    : (step + rank) % 3 == 0 ? weight.data()
                                                             : static_cast<const float*>(d_weight.data());
             moecclRouting_t host = nullptr, on_device = nullptr;
             MOECCL_ASSERT_OK(
                 moecclRoutingCreate(&host, moe, topk.data(), shape.weighted ? weight.data() : nullptr, tokens));
-            // One rank's choices may lie in host memory while the others' do not.
+            // One rank's choices may be in host memory while the others' are not.
             MOECCL_ASSERT_OK(
                 moecclRoutingCreate(&on_device, moe, step == 3 && rank == 1 ? topk.data() : index, weights, tokens));
             const std::string want = words_of(host, shape.n_experts, shape.expert_major);
@@ -202,7 +202,7 @@ TEST(CudaRoutingErrors, AreTheHostsAndReachAllRanks) {
         moecclRouting_t routing = nullptr;
         EXPECT_EQ(moecclRoutingCreate(&routing, moe, static_cast<const int32_t*>(buffer.data()), nullptr, 51),
                   moecclInvalidArgument);
-        // After every mistake the layer works.
+        // The layer works after every mistake.
         MOECCL_ASSERT_OK(moecclRoutingCreate(&routing, moe, static_cast<const int32_t*>(buffer.data()), nullptr, 50));
         MOECCL_EXPECT_OK(moecclRoutingDestroy(routing));
         MOECCL_EXPECT_OK(moecclMoeDestroy(moe));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of the device through which ranks of several processes pass their data: message slots, and the persistent
-// kernel's staging. What it costs is counted by the emulated driver.
+// Device memory through which ranks of several processes pass their data: message slots, and the persistent kernel's
+// staging. The emulated driver counts the cost.
 #include "tests/support/cuda_ranks.h"
 
 namespace moeccl::testing {
@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-// A variable while one lives.
+// Sets a variable during its lifetime.
 class Setting {
  public:
   Setting(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
@@ -30,7 +30,7 @@ struct Signals {
   std::atomic<uint64_t> of_8_mib;
 };
 
-// Sends around a ring of processes on one device; the stores by which streams signal, of one rank and 8 MiB.
+// Sends around a ring of processes on one device. Returns how many stores one rank's stream needs to signal 8 MiB.
 uint64_t signals_with(const char* slot_bytes) {
   const Setting slots("MOECCL_CUDA_MESSAGE_BYTES", slot_bytes);
   constexpr int kRanks = 3;
@@ -43,7 +43,7 @@ uint64_t signals_with(const char* slot_bytes) {
                      DeviceBuffer in(device, bytes), out(device, bytes);
                      in.put(pattern(bytes, static_cast<size_t>(rank)));
                      const uint64_t before = device.calls("cuStreamWriteValue64_v2");
-                     // Two of each, so that the second follows the first through the same slots.
+                     // Two messages in each direction, so that the second follows the first through the same slots.
                      for (int i = 0; i < 2; ++i) {
                        MOECCL_ASSERT_OK(moecclGroupStart());
                        MOECCL_EXPECT_OK(moecclSend(in.data(), bytes, moecclInt8, to, comm, as_stream(stream)));
@@ -80,7 +80,8 @@ struct Cost {
   std::atomic<uint64_t> releases, memory;
 };
 
-// An AllReduce of 8 MiB on two processes with a device each: what one rank's kernel releases for the whole system.
+// Runs an AllReduce of 8 MiB on two processes with one device each, and counts what one rank's kernel releases to the
+// whole system.
 void reduce_with(const char* nvlink, const char* staging, Cost& cost) {
   const Setting devices("MOECCL_TEST_CUDA_DEVICES", "2"), links("MOECCL_TEST_CUDA_NVLINK", nvlink),
       usual("MOECCL_STAGING_BYTES", "1M"), own("MOECCL_CUDA_STAGING_BYTES", staging);

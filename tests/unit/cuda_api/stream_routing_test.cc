@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routings that are updated in a stream's order: tables made on the device give the results of those made on the host,
-// in a captured graph too, and the host waits for nothing.
+// Routings that are updated in a stream's order: tables made on the device give the same results as those made on the
+// host, also in a captured graph, and the host never waits.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -54,7 +54,7 @@ struct Choices {
   std::vector<float> weight;
   uint64_t tokens = 0;
 };
-// In arrays of kMostTokens rows, whose rest is nonsense.
+// Arrays have kMostTokens rows, and the unused rows hold garbage.
 Choices draw(std::mt19937_64& random, uint64_t tokens, const moecclMoeConfig_t& config) {
   Choices c;
   c.tokens = tokens;
@@ -79,7 +79,7 @@ std::vector<char> floats(std::mt19937_64& random, size_t n) {
   return bytes;
 }
 
-// A rank with one layer, a routing that is updated on a stream, and the host's routing beside it.
+// A rank with one layer, a routing that is updated on a stream, and the host's routing for comparison.
 class StreamRank {
  public:
   StreamRank(int rank, const StreamWorld& w, const RankOptions& options)
@@ -112,12 +112,12 @@ class StreamRank {
   }
   const float* weights(const Choices& c) const { return world_.weighted ? c.weight.data() : nullptr; }
 
-  // New choices at the same addresses, in the stream's order.
+  // Uploads new choices to the same addresses, in the stream's order.
   void bring(const Choices& c) {
     device.upload(index_, c.index.data(), c.index.size() * 4, stream);
     device.upload(weight_, c.weight.data(), c.weight.size() * 4, stream);
     device.upload(count_, &c.tokens, 8, stream);
-    device.synchronize(stream);  // the test's arrays may go
+    device.synchronize(stream);  // the test's arrays may then be freed
   }
   moecclResult_t update() { return update(routing); }
   moecclResult_t update(moecclRouting_t which) {
@@ -125,7 +125,7 @@ class StreamRank {
                                        world_.weighted ? static_cast<float*>(weight_) : nullptr, kMostTokens,
                                        static_cast<uint64_t*>(count_), handle(stream));
   }
-  // Update, and each operation into a buffer of its own.
+  // Runs an update, then each operation into a separate buffer.
   moecclResult_t step() {
     const auto on = handle(stream);
     moecclResult_t result = update();
@@ -145,7 +145,7 @@ class StreamRank {
     for (const size_t b : {1u, 3u, 4u, 5u}) device.upload(buffers_[b], nothing.data(), in_bytes, stream);
     device.synchronize(stream);
   }
-  // The same on host memory, with a routing that the host made.
+  // Compares with host memory, using a routing that the host made.
   void check(const Choices& c, const char* what) {
     const auto updated = host_routing == nullptr
                              ? moecclRoutingCreate(&host_routing, moe, c.index.data(), weights(c), c.tokens)
@@ -262,7 +262,7 @@ TEST_P(CudaStreamRouting, UpdatesGiveTheHostsResultsWithoutItInGraphsToo) {
           if (::testing::Test::HasFatalFailure()) return;
         }
         rank.device.synchronize(rank.stream);
-        // The host again, with the plan that the graph holds; then the graph.
+        // Uses the host again, with the plan that the graph holds, and then the graph.
         MOECCL_ASSERT_OK(moecclRoutingUpdate(rank.routing, c.index.data(), rank.weights(c), c.tokens));
         moecclRoutingInfo_t info{};
         info.size = sizeof(info);
@@ -311,7 +311,7 @@ TEST(CudaStreamRouting, WhatCannotBeIsRefusedWithItsReason) {
         says(rank.update(), moecclInvalidUsage, "call it once before the capture");
         void* graph = rank.device.end_capture(rank.stream);
         rank.device.end_graph(graph, rank.device.instantiate(graph));
-        // An array of the host where only the device has one.
+        // The host asks for an array that only the device has.
         MOECCL_EXPECT_OK(rank.update());
         moecclRoutingInfo_t info{};
         info.size = sizeof(info);
@@ -324,8 +324,8 @@ TEST(CudaStreamRouting, WhatCannotBeIsRefusedWithItsReason) {
       options);
 }
 
-// With what moecclMoeQuerySize says all goes; with less and less there comes a cap that has room for tables on the host
-// but not for those on the device.
+// The size that moecclMoeQuerySize returns suffices for everything. With smaller and smaller caps, there comes one with
+// room for tables on the host but not for those on the device.
 TEST(CudaStreamRouting, CountsInTheMemoryCap) {
   const RankOptions options = options_of(nullptr);
   run_ranks(
@@ -336,7 +336,7 @@ TEST(CudaStreamRouting, CountsInTheMemoryCap) {
         rank.bring(c);
         size_t bytes = 0;
         moecclMoeConfig_t config = rank.config;
-        config.max_tokens = 4000;  // room on the device is for so many, tables on the host for those that there are
+        config.max_tokens = 4000;  // the device has room for this many, host tables for the existing ones
         MOECCL_ASSERT_OK(moecclMoeQuerySize(&config, 2, nullptr, &bytes));
         bool refused = false;
         for (size_t cap = bytes; !refused && cap > 1000; cap -= cap / 5) {
@@ -380,7 +380,7 @@ TEST(CudaStreamRouting, AWrongChoiceFailsAllRanksWithItsToken) {
         if (number == 1) c.index[7 * 4 + 2] = 77;
         rank.bring(c);
         (void)rank.step();
-        rank.device.synchronize(rank.stream);  // ends: the kernels leave
+        rank.device.synchronize(rank.stream);  // it ends, because the kernels leave
         EXPECT_EQ(rank.state(), moecclInvalidArgument);
         const std::string said = moecclGetLastError(rank.comm);
         EXPECT_NE(said.find("topk_index[7] of rank 1"), std::string::npos) << said;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The caller's CUDA streams: first used while graphs are captured, of several devices, more than the hardware has
-// channels, and of a driver that refuses.
+// The caller's CUDA streams: first used while graphs are captured, from several devices, more than the hardware has
+// channels, and with a driver that refuses.
 #include <chrono>
 #include <thread>
 
@@ -11,12 +11,12 @@ namespace {
 
 constexpr size_t kCount = 3000;
 
-// CU_STREAM_CAPTURE_MODE_GLOBAL, _THREAD_LOCAL and _RELAXED. torch.cuda.graph captures in the first.
+// CU_STREAM_CAPTURE_MODE_GLOBAL, _THREAD_LOCAL and _RELAXED. torch.cuda.graph uses the first.
 class CudaCapture : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Modes, CudaCapture, ::testing::Values(0, 1, 2));
 
-// What a test allocates or waits for would end another thread rank's capture in the first mode: ranks begin and end
-// together. A blocking call of the library itself does not.
+// In the first mode, a test's allocations and waits would end another thread rank's capture, so ranks begin and end
+// together. A blocking call of the library itself does not end a capture.
 void meet(moecclComm_t comm, const DeviceBuffer& word) {
   MOECCL_EXPECT_OK(moecclAllReduce(word.data(), word.data(), 1, moecclFloat32, moecclMax, comm, nullptr));
 }
@@ -39,7 +39,7 @@ TEST_P(CudaCapture, MayBeginOnAStreamThatWasNeverUsed) {
   });
 }
 
-// What the library allocates and asks for other operations is no part of a graph that some thread captures.
+// Allocations and queries for other operations do not become part of a graph that some thread captures.
 TEST_P(CudaCapture, IsNotEndedByOperationsOnOtherStreams) {
   run_on_devices(
       2, device_options(RankMode::kThreads), [](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
@@ -50,7 +50,7 @@ TEST_P(CudaCapture, IsNotEndedByOperationsOnOtherStreams) {
         device.begin_capture(stream, GetParam());
         MOECCL_EXPECT_OK(
             moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
-        // Driven by a thread of the library, which looks at events and waits for its stream meanwhile.
+        // A thread of the library drives these, and queries events and waits for its stream in the meantime.
         MOECCL_EXPECT_OK(moecclGroupStart());
         MOECCL_EXPECT_OK(moecclSend(in.data(), kCount, moecclFloat32, 1 - rank, comm, as_stream(other)));
         MOECCL_EXPECT_OK(moecclRecv(came.data(), kCount, moecclFloat32, 1 - rank, comm, as_stream(other)));
@@ -71,8 +71,8 @@ TEST_P(CudaCapture, IsNotEndedByOperationsOnOtherStreams) {
       });
 }
 
-// One thread joins as all ranks, each on a device of its own where there are so many, and works with another device
-// current than the communicator's.
+// One thread joins as all ranks, each on its own device where there are enough, and works while another device than the
+// communicator's is current.
 void one_thread(int n, bool named_streams) {
   run_ranks(
       1,
@@ -175,9 +175,9 @@ TEST_F(CudaStreams, OfAnotherDeviceAreRefused) {
   });
 }
 
-// What cannot take its place in the caller's stream must not run without it, and must not be a success.
+// Work that cannot take its place in the caller's stream must not run without it, and must not succeed.
 void refused_by_the_driver(const char* function) {
-  // Processes of one device are driven step by step.
+  // Processes on one device are driven step by step.
   run_on_devices(
       2, device_options(RankMode::kProcesses), [=](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
         if (!device.emulated()) GTEST_SKIP() << "needs a driver that fails on purpose";
@@ -206,8 +206,8 @@ void refused_by_the_driver(const char* function) {
 TEST_F(CudaStreams, ThatCannotRecordAnEventFailAllRanks) { refused_by_the_driver("cuEventRecord"); }
 TEST_F(CudaStreams, ThatCannotWaitFailAllRanks) { refused_by_the_driver("cuStreamWaitValue64_v2"); }
 
-// A hardware channel runs what is put on its streams in turn: a caller's stream that waits for an operation must not
-// stand before the library's own.
+// A hardware channel runs the work of its streams in turn, so a caller's stream that waits for an operation must not
+// block the library's own stream.
 TEST_F(CudaStreams, MoreThanTheChannelsOfADeviceDoNotHoldUpAnOperation) {
   setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
   run_on_devices(2, device_options(RankMode::kProcesses), [](int, moecclComm_t comm, CudaDevice& device, void*) {

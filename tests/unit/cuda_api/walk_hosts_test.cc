@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The persistent kernel of ranks on several hosts: what goes to another host passes through the rank's proxy. Named
-// hosts, so that this runs wherever there is a device; their processes must share it through MPS. That all collectives
-// give the right bits there is shown by collectives_test.cc on hosts (net_cuda_walk_*).
+// The persistent kernel with ranks on several hosts: data for another host passes through the rank's proxy. Uses named
+// hosts, so that this runs wherever there is a device, which the processes must share through MPS. collectives_test.cc
+// on hosts (net_cuda_walk_*) shows that all collectives give the right bits there.
 #include <signal.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ class CudaWalkHosts : public ::testing::Test {
   void TearDown() override { unsetenv("MOECCL_TEST_CUDA_MPS"); }
 
   static RankOptions mode(RankMode mode) { return device_options(mode, 60'000, 20'000); }
-  // `weights`: how the ranks' processes are spread over hosts.
+  // `weights`: the proportion in which the ranks' processes are spread over hosts.
   template <class Body>
   void run(int n, std::vector<int> weights, const Body& body, RankOptions options = mode(RankMode::kProcesses)) {
     const auto hosts = named_hosts(std::move(weights));
@@ -67,14 +67,14 @@ TEST_F(CudaWalkHosts, AnOperationIsOneLaunchARank) {
   });
 }
 
-// Thread ranks reach their neighbours' memory, the other host through their proxies.
+// Thread ranks reach their neighbours' memory directly, and the other host through their proxies.
 TEST_F(CudaWalkHosts, AReplayRunsWithoutTheHost) {
   run(
       4, {1, 1},
       [](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
         constexpr size_t kCount = 3000;
         DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), all(device, 4 * kCount * 4);
-        // One before, so that the graph does not begin at the first operation.
+        // One operation comes before, so that the graph does not begin at the first one.
         MOECCL_ASSERT_OK(
             moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
         device.synchronize(stream);
@@ -90,7 +90,7 @@ TEST_F(CudaWalkHosts, AReplayRunsWithoutTheHost) {
           in.put(floats(kCount, static_cast<float>(rank + replay)));
           device.launch_graph(instance, stream);
           EXPECT_EQ(all.get(stream), floats(4 * kCount, static_cast<float>(4 * replay + 6))) << "replay " << replay;
-          // Operations outside of the graph go on with the same numbers.
+          // Operations outside the graph continue with the same numbers.
           MOECCL_ASSERT_OK(
               moecclAllReduce(in.data(), sum.data(), 10, moecclFloat32, moecclMax, comm, as_stream(stream)));
           std::vector<char> ten = sum.get(stream);
@@ -102,7 +102,7 @@ TEST_F(CudaWalkHosts, AReplayRunsWithoutTheHost) {
       mode(RankMode::kMixed));
 }
 
-// Each rank sends rank r so many elements of its own number.
+// Each rank sends rank r this many elements with its own number as value.
 struct Splits {
   size_t counts[3], from[3], into[3], arrive[3];
   explicit Splits(int rank) {
@@ -177,7 +177,7 @@ TEST_F(CudaWalkHosts, AMissingRankIsATimeoutThatNamesItAndItsStep) {
         device.synchronize(stream);
         if (rank == 0) {
           MOECCL_ASSERT_OK(moecclAllReduce(a.data(), a.data(), 100, moecclFloat32, moecclSum, comm, as_stream(stream)));
-          device.synchronize(stream);  // ends: the kernel leaves
+          device.synchronize(stream);  // it ends, because the kernel leaves
           moecclResult_t state = moecclSuccess;
           const std::string said = failure_of(comm, &state);
           EXPECT_EQ(state, moecclTimeout) << said;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch, combine, both backwards and AllToAllv on the persistent kernel: results are those of host memory, bit for
-// bit, in graphs too; failures end with a sentence.
+// Dispatch, combine, both backward passes and AllToAllv on the persistent kernel: results match those of host memory
+// bit for bit, also in graphs, and failures end with a sentence.
 #include <chrono>
 #include <numeric>
 #include <random>
@@ -30,7 +30,7 @@ struct RowsWorld {
   int32_t capacity;
   bool deterministic;
   size_t hidden;  // elements
-  // Processes with a device each, where there are as many.
+  // Uses processes with one device each, where there are enough devices.
   bool devices = false;
 };
 
@@ -79,7 +79,7 @@ Choices draw(std::mt19937_64& random, size_t tokens, const moecclMoeConfig_t& co
   return c;
 }
 
-// One layer's buffers on both sides, and every operation on both.
+// One layer's buffers on host and device, and every operation on both.
 class Both {
  public:
   Both(CudaDevice& device, const moecclMoeConfig_t& config, size_t most_rows, std::mt19937_64& random)
@@ -93,7 +93,7 @@ class Both {
         scales_out_(device, most_ * config.scale_bytes) {}
 
   enum Op { kDispatch, kScaled, kCombine, kDispatchBackward, kCombineBackward, kOps };
-  // Puts new input there; then run() or a replay; then check().
+  // Provides new input. Next comes run() or a replay, then check().
   void prepare(Op op, size_t tokens, size_t rows) {
     from_tokens_ = op == kDispatch || op == kScaled || op == kCombineBackward;
     const size_t n_in = from_tokens_ ? tokens : rows;
@@ -112,7 +112,7 @@ class Both {
   void check(Op op, moecclRouting_t routing, void* stream, const char* what) {
     const size_t row = row_bytes(op);
     std::vector<char> want(n_out_ * row + 1), want_scales(n_out_ * config_.scale_bytes + 1);
-    // Without tokens a buffer must be there all the same.
+    // Even without tokens there must be a buffer.
     host_in_.resize(host_in_.size() + 1), host_scales_.resize(host_scales_.size() + 1);
     MOECCL_ASSERT_OK(call(op, routing, host_in_.data(), host_scales_.data(), want.data(), want_scales.data(), nullptr));
     std::vector<char> got = out_.get(stream), got_scales = scales_out_.get(stream);
@@ -167,7 +167,7 @@ moecclMoeConfig_t config_of(const RowsWorld& w) {
 
 class CudaWalkRows : public ::testing::TestWithParam<RowsWorld> {};
 
-// The routing is created, captured and updated: the same nodes replay each update's tables.
+// The routing is created, captured and updated. The same graph nodes replay each update's tables.
 TEST_P(CudaWalkRows, GraphsReplayEveryUpdateWithTheBitsOfHostMemory) {
   const RowsWorld w = GetParam();
   RankOptions options = row_options(w.topology);
@@ -265,7 +265,7 @@ INSTANTIATE_TEST_SUITE_P(
       return std::to_string(info.index) + "_" + std::to_string(info.param.n) + "ranks";
     });
 
-// A layer of two ranks with one routing, on a device of its own.
+// A layer of two ranks with one routing, on a separate device.
 struct TwoRanks {
   TwoRanks(int rank, const RankOptions& options) : comm(join(rank, 2, device, options)) {
     config = config_of({2, nullptr, "flat", moecclLayoutExpertMajor, moecclFloat32, 0, false, 16});
@@ -290,7 +290,7 @@ struct TwoRanks {
     device.release(out);
   }
   std::string last_error() const { return moecclGetLastError(comm); }
-  // Until the communicator says that it failed.
+  // Waits until the communicator reports its failure.
   moecclResult_t state() {
     moecclResult_t state = moecclSuccess;
     for (int i = 0; i < 30'000 && (state == moecclSuccess || state == moecclInProgress); ++i) {
@@ -321,7 +321,7 @@ TEST(CudaWalkRows, AMissingRankIsATimeoutThatNamesIt) {
           return;
         }
         MOECCL_ASSERT_OK(moecclDispatch(two.routing, two.in, two.out, handle(two.stream)));
-        two.device.synchronize(two.stream);  // ends: the kernel leaves
+        two.device.synchronize(two.stream);  // it ends, because the kernel leaves
         EXPECT_EQ(two.state(), moecclTimeout) << two.last_error();
         EXPECT_NE(two.last_error().find("rank 1"), std::string::npos) << two.last_error();
       },

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The persistent kernel through the C interface: graphs, streams in turn, several communicators, failures. That its
-// results are right is the business of collectives_test.cc, whose thread ranks run on it.
+// The persistent kernel through the C interface: graphs, alternating streams, several communicators, failures.
+// collectives_test.cc, whose thread ranks run on this kernel, tests that its results are right.
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -27,7 +27,7 @@ TEST(KernelSide, ACapturedOperationIsOneNodeAndRunsAtEveryReplay) {
         DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), all(device, 3 * kCount * 4);
         void* stream = device.make_stream();
         in.put(floats(kCount, 1));
-        // One operation before, so that the graph does not begin at the first one.
+        // One operation comes before, so that the graph does not begin at the first one.
         MOECCL_ASSERT_OK(
             moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
         device.synchronize(stream);
@@ -38,7 +38,7 @@ TEST(KernelSide, ACapturedOperationIsOneNodeAndRunsAtEveryReplay) {
         const size_t counts[3] = {1, 1, 1}, displs[3] = {0, 1, 2};
         MOECCL_ASSERT_OK(moecclAllToAllv(in.data(), counts, displs, sum.data(), counts, displs, moecclFloat32, comm,
                                          as_stream(stream)));
-        // What a thread on the host drives cannot be captured, and says so.
+        // Operations that a host thread drives cannot be captured, and the error says so.
         MOECCL_ASSERT_OK(moecclGroupStart());
         MOECCL_ASSERT_OK(moecclSend(in.data(), 1, moecclFloat32, (rank + 1) % 3, comm, as_stream(stream)));
         MOECCL_ASSERT_OK(moecclRecv(sum.data(), 1, moecclFloat32, (rank + 2) % 3, comm, as_stream(stream)));
@@ -58,7 +58,7 @@ TEST(KernelSide, ACapturedOperationIsOneNodeAndRunsAtEveryReplay) {
             EXPECT_EQ(
                 std::memcmp(&three[static_cast<size_t>(r) * 4], floats(1, static_cast<float>(r + replay)).data(), 4),
                 0);
-          // Operations outside of the graph go on with the same numbers.
+          // Operations outside the graph continue with the same numbers.
           MOECCL_ASSERT_OK(
               moecclAllReduce(in.data(), sum.data(), 10, moecclFloat32, moecclMax, comm, as_stream(stream)));
           std::vector<char> ten = sum.get(stream);
@@ -76,7 +76,8 @@ TEST(KernelSide, ACapturedOperationIsOneNodeAndRunsAtEveryReplay) {
       options);
 }
 
-// Each capture gives the program 100 ms to come to the device, which a busy machine may need several of. The last one.
+// Each capture gives the program 100 ms to reach the device, and a busy machine may need several of them. Returns the
+// last capture.
 std::pair<void*, void*> captured_often(CudaDevice& device, void* stream, const std::function<void()>& operation) {
   void *graph = nullptr, *instance = nullptr;
   for (int i = 0; i < 50; ++i) {
@@ -97,7 +98,7 @@ TEST(KernelSide, ProgramsAreReadAcrossTheBusOnceAtMost) {
     const auto reduce = [&] {
       MOECCL_ASSERT_OK(moecclAllReduce(a.data(), a.data(), 1000, moecclFloat32, moecclMax, comm, as_stream(stream)));
     };
-    const auto [graph, instance] = captured_often(device, stream, reduce);  // the first launches of all
+    const auto [graph, instance] = captured_often(device, stream, reduce);  // makes the first launches of everything
     device.launch_graph(instance, stream);
     reduce();
     device.synchronize(stream);
@@ -109,7 +110,7 @@ TEST(KernelSide, ProgramsAreReadAcrossTheBusOnceAtMost) {
     EXPECT_EQ(a.get(stream), floats(1000, 1));
     std::printf("rank %d: %d bytes of programs read across the bus by both ranks' launches so far\n", rank,
                 device.program_bytes());
-    // Where streams lag the first launches may be too early.
+    // Where streams lag, the first launches may be too early.
     if (std::getenv("MOECCL_TEST_CUDA_DELAY_US") == nullptr) {
       EXPECT_EQ(device.program_bytes(), 0);
     }
@@ -117,7 +118,7 @@ TEST(KernelSide, ProgramsAreReadAcrossTheBusOnceAtMost) {
   });
 }
 
-// A program's way to the device must not stand behind callers' streams that wait, in whatever channel they are.
+// A program's path to the device must not be blocked by callers' streams that wait, whatever channel they are in.
 TEST(KernelSide, ProgramsPassCallersStreamsThatWait) {
   setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
   setenv("MOECCL_TEST_CUDA_MPS", "1", 1);
@@ -145,7 +146,7 @@ TEST(KernelSide, ProgramsPassCallersStreamsThatWait) {
   unsetenv("MOECCL_TEST_CUDA_MPS");
 }
 
-// One device for all: the persistent kernel, which alone can be captured, is there if and only if MPS is.
+// All ranks share one device. The persistent kernel, the only way that can be captured, exists if and only if MPS does.
 void processes_on_one_device(const char* mps) {
   setenv("MOECCL_TEST_CUDA_MPS", mps, 1);
   RankOptions options = walk_options();
@@ -174,7 +175,7 @@ void processes_on_one_device(const char* mps) {
           }
           device.end_graph(graph, instance);
         }
-        // Outside of graphs both ways work.
+        // Outside graphs both ways work.
         in.put(floats(kCount, 2));
         MOECCL_ASSERT_OK(
             moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
@@ -187,7 +188,7 @@ void processes_on_one_device(const char* mps) {
 }
 
 TEST(KernelSide, ProcessesOnOneDeviceTakeTurnsWithoutMps) { processes_on_one_device("0"); }
-// With a GPU: only under MPS, which tools/gpu-check starts.
+// With a GPU this needs MPS, which tools/gpu-check starts.
 TEST(KernelSide, ProcessesOnOneDeviceWaitForEachOtherUnderMps) { processes_on_one_device("1"); }
 
 TEST(KernelSide, StreamsInTurnBlockingCallsAndGroupsKeepTheOrderOfCalls) {
@@ -209,7 +210,7 @@ TEST(KernelSide, StreamsInTurnBlockingCallsAndGroupsKeepTheOrderOfCalls) {
         };
         for (int i = 0; i < scaled(12); ++i) {
           reduce(a, as_stream(streams[i % 2]));
-          if (i % 5 == 1) reduce(b, host_stream);  // a thread launches it, and nothing may overtake it
+          if (i % 5 == 1) reduce(b, host_stream);  // a thread launches it, and no other operation may overtake it
           reduce(b, as_stream(streams[(i + 1) % 2]));
           if (i % 4 == 2) reduce(a, nullptr);
           if (i % 3 == 0) {
@@ -218,7 +219,7 @@ TEST(KernelSide, StreamsInTurnBlockingCallsAndGroupsKeepTheOrderOfCalls) {
             reduce(b, as_stream(streams[0]));
             MOECCL_ASSERT_OK(moecclGroupEnd());
           }
-          if (i % 6 == 5) {  // one that a thread drives in between
+          if (i % 6 == 5) {  // in between comes one that a thread drives
             const size_t counts[4] = {1, 1, 1, 1}, displs[4] = {0, 1, 2, 3};
             MOECCL_ASSERT_OK(moecclAllToAllv(a.data(), counts, displs, b.data(), counts, displs, moecclFloat32, comm,
                                              as_stream(streams[i % 2])));
@@ -269,7 +270,7 @@ TEST(KernelSide, OneThreadDrivesSeveralRanksInAGroup) {
       options);
 }
 
-// As many as PyTorch and Megatron make. Those that find no room on the device say so when they join, and work.
+// As many as PyTorch and Megatron make. Those that find no room on the device report it when they join, and still work.
 TEST(KernelSide, ThirtyCommunicatorsOfADeviceAllWorkAndSomeOfThemOnThePersistentKernel) {
   RankOptions options = walk_options();
   options.config.staging_bytes = 256 << 10;
@@ -316,7 +317,7 @@ TEST(KernelSide, ThirtyCommunicatorsOfADeviceAllWorkAndSomeOfThemOnThePersistent
           }
         }
         std::printf("rank %d: %zu of %d communicators have a persistent kernel\n", rank, on_kernel.size(), kComms);
-        // The emulated device holds 128 blocks: 8 for each rank. What finds room does not depend on luck.
+        // The emulated device holds 128 blocks, 8 for each rank. Which communicators find room does not depend on luck.
         if (device.emulated()) {
           EXPECT_EQ(on_kernel, (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7}));
         }
@@ -346,7 +347,7 @@ TEST(KernelSide, AMissingThreadIsATimeoutThatNamesIt) {
                                                           on_stream ? as_stream(stream) : nullptr);
             if (on_stream) {
               ASSERT_EQ(result, moecclSuccess);
-              device.synchronize(stream);  // ends: the kernel leaves
+              device.synchronize(stream);  // it ends, because the kernel leaves
               moecclResult_t state = moecclSuccess;
               for (int i = 0; i < 20'000 && (state == moecclSuccess || state == moecclInProgress); ++i) {
                 ASSERT_EQ(moecclCommGetAsyncError(comm, &state), moecclSuccess);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What may be done beside a capture, by whom, and what becomes of the capture otherwise.
+// Which calls are allowed during a capture, on which threads, and what happens to the capture otherwise.
 #include "tests/unit/cuda_emulation/driver.h"
 
 namespace moeccl::emulation {
@@ -32,7 +32,7 @@ int allocate() {
   uint64_t p = 0;
   return call("cuMemAlloc_v2", &p, size_t{64});
 }
-// On another thread, whose mode is `mode`.
+// Runs on another thread, whose mode is `mode`.
 int elsewhere(const std::function<int()>& what, int mode = kGlobal) {
   void* context = nullptr;
   EXPECT_EQ(call("cuCtxGetCurrent", &context), 0);
@@ -45,7 +45,7 @@ int elsewhere(const std::function<int()>& what, int mode = kGlobal) {
   return rc;
 }
 
-// Every call that may wait for the device, in each mode: refused, and the capture is lost.
+// Every call that may wait for the device is refused in each mode, and invalidates the capture.
 TEST(EmulatedCapture, UnsafeCallsOfTheCapturingThreadEndAGlobalAndAThreadLocalCapture) {
   for (const int mode : {kGlobal, kThreadLocal, kRelaxed}) {
     in_process({}, [mode] {
@@ -81,7 +81,7 @@ TEST(EmulatedCapture, UnsafeCallsOfTheCapturingThreadEndAGlobalAndAThreadLocalCa
         EXPECT_EQ(end(stream), mode == kRelaxed ? 0 : kInvalidated) << name;
         EXPECT_EQ(status(stream), 0) << "the stream works again";
       }
-      // A thread that says so may do it beside its own capture.
+      // A thread that allows it may make such calls during its own capture.
       if (mode == kRelaxed) return;
       ASSERT_EQ(begin(stream, mode), 0);
       EXPECT_EQ(exchange(kRelaxed), kGlobal);
@@ -109,7 +109,7 @@ TEST(EmulatedCapture, OtherThreadsEndAGlobalCaptureUnlessTheirModeAllowsIt) {
       EXPECT_EQ(elsewhere(allocate, theirs), rc) << mode << " " << theirs;
       EXPECT_EQ(end(stream), rc == 0 ? 0 : kInvalidated) << mode << " " << theirs;
     }
-    // Streams and events may be made, and other streams waited for.
+    // Streams and events may be created, and other streams waited for.
     ASSERT_EQ(begin(stream, kGlobal), 0);
     void *made = make_stream(), *made_event = make_event();
     EXPECT_EQ(synchronize(made), 0);
@@ -184,7 +184,7 @@ TEST(EmulatedCapture, StreamsForkAndJoinByEvents) {
     fork_to_b();
     EXPECT_EQ(wait(a, outside), kIsolation);
     EXPECT_EQ(end(a), kInvalidated);
-    // Two captures do not become one.
+    // Two captures must not become one.
     ASSERT_EQ(begin(a, kGlobal), 0);
     ASSERT_EQ(begin(b, kGlobal), 0);
     EXPECT_EQ(record(fork, a), 0);
@@ -192,7 +192,7 @@ TEST(EmulatedCapture, StreamsForkAndJoinByEvents) {
     EXPECT_EQ(end(a), kInvalidated);
     EXPECT_EQ(end(b), kInvalidated);
     EXPECT_EQ(wait(b, fork), kCapturedEvent);
-    // Another thread ends only what was begun relaxed.
+    // Another thread may only end a capture that began in the relaxed mode.
     ASSERT_EQ(begin(a, kGlobal), 0);
     EXPECT_EQ(elsewhere([&] { return end(a); }), kWrongThread);
     EXPECT_EQ(end(a), 0);

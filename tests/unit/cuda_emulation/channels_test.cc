@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hardware channels: what holds up what.
+// Hardware channels: which work holds up which other work.
 #include "tests/unit/cuda_emulation/driver.h"
 
 namespace moeccl::emulation {
@@ -13,7 +13,7 @@ int wait_value(void* stream, uint64_t* word, uint64_t value) {
 int write_value(void* stream, uint64_t* word, uint64_t value) {
   return call("cuStreamWriteValue64_v2", stream, address(word), value, 0u);
 }
-// Whether a stream that waits for a word that the other one stores comes through by itself.
+// Returns whether a stream that waits for a word that the other one stores finishes without help.
 bool comes_through(void* waiting, void* storing, uint64_t* word, bool expected) {
   EXPECT_EQ(wait_value(waiting, word, 1), 0);
   EXPECT_EQ(write_value(storing, word, 1), 0);
@@ -72,7 +72,7 @@ TEST(EmulatedChannels, AKernelLeavesItsChannelAndWhatComesAfterItOnItsStreamDoes
 TEST(EmulatedChannels, AWaitForAnEventHoldsUpOtherStreamsToo) {
   in_process(channels("2"), [] {
     (void)use(0);
-    // Two channels: a and c, b and d.
+    // Two channels: one for a and c, one for b and d.
     void *a = make_stream(), *b = make_stream(), *c = make_stream(), *d = make_stream(), *event = make_event();
     void *spinning = make_function("emulated_spin"), *storing = make_function("emulated_store");
     uint64_t* const words = make_pinned();
@@ -96,7 +96,8 @@ TEST(EmulatedChannels, AKernelWaitsForRoomOnTheDeviceAtTheHeadOfItsChannel) {
     void *a = make_stream(), *b = make_stream(), *c = make_stream(), *d = make_stream();
     void *all = make_function("emulated_spin_together"), *storing = make_function("emulated_store");
     uint64_t* const words = make_pinned();
-    // Each of its blocks fills a multiprocessor: half of the device, and more than that.
+    // Each of its blocks fills a multiprocessor. The launches take half of the device, and then more than the other
+    // half.
     EXPECT_EQ(launch(all, a, SpinArgs{words, 1}, 32), 0);
     const auto started = [] { return call("moeccl_emulated_launches") > 0; };
     EXPECT_TRUE(becomes(started));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What belongs to a context, and what other contexts may do with it.
+// Objects that belong to a context, and what other contexts may do with them.
 #include <string>
 
 #include "tests/unit/cuda_emulation/driver.h"
@@ -25,7 +25,7 @@ TEST(EmulatedContexts, CallsWithoutACurrentContextAreRefused) {
     EXPECT_EQ(call("cuCtxSynchronize"), kInvalidContext);
     (void)use(0);
     EXPECT_EQ(call("cuStreamCreate", &p, 1u), 0);
-    // Another thread has none of its own.
+    // Another thread has no context of its own.
     std::thread([] { EXPECT_EQ(synchronize(nullptr), kInvalidContext); }).join();
     EXPECT_EQ(call("cuCtxSetCurrent", reinterpret_cast<void*>(&n)), kInvalidContext);
   });
@@ -88,7 +88,7 @@ TEST(EmulatedContexts, TheNullStreamComesAfterBlockingStreamsOfItsContextAndBefo
     store(words, 1);
     EXPECT_EQ(synchronize(nullptr), 0);
     EXPECT_EQ(load(words + 1), 1u);
-    // And a blocking stream comes after it.
+    // A blocking stream comes after it, too.
     spin(spinning, nullptr, words, 2);
     EXPECT_EQ(launch(storing, blocking, StoreArgs{words + 4, 1}), 0);
     some_time();
@@ -152,7 +152,7 @@ TEST(EmulatedContexts, OneThreadWorksOnFourDevices) {
       functions[d] = make_function("emulated_store");
       words[d] = make_pinned();
     }
-    // A chain over all devices, with the last one's context current.
+    // A chain over all devices, with the context of the last one current.
     for (int d = 0; d < 4; ++d) {
       if (d > 0) {
         EXPECT_EQ(call("cuStreamWaitEvent", streams[d], events[d - 1], 0u), 0);
@@ -209,7 +209,7 @@ TEST(EmulatedContexts, WhatIsKnownOfAnAddress) {
     EXPECT_EQ(ask(address(make_pinned()), kMemoryType), 1u);
     uint64_t own = 0, value = 0;
     EXPECT_EQ(call("cuPointerGetAttribute", static_cast<void*>(&value), kMemoryType, address(&own)), 1);
-    // All at once, and without an error for memory that CUDA does not know.
+    // Several attributes in one call, without an error for memory that CUDA does not know.
     int wanted[] = {kMemoryType, kOrdinal, kIpcCapable};
     unsigned type = 7;
     int ordinal = 7;

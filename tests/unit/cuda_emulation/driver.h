@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated driver by its functions' names, for tests of its rules.
+// The emulated driver through its functions' names, for tests of its rules.
 #pragma once
 
 #include <dlfcn.h>
@@ -22,7 +22,7 @@ namespace moeccl::emulation {
 
 using Settings = std::vector<std::pair<const char*, const char*>>;
 
-// Runs a test in a process of its own: contexts, settings and errors that stay are its alone.
+// Runs a test in a separate process, so that contexts, settings and sticky errors do not affect others.
 inline void in_process(const Settings& settings, const std::function<void()>& body) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
@@ -106,9 +106,10 @@ inline void store(uint64_t* word, uint64_t value) { __atomic_store_n(word, value
 inline uint64_t load(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 inline uint64_t address(const uint64_t* word) { return reinterpret_cast<uint64_t>(word); }
 
-// Long enough, mostly, for what may go on to have done so.
+// Usually long enough for work that may proceed to have done so.
 inline void some_time() { std::this_thread::sleep_for(std::chrono::milliseconds(150)); }
-// Whether it becomes true, on a machine that does other things too. What is expected not to gets little time.
+// Returns whether the condition becomes true, on a machine that has other work too. Waits only briefly if that is not
+// expected.
 inline bool becomes(const std::function<bool()>& what, bool expected = true) {
   for (int i = 0; i < (expected ? 2000 : 15); ++i) {
     if (what()) return true;
@@ -116,7 +117,7 @@ inline bool becomes(const std::function<bool()>& what, bool expected = true) {
   }
   return what();
 }
-// Whether the call, on a thread of its own with the same context, is still waiting after some time. `release` lets it
+// Returns whether the call, on a separate thread with the same context, still waits after some time. `release` lets it
 // end.
 inline bool waits(const std::function<void()>& what, const std::function<void()>& release, bool expected) {
   void* context = nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that wait for the device without saying so.
+// Calls that implicitly wait for the device.
 #include "tests/unit/cuda_emulation/driver.h"
 
 namespace moeccl::emulation {
@@ -7,14 +7,14 @@ namespace {
 
 const Settings kStrict = {{"MOECCL_TEST_CUDA_IMPLICIT_SYNC", "1"}, {"MOECCL_TEST_CUDA_LAZY_LOADING", "1"}};
 
-// A kernel of the context runs; does the call wait for it?
+// A running kernel of the context, to test whether a call waits for it.
 struct Busy {
   Busy() : word(make_pinned()), stream(make_stream()) {
     void* const function = make_function("emulated_spin");
     EXPECT_EQ(call("cuFuncLoad", function), 0);
     spin(function, stream, word);
   }
-  // `expected` says how long to look.
+  // `expected` determines how long to look.
   bool holds_up(const std::function<void()>& what, bool expected = true) {
     return waits(
         what, [&] { store(word, 1); }, expected);
@@ -134,7 +134,7 @@ TEST(EmulatedImplicitSync, TheFirstLaunchOfAFunctionWaitsForWhatRuns) {
       Busy busy;
       EXPECT_TRUE(busy.lets([&] { store_once(function); })) << "it is there now";
     }
-    // Asking for its attributes, or cuFuncLoad, brings it there before.
+    // Asking for its attributes, or cuFuncLoad, loads it before that.
     void* const asked = make_function("emulated_store");
     int registers = 0;
     EXPECT_EQ(call("cuFuncGetAttribute", &registers, 4, asked), 0);

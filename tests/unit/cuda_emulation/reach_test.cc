@@ -17,7 +17,7 @@ struct AccessTo {
 };
 AccessTo access_of(int device) { return {{1, device}, 3}; }
 
-// Memory of device 0 that a kernel of device 1 stores to, with what allows it and what does not.
+// Memory of device 0 that a kernel of device 1 stores to, with the calls that allow this and those that do not.
 struct Memory {
   uint64_t p = 0;
   void* pool = nullptr;
@@ -42,7 +42,7 @@ Memory mapped() {
   return m;
 }
 
-// What comes of a kernel of device 1 that stores to memory of device 0.
+// Returns the result of a kernel of device 1 that stores to memory of device 0.
 int store_from_other_device(uint64_t p) {
   (void)use(1);
   void* const stream = make_stream();
@@ -107,7 +107,7 @@ TEST_F(EmulatedReach, AKernelThatTouchesWhatItMayNotFailsItsContextForGood) {
     (void)use(0);
     EXPECT_EQ(launch(make_function("emulated_store"), fine, StoreArgs{reinterpret_cast<uint64_t*>(m.p), 7}), 0);
     EXPECT_EQ(synchronize(fine), 0) << "another context is not concerned";
-    // What waits for it does not hang.
+    // Work that waits for it does not hang.
     EXPECT_EQ(launch(make_function("emulated_store"), fine, StoreArgs{nullptr, 7}), 0);
     EXPECT_EQ(synchronize(fine), kIllegalAddress);
   });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies, row copies and reductions of kernels/cuda under emulation, held to the host reference.
+// Copies, row copies and reductions of kernels/cuda under emulation, compared with the host reference.
 #include <numeric>
 
 #include "tests/unit/cuda_kernels/harness.h"
@@ -72,7 +72,7 @@ struct ReduceCase {
 
   ReduceCase(int type, ReduceOp op, size_t count, Random& random) {
     const size_t n = 1 + random.below(random.chance(80) ? 4 : 20);
-    const bool together = random.chance(50);  // all alike aligned: the path of 16 bytes
+    const bool together = random.chance(50);  // all have the same alignment: the path of 16 bytes
     const size_t at = kTypeSizes[type] * random.below(16);
     for (size_t k = 0; k < n; ++k) {
       const Buffer filled = random.elements(type, count);
@@ -147,7 +147,7 @@ TEST(CudaReduce, NansInfinitiesAndSignedZerosMeetAsInTheReference) {
   }
 }
 
-// The scales bring the products to ties, to the subnormals and past the largest values.
+// The scales move the products to ties, to the subnormals and past the largest values.
 TEST(CudaReduce, EveryPatternOfTheNarrowFormatsConvertsAndRoundsAsInTheReference) {
   Random random(16);
   for (int type : {moecclFloat16, moecclBfloat16, moecclFloat8e4m3, moecclFloat8e5m2}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The launch emulation itself: what the kernels' tests rely on.
+// The launch emulation itself, with the features that the kernels' tests rely on.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -15,7 +15,7 @@ struct SumArgs {
   uint32_t* out;
   uint32_t n;
 };
-// A tree over shared memory: wrong without barriers that hold every thread.
+// A tree over shared memory, which gives wrong results without barriers that hold every thread.
 MOECCL_KERNEL(test_sum, SumArgs) {
   MOECCL_SHARED uint32_t sums[256];
   uint32_t own = 0;
@@ -33,7 +33,7 @@ struct FlagArgs {
   uint64_t* flag;
   uint32_t* order;
 };
-// Block 0 waits for block 1: only concurrent blocks get through.
+// Block 0 waits for block 1, so only concurrent blocks finish.
 MOECCL_KERNEL(test_flag, FlagArgs) {
   if (cuda::block_index() == 1) {
     if (cuda::thread_index() == 1) a.order[1] = 7;
@@ -46,7 +46,7 @@ MOECCL_KERNEL(test_flag, FlagArgs) {
     a.order[0] = a.order[1];
   }
 }
-// A barrier that half of the block never reaches.
+// Half of the block never reaches the barrier.
 MOECCL_KERNEL(test_divergent, FlagArgs) {
   if (cuda::thread_index() % 2 == 0) {
     (void)cuda::shuffle(a.order[0], 1);
@@ -55,7 +55,7 @@ MOECCL_KERNEL(test_divergent, FlagArgs) {
   }
 }
 
-// Both halves reach a barrier, each its own.
+// Both halves reach a barrier, but not the same one.
 MOECCL_KERNEL(test_two_barriers, FlagArgs) {
   if (cuda::thread_index() % 2 == 0)
     cuda::block_sync();
@@ -107,7 +107,7 @@ struct RaceArgs {
   uint32_t kind;
 };
 enum : uint32_t { kOrdered, kWithoutBarrier, kByShuffle };
-// Each thread reads what the next lane of its warp has written.
+// Each thread reads the value that the next lane of its warp has written.
 MOECCL_KERNEL(test_race, RaceArgs) {
   MOECCL_SHARED uint32_t values[64];
   const uint32_t t = cuda::thread_index();

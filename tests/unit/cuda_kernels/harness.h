@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a CUDA kernel with a random shape of launch, for comparison with the host reference: on the CPU, or where
-// tests/gpu builds these tests, by the driver.
+// Runs a CUDA kernel with a random launch shape, for comparison with the host reference: on the CPU or, where tests/gpu
+// builds these tests, through the driver.
 #pragma once
 
 #include "kernels/cuda/args.h"
@@ -17,7 +17,7 @@ using kernels::kTypeNames;
 using kernels::kTypeSizes;
 using kernels::Random;
 
-// Shapes that all files of this program have run, for the closing line.
+// The number of shapes that all files of this program have run, for the final check.
 inline int& shapes_run() {
   static int n = 0;
   return n;
@@ -45,7 +45,7 @@ void run_typed(const char* name, int type, const Args& args, Random& random, uin
   run_kernel(std::string(name) + "_" + std::to_string(type), args, random, blocks);
 }
 
-// A vector at a random misalignment that its element type allows.
+// Returns a random scale of the type.
 inline kernels::Scalar random_scale(int type, Random& random) {
   kernels::Scalar s{};
   if (type == moecclFloat64)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's own choices, counts of rows on the links and records for the peers, held byte for byte to
+// A rank's own choices, counts of rows on the links and records for the peers, compared byte for byte with
 // src/routing/routing.h.
 #include <set>
 
@@ -21,7 +21,7 @@ struct Own {
   const float* weights() const { return weight.empty() ? nullptr : weight.data(); }
 };
 
-// Choices of one rank: none, few or many tokens, ties to one expert, holes, capacity.
+// Draws the choices of one rank: no, few or many tokens, ties to one expert, holes, capacity.
 Own draw(const plan::LevelTree& tree, Random& random) {
   Own o;
   const auto n_experts = static_cast<uint32_t>(1 + random.below(3 * tree.n_ranks));
@@ -47,7 +47,7 @@ Own draw(const plan::LevelTree& tree, Random& random) {
   return o;
 }
 
-// The order of launches of moe/cuda_routing.cc.
+// Launches in the order of moe/cuda_routing.cc.
 class OnDevice {
  public:
   OnDevice(const Own& own, const plan::LevelTree& tree, const algo::CanonicalOrder& order, Random& random)
@@ -117,7 +117,7 @@ class OnDevice {
     a.total = total.data();
     run_kernel("moeccl_route_records_count", a, random_);
     run_kernel("moeccl_route_records_scan", a, random_, 1);
-    // Exact sizes: the sanitizer sees a word too many.
+    // Exact sizes, so that the sanitizer notices a word too many.
     const size_t choices = total[n].choices;
     words.assign(total[n].first_word, 0xdeadbeef);
     n_experts.assign(own_.n_tokens, 99);

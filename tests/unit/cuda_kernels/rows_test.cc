@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weighted rows, row sums and products of kernels/cuda under emulation, held to the host reference.
+// Weighted rows, row sums and products of kernels/cuda under emulation, compared with the host reference.
 #include <algorithm>
 
 #include "tests/unit/cuda_kernels/harness.h"
@@ -9,7 +9,7 @@ namespace {
 
 static_assert(sizeof(kernels::RowTerm) == sizeof(RowTermBits));
 
-// Half of the rows are multiples of 16 bytes and aligned, as hidden sizes are.
+// Half of the rows are aligned multiples of 16 bytes, as hidden sizes are.
 struct Place {
   size_t elements = 0, src = 0, dst = 0;
   Place(int type, Random& random) {

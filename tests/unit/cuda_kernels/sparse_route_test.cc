@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Top-k residual coding and routing of kernels/cuda under emulation, held to plain definitions.
+// Top-k residual coding and routing of kernels/cuda under emulation, compared with plain definitions.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -18,7 +18,7 @@ float load(int type, const Buffer& b, size_t i) {
   return static_cast<float>(kernels::read_float(type, b.data() + i * kTypeSizes[type]));
 }
 
-// The definition in kernels/cuda/args.h, by sorting.
+// The definition in kernels/cuda/args.h, computed by sorting.
 struct Encoded {
   std::vector<uint32_t> index{};
   std::vector<float> value{};  // before rounding
@@ -120,7 +120,7 @@ CodecHeaderBits header_bits(const kernels::CodecShape& shape) {
   return bits;
 }
 
-// Byte for byte the host's, at any alignment of buffers and encoded experts, also where nothing is kept.
+// Results equal the host's byte for byte, at any alignment of buffers and encoded experts, also where nothing is kept.
 TEST(CudaCodecKernels, EncodeDecodeCheckAndChecksumAreTheHosts) {
   Random random(34);
   for (int i = 0; i < 60; ++i) {
@@ -191,7 +191,7 @@ struct RouteCase {
   std::vector<int32_t> topk, map;
   uint32_t n_maps, n_slots = 0;
 
-  // Maps as a tree gives them: experts, then groups of groups.
+  // Maps as from a tree: experts, then groups of groups.
   RouteCase(Random& random) {
     n_experts = static_cast<uint32_t>(1 + random.below(random.chance(80) ? 40 : 700));
     top_k = static_cast<uint32_t>(1 + random.below(std::min<size_t>(n_experts, random.chance(80) ? 8 : 20)));
@@ -296,7 +296,7 @@ TEST(CudaRoute, NamesTheFirstTokenWithABadChoice) {
 }
 
 TEST(CudaShapes, TenThousandHaveRun) {
-  // Last in the program: tests run in the order of files and definitions.
+  // This is the last test in the program, because tests run in the order of files and definitions.
   EXPECT_GE(shapes_run(), 10'000);
   RecordProperty("shapes", shapes_run());
 }

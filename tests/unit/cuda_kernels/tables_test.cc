@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A routing's tables made by kernels out of all ranks' choices, held list by list to algo::RoutingTables, which makes
-// them out of records: random routings on every tree, with every algorithm.
+// A routing's tables that kernels make from all ranks' choices, compared list by list with algo::RoutingTables, which
+// makes them from records: random routings on every tree, with every algorithm.
 #include "src/exec/cuda/table_plan.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ struct RankOnDevice {
   std::byte* base() { return reinterpret_cast<std::byte*>(image.data()); }
 };
 
-// The launches of moe/cuda_tables.cc, for all ranks of a cluster.
+// Launches as moe/cuda_tables.cc does, for all ranks of a cluster.
 class OnDevice {
  public:
   OnDevice(const test::MoeCluster& cluster, Random& random) : c_(cluster), random_(random), ranks_(cluster.n()) {
@@ -36,7 +36,7 @@ class OnDevice {
       m.plan = std::make_unique<exec::TablePlan>(
           exec::TablePlan::Layer{c_.paths.get(), &c_.rank_paths[r], &c_.placement, c_.domains.get(), &orders_[r],
                                  &c_.test_case.shape, c_.slot_rows_, c_.tables[r].n_chunks()});
-      m.image.assign((m.plan->bytes() + 7) / 8, 0xcdcdcdcdcdcdcdcdull);  // what a kernel must not count on
+      m.image.assign((m.plan->bytes() + 7) / 8, 0xcdcdcdcdcdcdcdcdull);  // a kernel must not rely on this
       std::memcpy(m.base(), m.plan->constants().data(), m.plan->constants().size());
       m.expert_offsets.assign(c_.seen[r].n_local(r) + 1, -7);
       m.expert_counts.assign(c_.seen[r].n_local(r), -7);
@@ -44,7 +44,7 @@ class OnDevice {
   }
   RankOnDevice& rank(uint32_t r) { return ranks_[r]; }
 
-  // Choices of rank r, in an array of most_tokens rows of which the device counts `tokens`.
+  // Sets the choices of rank r, in an array of most_tokens rows of which the device counts `tokens`.
   void give(uint32_t r, const std::vector<int32_t>& index, const std::vector<float>& weight, uint64_t tokens,
             uint64_t most_tokens) {
     RankOnDevice& m = ranks_[r];
@@ -196,7 +196,7 @@ TEST(CudaTables, EqualTheHostsOnEveryTreeAndForEveryAlgorithm) {
       cluster.route(algorithm, 0);
       const algo::MoeShape& shape = cluster.test_case.shape;
       if (random.chance(60)) {
-        // Slots that hold less than all: several chunks.
+        // Slots that hold less than everything, so that there are several chunks.
         const uint64_t least = uint64_t{t.tree.n_ranks} * shape.top_k;
         cluster.route(algorithm, std::max(least, cluster.slot_rows_ / (1 + random.below(6))));
       }
@@ -237,7 +237,7 @@ TEST(CudaTables, WithExpertDomainsEachOriginsViewCounts) {
   }
 }
 
-// A warp takes several tokens at once, or one of more choices than it has lanes in several rounds.
+// A warp takes several tokens at once, or several rounds for one token with more choices than lanes.
 TEST(CudaTables, TokensOfAnyNumberOfChoicesEqualTheHosts) {
   Random random(54);
   const plan::LevelTree tree = test::tree_of({{"node", {}, {2, 2}}});
@@ -260,7 +260,7 @@ TEST(CudaTables, TokensOfAnyNumberOfChoicesEqualTheHosts) {
   }
 }
 
-// What is wrong on one rank empties the tables of all, with the reason.
+// A wrong choice on one rank empties the tables of all ranks, with the reason.
 TEST(CudaTables, AWrongChoiceEmptiesEveryRanksTables) {
   Random random(53);
   test::Random draw(3);

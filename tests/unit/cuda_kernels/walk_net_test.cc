@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The persistent kernel and ranks on other hosts: every rank elsewhere, and one thread that is all their proxies and
-// the network. That the library's own proxy does the same is shown by cuda_api.
+// The persistent kernel and ranks on other hosts: every rank is elsewhere, and one thread plays all proxies and the
+// network. cuda_api shows that the library's own proxy does the same.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -24,7 +24,7 @@ struct RankMemory : WalkRank {
   std::vector<WalkQueue> queues;
   std::vector<uint8_t> cells;
   WalkArrivals arrivals{};
-  std::deque<WalkArrival> waiting;  // for room among the arrivals
+  std::deque<WalkArrival> waiting;  // for space among the arrivals
 };
 
 WalkStep flag_step(WalkKind kind, uint32_t peer, uint8_t sig, uint16_t run) {
@@ -38,7 +38,7 @@ WalkStep flag_step(WalkKind kind, uint32_t peer, uint8_t sig, uint16_t run) {
   return s;
 }
 
-// Ranks whose only way to each other is the network.
+// Ranks that can reach each other only over the network.
 class Hosts {
  public:
   Hosts(uint32_t n, uint64_t half_bytes) : n_(n), half_(half_bytes), ranks_(n) {
@@ -80,14 +80,14 @@ class Hosts {
     return a;
   }
 
-  // Half of a rank's blocks take what the network brings.
+  // Half of a rank's blocks take the data that the network delivers.
   void run(const std::vector<WalkArgs>& args, std::vector<uint32_t> blocks, uint64_t seed) {
     for (uint32_t& b : blocks) b *= 2;
     run_walks("moeccl_walk_1", args, blocks, seed);
   }
 
  private:
-  // AllGather: into slot `me` of everybody, slots rotating, and from all slots to Output.
+  // AllGather: puts into slot `me` of every rank, with rotating slots, and copies from all slots to Output.
   void program(uint32_t me) {
     RankMemory& r = ranks_[me];
     const auto flags = [&](WalkKind kind, uint8_t sig) {
@@ -193,7 +193,7 @@ class Hosts {
   std::thread network_;
 };
 
-// Pieces of cells, cells and commands that come round, several blocks a lane, ranks that run ahead.
+// Tests pieces of cells, cells and commands that wrap round, several blocks per lane, and ranks that run ahead.
 TEST(WalkNet, WhatIsPutToOtherHostsArrivesAsAtNeighbours) {
   Random random(17);
   for (int world = 0; world < 6; ++world) {
@@ -202,7 +202,7 @@ TEST(WalkNet, WhatIsPutToOtherHostsArrivesAsAtNeighbours) {
     for (int op = 0; op < 6; ++op) {
       const size_t count = random.below(4) == 0 ? random.below(3) : random.below(60'000);
       const size_t chunk = 1 + random.below(30'000);
-      const size_t at_least = (count + 39) / 40;  // not more chunks than the emulation runs in a moment
+      const size_t at_least = (count + 39) / 40;  // limits the number of chunks to what the emulation runs quickly
       std::vector<WalkArgs> args;
       std::vector<uint32_t> blocks;
       std::vector<uint8_t> want;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of the persistent kernel in one process: their memory, their arguments and a launch of all kernels at once.
+// Ranks of the persistent kernel in one process: their memory, their arguments, and a launch of all kernels at once.
 #pragma once
 
 #include <algorithm>
@@ -27,14 +27,14 @@ struct WalkRank {
   WalkHeader& head() { return *reinterpret_cast<WalkHeader*>(header.data()); }
 };
 
-// Elements in all, of a chunk, and the bytes of one.
+// The total number of elements, those of a chunk, and the bytes of one.
 struct WalkSize {
   size_t count;
   uint32_t element_bytes;
   size_t chunk;
 };
 
-// The next operation of rank `me`, whose staging has `slots` slots in `depth` rotations.
+// Returns the arguments of the next operation of rank `me`, whose staging has `slots` slots in `depth` rotations.
 inline WalkArgs args_of(WalkRank& r, uint32_t me, uint32_t n_ranks, const WalkSize& size, uint32_t slots,
                         uint32_t depth) {
   WalkArgs a{};
@@ -62,7 +62,7 @@ inline WalkArgs args_of(WalkRank& r, uint32_t me, uint32_t n_ranks, const WalkSi
   return a;
 }
 
-// All ranks' kernels side by side, each of blocks[r] blocks.
+// Runs all ranks' kernels concurrently, each with blocks[r] blocks.
 inline void run_walks(const std::string& kernel, const std::vector<WalkArgs>& args, const std::vector<uint32_t>& blocks,
                       uint64_t seed) {
   const emulation::Kernel* k = emulation::find_kernel(kernel);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The persistent kernel for rows, with the plans and tables of random routings on uneven trees: dispatch and combine
-// give what the interpreter of plans gives with the reference kernels, in buffers of the very size.
+// give the same as the interpreter of plans with the reference kernels, in buffers of exact size.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -51,7 +51,7 @@ class RowWorld {
     }
   }
 
-  // All ranks' kernels at once, and the interpreter; compares every Output.
+  // Runs all ranks' kernels at once, and the interpreter, and compares every Output.
   void run(moecclOp_t op, bool weighted, Random& random) {
     const plan::Plan plan = c_.plan(op);
     const std::vector<plan::Binding> bindings = c_.bindings(op, weighted);
@@ -134,7 +134,7 @@ class RowWorld {
   void fill(RankMemory& m, size_t rows_in, size_t rows_out, Random& random) const {
     const size_t row = c_.test_case.shape.row_bytes, size = kTypeSizes[type_];
     m.in_bytes = rows_in * row, m.out_bytes = rows_out * row;
-    // Of the very size, so that the sanitizer sees each byte that is read or written beside them.
+    // Exact size, so that the sanitizer notices each byte that is read or written outside.
     m.in = std::make_unique<std::byte[]>(m.in_bytes);
     m.out = std::make_unique<std::byte[]>(m.out_bytes);
     std::memset(m.out.get(), 0x5a, m.out_bytes);
@@ -179,7 +179,8 @@ TEST(WalkRows, RandomRoutingsOnUnevenTreesGiveTheInterpretersBits) {
     cluster.route(algorithms[random.below(algorithms.size())], 0);
     const uint64_t whole = cluster.slot_rows_;
     if (random.chance(60)) {
-      // Slots that hold less than all: several chunks. One row of each origin and choice fits in any case.
+      // Slots that hold less than everything, so that there are several chunks. One row of each origin and choice
+      // always fits.
       const uint64_t least = uint64_t{tree.tree.n_ranks} * moe.shape.top_k;
       cluster.route(cluster.paths->algorithm(), std::max(least, whole / (1 + random.below(4))));
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The persistent kernel: ranks' kernels side by side, each rank a thread, each block one too. Programs are written by
-// hand here; those of the plans run in cuda_api.
+// The persistent kernel: ranks' kernels run concurrently, with one thread per rank and per block. Programs are written
+// by hand here; cuda_api runs those of the plans.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -43,7 +43,7 @@ class World {
             {reinterpret_cast<WalkHeader*>(p.header.data()), reinterpret_cast<uint8_t*>(p.staging.data()), nullptr});
   }
 
-  // Copy into the own slot, signal all, wait for all, reduce all slots: chunk by chunk, slots rotating.
+  // Copies into the own slot, signals all, waits for all and reduces all slots, chunk by chunk, with rotating slots.
   void all_reduce_program() {
     for (uint32_t me = 0; me < n_; ++me) {
       WalkRank& r = ranks_[me];
@@ -72,7 +72,7 @@ class World {
       sum.n_srcs = n_;
       r.steps.push_back(sum);
       for (uint32_t p = 0; p < n_; ++p) r.refs.push_back(ref(p, WalkBuffer::kStaging));
-      // A slot comes again after kSlots chunks: its readers say so.
+      // A slot is reused after kSlots chunks, when its readers allow it.
       if (n_ > 1) {
         for (uint32_t p = 0; p < n_; ++p)
           if (p != me) r.steps.push_back(flag_step(WalkKind::kSignal, p, 1, WalkWhen::kEvery));
@@ -102,7 +102,7 @@ class World {
   std::vector<WalkRank> ranks_;
 };
 
-// Under the thread sanitizer each takes seconds.
+// Under the thread sanitizer, each world takes seconds.
 #if defined(__SANITIZE_THREAD__)
 constexpr int kWorlds = 3;
 #else
@@ -191,7 +191,7 @@ TEST(Walk, ARankThatNeverComesIsADeadlineThatNamesIt) {
   EXPECT_EQ(w.rank(0).completed, 2u);
 }
 
-// `failed` changes at any time, by other blocks: here between what the block's first and last threads do.
+// Other blocks may change `failed` at any time, here between steps of the block's first and last threads.
 MOECCL_KERNEL(test_walk_enter, WalkArgs) {
   MOECCL_SHARED WalkShared s;
   WalkState w = walk_begin(a, s);
@@ -199,7 +199,8 @@ MOECCL_KERNEL(test_walk_enter, WalkArgs) {
   static_cast<uint8_t*>(a.output)[thread_index()] = walk_enter(a, s, w);
 }
 
-// Without one reading for all, threads part: the emulation ends the process when they come to different barriers.
+// If threads did not share one reading, they would diverge, and the emulation would end the process when they come to
+// different barriers.
 TEST(Walk, AFailureDuringTheStartIsSeenByAllThreadsOfABlockOrByNone) {
   World w(1, 4096);
   w.all_reduce_program();
@@ -231,7 +232,7 @@ TEST(Walk, RanksThatRunDifferentOperationsFindOut) {
   }
 }
 
-// An acquire empties the L1 cache of a multiprocessor: one for each word that is waited for, however long.
+// An acquire empties a multiprocessor's L1 cache. There is one for each word that is waited for, however long the wait.
 TEST(Walk, AWaitPollsWithoutAcquires) {
   World w(2, 4096);
   w.all_reduce_program();
@@ -248,7 +249,8 @@ TEST(Walk, AWaitPollsWithoutAcquires) {
   run_walks("moeccl_walk_7", {args[1]}, {1}, 8);
   early.join();
   EXPECT_EQ(w.rank(0).completed, 1u);
-  // Its start: whether an earlier operation has failed, and that the peer has finished the one before the last.
+  // At its start it checks that no earlier operation has failed, and that the peer has finished the operation before
+  // the last.
   EXPECT_LE(waiting, 2);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of the emulated CUDA device that NICs of the fake libibverbs reach: which way is taken and why, what goes
-// which way, what is flushed, and that nothing is left. What links promise on it is in link_contract_test.cc.
+// Memory of the emulated CUDA device that NICs of the fake libibverbs reach: which way is chosen and why, which data
+// takes which way, what is flushed, and that nothing is left. link_contract_test.cc tests what links on it promise.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -43,7 +43,7 @@ class DeviceMemoryOverVerbs : public ::testing::Test {
   }
   static const FakeVerbs& fake() { return FakeVerbs::get(); }
   static bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
-  // What the device says of NICs; null: nothing.
+  // Sets the device's answer about NICs; null: none.
   static void allow(const char* words) {
     words == nullptr ? unsetenv("MOECCL_TEST_CUDA_RDMA") : setenv("MOECCL_TEST_CUDA_RDMA", words, 1);
   }
@@ -52,7 +52,7 @@ class DeviceMemoryOverVerbs : public ::testing::Test {
     reinterpret_cast<void (*)(void (*)())>(dlsym(library, "moeccl_emulated_on_flush"))(flush);
     dlclose(library);
   }
-  // The way that an endpoint finds, or why there is none.
+  // Returns the way that an endpoint finds, or why there is none.
   std::string way(const transport::Network& network = fake_verbs::kNetworks[0]) {
     const EmulatedMemory landing(context_, kBytes), source(context_, kBytes);
     transport::NetworkOptions o;
@@ -106,7 +106,7 @@ TEST_F(DeviceMemoryOverVerbs, IsRegisteredByPiecesOfTwoGigabytes) {
   device_.release(big);
 }
 
-// Two ranks, each with a stream, a staging on the device and links of CudaNet.
+// Two ranks, each with a stream, staging on the device and links of CudaNet.
 class Ranks {
  public:
   Ranks(driver::cuda::Context context, const transport::Network& network, bool direct = true) {
@@ -142,7 +142,7 @@ class Ranks {
   }
   exec::Fabric& operator[](uint32_t r) { return (*fabrics)[r]; }
 
-  // Rank 0 puts and signals; true when rank 1 has seen the signal.
+  // Rank 0 puts and signals. Returns true when rank 1 has seen the signal.
   bool send(const EmulatedMemory& from, size_t bytes, uint32_t number) {
     for (bool put = false; !put;) {
       const auto state = (*fabrics)[0].link(1).put(0, from.device(), bytes);
@@ -212,7 +212,7 @@ TEST_F(DeviceMemoryOverVerbs, AFlushThatFailsNamesTheNic) {
   EXPECT_FALSE(ranks.settle().ok()) << "and stays so";
 }
 
-// Rooms of the bounce memory come back when the NIC has read them, however much is put.
+// Parts of the bounce memory are reused when the NIC has read them, however much is put.
 TEST_F(DeviceMemoryOverVerbs, RoomsComeBackWhenTheyWereRead) {
   Ranks ranks(context_, fake_verbs::kNetworks[1]);
   fake().control().set_delay_us(200);
@@ -236,12 +236,12 @@ TEST_F(DeviceMemoryOverVerbs, ARankThatFailsWhileItPutsEndsWithoutAWait) {
   EXPECT_EQ(ranks[1].own->signal(0, 0).word.load(), 0u);
 }
 
-// What a communicator's ranks agree on.
+// The result that a communicator's ranks agree on.
 struct Agreed {
   comm::NetworkResult of[2];
   Status status[2];
 
-  // able: whether rank 1 has memory that NICs reach.
+  // able: whether NICs reach rank 1's memory.
   Agreed(driver::cuda::Context context, bool able) {
     const Deadline deadline = Deadline::after_ms(patient_ms(10'000));
     bootstrap::RootOptions options;

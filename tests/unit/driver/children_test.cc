@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a child of fork() keeps of the library's sockets: nothing that others would take for a sign of life.
+// The library's sockets in a child of fork(): none is kept that others would take for a sign of life.
 #include "src/driver/children.h"
 
 #include <fcntl.h>
@@ -31,7 +31,7 @@ Pair connected() {
   return p;
 }
 
-// Runs `body` in a child and returns its exit status; 0: all was right there.
+// Runs `body` in a child and returns its exit status; 0 means success.
 template <class Body>
 int in_child(Body body) {
   const pid_t pid = ::fork();
@@ -50,7 +50,7 @@ TEST(Children, DoNotKeepAConnectionOpen) {
   }
   p.client.reset();
   std::byte one;
-  // It would wait for the child otherwise.
+  // Otherwise it would wait for the child.
   EXPECT_EQ(recv_exact(p.server.get(), {&one, 1}, soon()).code(), moecclRemoteError);
   const SocketAddress at = *local_address(p.listener.get());
   p.listener.reset();
@@ -86,7 +86,7 @@ TEST(Children, KeepWhatHasTakenTheNumberSince) {
   const int number = p.client.release();
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
-  ASSERT_EQ(::dup2(ends[1], number), number);  // another owner: not the library's any more
+  ASSERT_EQ(::dup2(ends[1], number), number);  // the descriptor no longer belongs to the library
   EXPECT_EQ(in_child([&] { return ::write(number, "x", 1) == 1 ? 0 : 1; }), 0);
   for (const int fd : {ends[0], ends[1], number}) ::close(fd);
 }
@@ -113,7 +113,7 @@ TEST(Children, LetGoThoughNoDescriptorIsFree) {
             0);
 }
 
-// Threads that connect beside one that forks: no child may keep what is made at this very moment.
+// Threads connect while another thread forks. No child may keep a socket that is created at that moment.
 TEST(Children, DoNotKeepWhatIsMadeWhileTheyAre) {
   std::atomic<bool> stop{false};
   std::thread maker([&] {

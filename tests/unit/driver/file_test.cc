@@ -61,7 +61,7 @@ TEST_F(ReplaceFile, FollowsLinks) {
   ASSERT_TRUE(replace_file(path("sub/target"), "old").ok());
   fs::create_symlink("sub/target", path("link"));       // relative to the link's folder
   fs::create_symlink(path("link"), path("second"));     // a link to a link
-  fs::create_symlink("sub/not-yet", path("dangling"));  // to what is yet to be made
+  fs::create_symlink("sub/not-yet", path("dangling"));  // to a file that does not exist yet
   ASSERT_TRUE(replace_file(path("second"), "new").ok());
   EXPECT_EQ(content(path("sub/target")), "new");
   ASSERT_TRUE(replace_file(path("dangling"), "made").ok());

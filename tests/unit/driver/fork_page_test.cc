@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was made before a fork is known in the child, and what the child makes is not taken for its parent's.
+// Objects made before a fork are recognised in the child, and the child's own objects are not mistaken for its
+// parent's.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,7 +10,7 @@
 namespace moeccl::driver {
 namespace {
 
-// Runs body in a child; whether it returned true.
+// Runs body in a child. Returns whether body returned true.
 template <class Body>
 bool in_child(Body&& body) {
   const pid_t child = fork();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The structures that src/driver/ibv_abi.h declares anew, against rdma-core's headers where they are installed.
+// The structures that src/driver/ibv_abi.h redeclares, compared with rdma-core's headers where they are installed.
 #include <gtest/gtest.h>
 
 #if __has_include(<infiniband/verbs.h>)

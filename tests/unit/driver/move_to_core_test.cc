@@ -16,7 +16,7 @@ cpu_set_t allowed_cores() {
   return cores;
 }
 
-// On a thread of its own: the others of this program stay where they are.
+// Runs on a separate thread, so that the other threads of this program stay where they are.
 template <class Body>
 void on_a_thread(Body&& body) {
   std::thread(std::forward<Body>(body)).join();
@@ -28,7 +28,7 @@ TEST(MoveToCore, GoesToEveryAllowedCoreAndStaysAllowedOnAll) {
     for (int core = 0; core < CPU_SETSIZE; ++core) {
       if (!CPU_ISSET(core, &before)) continue;
       bool there = false;
-      // The kernel may move the thread back between the two calls: it is asked again.
+      // The kernel may move the thread back between the two calls, so try again.
       for (int tries = 0; tries < 1000 && !there; ++tries) {
         move_to_core([core](int c) { return c == core; });
         there = current_core() == core;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process number says little about whose memory it is: the stamp does.
+// A process number does not identify the owner of memory; the stamp does.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>

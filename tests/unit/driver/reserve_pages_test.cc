@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory is reserved although a timer interrupts the reservation all the time, and lies whole in the file.
+// Shared memory is reserved although a timer constantly interrupts the reservation, and the file has all pages.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -11,7 +11,7 @@
 namespace moeccl::driver {
 namespace {
 
-// Signals every `us` microseconds, without restart, until the end of the scope.
+// Raises a signal every `us` microseconds, without restart, until the end of the scope.
 class Timer {
  public:
   explicit Timer(long us) {
@@ -32,8 +32,7 @@ class Timer {
 };
 
 TEST(ReservePages, EndsAlthoughSignalsInterruptIt) {
-  constexpr size_t kBytes =
-      size_t{64} << 20;  // takes longer than the timer waits, so that no single call comes through
+  constexpr size_t kBytes = size_t{64} << 20;  // longer than the timer's period, so that no single call completes
   const int64_t start = now_ns();
   {
     const Timer timer(1000);
@@ -49,7 +48,7 @@ TEST(ReservePages, EndsAlthoughSignalsInterruptIt) {
 TEST(ReservePages, TellsWhatTheKernelRefuses) {
   Result<Fd> fd = shared_segment("moeccl-test", size_t{8} << 20, false);
   ASSERT_TRUE(fd.ok());
-  // Beyond what any file may have (EFBIG).
+  // Larger than any file may be (EFBIG).
   const Status s = reserve_pages(*fd, size_t{1} << 62, size_t{1} << 62);
   EXPECT_FALSE(s.ok());
 }

@@ -66,7 +66,7 @@ TEST(Socket, ListensConnectsAndSeesTheEnd) {
       EXPECT_EQ(peer_credentials(server->get())->pid, ::getpid());
       EXPECT_EQ(peer_credentials(client->get())->uid, ::geteuid());
     }
-    // More than any buffer: both sides move at once.
+    // More than any buffer holds, so both sides move at once.
     std::vector<std::byte> sent(4 << 20, std::byte{7});
     std::vector<std::byte> got(sent.size());
     std::thread sender([&] { EXPECT_TRUE(send_all(client->get(), sent, soon()).ok()); });
@@ -85,7 +85,7 @@ TEST(Socket, CongestionControlIsTheKernelsOrAnError) {
   ASSERT_TRUE(listener.ok());
   Result<Fd> client = connect_to(*local_address(listener->get()), soon());
   ASSERT_TRUE(client.ok());
-  EXPECT_TRUE(set_congestion_control(client->get(), "reno").ok());  // the one that no kernel lacks
+  EXPECT_TRUE(set_congestion_control(client->get(), "reno").ok());  // every kernel has this one
   const Status none = set_congestion_control(client->get(), "pigeons");
   EXPECT_EQ(none.code(), moecclUnsupported);
   EXPECT_NE(none.message().find("pigeons"), std::string::npos);
@@ -104,7 +104,7 @@ TEST(Socket, ConnectionsHaveTheListenersCongestionControlAndTheOneAskedFor) {
   EXPECT_EQ(congestion_control(client->get()).value(), "reno");
   EXPECT_EQ(congestion_control(server->get()).value(), "reno");
   EXPECT_EQ(connect_to(at, soon(), nullptr, "pigeons").status().code(), moecclUnsupported);
-  // Loopback: something, and no second.
+  // On loopback there is a value, and it is less than a second.
   EXPECT_GE(least_round_trip_us(client->get()), 0);
   EXPECT_LT(least_round_trip_us(client->get()), 1'000'000);
 }
@@ -164,7 +164,7 @@ TEST(Socket, TheWatchedProcessEndsTheWaitAfterWhatItSent) {
   ASSERT_TRUE(pidfd.ok()) << pidfd.status().message();
   ASSERT_TRUE(wait_fd(pidfd->get(), POLLIN, soon()).ok());
   std::byte two[2];
-  // pair->second is open here too, as in a forked child: no end of file will come.
+  // pair->second is open here too, as in a forked child, so there will be no end of file.
   EXPECT_TRUE(recv_exact(pair->first.get(), two, soon(), pidfd->get()).ok());
   EXPECT_EQ(recv_exact(pair->first.get(), std::span(two).first(1), soon(), pidfd->get()).code(), moecclRemoteError);
   ::waitpid(child, nullptr, 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host executor on every algorithm of every operation, with real bytes, against what the C header promises.
+// The host executor on every algorithm of every operation, with real bytes, compared with what the C header promises.
 #include "src/exec/execution.h"
 
 #include <gtest/gtest.h>

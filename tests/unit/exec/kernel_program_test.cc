@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programs for the persistent kernel: where a lane's blocks meet, what runs together, what is refused.
+// Programs for the persistent kernel: where a lane's blocks meet, which steps run together, which programs are refused.
 #include "src/exec/cuda/kernel_program.h"
 
 #include <gtest/gtest.h>
@@ -48,7 +48,7 @@ TEST(KernelProgram, BlocksMeetWhereAStepUsesWhatAnEarlierOneWrote) {
   size_t sums = 0;
   for (size_t i = 0; i + 1 < program->steps.size(); ++i) {
     if (!is(program->steps[i], WalkKind::kReduce)) continue;
-    // What is copied on was summed by other threads; and in place a peer's output is the input that was read.
+    // The copied data was summed by other threads, and in place a peer's output is the input that was read.
     EXPECT_TRUE(is(program->steps[i + 1], WalkKind::kCopy));
     EXPECT_NE(program->steps[i + 1].flags & cuda::kWalkBarrier, 0);
     ++sums;

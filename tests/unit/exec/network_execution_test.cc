@@ -20,10 +20,11 @@ constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;
 #endif
-// Sanitizers look at each operation, and take ten times as long for it.
+// Sanitizers check each operation, which takes ten times as long.
 constexpr uint32_t kMany = kSanitized ? 1'000 : 10'000;
 
-// Operations of all kinds by all algorithms that need no memory of their peers. The first that went wrong; "": none.
+// Runs operations of all kinds with all algorithms that need no access to their peers' memory. Returns the first error,
+// or "".
 std::string operations_over(const transport::Network& network, uint32_t n, uint32_t n_operations, uint32_t* n_done) {
   NetworkFabrics fabrics(network, n);
   EXPECT_TRUE(fabrics.status.ok()) << fabrics.status.message();
@@ -53,7 +54,7 @@ std::string operations_over(const transport::Network& network, uint32_t n, uint3
   fabrics.run([&](uint32_t, exec::Fabric& f) {
     std::minstd_rand random(7);
     for (uint32_t k = 0; k < stop_at.load(); ++k) {
-      // Large ones take the time of a hundred small ones.
+      // Large ones take as long as a hundred small ones.
       const size_t pick = random() % jobs.size();
       const Job& job = jobs[random() % 16 == 0 ? pick : pick / 4 * 4 + random() % 3];
       const std::string wrong = run_algorithm(f, *job.a, job.shape, job.plan);
@@ -61,7 +62,7 @@ std::string operations_over(const transport::Network& network, uint32_t n, uint3
       if (wrong.empty()) continue;
       const std::lock_guard lock(mutex);
       if (first.empty()) first = wrong;
-      // All ranks end with the same operation; a rank that is ahead has at most begun the next but one.
+      // All ranks end with the same operation. A rank that is ahead has at most begun the next but one.
       stop_at.store(std::min(stop_at.load(), k + 4));
     }
   });
@@ -74,7 +75,7 @@ TEST(ShuffledNetwork, TenThousandOperationsAreRight) {
   EXPECT_EQ(done, kMany);
 }
 
-// RDMA whose queue pairs overtake each other, and whose writes arrive in any order.
+// RDMA whose queue pairs overtake each other, with writes that arrive in any order.
 TEST(FakeVerbs, OperationsAreRight) {
   for (const transport::Network& network : fake_verbs::kNetworks) {
     FakeVerbs::get().calm();
@@ -86,7 +87,7 @@ TEST(FakeVerbs, OperationsAreRight) {
   FakeVerbs::get().calm();
 }
 
-// The same with sources that are given back too early.
+// The same with sources that are returned too early.
 TEST(ShuffledNetwork, SourcesThatDoNotStayAreFound) {
   if (kSanitized) GTEST_SKIP() << "the network reads memory that is not its own any more: a sanitizer ends it";
   ShuffledNetwork::sources_stay() = false;
@@ -96,7 +97,7 @@ TEST(ShuffledNetwork, SourcesThatDoNotStayAreFound) {
   EXPECT_NE(wrong, "") << "2000 operations were right, although their sources were overwritten under way";
 }
 
-// The same with signals that do not wait for what they cover: what the test above rests on.
+// The same with signals that do not wait for the data that they cover, on which the test above depends.
 TEST(ShuffledNetwork, SignalsThatDoNotWaitAreFound) {
   if (kSanitized) GTEST_SKIP() << "data races with whoever reads it: a sanitizer ends it";
   ShuffledNetwork::signals_wait() = false;

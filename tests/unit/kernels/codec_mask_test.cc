@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The AVX-512 scan against a loop, element by element: how many candidates it finds, which, and that it writes no
-// further. Built once more with the options under which a compiler has counted them wrong (tests/meson.build).
+// Compares the AVX-512 scan with a loop, element by element: how many candidates it finds, which ones, and that it does
+// not write past them. Built a second time with the options under which a compiler has counted them wrong
+// (tests/meson.build).
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -43,7 +43,7 @@ Tensor tensor(const std::vector<float>& values, moecclDataType_t type) {
   return t;
 }
 
-// Residuals as experts have them: most are small, some are not; `kind` picks awkward ones.
+// Draws residuals like those of experts, of which most are small and some are not. `kind` selects awkward ones.
 std::vector<float> draw(std::mt19937& random, size_t n, int kind) {
   std::normal_distribution<float> normal;
   std::vector<float> v(n);
@@ -98,7 +98,7 @@ TEST(Codec, EveryTableWritesTheSameBytes) {
   }
 }
 
-// Sorts all residuals of a block: what is kept must be the largest, and decoding must add exactly those.
+// Sorts all residuals of a block: the kept ones must be the largest, and decoding must add exactly those.
 TEST(Codec, KeepsTheLargestResidualsOfEachBlock) {
   std::mt19937 random(2);
   for (const Case& c : cases()) {
@@ -186,7 +186,8 @@ TEST(Codec, ForeignBytesAreRefused) {
   EXPECT_FALSE(decodes(good, {moecclBfloat16, 1000, 10}));
 }
 
-// Experts that an update brings to their values block by block: the bytes of one after another that have them already.
+// An update brings experts to their values block by block. The bytes must equal those of experts that already have
+// these values.
 TEST(Codec, EncodingBehindUpdatesGivesTheSameBytes) {
   std::mt19937 random(5);
   for (const Case& c : cases()) {
@@ -267,7 +268,7 @@ TEST(Codec, PiecesOfForeignBytesAreRefusedBeforeTheFirst) {
   codec_encode(best_codec(), shape, expert.data(), shared.data(), bytes.data());
   const uint32_t k = codec_kept(shape, kCodecBlock);
   std::byte* indices = bytes.data() + sizeof(CodecHeader) + k * sizeof(float);
-  std::swap_ranges(indices + 2000, indices + 2002, indices + 4000);  // of the first block: no longer ascending
+  std::swap_ranges(indices + 2000, indices + 2002, indices + 4000);  // in the first block: no longer ascending
   int runs = 0;
   const auto decodes = [&](const CodecRange& range) {
     return codec_decode(shape, bytes.data(), bytes.size(), shared.data(), range,
@@ -275,7 +276,7 @@ TEST(Codec, PiecesOfForeignBytesAreRefusedBeforeTheFirst) {
   };
   EXPECT_FALSE(decodes({0, 70'000, 1}));
   EXPECT_EQ(runs, 0);
-  EXPECT_TRUE(decodes({kCodecBlock, 4000, 1}));  // the second block is as it was
+  EXPECT_TRUE(decodes({kCodecBlock, 4000, 1}));  // the second block is unchanged
   EXPECT_EQ(runs, 1);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Holds copy, reduce and scale_copy of every overlay to the reference. Rows: rows_contract_test.cc.
+// Compares copy, reduce and scale_copy of every overlay with the reference. rows_contract_test.cc has the row kernels.
 #include "tests/unit/kernels/kernel_test_util.h"
 
 namespace moeccl::kernels {
@@ -25,7 +25,7 @@ TEST_P(CopyContract, CopiesAnyLengthAtAnyAlignment) {
   }
 }
 
-// copy takes its own way between 2 KiB and 1 MiB.
+// copy has a separate path between 2 KiB and 1 MiB.
 TEST_P(CopyContract, CopiesLargeBlocksAtAnyAlignment) {
   Random random(2);
   for (const size_t bytes : {2047, 2048, 2049, 4095, 4096, 5000, 65536 + 17, (1 << 20) - 1, 1 << 20, (1 << 20) + 1}) {
@@ -148,7 +148,7 @@ TEST_P(ReduceContract, CopiesHoldTheResultAlsoInPlaceOfASource) {
   }
 }
 
-// Pairs of special values in every position of a vector and of its tail.
+// Uses pairs of special values in every position of a vector and of its tail.
 TEST_P(ReduceContract, NansInfinitiesAndSignedZerosMeetAsInTheReference) {
   Random random(4);
   const double inf = HUGE_VAL, nan = std::nan("");
@@ -188,7 +188,7 @@ TEST_P(ReduceContract, ScaleCopyGivesTheReferencesBitsAlsoInPlace) {
   }
 }
 
-// The scales bring the products to ties, to the subnormals and past the largest values.
+// The scales move the products to ties, to the subnormals and past the largest values.
 TEST_P(ReduceContract, EveryPatternOfTheNarrowFormatsConvertsAndRoundsAsInTheReference) {
   for (int type : {moecclFloat16, moecclBfloat16, moecclFloat8e4m3, moecclFloat8e5m2}) {
     const size_t count = kTypeSizes[type] == 1 ? 256 : 65536;

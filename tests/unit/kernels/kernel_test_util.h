@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random buffers with guarded ends, and comparison by bits, for the kernel tests.
+// Random buffers with guarded ends, and bitwise comparison, for the kernel tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ inline constexpr size_t kTypeSizes[MOECCL_NUM_DATA_TYPES] = {1, 1, 4, 4, 8, 8, 2
 
 inline bool is_float(int type) { return type >= moecclFloat16; }
 
-// The element at p of a float type.
+// Returns the element at p of a float type.
 inline double read_float(int type, const std::byte* p) {
   uint16_t u16;
   float f;
@@ -73,7 +73,7 @@ inline void write_float(int type, std::byte* p, double value) {
   }
 }
 
-// Bytes at any offset from a cache line, with guards that a kernel must leave alone.
+// Bytes at any offset from a cache line, with guards that a kernel must not touch.
 class Buffer {
  public:
   static constexpr size_t kGuard = 64;
@@ -107,7 +107,7 @@ class Random {
   bool chance(int percent) { return below(100) < static_cast<size_t>(percent); }
   double normal() { return std::normal_distribution<double>()(engine_); }
 
-  // Every second buffer is raw bits: for floats all the NaNs, infinities and subnormals there are.
+  // Every second buffer holds raw bits: for floats, this gives NaNs, infinities and subnormals of all kinds.
   Buffer elements(int type, size_t count) {
     Buffer b(count * kTypeSizes[type], below(64));
     for (size_t i = 0; i < b.size(); ++i) b.data()[i] = static_cast<std::byte>(bits());
@@ -118,7 +118,7 @@ class Random {
     return b;
   }
 
-  // Sizes around the vector widths, and a few larger ones.
+  // Returns sizes around the vector widths, and a few larger ones.
   size_t count() { return chance(80) ? below(300) : below(5000); }
   size_t misalignment() { return chance(30) ? 0 : below(64); }
 
@@ -126,7 +126,7 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-// The first difference between two buffers of `type`, or an empty string. Any NaN equals any NaN.
+// Returns the first difference between two buffers of `type`, or an empty string. Any NaN equals any NaN.
 inline std::string difference(int type, const Buffer& expected, const Buffer& actual) {
   const size_t size = kTypeSizes[type];
   for (size_t i = 0; i + size <= expected.size(); i += size) {
@@ -143,7 +143,7 @@ inline std::string difference(int type, const Buffer& expected, const Buffer& ac
   return actual.guards_intact() ? "" : "wrote outside the destination";
 }
 
-// The overlays, each held to the reference. An absent one is skipped aloud.
+// The overlays, each compared with the reference. An absent overlay is skipped with a message.
 class OverlayTest : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Holds the reference to what it claims: conversions against the formats' own definition, kernels against sums worked
-// out in double or by hand.
+// Checks the reference itself: conversions against the formats' definitions, kernels against sums computed in double or
+// by hand.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// The value of a finite pattern, from the format's definition.
+// Returns the value of a finite pattern, from the format's definition.
 double value_of(uint32_t magnitude, int mantissa_bits, int bias) {
   const int exponent = static_cast<int>(magnitude >> mantissa_bits);
   const double fraction = static_cast<double>(magnitude & ((1u << mantissa_bits) - 1)) / (1 << mantissa_bits);
@@ -58,7 +58,7 @@ TEST(FloatFormats, PatternsAboveTheLargestAreInfinityOnceAndNans) {
   }
 }
 
-// Between each two neighbours: the middle goes to the even one, a hair beside it to the nearer one.
+// Between each two neighbours, the middle rounds to the even one, and a value just beside it to the nearer one.
 TEST(FloatFormats, RoundsToNearestAndTiesToEven) {
   for (const Format& f : kFormats) {
     for (uint32_t m = 0; m < f.largest; ++m) {
@@ -240,7 +240,7 @@ TEST(Reference, RowSumsAgreeWithSumsInDouble) {
   }
 }
 
-// One column of bf16 rows: values[t] with close[t].
+// Sums one column of bf16 rows: values[t] with close[t].
 float grouped_sum(const std::vector<float>& values, const std::vector<uint16_t>& close, bool grouped = true) {
   std::vector<uint16_t> rows;
   std::vector<RowTerm> terms;
@@ -261,7 +261,7 @@ float grouped_sum(const std::vector<float>& values, const std::vector<uint16_t>&
   return Bf16::decode(out);
 }
 
-// In bf16 256 + 1 rounds to 256, so where the groups end shows in the sum.
+// In bf16, 256 + 1 rounds to 256, so the sum shows where the groups end.
 TEST(Reference, GroupsRoundWhereTheyEnd) {
   EXPECT_EQ(grouped_sum({256, 1, 1, 1}, {0, 0, 0, 0}), 260.0f);
   EXPECT_EQ(grouped_sum({256, 1, 1, 1}, {0, 1, 0, 0}), 258.0f);  // (256 + 1 -> 256) + (1 + 1)

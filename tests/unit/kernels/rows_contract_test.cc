@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Holds the row kernels of every overlay to the reference: copy_rows, scale_rows, reduce_rows, dot_rows.
+// Compares the row kernels of every overlay with the reference: copy_rows, scale_rows, reduce_rows, dot_rows.
 #include <algorithm>
 #include <numeric>
 
@@ -11,7 +11,7 @@ namespace {
 using RowsContract = OverlayTest;
 INSTANTIATE_TEST_SUITE_P(Overlays, RowsContract, testing::Values("avx2", "avx512"));
 
-// Distinct rows of a larger array, in random order.
+// Returns distinct rows of a larger array, in random order.
 std::vector<uint32_t> distinct_rows(size_t count, size_t n_rows, Random& random) {
   std::vector<uint32_t> all(n_rows);
   std::iota(all.begin(), all.end(), 0u);
@@ -86,7 +86,7 @@ TEST_P(RowsContract, ScaleRowsGivesTheReferencesBits) {
   }
 }
 
-// Terms over several segments, some rows without any term, groups closed at random.
+// Terms over several segments, with some rows without any term and groups closed at random.
 struct SumCase {
   std::vector<Buffer> segments;
   std::vector<const void*> bases;

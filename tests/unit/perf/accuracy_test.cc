@@ -8,7 +8,7 @@
 namespace perf {
 namespace {
 
-// flat 100 us, flat again, hier:1 80, auto; three rounds around each median.
+// A point with flat 100 us, flat again, hier:1 80 us and auto, in three rounds around each median.
 AccuracyPoint point(double auto_us, const std::string& ran, double flat_again_us = 100) {
   const auto rounds = [](double us) { return std::vector<double>{us * 3, us, us / 2}; };
   AccuracyPoint p;
@@ -35,7 +35,7 @@ TEST(Accuracy, ComparesMediansOfTheRounds) {
   EXPECT_DOUBLE_EQ(p.regret(), 1.1);
   EXPECT_DOUBLE_EQ(p.over_flat(), 0.88);
   EXPECT_DOUBLE_EQ(p.flat_over_flat(), 1.1);
-  // auto runs the best plan, whatever its own rounds took.
+  // auto runs the best plan, whatever times its own rounds had.
   EXPECT_DOUBLE_EQ(p.choice_regret(), 1);
   EXPECT_DOUBLE_EQ(point(88, "flat").choice_regret(), 1.25);
 }
@@ -48,7 +48,7 @@ TEST(Accuracy, LosesToFlatOnlyBeyondWhatFlatItselfVaries) {
   EXPECT_FALSE(point(104, "flat").loses_to_flat());
   EXPECT_TRUE(point(106, "flat").loses_to_flat());
   EXPECT_FALSE(point(106, "flat", 103).loses_to_flat());
-  // Noise that made flat's second run the faster one is noise as well.
+  // Noise that made flat's second run the faster one counts as well.
   EXPECT_FALSE(point(106, "flat", 97).loses_to_flat());
 }
 

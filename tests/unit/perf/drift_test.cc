@@ -8,8 +8,8 @@
 namespace perf {
 namespace {
 
-// Phases of ten steps. flat takes 10 in the odd and 20 in the even ones, hier:2 the other way round; auto takes what
-// its plan takes. plans[i]: "f" or "h", of step i.
+// Phases of ten steps. flat takes 10 in the odd phases and 20 in the even ones, hier:2 the other way round, and auto
+// takes the time of its plan. plans[i] is "f" or "h", the plan of step i.
 DriftTrace trace(const std::string& plans) {
   DriftTrace t;
   t.phases = {"a", "b", "c"};

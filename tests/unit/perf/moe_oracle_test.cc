@@ -52,7 +52,7 @@ TEST(MoeOracle, SeesARowOfTheWrongToken) {
   EXPECT_EQ(receiver.check_rows(tokens.data()), 1u);
 }
 
-// One rank owns everything, so that the combine can be done here.
+// One rank owns everything, so that the test can do the combine itself.
 TEST(MoeOracle, ExpectsTheWeightedSumOfTheExperts) {
   Small small(moecclLayoutRows);
   small.expert_rank = {0, 0, 0, 0};
@@ -61,7 +61,7 @@ TEST(MoeOracle, ExpectsTheWeightedSumOfTheExperts) {
   const Oracle oracle(small.options, small.routing, small.expert_rank, 0);
   ASSERT_EQ(oracle.n_rows(), 2u);
   std::vector<char> rows(2 * oracle.row_bytes());
-  oracle.fill_outputs(rows.data());  // already weighted and summed: with one rank it is the result
+  oracle.fill_outputs(rows.data());  // already weighted and summed, so with one rank it is the result
   EXPECT_EQ(oracle.check_tokens(rows.data(), true), 0u);
   rows[0] ^= 1;
   EXPECT_EQ(oracle.check_tokens(rows.data(), true), 1u);

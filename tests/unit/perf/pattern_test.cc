@@ -39,7 +39,7 @@ double combine(RedOp op, double a, double b) {
   }
 }
 
-// Reduces in an order of its own and checks every partial result for exactness.
+// Reduces in one of two orders and checks every partial result for exactness.
 void check_reduction(const Reduction& r, bool backwards) {
   const DataType& type = data_type(r.type);
   std::vector<Pattern> inputs;

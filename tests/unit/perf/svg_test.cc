@@ -33,7 +33,7 @@ TEST(Svg, SeriesThatAreNotJoinedHaveDotsAlone) {
   EXPECT_EQ(occurrences(svg, "<circle"), 3u);
 }
 
-// The x of each circle.
+// Returns the x of each circle.
 std::vector<double> places(const std::string& svg) {
   std::vector<double> x;
   for (size_t at = svg.find("<circle cx='"); at != std::string::npos; at = svg.find("<circle cx='", at + 1))

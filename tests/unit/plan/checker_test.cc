@@ -14,7 +14,7 @@ namespace {
 
 using namespace testing;
 
-// The checker refuses the plan with a sentence that holds `words`.
+// Expects that the checker refuses the plan with a sentence that contains `words`.
 void expect_refused(const Plan& plan, const std::string& words) {
   const Status status = check(plan);
   ASSERT_FALSE(status.ok()) << "accepted, wanted: " << words;
@@ -46,7 +46,7 @@ TEST(Checker, AcceptsEmptyBlocks) {
   EXPECT_TRUE(check(plan).ok()) << check(plan).message();
 }
 
-// In the interleaving that is run the slot is filled again before it is emptied; in others the reader is torn.
+// In the interleaving that is run, the slot is refilled before it is emptied; in others the reader gets torn data.
 TEST(Checker, FindsAMissingCredit) {
   expect_refused(broken(broadcast_with_credits(), [](Plan& p) { steps(p, 0)[0].lag = 3; }),
                  "rank 0, main lane 0, step 1 (put) at chunk 2: overwrites element 0 of slot 0 of rank 1 before anyone "
@@ -165,7 +165,7 @@ TEST(Checker, FindsInputsThatAreOverwrittenInPlace) {
   Plan plan = flat_all_to_all(2, 2, 1);
   EXPECT_TRUE(check(plan).ok());
   plan.shape.in_place = true;
-  EXPECT_TRUE(check(plan).ok()) << check(plan).message();  // each rank has sent its block before it takes the other's
+  EXPECT_TRUE(check(plan).ok()) << check(plan).message();  // each rank has sent its block before it gets the other
   plan = broken(plan, [](Plan& p) { std::rotate(steps(p, 0).begin(), steps(p, 0).begin() + 3, steps(p, 0).end()); });
   plan.shape.in_place = false;
   EXPECT_TRUE(check(plan).ok()) << check(plan).message();
@@ -204,7 +204,7 @@ struct VArrays {
   VArrays(const Plan& plan, uint32_t n) : bindings(uniform_bindings(plan)) {
     for (auto* all : {&in_offset, &in_length, &out_offset, &out_length}) all->assign(n, std::vector<uint64_t>(n));
     for (uint32_t r = 0; r < n; ++r) {
-      uint64_t in_next = r, out_next = 0;  // displacements differ between ranks, blocks need not touch
+      uint64_t in_next = r, out_next = 0;  // displacements differ between ranks, and blocks need not be adjacent
       for (uint32_t p = 0; p < n; ++p) {
         in_length[r][p] = out_length[r][p] = r + p;
         in_offset[r][p] = in_next;
@@ -305,8 +305,8 @@ TEST(Checker, ProvesSumsOfRows) {
   EXPECT_NE(check(CheckInput{plan, bindings, &expected}).message().find("ends with zeros"), std::string::npos);
 }
 
-// Unused work may be allowed (MoE's flat and 2DH in the Rows layout, see moe_plan_test); a result that lacks it may
-// not.
+// Unused work may be allowed (MoE's flat and 2DH in the Rows layout, see moe_plan_test), but a result that lacks needed
+// work may not.
 TEST(Checker, AllowedWasteHidesNothingElse) {
   const Plan plan = broken(broadcast_with_credits(), [](Plan& p) { steps(p, 1).erase(steps(p, 1).begin() + 1); });
   const std::vector<Binding> bindings = uniform_bindings(plan);

@@ -20,7 +20,7 @@ Profile sample() {
 
 Observation ring(double bytes, double took_ns) { return {moecclOpAllReduce, "ring", 5, bytes, took_ns}; }
 
-// How often the profile changed.
+// Returns how often the profile changed.
 int observe(Corrector& c, Profile& p, const Observation& o, size_t times) {
   int changed = 0;
   for (size_t i = 0; i < times; ++i) changed += c.observe(p, o) ? 1 : 0;
@@ -30,9 +30,9 @@ int observe(Corrector& c, Profile& p, const Observation& o, size_t times) {
 TEST(Corrector, RaisesAPlanThatTakesLongerThanPredicted) {
   Profile p = sample();
   Corrector c;
-  EXPECT_EQ(observe(c, p, ring(16384, 9000), 8 * Corrector::kWindow), 1);  // then it is near enough
+  EXPECT_EQ(observe(c, p, ring(16384, 9000), 8 * Corrector::kWindow), 1);  // then the error is small enough
   EXPECT_NEAR(p.plans[0].curve.at(16384), 8000, 1);
-  // Far sizes and other plans stay.
+  // Distant sizes and other plans stay unchanged.
   EXPECT_DOUBLE_EQ(p.plans[0].curve.at(1 << 22), 800'000);
   EXPECT_DOUBLE_EQ(p.plans[1].curve.at(16384), 4000);
 }
@@ -44,7 +44,7 @@ TEST(Corrector, TakesBackWhatHasPassed) {
   ASSERT_NEAR(p.plans[0].curve.at(16384), 8000, 1);
   observe(c, p, ring(16384, 4000), 8 * Corrector::kWindow);
   EXPECT_NEAR(p.plans[0].curve.at(16384), 4000, 1);
-  // Less than was measured is never believed.
+  // Times below the measured ones are never believed.
   EXPECT_EQ(observe(c, p, ring(16384, 100), 8 * Corrector::kWindow), 0);
 }
 

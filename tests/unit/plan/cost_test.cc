@@ -35,7 +35,7 @@ TEST(Cost, CountsBytesBetweenGroups) {
   EXPECT_EQ(cost.sent_bytes, std::vector<uint64_t>(4, 3 * block));
 }
 
-// Two nodes of four ranks exchange 16 blocks each way over an uplink that is the bottleneck: it is busy all the time.
+// Two nodes of four ranks exchange 16 blocks each way over an uplink that is the bottleneck and always busy.
 TEST(Cost, TwoNodesRunAtThePaceOfTheirUplink) {
   const uint64_t chunk = 1024, n_chunks = 8;
   const LevelTree tree = nodes({4, 4}, {1000, 0.25});
@@ -67,7 +67,7 @@ TEST(Cost, RanksThatShareACoreTakeTurns) {
   Profile few, many;
   few.cores = 2;
   many.cores = 8;
-  few.host_copy_bytes_per_ns = many.host_copy_bytes_per_ns = 1000;  // the memory is not what they share
+  few.host_copy_bytes_per_ns = many.host_copy_bytes_per_ns = 1000;  // memory is not the shared resource
   const LevelTree tree = LevelTree::flat(8);
   const Cost shared = price(plan, tree, few), own = price(plan, tree, many);
   EXPECT_GT(shared.total_ns, 2 * own.total_ns);
@@ -75,7 +75,7 @@ TEST(Cost, RanksThatShareACoreTakeTurns) {
   EXPECT_EQ(own.path.switch_ns, 0);
 }
 
-// From kStreamSharedBytes on, what a rank stores in other ranks' outputs costs what stores past the cache cost.
+// From kStreamSharedBytes on, a rank's stores to other ranks' outputs cost as much as stores past the cache.
 TEST(Cost, WhatOthersReadIsStoredPastTheCache) {
   const LevelTree tree = LevelTree::flat(2);
   Profile slow, fast;
@@ -88,8 +88,8 @@ TEST(Cost, WhatOthersReadIsStoredPastTheCache) {
   EXPECT_EQ(price(small, tree, slow).total_ns, price(small, tree, fast).total_ns);
 }
 
-// Staging that stays in a cache is as cheap to read for ranks of the same core as what lies in memory, and dearer for
-// others; in both cases close enough to be tried (Selector's kCloseTo).
+// For ranks of the same core, staging that stays in a cache is as cheap to read as memory; for others it is more
+// expensive. In both cases the prices are close enough to be tried (Selector's kCloseTo).
 TEST(Cost, WhatLiesModifiedInAnotherCoresCacheIsDearToRead) {
   const LevelTree tree = LevelTree::flat(2);
   Shape shape;

@@ -53,7 +53,7 @@ TEST(Fit, NeverGivesNegativeFigures) {
 }
 
 TEST(Fit, JudgesACurveByHowItPredictsPointsThatItDoesNotHave) {
-  // Larger messages at twice the rate: no line, but a smooth curve.
+  // Larger messages have twice the rate, which is not a line but a smooth curve.
   std::vector<Curve::Point> points;
   for (double bytes = 64; bytes <= (4 << 20); bytes *= 2)
     points.push_back({bytes, 500 + bytes / (bytes < (1 << 18) ? 5 : 5 + 0.8 * std::log2(bytes / (1 << 18)))});
@@ -64,7 +64,7 @@ TEST(Fit, JudgesACurveByHowItPredictsPointsThatItDoesNotHave) {
 }
 
 TEST(Fit, RoundsThatAreSlowForAllSayNothingOfOne) {
-  // The host slows two rounds down threefold; the second thing alone scatters, the third was given up.
+  // The host slows two rounds down by a factor of three. Only the second item scatters, and the third was given up.
   const std::vector<std::vector<double>> rounds = {
       {100, 200, 0}, {300, 600, 0}, {100, 200, 0}, {300, 900, 5000}, {100, 300, 0}};
   const std::vector<Curve::Point> s = summarize_rounds(rounds);
@@ -97,7 +97,7 @@ TEST(Curve, IsStraightInLogLogBetweenItsPoints) {
 TEST(Curve, GoesOnAtThePaceOfItsLastTwoPoints) {
   const Curve c{{}, 1, {{1000, 100}, {2000, 300}}};
   EXPECT_NEAR(c.at(4000), 700, 1e-9);
-  // Two points that noise has made equal: still not free of charge.
+  // Noise has made two points equal, but the curve must still not be flat.
   const Curve level{{}, 1, {{1000, 300}, {2000, 300}}};
   EXPECT_NEAR(level.at(4000), 450, 1e-9);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small plans written by hand, as the language's examples and as the checker's and the cost model's test pieces.
+// Small plans written by hand, as examples of the language and as test cases of the checker and the cost model.
 #pragma once
 
 #include <utility>
@@ -86,7 +86,7 @@ inline Plan plan_for(moecclOp_t op, uint32_t n_ranks, uint64_t chunk, uint32_t n
   return plan;
 }
 
-// Rank 0 puts chunks into two rotating slots of rank 1, which gives credits back. sig 0: filled, sig 1: emptied.
+// Rank 0 puts chunks into two rotating slots of rank 1, which returns credits. sig 0: filled, sig 1: emptied.
 inline Plan broadcast_with_credits(uint64_t chunk = 4, uint32_t n_chunks = 5) {
   Plan plan = plan_for(moecclOpBroadcast, 2, chunk, n_chunks);
   plan.shape.reach = {false, false, false};
@@ -97,7 +97,7 @@ inline Plan broadcast_with_credits(uint64_t chunk = 4, uint32_t n_chunks = 5) {
   return plan;
 }
 
-// All buffers in view: each rank sums its part of all Inputs into its own Output and puts it to the others.
+// All buffers are accessible: each rank sums its part of all Inputs into its own Output and puts it to the others.
 inline Plan direct_all_reduce(uint32_t n, uint64_t chunk, uint32_t n_chunks) {
   Plan plan = plan_for(moecclOpAllReduce, n, chunk, n_chunks);
   plan.shape.reach = {true, true, true};
@@ -123,8 +123,8 @@ inline Plan direct_all_reduce(uint32_t n, uint64_t chunk, uint32_t n_chunks) {
   return plan;
 }
 
-// Puts only: every rank sends its blocks to its peers' slots, one slot for each sender, and copies out. Two rotations:
-// a peer that signals chunk c + 1 has emptied its slots of chunk c - 1 before.
+// Only puts: every rank sends its blocks to its peers' slots, one slot per sender, and copies out. With two rotations,
+// a peer that signals chunk c + 1 has already emptied its slots of chunk c - 1.
 inline Plan flat_all_to_all(uint32_t n, uint64_t chunk, uint32_t n_chunks, moecclOp_t op = moecclOpAllToAll) {
   Plan plan = plan_for(op, n, chunk, n_chunks);
   plan.shape.reach = {false, false, false};

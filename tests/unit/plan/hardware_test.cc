@@ -27,7 +27,7 @@ TEST(Hardware, DevicesAreWhatTheTopologyNamesGpu) {
   EXPECT_EQ(name_of("rank:8"), host_hardware().name);
 }
 
-// However many ranks a host has, none waits for a core or for memory that another one uses.
+// However many ranks a host has, none waits for a core or for memory that another rank uses.
 TEST(Hardware, DevicesShareNothing) {
   const Profile device = device_profile();
   EXPECT_GE(device.host_copy_bytes_per_ns / 1024, device.copy_bytes_per_ns);

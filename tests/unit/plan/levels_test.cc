@@ -61,7 +61,7 @@ TEST(Levels, ValidateNamesTheBrokenLevel) {
   LevelTree tree = tree_of({{"node", {}, {2, 2}}});
   tree.levels[0].group_of_rank = {1, 0, 1, 0};
   EXPECT_NE(tree.validate().message().find("node"), std::string::npos);
-  tree.levels[0].group_of_rank = {0, 1, 0, 1};  // dealt in turn
+  tree.levels[0].group_of_rank = {0, 1, 0, 1};  // ranks are dealt in turn
   EXPECT_TRUE(tree.validate().ok());
   tree.levels[0].n_groups = 3;
   EXPECT_FALSE(tree.validate().ok());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Damages the plans of all algorithms, one change at a time: the checker must refuse each. What it accepts must be a
-// change after which the same values still flow: another order of independent steps (swaps, lags), or reading another
-// rank's copy of the same value, where reach allows it. Such a plan must then work in any interleaving, on numbers.
+// Damages the plans of all algorithms, one change at a time. The checker must refuse each, except for changes after
+// which the same values still flow: another order of independent steps (swaps, lags), or reading another rank's copy of
+// the same value, where reach allows it. Such a plan must then work in any interleaving, on numbers.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -32,7 +32,7 @@ std::vector<Plan> plans_of(const algo::Algorithm& a, uint32_t n) {
       if (!a.applies(shape, tree).ok()) continue;
       Plan plan = algo::build_all(a, shape, tree);
       plan.chunking = {chunk, 3};
-      if (!check(plan).ok()) {  // algorithms that run one chunk only
+      if (!check(plan).ok()) {  // algorithms that only run one chunk
         plan.shape.count = chunk;
         plan.chunking = {chunk, 1};
       }
@@ -83,7 +83,7 @@ TEST_P(Mutations, AreRefusedUnlessTheyOnlyMoveTheOrder) {
   EXPECT_GT(n_refused, 100u);
 }
 
-// The judge itself: it finds the plans right, and finds most damage.
+// Tests the judge itself: it accepts the plans, and finds most damage.
 TEST_P(Mutations, MachineAgreesThatPlansAreRight) {
   for (const uint32_t n : {2u, 5u})
     for (const Plan& plan : plans_of(*GetParam(), n))

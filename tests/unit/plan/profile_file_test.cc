@@ -85,7 +85,7 @@ TEST(ProfileFile, NamesLineAndColumnOfAMistake) {
   EXPECT_FALSE(read_profile(std::string(100, '['), "p.json").ok());
 }
 
-// Linear in the size of a file, bounded in size, depth and number of values, and said so with the place.
+// Reading is linear in the size of a file. Size, depth and number of values are limited, and the error names the place.
 TEST(ProfileFile, LargeFilesAreReadOrRefusedAtOnce) {
   const auto refused = [](const std::string& text, const char* what) {
     const auto began = std::chrono::steady_clock::now();
@@ -106,7 +106,7 @@ TEST(ProfileFile, LargeFilesAreReadOrRefusedAtOnce) {
   refused(std::string((4u << 20) + 1, ' '), "bytes");
 }
 
-// Files cut short, with a byte changed, or with a piece doubled: each is read, or refused with file, line and column.
+// Files are cut short, have a changed byte or a doubled piece. Each is read, or refused with file, line and column.
 TEST(ProfileFile, ThreeHundredBrokenFilesAreRefusedWithTheirPlace) {
   const std::string good = write_profile(sample(), "note", "node:2 gpu:2");
   std::mt19937 random(1);

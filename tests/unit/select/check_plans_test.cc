@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // MOECCL_CHECK_PLANS=1: a plan is proved when it is chosen for the first time, and a wrong one is refused. The
-// environment is read once a process, so this file runs twice: with the variable (tests/meson.build) and without.
+// environment is read once per process, so this file runs twice: with the variable (tests/meson.build) and without it.
 #include <gtest/gtest.h>
 
 #include "src/algo/builder.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint32_t kRanks = 4;
 
-// An algorithm whose ranks forget what they get from rank 0, while this lives.
+// During its lifetime, the algorithm's ranks lose the data that they get from rank 0.
 class Broken {
  public:
   explicit Broken(const algo::Algorithm* a) : algorithm_(const_cast<algo::Algorithm&>(*a)), steps_(a->steps) {

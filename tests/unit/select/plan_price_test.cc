@@ -33,8 +33,8 @@ constexpr World kWorlds[] = {{"node:32(bw=25GB/s,lat=5us) gpu:4(bw=300GB/s,lat=1
                              {"host:2(bw=1GB/s,lat=50us) rank:32", false},
                              {"rank:64", true}};
 
-// For each operation and size: how much longer the plan takes that drawn-on prices would choose, by the clock of all
-// ranks.
+// For each operation and size, computes how much longer the plan takes that extrapolated prices choose, by the clock of
+// all ranks.
 TEST(PlanPrice, OfALargeWorldChoosesAsTheWholeClockDoes) {
   double log_sum = 0, worst = 1, log_error = 0;
   int n = 0, n_prices = 0;
@@ -92,7 +92,7 @@ TEST(PlanPrice, OfASmallWorldIsTheClocks) {
   EXPECT_EQ(plan_price_ns(flat, shape, tree, {}), plan::price(algo::build_all(flat, shape, tree), tree, {}).total_ns);
 }
 
-// Four thousand ranks: the programs of all would take 2 GiB and half a minute.
+// Four thousand ranks: the programs of all ranks would take 2 GiB and half a minute.
 TEST(PlanPrice, OfThousandsOfRanksTakesMilliseconds) {
   const plan::LevelTree tree = tree_of("node:512(bw=50GB/s,lat=5us) gpu:8(bw=450GB/s,lat=2us)");
   plan::Profile profile;

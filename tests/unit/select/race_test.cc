@@ -11,13 +11,13 @@
 namespace moeccl::comm {
 namespace {
 
-// Three candidates, the first one flat; `truth` is what each takes beside its price.
+// Three candidates, of which the first is flat. `truth` is the real time of each relative to its price.
 class World {
  public:
   Race race{3, 0};
   std::vector<double> prices{100, 100, 100}, truth{1, 1, 1};
   uint64_t tokens = 64;
-  double noise = 0, spikes = 0;  // a share of all steps takes three times as long
+  double noise = 0, spikes = 0;  // the share of steps that take three times as long
   SplitMix64 random{7};
 
   size_t step() {
@@ -32,7 +32,7 @@ class World {
     return ran;
   }
   std::vector<double> costs() const { return {prices[0] * truth[0], prices[1] * truth[1], prices[2] * truth[2]}; }
-  // Steps until the same plan has run for ten steps.
+  // Returns the number of steps until the same plan has run for ten steps.
   int settle(size_t plan) {
     for (int i = 1, same = 0; i < 400; ++i) {
       same = step() == plan ? same + 1 : 0;
@@ -62,7 +62,7 @@ TEST(Race, FlatStaysUnlessAnotherIsFasterByMoreThanNoise) {
   EXPECT_LE(w.settle(0), 10);
 }
 
-// Routing that moves is in the prices; what they get wrong stays known.
+// Prices follow a routing that changes, and the known errors of the prices stay known.
 TEST(Race, FollowsPricesAtOnce) {
   World w;
   w.prices = {100, 300, 400};
@@ -73,7 +73,7 @@ TEST(Race, FollowsPricesAtOnce) {
   EXPECT_LE(w.settle(0), 4);
 }
 
-// A link that others load changes what plans take, and no price.
+// When others load a link, the times of plans change, but no price does.
 TEST(Race, FollowsTimesThatNoPriceKnowsWithinTwentySteps) {
   World w;
   w.noise = 0.1;
@@ -89,7 +89,7 @@ TEST(Race, FollowsTimesThatNoPriceKnowsWithinTwentySteps) {
   EXPECT_LT(w.total / w.best, 1.10);
 }
 
-// The other plan was expected to be too slow to be tried, until the one that runs has become slower than that.
+// The other plan was expected to be too slow to try, until the running plan has become slower than that.
 TEST(Race, APlanThatWasFarAwayIsTriedWhenTheOthersSlowDown) {
   World w;
   w.prices = {100, 200, 1000};
@@ -106,7 +106,7 @@ TEST(Race, NoiseCostsFewSteps) {
   EXPECT_LT(w.total / w.best, 1.08);
 }
 
-// A machine that was busy while a plan was tried says little about the plan.
+// A trial on a busy machine says little about the plan.
 TEST(Race, ADisturbedTrialIsMadeAgainWhenPricesMove) {
   World w;
   w.prices = {100, 110, 400};
@@ -143,7 +143,7 @@ TEST(Race, EachSizeHasItsOwn) {
   EXPECT_EQ(w.step(), 1U);
 }
 
-// All ranks give the same for the same words, whatever the words are.
+// All ranks compute the same from the same words, whatever the words are.
 TEST(Race, TakesAnyWords) {
   const Race race(3, 0);
   const std::vector<double> prices{100, 120, 140};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the plan of a routing costs: latencies of hops that wait for one another, bytes, and the cores that pack rows.
+// The cost of a routing's plan: latencies of hops that wait for one another, bytes, and the cores that pack rows.
 #include "src/select/routing_price.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ namespace {
 constexpr MoeAlgorithm kFlat{PathKind::kFlat, 1}, kHier1{PathKind::kHier, 1}, kHier2{PathKind::kHier, 2},
     kHier3{PathKind::kHier, 3};
 
-// 2 x 2 x 2 ranks; every link has this latency and bandwidth.
+// 2 x 2 x 2 ranks. Every link has this latency and bandwidth.
 plan::LevelTree tree_of(double alpha_ns, double bytes_per_ns) {
   const plan::LinkCost link{alpha_ns, bytes_per_ns};
   Result<plan::LevelTree> tree =
@@ -22,7 +22,7 @@ plan::LevelTree tree_of(double alpha_ns, double bytes_per_ns) {
   return *tree;
 }
 
-// Rows of all ranks across each level, evenly.
+// Distributes the rows of all ranks across each level evenly.
 MoeRows rows_of(const plan::LevelTree& tree, std::vector<uint64_t> across, uint64_t row_bytes) {
   MoeRows rows;
   for (uint32_t l = 0; l < tree.depth(); ++l)
@@ -31,7 +31,7 @@ MoeRows rows_of(const plan::LevelTree& tree, std::vector<uint64_t> across, uint6
   return rows;
 }
 
-// The profile of a machine that packs rows in no time.
+// Returns the profile of a machine that packs rows in no time.
 plan::Profile links_alone() {
   plan::Profile profile;
   profile.stream_bytes_per_ns = profile.cached_copy_bytes_per_ns = profile.host_copy_bytes_per_ns = 1e9;
@@ -54,8 +54,8 @@ TEST(RoutingPrice, EveryFurtherHopWaitsForTheOneBefore) {
   EXPECT_DOUBLE_EQ(price(kHier3, tree, links_alone(), rows_of(tree, {50, 80, 60}, 1000)).latency_us, 6000);
 }
 
-// HierMoE's trade-off (Eq. 6): where latency rules the plain algorithm wins, where bytes rule the one with fewest
-// across the slow level.
+// HierMoE's trade-off (Eq. 6): the plain algorithm wins where latency dominates, and the one with the fewest bytes
+// across the slow level wins where bytes dominate.
 TEST(RoutingPrice, FewTokensOnSlowLinksGoFlat) {
   const auto chosen = [](double alpha_ns, double bytes_per_ns, uint64_t row_bytes) {
     const plan::LevelTree tree = tree_of(alpha_ns, bytes_per_ns);
@@ -103,12 +103,12 @@ TEST(RoutingPrice, MeasuredLinksComeBeforeTheTopologys) {
   const MoePrice hosts = price(kFlat, tree, profile, rows_of(tree, {100, 0, 0}, 1000));
   EXPECT_DOUBLE_EQ(hosts.latency_us, 7);
   EXPECT_DOUBLE_EQ(hosts.level_us[0], 25);
-  profile.host_level = 5;  // of a file for a deeper tree
+  profile.host_level = 5;  // from a file for a deeper tree
   EXPECT_DOUBLE_EQ(price(kFlat, tree, profile, rows_of(tree, {100, 0, 0}, 1000)).latency_us, 7);
   EXPECT_DOUBLE_EQ(plan::ranks_per_host(tree, profile), 8) << "one host";
 }
 
-// A rank's buffer of an AlltoAll stays in part within its group: what crosses takes as long as the link needs.
+// In an AlltoAll, part of a rank's buffer stays within its group. The rest takes the time that the link needs.
 TEST(HierMoeModel, LinksGiveTheAlltoAllsThatNobodyHasMeasured) {
   const plan::AllToAllCosts costs = all_to_all_of_links(tree_of(1e3, 1));
   EXPECT_DOUBLE_EQ(costs.standard.bytes_per_ns, 0.5) << "four ranks send half of their buffers over one link";

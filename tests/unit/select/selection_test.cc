@@ -77,7 +77,7 @@ TEST(Selection, StaysWithFlatUnlessAnotherIsClearlyFaster) {
   const auto clear_owner = selector(measured(others(9000)));
   Selector& clear = *clear_owner;
   EXPECT_EQ(chosen(clear, moecclOpAllGather, 65536), "staged");
-  // The same gain, but within what its measurements leave open.
+  // The gain is the same, but within the uncertainty of its measurements.
   std::vector<plan::PlanFit> scattered = others(9000);
   for (plan::PlanFit& f : scattered)
     for (plan::Curve::Point& p : f.curve.points)
@@ -86,8 +86,8 @@ TEST(Selection, StaysWithFlatUnlessAnotherIsClearlyFaster) {
   EXPECT_EQ(chosen(*open_owner, moecclOpAllGather, 65536), "flat");
 }
 
-// A budget may end before each algorithm was measured, flat included: the price of what was not stands on the scale of
-// what was.
+// A budget may end before each algorithm, including flat, was measured. The prices of unmeasured plans are then scaled
+// to the measured ones.
 TEST(Selection, ComparesWhatWasNotMeasuredToo) {
   const auto priced_owner = selector({});
   Selector& priced = *priced_owner;
@@ -159,7 +159,7 @@ bool has(const std::vector<std::string>& names, const char* name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// One copy is dear for the blocks that an AllToAllv is taken to have, and close for larger ones.
+// One copy is expensive for the block size that an AllToAllv is assumed to have, but close for larger blocks.
 TEST(Selection, AllToAllvsTryWhatMayBeTheBestForLargerBlocks) {
   const auto s = selector({});
   EXPECT_TRUE(has(tried(*s, moecclOpAllToAllv, 0), "direct"));
@@ -202,7 +202,7 @@ TEST(Selection, GivesWhatIsPinnedForItsKeyAlone) {
   EXPECT_NE(*s.get(k), ring);
 }
 
-// Times are injected here; that ranks tell each other real ones is tests/conformance/profile_test.cc.
+// Times are injected here; tests/conformance/profile_test.cc shows that ranks tell each other real ones.
 TEST(Selection, ChoosesAgainWhenAPlanTakesLongerThanItWasMeasured) {
   std::vector<plan::PlanFit> plans;
   for (const algo::Algorithm& a : algo::algorithms()) {
@@ -227,7 +227,7 @@ TEST(Selection, ChoosesAgainWhenAPlanTakesLongerThanItWasMeasured) {
   EXPECT_GT(s.epoch(), before);
   EXPECT_EQ(chosen(s, moecclOpAllReduce, bytes), "rd");
   EXPECT_EQ((*s.choose_again(key(moecclOpAllReduce, bytes)))->choice.algorithm, std::string("rd"));
-  EXPECT_EQ(chosen(s, moecclOpAllReduce, 16 << 10), "ring");  // far sizes keep theirs
+  EXPECT_EQ(chosen(s, moecclOpAllReduce, 16 << 10), "ring");  // distant sizes keep their plans
 }
 
 TEST(Selection, ForgetsAProfileOfAnotherTopology) {

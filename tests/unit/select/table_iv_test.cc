@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HierMoE's Table IV on links with the figures of Fig. 9: the plan that a layer takes by the price of its routing is
+// HierMoE's Table IV on links with the figures of Fig. 9: the plan that a layer chooses by the price of its routing is
 // nearly the best one under the clock that runs every plan's steps.
 #include <gtest/gtest.h>
 
@@ -20,8 +20,8 @@ struct Shape {
 };
 
 // Nodes of 8 RTX A6000. Fig. 9 gives AlltoAlls of the ranks that meet at a level (docs/profiles/hiermoe-a6000.json):
-// all ranks of a group use its uplink at once, and what each puts into the AlltoAll leaves but for its own group's
-// share, 1/4 between nodes and 1/2 below.
+// all ranks of a group use its uplink at once, and all data that each rank puts into the AlltoAll leaves except for its
+// own group's share, 1/4 between nodes and 1/2 below.
 plan::LevelTree testbed(uint32_t n_ranks) {
   std::string text = "qpi:2(bw=17.09GB/s,lat=301us) nvl:2(bw=48.54GB/s,lat=149us) gpu:2(bw=30.49GB/s,lat=204us)";
   if (n_ranks > 8) text = format("node:{}(bw=11.34GB/s,lat=497us) ", n_ranks / 8) + text;

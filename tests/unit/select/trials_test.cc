@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trials with ranks that are objects of one thread: the same operations in the same order, each rank with times of its
-// own.
+// Trials with ranks that are objects of one thread: the same operations in the same order, and each rank has separate
+// times.
 #include "src/select/trials.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 
 const char* const kPlans[] = {"staged", "flat", "direct"};
 
-// Ranks that run one operation after another; votes are heard two operations after they were told.
+// Ranks that run one operation after another. Votes arrive two operations after they were sent.
 class Ranks {
  public:
   using Time = std::function<double(size_t rank, std::string_view plan)>;
@@ -28,7 +28,7 @@ class Ranks {
     ++sequence_;
     std::vector<Trials::Pick> picks;
     for (Rank& r : ranks_) {
-      // The first rank takes the short way where there is one: it must come to the same plans at the same operations.
+      // The first rank takes the short way where there is one. It must choose the same plans at the same operations.
       picks.push_back(&r == ranks_.data() ? next_shortly(r, c) : r.trials.next(c, sequence_, r.ballot));
       EXPECT_EQ(picks[0].plan, picks.back().plan) << "at operation " << sequence_;
       if (r.ballot.at == sequence_) votes_[sequence_].push_back(r.ballot.word);
@@ -41,7 +41,7 @@ class Ranks {
     }
     return std::string(picks[0].plan);
   }
-  // An operation that no trial looks at.
+  // Runs an operation that no trial observes.
   void run_other() {
     ++sequence_;
     hear();
@@ -94,7 +94,7 @@ TEST(Trials, TimesSurviveTheWord) {
 
 TEST(Trials, AllRanksGoOnWithTheFastest) {
   Ranks ranks(4);
-  // A rank that comes first waits for the others: its times say less.
+  // A rank that comes first waits for the others, so its times say less.
   const auto time = [](size_t rank, std::string_view plan) {
     return by_plan(plan, 100e3, 90e3, 80e3) + 50e3 * static_cast<double>(rank);
   };
@@ -112,7 +112,7 @@ TEST(Trials, AllRanksGoOnWithTheFastest) {
 
 TEST(Trials, OfOperationsWithARootTheSlowestRankCounts) {
   Ranks ranks(3);
-  // Rank 0 is the root, which does the work; the others are done sooner with `direct`.
+  // Rank 0 is the root, which does the work. The others finish sooner with `direct`.
   const auto time = [](size_t rank, std::string_view plan) {
     return rank == 0 ? by_plan(plan, 100e3, 70e3, 120e3) : by_plan(plan, 100e3, 100e3, 10e3) / 2;
   };
@@ -188,7 +188,7 @@ TEST(Trials, LargeOperationsAreTriedLess) {
   EXPECT_EQ(ranks.report(large).plan, "direct");
 }
 
-// TensorAllToAll: the first rank's part of a line's bytes comes before the others'.
+// TensorAllToAll: the first rank's part of a link's bytes comes before the others'.
 TEST(Trials, OfExchangesTheSlowestRankCountsAndFewAreTried) {
   Ranks ranks(4);
   Trials::Class c = of(1, false, 8 << 20);
@@ -203,7 +203,7 @@ TEST(Trials, OfExchangesTheSlowestRankCountsAndFewAreTried) {
   EXPECT_NEAR(ranks.report(c).took_ns[0].second, 100e6, 1e6);
 }
 
-// The plan in use may stop being the best: the host has moved a core.
+// The plan in use may cease to be the best, because the host has moved a core.
 TEST(Trials, TheyAreRepeated) {
   Ranks ranks(2);
   const auto before = [](size_t, std::string_view plan) { return by_plan(plan, 100e3, 90e3, 80e3); };
@@ -212,10 +212,10 @@ TEST(Trials, TheyAreRepeated) {
   EXPECT_EQ(ranks.report(of(1)).plan, "direct");
   for (uint64_t i = 0; i < Trials::kAgain + 110; ++i) ranks.run(of(1), after);
   EXPECT_EQ(ranks.report(of(1)).plan, "flat");
-  EXPECT_GT(ranks.n_settled(), Trials::kAgain - 200);  // all but the two trials' own
+  EXPECT_GT(ranks.n_settled(), Trials::kAgain - 200);  // all except those of the two trials
 }
 
-// Heap buffers, say: another plan ran than the one that was to be tried.
+// Another plan ran than the one to be tried, for example because of heap buffers.
 TEST(Trials, WhatRanOtherwiseCountsNothing) {
   Ranks ranks(2);
   for (int i = 0; i < 200; ++i) EXPECT_EQ(ranks.run(of(1), [](size_t, std::string_view) { return 0.0; }), "staged");
@@ -227,18 +227,18 @@ TEST(Trials, PrivateSizesAreTakenFromTheOperationBefore) {
   const Trials::Class c = of_private_sizes(1);
   const auto small = [](size_t, std::string_view plan) { return by_plan(plan, 10e3, 8e3, 20e3); };
   const auto larger = [](size_t, std::string_view plan) { return by_plan(plan, 100e3, 90e3, 50e3); };
-  // What fits the first word is not tried.
+  // Sizes that fit the first word are not tried.
   for (int i = 0; i < 50; ++i) EXPECT_EQ(ranks.run(c, small, 0), "staged");
   for (int i = 0; i < 110; ++i) ranks.run(c, small, 16 << 10);
   EXPECT_EQ(ranks.report(c).plan, "flat");
   for (int i = 0; i < 110; ++i) ranks.run(c, larger, 128 << 10);
   EXPECT_EQ(ranks.report(c).plan, "direct");
-  // One of another size runs as if it were like the one before, and both sizes keep their plans.
+  // An operation of another size runs as if it had the previous size, and both sizes keep their plans.
   EXPECT_EQ(ranks.run(c, small, 16 << 10), "direct");
   EXPECT_EQ(ranks.run(c, small, 16 << 10), "flat");
   EXPECT_EQ(ranks.run(c, larger, 128 << 10), "flat");
   EXPECT_EQ(ranks.run(c, larger, 128 << 10), "direct");
-  // So large that a trial would be felt.
+  // This size is so large that a trial would be noticeable.
   ranks.run(c, larger, 64 << 20);
   for (int i = 0; i < 50; ++i) EXPECT_EQ(ranks.run(c, larger, 64 << 20), "staged");
 }

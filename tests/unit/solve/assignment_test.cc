@@ -33,7 +33,7 @@ Solved solve(const Costs& c) {
   return s;
 }
 
-// Capacities are met and the total is the sum of the chosen costs.
+// Expects that capacities are met and that the total is the sum of the chosen costs.
 void expect_consistent(const Costs& c, const Solved& s) {
   std::vector<int32_t> room = c.capacity;
   int64_t total = 0;
@@ -110,7 +110,7 @@ TEST(Assignment, EqualsLemonsNetworkSimplexOn1000RandomInstances) {
 }
 #endif
 
-// The optimum's certificate for instances too large for an oracle: no cycle of moves is negative.
+// Certifies the optimum of instances that are too large for an oracle: no cycle of moves is negative.
 TEST(Assignment, LeavesNoCycleOfMovesThatLowersTheCost) {
   SplitMix64 random(testing::seed() + 3);
   const Costs c = testing::random_costs(random, 3000, 24, true);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The background solver: deadlines, older answers, and the current placement when nothing better is known.
+// The background solver: deadlines, older answers, and the current placement when no better one is known.
 #include <gtest/gtest.h>
 
 #include "tests/unit/solve/random_problems.h"
@@ -32,7 +32,7 @@ TEST(BackgroundSolver, GivesWhatTheDirectCallGives) {
     std::vector<int32_t> direct(64), fetched(64, -1);
     ASSERT_EQ(moecclSolveSamples(&p, direct.data(), nullptr, nullptr, 0), moecclSuccess);
     ASSERT_EQ(moecclSampleSolverSubmit(s.handle, &p), moecclSuccess);
-    num.assign(num.size(), 0);  // it has its own copy
+    num.assign(num.size(), 0);  // the solver has its own copy
     moecclAnswerSource_t source = moecclAnswerCurrent;
     moecclSampleAnswer_t a{};
     a.size = sizeof(a);
@@ -52,14 +52,15 @@ TEST(BackgroundSolver, HasAValidAnswerWhenTimeIsUp) {
   ASSERT_EQ(moecclSampleSolverSubmit(s.handle, &p), moecclSuccess);
   moecclAnswerSource_t source = moecclAnswerFresh;
   ASSERT_EQ(moecclSampleSolverFetch(s.handle, 0, placement.data(), nullptr, &source), moecclSuccess);
-  // With no time at all the answer is usually the current placement; on a fast machine it may be there already.
+  // With no time at all, the answer is usually the current placement. On a fast machine, the solver may already be
+  // done.
   if (source == moecclAnswerCurrent) {
     for (int32_t i = 0; i < p.n_samples; ++i) ASSERT_EQ(placement[static_cast<size_t>(i)], i / 4);
   }
   ASSERT_EQ(moecclSampleSolverFetch(s.handle, -1, placement.data(), nullptr, &source), moecclSuccess);
   EXPECT_EQ(source, moecclAnswerFresh);
 
-  // The same problem again: while it is solved, the last answer still gains and is given.
+  // Solves the same problem again. In the meantime, the last answer still gains and is returned.
   ASSERT_EQ(moecclSampleSolverSubmit(s.handle, &p), moecclSuccess);
   std::vector<int32_t> again(2048, -1);
   ASSERT_EQ(moecclSampleSolverFetch(s.handle, 0, again.data(), nullptr, &source), moecclSuccess);

@@ -12,7 +12,7 @@
 namespace moeccl::solve {
 namespace {
 
-// MoNTA's 16 A800 (Table 8): 256 MB, t = 8, e = 2, 25 and 200 GB/s; the copy's 0.05 ms at 80 % mean 1.6 TB/s.
+// MoNTA's 16 A800 (Table 8): 256 MB, t = 8, e = 2, 25 and 200 GB/s. The copy's 0.05 ms at 80 % mean 1.6 TB/s.
 struct Table8 {
   moecclChunkProblem_t p = MOECCL_CHUNK_PROBLEM_INIT;
   double inter_bytes[3] = {8e6, 32e6, 256e6}, inter[3] = {0.427, 0.632, 0.741};
@@ -57,9 +57,8 @@ TEST(Chunks, Equations12And13) {
   EXPECT_NEAR(t.us(moecclChunkO3, 100000) / base, 0.21, 0.01);
 }
 
-// Eq. 14 to 16. The printed ratios come out when the baseline is given the strategy's own r1 (O1: 0.303, printed as
-// 0.31 in Eq. 14 and as 0.30 in Fig. 14's reading); with Table 8's 0.741 for the baseline they are 0.355, 0.306 and
-// 0.284.
+// Eq. 14 to 16. The printed ratios result when the baseline gets the strategy's own r1 (O1: 0.303, printed as 0.31 in
+// Eq. 14 and as 0.30 in Fig. 14's reading). With Table 8's 0.741 for the baseline they are 0.355, 0.306 and 0.284.
 TEST(Chunks, Equations14To16) {
   const Table8 t;
   const auto base_with = [&](double r1) { return 6909.0 * 0.741 / r1; };
@@ -92,7 +91,8 @@ TEST(Chunks, TheAnswerIsTheLeastOverAllNumbersOfChunks) {
   }
 }
 
-// Where starting a communication costs time, little traffic is not cut and much is: O1, then O2 or O3, as in Fig. 14.
+// Where starting a communication costs time, small traffic stays whole and large traffic is cut: O1, then O2 or O3, as
+// in Fig. 14.
 TEST(Chunks, SmallVolumesStayWholeLargeOnesAreCut) {
   Table8 t;
   t.p.start_us = 30;
@@ -107,7 +107,7 @@ TEST(Chunks, SmallVolumesStayWholeLargeOnesAreCut) {
   EXPECT_GT(a.n_chunks, 1);
 }
 
-// Fig. 14: O1 up to 16K tokens, O2 from 32K to 128K, O3 at 256K, there 0.253 of the baseline.
+// Fig. 14: O1 up to 16K tokens, O2 from 32K to 128K, and O3 at 256K, with 0.253 of the baseline.
 TEST(Chunks, OneSetOfParametersGivesThePapersChoices) {
   const perf::monta::A800 cluster;
   moecclChunkAnswer_t a{};

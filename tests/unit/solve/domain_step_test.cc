@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stream model of a whole step: rows that travel once for each group, latencies, both backwards, the return of
-// gradients, the codec; and computation from shapes.
+// The stream model of a whole step: rows that travel once for each group, latencies, both backward passes, the return
+// of gradients, the codec, and computation from shapes.
 #include "src/solve/domain_step.h"
 
 #include <gtest/gtest.h>
@@ -39,8 +39,9 @@ struct Step {
   std::vector<double> bandwidth, latency;
 };
 
-// What a token sends across each level by hier:2 on an even tree of two levels: at the outer one a row for each other
-// domain that has one of its experts, at the inner one for each pair of domains but its own position's.
+// The rows that a token sends across each level with hier:2 on an even tree of two levels: at the outer level, one for
+// each other domain that has one of its experts; at the inner level, one for each pair of domains except its own
+// position's.
 struct Rows {
   double outer = 0, inner = 0;
 };
@@ -69,16 +70,16 @@ Rows counted(const Step& s, const std::vector<int32_t>& domain) {
 TEST(DomainStep, RowsAreDeduplicatedAtEachLevel) {
   for (const int32_t k : {1, 2, 4, 8}) {
     for (const std::vector<int32_t>& domain : {std::vector<int32_t>{1, 1}, {1, 2}, {2, 1}, {2, 4}, {4, 2}}) {
-      // The other level takes no time, so the price is the rows of one.
+      // The other level takes no time, so the price shows the rows of one level.
       Step outer({4, 4}, {1e9, 1e15}, 64, k), inner({4, 4}, {1e15, 1e9}, 64, k);
       const Rows rows = counted(outer, domain);
       EXPECT_NEAR(outer.of(domain).all_to_all_us / 2, rows.outer * 1000, 20) << "K " << k << " " << domain[0];
-      // Across the inner level hier:2 and the direct way send alike or more; the cheaper counts.
+      // Across the inner level, hier:2 sends as much as the direct way or more, and the cheaper way counts.
       EXPECT_LE(inner.of(domain).all_to_all_us / 2, rows.inner * 1000 + 20) << "K " << k << " " << domain[0];
     }
   }
-  // Review M11: 512 tokens of 14336 B, K = 8, two data centres of 8 ranks. Every row counted on its own took 4 times
-  // as long as what runs: with one token in 125 all of its experts are at home.
+  // Review M11: 512 tokens of 14336 B, K = 8, two data centres of 8 ranks. Counting every row separately gave 4 times
+  // the real time: for one token in 125, all experts are at home.
   Step m11({2, 8}, {1.25e9 / 8, 1e12}, 256, 8);
   m11.p.data_bytes = 512.0 * 14336 * 8;
   const double once = 512.0 * 14336 / (1.25e9 / 8) * 1e6;
@@ -92,7 +93,7 @@ TEST(DomainStep, EachHopWaitsForItsLatency) {
   const double without = s.of({1, 1}).all_to_all_us;
   s.latency = {0.02, 0.001};
   s.p.latency_s = s.latency.data();
-  // One hop, or two that wait for one another: dispatch and combine each take a latency at least.
+  // There is one hop, or two that wait for one another, so dispatch and combine each take at least one latency.
   const double with = s.of({1, 1}).all_to_all_us;
   EXPECT_GE(with, without + 2 * 20000 - 1);
   EXPECT_LE(with, without + 2 * 21000 + 0.5 * without);
@@ -115,10 +116,11 @@ TEST(DomainStep, BackwardIsTwoAlltoAllsAndTheReturn) {
   EXPECT_EQ(step.backward_us, step.all_to_all_us);
   EXPECT_NEAR(step.return_us, 12000, 1);
   EXPECT_NEAR(step.after_us, forward.after_us + step.backward_us + 4000 + 12000, 1);
-  // Computation behind the experts' backward hides the return.
+  // Computation after the experts' backward pass hides the return.
   s.p.backward_s = 0.02;
   EXPECT_NEAR(s.of({4}).after_us, forward.after_us + step.backward_us + 4000 + 20000, 1);
-  // Gradients come back as they are, however small the experts travelled; a shared expert is summed over all.
+  // Gradients return uncompressed, however small the experts were when they travelled. A shared expert is summed over
+  // all ranks.
   s.p.compression = 50;
   EXPECT_NEAR(s.of({4}).all_gather_us, 12000.0 / 50, 1);
   EXPECT_NEAR(s.of({4}).return_us, 12000 + 2 * 2000 * 7.0 / 8, 1);
@@ -128,13 +130,13 @@ TEST(DomainStep, BackwardIsTwoAlltoAllsAndTheReturn) {
   EXPECT_EQ(s.of({1}).codec_us, 0) << "nothing travels";
 }
 
-// Review M10: of the forward pass alone it is worth to make the four data centres one domain; the step is slower.
+// Review M10: for the forward pass alone it pays to make the four data centres one domain, but the step becomes slower.
 TEST(DomainStep, AStepThatReturnsGradientsKeepsWhatTheForwardPassWouldChange) {
   Step s({4, 8}, {1.25e9 / 8, 16e9}, 32, 1);
   s.p.data_bytes = 6e6;
   s.p.expert_bytes = 8e6;
   s.p.pre_expert_s = 0.1;
-  s.p.backward_s = 1e-9;  // nothing stands behind: as the review counted
+  s.p.backward_s = 1e-9;  // nothing comes after, as in the review's count
   s.p.compression = 50;
   const auto solve = [&](int32_t forward_only) {
     s.p.forward_only = forward_only;

@@ -33,9 +33,9 @@ double proportion(double lat, double d, double pe) {
   return p;
 }
 
-// HybridEP Table IV, Eq. 11 and 12. The AllGather rows come out as printed. The Mix rows have a pre-expert latency of
-// 0.049 ms in print, which gives 0.98 and 0.95; the printed optima 0.75 and 0.5 (the nearest candidates) belong to 0.49
-// ms.
+// HybridEP Table IV, Eq. 11 and 12. The AllGather rows result as printed. The Mix rows are printed with a pre-expert
+// latency of 0.049 ms, which gives 0.98 and 0.95; the printed optima 0.75 and 0.5 (the nearest candidates) belong to
+// 0.49 ms.
 TEST(Domains, TableIVOptima) {
   EXPECT_EQ(proportion(0.099e-3, 3e6, 0.094e6), 0);
   EXPECT_EQ(proportion(0.099e-3, 3e6, 0.047e6), 0);
@@ -139,7 +139,7 @@ TEST(Domains, TheAnswerIsTheLeastOfAllSizes) {
   }
 }
 
-// One level: Eq. 10 with p of Definition 1, and a stronger compression never makes it slower.
+// One level: Eq. 10 with p of Definition 1. A stronger compression never makes it slower.
 TEST(Domains, LatencyIsEq10AndCompressionHelps) {
   Problem r;
   r.scale = {8};
@@ -166,9 +166,9 @@ TEST(Domains, LatencyIsEq10AndCompressionHelps) {
   }
 }
 
-// HybridEP Fig. 17 at 1000 data centres. The paper does not print the configuration; this one is chosen so that the
-// model spans what it reports, with its expert of 0.36 MB and compression of 50: 111 ms before the experts, 1 to 25.6
-// Gbps, 24 MB with domains of 400 (a), 77 MB with p = 0.2 (b). perf/bench_fig17 draws it.
+// HybridEP Fig. 17 at 1000 data centres. The paper does not print the configuration. This one is chosen so that the
+// model covers the reported range, with the paper's expert of 0.36 MB and compression of 50: 111 ms before the experts,
+// 1 to 25.6 Gbps, 24 MB with domains of 400 (a), 77 MB with p = 0.2 (b). perf/bench_fig17 draws it.
 TEST(Domains, Figure17At1000DataCentres) {
   const auto speedup = [](double gbps, double data, double p) {
     const OneLevel v{1000, gbps * kGbps, 0.111, data, 0.36e6 / 50};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random calls of every solver's entry point, sensible and senseless arguments mixed: no crash, no sanitizer report,
-// and every refusal names something. MOECCL_TEST_SCALE multiplies the 20,000 calls; 50 gives the million.
+// Random calls of every solver's entry point, with a mix of sensible and senseless arguments: no crash, no sanitizer
+// report, and every refusal names something. MOECCL_TEST_SCALE multiplies the 20,000 calls; 50 gives a million.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,13 +19,13 @@ class Fuzz {
   explicit Fuzz(uint64_t seed) : random_(seed) {}
 
   bool odd() { return random_.below(12) == 0; }
-  // Mostly 1 .. most; now and then anything.
+  // Returns usually 1 .. most, and occasionally anything.
   int32_t size(int32_t most) {
     if (!odd()) return 1 + static_cast<int32_t>(random_.below(static_cast<uint64_t>(most)));
     static constexpr int32_t kOdd[] = {0, -1, INT32_MIN, INT32_MAX, 1 << 30};
     return kOdd[random_.below(5)];
   }
-  // A size that decides how much memory is read: never larger than what fill() makes.
+  // Returns a size that determines how much memory is read, and which is never larger than what fill() makes.
   int32_t extent(int32_t most) {
     if (!odd()) return 1 + static_cast<int32_t>(random_.below(static_cast<uint64_t>(most)));
     return random_.below(2) ? 0 : -static_cast<int32_t>(random_.below(1000));
@@ -60,7 +60,7 @@ class Fuzz {
     a.size = odd() ? static_cast<size_t>(random_()) : sizeof(T) - random_.below(3) * 8;
     return a;
   }
-  // An enum of n values, now and then another number, as a C caller could give.
+  // Returns an enum of n values, and occasionally another number, as a C caller could pass.
   template <class E>
   E choice(uint64_t n) {
     const int number = odd() ? static_cast<int>(random_()) : static_cast<int>(random_.below(n));
@@ -172,7 +172,7 @@ void call_swap(Fuzz& f) {
   const moecclResult_t sized = moecclSwapCountsLength(&p, &length);
   f.done(sized);
   if (sized != moecclSuccess) return;
-  std::vector<int32_t> counts = f.integers(length, 0, 100);  // solved also when it was never counted
+  std::vector<int32_t> counts = f.integers(length, 0, 100);  // also solved when it was never counted
   if (f.below(3) != 0) f.done(moecclSwapCount(&p, f.or_null(topk), tokens, f.or_null(counts), nullptr, 0));
   f.done(moecclSolveSwap(&p, f.or_null(counts), pair, &a, nullptr, 0));
   std::vector<int32_t> z(kMost * kMost * kMost), pairs(8), out(kMost);

@@ -70,7 +70,8 @@ TEST(Layout, EveryLayoutUsesAllGpusFitsAndIsRanked) {
   }
 }
 
-// 512 GPUs, 32K context, 64 sequences: 16 stages with two micro batches communicate least and idle 88 % of the step.
+// 512 GPUs, 32K context, 64 sequences: 16 stages with two micro batches communicate least, but idle for 88 % of the
+// step.
 TEST(Layout, NoIdlePipelineLeadsWhereABusyOneFits) {
   SplitMix64 random(testing::seed() + 61);
   for (int round = 0; round < 60; ++round) {
@@ -89,7 +90,7 @@ TEST(Layout, NoIdlePipelineLeadsWhereABusyOneFits) {
   }
 }
 
-// By hand: 1.6e9 + 45e9 / 4 parameters a token, scores of half the sequence, three passes.
+// Computed by hand: 1.6e9 + 45e9 / 4 parameters per token, scores of half the sequence, three passes.
 TEST(Layout, AStepIsComputeCommunicationAndTheBubble) {
   moecclLayoutProblem_t p = mixtral();
   p.gpu_flops = 312e12, p.compute_efficiency = 0.5;
@@ -105,7 +106,7 @@ TEST(Layout, AStepIsComputeCommunicationAndTheBubble) {
   EXPECT_NEAR(cost.step_us, (cost.compute_us + v.tp_us + v.ep_us + v.cp_us) * 35 / 32 + v.pp_us + v.dp_us, 1);
   EXPECT_NEAR(cost.mfu, 3 * 256 * 8192.0 * token / (1e-6 * cost.step_us * 312e12 * 64), 1e-9);
   EXPECT_LT(cost.mfu, 0.5);
-  // Eq. 11 of 2 x 4 ranks inside one node: a half to each expert's ranks, and the AllGather of the halves.
+  // Eq. 11 with 2 x 4 ranks inside one node: half goes to each expert's ranks, then comes the AllGather of the halves.
   const double block = 8192.0 * 4096 * 2;
   EXPECT_NEAR(v.ep_us, 1e6 * 32 * 8 * 4 * block * 2 * (0.75 / 2 + 0.5) / 200e9, 1);
 }
@@ -125,7 +126,7 @@ TEST(Layout, TheSwitchCarriesExpertTimesContextRanks) {
   EXPECT_TRUE(std::any_of(all.begin(), all.end(), [](const auto& v) { return v.vertical && v.context == 8; }));
 }
 
-// Tables 3 and 4 and Eq. 2 by hand.
+// Computes Tables 3 and 4 and Eq. 2 by hand.
 TEST(Layout, MemoryIsTheTables) {
   moecclLayoutProblem_t p = mixtral();
   moecclLayout_t v{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random inputs of the solvers' tests.
+// Random inputs for the solvers' tests.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ inline uint64_t seed() {
   return text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
 }
 
-// Costs of n_items for n_bins, in one of four manners: uniform, few values (ties), one bin much cheaper, favourites.
+// Costs of n_items for n_bins, of one of four kinds: uniform, few values (ties), one bin much cheaper, favourites.
 struct Costs {
   int32_t n_items = 0, n_bins = 0;
   std::vector<int32_t> cost, capacity;
@@ -40,8 +40,8 @@ inline Costs random_costs(SplitMix64& random, int32_t n_items, int32_t n_bins, b
   return c;
 }
 
-// NetMoE's locality: `share` of each sample's tokens go to the experts of one device, drawn per sample; the rest to all
-// experts alike. num[I][E].
+// NetMoE's locality: `share` of each sample's tokens go to the experts of one device, which is drawn per sample, and
+// the rest to all experts alike. num[I][E].
 struct Locality {
   int32_t n_samples, n_experts, n_devices, tokens;
   double share;

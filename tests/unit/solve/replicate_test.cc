@@ -67,9 +67,9 @@ TEST(Replicate, FewestDropsAreTheFewestOfAllCounts) {
 }
 
 // The paper's figures (Section 5.2): 69 % fewer drops than static uniform replication, 43 % fewer than rebalancing
-// every 10 steps. Generator: E = 16, 64 slots, capacity factor 1 as in the paper; popularity is zipf with exponent 1.2
-// times e^(1.4 sin), each expert with a period of 60 to 180 steps and a phase of its own: smooth, and up to 16-fold in
-// 30 steps. Replication of a step follows the popularity of the step before.
+// every 10 steps. The generator has E = 16, 64 slots and capacity factor 1 as in the paper. Popularity is zipf with
+// exponent 1.2 times e^(1.4 sin), where each expert has a period of 60 to 180 steps and its own phase: smooth, and up
+// to 16-fold in 30 steps. The replication of a step follows the popularity of the previous step.
 TEST(Replicate, DropsFallAsInThePaperOnDriftingZipf) {
   constexpr int32_t kExperts = 16, kSlots = 64;
   SplitMix64 random(testing::seed() + 2);
@@ -193,7 +193,7 @@ TEST(Replicate, CommunicationTimesAreThePapers) {
   EXPECT_NEAR(fixed, 0.269, 0.0005);
   EXPECT_NEAR(adaptive, 0.273, 0.0005);
   EXPECT_NEAR(adaptive / fixed - 1, 0.0152, 0.00005);
-  // The paper's closed form of the same: (E - s) / (s N - E (1 - BW_net / BW_pci)).
+  // The paper's closed form of the same value: (E - s) / (s N - E (1 - BW_net / BW_pci)).
   EXPECT_NEAR(adaptive / fixed - 1, (64.0 - 2) / (2 * 2048 - 64 * (1 - 50.0 / 64)), 1e-12);
 }
 

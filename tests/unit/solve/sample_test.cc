@@ -61,7 +61,7 @@ Problem random_problem(SplitMix64& random) {
   return r;
 }
 
-// Eq. 1 to 5 written down once more, slowly, from the placement and the counts alone.
+// Computes Eq. 1 to 5 again, slowly, from only the placement and the counts.
 double time_by_definition(const Problem& r, const std::vector<int32_t>& placement, int64_t* inter, int64_t* intra) {
   const moecclSampleProblem_t& p = r.p;
   const double bi = p.beta_inter_us > 0 ? p.beta_inter_us : 0.04096,
@@ -128,9 +128,8 @@ TEST(Sample, IsNeverWorseKeepsEveryDevicesNumberAndReportsTheDefinition) {
   }
 }
 
-// Figure 2: I = L = E = 4, K = 1, two nodes of two devices. Each node sends 5 tokens before, and 2 when samples 0 and 3
-// have changed places. The figure's counts are those that these volumes leave: sample 0 prefers expert 2, sample 3
-// expert 0.
+// Figure 2: I = L = E = 4, K = 1, two nodes of two devices. Each node sends 5 tokens before, and 2 after samples 0 and
+// 3 have traded places. The counts follow from these volumes: sample 0 prefers expert 2, sample 3 expert 0.
 TEST(Sample, SolvesThePapersExample) {
   Problem r;
   r.p.n_samples = r.p.n_experts = r.p.n_devices = 4;
@@ -166,7 +165,7 @@ TEST(Sample, FindsTheLeastInterNodeVolumeOfAllPlacements) {
     r.p.n_devices = r.p.n_nodes = 4;
     r.p.n_experts = 8;
     r.p.min_gain = -1;
-    r.p.refine_pairs = -1;  // the exact stages alone: the refinement trades volume for balance
+    r.p.refine_pairs = -1;  // only the exact stages, because the refinement trades volume for balance
     for (int i = 0; i < 64; ++i) r.gather.push_back(static_cast<int32_t>(random.below(30)));
     r.point();
     int64_t least = INT64_MAX;
@@ -183,7 +182,7 @@ TEST(Sample, FindsTheLeastInterNodeVolumeOfAllPlacements) {
   }
 }
 
-// NetMoE Table 5, all columns at both sizes from one generator (8 devices a node, I/J = 4, E/J = 2, 1024 tokens, K =
+// NetMoE Table 5, all columns at both sizes from one generator (8 devices per node, I/J = 4, E/J = 2, 1024 tokens, K =
 // 2): the means of the paper's five models.
 TEST(Sample, ReproducesTable5) {
   struct Row {
@@ -200,7 +199,7 @@ TEST(Sample, ReproducesTable5) {
   }
 }
 
-// Three levels: what crosses each is counted once, at the outermost that it crosses, and priced at that level.
+// Three levels: each crossing is counted once, at the outermost level that it crosses, and priced at that level.
 TEST(Sample, EveryLevelHasItsPrice) {
   SplitMix64 random(testing::seed() + 71);
   for (int round = 0; round < 50; ++round) {

@@ -66,7 +66,7 @@ Problem random_problem(SplitMix64& random, int32_t experts, int64_t tokens) {
   return r;
 }
 
-// Eq. 7 for every group, from nothing but the tokens.
+// Computes Eq. 7 for every group, from nothing but the tokens.
 std::vector<double> full_by_definition(const Problem& r, int32_t level) {
   std::vector<double> z(static_cast<size_t>(r.groups[static_cast<size_t>(level)]));
   for (int64_t t = 0; t < r.n_tokens; ++t) {
@@ -130,7 +130,8 @@ TEST(Swap, CountsOfRanksAddUp) {
   EXPECT_EQ(sum, all);
 }
 
-// Eq. 8 with Eq. 9 and 11 for the flat AlltoAll and one link, from the definition: each GPU brings 1/G of the tokens.
+// Computes Eq. 8 with Eq. 9 and 11 for the flat AlltoAll and one link, from the definition: each GPU has 1/G of the
+// tokens.
 double time_by_definition(const Problem& r, double alpha, double beta) {
   const std::vector<double> z = full_by_definition(r, r.p.n_levels - 1);
   double largest = *std::max_element(z.begin(), z.end()), value = largest;
@@ -194,8 +195,8 @@ TEST(Swap, ChoosesTheDimensionOfEq6AndPricesMigration) {
   r.p.n_levels = 4;
   r.n_tokens = 2000;
   r.topk = testing::random_topk(random, 2000, 8, 64);
-  r.p.max_function = moecclMaxPlain;  // Eq. 6's
-  r.p.row_bytes = 1e6;                // beyond what start-up times hide
+  r.p.max_function = moecclMaxPlain;  // that of Eq. 6
+  r.p.row_bytes = 1e6;                // more than start-up times hide
   r.point();
   const std::vector<int32_t> counts = r.count();
   moecclSwapAnswer_t chosen{}, fixed{};
@@ -226,7 +227,7 @@ TEST(Swap, ChoosesTheDimensionOfEq6AndPricesMigration) {
 }
 
 TEST(Swap, ASequenceGainsStepByStepAndDedupBeatsCountingDuplicates) {
-  // Clustered: tokens choose from one of 16 clusters of experts that are scattered over the GPUs; popularity is zipf.
+  // Clustered: tokens choose from one of 16 clusters of experts, which are scattered over the GPUs. Popularity is zipf.
   SplitMix64 random(testing::seed() + 4);
   Problem r;
   r.p.n_experts = 64;
@@ -257,7 +258,7 @@ TEST(Swap, ASequenceGainsStepByStepAndDedupBeatsCountingDuplicates) {
     const std::vector<double> z = full_by_definition(after, 3);
     EXPECT_EQ(a.max_load_after, *std::max_element(z.begin(), z.end()));
   }
-  // SmartMoE's way, judged by what is really sent.
+  // SmartMoE's method, judged by the traffic that is really sent.
   Problem smart = r;
   smart.point();
   smart.p.count_duplicates = 1;

@@ -32,26 +32,27 @@ TEST(Assign, EachTakesItsOwnSwitch) {
   EXPECT_EQ(firsts(problem({{4, 0}, {0, 4}}, {50, 50})), (std::vector<uint32_t>{1, 0}));
 }
 
-// First come would give GPU 0 the near NIC 0 and leave GPU 1, for which all but NIC 0 are far, with a far one.
+// First come, first served would give GPU 0 the near NIC 0 and leave a far one for GPU 1, for which all NICs but 0 are
+// far.
 TEST(Assign, WholeNodeBeatsFirstCome) {
   const AssignProblem p = problem({{0, 1}, {0, 4}}, {25, 25});
   EXPECT_EQ(firsts(p), (std::vector<uint32_t>{1, 0}));
 }
 
 TEST(Assign, CrowdedNicsAreSharedFairly) {
-  // All GPUs are near NIC 0; the second NIC is on the other socket. 2 + 2 doubles the smallest share.
+  // All GPUs are near NIC 0, and the second NIC is on the other socket. Splitting 2 + 2 doubles the smallest share.
   const AssignProblem p = problem({{1, 4}, {1, 4}, {1, 4}, {1, 4}}, {50, 50});
   const std::vector<uint32_t> nics = firsts(p);
   EXPECT_EQ(std::count(nics.begin(), nics.end(), 0u), 2);
   EXPECT_DOUBLE_EQ(smallest_share(p, nics), 25);
-  // A NIC three times as fast takes three of four.
+  // A NIC that is three times as fast serves three of four GPUs.
   const std::vector<uint32_t> uneven = firsts(problem({{1, 1}, {1, 1}, {1, 1}, {1, 1}}, {75, 25}));
   EXPECT_EQ(std::count(uneven.begin(), uneven.end(), 0u), 3);
 }
 
 TEST(Assign, SlowPathsAreNoShare) {
   AssignProblem p = problem({{4, 1}, {4, 1}}, {50, 10});
-  p.paths[0][0].bytes_per_ns = p.paths[1][0].bytes_per_ns = 2;  // the fast NIC behind a narrow path
+  p.paths[0][0].bytes_per_ns = p.paths[1][0].bytes_per_ns = 2;  // the fast NIC is behind a narrow path
   EXPECT_EQ(firsts(p), (std::vector<uint32_t>{1, 1}));
 }
 
@@ -59,7 +60,7 @@ TEST(Assign, SpareNicsServeThoseNearThem) {
   const auto choices = assign(problem({{0, 0, 4, 4}, {4, 4, 0, 0}}, {50, 50, 50, 50}));
   EXPECT_EQ(choices[0].nics, (std::vector<uint32_t>{0, 1}));
   EXPECT_EQ(choices[1].nics, (std::vector<uint32_t>{2, 3}));
-  // A far spare one is left alone.
+  // A far spare NIC stays unused.
   const auto far = assign(problem({{0, 4}}, {50, 50}));
   EXPECT_EQ(far[0].nics, (std::vector<uint32_t>{0}));
 }
@@ -70,7 +71,7 @@ TEST(Assign, NothingToAssign) {
   EXPECT_DOUBLE_EQ(assign(problem({{0}}, {0}))[0].share_bytes_per_ns, 0);  // no rate known: no claim
 }
 
-// Against trying every choice: the smallest share is the largest possible, and then the distances are the least.
+// Compares with trying every choice: the smallest share is the largest possible, and then the distances are minimal.
 TEST(Assign, IsOptimalAmongAllChoices) {
   std::mt19937 random(11);
   for (int round = 0; round < 400; ++round) {
@@ -136,7 +137,7 @@ TEST(DevicesOfRank, AreThoseNearItsSeatAndSpreadOverEqualOnes) {
   using Names = std::vector<std::string>;
   const Graph dgx = fixture("dgx"), shared = fixture("shared_nics"), sub_numa = fixture("sub_numa");
   Names rails;
-  for (int i = 7; i >= 0; --i) rails.push_back("mlx5_" + std::to_string(i));  // whatever order they are found in
+  for (int i = 7; i >= 0; --i) rails.push_back("mlx5_" + std::to_string(i));  // in whatever order they are found
   for (uint32_t r = 0; r < 8; ++r) EXPECT_EQ(own(dgx, rails, r, 8), Names{"mlx5_" + std::to_string(r)});
   EXPECT_EQ(own(dgx, rails, 0, 1), Names{"mlx5_0"}) << "the others are behind other switches";
   for (uint32_t r = 0; r < 8; ++r)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that are cut, damaged or nonsense: each is refused with the file's name and a line, and none crashes.
+// Files that are cut, damaged or nonsense: each is refused with the file's name and a line, and none causes a crash.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -22,7 +22,7 @@ Status read_json_text(const std::string& text) {
   return hosts.ok() ? Status() : hosts.status();
 }
 
-// "machine.xml:12: ..." or with a column.
+// Expects "machine.xml:12: ...", possibly with a column.
 void expect_place(const Status& status, const std::string& text) {
   static const std::regex kPlace("^machine\\.(xml|json):[0-9]+(:[0-9]+)?: .+");
   EXPECT_FALSE(status.ok()) << "accepted: " << text.substr(0, 200);
@@ -253,7 +253,8 @@ TEST(Broken, CutFiles) {
   }
 }
 
-// Anything may happen to a file: it is refused with its place, or it gives a graph that can be merged and written.
+// Whatever happens to a file, it is refused with the place of the error, or it gives a graph that can be merged and
+// written.
 TEST(Broken, DamagedFilesNeverCrash) {
   std::mt19937 random(9);
   const std::string xml = read_file(fixture_folder() + "/pcie_only.xml");

@@ -207,7 +207,7 @@ TEST(Doctor, WhatBreaksRdmaOnAnActivePort) {
   EXPECT_NE(find(infiniband, "adaptive routing")->fix.find("MOECCL_IB_ADAPTIVE_ROUTING=0"), std::string::npos);
 }
 
-// On this machine, whatever it is: the page is whole and the trial of process_vm_readv gives an answer.
+// On this machine, whatever it is, the page is complete and the trial of process_vm_readv gives an answer.
 TEST(Doctor, ThisHost) {
   const auto& host = discover_host();
   ASSERT_TRUE(host.ok());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A machine that is not here: a copy of /sys in a temporary folder, and a script for the fake libraries.
+// A machine that does not exist: a copy of /sys in a temporary folder, and a script for the fake libraries.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace moeccl::topology {
 
-// The fake library of this name (tests/support/fake_hardware), beside the test program's build folder.
+// Returns the fake library of this name (tests/support/fake_hardware), beside the test program's build folder.
 std::string fake_library(const std::string& name);
 
 class FakeMachine {
@@ -21,7 +21,7 @@ class FakeMachine {
 
   void script(const std::string& commands);  // see tests/support/fake_hardware/script.h
   void write(const std::string& path, const std::string& text);
-  // path: "pci0000:16/0000:16:00.0/0000:17:00.0"
+  // path is like "pci0000:16/0000:16:00.0/0000:17:00.0".
   void pci(const std::string& path, uint32_t device_class, uint32_t vendor, int numa, const std::string& speed = "",
            const std::string& width = "");
   void interface(const std::string& name, const std::string& pci_path, int64_t mbit, int mtu, const std::string& state);

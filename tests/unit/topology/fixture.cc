@@ -12,7 +12,7 @@
 
 namespace moeccl::topology {
 
-// Above the build folder, wherever that is in the source tree, or above the working folder.
+// Searches above the build folder, wherever that is in the source tree, and above the working directory.
 std::string fixture_folder() {
   namespace fs = std::filesystem;
   std::error_code bad;

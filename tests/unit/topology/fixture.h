@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fixtures by name: tests/fixtures/topology/NAME.xml, read and merged.
+// Fixtures by name: reads and merges tests/fixtures/topology/NAME.xml.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 namespace moeccl::topology {
 
 std::string fixture_folder();
-std::string read_file(const std::string& path);  // a failure when there is none
-Graph fixture(const std::string& name);          // complete: merged from the file's part alone
+std::string read_file(const std::string& path);  // fails when there is no such file
+Graph fixture(const std::string& name);          // complete: merged from the file's part only
 Graph fixture_part(const std::string& name);     // as the file gives it
 
 }  // namespace moeccl::topology

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Machines that were seen, or made up to be awkward (tests/fixtures/topology/make): each has its expected text.
-// MOECCL_TEST_UPDATE=1 writes the texts anew, to be read before they are committed.
+// Real machines, and machines that were invented to be awkward (tests/fixtures/topology/make). Each has its expected
+// text. MOECCL_TEST_UPDATE=1 rewrites the texts, which must be read before they are committed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ TEST_P(Fixtures, ComeBackFromJson) {
   EXPECT_EQ(to_text(back.value()[0]), to_text(graph));
 }
 
-// A graph is what its parts say, in whatever order the parts' nodes come.
+// A graph depends only on its parts, and not on the order of the parts' nodes.
 TEST_P(Fixtures, MergeIsCanonical) {
   Graph graph = fixture(GetParam());
   const std::string text = to_text(graph);

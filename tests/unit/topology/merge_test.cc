@@ -31,7 +31,7 @@ TEST(Merge, NothingGivesABareHost) {
   EXPECT_EQ(graph.nodes[0].kind, NodeKind::kHost);
 }
 
-// hwloc knows the switch, verbs the port's rate and the NUMA domain, sysfs the interface: one NIC.
+// hwloc knows the switch, verbs the port's rate and the NUMA domain, sysfs the interface. Together they are one NIC.
 TEST(Merge, ProbesMeetAtPciAddresses) {
   Graph hwloc, verbs, sysfs;
   hwloc.nodes = {node(NodeKind::kNuma, "numa:0", "host", "hwloc"),
@@ -93,7 +93,7 @@ TEST(Merge, GpusAreNumbered) {
   Graph graph = merged({a});
   EXPECT_EQ(graph.find("pci:0000:10:00.0")->number, 0);
   EXPECT_EQ(graph.find("pci:0000:30:00.0")->number, 1);
-  a.nodes[0].number = 0;  // NVML's numbers stay
+  a.nodes[0].number = 0;  // NVML's numbers are kept
   a.nodes[1].number = 1;
   graph = merged({a});
   EXPECT_EQ(graph.of_kind(NodeKind::kGpu)[0]->id, "pci:0000:30:00.0");
@@ -109,7 +109,7 @@ TEST(Graph, PciAddressesInOneForm) {
     EXPECT_EQ(normal_pci(bad), "") << bad;
 }
 
-// Two boards of switches, as in a DGX-2: the links between the boards are told by no driver.
+// Two boards of switches, as in a DGX-2. No driver reports the links between the boards.
 TEST(Graph, SwitchesOfAHostAreOneFabric) {
   Graph a;
   for (int board = 0; board < 2; ++board) {
@@ -125,7 +125,7 @@ TEST(Graph, SwitchesOfAHostAreOneFabric) {
   EXPECT_EQ(nvlink_islands(merged({a})), (std::vector<std::vector<uint32_t>>{{0, 1, 2, 3}, {4}}));
 }
 
-// An idle GPU's link looks slow in the PCI tree, its port too.
+// An idle GPU's link looks slow in the PCI tree, and so does its port.
 TEST(Merge, NvmlKnowsWhatAnIdleLinkCanDo) {
   Graph hwloc, nvml;
   hwloc.nodes = {node(NodeKind::kSwitch, "pci:0000:16:00.0", "host", "hwloc"),
@@ -147,7 +147,7 @@ TEST(Graph, ProcessorSets) {
     EXPECT_FALSE(parse_cpus(bad, &cpus)) << bad;
 }
 
-// The file that a person writes for machines that are not here: two kinds of hosts, three in all.
+// The file that a person writes for machines that are not here: two kinds of hosts, three hosts in all.
 TEST(Json, HostsAreCounted) {
   const std::string host = R"({"id": "host", "kind": "host", "name": "big", "bandwidth": 50, "latency": 2000})";
   const auto gpu = [](int i) {

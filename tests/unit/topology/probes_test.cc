@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The probes that dlopen, run for real against libraries that pretend hardware (tests/support/fake_hardware).
+// The probes that use dlopen, run for real with libraries that fake hardware (tests/support/fake_hardware).
 #include "topology/probes.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 
 #if __has_include(<infiniband/verbs.h>)
 #include <infiniband/verbs.h>
-// The structures that are declared anew in src/driver/ibv_abi.h, against the real ones.
+// Compares the structures that src/driver/ibv_abi.h redeclares with the real ones.
 namespace own_abi = moeccl::driver::ibv_abi;
 static_assert(offsetof(ibv_device, name) == offsetof(own_abi::Device, name));
 static_assert(offsetof(ibv_device, ibdev_path) == offsetof(own_abi::Device, ibdev_path));
@@ -87,7 +87,7 @@ TEST(VerbsProbe, AbsenceAndFailuresAreReasons) {
   EXPECT_TRUE(probe_verbs(sources).value().nodes[0].ports.empty());
   sources.ibv_library = "/nonexistent/libibverbs.so.1";
   EXPECT_NE(probe_verbs(sources).status().message().find("/nonexistent/libibverbs.so.1"), std::string::npos);
-  sources.ibv_library = fake_library("nvml");  // a library, but another one
+  sources.ibv_library = fake_library("nvml");  // a library, but not the right one
   EXPECT_NE(probe_verbs(sources).status().message().find("has no function ibv_get_device_list"), std::string::npos);
 }
 
@@ -117,7 +117,7 @@ TEST(NvmlProbe, PairsOfGpusByDirectLinks) {
   EXPECT_NEAR(gpu.uplink.bytes_per_ns, 31.5, 0.1);  // generation 4, 16 lanes
   ASSERT_EQ(graph.value().links.size(), 2u);
   EXPECT_EQ(graph.value().links[0].kind, LinkKind::kNvlink);
-  EXPECT_EQ(graph.value().links[0].count, 12u);  // both ends tell of them, they count once
+  EXPECT_EQ(graph.value().links[0].count, 12u);  // both ends report them, but they count once
   EXPECT_DOUBLE_EQ(graph.value().links[0].cost.bytes_per_ns, 300);
   EXPECT_EQ(graph.value().links[1].kind, LinkKind::kPeer);
   EXPECT_EQ(graph.value().links[1].b, "pci:0000:8b:00.0");
@@ -133,7 +133,7 @@ TEST(NvmlProbe, SwitchesHereAndElsewhere) {
       "nvlink 0 switch ffff:ff:ff.0 18 5; nvlink 1 switch ffff:ff:ff.0 18 5");
   const auto graph = probe_nvml(machine.sources());
   ASSERT_TRUE(graph.ok());
-  EXPECT_NE(graph.value().find("nvswitch"), nullptr);  // of another chassis: no address, one fabric
+  EXPECT_NE(graph.value().find("nvswitch"), nullptr);  // of another chassis: no address, but one fabric
   const auto whole = merge({graph.value()});
   EXPECT_EQ(nvlink_islands(whole.value()).size(), 1u);
   const auto tree = level_tree({&whole.value(), 1});
@@ -173,7 +173,7 @@ void add_processors(FakeMachine& machine) {
   machine.numa(1, "4-7", 64);
 }
 
-// Without hwloc: sysfs alone gives the same tree.
+// Without hwloc, sysfs alone gives the same tree.
 TEST(SysfsProbe, StandsInForHwloc) {
   FakeMachine machine;
   add_processors(machine);
@@ -183,7 +183,7 @@ TEST(SysfsProbe, StandsInForHwloc) {
   machine.pci(up + "0000:18:00.0", 0x0302, 0x10de, 0, "2.5 GT/s PCIe", "16");  // idle
   machine.pci(up + "0000:19:00.0", 0x0200, 0x15b3, 0, "16.0 GT/s PCIe", "16");
   machine.pci("pci0000:80/0000:81:00.0", 0x0200, 0x8086, 1, "5.0 GT/s PCIe", "4");
-  machine.pci("pci0000:80/0000:82:00.0", 0x0300, 0x1a03, 1);  // the picture chip of a management controller
+  machine.pci("pci0000:80/0000:82:00.0", 0x0300, 0x1a03, 1);  // the graphics chip of a management controller
   machine.interface("eth0", up + "0000:19:00.0", 100000, 9000, "up");
   machine.interface("eno1", "pci0000:80/0000:81:00.0", 10000, 1500, "down");
   machine.interface("lo", "", 0, 65536, "unknown");
@@ -211,7 +211,7 @@ TEST(SysfsProbe, StandsInForHwloc) {
       << text;
 }
 
-// All probes of one DGX-like machine: hwloc's file, and the fakes for what hwloc cannot know.
+// All probes of one DGX-like machine: hwloc's file, and the fakes for data that hwloc cannot know.
 TEST(Probes, MergeIntoOneDgx) {
   FakeMachine machine;
   std::string script = "driver 550.54; ";

@@ -129,7 +129,8 @@ TEST(Synthetic, BrokenTextsAreRefused) {
   for (const char* text : broken) EXPECT_FALSE(complaint(text).empty()) << text;
 }
 
-// Random damage to good texts: never a crash, never an invalid tree, and what is accepted comes back from its own text.
+// Random damage to good texts never causes a crash or an invalid tree, and an accepted text can be reproduced from its
+// own output.
 TEST(Synthetic, SurvivesDamagedTexts) {
   const std::string good[] = {"dc:2(bw=1.25GB/s,lat=5ms) node:4 gpu:8", "node:2 gpu:7+8",
                               "dc:2 node:1+2 gpu:4+1+3(lat=3us)"};

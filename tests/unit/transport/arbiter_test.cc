@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order in which an uplink serves classes, on a clock of our own.
+// The order in which an uplink serves classes, on a simulated clock.
 #include "transport/paced/arbiter.h"
 
 #include <gtest/gtest.h>
@@ -14,10 +14,10 @@ namespace {
 constexpr uint32_t kLow = 1, kMiddle = 3, kHigh = 4;
 constexpr int64_t kChunk = 500'000;
 
-// Senders that each always have one more transfer waiting and ask again every 100 us.
+// Senders that always have one more transfer waiting and ask again every 100 us.
 class Uplink {
  public:
-  // Lets `senders` (their classes) compete for `span_ns`; returns what crossed of each, ns.
+  // Lets `senders` (their classes) compete for `span_ns`. Returns the ns of the uplink that each one used.
   std::vector<int64_t> compete(const std::vector<uint32_t>& senders, int64_t span_ns) {
     std::vector<int64_t> crossed(senders.size(), 0);
     for (const int64_t end = now_ + span_ns; now_ < end; now_ += 100'000)
@@ -51,7 +51,7 @@ TEST(Arbiter, NobodyReservesFarAhead) {
   Uplink uplink;
   int admitted = 0;
   while (uplink.ask(kLow)) ++admitted;
-  EXPECT_EQ(admitted, 3);  // the window, and the one that goes beyond it
+  EXPECT_EQ(admitted, 3);  // the window, and one that exceeds it
   uplink.pass(kChunk);
   EXPECT_TRUE(uplink.ask(kLow));
   EXPECT_FALSE(uplink.ask(kLow));
@@ -66,7 +66,7 @@ TEST(Arbiter, TheHigherClassGoesNextWhoeverAskedFirst) {
   EXPECT_FALSE(uplink.ask(kLow));
   EXPECT_FALSE(uplink.ask(kMiddle));
   EXPECT_TRUE(uplink.ask(kHigh));
-  // It waited for what was on the uplink and no more.
+  // It waited only for the transfers that were already on the uplink.
   EXPECT_LE(uplink.last_end() - uplink.now(), kWindow_ns + 2 * kChunk);
 }
 
@@ -88,7 +88,7 @@ TEST(Arbiter, TheHigherClassGetsNearlyAllAndTheLowerDoesNotStarve) {
   EXPECT_GE(crossed[1], kSpan * 9 / 10);
   EXPECT_GE(crossed[0], kSpan / (kShare * 2));
   EXPECT_LE(crossed[0], kSpan / (kShare / 2));
-  EXPECT_GE(crossed[0] + crossed[1], kSpan * 99 / 100);  // the uplink was never left alone
+  EXPECT_GE(crossed[0] + crossed[1], kSpan * 99 / 100);  // the uplink was never idle
 }
 
 TEST(Arbiter, EveryClassOfThreeMovesInTheirOrder) {

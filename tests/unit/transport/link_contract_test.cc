@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a link promises to the executor, whatever moves the bytes: the same cases on every transport.
+// The promises of a link to the executor, whatever moves the bytes: the same cases on every transport.
 //
-// Networks come from transport/networks.cc; one that this machine cannot use is skipped with its reason, and fails
-// instead when MOECCL_TEST_REQUIRE_NET names it. Beside them: memory that ranks share, the same behind a paced uplink,
-// and a network that keeps no order at all. Built with MOECCL_TEST_CUDA_LINKS it runs on CUDA memory of the emulated
-// driver instead: ranks of one host, and ranks of several over TCP and over verbs on the fake libibverbs, through
+// Networks come from transport/networks.cc. One that this machine cannot use is skipped with the reason, but fails when
+// MOECCL_TEST_REQUIRE_NET names it. The other links are memory that ranks share, the same behind a paced uplink, and a
+// network that keeps no order at all. Built with MOECCL_TEST_CUDA_LINKS, the test runs on CUDA memory of the emulated
+// driver instead: ranks of one host, and ranks of several hosts over TCP and over verbs on the fake libibverbs, through
 // page-locked memory and with NICs that reach the device, whose writes come late.
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@
 
 namespace {
 
-// Every rank is a host of its own on this machine, over loopback. Before anybody reads the environment.
+// Every rank is a separate host on this machine, over loopback. Set before the environment is read.
 const bool over_loopback = setenv("MOECCL_SOCKET_IFNAME", "lo", 0) == 0 && setenv("MOECCL_HOST_ID", "here", 0) == 0 &&
                            setenv("MOECCL_NET_PLUGIN", moeccl::tests::fake_net_file("all").c_str(), 0) == 0;
 
@@ -49,14 +49,14 @@ class World {
   virtual exec::Fabric& operator[](uint32_t rank) = 0;
   virtual void end(uint32_t rank) = 0;  // its links and its engine
   virtual bool network() const = 0;
-  // Where what peers put can be read, after settle() behind their signal.
+  // The place where the peers' puts can be read, after settle() following their signal.
   virtual std::byte* staging(uint32_t rank) { return (*this)[rank].own->staging(); }
   virtual void settle(uint32_t, uint32_t) {}
-  // What the rank's stream was given is done.
+  // Waits until the work on the rank's stream is done.
   virtual void synchronize(uint32_t) {}
-  // As whatever runs on the rank's memory packs a room.
+  // Packs a room as code on the rank's memory would.
   virtual void pack(uint32_t, std::byte* room, const void* data, size_t bytes) { std::memcpy(room, data, bytes); }
-  // Before another thread than the test's works for a rank.
+  // Called before a thread other than the test's works for a rank.
   virtual void enter() {}
 };
 
@@ -105,10 +105,10 @@ constexpr transport::Network kEncryptedTcp = {"tcp_encrypted", transport::tcp::k
                                               }};
 
 #ifdef MOECCL_TEST_CUDA_LINKS
-// Memory of the emulated device is memory of the process.
+// Memory of the emulated device is memory of this process.
 class CudaWorld final : public World {
  public:
-  // network: between the ranks, each a host of its own; null: they share one.
+  // network: connects the ranks, each on a separate host; null: they share one host.
   CudaWorld(uint32_t n, const transport::Network* network, bool direct) : device_(0) {
     const auto* driver = driver::cuda::driver();
     EXPECT_TRUE(device_.ok() && device_.emulated() && driver != nullptr);
@@ -240,7 +240,7 @@ const transport::Network& network_of(const std::string& name) {
 
 class LinkContract : public ::testing::TestWithParam<std::string> {
  protected:
-  // Null: skipped.
+  // Null: the test is skipped.
   std::unique_ptr<World> world(uint32_t n) {
     if (GetParam() == "thread" || GetParam() == "paced") return std::make_unique<SharedWorld>(n, GetParam() == "paced");
     if (GetParam().starts_with("cuda")) return cuda_world(GetParam(), n);
@@ -267,7 +267,7 @@ class LinkContract : public ::testing::TestWithParam<std::string> {
 
 int64_t patience_ms() { return patient_ms(20'000); }
 
-// As a thread that drives operations does it.
+// Works like a thread that drives operations.
 class Driving {
  public:
   explicit Driving(exec::Fabric& f) : f_(f) {
@@ -284,7 +284,7 @@ class Driving {
     }
     return false;
   }
-  // What was given to a stream has left.
+  // Waits until the data given to a stream has been sent.
   bool drained() {
     return until([&] {
       if (f_.engine == nullptr) return true;
@@ -307,7 +307,7 @@ class Driving {
   exec::Fabric& f_;
 };
 
-// What a rank waits for: the signal, and on a paced link its time.
+// Returns whether a rank may continue: the signal has arrived and, on a paced link, its time has come.
 bool seen(exec::Fabric& f, uint32_t from, uint32_t sig, uint32_t number) {
   const transport::SignalLine& line = f.own->signal(from, sig);
   if (static_cast<int32_t>(static_cast<uint32_t>(line.word.load(std::memory_order_acquire)) - number) < 0) return false;
@@ -413,7 +413,7 @@ TEST_P(LinkContract, APutIsThereWhenTheSignalBehindItIsSeen) {
         {
           Driving drive(ranks[from]);
           ASSERT_TRUE(drive.put(to, offset, data.data(), bytes).ok());
-          // Done: the source is the caller's again, and its stream's.
+          // After kDone the source belongs to the caller again, and to its stream.
           ranks.synchronize(from);
           std::fill(data.begin(), data.end(), 0xaa);
           ASSERT_TRUE(ranks[from].link(to).signal(2, number, 9).ok() && drive.drained());
@@ -446,7 +446,7 @@ TEST_P(LinkContract, ManyPutsOfAnySizeComeBeforeTheirSignal) {
       Driving drive(f);
       for (uint32_t round = 1; round <= kRounds; ++round) {
         std::minstd_rand random(round * 2 + me), theirs(round * 2 + other);
-        // Halves alternate, as those of operations do: the peer may still look at the last round's.
+        // Halves alternate, as in operations, because the peer may still read the data of the last round.
         const uint64_t half = (round % 2) * kSlots * kSlot;
         const uint32_t sig = round % transport::kSigsPerPeer, number = (round - sig) / transport::kSigsPerPeer + 1;
         const auto size_of = [=](std::minstd_rand& r) { return r() % 4 == 0 ? 1 + r() % kSlot : 1 + r() % 300; };
@@ -467,13 +467,13 @@ TEST_P(LinkContract, ManyPutsOfAnySizeComeBeforeTheirSignal) {
               << "round " << round << " slot " << s;
         }
       }
-      // The other's last round may still be under way to this rank's staging, which outlives this thread.
+      // The other rank's last round may still be in flight to this rank's staging, which outlives this thread.
     });
   }
   for (auto& t : threads) t.join();
 }
 
-// Lanes of one operation put to the same peer, each until its own is done.
+// Lanes of one operation put to the same peer, each until its own puts are done.
 TEST_P(LinkContract, PutsOfSeveralCallersBesideEachOtherAllEnd) {
   MOECCL_WORLD(ranks, 2);
   constexpr size_t kBytes = 1 << 20;
@@ -517,7 +517,7 @@ TEST_P(LinkContract, PostedPutsAreReadUntilTheyAreTaken) {
   for (uint32_t number = 1; number <= 200; ++number) {
     const uint32_t slot = number % kSlots;
     ASSERT_TRUE(drive.until([&] { return posts->taken(posted[slot]); })) << "put " << number;
-    // The peer has seen what was in its slot before: signals come in order.
+    // The peer has already seen the slot's previous data, because signals come in order.
     ASSERT_TRUE(drive.until([&] { return number <= kSlots || seen(ranks[1], 0, 6, number - kSlots); }));
     const auto data = pattern(kBytes, number);
     std::memcpy(source[slot].data(), data.data(), kBytes);
@@ -558,7 +558,7 @@ TEST_P(LinkContract, WhatIsPackedIntoALinksRoomGoesAsItIs) {
   }
 }
 
-// The peer computes: nobody drives its engine, and what comes is more than any queue holds.
+// The peer computes: no thread drives its engine, and more data arrives than any queue holds.
 TEST_P(LinkContract, APeerThatDoesNotLookHoldsUpNothingForEver) {
   MOECCL_WORLD(ranks, 2);
   const auto data = pattern(2 << 20, 5);
@@ -609,7 +609,7 @@ TEST_P(LinkContract, ARankThatHasFailedTellsNobodyThatItsDataCame) {
   EXPECT_FALSE(seen(ranks[1], 0, 5, 1));
 }
 
-// What a network says that it can do is what its links have.
+// A network's stated capabilities match the parts of its links.
 TEST_P(LinkContract, CapabilitiesAreThePartsOfTheLinks) {
   if (GetParam() == "thread" || GetParam() == "paced" || GetParam().starts_with("cuda")) GTEST_SKIP() << "no network";
   const transport::Network& network = network_of(GetParam());

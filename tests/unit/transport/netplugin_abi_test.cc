@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layouts of NCCL's net plugins, as its headers of 2.12 to 2.32 have them: facts that must not move.
+// The layouts of NCCL's net plugins in its headers of 2.12 to 2.32, which must not change.
 #include <gtest/gtest.h>
 
 #include "transport/netplugin/abi.h"
@@ -41,7 +41,7 @@ AT(PropertiesV12, planeId, 126);
 static_assert(sizeof(PropertiesV12) == 128);
 static_assert(sizeof(VDeviceProps4) == 20 && sizeof(VDeviceProps8) == 36 && sizeof(CommConfig) == 4);
 
-// The name, then functions in one order; later versions add some behind.
+// The name comes first, then functions in a fixed order. Later versions add some at the end.
 template <class Net>
 constexpr bool in_order() {
   return offsetof(Net, name) == 0 && offsetof(Net, init) == 8 && offsetof(Net, devices) == 16 &&

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Links through a net plugin that behaves as plugins do: every version, and each trap that real ones have set.
+// Links through a net plugin that behaves like real ones: every version, and each trap that real plugins have set.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -29,7 +29,7 @@ constexpr uint64_t kStaging = 4 << 20;
 int64_t patience_ms() { return patient_ms(20'000); }
 bool says(const Status& s, const char* what) { return s.message().find(what) != std::string::npos; }
 
-// Ranks of one process, each as if on a host of its own.
+// Ranks of one process, each as if on its own host.
 class Ranks {
  public:
   struct Setting {
@@ -116,7 +116,7 @@ std::vector<unsigned char> pattern(size_t bytes, uint32_t seed) {
   return v;
 }
 
-// Random puts both ways at once; each is there whole when its signal is seen.
+// Random puts in both directions. Each must be complete when its signal is seen.
 void exchange(Ranks& ranks, int times, uint32_t seed) {
   std::atomic<int> wrong{0};
   const auto rank = [&](uint32_t me) {
@@ -179,7 +179,7 @@ TEST_P(LinkVersions, MovesPutsAndSignalsAndLeavesNothingBehind) {
   EXPECT_LE(fake.count("requests"), 8);
 }
 
-// What a script makes of it, the bytes are the same.
+// Whatever a script does, the bytes are the same.
 class LinkTraps : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(NetPluginLink, LinkTraps,
                          ::testing::Values("null=3", "late=300", "untold", "accept=block", "devices=3",
@@ -221,7 +221,7 @@ TEST(NetPluginLink, ConnectionsThatNeverComeEndAtTheDeadline) {
   EXPECT_LT(ranks.took_ms, 400 + patient_ms(1500));
 }
 
-// The plugin waits in accept for a rank that does not come.
+// The plugin waits in accept for a rank that never comes.
 TEST(NetPluginLink, APluginThatWaitsIsLeftBehindAtTheDeadline) {
   const FakeNet fake("v12");
   fake.script("accept=block");
@@ -231,7 +231,7 @@ TEST(NetPluginLink, APluginThatWaitsIsLeftBehindAtTheDeadline) {
     ASSERT_EQ(ranks.statuses[0].code(), moecclTimeout) << ranks.statuses[0].message();
     EXPECT_TRUE(says(ranks.statuses[0], "it waits in connect or accept")) << ranks.statuses[0].message();
     EXPECT_LT(ranks.took_ms, 400 + patient_ms(1500));
-    fake.script("");  // lets it go
+    fake.script("");  // lets the call return
   }
   for (const Deadline d = Deadline::after_ms(patience_ms());
        !d.passed() && open_things(fake).listens != before.listens;)
@@ -244,7 +244,7 @@ TEST(NetPluginLink, AStrangerIsNotBelieved) {
   const Nothing before = open_things(fake);
   {
     Ranks ranks({.lists = {fake.file()}, .deadline_ms = 1000, .keys = {1, 2}});
-    // The first to see it says so; the other may only find that nobody comes.
+    // The first rank to notice reports it. The other may only find that its peer does not come.
     EXPECT_FALSE(ranks.statuses[0].ok() || ranks.statuses[1].ok());
     EXPECT_TRUE(says(ranks.statuses[0], "does not hold this communicator's key") ||
                 says(ranks.statuses[1], "does not hold this communicator's key"))
@@ -283,7 +283,7 @@ TEST(NetPluginLink, AMessageThatBreaksInTheMiddleEndsTheLink) {
       EXPECT_EQ(s.code(), moecclRemoteError);
       for (const char* part : {"lost the connection to rank 0", "test returned 2", "the connection broke"})
         EXPECT_TRUE(says(s, part)) << part << ": " << s.message();
-      // What is put from here on is lost, and waits for nobody.
+      // Puts from here on are lost, and wait for no peer.
       EXPECT_TRUE(ranks.put(0, 1, 0, data.data(), data.size()).ok());
       fake.script("");
     }
@@ -291,7 +291,7 @@ TEST(NetPluginLink, AMessageThatBreaksInTheMiddleEndsTheLink) {
   }
 }
 
-// A rank that has finished leaves while nobody looks at what it said.
+// A rank that has finished leaves while no thread reads its last messages.
 TEST(NetPluginLink, LastWordsAreHeard) {
   const FakeNet fake("v12");
   for (int turn = 0; turn < 10; ++turn) {
@@ -338,7 +338,7 @@ TEST(NetPluginLink, AHostThatDoesNotAnswerIsNoticed) {
   ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
   ASSERT_TRUE(ranks.link(0, 1).signal(1, 1, 9).ok());
   EXPECT_TRUE(ranks.until(0, [&] { return ranks.link(0, 1).unacknowledged_ms() == 0; })) << "its engine answers";
-  // Driven by somebody who does not look.
+  // The driving thread does not look at its engine.
   ranks.engine(1).begin();
   std::this_thread::sleep_for(std::chrono::milliseconds(10));
   ASSERT_TRUE(ranks.link(0, 1).signal(1, 2, 9).ok());

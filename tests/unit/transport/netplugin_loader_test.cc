@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finding a net plugin and making one interface of seven.
+// Finds a net plugin and presents seven interfaces as one.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -63,7 +63,7 @@ class EveryVersion : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(NetPlugin, EveryVersion,
                          ::testing::Values("all", "v6", "v7", "v8", "v9", "v10", "v11", "v12"));
 
-// A message each way through the bare interface, as the newest version has it.
+// Sends a message in each direction through the bare interface, in the form of the newest version.
 TEST_P(EveryVersion, MovesMessagesThroughOneInterface) {
   const FakeNet fake(GetParam());
   ASSERT_TRUE(fake.there()) << dlerror();
@@ -119,7 +119,7 @@ TEST_P(EveryVersion, WithoutDevicesIsFinalizedAndLeftOut) {
   EXPECT_TRUE(says(use.status(), "devices says 0")) << use.status().message();
   const bool contexts = GetParam() == "all" || std::stoi(GetParam().substr(1)) >= 11;
   EXPECT_EQ(fake.count("finalize") - before, contexts ? 1 : 0);
-  // The next of the list is taken.
+  // The next plugin of the list is used.
   const FakeNet next(GetParam() == "v12" ? "v11" : "v12");
   const Result<PluginUse> other = use_plugin({.list = fake.file() + "," + next.file()});
   ASSERT_TRUE(other.ok()) << other.status().message();
@@ -128,7 +128,7 @@ TEST_P(EveryVersion, WithoutDevicesIsFinalizedAndLeftOut) {
 TEST(NetPlugin, IsChosenByItsName) {
   const FakeNet fake("v12"), overwritten("v8");
   EXPECT_TRUE(use_plugin({.list = fake.file(), .wanted = "fake"}).ok()) << "case does not count";
-  // Before and after it has renamed itself.
+  // Before and after the plugin has renamed itself.
   for (int i = 0; i < 2; ++i) EXPECT_TRUE(use_plugin({.list = overwritten.file(), .wanted = "Fake"}).ok());
   EXPECT_TRUE(use_plugin({.list = overwritten.file(), .wanted = "FakeOverwritten"}).ok());
   const Result<PluginUse> other = use_plugin({.list = fake.file(), .wanted = "AWS Libfabric"});
@@ -154,7 +154,7 @@ TEST(NetPlugin, ThatWantsAGpuToDriveItIsLeftOut) {
   EXPECT_TRUE(says(use.status(), "driven by a GPU")) << use.status().message();
 }
 
-// Up to v10 a plugin is initialised once; later each communicator does it.
+// Up to v10 a plugin is initialised once; in later versions each communicator does it.
 TEST(NetPlugin, OldOnesAreInitialisedOnce) {
   for (const char* versions : {"v9", "v12"}) {
     const FakeNet fake(versions);

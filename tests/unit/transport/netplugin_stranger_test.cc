@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A peer that holds the key and lies: what it announces is checked against this rank's own bounds.
+// A peer that holds the key but lies: its announcements are checked against this rank's own limits.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -20,10 +20,10 @@ constexpr uint64_t kStaging = 1 << 20;
 
 struct Lie {
   const char* what;
-  const char* says;  // part of what check_peer() tells
+  const char* says;  // part of the sentence of check_peer()
   MessageHead head;
   std::vector<std::byte> frames;
-  std::vector<std::byte> piece = {};  // sent on the rail behind it
+  std::vector<std::byte> piece = {};  // sent on the rail after it
 };
 
 std::vector<std::byte> frame(FrameHead head, size_t payload = 0) {

@@ -13,7 +13,7 @@ namespace moeccl::transport::paced {
 namespace {
 
 struct Cluster {
-  // Ranks 0 and 1 are one group, rank 2 another; 1 GB/s and 50 us between them.
+  // Ranks 0 and 1 are one group and rank 2 is another, with 1 GB/s and 50 us between them.
   Cluster() {
     for (uint32_t r = 0; r < 3; ++r) segments.push_back(*shm::Segment::create({3, r, 1 << 20, 4096}, false));
   }
@@ -75,7 +75,7 @@ TEST(PacedLink, SignalWithoutBytesTakesTheLatencyAlone) {
   EXPECT_LE(c.visible(0, 2, 1) - now_ns(), 50'000);
 }
 
-// Two communicators on one uplink: what a lower class may not send yet it keeps, and the higher class goes first.
+// Two communicators share one uplink: a lower class holds back its data, and the higher class goes first.
 TEST(PacedLink, ClassesOfSeveralCommunicatorsTakeTurns) {
   Cluster c;
   PacedLink low = c.link(0, 2), high = c.link(1, 2);
@@ -94,7 +94,7 @@ TEST(PacedLink, ClassesOfSeveralCommunicatorsTakeTurns) {
     EXPECT_FALSE(low_goes);
   }
   ASSERT_TRUE(high.signal(0, 1, 0).ok());
-  // The window, its bytes, the latency.
+  // At most the window, its bytes and the latency.
   EXPECT_LE(c.visible(1, 2, 1) - now_ns(), 1'000'000 + 1'000'000 + 50'000);
   while (!low.pace()->admit(0)) {
   }

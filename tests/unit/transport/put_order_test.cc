@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order in which a process's communicators put on TCP links: on a clock of our own, then over loopback.
+// The order in which a process's communicators put on TCP links, on a simulated clock and then over loopback.
 #include "transport/common/put_order.h"
 
 #include <gtest/gtest.h>
@@ -38,14 +38,14 @@ TEST(TcpLane, ALessUrgentPutWaitsWhileAMoreUrgentOperationMoves) {
   EXPECT_FALSE(may_go(order, kLow, kChunk, now));
   EXPECT_FALSE(may_go(order, kMiddle, kChunk, now));
   EXPECT_TRUE(may_go(order, kHigh, kChunk, now));
-  // It waits for a peer, not for the line: nobody is held back any more.
+  // It waits for a peer and not for the line, so no other class is held back.
   now += kQuiet_ns;
   EXPECT_TRUE(may_go(order, kLow, kChunk, now));
   moves(order, kHigh, now);
   EXPECT_FALSE(may_go(order, kLow, kChunk, now));
   ends(order, kHigh);
   EXPECT_TRUE(may_go(order, kLow, kChunk, now));
-  // Of equals none waits.
+  // Classes of equal urgency do not wait for each other.
   begins(order, kLow, now);
   EXPECT_TRUE(may_go(order, kLow, kChunk, now));
 }
@@ -75,8 +75,8 @@ TEST(TcpLane, TheRateIsThatOfTheLine) {
   EXPECT_NEAR(static_cast<double>(order.window.bytes_per_ms.load()), 40'000, 4000);
 }
 
-// Two communicators of two ranks. One thread puts chunks of a less urgent class without end; the other's operation
-// begins, and from then on none of them goes until it has ended.
+// Two communicators of two ranks. One thread puts chunks of a less urgent class without end. When the other's operation
+// begins, none of these chunks goes until it has ended.
 TEST(TcpLane, OverLoopbackTheUrgentOperationHasTheLineToItself) {
   constexpr size_t kPut = 64 << 10;
   TcpFabrics low(2), high(2);
@@ -123,7 +123,7 @@ TEST(TcpLane, OverLoopbackTheUrgentOperationHasTheLineToItself) {
   {
     transport::EngineUse use;
     use.begin(f.engine.get(), kHigh);
-    // Until the other thread has asked in vain.
+    // Waits until the other thread has asked in vain.
     for (const uint64_t before = held; (held < before + 10 || rounds < 20) && !patience.passed(); ++rounds) {
       EXPECT_TRUE(f.link(1).put_turns()->may_put(kHigh, kPut));
       EXPECT_TRUE(put(f, (rounds % 8) * kPut, data));

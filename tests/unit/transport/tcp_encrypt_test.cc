@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two ranks with somebody between them: it sees nothing of the data, and cannot change, repeat, drop or cut anything
+// Two ranks with an attacker between them. It sees nothing of the data, and cannot change, repeat, drop or cut anything
 // without ending the link with a sentence.
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ std::vector<Cipher> ciphers() {
   return {Cipher::kChaCha20Poly1305};
 }
 
-// Rank 0 accepts; rank 1 reaches it through the relay.
+// Rank 0 accepts, and rank 1 reaches it through the relay.
 struct RelayedPair {
   explicit RelayedPair(Cipher cipher, Relay::Change change = {})
       : fabrics(2, 1, 4 << 20, nullptr, {cipher, [&](uint32_t reader, uint32_t of, transport::Nic& nic) {
@@ -67,7 +67,7 @@ TEST(TcpEncryption, HidesPutsSignalsAndSentences) {
   std::string text;
   while (text.size() < 200'000) text += kSecret;
   std::vector<Cipher> all = ciphers();
-  all.push_back(Cipher::kNone);  // what the relay sees then shows that it looks in the right place
+  all.push_back(Cipher::kNone);  // here the relay must see the data, which shows that it looks in the right place
   for (const Cipher cipher : all) {
     RelayedPair ranks(cipher);
     ASSERT_TRUE(ranks.fabrics.status.ok()) << ranks.fabrics.status.message();
@@ -131,7 +131,7 @@ TEST(TcpEncryption, AnAttackOnTheWayEndsTheLinkAndNeverGivesWrongData) {
       {"cut between", "closed by", [](const Bytes&, Bytes&, const Relay&) { return std::nullopt; }},
   };
   constexpr uint32_t kRounds = 6;
-  constexpr size_t kBytes = 50'000;  // some records each
+  constexpr size_t kBytes = 50'000;  // several records each
   for (const Cipher cipher : ciphers()) {
     for (const Attack& a : attacks) {
       for (const size_t at : {size_t{0}, size_t{1}, size_t{5}}) {
@@ -184,7 +184,7 @@ TEST(TcpEncryption, OfOneSideOnlyNeverFallsBackToNone) {
   }
 }
 
-// A processor without AES instructions among others.
+// One processor has no AES instructions, the others do.
 TEST(TcpEncryption, TakesTheCipherThatBothHave) {
   for (const uint32_t lacks : {0u, 1u}) {
     TcpFabrics ranks(2, 2, 1 << 20, nullptr, {best_cipher(), {}, [&](transport::tcp::MeshOptions& o) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two to four ranks over loopback: what a link promises to the executor.
+// Two to four ranks over loopback: the promises of a link to the executor.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ bool wait_until(const std::function<bool()>& done) {
   return false;
 }
 
-// As the executor does: again until it is done, with the engine's progress in between.
+// Puts as the executor does: repeats until it is done, with the engine's progress in between.
 Status put_all(exec::Fabric& f, uint32_t to, uint64_t offset, const void* src, size_t bytes) {
   const Deadline deadline = Deadline::after_ms(kPatienceMs);
   for (;;) {
@@ -47,7 +47,7 @@ std::vector<unsigned char> pattern(size_t bytes, unsigned seed) {
   return v;
 }
 
-// What a CUDA side copies on to the device: all of it, and nothing twice, when the signal is seen.
+// Data that a CUDA side copies on to the device: all of it, and nothing twice, when the signal is seen.
 TEST(TcpArrivals, EveryByteIsToldBeforeTheSignalBehindIt) {
   struct Heard final : transport::Arrivals {
     std::mutex mutex;
@@ -77,7 +77,7 @@ TEST(TcpArrivals, EveryByteIsToldBeforeTheSignalBehindIt) {
       EXPECT_EQ(std::count(heard.times.begin(), heard.times.end(), 0), static_cast<ptrdiff_t>((4 << 20) - bytes));
       std::fill(heard.times.begin(), heard.times.end(), 0);
     }
-    // Who is told too much ends the link.
+    // A receiver that is told too much ends the link.
     {
       const std::lock_guard lock(heard.mutex);
       heard.full = true;
@@ -91,12 +91,12 @@ TEST(TcpArrivals, EveryByteIsToldBeforeTheSignalBehindIt) {
   }
 }
 
-// A rank that has finished leaves while others still tell it things: its last words count.
+// A rank that has finished leaves while others still send to it. Its last messages count.
 TEST(TcpFarewell, WhatCameBeforeTheEndIsReadWhenASendFindsIt) {
   for (int turn = 0; turn < 20; ++turn) {
     TcpFabrics fabrics(2, turn % 2 == 0 ? 1 : 3);
     ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
-    // Driven by somebody who does not look: nothing is read but by the calls below.
+    // The driving thread does not look, so only the calls below read anything.
     fabrics[1].engine->begin();
     const auto data = pattern(60'000, 3);
     fabrics[0].engine->begin();
@@ -105,7 +105,7 @@ TEST(TcpFarewell, WhatCameBeforeTheEndIsReadWhenASendFindsIt) {
     ASSERT_TRUE(fabrics[0].link(1).signal(2, 7, 9).ok());
     fabrics[0].engine->end();
     fabrics.slot(0).reset();
-    // The first send finds a closed socket, a later one hears of it.
+    // The first send finds a closed socket, and a later one learns of it.
     const auto lost = [&] { return !fabrics[1].link(0).check_peer().ok(); };
     for (uint32_t n = 2; n < 1000 && !lost(); ++n) {
       ASSERT_TRUE(fabrics[1].link(0).signal(1, n, 9).ok());
@@ -118,7 +118,7 @@ TEST(TcpFarewell, WhatCameBeforeTheEndIsReadWhenASendFindsIt) {
   }
 }
 
-// land() is a hint that may come too late or be taken back: each byte is at one of the two places, and landed() says
+// land() is a hint that may come too late or be withdrawn. Each byte is at one of the two places, and landed() says
 // where.
 TEST(TcpLanding, PutsGoWhereTheyAreWanted) {
   TcpFabrics fabrics(2);
@@ -140,7 +140,7 @@ TEST(TcpLanding, PutsGoWhereTheyAreWanted) {
     EXPECT_TRUE(own.landings()->landed(64));
     EXPECT_EQ(dst, data);
     EXPECT_FALSE(own.landings()->landed(64)) << "it has ended";
-    // Another range than the one that was named, then none any more.
+    // Another range than the one that was named, then none.
     dst = nothing;
     own.landings()->land(0, bytes, reinterpret_cast<std::byte*>(dst.data()));
     send(data, 64);
@@ -185,7 +185,7 @@ TEST_P(TcpLink, DataIsThereWhenItsSignalIs) {
   TcpFabrics fabrics(2, GetParam());
   ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
   uint32_t number = 0;
-  // Nobody drives rank 1: its engine takes what comes.
+  // No thread drives rank 1, so its engine's own thread receives.
   for (const size_t bytes : {1u, 63u, 4096u, 8193u, 32'768u, 32'769u, 70'000u, 1u << 20, (2u << 20) - 5}) {
     const auto data = pattern(bytes, static_cast<unsigned>(bytes));
     std::memset(fabrics[1].own->staging(), 0, bytes + 7);
@@ -238,7 +238,7 @@ TEST_P(TcpLink, WhoAwaitsOneRankHearsItAtOnceAndTheOthersSoon) {
   ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
   exec::Fabric& f = fabrics[0];
   f.engine->begin();
-  // Between two ranks of one host nothing is read for: its number stands for one here.
+  // Nothing is read for a rank of the same host; this number stands for one.
   constexpr uint32_t kOfOwnHost = 0;
   uint32_t number = 0;
   for (const uint32_t awaited : {1u, 2u, kOfOwnHost}) {
@@ -265,7 +265,7 @@ TEST_P(TcpLink, APutThatTheSocketDoesNotTakeIsCalledAgainAndOthersWait) {
   ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
   const auto data = pattern(48 << 20, 1), other = pattern(100'000, 2);
   auto first = fabrics[0].link(1).put(0, data.data(), data.size());
-  // A receiver that is quick enough takes it all at once: once more.
+  // A fast receiver takes everything at once, so try again.
   for (int i = 0; i < 30 && first.ok() && *first == PutState::kDone; ++i) {
     first = fabrics[0].link(1).put(0, data.data(), data.size());
   }
@@ -277,7 +277,7 @@ TEST_P(TcpLink, APutThatTheSocketDoesNotTakeIsCalledAgainAndOthersWait) {
     ASSERT_TRUE(second.ok());
     waited = waited || *second == PutState::kFull;
     ASSERT_NE(*second, PutState::kDone);
-    // A signal between: it must not arrive before what was put before it, and may before the rest.
+    // A signal comes in between. It must not arrive before the earlier put, but may arrive before the rest.
     ASSERT_TRUE(fabrics[0].link(1).signal(1, 1, 0).ok());
     fabrics[0].engine->progress();
     first = fabrics[0].link(1).put(0, data.data(), data.size());
@@ -289,7 +289,7 @@ TEST_P(TcpLink, APutThatTheSocketDoesNotTakeIsCalledAgainAndOthersWait) {
   ASSERT_TRUE(wait_until([&] { return word_of(fabrics[1], 0, 0) == 1; }));
   EXPECT_EQ(std::memcmp(fabrics[1].own->staging(), data.data(), data.size()), 0);
   EXPECT_EQ(std::memcmp(fabrics[1].own->staging() + (48 << 20), other.data(), other.size()), 0);
-  // Signals of different numbers may come over different streams, in any order.
+  // Signals with different numbers may use different streams, and arrive in any order.
   EXPECT_TRUE(wait_until([&] { return word_of(fabrics[1], 0, 1) == 1; }));
 }
 
@@ -323,7 +323,7 @@ TEST(TcpLinkBoard, ComesWithSignalsAndByItself) {
 TEST(TcpLinkBoard, AFailureReachesAllPeersInItsWords) {
   TcpFabrics fabrics(3);
   ASSERT_TRUE(fabrics.status.ok());
-  // With a put under way whose memory is gone afterwards.
+  // A put is in flight, and its memory is freed afterwards.
   {
     const auto data = pattern(3 << 20, 1);
     (void)fabrics[0].link(1).put(0, data.data(), data.size());

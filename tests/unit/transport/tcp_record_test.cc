@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Records of encrypted connections: what one side seals the other opens once, in order and unchanged, or not at all.
+// Records of encrypted connections: the other side opens a sealed record once, in order and unchanged, or not at all.
 #include "transport/tcp/record.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ Bytes sealed(RecordSealer& sealer, const Bytes& text) {
   return record;
 }
 
-// As a connection does; the text where all went well.
+// Opens a record as a connection does. Returns the text if everything is right.
 Result<Bytes> opened(RecordOpener& opener, const Bytes& record, Bytes* left = nullptr) {
   MOECCL_ASSIGN_OR_RETURN(const size_t bytes, opener.announce(std::span<const std::byte, sizeof(RecordHead)>(
                                                   record.data(), sizeof(RecordHead))));
@@ -83,7 +83,7 @@ TEST_P(TcpRecord, WithAnyBitChangedIsRefusedAndNothingOfItIsLeft) {
     EXPECT_NE(back.status().message().find("record 0"), std::string::npos) << back.status().message();
     EXPECT_NE(back.status().message().find("not authentic"), std::string::npos) << back.status().message();
     for (size_t i = 0; i + 8 <= left.size(); i += 8) EXPECT_NE(std::memcmp(&left[i], &text[i], 8), 0) << bit;
-    // What comes behind it is not believed any more.
+    // The records after it are not believed any more.
     EXPECT_FALSE(opened(opener, sealed(sealer, text)).ok());
   }
 }
@@ -116,7 +116,7 @@ TEST_P(TcpRecord, OfAnotherKeyDirectionOrConnectionIsRefused) {
   RecordSealer sealer(cipher(), key_of(1));
   RecordOpener opener(cipher(), key_of(2));
   EXPECT_FALSE(opened(opener, sealed(sealer, text_of(100))).ok());
-  // The head of one record with the text of another one of the same size.
+  // The head of one record with the text of another record of the same size.
   RecordSealer here(cipher(), key_of(1));
   Bytes record = sealed(here, text_of(100, 1));
   const Bytes other = sealed(here, text_of(100, 2));
@@ -129,7 +129,7 @@ TEST_P(TcpRecord, OfNoSizeThatIsSentIsRefusedThoughItsSealIsRight) {
   for (const size_t bytes : {kRecordBytes + 1, size_t{0}}) {
     RecordSealer sealer(cipher(), key_of(1));
     RecordOpener opener(cipher(), key_of(1));
-    // A peer that holds the keys and lies; seal() asserts in debug builds only.
+    // The peer holds the keys but lies. seal() asserts only in debug builds.
 #ifdef NDEBUG
     const Bytes record = sealed(sealer, text_of(bytes));
     const Status status = opened(opener, record).status();
@@ -143,7 +143,7 @@ TEST_P(TcpRecord, EqualTextsNeverLookAlikeAndKeysAreReplaced) {
   RecordOpener opener(cipher(), key_of(1));
   const Bytes text = text_of(16);
   std::set<Bytes> seen;
-  // The format, from the words of record.h and libsodium alone.
+  // Checks the format with only the description in record.h and libsodium.
   const bootstrap::Key first = bootstrap::derive_key(key_of(1), "moeccl records");
   const auto raw = [](const std::byte* at) { return reinterpret_cast<const unsigned char*>(at); };
   const auto opens_with_first_key = [&](const Bytes& record, uint64_t number) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What comes over the network is not believed: strangers, wrong keys, frames that lie.
+// Data from the network is not trusted: strangers, wrong keys, frames that lie.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -40,7 +40,7 @@ TEST(TcpMesh, StrangersDoNotDisturbThePeers) {
   auto mesh_a = listen(a), mesh_b = listen(b);
   const driver::SocketAddress at = mesh_a->nics()[0].address;
   std::vector<Fd> strangers;
-  // Silent, talking nonsense, and knowing the protocol but not the key.
+  // One is silent, one sends nonsense, and one knows the protocol but not the key.
   for (int i = 0; i < 3; ++i) strangers.push_back(std::move(*driver::connect_to(at, a.deadline)));
   const std::vector<std::byte> nonsense(500, std::byte{'x'});
   (void)driver::send_now(strangers[1].get(), nonsense);
@@ -62,7 +62,7 @@ TEST(TcpMesh, StrangersDoNotDisturbThePeers) {
   EXPECT_TRUE(!end.ok() || end->n == 0);
 }
 
-// More silent strangers than the process may have descriptors, at the port before the peers come.
+// More silent strangers than the process may have descriptors are at the port before the peers come.
 TEST(TcpMesh, AFloodOfStrangersTakesNoDescriptorsFromTheRank) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "it forks and starts threads, beside threads that a net plugin has left behind";
@@ -104,7 +104,7 @@ TEST(TcpMesh, AFloodOfStrangersTakesNoDescriptorsFromTheRank) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
-// Before the connection is there, or it would stay paced.
+// Set before the connection exists, because it would stay paced otherwise.
 TEST(TcpMesh, BothEndsHaveTheCongestionControlThatIsAskedFor) {
   for (const char* asked : {"reno", "system", "pigeons"}) {
     MeshOptions a = options_of(0), b = options_of(1);
@@ -146,7 +146,7 @@ TEST(TcpMesh, AWrongKeyIsRefusedAndTheMissingRankNamed) {
   EXPECT_NE(got_a.status().message().find("ranks 1"), std::string::npos) << got_a.status().message();
 }
 
-// Rank 0 with a link, and what its authenticated peer may write to it by hand.
+// Rank 0 with a link, and the bytes that its authenticated peer writes to it by hand.
 struct Victim {
   static constexpr size_t kStaging = 4096, kGuard = 4096;
   Board board{};
@@ -246,7 +246,7 @@ TEST(TcpFrames, RandomBytesNeverReachOutside) {
     Victim v(1);
     std::vector<std::byte> bytes(64 + random() % 4000);
     for (std::byte& b : bytes) b = static_cast<std::byte>(random());
-    // Often a type that exists, so that more than the first check is met.
+    // Usually a type that exists, so that more than the first check is reached.
     bytes[0] = static_cast<std::byte>(random() % 5);
     if (random() % 2 == 0) std::memset(bytes.data() + 2, 0, 14 - random() % 10);
     v.send(0, bytes.data(), bytes.size());

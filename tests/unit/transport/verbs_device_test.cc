@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// transport/verbs on an RDMA device that is here (tools/rdma-vm has one): what only real hardware, or rxe, answers.
-// Skipped where there is none, and failed instead when MOECCL_TEST_REQUIRE_NET is verbs.
+// transport/verbs on a present RDMA device (tools/rdma-vm has one): behaviour that only real hardware, or rxe, shows.
+// Skipped where there is none, but fails when MOECCL_TEST_REQUIRE_NET is verbs.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is particular to transport/verbs, on the fake libibverbs: settings, addresses, errors that name their cause, and
-// that nothing is left behind. What every link promises is in link_contract_test.cc.
+// Specifics of transport/verbs, on the fake libibverbs: settings, addresses, errors that name their cause, and that
+// nothing is left behind. link_contract_test.cc tests what every link promises.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -163,7 +163,7 @@ TEST(VerbsRing, GivesEachByteToOneAndInOrder) {
   EXPECT_EQ(ring.take(1025), nullptr);
 }
 
-// Every test leaves the fake's machine as it was found: nothing registered, no queue pair.
+// Every test leaves the fake's machine as it found it: no registration, no queue pair.
 class Verbs : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -246,7 +246,7 @@ TEST_F(Verbs, ARegionThatWasInvalidatedIsAnError) {
   EXPECT_EQ(ranks[1].own->signal(0, 0).word.load(), 0u) << "its signal must not come";
 }
 
-// A process that was killed: its queue pairs are gone, and this rank only waits.
+// A process was killed: its queue pairs are gone, and this rank only waits.
 TEST_F(Verbs, ADeadPeerIsNoticedByOneThatOnlyWaits) {
   NetworkFabrics ranks(fake_verbs::kNetworks[0], 3);
   ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
@@ -274,7 +274,7 @@ TEST_F(Verbs, APortThatStaysDownEndsItsLinksAndOneThatComesBackDoesNot) {
   ranks[0].engine->end();
 }
 
-// Four NICs, of which rank 0 is near the last two and rank 1 near the third alone.
+// Four NICs: rank 0 is near the last two, rank 1 only near the third.
 TEST_F(Verbs, ARankUsesTheNicsNearItAndPairsItsNearestFirst) {
   (void)fake();
   setenv("MOECCL_TEST_MACHINE",
@@ -303,7 +303,7 @@ TEST_F(Verbs, ARankUsesTheNicsNearItAndPairsItsNearestFirst) {
     fake().control().raise("mlx5_3", abi::kEventDeviceFatal, 1);
     EXPECT_TRUE(has(lost(ranks[0], 1), "mlx5_3:1")) << lost(ranks[0], 1);
   }
-  // What the user names is used as it is.
+  // NICs that the user names are used unchanged.
   const auto named = [](const transport::NetworkOptions& given) {
     transport::NetworkOptions o = given;
     o.nearest = [](std::span<const std::string>) { return std::vector<uint32_t>{1}; };
@@ -354,7 +354,7 @@ TEST_F(Verbs, TruncatedOffersAreErrors) {
   EXPECT_FALSE(read_offer(longer, 0, 2).ok());
 }
 
-// The heap's pages that a NIC holds are not the program's any more once its generation has changed.
+// The heap's pages that a NIC holds no longer belong to the program once its generation has changed.
 TEST_F(Verbs, HeapMemoryIsRegisteredOnceAndAgainAfterPagesWentAway) {
   auto api = driver::IbvApi::load(FakeVerbs::library());
   ASSERT_TRUE(api.ok());

@@ -10,7 +10,7 @@
 namespace moeccl::comm {
 namespace {
 
-// The heap as a peer sees it: another mapping of the same segment.
+// The heap as a peer sees it, through another mapping of the same segment.
 class Heap : public ::testing::Test {
  protected:
   void SetUp() override {

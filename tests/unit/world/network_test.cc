@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connections between hosts that do not come about.
+// Connections between hosts that fail to be established.
 #include "src/world/network.h"
 
 #include <dlfcn.h>
@@ -17,7 +17,7 @@
 
 namespace {
 
-// Two hosts on this one, which reach each other over loopback. Before anybody reads the environment.
+// Two hosts on this machine, which reach each other over loopback. Set before the environment is read.
 const bool two_hosts = setenv("MOECCL_SOCKET_IFNAME", "lo", 1) == 0 && setenv("MOECCL_HOST_ID", "here", 1) == 0;
 
 thread_local int threads_until_none = -1;  // that the calling thread can still start; -1: any number
@@ -38,7 +38,7 @@ struct TwoRanks {
   std::unique_ptr<bootstrap::Root> root;
   Status status[2];
 
-  // Both connect at the same time; rank 0 can start so many threads.
+  // Both connect at the same time, and rank 0 can start only this many threads.
   explicit TwoRanks(int threads_of_rank_0) {
     const Deadline deadline = Deadline::after_ms(tests::patient_ms(10'000));
     bootstrap::RootOptions options;
@@ -72,7 +72,7 @@ TEST(Network, ComesAbout) {
   EXPECT_TRUE(ranks.status[1].ok()) << ranks.status[1].message();
 }
 
-// The thread that accepts, and the engine's: what was made before ends in order.
+// The accepting thread and the engine's thread: everything made before them ends in order.
 TEST(Network, WithoutItsThreadsSaysSo) {
   for (const int threads : {0, 1}) {
     const TwoRanks ranks(threads);

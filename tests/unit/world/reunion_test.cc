@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of a communicator meet again, as threads that see each other's end in different ways.
+// Ranks of a communicator meet again, as threads that see each other end in different ways.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -23,7 +23,7 @@ struct Came {
 
 class ReunionTest : public ::testing::TestWithParam<bool> {
  protected:
-  // As arrange() leaves them.
+  // Starts from the state that arrange() leaves.
   void SetUp() override {
     const auto key = bootstrap::random_key();
     ASSERT_TRUE(key.ok());
@@ -115,7 +115,8 @@ TEST_P(ReunionTest, AnEndThatSomeSeeLaterIsEnough) {
   expect_all(came, {0, 1, 2});
 }
 
-// The connection between 0 and 1 has broken, both live: each sees the other's end, the others see nothing.
+// The connection between 0 and 1 has broken, but both are alive: each sees the other end, and the other ranks see
+// nothing.
 TEST_P(ReunionTest, TwoThatLostEachOtherAreBothThere) {
   for (const int late_ms : {0, 150, 400}) {
     const auto came = in_threads({[&] {
@@ -128,7 +129,7 @@ TEST_P(ReunionTest, TwoThatLostEachOtherAreBothThere) {
   }
 }
 
-// It is lost while the others wait with it.
+// The leader is lost while the others wait with it.
 TEST_P(ReunionTest, TheNextOneLeadsWhenTheLeaderIsLost) {
   std::atomic<bool> lost{false};
   const auto gone = [&](uint32_t r) { return r == 0 && lost; };
@@ -196,7 +197,7 @@ TEST_P(ReunionTest, StrangersToTheKeyAreNoRanks) {
   expect_all(came, {0, 1});
 }
 
-// Before and after the meeting nobody listens there.
+// Before and after the meeting, nothing listens there.
 TEST_P(ReunionTest, APlaceIsSilentWithoutAMeeting) {
   const auto silent = [&] { return !driver::connect_to(addresses_[0], Deadline::after_ms(200)).ok(); };
   EXPECT_TRUE(silent());
