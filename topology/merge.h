@@ -9,8 +9,8 @@
 namespace moeccl::topology {
 
 // Parts come in order of trust: the values of an earlier part stay, and later ones fill in what it did not know. Nodes
-// are matched by id (a NIC's ports by their number). Of two parents, the inner one wins: verbs knows a NIC's NUMA
-// domain, hwloc the PCI switch in that domain. Contradictions are reported in `notes`.
+// are matched by id (a NIC's ports by their number). Where two parts name different parents, the inner one wins: verbs
+// knows a NIC's NUMA domain, hwloc the PCI switch in that domain. Contradictions are reported in `notes`.
 //
 // The result is valid and in canonical order (children by kind, number and id), whatever the order within the parts.
 // PCI bridges that lead to no GPU or NIC, or to a single node, are left out (the slower of the two uplinks stays).

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which slot of a live layer holds each expert, and what expert swap asks of the layer's steps. Slot s is what expert s
-// was when the layer was made: it stays on its rank, so paths, programs and tables of the layer hold for every map.
+// The map from experts to the slots of a live layer, and the routing statistics that expert swap needs. Slot s is where
+// expert s was when the layer was made. It stays on its rank, so the layer's paths, programs and tables hold for every
+// map.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,9 @@ namespace moeccl::algo {
 struct SeenRouting {
   std::vector<int32_t> topk;             // [kept tokens][top_k], by expert, in no order
   uint64_t n_updates = 0, n_tokens = 0;  // since the last take()
-  double steps_us = 0;                   // what these updates' dispatches and combines took on this rank, backward too
-  uint64_t n_steps = 0;                  // of these
-  MoeAlgorithm algorithm;                // of the last update, the same on all ranks
+  double steps_us = 0;     // time of these updates' dispatches and combines on this rank, with the backward ones
+  uint64_t n_steps = 0;    // operations that steps_us sums
+  MoeAlgorithm algorithm;  // of the last update, the same on all ranks
 };
 
 class ExpertMap {
@@ -27,13 +28,13 @@ class ExpertMap {
   // that is chosen from one small step would follow that step's noise.
   ExpertMap(std::vector<int32_t> slot_of, uint32_t top_k, uint64_t max_tokens);
 
-  // For the caller's thread, which makes all calls of a layer.
+  // These are for the caller's thread, which makes all calls of a layer.
   const std::vector<int32_t>& slot_of() const { return slot_of_; }
   const std::vector<int32_t>& expert_in() const { return expert_in_; }
   uint64_t version() const { return version_; }  // raised by every swap()
   void swap(int32_t a, int32_t b);
 
-  // slots: the choices as the layer knows them. Each is an expert's number or -1.
+  // Translates choices of experts into slots. A choice is an expert's number or -1.
   void to_slots(std::span<const int32_t> topk, std::vector<int32_t>& slots) const;
 
   void note_routing(std::span<const int32_t> topk, const MoeAlgorithm& algorithm);
@@ -42,7 +43,7 @@ class ExpertMap {
 
  private:
   std::vector<int32_t> slot_of_, expert_in_;
-  uint64_t version_ = 1;  // 0: of routings from before the layer had a map
+  uint64_t version_ = 1;  // routings older than the layer's map have 0
   uint32_t top_k_;
   uint64_t max_tokens_;
   std::mutex mutex_;  // guards the members below

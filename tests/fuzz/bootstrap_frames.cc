@@ -28,7 +28,7 @@ void payloads(std::span<const std::byte> bytes, size_t n_ranks) {
   if (decode_ranks(bytes, n_ranks, &ranks)) FUZZ_CHECK(ranks.size() == n_ranks);
 }
 
-// Sealed by nobody: a head must never be opened, whatever its bytes, unless it is the very one that was sealed.
+// Whatever its bytes, a head must never be opened unless it is the very one that was sealed.
 void heads(std::span<const std::byte> bytes) {
   Key key = {};
   key[0] = std::byte{1};

@@ -76,7 +76,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         pass(last);
         pass(record);
         break;
-      case 5:  // bytes of nobody
+      case 5:  // bytes that no peer has sealed
         pass(std::as_bytes(std::span(data, std::min<size_t>(size, how))));
         pass(record);
         break;

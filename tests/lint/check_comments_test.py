@@ -31,6 +31,13 @@ class Comments(unittest.TestCase):
         self.assertEqual(findings({"src/exec/b.cc": "\n// see correct_profile()\n", "src/exec/c.cc": "// correct_profile\n"}),
                          ["src/exec/b.cc:2: nothing is called correct_profile()"])
 
+    def test_style(self):
+        self.assertEqual(findings({"src/exec/b.cc": "// One of them. Offsets of rows, the whole of it.\n"}), [])
+        self.assertEqual(findings({"src/exec/b.cc": "// Of the machine.\n// It ends. Of two, one.\n/* Rows.\n * Of one.\n */\n"}),
+                         [f'src/exec/b.cc:{n}: style: "Of" in a comment' for n in (1, 2, 4)])
+        self.assertEqual(findings({"src/exec/b.cc": "int x;  // nobody waits, whoever it is\n"}),
+                         [f'src/exec/b.cc:1: style: "{w}" in a comment' for w in ("nobody", "whoever")])
+
     def test_strings_are_no_comments(self):
         self.assertEqual(findings({"src/exec/b.cc": 'const char* x = "// gone.cc gone()";\n'}), [])
 

@@ -126,7 +126,7 @@ TEST(Hosts, SendTheBytesOfThePlan) {
           ASSERT_GT(planned, 0) << text;
           check_all_reduce(rank, 4, comm, 1);
           const int64_t before = sent_payload();
-          check_all_reduce(rank, 4, comm, 1);  // nobody sends more before all of a host have looked
+          check_all_reduce(rank, 4, comm, 1);  // no rank sends more before all ranks of a host have looked
           for (int i = 0; i < kTimes; ++i) {
             const moecclResult_t result =
                 op == moecclOpAllReduce

@@ -25,7 +25,7 @@ struct Ran {
   int64_t sent = 0;  // by this rank's host
 };
 
-// All ranks of a host give the same; the byte counters are read when nobody sends.
+// All ranks of a host pass the same values. The byte counters are read while no rank sends.
 Ran exchange(int rank, moecclComm_t comm, const char* plan, size_t count) {
   Ran ran;
   std::vector<char> in(count * kHosts);

@@ -18,7 +18,7 @@ constexpr double kNvlinkHop[7][3] = {{0.6, 1.25, 4.0}, {0.6, 1.9, 3.4}, {0, 0, 3
 constexpr double kPciHop[7][3] = {{1.0, 1.9, 4.0}, {1.0, 2.5, 5.7}, {0, 0, 3.7}, {0, 0, 2.8}, {}, {}, {0, 0, 4}};
 constexpr double kNetHop[7][3] = {{5.0, 8.5, 14}, {2.7, 4.0, 14}, {0, 0, 31}, {0, 0, 30},
                                   {0, 0, 18},     {0, 0, 20.9},   {0, 0, 14}};
-// Of a channel, or of all for LL, by number of nodes (1, 2, more).
+// Limits of a channel, or of all channels for LL, by number of nodes (1, 2, more).
 struct Limits {
   double ll[3], ring128[3], tree128[3], tree[3], nvls_tree[3];
 };

@@ -66,15 +66,15 @@ struct Outcome {
 
 enum class Fault { kKill, kCable, kRdmaCable, kFreeze };
 
-// One draw: n ranks on two hosts, what they call, who fails and when.
+// One draw: n ranks on two hosts, what they call, which rank fails and when.
 struct Trial {
   Fault fault = Fault::kKill;
   int n = 2, victim = 0, delay_us = 0;
   moecclOp_t op = moecclOpAllReduce;
   size_t count = 1;
   bool on_host_of_victim(int rank) const { return rank * 2 / n == victim * 2 / n; }
-  // Who may be blamed: the victim; with a cable, the ranks beyond it. A rank that waits for its own host alone is told
-  // by others, and hears of some rank beyond.
+  // The ranks that may be blamed: the victim, or the ranks beyond a pulled cable. A rank that waits only for its own
+  // host is told by others, and they name some rank beyond the cable.
   bool culprit(int rank, int by) const {
     if (fault == Fault::kKill || fault == Fault::kFreeze) return rank == victim;
     return rank * 2 / n != by * 2 / n;
@@ -141,7 +141,7 @@ void strike(const Trial& t, const TestHosts& hosts, pid_t victim, Outcome& outco
       break;
     case Fault::kFreeze:
       kill(victim, SIGSTOP);
-      // Until nobody waits for it any more: then it goes, and its own memory with it.
+      // The victim stays frozen until no rank waits for it. Then it goes, and its own memory with it.
       for (int64_t began = now_ms(); outcome.ended < t.n - 1 && now_ms() - began < patient_ms(20'000);) usleep(5'000);
       kill(victim, SIGKILL);
       break;

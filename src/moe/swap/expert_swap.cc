@@ -23,8 +23,8 @@ namespace {
 constexpr size_t kMostTensors = 64;
 constexpr int32_t kDefaultInterval = 4, kDefaultTokens = 4096;
 constexpr double kDefaultGain = 0.001, kDefaultHorizon = 100;
-constexpr double kFirstUsPerByte = 1e-3;  // of a swap that nobody has timed yet
-constexpr double kMostUs = 1e9;           // what one word says
+constexpr double kFirstUsPerByte = 1e-3;  // the price of a swap before one has been timed
+constexpr double kMostUs = 1e9;           // the most that one word can say
 constexpr size_t kSums = 3;               // tokens counted, tokens seen, updates
 
 double now_us() {
@@ -58,8 +58,8 @@ Result<std::vector<Answer>> answers(Communicator& comm, const Answer& mine, cons
   return gather_answers(comm.n_ranks(), all_gather, mine, own, what);
 }
 
-// Alpha and beta of Eq. 8: inter alpha, inter beta, intra alpha, intra beta, in us, of each level. Where links are not
-// known, bytes count alike at every level.
+// Fills in alpha and beta of Eq. 8 for each level, in us: inter alpha, inter beta, intra alpha, intra beta. Where links
+// are not known, a byte costs the same at every level.
 void fill_costs(const MoeHost& host, std::vector<double> (&costs)[4]) {
   const plan::LevelTree& tree = host.tree();
   const bool measured = host.profile().all_to_all.standard.bytes_per_ns > 0;
@@ -161,7 +161,8 @@ Status ExpertSwap::set_up(Layer& made, const MoeLayer& layer, std::span<const mo
   return {};
 }
 
-// Sizes may differ between ranks: then experts keep to ranks of equal ones.
+// Compares what all ranks pass. Tensor sizes may differ between ranks; experts then move only between ranks of equal
+// sizes.
 Status ExpertSwap::agree(Layer& made, const MoeLayer& layer, const Status& own) const {
   struct Answer {
     uint64_t layer = 0, slots = 0, n_tensors = 0, at_finish = 0;
@@ -205,7 +206,7 @@ Status ExpertSwap::agree(Layer& made, const MoeLayer& layer, const Status& own) 
 Status ExpertSwap::attach(MoeLayer& layer, std::span<const moecclSwapTensor_t> tensors, const int32_t* slot_of,
                           int32_t* number) {
   MOECCL_TRY(comm_->usable());
-  // Every rank refuses by itself: the communicator is busy with the round that was begun.
+  // Every rank must refuse by itself, because the communicator is busy with the round that has begun.
   if (begun_) return error(moecclInvalidUsage, "attach: call moecclExpertSwapFinish first");
   auto made = std::make_unique<Layer>();
   const Status own = set_up(*made, layer, tensors, slot_of);
@@ -279,12 +280,12 @@ void ExpertSwap::count(Part& part, std::span<int32_t> words) const {
   sums[0] = static_cast<int32_t>(kept);
   sums[1] = word(n_tokens);
   sums[2] = word(static_cast<double>(part.seen.n_updates));
-  // A word of each rank's own, so that a sum carries them all.
+  // Each rank fills a word that the others leave at 0, so the sum carries them all.
   sums[kSums + comm_->rank()] = word(n_steps > 0 ? part.seen.steps_us / n_steps : 0);
   sums[kSums + comm_->n_ranks() + comm_->rank()] = word(part.layer->own_swap_us);
 }
 
-// Of the joined words alone, and of what all ranks have alike: so all come to the same verdict.
+// Uses only the joined words and values that are equal on all ranks, so all ranks come to the same verdict.
 void ExpertSwap::decide(Part& part, std::span<const int32_t> words) const {
   const Layer& layer = *part.layer;
   const size_t n = comm_->n_ranks();
@@ -292,7 +293,7 @@ void ExpertSwap::decide(Part& part, std::span<const int32_t> words) const {
   p.placement = part.slot_of.data();
   const auto sums = words.last(kSums + 2 * n);
   if (sums[0] <= 0 || sums[2] <= 0) return;
-  // Times of Eq. 8 are of one update's tokens.
+  // Eq. 8 gives times for the tokens of one update.
   const double updates = static_cast<double>(sums[2]) / static_cast<double>(n);
   p.row_bytes *= static_cast<double>(sums[1]) / updates / sums[0];
   const algo::MoeAlgorithm& algorithm = part.seen.algorithm;
@@ -307,7 +308,7 @@ void ExpertSwap::decide(Part& part, std::span<const int32_t> words) const {
   part.gain = answer.gain;
   std::vector<int32_t> took(sums.begin() + kSums, sums.begin() + static_cast<ptrdiff_t>(kSums + n));
   std::erase(took, 0);
-  if (!took.empty()) {  // a rank that comes late makes the others wait: the one in the middle counts
+  if (!took.empty()) {  // a late rank makes the others wait, so the median counts
     const auto middle = took.begin() + static_cast<ptrdiff_t>(took.size() / 2);
     std::nth_element(took.begin(), middle, took.end());
     part.step_us = *middle * updates / static_cast<double>(part.n_steps);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expert swap of a model's live layers (HierMoE, Section IV): the contract of moeccl/swap.h without its handles.
+// Swaps the experts of a model's live layers (HierMoE, Section IV). moeccl/swap.h states the contract.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ namespace moeccl::comm {
 
 class ExpertSwap {
  public:
-  // Collective. The object has a communicator of its own; `parent` need not outlive it.
+  // Collective. The object makes its own communicator, so `parent` need not outlive it.
   static Result<std::unique_ptr<ExpertSwap>> create(Communicator& parent, const moecclExpertSwapConfig_t* config);
 
   Status attach(MoeLayer& layer, std::span<const moecclSwapTensor_t> tensors, const int32_t* slot_of, int32_t* number);
@@ -28,18 +28,18 @@ class ExpertSwap {
   Status info(int32_t layer, moecclExpertSwapInfo_t* info) const;
 
  private:
-  // What all ranks know alike of a layer, and what this one has measured.
+  // A layer: values that are equal on all ranks, and this rank's measurements.
   struct Layer {
     std::shared_ptr<algo::ExpertMap> map;
     std::vector<uint32_t> owner;                         // [E] the rank of each slot
     std::vector<uint32_t> local_index;                   // [E] the slot's place among its rank's
-    std::vector<int32_t> n_groups, group_of_slot, kind;  // of the problem; kind: slots of one may change places
+    std::vector<int32_t> n_groups, group_of_slot, kind;  // of the problem; slots of one kind may swap
     std::vector<double> costs[4];
     moecclSwapProblem_t problem = MOECCL_SWAP_PROBLEM_INIT;
-    uint64_t slot_bytes = 0;  // of all tensors, on the rank that has most
+    uint64_t slot_bytes = 0;  // of all tensors, on the rank with the most
     std::vector<moecclSwapTensor_t> tensors;
     uint64_t counted_at = 0;  // the step of the last count
-    double own_swap_us = 0;   // of this rank's last
+    double own_swap_us = 0;   // what the last swap took on this rank
     moecclExpertSwapInfo_t info{};
   };
   struct Room {
@@ -58,16 +58,16 @@ class ExpertSwap {
     int32_t pair[2] = {-1, -1};
     double gain = 0, step_us = 0, swap_us = 0;
     bool swaps = false;
-    // Where this rank gives one of the two.
+    // True on a rank that holds one of the two experts.
     bool mine = false;
     uint32_t peer = 0, place = 0;
-    std::vector<Room> rooms;  // by tensor, for what comes
+    std::vector<Room> rooms;  // one for each tensor that arrives
     double moved_us = 0;
   };
-  // From a Begin to its Finish.
+  // The work from a Begin to its Finish.
   struct Round {
     std::vector<Part> parts;
-    std::vector<int32_t> words;  // the AllReduce's
+    std::vector<int32_t> words;  // of the AllReduce
     std::atomic<bool> done{false};
   };
 
@@ -77,11 +77,11 @@ class ExpertSwap {
                 const int32_t* slot_of) const;
   Status agree(Layer& made, const MoeLayer& layer, const Status& own) const;
   size_t n_words(const Layer& layer) const;
-  // On the background thread.
+  // Runs on the background thread.
   Status run(Round& round);
   void count(Part& part, std::span<int32_t> words) const;
   void decide(Part& part, std::span<const int32_t> words) const;
-  // Sends this rank's expert of every part that swaps, and receives the other one beside it.
+  // For every part that swaps, sends this rank's expert and receives the other one into a separate room.
   Status exchange(Round& round, bool at_finish);
   Result<Room> room(uint64_t bytes, bool cuda);
   Status write(Part& part);
@@ -94,9 +94,9 @@ class ExpertSwap {
   std::vector<std::unique_ptr<Layer>> layers_;
   uint64_t n_steps_ = 0;
   bool begun_ = false;
-  std::unique_ptr<Round> round_;  // null: nothing is under way
+  std::unique_ptr<Round> round_;  // null while no round is under way
   std::vector<Room> spare_;
-  Background background_;  // last: its thread uses the others
+  Background background_;  // declared last: its thread uses the other members
 };
 
 }  // namespace moeccl::comm

@@ -92,7 +92,7 @@ bool run(const Rung& rung, const std::string& logs) {
   const pid_t child = fork();
   if (child == 0) {
     setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // whoever ends the ladder ends its rung
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a ladder that ends takes its rung with it
     if (!logs.empty()) {
       const int log =
           open((logs + "/ladder-" + rung.name + ".log").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
