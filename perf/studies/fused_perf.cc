@@ -47,13 +47,13 @@ CLONES void adam(float* w, const float* gradient, float* m, float* v, size_t n) 
   }
 }
 
-typedef float Lanes __attribute__((vector_size(64)));
-constexpr size_t kLanes = 16, kRows = 4, kTokens = 4;
-
-// out[t][first_row + r] = x[t] . w[r], for n_rows rows of w. Tokens and rows go by four, which keeps 16 sums in
-// registers.
-CLONES void product(const float* w, size_t n_rows, size_t row, const float* x, size_t tokens, float* out,
-                    size_t out_row) {
+// out[t][first_row + r] = x[t] . w[r], for n_rows rows of w. Lanes have kLanes floats, a register of the processor, and
+// tokens go by kTokens, so that all sums stay in registers.
+template <size_t kLanes, size_t kTokens>
+__attribute__((always_inline)) inline void product_of(const float* w, size_t n_rows, size_t row, const float* x,
+                                                      size_t tokens, float* out, size_t out_row) {
+  typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
+  constexpr size_t kRows = 4;
   for (size_t r = 0; r < n_rows; r += kRows)
     for (size_t t = 0; t < tokens; t += kTokens) {
       Lanes sum[kRows][kTokens] = {};
@@ -71,6 +71,27 @@ CLONES void product(const float* w, size_t n_rows, size_t row, const float* x, s
           out[(t + j) * out_row + r + i] = total;
         }
     }
+}
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target("arch=x86-64-v4"))) void product_v4(const float* w, size_t n_rows, size_t row, const float* x,
+                                                          size_t tokens, float* out, size_t out_row) {
+  product_of<16, 4>(w, n_rows, row, x, tokens, out, out_row);
+}
+__attribute__((target("arch=x86-64-v3"))) void product_v3(const float* w, size_t n_rows, size_t row, const float* x,
+                                                          size_t tokens, float* out, size_t out_row) {
+  product_of<8, 2>(w, n_rows, row, x, tokens, out, out_row);
+}
+#endif
+
+void product(const float* w, size_t n_rows, size_t row, const float* x, size_t tokens, float* out, size_t out_row) {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    return product_v4(w, n_rows, row, x, tokens, out, out_row);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    return product_v3(w, n_rows, row, x, tokens, out, out_row);
+#endif
+  product_of<4, 2>(w, n_rows, row, x, tokens, out, out_row);
 }
 
 // ---- Experts ----
@@ -236,7 +257,7 @@ int fused_main(int argc, char** argv) {
   app.add_option("-t,--tokens", o.tokens, "tokens of an expert; a multiple of 4")->capture_default_str();
   app.add_option("-n,--iters", o.iters, "timed runs of each")->check(CLI::PositiveNumber)->capture_default_str();
   parse_or_exit(app, argc, argv);
-  if (o.tokens == 0 || o.tokens % kTokens != 0) fail("--tokens: give a multiple of 4");
+  if (o.tokens == 0 || o.tokens % 4 != 0) fail("--tokens: give a multiple of 4");
   for (const size_t mib : o.expert_mib) {
     Layer layer(o, mib);
     if (o.what != "decode") {
