@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as what a peer of the bootstrap sends: payloads of messages, heads of control frames, handshake frames.
+// Arbitrary bytes as the input from a bootstrap peer: payloads of messages, heads of control frames, handshake frames.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -50,7 +50,7 @@ void handshakes(std::span<const std::byte> bytes) {
       member{.role = Role::kMember, .rank = 1, .n_ranks = 2};
   ServerHandshake server(key, root, Nonce{});
   (void)server.on_hello(frame, Role::kMember);
-  FUZZ_CHECK(!server.on_proof(frame));  // a hello is no proof
+  FUZZ_CHECK(!server.on_proof(frame));  // a hello is not a proof
   ClientHandshake client(key, member, Nonce{});
   FUZZ_CHECK(!client.answer(frame, Role::kRoot).ok() || bytes.size() >= kHandshakeFrameBytes);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any environment: each variable is taken, or refused with a sentence that does not tell the secret.
+// Any environment: each variable is accepted, or refused with a message that does not reveal the secret.
 #include "src/base/env.h"
 
 #include <string>
@@ -25,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const std::string& v : variables) pointers.push_back(v.c_str());
   const EnvParse parsed = parse_env(pointers);
   FUZZ_CHECK(parsed.env.timeout_ms >= 1 && parsed.env.staging_bytes >= 65536);
-  // A secret may be any text, also a part of the sentence: the sentence must be the same for all of them.
+  // A secret may be any text, even a part of the message, so the message must be the same for all secrets.
   const char* const short_secret[] = {"MOECCL_SECRET=x"};
   static const std::string expected = parse_env(short_secret).status.message();
   const std::string& sentence = parsed.status.message();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fuzz targets of this folder share: one target a file, built and run by tools/fuzz with libFuzzer.
+// Shared by the fuzz targets of this folder. Each file is one target, built and run by tools/fuzz with libFuzzer.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <string_view>
 
-// A broken promise is a finding: libFuzzer keeps the input.
+// Aborts if the condition does not hold, so that libFuzzer keeps the input as a finding.
 #define FUZZ_CHECK(condition)                                                      \
   do {                                                                             \
     if (!(condition)) {                                                            \

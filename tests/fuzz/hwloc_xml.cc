@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any XML: refused with its place, or a graph that merges, prints, and has levels.
+// Any XML is either refused with its position, or gives a graph that merges, prints and has levels.
 #include "topology/hwloc_xml.h"
 
 #include "tests/fuzz/fuzz.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any JSON as a measured profile: refused with its place, or a profile that comes back from its own text.
+// Any JSON as a measured profile is either refused with its position, or gives a profile that its own text reproduces.
 #include "src/plan/profile_file.h"
 
 #include "tests/fuzz/fuzz.h"

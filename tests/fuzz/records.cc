@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encrypted connections: records that were cut into pieces, changed, repeated, dropped or reordered on their way. What
-// is taken is a beginning of what was sent, whatever comes.
+// Encrypted connections whose records are cut into pieces, changed, repeated, dropped or reordered on their way.
+// Whatever arrives, the accepted bytes are a prefix of the bytes sent.
 #include "transport/tcp/stream.h"
 
 #include <sys/socket.h>
@@ -19,7 +19,8 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// Takes all that is there: into `to` first, the rest into the stream's buffer. False: the stream has ended.
+// Takes all available bytes: into `to` first, and the rest into the stream's buffer. Returns false once the stream has
+// ended or failed.
 bool drain(Stream& s, Bytes& taken, size_t in_place) {
   while (s.readable()) {
     bool ended = false;
@@ -38,7 +39,7 @@ bool drain(Stream& s, Bytes& taken, size_t in_place) {
 
 }  // namespace
 
-// Input: cipher, then commands of two bytes: what to do with the next record and how.
+// Input: the cipher, then commands of two bytes, which say what happens to the next record and how.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
   const Cipher cipher = data[0] % 2 == 0 ? best_cipher() : Cipher::kChaCha20Poly1305;
@@ -69,7 +70,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         pass(record);
         pass(record);
         break;
-      case 3:  // behind the next one
+      case 3:  // sent after the next one
         held = record;
         continue;
       case 4:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any synthetic topology: refused with its position, or a valid tree that comes back from its own text.
+// Any synthetic topology is either refused with its position, or gives a valid tree that its own text reproduces.
 #include "topology/synthetic.h"
 
 #include "tests/fuzz/fuzz.h"

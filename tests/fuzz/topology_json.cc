@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any JSON: refused with its place, or hosts that come back from their own text.
+// Any JSON is either refused with its position, or gives hosts that their own text reproduces.
 #include "topology/json.h"
 
 #include "tests/fuzz/fuzz.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any file as a routing trace (perf/TRACE.md): refused with a sentence, or a trace whose experts are in range.
+// Any file as a routing trace (perf/TRACE.md) is either refused with a message, or gives a trace whose experts are in
+// range.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -7,7 +8,7 @@
 #include "src/base/data_type.h"
 #include "tests/fuzz/fuzz.h"
 
-// The API's entry points are not among what is linked here.
+// The API's entry points are not linked into this program.
 const char* moecclTypeName(moecclDataType_t type) { return moeccl::type_name(type); }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any 128 bytes as a unique id: refused, or they are what encoding gives. The checksum is mended for half of the
-// inputs: it finds accidents, and hides nothing.
+// Any 128 bytes as a unique id are either refused, or equal to what encoding gives. For half of the inputs the checksum
+// is corrected first, because it only detects accidents and would stop most inputs.
 #include "src/bootstrap/unique_id.h"
 
 #include <cstring>

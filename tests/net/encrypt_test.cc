@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MOECCL_ENCRYPT: what goes over the cable between two hosts, and what the ranks are told.
+// MOECCL_ENCRYPT: which bytes cross the cable between two hosts, and which errors the ranks get.
 #include <gtest/gtest.h>
 #include <linux/if_ether.h>
 #include <net/if.h>
@@ -28,7 +28,7 @@ struct Seen {
   std::atomic<int> ready, stop;
 };
 
-// Reads all packets of a host's cable in a child until it is told to stop.
+// Reads all packets on a host's cable, in a child process, until it is told to stop.
 class Listener {
  public:
   Listener(const TestHosts& hosts, int host, Shared<Seen>& seen) : seen_(seen) {
@@ -37,7 +37,7 @@ class Listener {
     while (seen_->ready == 0) usleep(1000);
   }
   ~Listener() {
-    usleep(100'000);  // what is still in the queue
+    usleep(100'000);  // leaves time for the packets still in the queue
     seen_->stop = 1;
     int status = -1;
     waitpid(pid_, &status, 0);
@@ -74,7 +74,7 @@ class Listener {
   pid_t pid_ = -1;
 };
 
-// Small and large operations of data that is easy to find.
+// Runs small and large operations on data that is easy to find.
 void exchange(moecclComm_t comm) {
   for (const size_t blocks : {2u, 3000u, 60'000u}) {
     std::string in, out;
@@ -122,7 +122,7 @@ TEST(Encryption, LeavesNothingReadableOnTheCable) {
   }
 }
 
-// A network that cannot encrypt is not taken, and says why.
+// A network that cannot encrypt is refused, with the reason.
 TEST(Encryption, RefusesANetworkThatCannot) {
   MAKE_HOSTS(hosts, .weights = {1, 1}, .named = true);
   const Variables set = {{"MOECCL_ENCRYPT", "1"}, {"MOECCL_NET", "verbs"}};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators whose ranks live on several hosts: how they come about, what they know, and what ends them.
+// Communicators whose ranks run on several hosts: how they form, what they know, and how they fail.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@
 namespace moeccl::testing {
 namespace {
 
-// Bytes between hosts as `explain` has them, of all ranks: "  node           128.00 MiB, ...".
+// Returns the bytes of all ranks between hosts as `explain` prints them: "  node           128.00 MiB, ...".
 double planned_bytes(const std::string& text) {
   const size_t at = text.find("\n  node ");
   if (at == std::string::npos) return -1;
@@ -26,7 +26,7 @@ double planned_bytes(const std::string& text) {
   return amount * (unit.starts_with("MiB") ? 1 << 20 : unit.starts_with("KiB") ? 1 << 10 : 1);
 }
 
-// A sum that only right data from all ranks gives.
+// Checks a sum that only correct data from all ranks gives.
 void check_all_reduce(int rank, int n, moecclComm_t comm, size_t count) {
   std::vector<int32_t> in(count), out(count);
   for (size_t i = 0; i < count; ++i) in[i] = static_cast<int32_t>(i) * (rank + 1);
@@ -49,7 +49,7 @@ TEST(Hosts, BecomeTheTopologysNodes) {
       on(*hosts));
 }
 
-// A topology that has no figures: the network's, where its level is the hosts'.
+// A topology without link figures takes the network's figures at the level of the hosts.
 TEST(Hosts, FillATopologyThatSaysNothingOfItsLinks) {
   MAKE_HOSTS(hosts, .weights = {2, 2});
   for (const bool figures : {false, true}) {
@@ -78,8 +78,8 @@ TEST(Hosts, WithSeveralInterfacesUseAllOfThem) {
   }
 }
 
-// Large enough for several chunks, in and out of place: what comes over TCP is stored in Output at once where that is
-// safe.
+// Exchanges blocks that are large enough for several chunks, in and out of place: TCP stores arriving data directly in
+// the output where that is safe.
 TEST(Hosts, ExchangeLargeBlocks) {
   MAKE_HOSTS(hosts, .weights = {2, 1});
   run_ranks(
@@ -110,7 +110,7 @@ TEST(Hosts, ExchangeLargeBlocks) {
       on(*hosts));
 }
 
-// Both hosts send the same; a plan's bytes are those of all ranks.
+// Both hosts send the same number of bytes; the bytes of a plan are those of all ranks.
 TEST(Hosts, SendTheBytesOfThePlan) {
   MAKE_HOSTS(hosts, .weights = {2, 2});
   run_ranks(
@@ -126,7 +126,7 @@ TEST(Hosts, SendTheBytesOfThePlan) {
           ASSERT_GT(planned, 0) << text;
           check_all_reduce(rank, 4, comm, 1);
           const int64_t before = sent_payload();
-          check_all_reduce(rank, 4, comm, 1);  // no rank sends more before all ranks of a host have looked
+          check_all_reduce(rank, 4, comm, 1);  // no rank sends more before all ranks of a host have read the counter
           for (int i = 0; i < kTimes; ++i) {
             const moecclResult_t result =
                 op == moecclOpAllReduce
@@ -161,7 +161,8 @@ TEST(Hosts, SplitIntoPartsThatCrossThem) {
       on(*hosts));
 }
 
-// What a launcher tells a rank, beside MASTER_ADDR and MASTER_PORT, which mpirun and srun pass on from the user.
+// The variables in which a launcher describes a rank, besides MASTER_ADDR and MASTER_PORT, which mpirun and srun pass
+// on from the user.
 struct Dialect {
   const char* launcher;
   const char *rank, *n_ranks, *local_rank, *n_local, *n_hosts;
@@ -176,12 +177,13 @@ class HostsLauncher : public ::testing::TestWithParam<Dialect> {};
 INSTANTIATE_TEST_SUITE_P(All, HostsLauncher, ::testing::ValuesIn(kDialects),
                          [](const auto& param) { return param.param.launcher; });
 
-// The ranks know from their launcher where to meet, and some come before rank 0.
+// The ranks learn from their launcher where to meet, and some arrive before rank 0.
 TEST_P(HostsLauncher, SaysWhereToMeet) {
   MAKE_HOSTS(hosts, .weights = {2, 1});
   RankOptions options = on(*hosts);
   options.init = false;
-  setenv("MOECCL_SECRET", "a secret of the tests", 1);  // before the library reads its variables, once in a process
+  setenv("MOECCL_SECRET", "a secret of the tests",
+         1);  // the library reads its variables once per process, so this comes first
   run_ranks(
       3,
       [](int rank, moecclComm_t) {
@@ -208,13 +210,13 @@ TEST_P(HostsLauncher, SaysWhereToMeet) {
   unsetenv("MOECCL_SECRET");
 }
 
-// Everybody calls until it fails. Returns what the rank was told and when, after the event.
+// Shared by all ranks, which call until a call fails: the times of the event and of the last rank's error.
 struct Outcome {
   std::atomic<int64_t> event_ms, latest_ms;
-  std::atomic<int> exact;  // ranks that were told of culprits alone
+  std::atomic<int> exact;  // ranks whose error names only culprits
 };
 
-// The ranks that a sentence calls unresponsive or lost; how they were told of it by others does not count.
+// Returns the ranks that a message calls unresponsive or lost, without the rank that reported them.
 std::set<std::string> blamed(const std::string& said) {
   std::set<std::string> ranks;
   const size_t at = std::max(said.rfind("unresponsive: ") + 1, said.rfind("lost the connection to ") + 1);
@@ -225,7 +227,8 @@ std::set<std::string> blamed(const std::string& said) {
 }
 
 constexpr int kTimeoutMs = 1500;
-// The limit is the timeout and a second; on a machine where others stop this test for a while, some more.
+// The specified limit is the timeout plus one second; the rest is for a machine where other programs stop this test for
+// a while.
 constexpr int kSlackMs = 1000 + 4000;
 
 void loop_until_failure(int rank, int n, moecclComm_t comm, Outcome& outcome,
@@ -251,10 +254,10 @@ void loop_until_failure(int rank, int n, moecclComm_t comm, Outcome& outcome,
   }
 }
 
-// culprits: what a rank may blame, ascending.
+// Returns the ranks that `rank` may blame, in ascending order.
 using Culprits = std::function<std::vector<std::string>(int rank)>;
 
-// Returns how many ranks were told of culprits alone.
+// Returns the number of ranks whose error names only culprits.
 int fail_while_running(const TestHosts& hosts, int n, const Culprits& culprits,
                        const std::function<void(const std::vector<pid_t>&)>& event, const std::set<int>& may_die) {
   const Shared<Outcome> outcome;
@@ -281,8 +284,7 @@ int fail_while_running(const TestHosts& hosts, int n, const Culprits& culprits,
   return outcome->exact;
 }
 
-// A rank that waits for one of its own host sees no more than that; it is told by the one that waits for the other
-// host.
+// A rank that waits for a rank of its own host notices nothing else; a rank that waits for the other host tells it.
 TEST(HostsFailure, ACableIsPulled) {
   MAKE_HOSTS(hosts, .weights = {2, 2});
   const auto beyond = [](int rank) {

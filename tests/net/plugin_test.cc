@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hosts that reach each other through a net plugin of NCCL's: what is chosen, and what is said when it is not.
+// Hosts that reach each other through an NCCL net plugin: which network is chosen, and which reason is given when it is
+// not the plugin.
 #include <gtest/gtest.h>
 
 #include "tests/support/fake_nets.h"
@@ -19,7 +20,7 @@ void check_sum(int rank, int n, moecclComm_t comm, size_t count) {
   for (size_t i = 0; i < count; ++i) ASSERT_EQ(out[i], static_cast<int32_t>(i) * n * (n + 1) / 2) << i;
 }
 
-// The network that explain names, after sums of several sizes.
+// Expects `explain` to name this network after sums of several sizes.
 void expect_network(const char* network) {
   MAKE_HOSTS(hosts, .weights = {2, 1});
   run_ranks(
@@ -52,7 +53,7 @@ TEST(Plugin, ThatIsNoneLeavesItToTheNextNetwork) {
   expect_network("tcp");
 }
 
-// Without another network the reason is the error.
+// With no other network to use, the reason becomes the error.
 TEST(Plugin, ThatIsForcedAndHasNoDevicesIsAnError) {
   const Variables set = {
       {"MOECCL_NET_PLUGIN", fake_net_file("v12")}, {"FAKE_NET", "devices=0"}, {"MOECCL_NET", "plugin:Fake"}};
@@ -89,7 +90,7 @@ TEST(Plugin, ThatBreaksInAMessageEndsTheOperationEverywhere) {
       options);
 }
 
-// Many communicators one after the other, some at once: uses of the plugin come and go.
+// Many communicators, one after the other and some at once, take and release the plugin.
 TEST(Plugin, ServesManyCommunicators) {
   const Variables set = {{"MOECCL_NET_PLUGIN", fake_net_file("v12")}, {"FAKE_NET", "null=2"}};
   MAKE_HOSTS(hosts, .weights = {2, 2});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MoNTA's strategies between hosts: 2 hosts of t = 4 ranks, a shaped line between them.
+// MoNTA's strategies between hosts: two hosts of t = 4 ranks, with a rate-limited line between them.
 #include <gtest/gtest.h>
 #include <moeccl/pipeline.h>
 #include <moeccl/plan.h>
@@ -72,7 +72,7 @@ TEST(TensorExchange, BetweenHostsGivesTheSameBytesAndSendsAQuarter) {
           for (const char* plan : {"o1", "o2", "o3", "lean"}) {
             const Ran ran = exchange(rank, comm, plan, count);
             EXPECT_EQ(std::memcmp(ran.out.data(), base.out.data(), base.out.size()), 0) << plan;
-            // Each byte crosses once; the rest is signals and what TCP repeats.
+            // Each byte crosses once; the rest is signals and TCP's retransmissions.
             EXPECT_GT(static_cast<double>(ran.sent), 0.99 * whole / kTensor) << plan;
             EXPECT_LT(static_cast<double>(ran.sent), 1.5 * whole / kTensor) << plan;
           }

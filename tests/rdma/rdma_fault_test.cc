@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank is killed, a cable is pulled, a rank freezes, each in the middle of operations between two hosts: every
-// survivor returns an error that names a culprit, within the communicator's timeout and 2 s, and nothing is left
-// behind: no process, no shared memory, no queue pair, region or completion queue. Runs in tools/rdma-vm's machine,
-// over the network that MOECCL_NET says.
+// A rank is killed, a cable is pulled or a rank freezes in the middle of operations between two hosts. Every survivor
+// returns an error that names a culprit within the communicator's timeout plus 2 s, and nothing is left behind: no
+// process, shared memory, queue pair, region or completion queue. Runs in tools/rdma-vm's machine, over the network
+// that MOECCL_NET names.
 #include <dirent.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -41,7 +41,7 @@ int processes_like_this() {
   return n;
 }
 
-// What there is of things that a rank can leave behind: shared memory, objects of RDMA, processes of this test.
+// Lists what a rank can leave behind: shared memory, RDMA objects and processes of this test.
 std::string leftovers() {
   std::string text;
   DIR* shared = opendir("/dev/shm");
@@ -148,7 +148,7 @@ void strike(const Trial& t, const TestHosts& hosts, pid_t victim, Outcome& outco
   }
 }
 
-// Returns how long after the event the last rank returned.
+// Returns the milliseconds from the event to the return of the last rank.
 int64_t run_trial(const Trial& t, const std::string& before) {
   std::string why;
   const auto hosts = TestHosts::create({.weights = {1, 1}}, &why);
@@ -163,7 +163,7 @@ int64_t run_trial(const Trial& t, const std::string& before) {
   if (dies) options.may_die = {t.victim};
   options.on_running = [&](const std::vector<pid_t>& pids) {
     strike(t, *hosts, pids[static_cast<size_t>(t.victim)], *outcome);
-    // Beside ranks that poll, a shell takes seconds to pull a cable.
+    // A shell takes seconds to pull a cable while ranks poll, so the event counts from the end of the pull.
     if (!dies) outcome->event_ms = fair_now_ms();
   };
   run_ranks(
@@ -183,7 +183,7 @@ int64_t run_trial(const Trial& t, const std::string& before) {
 
 void run_trials(int n, Fault first, Fault second) {
   int64_t longest = 0;
-  fair_now_ms();  // has a process of its own from the first call on
+  fair_now_ms();  // starts its own process at the first call, before leftovers() counts processes
   const std::string before = leftovers();
   for (int i = 0; i < n; ++i) {
     const Trial t = draw(i % 2 == 0 ? first : second, test_seed() * 1000 + static_cast<uint64_t>(i));
@@ -203,7 +203,8 @@ bool over_rdma() {
 
 TEST(RdmaFault, ARankIsKilled) { run_trials(scaled(50), Fault::kKill, Fault::kKill); }
 
-// The network of the data alone, then every network: what finds the peer gone differs.
+// Pulls the cable of the data network alone, then those of all networks: a different part notices that the peer is
+// gone.
 TEST(RdmaFault, ACableIsPulled) {
   run_trials(scaled(10), Fault::kCable, over_rdma() ? Fault::kRdmaCable : Fault::kCable);
 }

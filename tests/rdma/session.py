@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the programs of a group below in one machine of tools/rdma-vm, and reports the cases of all of them as one gtest
-program would: `session.py BUILD_DIR GROUP [--gtest_output=xml:FILE]`. Exit code 77: the machine cannot be had here.
+"""Runs the programs of one group below in one machine of tools/rdma-vm, and reports all their cases as one gtest program would:
+`session.py BUILD_DIR GROUP [--gtest_output=xml:FILE]`. Exit code 77: the machine is not available here.
 
-`session.py BUILD_DIR GROUP --list` names the programs, and `session.py BUILD_DIR GROUP PATTERN...` runs those alone whose name
-contains a PATTERN. What they print goes to BUILD_DIR/meson-logs/rdma-GROUP/NAME.log, shown (its end) when one fails."""
+`session.py BUILD_DIR GROUP --list` prints the programs' names, and `session.py BUILD_DIR GROUP PATTERN...` runs only those whose name
+contains a PATTERN. Their output goes to BUILD_DIR/meson-logs/rdma-GROUP/NAME.log; its end is shown when a program fails."""
 import os
 import pathlib
 import shlex
@@ -16,12 +16,12 @@ import xml.etree.ElementTree as tree
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
-# What every program gets: the network between the hosts, and limits for a processor that is interpreted.
+# Set for every program: the network between the hosts, and a longer patience for an emulated processor.
 COMMON = {"MOECCL_NET": "verbs", "MOECCL_TEST_REQUIRE_NET": "verbs", "MOECCL_TEST_PATIENCE": "5"}
 
 
 class Program:
-    """One program on the machine: a gtest program of the build, unless it is a script of this folder.
+    """One program on the machine: a gtest program of the build, or a script of this folder.
 
     hosts: where run_ranks() places its processes, see tests/support/hosts.h."""
 
@@ -33,7 +33,7 @@ class Program:
         self.filter = filter
 
     def line(self, build, out):
-        """The shell's line that runs it; what it prints and how it ended go to files of `out`."""
+        """Returns the shell commands that run it; its output, exit status and times go to files of `out`."""
         base = ROOT if self.script else build
         words = [str(base / self.command[0])] + [str(build) if word == "BUILD" else word for word in self.command[1:]]
         if not self.script:
@@ -46,7 +46,7 @@ class Program:
 
 
 def conformance(hosts, worlds, **shapes):
-    """Two hundred random cases of all collectives, and the features that take several calls."""
+    """Returns programs: two hundred random cases of all collectives, and the features that take several calls."""
     of_features = [Program(f"{name}_{hosts}", [f"tests/{name}_conformance_test"], hosts, shapes[name]) for name in shapes]
     return [Program(f"plain_{hosts}", ["tests/conformance_test"], hosts, worlds, MOECCL_TEST_SCALE="1.5")] + of_features
 
@@ -54,30 +54,30 @@ def conformance(hosts, worlds, **shapes):
 GROUPS = {
     "links": [Program(f"smoke_{case}", ["tests/rdma/smoke", case]) for case in ["devices", "pingpong", "write", "cable"]] +
              [Program("link_contract", ["tests/unit_transport"], filter="*LinkContract*/verbs:VerbsOnADevice*", NCCL_IB_HCA="rxe0")],
-    # Shapes that are small: each MoE shape runs both layouts, forward and backward, with every algorithm.
+    # The shapes are small, because each MoE shape runs both layouts, forward and backward, with every algorithm.
     "conformance":
         conformance("1+1", "*_2processes", moe="*TwoHostsOfOne", experts="*TwoRanks", hybrid="*TwoHostsOfOne", replace="*TwoHostsOfOne") +
         conformance("2+2", "*_4processes", moe="*ChoicesLeftEmpty:*CapacityDrops", experts="*ManyChunks", hybrid="*LargeExperts",
                     replace="*TwoNodesOfTwo", migration="*FiftyTimes") +
         conformance("3+1", "*_4processes", moe="*ChoicesLeftEmpty:*NoTokensOnSomeRanks", experts="*ManyChunks", hybrid="*BothLevels",
                     replace="*TwoNodesOfTwo"),
-    # The limits here are the promise: no patience but what the caller asks for. MOECCL_TEST_SCALE=1 kills 50 ranks, pulls 10
-    # cables and freezes 5 ranks.
+    # These limits are what the library promises, so no patience applies except the caller's. MOECCL_TEST_SCALE=1 kills
+    # 50 ranks, pulls 10 cables and freezes 5 ranks.
     "faults": [Program("faults", ["tests/rdma/rdma_fault_test"], limit_s=600,
                        MOECCL_TEST_PATIENCE=os.environ.get("MOECCL_FAULT_PATIENCE", "1"),
                        MOECCL_TEST_SCALE=os.environ.get("MOECCL_TEST_SCALE", "0.2"))],
     "rates": [Program(name, [f"tests/rdma/{name}", "BUILD"], limit_s=400) for name in ["rates", "dispatch"]],
 }
 
-# Not among the tests: times of a machine that others use too.
+# Not part of the tests, because they measure times on a machine that others use too.
 BY_HAND = ["rates"]
 
 
 def run(build, group, programs, out):
-    """The exit code of the machine, which is not that of the programs."""
+    """Returns the exit code of the machine, which is not that of the programs."""
     lines = "".join(p.line(build, out) for p in programs)
     (out / "programs").write_text(lines)
-    # The time of all of them, and to boot while others use this machine.
+    # The time of all programs, plus the boot while others use this machine.
     limit = 60 + sum(p.limit_s for p in programs)
     started = time.monotonic()
     code = subprocess.run([ROOT / "tools/rdma-vm", "--time", str(limit), "--write", out, "sh", out / "programs"]).returncode
@@ -86,7 +86,7 @@ def run(build, group, programs, out):
 
 
 def suites_of(program, out):
-    """What the program reported, as elements of gtest's XML; what it did not live to report is a failure."""
+    """Returns the program's report as elements of gtest's XML; a result that it did not live to report is a failure."""
     ended, report = out / f"{program.name}.ended", out / f"{program.name}.xml"
     code, seconds = None, 0.0
     if ended.exists() and len(ended.read_text().split()) == 3:
@@ -108,7 +108,7 @@ def suites_of(program, out):
             case.set("classname", f"{program.name}.{case.get('classname')}")
     told = any(case.find("failure") is not None for suite in suites for case in suite.iter("testcase"))
     if code != 0 and not told or not suites or not any(True for suite in suites for _ in suite.iter("testcase")):
-        # A script, or a program that died or ran nothing.
+        # A script, or a program that died or ran no test.
         suite = tree.Element("testsuite", name=program.name, tests="1")
         case = tree.SubElement(suite, "testcase", name=program.name, classname="rdma", status="run", time=f"{seconds:.3f}")
         if code == 77:
