@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tools/gpu-bundle and the gpu-check in it, from end to end on the emulated driver: the bundle is unpacked elsewhere and runs there
-without a network. Rungs are planted that fail and hang.
+"""Tests tools/gpu-bundle and the gpu-check in it end to end on the emulated driver: the bundle is unpacked elsewhere and runs there
+without a network. Some tests plant rungs that fail or hang.
 
   gpu_check_test.py BUILD_DIR SOURCE_DIR"""
 import fcntl
@@ -23,7 +23,7 @@ PLANTED_FAILURE, PLANTED_HANG = "device", "images"
 
 
 def without_network(command):
-    """The command in a network namespace of its own with loopback alone, where this user may make one."""
+    """Returns the command, run in its own network namespace with only loopback where this user may create one."""
     inner = [sys.executable, os.path.realpath(__file__), "--loopback"] + command
     allowed = subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode == 0
     return ["unshare", "-n"] + inner if allowed else command
@@ -53,7 +53,7 @@ class GpuCheck(unittest.TestCase):
         cls.folder.cleanup()
 
     def start(self, *arguments, **variables):
-        # Nothing but the bundle: no library path, no build tools' variables, another folder.
+        # Only the bundle: no library path, no variables of the build tools, another folder.
         self.out = tempfile.mkdtemp(dir=self.folder.name)
         environment = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "TMPDIR", "MOECCL_TEST_PATIENCE")}
         environment |= {"OUT": self.out} | variables
@@ -104,7 +104,7 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(code, 0, said)
         for rung in self.rungs():
             self.assertEqual(rows[rung]["result"], "ok", rung)
-        # What the page of results waits for is a row, or one that says why not.
+        # Each row that the page of results expects is there, or another row says why it is not.
         with open(os.path.join(SOURCE, "docs/gpu-results.md"), encoding="utf-8") as page:
             wanted = dict(re.findall(r"^\| `([\w.-]+)` \| ([^|]*) \|", page.read(), re.M))
         instead = {"mps": "mps", "nccl": "nccl-tests", "torch": "torch", "memcheck": "sanitizer"}
@@ -131,7 +131,7 @@ class GpuCheck(unittest.TestCase):
         done = subprocess.run([os.path.join(self.bundle, "bin/gpu_ladder"), "waits-8", "waits-8-high", "calls", "captures"], env=os.environ | strict,
                               capture_output=True, text=True, check=False)
         found = {line.split("|")[0].strip(): line.split("|")[3].strip() for line in done.stdout.splitlines()}
-        # One of 8 channels has the stores; a busy machine may take others for held up.
+        # One of 8 channels carries the stores; on a busy machine other waits may look held up too.
         self.assertGreaterEqual(int(found["waits-8"].split()[0]), 8)
         self.assertIn("64 when all wait", found["waits-8"])
         self.assertIn("0 of 64 waits hold up their store one at a time, 0 when all wait", found["waits-8-high"])
@@ -162,7 +162,7 @@ class GpuCheck(unittest.TestCase):
             return ""
 
     def test_a_program_that_runs_no_test_has_failed(self):
-        # gtest gives the last of many shards nothing to do.
+        # gtest gives the last of many shards no test.
         code, _, rows = self.run_check("--only", "tests", GTEST_TOTAL_SHARDS="100000", GTEST_SHARD_INDEX="99999")
         self.assertNotEqual(code, 0)
         self.assertEqual(rows["walk.threads"]["result"], "FAILED")

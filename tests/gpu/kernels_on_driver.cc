@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The contract test of kernels/cuda on the driver: the same shapes, held to the same host reference, as in
-// unit_cuda_kernels. The tests give kernels addresses of vectors and of their own variables, so operator new takes from
-// one piece of page-locked memory here, and the tests run on a stack in it.
+// Runs the contract test of kernels/cuda on the driver, with the shapes and the host reference of unit_cuda_kernels.
+// The tests pass kernels the addresses of vectors and of their own variables, so operator new takes memory from one
+// page-locked block here, and the tests run on a stack inside it.
 #include "tests/gpu/kernels_on_driver.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ namespace {
 
 namespace cu = moeccl::driver::cuda;
 
-// Blocks of powers of two, each behind a header of one cache line; what was freed is used again.
+// Hands out blocks of power-of-two sizes, each behind a header of one cache line, and reuses freed blocks.
 class Arena {
  public:
   static constexpr size_t kBytes = size_t{256} << 20, kHeader = 64;
@@ -117,7 +117,7 @@ void open_machine() {
   arena.open(static_cast<char*>(memory));
 }
 
-// The emulation reads what a device could not: a pointer that leads elsewhere is found here.
+// Finds pointers to memory that the emulation can read but a device could not.
 void check_pointers(const std::string& kernel, const void* args, size_t bytes) {
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   for (size_t i = 0; i + 8 <= bytes; i += 8) {
@@ -180,5 +180,5 @@ int main(int argc, char** argv) {
     end("no thread with a stack of page-locked memory");
   pthread_join(thread, &failed);
   std::fflush(stdout);
-  _exit(static_cast<int>(reinterpret_cast<intptr_t>(failed)));  // what lies in the arena is not torn down
+  _exit(static_cast<int>(reinterpret_cast<intptr_t>(failed)));  // objects in the arena are never destroyed
 }

@@ -18,14 +18,14 @@ constexpr double kNvlinkHop[7][3] = {{0.6, 1.25, 4.0}, {0.6, 1.9, 3.4}, {0, 0, 3
 constexpr double kPciHop[7][3] = {{1.0, 1.9, 4.0}, {1.0, 2.5, 5.7}, {0, 0, 3.7}, {0, 0, 2.8}, {}, {}, {0, 0, 4}};
 constexpr double kNetHop[7][3] = {{5.0, 8.5, 14}, {2.7, 4.0, 14}, {0, 0, 31}, {0, 0, 30},
                                   {0, 0, 18},     {0, 0, 20.9},   {0, 0, 14}};
-// Limits of a channel, or of all channels for LL, by number of nodes (1, 2, more).
+// Limits of a channel, or for LL of all channels, by number of nodes (1, 2, more).
 struct Limits {
   double ll[3], ring128[3], tree128[3], tree[3], nvls_tree[3];
 };
 constexpr Limits kAmpere = {{87.7, 22.5, 19}, {20, 20, 20}, {20, 20, 20}, {24, 23.6, 17.8}, {24, 23.6, 17.8}};
 constexpr Limits kHopper = {{141, 22.5, 19}, {36.7, 36.7, 36.7}, {36.7, 36.7, 29}, {38.7, 41.4, 36}, {0, 57.7, 45.5}};
 
-// By powers of two from 64 B on.
+// Indexed by powers of two, from 64 B on.
 constexpr double kTreeCorrection[3][23] = {
     {1, 1, 1, 1, .9, .8, .7, .7, .7, .7, .6, .5, .4, .4, .5, .6, .7, .8, .9, 1, 1, 1, 1},
     {1, 1, 1, 1, 1, .9, .8, .8, .8, .7, .6, .6, .6, .6, .6, .6, .8, .9, .9, .9, .9, 1, 1},
@@ -69,7 +69,7 @@ bool exists(const Case& c, int a, int p) {
     case kPat:
       return c.gathers() && p == kSimple && c.m.ranks_per_node == 1 && c.n_nodes > 1;
     default:
-      return false;  // no network that computes
+      return false;  // CollNet needs a network that computes
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What NCCL itself would choose: its model of costs (2.30's, as its source states it), for a machine as NCCL finds it.
-// Nothing of the tuner's own code is in here.
+// The choice that NCCL itself would make: its cost model (of 2.30, as its source states it) for a machine as NCCL
+// detects it. Contains none of the tuner's own code.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace moeccl::testing {
 
-// As NCCL's topology search describes a machine.
+// A machine as NCCL's topology search describes it.
 struct Machine {
   std::string name;
   size_t ranks_per_node = 8;
@@ -21,10 +21,10 @@ struct Machine {
   double nvls_gbs = 0;    // of NVLink SHARP's 16 channels together; 0: none
 };
 
-using CostTable = std::array<std::array<float, 3>, 7>;  // microseconds, -1: not to be used
+using CostTable = std::array<std::array<float, 3>, 7>;  // microseconds; -1: not usable
 // `function`: 0 Broadcast, 1 Reduce, 2 AllGather, 3 ReduceScatter, 4 AllReduce.
 CostTable nccl_costs(const Machine& m, size_t n_nodes, int function, size_t bytes);
-// The entry that NCCL takes: algorithm * 3 + protocol, -1 when it finds none.
+// Returns the entry that NCCL takes: algorithm * 3 + protocol, or -1 when it finds none.
 int nccl_choice(const CostTable& costs);
 std::string entry_name(int entry);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads the tuner as NCCL does: opens the file, looks for the structures from the newest version on.
+// Loads the tuner as NCCL does: opens the file and looks for the structures, newest version first.
 #pragma once
 
 #include <dlfcn.h>
@@ -16,7 +16,7 @@
 
 namespace moeccl::testing {
 
-// NCCL's logger is one function for all: lines land here.
+// NCCL has one logger function for all communicators, and its lines end up here.
 struct Log {
   static std::vector<std::string> lines() {
     const std::lock_guard lock(mutex());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tuner would change of NCCL's own selection: tuner_table PLUGIN PROFILES prints a table for each of the
-// profiles of tests/fixtures/tuner, with the machine that NCCL would take such hosts for.
+// Shows what the tuner would change in NCCL's own selection: tuner_table PLUGIN PROFILES prints a table for each
+// profile of tests/fixtures/tuner, with the machine that NCCL would take such hosts for.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -27,7 +27,8 @@ struct Counts {
   double most = 1;
 };
 
-// NCCL's cheapest entry by the tuner's own prices, over that of the entry it prefers; 1 when nothing changed.
+// Returns NCCL's entry and the one that it takes after the tuner's answer, with the ratio of their costs at the tuner's
+// prices. Returns only NCCL's entry when nothing changed.
 std::string cell(const TunerContext& tuner, const Setting& s, size_t nodes, int function, size_t bytes,
                  Counts& counts) {
   const CostTable before = nccl_costs(s.machine, nodes, function, bytes);

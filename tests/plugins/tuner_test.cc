@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tuner as NCCL loads and asks it, on 1 to 512 hosts, in all versions of the interface.
+// Loads the tuner and asks it as NCCL does, on 1 to 512 hosts and in all versions of the interface.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -58,7 +58,7 @@ class Tuner : public ::testing::Test {
   std::string written_;
 };
 
-const Machine kSlowCard{"", 2, 2, 5, 0.625, false, false, 0};  // PCI; NCCL believes in 10 Gbit/s
+const Machine kSlowCard{"", 2, 2, 5, 0.625, false, false, 0};  // PCI; NCCL assumes 10 Gbit/s
 
 TEST_F(Tuner, AnswersInEveryVersionOnEveryNumberOfHosts) {
   int changed = 0;
@@ -117,7 +117,7 @@ TEST_F(Tuner, WithoutAProfileNothingChanges) {
   EXPECT_EQ(lines_with("WARN TUNER/MoECCL: the profile /nonexistent.json is of no use"), 1);
 }
 
-// Where the measured links are what NCCL takes them for, its choices are kept.
+// Where the measured links are what NCCL assumes, the tuner keeps its choices.
 TEST_F(Tuner, AFabricThatNcclKnowsIsLeftAlone) {
   use(fixture("infiniband"));
   setenv("MOECCL_TUNER_RAILS", "8", 1);
@@ -135,8 +135,8 @@ TEST_F(Tuner, AFabricThatNcclKnowsIsLeftAlone) {
   }
 }
 
-// A card of a tenth of the rate that NCCL believes in: LL, which sends everything twice, ends earlier; large sums leave
-// the tree, which sends more than the ring, at the latest where bytes alone count.
+// The card has a tenth of the rate that NCCL assumes. LL, which sends everything twice, stops being chosen at smaller
+// sizes. Large sums leave the tree, which sends more than the ring, at the latest where only bytes count.
 TEST_F(Tuner, MeasuredLinksDecide) {
   const TunerContext context(file(), {.n_ranks = 128, .n_nodes = 64});
   const auto choice = [&](size_t bytes) {
@@ -156,7 +156,8 @@ TEST_F(Tuner, MeasuredLinksDecide) {
   EXPECT_EQ(lines_with("in place of Tree/LL"), 1) << "one line for a power of two";
 }
 
-// The price of a message is known to the byte: what 2 hosts of one rank send in an AllGather, half of it each.
+// The price of a message is known to the byte: in an AllGather between 2 hosts of one rank, each sends half of the
+// bytes.
 TEST_F(Tuner, ALargeTransferCostsItsBytes) {
   use_text(R"({"moeccl_profile": 1, "machine": {"host_level": 0}, "levels": [
     {"name": "host", "alpha_ns": 10000, "bytes_per_ns": 2.0}, {"name": "rank", "alpha_ns": 1, "bytes_per_ns": 100}]})");
@@ -209,13 +210,13 @@ TEST_F(Tuner, WhatNcclHasPutOutOfReachStaysThere) {
   EXPECT_EQ(nccl_choice(table) / 3, int{kTree});
 }
 
-// What has no formula is not made cheaper, and not left below what the links allow.
+// An algorithm without a formula gets no cheaper, and its cost is raised where the links cannot be as fast.
 TEST_F(Tuner, UnknownAlgorithmsKeepTheirCostAboveTheLinksFloor) {
   const TunerContext context(file(), {.n_ranks = 32, .n_nodes = 4});
   CostTable table = {};
   for (auto& row : table) row.fill(-1);
   table[kRing][kSimple] = 5000;
-  table[kTree][kLL] = 900;           // NCCL's choice, and no good one
+  table[kTree][kLL] = 900;           // NCCL's choice, and not a good one
   table[kNvlsTree][kSimple] = 1000;  // 64 MiB in 1 ms over a card of 1 Gbit/s
   EXPECT_EQ(context.ask(kAllReduce, 64 << 20, table), 0);
   EXPECT_EQ(entry_name(nccl_choice(table)), "Ring/Simple");
@@ -247,11 +248,11 @@ TEST_F(Tuner, OddQuestionsChangeNothing) {
   EXPECT_EQ(file().version<tuner::PluginV3>(3).init(4, 2, nullptr, nullptr), 0);
   EXPECT_EQ(file().version<tuner::PluginV6>(6).get_chunk_size, nullptr) << "NCCL's own";
 
-  // An older NCCL without PAT: the seventh row is not the tuner's.
+  // An older NCCL has no PAT: the seventh row does not belong to the tuner.
   EXPECT_EQ(context.ask(kAllReduce, 16 << 10, &table[0][0], 6), 0);
   EXPECT_EQ(table[kPat], before[kPat]);
   EXPECT_NE(table, before);
-  // Costs that are no numbers stay; sizes beyond any memory and any number of fused operations have an answer.
+  // Costs that are not numbers stay; sizes beyond any memory and any number of fused operations get an answer.
   table = before;
   table[kNvlsTree] = {std::nanf(""), std::numeric_limits<float>::infinity(), -7};
   EXPECT_EQ(context.ask(kAllReduce, std::numeric_limits<size_t>::max(), &table[0][0], 7, 3, -4), 0);
@@ -302,7 +303,7 @@ TEST_F(Tuner, NvlinkDomainsOfManyHostsAreNccls) {
   (void)changes(&none);
 }
 
-// NCCL's own constants, where it gives them, take the place of those that the tuner knows.
+// NCCL's own constants, where it passes them, replace those that the tuner knows.
 TEST_F(Tuner, NcclsConstantsCount) {
   tuner::Constants given = {};
   given.base[kRing][kSimple] = 1e6;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ladder's own kernels: what the library's kernels do not show alone.
+// The ladder's own kernels, for what the library's kernels cannot show alone.
 #include "kernels/cuda/device.cuh"
 #include "tests/gpu/ladder/kernels_args.h"
 
 namespace moeccl::cuda {
 
-// False: the time is over.
+// Returns false once the time is over.
 template <class Ready>
 MOECCL_DEVICE bool ladder_wait(uint64_t most_ns, Ready&& ready) {
   const uint64_t since = device_ns();
@@ -78,7 +78,7 @@ MOECCL_KERNEL(moeccl_ladder_meet, MeetArgs) {
     block_sync();
     if (thread_index() == 0) {
       const auto all = static_cast<uint32_t>((round + 1) * grid_blocks());
-      // Release, and acquire of the others' releases: pairs among the blocks of this launch.
+      // Releases, and acquires the others' releases: the add pairs with the load in the other blocks of this launch.
       if (add_release_device(a.counter, 1) + 1 < all &&
           !ladder_wait(a.most_ns, [&] { return load_acquire_device(a.counter) >= all; }))
         expired = 1;
@@ -98,6 +98,6 @@ MOECCL_KERNEL(moeccl_ladder_plant_write, PlantArgs) {
 MOECCL_KERNEL(moeccl_ladder_plant_race, PlantArgs) {
   MOECCL_SHARED uint32_t words[kBlockThreads];
   words[thread_index()] = thread_index();
-  // The barrier that belongs here is what racecheck must miss.
+  // The barrier that belongs here is left out on purpose: racecheck must report it.
   a.words[thread_index() % a.n] = words[(thread_index() + kWarp) % block_threads()];
 }

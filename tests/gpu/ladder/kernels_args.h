@@ -7,25 +7,25 @@
 
 namespace moeccl::ladder {
 
-// One block that keeps its multiprocessor until *stop is not 0.
+// One block occupies its multiprocessor until *stop is not 0.
 struct SpinArgs {
   uint64_t* started;  // becomes 1
   const uint64_t* stop;
   uint64_t most_ns;
 };
-// Two launches, the words exchanged, that wait for each other `rounds` times.
+// Two launches with exchanged words wait for each other `rounds` times.
 struct ShakeArgs {
   uint64_t* own;
   const uint64_t* other;
   uint64_t rounds, most_ns;
   uint64_t* done;  // [0]: rounds; [1]: ns that they took
 };
-// values[n]: what the clock shows, each value once.
+// values[n]: the values that the clock shows, each once.
 struct TicksArgs {
   uint64_t* values;
   uint64_t n, most_ns;
 };
-// n dependent loads, or n release stores, of the system's scope.
+// Performs n dependent loads, or n release stores, at system scope.
 struct TouchArgs {
   uint64_t* words;  // zeros
   uint64_t n;
@@ -37,7 +37,8 @@ struct MeetArgs {
   uint64_t rounds, most_ns;
   uint64_t* done;  // [0]: rounds; [1]: ns
 };
-// What compute-sanitizer must find: a store one element past the end; a store to shared memory that races a load.
+// Errors that compute-sanitizer must find: a store one element past the end; a store to shared memory that races a
+// load.
 struct PlantArgs {
   uint32_t* words;
   uint64_t n;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// gpu_ladder: is this GPU, with this driver, what the library takes it for? Under 30 seconds.
-//   gpu_ladder              every rung, each in a process of its own under 5 seconds; what an earlier one did, even
-//                           hanging, keeps no later one from running
-//   gpu_ladder RUNG...      these alone
-//   gpu_ladder --list       their names
-//   gpu_ladder --images     the images that the library carries
-//   --logs DIR              what each rung writes on stderr goes to DIR/ladder-RUNG.log
-// A line for each: name | ok, FAILED or HUNG | seconds | what was found. Exit code 1 when one is not ok, 77 without a
-// driver. For tests: MOECCL_TEST_LADDER_FAIL=RUNG and MOECCL_TEST_LADDER_HANG=RUNG plant a failure and a hang,
-// MOECCL_TEST_LADDER_NO_IMAGES a library without kernels; MOECCL_TEST_PATIENCE multiplies the limits.
+// gpu_ladder checks in less than 30 seconds whether this GPU, with this driver, is what the library takes it for.
+//   gpu_ladder              runs every rung, each in its own process and under 5 seconds; no earlier rung,
+//                           even one that hangs, keeps a later one from running
+//   gpu_ladder RUNG...      runs only these
+//   gpu_ladder --list       prints their names
+//   gpu_ladder --images     prints the images that the library carries
+//   --logs DIR              writes each rung's stderr to DIR/ladder-RUNG.log
+// It prints a line for each rung: name | ok, FAILED or HUNG | seconds | what was found. The exit code is 1 when a rung
+// is not ok. For tests: MOECCL_TEST_LADDER_FAIL=RUNG and MOECCL_TEST_LADDER_HANG=RUNG plant a failure and a hang,
+// MOECCL_TEST_LADDER_NO_IMAGES a library without kernels, and MOECCL_TEST_PATIENCE multiplies the limits.
 #include "tests/gpu/ladder/ladder.h"
 
 #include <fcntl.h>
@@ -64,7 +64,7 @@ bool is(const char* variable, const char* name) {
   return value != nullptr && std::strcmp(value, name) == 0;
 }
 
-// In the rung's process. Its line goes to `answer`.
+// Runs in the rung's process and writes the rung's line to `answer`.
 int climb(const Rung& rung, int answer) {
   if (is("MOECCL_TEST_LADDER_HANG", rung.name)) {
     signal(SIGTERM, SIG_IGN);
@@ -81,7 +81,7 @@ int climb(const Rung& rung, int answer) {
 
 std::string seconds_text(int64_t since) { return format("{:.1f}", static_cast<double>(now_ns() - since) / 1e9); }
 
-// Starts this program again for one rung; its process group ends with it.
+// Runs this program again for one rung, in a process group that it ends afterwards.
 bool run(const Rung& rung, const std::string& logs) {
   constexpr int64_t kLimitMs = 5000, kEndMs = 1000;
   const int64_t limit_ms = kLimitMs * patience();
@@ -92,13 +92,13 @@ bool run(const Rung& rung, const std::string& logs) {
   const pid_t child = fork();
   if (child == 0) {
     setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a ladder that ends takes its rung with it
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // when the ladder ends, its rung ends too
     if (!logs.empty()) {
       const int log =
           open((logs + "/ladder-" + rung.name + ".log").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
       if (log >= 0) dup2(log, 2);
     }
-    // stdout belongs to the rungs' lines alone.
+    // Only the rungs' lines may go to stdout.
     dup2(2, 1);
     fcntl(to.get(), F_SETFD, 0);
     const std::string answer = std::to_string(to.get());
@@ -114,7 +114,8 @@ bool run(const Rung& rung, const std::string& logs) {
   };
   wait_ms(limit_ms);
   const bool hung = ended == 0;
-  // Also what it has left behind. A process that hangs in the kernel cannot be ended: the next rung does not wait.
+  // Also ends what the rung has left behind. A process that hangs in the kernel cannot be ended; the next rung does not
+  // wait for it.
   kill(-child, SIGKILL);
   if (hung) wait_ms(kEndMs);
   fcntl(from.get(), F_SETFL, O_NONBLOCK);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ladder: what the library rests on, rung by rung, on a machine that has run none of it yet. A rung is a function
-// in a process of its own; it says in one line what it found, and details on stderr.
+// The ladder checks, rung by rung, what the library relies on, on a machine that has run none of it yet. A rung is a
+// function in its own process; it reports its finding in one line, and details on stderr.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ struct Rung {
   const char* about;
   Result<std::string> (*climb)();
   int connections = 0;   // CUDA_DEVICE_MAX_CONNECTIONS, which the driver reads once
-  bool planted = false;  // runs only when it is named: an error that compute-sanitizer must find
+  bool planted = false;  // an error that compute-sanitizer must find; runs only when named
 };
 const std::vector<Rung>& rungs();
 
@@ -31,8 +31,8 @@ class Device {
   const cu::Driver& d() const { return *cu::driver(); }
   cu::Context context() const { return context_; }
   int attribute(int number) const;
-  // A kernel of this program's own image, which is loaded by the first call: a driver that refuses it still answers the
-  // rungs that need none.
+  // Returns a kernel of this program's own image, which the first call loads. With a driver that refuses the image,
+  // rungs that need no kernel still run.
   Result<cu::Function> kernel(const char* name) const;
   Result<cu::Stream> stream() const;
   template <class Args>
@@ -48,7 +48,7 @@ class Device {
   mutable cu::Module module_ = nullptr;
 };
 
-// A function that only some drivers have.
+// Returns a function that only some drivers have, or nullptr.
 template <class F>
 F* symbol(const char* name);
 void* find_symbol(const char* name);
@@ -57,13 +57,13 @@ F* symbol(const char* name) {
   return reinterpret_cast<F*>(find_symbol(name));
 }
 
-// A word of page-locked memory, as host and device see it.
+// Returns memory as 64-bit words. Page-locked memory has the same address on host and device.
 inline uint64_t* words(const cu::Memory& m) { return reinterpret_cast<uint64_t*>(m.data()); }
-// Multiplies limits of time: MOECCL_TEST_PATIENCE, at least 1.
+// Returns the factor for time limits: MOECCL_TEST_PATIENCE, at least 1.
 int patience();
 uint64_t read_word(const uint64_t* word);
 void write_word(uint64_t* word, uint64_t value);
-// Polls until the stream has nothing left, or the time is over.
+// Polls until the stream has nothing left or the time is over. Returns whether the stream has ended.
 bool ends_within(const Device& device, cu::Stream stream, int milliseconds);
 double milliseconds_of(int64_t ns);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The contract test of the kernels (tests/unit/cuda_kernels), on the driver: a program beside this one.
+// Runs the kernels' contract test (tests/unit/cuda_kernels) on the driver, with the program in this one's folder.
 #include <fcntl.h>
 #include <limits.h>
 #include <sys/wait.h>
@@ -44,7 +44,7 @@ Result<std::string> contract(const char* filter) {
     const std::string line = text.substr(at, end - at);
     if (line.starts_with("[  PASSED  ]")) passed = static_cast<unsigned>(std::atoi(line.c_str() + 12));
     if (line.ends_with(" launches")) summary = line;
-    // The line after the place of a failure says what it is.
+    // The line after the one with a failure's position says what failed.
     if (first.empty() && line.ends_with(": Failure")) {
       first = line.substr(line.rfind('/') + 1) + " " + text.substr(end + 1, 200);
     }
@@ -62,7 +62,7 @@ Result<std::string> contract_bytes() { return contract("CudaCopy.*:CudaReduce.*"
 Result<std::string> contract_rows() { return contract("CudaRows.*"); }
 Result<std::string> contract_sparse() { return contract("CudaSparse.*:CudaCodec*"); }
 Result<std::string> contract_routes() { return contract("CudaRoute.*"); }
-// A routing of thousands of ranks takes the emulation seconds; unit_cuda_kernels has it.
+// The emulation takes seconds for a routing of thousands of ranks, which unit_cuda_kernels covers.
 Result<std::string> contract_records() { return contract(cu::emulated() ? "CudaRecords.*-*Groups*" : "CudaRecords.*"); }
 Result<std::string> contract_tables() { return contract("CudaTables.*"); }
 

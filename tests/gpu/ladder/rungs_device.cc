@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the device is, and what the driver makes of the images.
+// What the device is, and whether the driver accepts the images.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -12,7 +12,7 @@
 namespace moeccl::ladder {
 namespace {
 
-// The driver's numbers.
+// The driver's numbers of attributes.
 struct Named {
   int number;
   const char* name;
@@ -43,10 +43,10 @@ constexpr Named kAttributes[] = {{16, "multiprocessors"},
                                  {132, "multicast"},
                                  {133, "MPS"},
                                  {20, "compute mode"}};
-// What the library cannot do without.
+// The attributes that the library cannot do without.
 constexpr int kNeeded[] = {31, 41, 122};
 
-// Kernels that carry no number of their own are looked up by this driver call; old drivers lack it.
+// Driver calls that list the functions of a module and describe them. Old drivers lack the first three.
 using Enumerate = int(cu::Function*, unsigned, cu::Module);
 using CountOf = int(unsigned*, cu::Module);
 using NameOf = int(const char**, cu::Function);
@@ -151,7 +151,7 @@ Result<std::string> function_needs() {
     }
     (void)device.d().cuModuleUnload(module);
   }
-  // The engines start two blocks on a multiprocessor, which the kernels' launch bounds promise.
+  // The engines start two blocks per multiprocessor, as the kernels' launch bounds promise.
   if (fewest < 2) return error(moecclInternalError, "{}: {} blocks fit a multiprocessor, not 2", lonely, fewest);
   std::string line =
       format("{} functions, at most {} registers ({}), at least {} blocks of 256", n, most, greedy, fewest);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that wait, and how long things take that the persistent kernel does all the time.
+// Kernels that wait, and the durations of steps that the persistent kernel repeats all the time.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ Status synchronize(const Device& device, cu::Stream s, const char* what) {
   return cu::check(device.d().cuStreamSynchronize(s), what);
 }
 
-// ns of one exchange between two launches, through words in device or in host memory.
+// Returns the ns of one exchange between two launches, through words in device or in host memory.
 Result<double> shake(const Device& device, const cu::Memory& through) {
   constexpr uint64_t kRounds = 1000;
   const uint64_t rounds = cu::emulated() ? 20 : kRounds;
@@ -41,7 +41,7 @@ Result<double> shake(const Device& device, const cu::Memory& through) {
   return static_cast<double>(read_word(words(done) + 1)) / static_cast<double>(rounds - 1);
 }
 
-// ns of one of `n` touches.
+// Returns the ns of one of `n` touches.
 Result<double> touch(const Device& device, const char* kernel, const cu::Memory& memory, uint64_t n) {
   MOECCL_ASSIGN_OR_RETURN(const cu::Function f, device.kernel(kernel));
   MOECCL_ASSIGN_OR_RETURN(const cu::Memory ns, device.pinned(64));
@@ -121,7 +121,7 @@ Result<std::string> latencies() {
       read_far, read_near, store_far, store_near, few, many);
 }
 
-// In a forked child, as the ranks of the tests are: a sanitizer that does not see this one does not see them.
+// Forks as the tests do for their ranks: a sanitizer that does not see this child does not see the ranks either.
 Result<std::string> plant_write() {
   const pid_t child = fork();
   if (child == 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that others see: a registered memfd, and device memory between processes.
+// Memory that others see: a registered memfd, and device memory shared between processes.
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -37,7 +37,7 @@ Status expect_filled(const Device& device, const void* data, unsigned char value
   return {};
 }
 
-// What travels beside the descriptor, or instead of one.
+// Sent together with the descriptor, or instead of one.
 struct Offer {
   cu::IpcHandle handle;
   uint64_t bytes;
@@ -47,8 +47,8 @@ struct Reply {
   char why[240];
 };
 
-// The owner fills memory with 0x5a and offers it; the other process checks, and fills it with 0xa5. `offer` and `take`
-// run in one process each, both of which open the driver themselves: it does not survive a fork.
+// The owner fills memory with 0x5a and offers it; the other process checks it and fills it with 0xa5. `share` and
+// `take` run in one process each, and both processes open the driver themselves because it does not survive a fork.
 template <class OwnerMemory, class Share, class Take>
 Result<std::string> between_processes(OwnerMemory&& allocate, Share&& share, Take&& take) {
   int ends[2];
@@ -157,7 +157,7 @@ Result<std::string> write_to_memfd() {
     ns.push_back(now_ns() - since);
   }
   std::sort(ns.begin(), ns.end());
-  // And a kernel's: the spinning kernel says that it has started.
+  // The same for a kernel's store: the spinning kernel stores that it has started.
   MOECCL_ASSIGN_OR_RETURN(const cu::Function spin, device.kernel("moeccl_ladder_spin"));
   auto* const host = reinterpret_cast<uint64_t*>(given.data());
   write_word(host + 2, 1);

@@ -17,8 +17,8 @@ namespace {
 using WithPriority = int(cu::Stream*, unsigned, int);
 using Priorities = int(int*, int*);
 
-// 64 streams of a user each wait for a word that the engine's stream stores: how many never see it, because both lie in
-// one queue of the hardware.
+// 64 user streams each wait for a word that the engine's stream stores. Counts the streams that never see it because
+// both streams share a hardware queue.
 Result<std::string> waits(bool high) {
   MOECCL_ASSIGN_OR_RETURN(const Device device, Device::open());
   constexpr size_t kStreams = 64;
@@ -54,7 +54,7 @@ Result<std::string> waits(bool high) {
     (void)device.d().cuStreamSynchronize(engine);
     for (const cu::Stream s : users) (void)device.d().cuStreamSynchronize(s);
   };
-  // A busy machine is late, which is not held up: the first ones get more time.
+  // On a busy machine a stream can be late without being held up, so the first late ones get more time.
   int grace_ms = 1500 * patience();
   const auto comes = [&](size_t i, int ms) {
     if (ends_within(device, users[i], ms)) return true;
@@ -86,12 +86,12 @@ Result<std::string> waits(bool high) {
   free_all(2);
   const std::string line =
       format("{} of {} waits hold up their store one at a time, {} when all wait", alone, kStreams, together);
-  // The library's engine has the highest priority: this is what it rests on.
+  // The library gives its engine the highest priority and relies on this result.
   if (high && alone + together > 0) return error(moecclInternalError, "{}", line);
   return line;
 }
 
-// A kernel that spins until it is told to end, and at most kSpinMs.
+// A kernel that spins until it is told to end, for at most kSpinMs.
 constexpr int64_t kSpinMs = 150;
 class Spinning {
  public:
@@ -133,7 +133,7 @@ struct Call {
 Result<std::string> waits_default() { return waits(false); }
 Result<std::string> waits_high() { return waits(true); }
 
-// Findings, not judgements: docs/cuda.md says what the library expects.
+// Reports findings without judging them; docs/cuda.md says what the library expects.
 Result<std::string> calls_beside_a_kernel() {
   MOECCL_ASSIGN_OR_RETURN(const Device device, Device::open());
   const cu::Driver& d = device.d();
@@ -201,7 +201,8 @@ Result<std::string> calls_in_captures() {
   const char* const modes[] = {"global", "thread", "relaxed"};
   for (int mode = 0; mode < 3; ++mode) {
     std::string said;
-    // On the capturing thread; on another one; on the capturing one after it has exchanged its mode for relaxed.
+    // On the capturing thread, on another thread, and on the capturing thread after it has exchanged its mode for
+    // relaxed.
     for (const int where : {0, 1, 2}) {
       if (where == 2 && exchange == nullptr) continue;
       for (const Call& call : calls) {
