@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers with all their backwards, replicated experts, hybrid domains, the codec, migration and re-placing combine."""
+"""Layers with all their backward operations, replicated experts, hybrid domains, the codec, migration and re-placing combine."""
 import array
 import unittest
 
@@ -22,7 +22,7 @@ def layer(comm, **options):
 
 
 def forward_and_back(comm):
-    """All four operations, blocking and then on a stream; the gradients of tokens and weights."""
+    """Runs all four operations, blocking and then on a stream, and compares the outputs and the gradients of tokens and weights."""
     moe = layer(comm)
     weight = array.array("f", [0.25, 0.5] * TOKENS)
     routing = moe.routing(choices(comm.rank), weight)
@@ -202,7 +202,7 @@ class Experts(unittest.TestCase):
 
 
 def hybrid_round(comm):
-    """Experts of a domain of two gathered, tokens to their holders, gradients summed at the owners."""
+    """Gathers the experts of a domain of two, sends tokens to their holders, and sums gradients at the owners."""
     with_hybrid = moeccl.Hybrid(comm, EXPERTS, domain=[comm.size])
     info = with_hybrid.info()
     own = floats(3 * with_hybrid.n_own, comm.rank + 1.0)
@@ -226,7 +226,7 @@ def hybrid_round(comm):
 
 
 def migrate(comm):
-    """Two epochs of one layer's experts, encoded; and what is refused."""
+    """Runs two epochs of one layer's encoded experts, and calls that must be refused."""
     count = 1000
     with_hybrid = moeccl.Hybrid(comm, EXPERTS, domain=[comm.size])
     shared = floats(count)
@@ -251,7 +251,7 @@ def migrate(comm):
         queue.begin(0)
     except moeccl.Error as failure:
         refused += failure.name == "moecclInvalidUsage"
-    # The same with the optimizer's step and the computation inside the codec.
+    # Repeats this with the optimizer's step and the computation inside the codec.
     stepped, seen = floats(len(experts)), floats(count * with_hybrid.n_held)
 
     def step(expert, first, n):
@@ -274,7 +274,7 @@ def migrate(comm):
 
 
 def replace(comm, mode="solve"):
-    """Samples move to other homes and back: sums and gradients are those of the tokens that came."""
+    """Samples move to other homes and back; sums and gradients are those of the tokens that arrived."""
     moe = layer(comm)
     plan = moeccl.Replacement(moe, sample_tokens=2, mode=mode, residual=True)
     routing = moe.routing(choices(comm.rank))
@@ -312,7 +312,7 @@ def replace_given(comm):
 
 
 def swap(comm):
-    """Rank r's tokens choose experts r and 3 - r, of different ranks: an exchange makes one rank of each pair."""
+    """Rank r's tokens choose experts r and 3 - r, which are on different ranks; an exchange puts each pair on one rank."""
     moe = layer(comm)
     swapping = moeccl.ExpertSwap(comm, interval=1, gamma=20, min_gain=-1, horizon=1e6, swap_us=0.001)
     weights, gradients = floats(moe.n_slots * 3), floats(moe.n_slots)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python package against known results: thread ranks and processes; NumPy where it is installed."""
+"""Compares the Python package with known results, on thread ranks and processes, and with NumPy where it is installed."""
 import array
 import gc
 import queue
@@ -161,7 +161,7 @@ class Collectives(unittest.TestCase):
                     comm.send(x, wrong)
             with self.assertRaisesRegex(TypeError, "a whole number"):
                 comm.all_to_allv(x, [2.5, 1], x, [2, 2])
-            # The sum fits, one of the two does not: as a size_t it would be most of the address space.
+            # The sum fits but one of the two does not: as a size_t it would be most of the address space.
             for counts in ([-1, 3], [5, -1], [2**64, 0], [1], [1, 1, 1], [3, 2]):
                 with self.assertRaises(ValueError):
                     comm.all_to_allv(x, counts, array.array("f", [0] * 4), [2, 2])
@@ -182,7 +182,7 @@ class Collectives(unittest.TestCase):
                     call()
             with self.assertRaisesRegex(TypeError, "elements differ"):
                 comm.all_gather(floats, bytearray(32))
-            comm.all_gather(floats, bytearray(32), type=moeccl.FLOAT32)  # bytes may be anything
+            comm.all_gather(floats, bytearray(32), type=moeccl.FLOAT32)  # bytes may hold any type
             with self.assertRaisesRegex(TypeError, "type= has 4 bytes"):
                 comm.all_reduce(array.array("d", [1]), type=moeccl.FLOAT32)
             for wrong in (99, -1, 2**32 + 7):
@@ -215,7 +215,7 @@ class Collectives(unittest.TestCase):
                 with self.assertRaises(moeccl.Error):  # the group holds a call on it
                     comm.close()
                 raise KeyError
-        buffer.append(4)  # given back
+        buffer.append(4)  # the group has released it
         comm.all_reduce(buffer)
         self.assertEqual(list(buffer), [3, 4])
         comm.close()
@@ -225,7 +225,7 @@ class Collectives(unittest.TestCase):
             inbox = [bytearray(40) for _ in range(20)]
             with moeccl.group():
                 for i, box in enumerate(inbox):
-                    comm.send(bytes([i] * 40), 1 - comm.rank)  # nobody else holds these
+                    comm.send(bytes([i] * 40), 1 - comm.rank)  # nothing else holds these
                     comm.recv(box, 1 - comm.rank)
                     with self.assertRaises(BufferError):
                         box.append(0)
@@ -274,7 +274,7 @@ class Layer(unittest.TestCase):
                 routing.dispatch(mine, bytes(rows))
             with self.assertRaisesRegex(TypeError, "the layer's type"):
                 routing.combine(array.array("i", [0] * len(rows)), mine)
-            routing.dispatch(bytes(mine), rows)  # bytes may be anything
+            routing.dispatch(bytes(mine), rows)  # bytes may hold any type
             routing.combine(rows, mine)
             self.assertEqual(list(mine), [2] * len(mine))
             routing.close()

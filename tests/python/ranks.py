@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks for the tests: threads of this process, or processes of their own."""
+"""Ranks for the tests: threads of this process, or separate processes."""
 import multiprocessing
 import threading
 
@@ -7,7 +7,7 @@ import moeccl
 
 
 def in_threads(n, work, **options):
-    """work(comm) on n thread ranks; the first failure is raised."""
+    """Runs work(comm) on n thread ranks; raises the first failure."""
     comms, failures = moeccl.init_all(n, **options), []
 
     def run(comm):
@@ -40,7 +40,7 @@ def _process(work, n, rank, ids, options, results):
 
 
 def in_processes(n, work, **options):
-    """[work(comm) of each rank] on n processes; work is a function of a module."""
+    """Returns [work(comm) of each rank], run on n processes; work is a function of a module."""
     context = multiprocessing.get_context("spawn")
     results, ids = context.Queue(), bytes(moeccl.unique_id())
     ranks = [context.Process(target=_process, args=(work, n, r, ids, options, results)) for r in range(n)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Solvers, plans, profiles, topology and simulation: the answers of the C interface, where they are known, and bad input."""
+"""Solvers, plans, profiles, topology and simulation: known answers of the C interface, and bad input."""
 import array
 import itertools
 import os
@@ -117,7 +117,7 @@ class Solvers(unittest.TestCase):
 
 
 def force_and_time(comm):
-    """Plans of a paced job: what is forced runs, a profile is saved and read, the lanes of a TensorAllToAll were busy."""
+    """Plans of a paced job: a forced plan runs, a profile is saved and read, and the lanes of a TensorAllToAll were busy."""
     listed = plan.algorithms("allreduce")
     plan.force(comm, "allreduce", "ring")
     x = array.array("f", [1.0] * 1000)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams, memory of the heap, registrations, operators of one's own, and what is asked of a communicator."""
+"""Streams, heap memory, registrations, custom operators, and queries of a communicator."""
 import array
 import gc
 import time
@@ -10,7 +10,7 @@ from ranks import in_processes, in_threads
 
 
 def late_peer(comm):
-    """Whether a call on a stream returned before the peer came, and what it then left in the buffer."""
+    """Returns whether a call on a stream returned before the peer arrived, and what it then left in the buffer."""
     x = array.array("d", [comm.rank + 1.0] * 1000)
     with moeccl.Stream() as stream:
         if comm.rank == 1:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The torch.distributed backend: every call beside gloo's result, at world sizes 1 to 4, and what gloo is not asked.
+"""The torch.distributed backend: compares every call with gloo's result at world sizes 1 to 4, and tests what gloo lacks.
 
     PYTHONPATH=build/bindings/python LIBMOECCL=build/libmoeccl.so.0 python3 tests/torch/backend_test.py [name or number of ranks ...]"""
 import os
@@ -49,7 +49,7 @@ def rank_of(test, rank, size, where, output):
 
 
 def run(test, size):
-    """Whether all ranks ended as the test expects; else their output is shown."""
+    """Returns whether all ranks ended as the test expects; shows the output of the others."""
     fork = torch.multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as where:
         outputs = [tempfile.TemporaryFile() for _ in range(size)]

@@ -14,7 +14,7 @@ from ranks import in_threads  # noqa: E402
 
 
 class CudaArray:
-    """What CuPy and Numba give."""
+    """An array with the interface of CuPy's and Numba's."""
 
     def __init__(self, **interface):
         self.__cuda_array_interface__ = {"shape": (2, 3), "typestr": "<f4", "data": (4096, False), "version": 3, **interface}
@@ -25,7 +25,7 @@ class Tensors(unittest.TestCase):
         def work(comm):
             for kind in (torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bfloat16,
                          torch.float8_e4m3fn, torch.float8_e5m2):
-                for _ in range(2):  # the first call learns the type, the second goes the short way
+                for _ in range(2):  # the first call learns the type, the second takes the fast path
                     x = torch.full((3, 5), comm.rank + 1.0).to(kind)
                     comm.all_reduce(x)
                     self.assertTrue((x.to(torch.float32) == 3).all(), kind)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every collective beside gloo's result: types, operators, gaps, empty tensors, synchronous and not."""
+"""Compares every collective with gloo's result: types, operators, strided and empty tensors, synchronous and asynchronous calls."""
 import numpy
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ def with_gaps(tensor):
 
 
 def both_ways(call):
-    """call(async_op): the same with and without."""
+    """Runs call(async_op) synchronously and asynchronously."""
     call(False)
     work = call(True)
     assert work.wait()

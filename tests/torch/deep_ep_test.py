@@ -10,11 +10,11 @@ import with_torch  # noqa: F401 (skips where there is no torch)
 import torch
 import torch.distributed as dist
 
-SECONDS = 300  # that a case may take
+SECONDS = 300  # per case
 
 
 def inputs(rank, n, hidden, n_experts, top_k, dtype=torch.bfloat16, holes=True, seed=0):
-    """What a rank brings: every rank can compute what all others do."""
+    """Returns the inputs of a rank; every rank can compute those of all others."""
     random = torch.Generator().manual_seed(1000 * seed + rank)
     x = torch.randn((n, hidden), generator=random).to(dtype)
     idx = torch.rand((n, n_experts), generator=random).topk(top_k, dim=1).indices
@@ -30,7 +30,7 @@ def in_rank_of(idx, n_experts, n_ranks):
 
 
 def expected_dispatch(all_inputs, rank, n_experts):
-    """(rows, local choices, weights, source rank, token) that this rank gets, in order."""
+    """Returns (rows, local choices, weights, source rank, token) that this rank receives, in order."""
     n_ranks, n_local = len(all_inputs), n_experts // len(all_inputs)
     parts = [[], [], [], [], []]
     for source, (x, idx, weights) in enumerate(all_inputs):
@@ -66,7 +66,7 @@ def raises(kind, words, call):
 
 
 class Case:
-    """A rank's view of one case: its inputs, everybody's, and the usual calls."""
+    """A rank's view of one case: its own inputs, those of all ranks, and the usual calls."""
 
     def __init__(self, buffer, n_tokens, hidden=64, n_experts=16, top_k=4, **more):
         self.buffer, self.rank, self.n_ranks, self.n_experts = buffer, buffer.rank, buffer.group_size, n_experts
@@ -92,7 +92,7 @@ class Case:
         return [(idx == e).sum().item() for e in range(self.rank * n_local, (self.rank + 1) * n_local)]
 
     def check(self, result):
-        """The result of a dispatch is what it must be."""
+        """Checks the result of a dispatch, and returns its handle."""
         rows, idx, weights, counts, handle, _ = result
         expected = self.expected()
         same(rows, expected[0])
@@ -102,7 +102,7 @@ class Case:
         return handle
 
     def check_combine(self, handle, dtype=None, tolerance=0.02):
-        """combine of rows that each rank has multiplied by its number."""
+        """Checks combine of rows that each rank has multiplied by its number plus 1."""
         dtype = dtype or self.x.dtype
         rows, idx, weights, _, _ = self.expected()
         out, out_weights, _ = self.buffer.combine((rows * (self.rank + 1)).to(dtype), handle, topk_weights=weights)
@@ -111,7 +111,7 @@ class Case:
         same(out_weights, torch.where(self.idx >= 0, self.weights, 0.0))
 
 
-# Each case runs on all ranks, in this process a Buffer and its number.
+# Each case is a function of a Buffer, which all ranks call, each with its own.
 
 
 def layout_counts_tokens_once_a_rank(buffer):
@@ -212,7 +212,7 @@ def worst_tokens(buffer):
         out, _, _ = buffer.combine(padded, handle)
         close(out, case.x.float() * in_rank_of(case.idx, 16, buffer.group_size).sum(1, keepdim=True), 0.02)
     raises(ValueError, "num_worst_tokens of rank 0 is 1,", lambda: case.dispatch(num_worst_tokens=1))
-    case.check(case.dispatch())  # the refusal was everybody's: the next call works
+    case.check(case.dispatch())  # all ranks were refused, so the next call works
 
 
 def alignment_rounds_counts_up(buffer):
@@ -375,7 +375,7 @@ def back_from_fp8(rows, scales):
 
 
 def low_latency(buffer, counts, hidden, n_experts, top_k, hook=False, asynchronous=False, **kinds):
-    """One dispatch and combine against the reference; most = 64."""
+    """Compares one dispatch and combine with the reference, with room for 64 tokens of each rank."""
     case, most = Case(buffer, counts, hidden, n_experts, top_k), 64
     n, n_local = buffer.group_size, n_experts // buffer.group_size
     stats = torch.ones(n_local, dtype=torch.int32)
@@ -461,7 +461,7 @@ def low_latency_needs_its_mode(buffer):
 
 
 class LikeMpi:
-    """What Buffer asks of an mpi4py communicator."""
+    """The part of an mpi4py communicator that Buffer uses."""
 
     def __init__(self, group):
         self.group = group
@@ -479,7 +479,7 @@ class LikeMpi:
 
 
 def made_and_dropped(buffer):
-    """By an MPI communicator; without destroy() the communicator ends with the Buffer, and others work on."""
+    """A Buffer made from an MPI communicator; without destroy() its communicator ends with it, and others keep working."""
     for _ in range(3):
         other = DEEP_EP().Buffer(None, comm=LikeMpi(buffer.group))
         case = Case(other, 8)
@@ -512,7 +512,7 @@ CASES = [value for name, value in list(globals().items())
 
 
 def serve(rank, n_ranks, meeting, hosts, pipe):
-    """A rank: runs the cases whose names come and says how they went."""
+    """Serves as one rank: runs the cases whose names arrive, and sends back the results."""
     if hosts:
         os.environ["MOECCL_HOST_ID"] = f"host{rank // 2}"
     torch.set_num_threads(1)
@@ -593,7 +593,7 @@ class FourRanksOnTwoHosts(Ranks):
 for world in (TwoRanks, FourRanks, FourRanksOnTwoHosts):
     for one in CASES:
         setattr(world, "test_" + one.__name__, lambda self, name=one.__name__: self.run_case(name))
-del Ranks, world  # neither is a test of its own
+del Ranks, world  # neither is a test itself
 
 if __name__ == "__main__":
     unittest.main()

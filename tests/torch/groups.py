@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups: subgroups, splits, overlap, futures, errors, deaths, ends."""
+"""Groups: subgroups, splits, overlap, futures, errors, ranks that die, shutdown."""
 import os
 import signal
 import subprocess
@@ -27,7 +27,7 @@ def names(rank, size, _):
 
 @test(3, 4)
 def subgroups(rank, size, _):
-    odd = dist.new_group([1, 0])  # in this order of ranks, whatever the world's is
+    odd = dist.new_group([1, 0])  # new_group sorts the ranks by default
     last = dist.new_group([size - 1, 1])
     if rank < 2:
         t = torch.full((3,), float(rank))
@@ -71,7 +71,7 @@ def splits(rank, size, _):
 
 @test(2)
 def an_instance_of_its_own(rank, size, where):
-    """A group after a group, with the same store and the same names."""
+    """One group after another, with the same store and the same names."""
     for turn in range(3):
         t = torch.tensor([float(rank + turn)])
         dist.all_reduce(t)
@@ -83,7 +83,7 @@ def an_instance_of_its_own(rank, size, where):
 
 @test(2, 4)
 def overlap(rank, size, _):
-    """Many operations in flight, waited for in another order; a call returns before a late rank comes."""
+    """Many operations are in flight and waited for in another order; a call returns before a late rank arrives."""
     works, tensors = [], [torch.full((5000,), float(i)) for i in range(200)]
     if rank == 1:
         time.sleep(0.5)
@@ -104,7 +104,7 @@ def overlap(rank, size, _):
 
 @test(2)
 def one_work_at_a_time(rank, size, _):
-    """wait() of the first does not wait for the second, which its peer calls only afterwards."""
+    """wait() of the first operation does not wait for the second, which the peer calls only afterwards."""
     a, b = torch.ones(4), torch.ones(4)
     if rank == 0:
         first = dist.all_reduce(a, async_op=True)
@@ -137,7 +137,7 @@ def futures(rank, size, _):
     dist.send(torch.ones(1), 1 - rank)
     same(future.wait()[0], torch.ones(1))
     dropped = dist.all_reduce(t, async_op=True)
-    del dropped  # nobody waits, and the tensor is still there until it has run
+    del dropped  # not waited for, but its tensor lives until it has run
     dist.barrier()
 
 
@@ -254,7 +254,7 @@ def options_of_the_library(rank, size, _):
 
 @test(2)
 def two_threads(rank, size, _):
-    """Each with a group of its own, and both with one."""
+    """Two threads, each with its own group."""
     import threading
     groups = [dist.new_group() for _ in range(2)]
     wrong = []
@@ -278,7 +278,7 @@ def two_threads(rank, size, _):
 
 @test(2, init=False)
 def by_torchrun_without_an_import(rank, size, where):
-    """Ends well without destroy_process_group() too."""
+    """The program also ends well without destroy_process_group()."""
     if rank == 1:
         return
     script = where + ".py"

@@ -11,7 +11,7 @@ HIDDEN = 24
 
 
 def gathered(tensor):
-    """All ranks' tensors, one list entry a rank; shapes may differ."""
+    """Returns the tensors of all ranks, by rank; their shapes may differ."""
     got = [None] * dist.get_world_size()
     dist.all_gather_object(got, tensor.detach())
     return got
@@ -37,7 +37,7 @@ def dense(x, index, weights, matrices):
 
 
 def compare_with_dense(ep, tokens, dtype, tolerance, holes=False, rounds=2):
-    """Values, and gradients of tokens, weights and experts, of a forward and backward through `ep`."""
+    """Compares the values, and the gradients of tokens, weights and experts, of a forward and backward through `ep`."""
     rank = ep.rank
     g = torch.Generator().manual_seed(7)
     matrices = (torch.randn((ep.n_experts, ep.hidden, ep.hidden), generator=g) / ep.hidden**0.5).to(dtype)
@@ -65,7 +65,7 @@ def compare_with_dense(ep, tokens, dtype, tolerance, holes=False, rounds=2):
         near = dict(rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(y, expected[mine], **near)
         torch.testing.assert_close(x.grad, dense_x.grad[mine], **near)
-        # The dot products of weights' gradients are formed and sent in fp32.
+        # The dot products for the weights' gradients are computed and sent in fp32.
         torch.testing.assert_close(weights.grad, dense_w.grad[mine].to(weights.grad.dtype), rtol=max(tolerance, 1e-5), atol=max(tolerance, 1e-5))
         scale = 1 if dtype not in (torch.bfloat16, torch.float16) else 4  # sums over tokens of all ranks
         if ep.local_experts:
@@ -129,7 +129,7 @@ def case_capacity_drops_are_counted(rank, n):
 
 
 def case_several_steps_are_alive_at_once(rank, n):
-    """Micro-batches: two forwards before the first backward, each with a routing of its own."""
+    """Micro-batches: several forwards before the first backward, each with its own routing."""
     ep = ExpertParallel(2 * n, 2, HIDDEN, max_tokens=16)
     kept = []
     for step in range(3):
@@ -144,11 +144,11 @@ def case_several_steps_are_alive_at_once(rank, n):
         torch.testing.assert_close(x.grad, weights.sum(1, keepdim=True).double().expand_as(x), rtol=1e-6, atol=1e-6)
     del y
     kept.clear()
-    assert len(ep.layer(torch.float64)._free) == 3  # and their memory serves the next steps
+    assert len(ep.layer(torch.float64)._free) == 3  # the next steps reuse their memory
 
 
 def case_gradcheck(rank, n):
-    """torch's own numerical check, of tokens in float64: on every rank at once, since each evaluation is collective."""
+    """torch's own numerical check of float64 tokens, on every rank at once because each evaluation is collective."""
     ep = ExpertParallel(n, 2, 4, max_tokens=3)
     index, weights = routing_of(rank, 3, n, 2)
 
@@ -157,7 +157,7 @@ def case_gradcheck(rank, n):
         return ep.combine(rows * rows, handle)
 
     x = torch.randn((3, 4), dtype=torch.float64, requires_grad=True)
-    # A perturbation is one rank's own; the others hold still, and rows of one rank's tokens depend on these alone.
+    # Each rank perturbs only its own tokens, and its rows depend on these alone.
     assert torch.autograd.gradcheck(through, (x,), eps=1e-6, atol=1e-7)
 
 
@@ -177,7 +177,7 @@ def case_wrong_arguments_are_named(rank, n):
             assert said in str(error), error
         else:
             raise AssertionError(f"nothing was said of {said}")
-    try:  # what only the library knows fails on all ranks, and the layer works on
+    try:  # an error that only the library finds fails on all ranks, and the layer keeps working
         ep.dispatch(torch.zeros((8, HIDDEN)), torch.full((8, 2), 99), weights)
     except moeccl.Error as error:
         assert "99" in str(error) or "rank" in str(error), error

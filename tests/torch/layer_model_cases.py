@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of layer_test.py about MoELayer: the same losses as one process that has all experts and all tokens."""
+"""Cases of layer_test.py about MoELayer: losses must equal those of one process that has all experts and all tokens."""
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,7 +16,7 @@ _alone = []
 
 
 def alone():
-    """A communicator of this process: a layer over it has all experts."""
+    """Returns a communicator of this process alone; a layer over it has all experts."""
     if not _alone:
         _alone.append(moeccl.Comm(1, moeccl.unique_id(), 0))
     return _alone[0]
@@ -49,14 +49,14 @@ class Model(nn.Module):
 
 
 def batch(step, rank):
-    """Each rank's tokens prefer other experts than the next one's: there is something to move."""
+    """Each rank's tokens prefer other experts than the next rank's, so that there is something to move."""
     g = torch.Generator().manual_seed(100 * step + rank)
     x = torch.randn((TOKENS, 5), generator=g) + torch.randn((1, 5), generator=torch.Generator().manual_seed(rank))
     return x, x.sin().sum(-1) + 0.1 * torch.randn(TOKENS, generator=g)
 
 
 def reference(n, steps, lr=1e-2, **options):
-    """Losses and the trained model of one process with the batches of all ranks."""
+    """Returns the losses and the trained model of one process with the batches of all ranks."""
     model = Model(group=alone(), average=False, **options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     losses = []
@@ -78,7 +78,7 @@ def mean(value):
 
 def train(rank, steps, rebalance_every=0, wrap=lambda m: DistributedDataParallel(mt.ignore_experts(m)), micro_batches=1,
           lr=1e-2, **options):
-    """The same on all ranks: losses, the model, and how many slots changed their expert."""
+    """Trains on all ranks. Returns the losses, the model, and the number of slots that changed their expert."""
     model = Model(**options)
     wrapped = wrap(model)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=lr)
@@ -111,7 +111,7 @@ def case_layer_is_its_formula(rank, n):
     probabilities = torch.softmax(x.reshape(-1, HIDDEN) @ layer.router.linear.weight.T, -1)
     weights, index = probabilities.topk(3)
     weights = weights / weights.sum(-1, keepdim=True)
-    # All ranks' experts, made as the layer makes its own.
+    # The experts of all ranks.
     every = [None] * n
     dist.all_gather_object(every, dict(zip(layer.ep.local_experts, zip(*[p.detach().unbind(0) for p in layer.experts.stacked()]))))
     every = {e: p for part in every for e, p in part.items()}
@@ -207,7 +207,7 @@ def case_expert_domains_keep_the_loss(rank, n):
 
 
 def case_domains_are_chosen(rank, n):
-    """Few tokens beside large experts stay apart; many tokens beside small experts fetch them over the slow level."""
+    """Large experts stay where they are for a few tokens; small experts travel over the slow level for many tokens."""
     options = {"topology": "node:%d(bw=1GB/s,lat=1us)" % n}
     few = mt.MoELayer(64, 2 * n, 2, ffn=512, domains="auto", max_tokens=4, comm_options=options)
     assert few.placement.domains == [1], few.placement.domains
@@ -219,7 +219,7 @@ def case_domains_are_chosen(rank, n):
 
 
 def near_expert():
-    """An expert that differs little from all others, as those of a dense model made sparse."""
+    """Returns an expert that differs little from all others, like those of a dense model that was made sparse."""
     noise = torch.random.get_rng_state()
     torch.manual_seed(77)
     made = mt.MLP(HIDDEN, 32)
@@ -231,7 +231,7 @@ def near_expert():
 
 
 def kept_by_codec(experts, ratio):
-    """What the codec leaves of experts [E, count] (one block): their mean, and the largest differences from it."""
+    """Returns what the codec leaves of experts [E, count] (one block): their mean, and the largest differences from it."""
     mean_of_all = experts.mean(0)
     rest = experts - mean_of_all
     least = rest.abs().topk(int(experts.shape[1] * 4 / (ratio * 6)), dim=1).values[:, -1:]
@@ -255,7 +255,7 @@ def case_the_codec_keeps_the_largest_differences(rank, n):
 
 def case_replaced_samples_keep_the_loss(rank, n):
     options = {"topology": "node:2 gpu:%d" % (n // 2)} if n > 2 else {}
-    # By the clock re-placing may not pay on this host, but the first steps try both ways in turns.
+    # By the measured times re-placing may not pay on this host, but the first steps try both ways in turns.
     losses, model, _ = train(rank, 7, sample_tokens=SAMPLE, comm_options=options)
     same(losses, reference(n, 7, sample_tokens=SAMPLE)[0])
     assert n == 2 or model.moved > 0, "no sample moved, so nothing was followed"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""moeccl.torch: values, gradients and losses beside a dense reference in one process, on 2 and 4 processes.
+"""moeccl.torch: compares values, gradients and losses with a dense reference in one process, on 2 and 4 processes.
 
 Run with LIBMOECCL and PYTHONPATH as meson sets them.
-`layer_test.py --ranks N [CASE...]` runs all cases or some on N processes."""
+`layer_test.py --ranks N [CASE...]` runs all cases, or those named, on N processes."""
 import argparse
 import importlib
 import json
@@ -29,7 +29,7 @@ def free_port():
 
 
 def run_world(n, cases):
-    """Runs the cases on n processes; {case: {rank: message or None}}. Never waits longer than LIMIT_S."""
+    """Runs the cases on n processes, for at most LIMIT_S. Returns {case: {rank: message or None}}."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         ranks = []
@@ -61,7 +61,7 @@ def run_world(n, cases):
 
 
 def work(folder, cases):
-    """One rank: runs the cases and writes what came of each."""
+    """Runs the cases as one rank, and writes the result of each."""
     import traceback
 
     import torch.distributed as dist
@@ -78,7 +78,7 @@ def work(folder, cases):
         with open(os.path.join(folder, f"{dist.get_rank()}.json"), "w", encoding="utf-8") as f:
             json.dump(said, f)
         if said[case]:
-            break  # the other ranks may be elsewhere
+            break  # the other ranks may be at another point
     if not any(said.values()):
         import moeccl.torch
         moeccl.torch.close()
@@ -87,7 +87,7 @@ def work(folder, cases):
 
 
 def all_cases():
-    """The names of all cases, as module.function."""
+    """Returns the names of all cases, as module.function."""
     here, names = os.path.dirname(os.path.realpath(__file__)), []
     for module in ("layer_cases", "layer_model_cases"):
         with open(os.path.join(here, module + ".py"), encoding="utf-8") as f:
@@ -96,7 +96,7 @@ def all_cases():
 
 
 class LayerTest(unittest.TestCase):
-    """One test method a world size; each case is a subtest."""
+    """Has one test method per world size; each case is a subtest."""
 
     def world(self, n):
         results = run_world(n, all_cases())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends and receives: any order, tags, any source, to oneself, gaps."""
+"""Sends and receives: in any order, with tags, from any source, to the sender itself, of strided tensors."""
 import time
 from datetime import timedelta
 
@@ -100,7 +100,7 @@ def gaps_and_types(rank, size, _):
 
 @test(2)
 def beside_collectives(rank, size, _):
-    """A receive that waits does not hold up collectives, nor they it."""
+    """A receive that waits does not hold up collectives, and they do not hold it up."""
     got = torch.zeros(1_000_000)
     if rank == 0:
         work = dist.irecv(got, 1)
@@ -127,7 +127,7 @@ def batches(rank, size, _):
 
 @test(2)
 def last_words(rank, size, _):
-    """What was sent before the sender left its group arrives."""
+    """A message that was sent before the sender left its group arrives."""
     got = torch.zeros(100_000)
     if rank == 0:
         dist.send(torch.ones(100_000), 1)
@@ -146,7 +146,7 @@ def messages_that_do_not_fit(rank, size, _):
     else:
         raises(RuntimeError, ["24 bytes", "40 bytes", "rank 0"], lambda: dist.recv(torch.zeros(6), 0))
         got = torch.zeros(3)
-        dist.recv(got, 0)  # the next message is not touched
+        dist.recv(got, 0)  # the next message is intact
         same(got, torch.ones(3))
     dist.barrier()
 

@@ -6,7 +6,7 @@
 CHECKOUT is a clone of github.com/deepseek-ai/DeepEP, or its git directory; the tests are taken from its tag v1.2.1. Needs torch,
 moeccl and deep_ep (in the tree PYTHONPATH=build/bindings/python:bindings/deep_ep). This process stands in for CUDA: tensors that
 a test asks for on "cuda" are made on the CPU, torch.cuda's events are clocks, process groups are gloo's, and benchmarks repeat
-less. What is asserted is the tests' own. Exits with 77 where torch or the checkout is missing."""
+less often. All assertions are the tests' own. Exits with 77 where torch or the checkout is missing."""
 import argparse
 import os
 import runpy
@@ -25,7 +25,7 @@ def skip(reason):
 
 
 def extract(checkout, folder):
-    """The tests of the tag, outside this repository."""
+    """Writes the tests of the tag into `folder`, outside this repository."""
     for name in FILES:
         shown = subprocess.run(["git", "-C", checkout, "-c", "safe.directory=*", "show", f"{TAG}:tests/{name}"],
                                capture_output=True)
@@ -36,7 +36,7 @@ def extract(checkout, folder):
 
 
 class Clock:
-    """torch.cuda.Event on a CPU: what was called before it has finished."""
+    """torch.cuda.Event on a CPU, where every earlier call has already finished."""
 
     def __init__(self, enable_timing=False):
         self.at = 0.0
@@ -59,7 +59,7 @@ def stand_in_for_cuda():
             kwargs = kwargs or {}
             if str(kwargs.get("device", "")).startswith("cuda"):
                 kwargs["device"] = "cpu"
-            # The product that keeps a GPU busy beside communication takes minutes here.
+            # The product that keeps a GPU busy during communication takes minutes here.
             if function is torch.randn and args and args[0] == (8192, 8192):
                 args = ((256, 256), )
             return function(*args, **kwargs)
@@ -80,7 +80,7 @@ def stand_in_for_cuda():
     gather = dist.all_gather_into_tensor
 
     def all_gather_into_tensor(out, mine, **kwargs):
-        gather(out.view(-1, *mine.shape[1:]), mine, **kwargs)  # gloo takes blocks side by side only
+        gather(out.view(-1, *mine.shape[1:]), mine, **kwargs)  # gloo only accepts concatenated blocks
 
     dist.all_gather_into_tensor = all_gather_into_tensor
     torch.multiprocessing.spawn = spawn
@@ -98,7 +98,7 @@ def shorten_benchmarks():
         return whole(fn, num_warmups, num_tests, post_fn)
 
     def bench_kineto(fn, kernel_names, num_kernels_per_period=1, **_):
-        """The calls run; there are no kernels whose times could be told apart."""
+        """Runs the calls once; there are no kernels to time separately."""
         fn()
         nan = float("nan")
         return tuple(nan if num_kernels_per_period == 1 else [nan] * num_kernels_per_period for _ in kernel_names)
@@ -137,7 +137,7 @@ def main():
             if test == "low_latency" and args.use_logfmt:
                 sys.argv.append("--use-logfmt")
             began = time.monotonic()
-            runpy.run_path(os.path.join(folder, sys.argv[0]), run_name="__main__")  # raises what a rank failed with
+            runpy.run_path(os.path.join(folder, sys.argv[0]), run_name="__main__")  # raises the error of a rank that failed
             print(f"{' '.join(sys.argv)}: passed in {time.monotonic() - began:.1f} s", flush=True)
 
 

@@ -3,9 +3,9 @@
 
     python3 tests/torch/run_megatron_fused_a2a.py [--num-processes 4]
 
-Forward and backward of fused_dispatch and fused_combine around experts with weights, against the same layer computed densely on
-every rank: output, gradients of tokens, of router probabilities and of the experts' weights. Needs torch, moeccl, deep_ep and
-megatron-core (pip install --no-deps megatron-core, and packaging); exits with 77 where one is missing."""
+Runs forward and backward of fused_dispatch and fused_combine around experts with weights, and compares the output and the
+gradients of tokens, router probabilities and the experts' weights with the same layer computed densely on every rank. Needs torch,
+moeccl, deep_ep and megatron-core (pip install --no-deps megatron-core, and packaging); exits with 77 where one is missing."""
 import argparse
 import sys
 import tempfile
@@ -23,8 +23,8 @@ N_EXPERTS, TOP_K, HIDDEN = 8, 3, 256
 
 
 def experts(rows, indices, probs, weights, first):
-    """Each row's experts applied and weighted; indices count from `first`, -1 is none."""
-    out = rows * 0  # part of the graph also where no expert has rows
+    """Applies each row's experts and weights the results; indices count from `first`, and -1 means none."""
+    out = rows * 0  # keeps the graph connected where no expert has rows
     for local in range(weights.size(0)):
         row, choice = (indices == first + local).nonzero(as_tuple=True)
         if row.numel():
@@ -34,7 +34,7 @@ def experts(rows, indices, probs, weights, first):
 
 
 def grad_of(tensor):
-    """Its gradient; zeros where no row reached it."""
+    """Returns its gradient, or zeros where no row reached it."""
     return tensor.grad if tensor.grad is not None else torch.zeros_like(tensor)
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""run_mooncake.py DIR: Mooncake's tests of its torch.distributed backend (the folder mooncake-pg/tests of its sources, not here), with moeccl
-under the names that they ask for, on the CPU. PYTHONPATH and LIBMOECCL name the package, as in docs/pytorch.md.
+"""run_mooncake.py DIR: runs Mooncake's tests of its torch.distributed backend (the folder mooncake-pg/tests of its sources, not here) on the CPU,
+with moeccl under the names that they ask for. PYTHONPATH and LIBMOECCL name the package, as in docs/pytorch.md.
 
-What asks for functions of Mooncake's own is left out: ranks that fail and are recovered in place (test_pg_elastic.py, and the fault detection of
-test_pg_p2p.py, which asks which ranks are active)."""
+Tests that call functions of Mooncake itself are left out: recovery of failed ranks in place (test_pg_elastic.py), and the fault detection of
+test_pg_p2p.py, which asks which ranks are active."""
 import os
 import subprocess
 import sys
@@ -12,7 +12,8 @@ import tempfile
 
 TESTS = ("test_pg_collectives.py", "test_pg_p2p.py", "test_pg_init_functional.py")
 LEFT_OUT = "fault_detection"
-# What Mooncake's module does when it is imported: it makes its name known, and its options, of which the ranks that take part are here all.
+# Stands in for Mooncake's module, which registers its name and its options when it is imported. The options name the
+# ranks that take part, which are all ranks here.
 MODULE = """import datetime
 import torch.distributed as dist
 import moeccl.distributed as m
@@ -27,7 +28,7 @@ def MooncakeBackendOptions(*_):
 def set_device_filter(filters):
     pass
 """
-# Runs a file's tests for the CPU, but for those left out.
+# Runs a file's tests for the CPU, except those left out.
 RUN = """import sys, unittest
 tests = unittest.TestLoader().loadTestsFromName(sys.argv[1])
 def each(suite):

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""run_torch_suite.py: torch's own distributed tests, under gloo and under moeccl on the same machine, and a table of both.
+"""run_torch_suite.py: runs torch's own distributed tests under gloo and under moeccl on the same machine, and prints a table.
 
-They lie in torch's wheel (torch/testing/_internal/distributed/distributed_test.py); nothing of them is here. Needs torch and, from
+They are part of torch's wheel (torch/testing/_internal/distributed/distributed_test.py); no copy is here. Needs torch and, from
 PyPI, expecttest, hypothesis and psutil. PYTHONPATH and LIBMOECCL name the package, as in docs/pytorch.md.
 
     tests/torch/run_torch_suite.py --world-size 2 4 --only 'all_reduce|isend'
 
-Tests that run for a backend of the name gloo alone are run with moeccl in gloo's place too (column "in gloo's place"). The exit
-status is 0 when every test that passes under gloo passes under moeccl in at least one of the two columns and fails in neither,
-but for what REASONS says of gloo's place."""
+Tests that only run for a backend named gloo are run with moeccl in gloo's place too (column "in gloo's place"). The exit status is
+0 when every test that passes under gloo passes under moeccl in at least one of the two columns and fails in neither, apart from
+the failures in gloo's place that REASONS explains."""
 import argparse
 import json
 import os
@@ -21,12 +21,12 @@ import time
 
 NAMES = {"gloo": "gloo", "moeccl": "moeccl", "place": "in gloo's place"}
 
-# What cannot pass in gloo's place; under the name moeccl these pass.
+# Tests that cannot pass in gloo's place; under the name moeccl they pass.
 REASONS = {"test_ddp_logging_data_cpu": "DDP reads the options of gloo's own class, such as gloo_num_threads, from a group of that name"}
 
 
 def child(which, only, results):
-    """Runs the tests of this process's environment; one JSON line for each."""
+    """Runs the tests for this process's environment, and writes one JSON line for each."""
     import unittest
 
     import torch.multiprocessing
@@ -55,7 +55,7 @@ def child(which, only, results):
         for feature in ("gpu", "cuda", "ddp", "subgroup", "plugin"):
             common_distributed.DistTestCases.backend_feature[feature].add("moeccl")
     from torch.testing._internal.distributed import distributed_test
-    if which == "place":  # they ask the profiler for events of the name gloo
+    if which == "place":  # the tests ask the profiler for events named gloo
         distributed_test.PROFILING_SUPPORTED_BACKENDS.clear()
         distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.clear()
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""run_torch_ucc.py DIR: the test scripts of torch_ucc (the folder test/ of its sources, not here), with moeccl under the name that they ask
-for, on 2 or 4 processes each, gloo being what they compare with. PYTHONPATH and LIBMOECCL name the package, as in docs/pytorch.md.
+"""run_torch_ucc.py DIR: runs the test scripts of torch_ucc (the folder test/ of its sources, not here) with moeccl under the name that they
+ask for, on 2 or 4 processes each; they compare with gloo. PYTHONPATH and LIBMOECCL name the package, as in docs/pytorch.md.
 
-Two scripts want a GPU whatever they are told, and are left out; so is the benchmark."""
+Two scripts need a GPU whatever their arguments and are left out; so is the benchmark."""
 import os
 import subprocess
 import sys
 import tempfile
 
-WORLD, PAIRS = 4, ("torch_sendrecv_test.py",)  # processes of a script, and the scripts that want two
-# What torch_ucc's module does when it is imported: it makes the name "ucc" known.
+WORLD, PAIRS = 4, ("torch_sendrecv_test.py",)  # processes per script, and the scripts that need two
+# Stands in for torch_ucc's module, which registers the name "ucc" when it is imported.
 MODULE = """import torch.distributed as dist
 import moeccl.distributed as m
 dist.Backend.register_backend("ucc", m._create, extended_api=True, devices=["cpu"])
@@ -18,7 +18,7 @@ dist.Backend.register_backend("ucc", m._create, extended_api=True, devices=["cpu
 
 
 def run(folder, name, modules):
-    """Whether all processes of one script end well, and what they said."""
+    """Returns whether all processes of one script ended well, and their output."""
     world = 2 if name in PAIRS else WORLD
     env = os.environ | {"PYTHONPATH": f'{modules}:{folder}:{os.environ.get("PYTHONPATH", "")}', "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
                         "OMPI_COMM_WORLD_SIZE": str(world)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a newcomer does first: init_process_group("moeccl") without an import where the package is installed, and the README's example."""
+"""A newcomer's first steps: init_process_group("moeccl") without an import where the package is installed, and the README's example."""
 import os
 import subprocess
 import sys
@@ -39,7 +39,7 @@ class Start(unittest.TestCase):
                 file.write("Metadata-Version: 2.1\nName: moeccl\nVersion: 0.1.0\n")
             with open(os.path.join(installed, "entry_points.txt"), "w", encoding="utf-8") as file:
                 file.write("[torch.distributed.backends]\n" + "".join(f"{name} = {where}\n" for name, where in entry.items()))
-            program = os.path.join(elsewhere, "program.py")  # python looks beside it too
+            program = os.path.join(elsewhere, "program.py")  # python also searches the program's folder
             with open(program, "w", encoding="utf-8") as file:
                 file.write(PROGRAM)
             path = os.environ.get("PYTHONPATH", "")

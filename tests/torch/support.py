@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests by name, and a gloo group beside the group under test."""
+"""Registers tests by name, and makes a gloo group to compare with."""
 from datetime import timedelta
 
 import torch
@@ -16,7 +16,7 @@ class Test:
 
 
 def test(*sizes, init=True, status=None):
-    """init: in a group of all ranks already. status: by rank, where it is not 0."""
+    """init: the ranks have already joined a group of all. status: the expected exit status by rank, where it is not 0."""
     def add(body):
         TESTS.append(Test(body, sizes or (1, 2, 3, 4), init, status or {}))
         return body
@@ -32,7 +32,7 @@ def same(mine, other, what=""):
 
 
 def raises(kinds, words, body):
-    """body() raises one of these with all of the words in its sentence."""
+    """Checks that body() raises one of these kinds with all of the words in its message, and returns the exception."""
     try:
         body()
     except kinds as failure:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DDP and FSDP2 around a small model: the same weights as one process with the whole batch."""
+"""DDP and FSDP2 around a small model must give the same weights as one process with the whole batch."""
 import torch
 import torch.distributed as dist
 from support import same, test

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imported first by the tests of this folder: where torch cannot be imported, they run by the interpreter that
+"""Imported first by the tests of this folder. Where torch cannot be imported, they run in the interpreter that
 MOECCL_TEST_TORCH_PYTHON names (a virtual environment with torch), or are skipped with exit code 77."""
 import os
 import sys
