@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tests/abi/grow.py OUTPUT HEADER...: copies of the headers in which each struct with a size has one field more."""
+"""tests/abi/grow.py OUTPUT HEADER...: copies the headers, with one more field in each struct that has a size."""
 import os
 import re
 import sys

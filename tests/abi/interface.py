@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface beside its last approved state, tests/abi/libmoeccl.abi, by abidiff (package abigail-tools).
+"""Compares the C interface with its last approved state, tests/abi/libmoeccl.abi, by abidiff (package abigail-tools).
 
-  interface.py --library build/libmoeccl.so     says what a compiled program would notice; exits 1 when there is something
-  interface.py --write                          approves what the headers say now, and adds new functions to Debian's symbols file
+  interface.py --library build/libmoeccl.so     prints what a compiled program would notice; exits with 1 if there is anything
+  interface.py --write                          approves the present headers, and adds new functions to Debian's symbols file
 
-The library is built without debugging information, so its types are read from a model: a library of the same functions, by the
-same headers and version script, each of which ends the program. The compiler has held the real functions to these headers.
+The library is built without debugging information, so its types are read from a model: a library with the same functions, headers and
+version script, in which each function ends the program. The compiler has checked the real functions against these headers.
 The library itself must export the model's symbols, each under the same version."""
 import argparse
 import os
@@ -17,9 +17,10 @@ import tempfile
 HERE = os.path.dirname(os.path.realpath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 REFERENCE = os.path.join(HERE, "libmoeccl.abi")
-# Debian's list: since which version of the library each symbol is there.
+# Debian's list: the version of the library in which each symbol appeared.
 SYMBOLS = os.path.join(ROOT, "packaging/debian/libmoeccl0.symbols")
-# What docs/contributing.md allows: structs with a size grow at their end. (Added functions and enumerators are no change to abidiff.)
+# docs/contributing.md allows structs with a size to grow at their end. (abidiff counts added functions and enumerators
+# as no change.)
 GROWTH = """[suppress_type]
   label = structs grow at their end
   type_kind = struct
@@ -39,7 +40,7 @@ def must(*command):
 
 
 def prototypes(include):
-    """The declarations of MOECCL_API functions, in the order of the headers."""
+    """Yields the declarations of MOECCL_API functions, in the order of the headers."""
     folder = os.path.join(include, "moeccl")
     for name in sorted(os.listdir(folder)):
         if name.endswith(".h"):
@@ -54,7 +55,7 @@ def soname(version_h):
 
 
 def model(include, place, version_script=os.path.join(ROOT, "src/api/moeccl.map")):
-    """Builds the model of these headers in a folder; its path."""
+    """Builds the model of these headers in a folder, and returns its path."""
     source = os.path.join(place, "model.c")
     with open(source, "w", encoding="utf-8") as text:
         text.write("#include <moeccl/moeccl.h>\n" + "".join(f"{p} {{ __builtin_trap(); }}\n" for p in prototypes(include)))
@@ -72,7 +73,7 @@ def write_reference(library, path):
 
 
 def symbols(library):
-    """{name: version} of the defined dynamic symbols."""
+    """Returns {name: version} of the defined dynamic symbols."""
     found = {}
     for line in must("readelf", "--dyn-syms", "-W", library).splitlines():
         words = line.split()
@@ -83,7 +84,8 @@ def symbols(library):
 
 
 def debian_symbols(built, version, path=SYMBOLS):
-    """The text of Debian's symbols file: what it has stays, new symbols are of this version. Lost ones stay, so that they are missed."""
+    """Returns the text of Debian's symbols file. Old symbols keep their version and new ones get this version.
+    Lost symbols stay, so that their absence is noticed."""
     since = {}
     if os.path.exists(path):
         with open(path, encoding="utf-8") as text:
@@ -98,7 +100,7 @@ def debian_symbols(built, version, path=SYMBOLS):
 
 
 def differences(include, library=None, reference=REFERENCE, version_script=os.path.join(ROOT, "src/api/moeccl.map")):
-    """What a program that was compiled against the reference would notice: sentences."""
+    """Yields sentences on what a program that was compiled against the reference would notice."""
     with tempfile.TemporaryDirectory() as place:
         suppressions = os.path.join(place, "growth.ini")
         with open(suppressions, "w", encoding="utf-8") as text:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface is what programs were compiled against (interface.py), and a change that they would notice is found."""
+"""The C interface is the one that programs were compiled against (interface.py), and a change that they would notice is found."""
 import os
 import shutil
 import sys
@@ -16,7 +16,7 @@ MAP = os.path.join(interface.ROOT, "src/api/moeccl.map")
 
 class Interface(unittest.TestCase):
     def changed(self, header, old, new):
-        """What is found when one header says something else."""
+        """Returns what is found after one header has changed."""
         with tempfile.TemporaryDirectory() as place:
             shutil.copytree(INCLUDE, place, dirs_exist_ok=True)
             path = os.path.join(place, "moeccl", header)
@@ -65,7 +65,7 @@ class Interface(unittest.TestCase):
             self.assertTrue("moecclTypeSize@@MOECCL_0.1" in found, found[:300])
 
     def test_library_without_one_of_the_symbols_is_found(self):
-        """One that a header declares and nobody defines: as when a version script has one name too few."""
+        """A symbol that a header declares and nothing defines, as when a version script lacks a name."""
         with tempfile.TemporaryDirectory() as place:
             shutil.copytree(INCLUDE, place, dirs_exist_ok=True)
             with open(os.path.join(place, "moeccl/extra.h"), "w", encoding="utf-8") as text:

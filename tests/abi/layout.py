@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the public headers of a folder lay down for compiled programs: structs with the offsets of their fields, and the
-numbers of enumerators. As a program: writes them as the static assertions that freeze a release,
+"""Reads what the public headers of a folder fix for compiled programs: structs with the offsets of their fields, and the
+numbers of enumerators. As a program, prints them as the static assertions that freeze a release:
 
   tests/abi/layout.py include/moeccl > tests/abi/v0.2/layout.inc"""
 import glob
@@ -18,7 +18,7 @@ def bare(path):
 
 
 def structs(folder):
-    """(name, fields) of each struct, in the order of the headers."""
+    """Yields (name, fields) of each struct, in the order of the headers."""
     for path in sorted(glob.glob(os.path.join(folder, "*.h"))):
         for body, name in re.findall(r"typedef struct \{([^{}]*)\} (moeccl\w+);", bare(path)):
             fields = []
@@ -34,7 +34,7 @@ def enumerators(folder):
 
 
 def measure(folder, compiler="cc"):
-    """{"structs": {name: {"size": bytes, "fields": {field: [offset, bytes]}}}, "enumerators": {name: number}}"""
+    """Returns {"structs": {name: {"size": bytes, "fields": {field: [offset, bytes]}}}, "enumerators": {name: number}}."""
     rows = ["#include <stdio.h>", "#include <moeccl/moeccl.h>", "int main(void) {", 'printf("{\\"structs\\": {");']
     for n, (name, fields) in enumerate(structs(folder)):
         rows.append(f'printf("{", " if n else ""}\\"{name}\\": {{\\"size\\": %zu, \\"fields\\": {{", sizeof({name}));')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layouts of the public headers: growth beside version 0.1. (Python's are checked when they are generated.)"""
+"""The layouts of the public headers grow only beyond those of version 0.1. (Python's are checked when they are generated.)"""
 import os
 import sys
 import unittest
@@ -15,7 +15,7 @@ class Layout(unittest.TestCase):
     first = layout.measure(os.path.join(HERE, "v0.1/moeccl"))
 
     def test_new_fields_lie_behind_the_old_struct(self):
-        """What an older program leaves in the padding of its last word must not become a value."""
+        """What an older program leaves in the padding of its last word must not become a field's value."""
         for name, old in self.first["structs"].items():
             for field, (offset, _) in self.present["structs"][name]["fields"].items():
                 if field not in old["fields"]:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes every call that takes a struct with a size, on two ranks that are threads. Compiled against the headers of some
- * version and run with the library of another one. ABI_GROWN: the headers have one field more in each of these structs;
- * the argument "unknown" says that the library does not know that field. */
+/* Makes every call that takes a struct with a size, on two thread ranks. It is compiled against the headers of one version
+ * and run with the library of another. ABI_GROWN: the headers have one more field in each of these structs; the argument
+ * "unknown" says that the library does not know that field. */
 #include <moeccl/moeccl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@
     }                                                                                                          \
   } while (0)
 
-/* An answer with memory behind it that is not the library's. */
+/* An answer struct, followed by memory that the library must not touch. */
 #define ANSWER(type, name)           \
   struct {                           \
     type x;                          \
@@ -222,7 +222,7 @@ static void replace_samples(moecclMoe_t moe, moecclRouting_t routing, const floa
   OK(moecclReplaceDestroy(replacement));
 }
 
-/* moecclDispatch to every expert's rank and back: without weights of its own each token comes back k times. */
+/* moecclDispatch to every expert's rank and back: without weights each token comes back k times. */
 static void layer(moecclMoe_t moe, int moves) {
   int32_t topk[TOKENS * 2];
   for (int t = 0; t < TOKENS; ++t) {

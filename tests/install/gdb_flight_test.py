@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gdb with tools/gdb/moeccl.py says of a program that hangs which operation runs on which rank: in the process and in its core,
-with a library that is stripped of everything. gdb_flight_test.py LIBRARY"""
+"""gdb with tools/gdb/moeccl.py reports which operation runs on which rank of a program that hangs, in the process and in its core,
+with a fully stripped library. Usage: gdb_flight_test.py LIBRARY"""
 import os
 import shutil
 import subprocess

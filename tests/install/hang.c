@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For gdb_flight_test.py: two ranks that are threads. Both sum twice; then rank 0 sums once more, and rank 1 does not.
- */
+/* For gdb_flight_test.py: two thread ranks. Both sum twice; then rank 0 sums once more, and rank 1 does not. */
 #include <moeccl/moeccl.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A user's program in C11, built from nothing but the installed headers, library and pkg-config file. */
+/* A user's program in C11, built from only the installed headers, library and pkg-config file. */
 #include <moeccl/moeccl.h>
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a job, by the environment variables of torchrun and without torch: dispatch and combine of a small layer."""
+"""One rank of a job, described by torchrun's environment variables but without torch: dispatch and combine of a small layer."""
 import array
 
 import moeccl

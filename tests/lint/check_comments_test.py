@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comment check finds what it is there for, and nothing else."""
+"""The comment check finds what it should, and nothing else."""
 import os
 import subprocess
 import sys

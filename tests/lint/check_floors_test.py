@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The floor check finds what it is there for: each rule is broken once in a small tree of its own."""
+"""The floor check finds what it should: each test breaks one rule in a small tree."""
 import os
 import subprocess
 import sys

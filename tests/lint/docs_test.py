@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/check-docs finds what it is there for: each rule is broken once in a small tree of its own."""
+"""tools/check-docs finds what it should: each test breaks one rule in a small tree."""
 import os
 import subprocess
 import sys
@@ -22,7 +22,7 @@ TREE = {
 
 
 def run(extra):
-    """(findings, pages) after --fix wrote the pages and a second run looked at them."""
+    """Returns the run before --fix, the run after it, and the pages that --fix wrote."""
     with tempfile.TemporaryDirectory() as root:
         for name, text in {**TREE, **extra}.items():
             path = os.path.join(root, name)

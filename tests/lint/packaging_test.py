@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of packaging/ fit the tree: versions, Meson's options, packages and their files; and a release has a date."""
+"""The recipes of packaging/ fit the tree: versions, Meson options, packages and their files. A release has a date."""
 import ast
 import os
 import re
@@ -7,7 +7,7 @@ import subprocess
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-# Meson's own options that recipes give.
+# Meson's built-in options that the recipes set.
 BUILTIN = {"buildtype", "optimization", "b_ndebug"}
 
 
@@ -17,13 +17,13 @@ def read(name):
 
 
 def unknown_options(recipe):
-    """Options that a recipe gives to Meson and meson_options.txt does not have."""
+    """Returns the options that a recipe gives to Meson and that meson_options.txt does not have."""
     known = set(re.findall(r"^option\('(\w+)'", read("meson_options.txt"), flags=re.M)) | BUILTIN
     return sorted(set(re.findall(r"-D(\w+)=", recipe)) - known)
 
 
 def wrong_releases(changelog):
-    """Headings of versions that have neither a date nor, the first alone, `unreleased`."""
+    """Returns the headings of versions that have neither a date nor, in the first heading only, `unreleased`."""
     headings = re.findall(r"^## (.*)", changelog, flags=re.M)
     return [h for i, h in enumerate(headings)
             if not re.fullmatch(r"\d+\.\d+\.\d+ \(" + (r"(unreleased|\d{4}-\d\d-\d\d)" if i == 0 else r"\d{4}-\d\d-\d\d") + r"\)", h)]

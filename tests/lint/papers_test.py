@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf/papers' rules, and what it refuses: rows without a reason, and rows that held before."""
+"""The rules of perf/papers, what it refuses (rows that differ without a reason), and how new rows replace old ones."""
 import os
 import sys
 import unittest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scripts that count tests and draw the demo, on small inputs."""
+"""Runs the scripts that count tests and draw the demo on small inputs."""
 import copy
 import json
 import os
