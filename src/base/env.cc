@@ -58,7 +58,7 @@ bool bytes(std::string_view text, Env* e) {
   return true;
 }
 
-// Accepts a string that its user interprets later; rejects only what no user could accept.
+// Accepts a string that the code which uses it interprets later; rejects only what no such code could accept.
 template <std::string Env::*kField, size_t kMost = 4096>
 bool words(std::string_view text, Env* e) {
   const auto bad = [](char c) { return static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n'; };
