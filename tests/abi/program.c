@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes every call that takes a struct with a size, on two thread ranks. It is compiled against the headers of one version
- * and run with the library of another. ABI_GROWN: the headers have one more field in each of these structs; the argument
- * "unknown" says that the library does not know that field. */
+/* Makes every call that takes a struct with a size, on two thread ranks. It is compiled against the headers of one
+ * version and run with the library of another. ABI_GROWN: the headers have one more field in each of these structs; the
+ * argument "unknown" says that the library does not know that field. */
 #include <moeccl/moeccl.h>
 #include <pthread.h>
 #include <stdio.h>
