@@ -2,7 +2,7 @@
 """torch.distributed's backend "moeccl".
 
     import torch.distributed as dist
-    import moeccl.distributed              # not needed if moeccl is installed and torch is 2.14 or newer
+    import moeccl.distributed              # not needed if moeccl is installed and torch is 2.15 or newer
     dist.init_process_group("moeccl")      # under torchrun
 
 The group handles CPU tensors, and CUDA tensors if torch has CUDA. `moeccl.distributed.Options(...)` are its pg_options.
