@@ -138,7 +138,7 @@ Result<std::string> function_needs() {
       const char* name = "?";
       int shared = 0, bytes = 0, registers = 0, blocks = 0;
       MOECCL_TRY(cu::check(name_of(&name, f), "a function's name"));
-      if (std::strncmp(name, "moeccl_", 7) != 0) continue;  // the emulation has kernels of its own tests
+      if (std::strncmp(name, "moeccl_", 7) != 0) continue;  // skips kernels of the emulation's own tests
       MOECCL_TRY(cu::check(attribute(&shared, kShared, f), name));
       MOECCL_TRY(cu::check(attribute(&bytes, kLocal, f), name));
       MOECCL_TRY(cu::check(attribute(&registers, kRegisters, f), name));
