@@ -45,7 +45,7 @@ TEST(Adopt, TakesANewerStructWhoseUnknownFieldsAreZeroAlone) {
   given.later[1] = 1;
   const Status refused = adopt(&given.known, "codec").status();
   EXPECT_EQ(refused.code(), moecclInvalidArgument);
-  EXPECT_NE(refused.message().find("behind the 32 bytes"), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find("beyond the 32 bytes"), std::string::npos) << refused.message();
 }
 
 TEST(Give, WritesNoMoreThanTheCallersStructHas) {
