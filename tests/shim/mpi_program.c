@@ -143,6 +143,14 @@ static void exchanges(MPI_Comm comm) {
       expect(to[at_in[r] + i] == want, "Alltoallv", at_in[r] + i);
     }
   }
+  /* One array: its own part is sent, and what comes goes behind it. */
+  for (int r = 0; r < n; ++r) counts_in[r] = 10, at_out[r] = r * 10, at_in[r] = (n + r) * 10;
+  for (int i = 0; i < 2 * n * 10; ++i) to[i] = i < n * 10 ? rank * 10000 + i : -1;
+  MPI_Alltoallv(to, counts_in, at_out, MPI_INT, to, counts_in, at_in, MPI_INT, comm);
+  for (int i = 0; i < 2 * n * 10; ++i) {
+    const int want = i < n * 10 ? rank * 10000 + i : (i / 10 - n) * 10000 + rank * 10 + i % 10;
+    expect(to[i] == want, "Alltoallv within one array", i);
+  }
   /* In place: the data to r and the data from r have the same length. */
   for (int r = 0; r < n; ++r) counts_in[r] = rank + r + 1, at_in[r] = r * 60;
   for (int i = 0; i < n * 60; ++i) to[i] = rank * 10000 + i;
