@@ -229,8 +229,23 @@ static void handles_again(void) {
   }
 }
 
+/* MPI_Finalize calls this while it deletes the attributes of MPI_COMM_SELF. All of MPI still works then. */
+static int at_the_end(MPI_Comm self, int key, void* value_of_it, void* extra) {
+  (void)self, (void)key, (void)value_of_it, (void)extra;
+  for (int call = 0; call < 12; ++call) {
+    int one = 1, sum = 0;
+    MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    expect(sum == n, "Allreduce in MPI_Finalize", call);
+  }
+  if (bad == 0) printf("rank %d of %d: all right\n", rank, n);
+  return MPI_SUCCESS;
+}
+
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
+  int at_the_end_key = MPI_KEYVAL_INVALID;
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, at_the_end, &at_the_end_key, NULL);
+  MPI_Comm_set_attr(MPI_COMM_SELF, at_the_end_key, NULL);
   everything(MPI_COMM_WORLD);
   MPI_Comm copy, part;
   MPI_Comm_dup(MPI_COMM_WORLD, &copy);
@@ -243,7 +258,6 @@ int main(int argc, char** argv) {
   handles_again();
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &n);
-  if (bad == 0) printf("rank %d of %d: all right\n", rank, n);
-  MPI_Finalize();
+  MPI_Finalize(); /* says "all right" */
   return bad != 0;
 }
