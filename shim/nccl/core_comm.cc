@@ -106,7 +106,7 @@ ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
   }
   {
     const std::lock_guard lock(comm->mutex);
-    if (comm->state.load() == ncclInProgress) {  // still being made in the background, and freed there
+    if (comm->state.load() == ncclInProgress) {  // still being made, and freed by the thread that does so
       comm->abandoned = true;
       return ncclSuccess;
     }

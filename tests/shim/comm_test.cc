@@ -220,6 +220,27 @@ TEST(ShimComm, AbortEndsACallOfAnotherThread) {
   });
 }
 
+// A watchdog sees the communicator as soon as NCCL has written it to the program's variable.
+TEST(ShimComm, AnAbortWhileAnotherThreadMakesTheCommunicator) {
+  in_processes(1, [](int) {
+    ncclUniqueId id;
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    static ncclComm_t comm = nullptr;
+    const std::atomic_ref<ncclComm_t> seen(comm);
+    std::thread maker([&] { EXPECT_EQ(ncclCommInitRank(&comm, 2, id, 0), ncclInvalidUsage); });
+    while (seen.load() == nullptr) usleep(1000);
+    ncclResult_t state = ncclSuccess;
+    EXPECT_NCCL(ncclCommGetAsyncError(seen.load(), &state));
+    EXPECT_EQ(state, ncclInProgress);
+    EXPECT_NCCL(ncclCommAbort(seen.load()));
+    ncclComm_t other = nullptr;
+    EXPECT_NCCL(ncclCommInitRank(&other, 2, id, 1));  // the first init ends when all have come
+    maker.join();
+    EXPECT_EQ(comm, nullptr);
+    EXPECT_NCCL(ncclCommAbort(other));
+  });
+}
+
 TEST(ShimComm, ScalarsAreReadWhenTheirResidenceSays) {
   Board* board = new_board();
   in_processes(2, [&](int rank) {
