@@ -162,13 +162,15 @@ ncclResult_t issue_all(const std::vector<Ready>& ready, ncclSimInfo_t* simulate,
   const ncclResult_t agreed = check_selections(ready);
   if (agreed != ncclSuccess) return first(result, agreed);
   result = first(result, from_moeccl(moecclGroupStart()));
-  ncclResult_t refused = ncclSuccess;
   for (const Ready& r : ready) {
-    if (r.target.real == nullptr) refused = first(refused, issue_ours(*r.call, *r.target.ours));
+    if (r.target.real != nullptr) continue;
+    const ncclResult_t refused = issue_ours(*r.call, *r.target.ours);
+    if (refused == ncclSuccess) continue;
+    // Nothing is issued once a call was refused, by MoECCL or before it got there.
+    (void)moecclGroupCancel();
+    return first(result, refused);
   }
-  // MoECCL's group issues nothing once a call was refused, and the refusal is the better message.
-  const moecclResult_t ended = moecclGroupEnd();
-  return first(result, refused != ncclSuccess ? refused : from_moeccl(ended));
+  return first(result, from_moeccl(moecclGroupEnd()));
 }
 
 ncclResult_t run_all(const std::vector<std::function<ncclResult_t()>>& puts,

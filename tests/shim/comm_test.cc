@@ -310,6 +310,15 @@ TEST(ShimComm, MistakesAreNamed) {
     EXPECT_NCCL(ncclAllReduce(x, x, 2, ncclFloat32, ncclSum, comm, nullptr));
     EXPECT_EQ(ncclAllReduce(x, x, 2, ncclFloat32, ncclSum, nullptr, nullptr), ncclInvalidArgument);
     EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
+    ncclRedOp_t gone = ncclSum;
+    ASSERT_NCCL(ncclRedOpCreatePreMulSum(&gone, x, ncclFloat32, ncclScalarHostImmediate, comm));
+    EXPECT_NCCL(ncclRedOpDestroy(gone, comm));
+    float before = 1, after = 7;
+    ASSERT_NCCL(ncclGroupStart());
+    EXPECT_NCCL(ncclAllReduce(&before, &after, 1, ncclFloat32, ncclSum, comm, nullptr));
+    (void)ncclAllReduce(x, x, 2, ncclFloat32, gone, comm, nullptr);
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
+    EXPECT_EQ(after, 7);
     ncclTeam_t world = ncclTeamWorld(comm);
     EXPECT_EQ(world.nRanks, 2);
     EXPECT_EQ(world.rank, rank);
