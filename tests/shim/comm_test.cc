@@ -2,6 +2,7 @@
 // Communicators of an NCCL program under the shim: all ways to create them, loss of ranks, operators, errors.
 #include <signal.h>
 
+#include <chrono>
 #include <cstring>
 #include <string>
 
@@ -34,6 +35,18 @@ TEST(ShimComm, OneThreadMakesAllRanksInAGroup) {
     EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
     EXPECT_EQ(comms[0], nullptr) << "the group failed as a whole";
 
+    // Nor does it wait for a rank whose config is wrong.
+    ncclConfig_t wrong = config;
+    wrong.blocking = 2;
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    const auto begin = std::chrono::steady_clock::now();
+    ASSERT_NCCL(ncclGroupStart());
+    for (int r = 0; r < 2; ++r) ASSERT_NCCL(ncclCommInitRankConfig(&comms[r], 3, id, r, &config));
+    EXPECT_EQ(ncclCommInitRankConfig(&comms[2], 3, id, 2, &wrong), ncclInvalidArgument);
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+    EXPECT_EQ(comms[0], nullptr);
+
     ASSERT_NCCL(ncclGetUniqueId(&id));
     ASSERT_NCCL(ncclGroupStart());
     for (int r = 0; r < 3; ++r) ASSERT_NCCL(ncclCommInitRankConfig(&comms[r], 3, id, r, &config));
@@ -46,6 +59,10 @@ TEST(ShimComm, OneThreadMakesAllRanksInAGroup) {
     }
     ASSERT_NCCL(ncclGroupEnd());
     EXPECT_EQ(parts[1], nullptr);
+    ncclComm_t none = nullptr;
+    ASSERT_NCCL(ncclGroupStart());
+    EXPECT_EQ(ncclCommSplit(comms[0], -7, 0, &none, nullptr), ncclInvalidArgument);
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
     int rank = -1;
     EXPECT_NCCL(ncclCommUserRank(parts[2], &rank));
     EXPECT_EQ(rank, 0) << "ordered by key";
