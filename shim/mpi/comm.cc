@@ -26,6 +26,9 @@ State& state() {
 
 // Counts what was released, so that a thread notices when the communicator that it remembers may be gone.
 std::atomic<uint64_t> n_released{0};
+// Set by release_all(). What the attributes name is gone then, but while MPI_Finalize deletes the attributes of
+// MPI_COMM_SELF, the program's own functions for that may call MPI on any communicator.
+std::atomic<bool> leaving{false};
 
 void release(Served* served) {
   {
@@ -43,6 +46,7 @@ int on_delete(MPI_Comm, int, void* value, void*) {
 }
 
 bool running() {
+  if (leaving.load(std::memory_order_acquire)) return false;  // released in release_all()
   int started = 0, ended = 0;
   PMPI_Initialized(&started);
   PMPI_Finalized(&ended);
@@ -191,6 +195,7 @@ void call_succeeded() {
 }
 
 void release_all() {
+  leaving.store(true, std::memory_order_release);  // acquired in running()
   std::set<Served*> all;
   {
     const std::lock_guard lock(state().mutex);

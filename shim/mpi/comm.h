@@ -23,7 +23,7 @@ const Served* served_by_moeccl(MPI_Comm comm);
 // Called around every function of the shim. A communicator is taken over once MPI has served some calls on it.
 void call_begins();
 void call_succeeded();
-// Frees everything, before MPI_Finalize.
+// Frees everything, before MPI_Finalize. From then on MPI serves all communicators.
 void release_all();
 
 // Prints MoECCL's message and calls the communicator's error handler; returns MPI_ERR_OTHER.

@@ -5,6 +5,7 @@
 // The other collectives may describe matching data by different types on different ranks (a column here, a row there),
 // so they always run on bytes: contiguous types in place, others packed.
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -201,27 +202,35 @@ int Alltoall(const void* send, int send_count, MPI_Datatype send_type, void* rec
 // One side of an Alltoallv in bytes. Packed sides are dense, in the order of the ranks.
 struct Side {
   size_t *bytes, *displs;
+  size_t end = 0;  // of the last byte, from `data` on
   Scratch packed;
   char* data = nullptr;
+  int n;
 
   // `layout`: room for 2 n numbers, the bytes and displs.
-  Side(const void* base, const int* counts, const int* displs_in, MPI_Datatype type, int n, bool always_pack,
+  Side(const void* base, const int* counts, const int* displs_in, MPI_Datatype type, int n_ranks, bool always_pack,
        size_t* layout)
-      : bytes(layout), displs(layout + n) {
+      : bytes(layout), displs(layout + n_ranks), data(static_cast<char*>(const_cast<void*>(base))), n(n_ranks) {
     const auto [element_bytes, dense] = shape_of(type);
-    const bool in_memory = dense && !always_pack;
-    size_t total = 0;
     for (int r = 0; r < n; ++r) {
       bytes[r] = element_bytes * static_cast<size_t>(counts[r]);
-      displs[r] = in_memory ? element_bytes * static_cast<size_t>(displs_in[r]) : total;
-      total += bytes[r];
+      displs[r] = element_bytes * static_cast<size_t>(displs_in[r]);
+      if (bytes[r] > 0) end = std::max(end, displs[r] + bytes[r]);
     }
-    if (in_memory) {
-      data = static_cast<char*>(const_cast<void*>(base));
-    } else {
-      packed = scratch(total);
-      data = packed.get();
+    if (!dense || always_pack) make_packed();
+  }
+  void make_packed() {
+    end = 0;
+    for (int r = 0; r < n; ++r) {
+      displs[r] = end;
+      end += bytes[r];
     }
+    packed = scratch(end);
+    data = packed.get();
+  }
+  bool meets(const Side& other) const {
+    const auto at = reinterpret_cast<uintptr_t>(data), there = reinterpret_cast<uintptr_t>(other.data);
+    return at < there + other.end && there < at + end;
   }
 };
 
@@ -247,6 +256,8 @@ int Alltoallv(const void* send, const int* send_counts, const int* send_displs, 
   layout.resize(4 * static_cast<size_t>(n));
   Side out(send, send_counts, send_displs, send_type, n, in_place || any_negative(send_displs), layout.data());
   Side in(recv, recv_counts, recv_displs, recv_type, n, any_negative(recv_displs), layout.data() + 2 * n);
+  // In MPI, blocks to send and to receive may lie between one another in one array. In MoECCL they may not.
+  if (out.meets(in)) out.make_packed();
   for (size_t r = 0; r < static_cast<size_t>(n) && out.packed != nullptr; ++r) {
     if (!pack(element(send, send_type, send_displs[r]), send_counts[r], send_type, out.data + out.displs[r], comm)) {
       return no_pack("Alltoallv", comm);

@@ -80,11 +80,12 @@ ncclResult_t resolve(const char* function, ncclComm_t handle, Target* target, Ne
     target->real = handle;  // made by the real library, under its own id
     return ncclSuccess;
   }
-  if (held->real != nullptr) {
+  const ncclResult_t state = held->state.load(std::memory_order_acquire);  // released by the thread that made it
+  // Until then only that thread touches `real` and `ours`.
+  if (state != ncclInProgress && held->real != nullptr) {
     target->real = held->real;
     return ncclSuccess;
   }
-  const ncclResult_t state = held->state.load(std::memory_order_acquire);  // released by the thread that made it
   if (need != Need::kAny && state != ncclSuccess) {
     return fail(ncclInvalidArgument,
                 std::string(function) + (state == ncclInProgress

@@ -28,7 +28,7 @@ struct Comm {
   std::string name;
   std::array<unsigned char, 16> seed{};  // the same random bytes on all ranks, which keep them secret
 
-  // ncclInProgress while it is being made in the background, then the result.
+  // ncclInProgress while it is being made, then the result.
   std::atomic<ncclResult_t> state{ncclSuccess};
   std::atomic<int> children{0};  // communicators that are being made from this one in the background
   std::atomic<bool> revoked{false};

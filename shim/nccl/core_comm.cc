@@ -36,15 +36,15 @@ CommPtr new_comm(const InitConfig& config, int device) {
 
 ncclResult_t init_rank(const char* function, ncclComm_t* out, int n_ranks, const ncclUniqueId& id, int rank,
                        const ncclConfig_t* given, int device) {
-  if (out == nullptr) return null_out(function, "comm");
+  if (out == nullptr) return fail_group(null_out(function, "comm"));
   *out = nullptr;
   if (n_ranks < 1 || rank < 0 || rank >= n_ranks) {
-    return fail(ncclInvalidArgument, std::string(function) + ": rank " + std::to_string(rank) + " of " +
-                                         std::to_string(n_ranks) + ": give 0 <= rank < nranks");
+    return fail_group(fail(ncclInvalidArgument, std::string(function) + ": rank " + std::to_string(rank) + " of " +
+                                                    std::to_string(n_ranks) + ": give 0 <= rank < nranks"));
   }
   InitConfig config;
   const ncclResult_t result = InitConfig::from(function, given, &config);
-  if (result != ncclSuccess) return result;
+  if (result != ncclSuccess) return fail_group(result);
   return start({new_comm(config, device), out, [=](Comm& comm) { return join(comm, n_ranks, id, rank, config); }});
 }
 
@@ -106,7 +106,7 @@ ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
   }
   {
     const std::lock_guard lock(comm->mutex);
-    if (comm->state.load() == ncclInProgress) {  // still being made in the background, and freed there
+    if (comm->state.load() == ncclInProgress) {  // still being made, and freed by the thread that does so
       comm->abandoned = true;
       return ncclSuccess;
     }
@@ -193,21 +193,21 @@ ncclResult_t CommRevoke(ncclComm_t comm, int flags) {
 }
 
 ncclResult_t CommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out, ncclConfig_t* given) {
-  if (out == nullptr) return null_out("ncclCommSplit", "newcomm");
+  if (out == nullptr) return fail_group(null_out("ncclCommSplit", "newcomm"));
   Target target;
   ncclResult_t result = resolve("ncclCommSplit", comm, &target);
-  if (result != ncclSuccess) return result;
+  if (result != ncclSuccess) return fail_group(result);
   if (target.real != nullptr) {
     return forward_in_group([&] { return MOECCL_FORWARD(CommSplit, target.real, color, key, out, given); });
   }
   *out = nullptr;
   if (color < NCCL_SPLIT_NOCOLOR) {
-    return fail(ncclInvalidArgument, "ncclCommSplit: color is " + std::to_string(color) +
-                                         ": give 0 or more, or NCCL_SPLIT_NOCOLOR to join none");
+    return fail_group(fail(ncclInvalidArgument, "ncclCommSplit: color is " + std::to_string(color) +
+                                                    ": give 0 or more, or NCCL_SPLIT_NOCOLOR to join none"));
   }
   InitConfig config;
   result = InitConfig::from("ncclCommSplit", given, &config);
-  if (result != ncclSuccess) return result;
+  if (result != ncclSuccess) return fail_group(result);
   CommPtr made = new_comm(config, target.ours->device);
   if (!config.set) made->blocking = target.ours->blocking;
   made->name = config.name;
@@ -221,24 +221,24 @@ ncclResult_t CommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out, ncc
 
 ncclResult_t CommShrink(ncclComm_t comm, int* excluded, int n_excluded, ncclComm_t* out, ncclConfig_t* given,
                         int flags) {
-  if (out == nullptr) return null_out("ncclCommShrink", "newcomm");
+  if (out == nullptr) return fail_group(null_out("ncclCommShrink", "newcomm"));
   Target target;
   ncclResult_t result = resolve("ncclCommShrink", comm, &target);
-  if (result != ncclSuccess) return result;
+  if (result != ncclSuccess) return fail_group(result);
   if (target.real != nullptr) {
     return forward_in_group(
         [&] { return MOECCL_FORWARD(CommShrink, target.real, excluded, n_excluded, out, given, flags); });
   }
   *out = nullptr;
   if (excluded == nullptr || n_excluded < 1) {
-    return fail(ncclInvalidArgument, "ncclCommShrink: give at least one rank to exclude");
+    return fail_group(fail(ncclInvalidArgument, "ncclCommShrink: give at least one rank to exclude"));
   }
   if (flags != NCCL_SHRINK_DEFAULT && flags != NCCL_SHRINK_ABORT) {
-    return fail(ncclInvalidArgument, "ncclCommShrink: give NCCL_SHRINK_DEFAULT or NCCL_SHRINK_ABORT");
+    return fail_group(fail(ncclInvalidArgument, "ncclCommShrink: give NCCL_SHRINK_DEFAULT or NCCL_SHRINK_ABORT"));
   }
   InitConfig config;
   result = InitConfig::from("ncclCommShrink", given, &config);
-  if (result != ncclSuccess) return result;
+  if (result != ncclSuccess) return fail_group(result);
   const std::vector<int> list(excluded, excluded + n_excluded);
   CommPtr made = new_comm(config, target.ours->device);
   if (!config.set) made->blocking = target.ours->blocking;
@@ -264,27 +264,28 @@ ncclResult_t CommGetUniqueId(ncclComm_t comm, ncclUniqueId* id) {
 
 ncclResult_t CommGrow(ncclComm_t comm, int n_ranks, const ncclUniqueId* id, int rank, ncclComm_t* out,
                       ncclConfig_t* given) {
-  if (out == nullptr) return null_out("ncclCommGrow", "newcomm");
+  if (out == nullptr) return fail_group(null_out("ncclCommGrow", "newcomm"));
   if (comm == nullptr) {
-    if (id == nullptr) return null_out("ncclCommGrow", "uniqueId (of a new rank)");
+    if (id == nullptr) return fail_group(null_out("ncclCommGrow", "uniqueId (of a new rank)"));
     if (is_moeccl_id(*id)) return init_rank("ncclCommGrow", out, n_ranks, *id, rank, given, device::current());
     return forward_in_group([&] { return MOECCL_FORWARD(CommGrow, comm, n_ranks, id, rank, out, given); });
   }
   Target target;
   ncclResult_t result = resolve("ncclCommGrow", comm, &target);
-  if (result != ncclSuccess) return result;
+  if (result != ncclSuccess) return fail_group(result);
   if (target.real != nullptr) {
     return forward_in_group([&] { return MOECCL_FORWARD(CommGrow, target.real, n_ranks, id, rank, out, given); });
   }
   *out = nullptr;
   if (n_ranks <= target.ours->n_ranks || rank != -1) {
-    return fail(ncclInvalidArgument, "ncclCommGrow: nRanks is " + std::to_string(n_ranks) + " and rank " +
-                                         std::to_string(rank) + ": give more than " +
-                                         std::to_string(target.ours->n_ranks) + ", and -1 on ranks of the old one");
+    return fail_group(fail(ncclInvalidArgument, "ncclCommGrow: nRanks is " + std::to_string(n_ranks) + " and rank " +
+                                                    std::to_string(rank) + ": give more than " +
+                                                    std::to_string(target.ours->n_ranks) +
+                                                    ", and -1 on ranks of the old one"));
   }
   InitConfig config;
   result = InitConfig::from("ncclCommGrow", given, &config);
-  if (result != ncclSuccess) return result;
+  if (result != ncclSuccess) return fail_group(result);
   CommPtr made = new_comm(config, target.ours->device);
   if (!config.set) made->blocking = target.ours->blocking;
   std::optional<moecclUniqueId> mine;

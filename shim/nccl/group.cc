@@ -49,15 +49,22 @@ ncclResult_t make(const Job& job) {
 
 // Runs one job to its end and gives the program's variable its final value.
 ncclResult_t run(const Job& job) {
-  const ncclResult_t result = make(job);
-  const bool joined = job.comm->ours != nullptr || job.comm->real != nullptr;
+  Comm& comm = *job.comm;
+  ncclResult_t result = make(job);
+  const std::lock_guard lock(comm.mutex);
+  if (result == ncclSuccess && comm.abandoned) {
+    (void)free_comm(comm);
+    result = fail(ncclInvalidUsage, "the communicator was aborted while it was being made");
+  }
+  // The message stays that of the failure.
+  if (result != ncclSuccess && comm.ours != nullptr) (void)moecclCommDestroy(std::exchange(comm.ours, nullptr));
+  const bool joined = comm.ours != nullptr || comm.real != nullptr;
   if (result != ncclSuccess || !joined) refuse(job);
-  job.comm->state.store(result, std::memory_order_release);  // acquired in resolve()
+  comm.state.store(result, std::memory_order_release);  // acquired in resolve()
   return result;
 }
 
 void run_in_background(const Job& job) {
-  job.comm->state.store(ncclInProgress, std::memory_order_relaxed);
   // Nothing else may run on the parent meanwhile, because its ranks would not agree on the order.
   if (job.parent != nullptr) (*job.parent)->children.fetch_add(1, std::memory_order_relaxed);
   const auto ended = [job] {
@@ -155,13 +162,15 @@ ncclResult_t issue_all(const std::vector<Ready>& ready, ncclSimInfo_t* simulate,
   const ncclResult_t agreed = check_selections(ready);
   if (agreed != ncclSuccess) return first(result, agreed);
   result = first(result, from_moeccl(moecclGroupStart()));
-  ncclResult_t refused = ncclSuccess;
   for (const Ready& r : ready) {
-    if (r.target.real == nullptr) refused = first(refused, issue_ours(*r.call, *r.target.ours));
+    if (r.target.real != nullptr) continue;
+    const ncclResult_t refused = issue_ours(*r.call, *r.target.ours);
+    if (refused == ncclSuccess) continue;
+    // Nothing is issued once a call was refused, by MoECCL or before it got there.
+    (void)moecclGroupCancel();
+    return first(result, refused);
   }
-  // MoECCL's group issues nothing once a call was refused, and the refusal is the better message.
-  const moecclResult_t ended = moecclGroupEnd();
-  return first(result, refused != ncclSuccess ? refused : from_moeccl(ended));
+  return first(result, from_moeccl(moecclGroupEnd()));
 }
 
 ncclResult_t run_all(const std::vector<std::function<ncclResult_t()>>& puts,
@@ -193,9 +202,10 @@ ncclResult_t submit(Call call, const ncclCollConfig_t* config) {
 }
 
 ncclResult_t start(Job job) {
+  // Before other threads can see it: they may abort it while it is being made.
+  job.comm->state.store(ncclInProgress, std::memory_order_relaxed);
   *job.out = job.joins ? publish(job.comm) : nullptr;
   if (group.depth > 0) {
-    job.comm->state.store(ncclInProgress, std::memory_order_relaxed);
     group.jobs.push_back(std::move(job));
     return ncclSuccess;
   }

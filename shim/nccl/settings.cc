@@ -56,9 +56,7 @@ Settings read() {
     if (!text.starts_with(kPrefix) || equals == std::string_view::npos) continue;
     read_one(text.substr(0, equals), *e + equals + 1, s);
   }
-  if (const char* t = std::getenv("MOECCL_INIT_TIMEOUT_MS"); t != nullptr && std::atoi(t) > 0) {
-    s.init_timeout_ms = std::atoi(t);  // MoECCL itself reports bad values
-  }
+  // MoECCL itself reports bad values.
   if (const char* t = std::getenv("MOECCL_TIMEOUT_MS"); t != nullptr && std::atoi(t) > 0) s.timeout_ms = std::atoi(t);
   return s;
 }

@@ -22,8 +22,7 @@ struct Settings {
   std::string nccl;                 // MOECCL_SHIM_NCCL: the real library's file; empty: searched for
   bool quiet = false;               // MOECCL_SHIM_QUIET: 1 hides the notice
   int version = NCCL_VERSION_CODE;  // MOECCL_SHIM_VERSION: what ncclGetVersion says, as 2.28.9 or 22809
-  int timeout_ms = 600'000;         // MOECCL_TIMEOUT_MS, MoECCL's own, for the same
-  int init_timeout_ms = 60'000;     // MOECCL_INIT_TIMEOUT_MS, MoECCL's own, for what the shim waits for by itself
+  int timeout_ms = 600'000;         // MOECCL_TIMEOUT_MS, MoECCL's own, for puts and signals
 };
 // Reads them at the first use; values that are not understood get a line on stderr.
 const Settings& settings();

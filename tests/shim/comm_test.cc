@@ -2,6 +2,7 @@
 // Communicators of an NCCL program under the shim: all ways to create them, loss of ranks, operators, errors.
 #include <signal.h>
 
+#include <chrono>
 #include <cstring>
 #include <string>
 
@@ -34,6 +35,18 @@ TEST(ShimComm, OneThreadMakesAllRanksInAGroup) {
     EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
     EXPECT_EQ(comms[0], nullptr) << "the group failed as a whole";
 
+    // Nor does it wait for a rank whose config is wrong.
+    ncclConfig_t wrong = config;
+    wrong.blocking = 2;
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    const auto begin = std::chrono::steady_clock::now();
+    ASSERT_NCCL(ncclGroupStart());
+    for (int r = 0; r < 2; ++r) ASSERT_NCCL(ncclCommInitRankConfig(&comms[r], 3, id, r, &config));
+    EXPECT_EQ(ncclCommInitRankConfig(&comms[2], 3, id, 2, &wrong), ncclInvalidArgument);
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+    EXPECT_EQ(comms[0], nullptr);
+
     ASSERT_NCCL(ncclGetUniqueId(&id));
     ASSERT_NCCL(ncclGroupStart());
     for (int r = 0; r < 3; ++r) ASSERT_NCCL(ncclCommInitRankConfig(&comms[r], 3, id, r, &config));
@@ -46,6 +59,10 @@ TEST(ShimComm, OneThreadMakesAllRanksInAGroup) {
     }
     ASSERT_NCCL(ncclGroupEnd());
     EXPECT_EQ(parts[1], nullptr);
+    ncclComm_t none = nullptr;
+    ASSERT_NCCL(ncclGroupStart());
+    EXPECT_EQ(ncclCommSplit(comms[0], -7, 0, &none, nullptr), ncclInvalidArgument);
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
     int rank = -1;
     EXPECT_NCCL(ncclCommUserRank(parts[2], &rank));
     EXPECT_EQ(rank, 0) << "ordered by key";
@@ -220,6 +237,27 @@ TEST(ShimComm, AbortEndsACallOfAnotherThread) {
   });
 }
 
+// A watchdog sees the communicator as soon as NCCL has written it to the program's variable.
+TEST(ShimComm, AnAbortWhileAnotherThreadMakesTheCommunicator) {
+  in_processes(1, [](int) {
+    ncclUniqueId id;
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    static ncclComm_t comm = nullptr;
+    const std::atomic_ref<ncclComm_t> seen(comm);
+    std::thread maker([&] { EXPECT_EQ(ncclCommInitRank(&comm, 2, id, 0), ncclInvalidUsage); });
+    while (seen.load() == nullptr) usleep(1000);
+    ncclResult_t state = ncclSuccess;
+    EXPECT_NCCL(ncclCommGetAsyncError(seen.load(), &state));
+    EXPECT_EQ(state, ncclInProgress);
+    EXPECT_NCCL(ncclCommAbort(seen.load()));
+    ncclComm_t other = nullptr;
+    EXPECT_NCCL(ncclCommInitRank(&other, 2, id, 1));  // the first init ends when all have come
+    maker.join();
+    EXPECT_EQ(comm, nullptr);
+    EXPECT_NCCL(ncclCommAbort(other));
+  });
+}
+
 TEST(ShimComm, ScalarsAreReadWhenTheirResidenceSays) {
   Board* board = new_board();
   in_processes(2, [&](int rank) {
@@ -289,6 +327,15 @@ TEST(ShimComm, MistakesAreNamed) {
     EXPECT_NCCL(ncclAllReduce(x, x, 2, ncclFloat32, ncclSum, comm, nullptr));
     EXPECT_EQ(ncclAllReduce(x, x, 2, ncclFloat32, ncclSum, nullptr, nullptr), ncclInvalidArgument);
     EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
+    ncclRedOp_t gone = ncclSum;
+    ASSERT_NCCL(ncclRedOpCreatePreMulSum(&gone, x, ncclFloat32, ncclScalarHostImmediate, comm));
+    EXPECT_NCCL(ncclRedOpDestroy(gone, comm));
+    float before = 1, after = 7;
+    ASSERT_NCCL(ncclGroupStart());
+    EXPECT_NCCL(ncclAllReduce(&before, &after, 1, ncclFloat32, ncclSum, comm, nullptr));
+    (void)ncclAllReduce(x, x, 2, ncclFloat32, gone, comm, nullptr);
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
+    EXPECT_EQ(after, 7);
     ncclTeam_t world = ncclTeamWorld(comm);
     EXPECT_EQ(world.nRanks, 2);
     EXPECT_EQ(world.rank, rank);

@@ -143,6 +143,14 @@ static void exchanges(MPI_Comm comm) {
       expect(to[at_in[r] + i] == want, "Alltoallv", at_in[r] + i);
     }
   }
+  /* One array: its own part is sent, and what comes goes behind it. */
+  for (int r = 0; r < n; ++r) counts_in[r] = 10, at_out[r] = r * 10, at_in[r] = (n + r) * 10;
+  for (int i = 0; i < 2 * n * 10; ++i) to[i] = i < n * 10 ? rank * 10000 + i : -1;
+  MPI_Alltoallv(to, counts_in, at_out, MPI_INT, to, counts_in, at_in, MPI_INT, comm);
+  for (int i = 0; i < 2 * n * 10; ++i) {
+    const int want = i < n * 10 ? rank * 10000 + i : (i / 10 - n) * 10000 + rank * 10 + i % 10;
+    expect(to[i] == want, "Alltoallv within one array", i);
+  }
   /* In place: the data to r and the data from r have the same length. */
   for (int r = 0; r < n; ++r) counts_in[r] = rank + r + 1, at_in[r] = r * 60;
   for (int i = 0; i < n * 60; ++i) to[i] = rank * 10000 + i;
@@ -221,8 +229,23 @@ static void handles_again(void) {
   }
 }
 
+/* MPI_Finalize calls this while it deletes the attributes of MPI_COMM_SELF. All of MPI still works then. */
+static int at_the_end(MPI_Comm self, int key, void* value_of_it, void* extra) {
+  (void)self, (void)key, (void)value_of_it, (void)extra;
+  for (int call = 0; call < 12; ++call) {
+    int one = 1, sum = 0;
+    MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    expect(sum == n, "Allreduce in MPI_Finalize", call);
+  }
+  if (bad == 0) printf("rank %d of %d: all right\n", rank, n);
+  return MPI_SUCCESS;
+}
+
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
+  int at_the_end_key = MPI_KEYVAL_INVALID;
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, at_the_end, &at_the_end_key, NULL);
+  MPI_Comm_set_attr(MPI_COMM_SELF, at_the_end_key, NULL);
   everything(MPI_COMM_WORLD);
   MPI_Comm copy, part;
   MPI_Comm_dup(MPI_COMM_WORLD, &copy);
@@ -235,7 +258,6 @@ int main(int argc, char** argv) {
   handles_again();
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &n);
-  if (bad == 0) printf("rank %d of %d: all right\n", rank, n);
-  MPI_Finalize();
+  MPI_Finalize(); /* says "all right" */
   return bad != 0;
 }

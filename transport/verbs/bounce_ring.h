@@ -19,7 +19,10 @@ class BounceRing {
 
   // Returns contiguous room, or null while there is none. The same memory is returned again until it is sent.
   std::byte* take(size_t bytes);
-  // Notes that the beginning of the taken room is under way as request `number` of a lane; the rest stays taken.
+  // Returns whether no more pieces can be noted before the oldest is given back. There is no room then.
+  bool full() const { return n_ == pieces_.size(); }
+  // Notes that the beginning of the taken room is under way as request `number` of a lane; the rest stays taken. Not
+  // while the ring is full().
   void sent(size_t bytes, uint32_t lane, uint64_t number);
   // Frees what was taken and not sent.
   void drop_taken() {
@@ -51,6 +54,8 @@ class BounceRing {
     uint32_t lane = 0;
     uint64_t number = 0;
   };
+  size_t rounded(size_t end) const;
+
   std::byte* base_ = nullptr;
   size_t bytes_ = 0;
   size_t head_ = 0, tail_ = 0;  // offsets: [tail_, head_) is under way, perhaps around the end

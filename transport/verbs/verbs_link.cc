@@ -62,11 +62,13 @@ std::byte* VerbsLink::room(size_t bytes) {
 std::byte* VerbsLink::take_room(size_t bytes) {
   reclaim();
   std::byte* const room = ring_.take(bytes);
-  if (room == nullptr && !down_) {
-    const BounceRing::Oldest oldest = ring_.oldest();
-    if (oldest.number != 0) ask_for(lanes_[oldest.lane], oldest.number);
-  }
+  if (room == nullptr) ask_for_room();
   return room;
+}
+
+void VerbsLink::ask_for_room() {
+  const BounceRing::Oldest oldest = ring_.oldest();
+  if (oldest.number != 0 && !down_) ask_for(lanes_[oldest.lane], oldest.number);
 }
 
 bool VerbsLink::taken(uint64_t count) const {
@@ -165,6 +167,11 @@ size_t VerbsLink::post_piece(OpenPut& p, Lane& lane, size_t wanted) {
   const QueuePair::Target to = place(p.offset + p.posted, lane, &n);
   switch (p.from) {
     case OpenPut::From::kRoom:
+      reclaim();
+      if (ring_.full()) {
+        ask_for_room();
+        return 0;
+      }
       lane.pair->write(to, from, s_.rings->lkey(lane.rail), static_cast<uint32_t>(n), false);
       ring_.sent(n, index_of(lane), lane.pair->posted());
       return n;

@@ -122,6 +122,7 @@ class VerbsLink final : public OrderedLink, private Rooms, private PostedPuts, p
   bool reached(const Marks& marks) const;
   void reclaim();
   std::byte* take_room(size_t bytes);  // of the ring; null while it is full: then a completion is asked for
+  void ask_for_room();
   void ask_for(Lane& lane, uint64_t number);
   void flush();  // posts what the lanes have collected
   void abandon_puts();

@@ -163,6 +163,40 @@ TEST(VerbsRing, GivesEachByteToOneAndInOrder) {
   EXPECT_EQ(ring.take(1025), nullptr);
 }
 
+// A put over several queue pairs sends its room in pieces of any size, so the room that comes back may end anywhere.
+TEST(VerbsRing, RoomsThatAreSentInPiecesStayApart) {
+  std::vector<std::byte> memory(1024);
+  BounceRing ring(memory.data(), memory.size(), 64);
+  const auto send = [&](size_t bytes, size_t first) {
+    std::byte* const room = ring.take(bytes);
+    ASSERT_NE(room, nullptr);
+    ring.sent(first, 0, 1);
+    if (first < bytes) ring.sent(bytes - first, 1, 2);
+  };
+  send(512, 100);
+  send(512, 512);
+  ring.give_back([](uint32_t lane, uint64_t) { return lane == 0; });  // bytes 0 to 100
+  std::byte* const room = ring.take(90);
+  if (room != nullptr) ring.sent(90, 0, 3);
+  std::byte* const next = ring.take(200);
+  EXPECT_EQ(next, nullptr) << "at " << next - memory.data() << ", which is under way";
+}
+
+// Where one queue pair is held up, others go on, and what they have sent comes back only after it.
+TEST(VerbsRing, HoldsNoMorePiecesThanItHasPlacesFor) {
+  std::vector<std::byte> memory(4096);
+  BounceRing ring(memory.data(), memory.size(), 4);
+  for (uint64_t i = 1; i <= 4; ++i) {
+    ASSERT_NE(ring.take(64), nullptr);
+    ring.sent(64, i == 1 ? 0 : 1, i);
+  }
+  ring.give_back([](uint32_t lane, uint64_t) { return lane == 1; });
+  EXPECT_EQ(ring.take(64), nullptr);
+  EXPECT_EQ(ring.oldest().number, 1u);
+  ring.give_back([](uint32_t, uint64_t) { return true; });
+  EXPECT_NE(ring.take(64), nullptr);
+}
+
 // Every test leaves the fake's machine as it found it: no registration, no queue pair.
 class Verbs : public ::testing::Test {
  protected:
