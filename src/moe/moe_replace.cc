@@ -183,6 +183,8 @@ bool MoeReplacement::skips(const Status& own) {
 }
 
 Status MoeReplacement::begin_at_home(MoeRouting& routing) {
+  // No exchange has ended what the last step still has on a stream, which may read the lists that are now made again.
+  if (residents_ != algo::Residents::kNone) layer_.host().wait_idle();
   number_ = layer_.host().next_number();
   routing_version_ = routing.version_;
   const uint64_t n_tokens = tokens_of_[layer_.host().rank()];

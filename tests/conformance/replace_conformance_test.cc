@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
+#include <thread>
 
 #include "moeccl/moeccl.h"
 #include "tests/support/ranks.h"
@@ -343,6 +345,73 @@ TEST(ReplaceGain, WhatDoesNotPayIsSkippedAndComesOutTheSame) {
         }
       },
       options);
+}
+
+// Rank 1 comes late to the combine of a skipped step, which is then still on rank 0's stream when the next step begins
+// with another routing.
+TEST(ReplaceGain, ASkippedStepWaitsForTheListsOfTheLast) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    constexpr size_t kTokens = 64, kWidth = 8;
+    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+    config.hidden_bytes = kWidth * sizeof(float);
+    config.type = moecclFloat32;
+    config.top_k = 1;
+    config.n_experts = 2;
+    config.max_tokens = kTokens;
+    config.layout = moecclLayoutRows;
+    moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
+    replace.sample_tokens = 4;
+    replace.residual = 2;
+    replace.min_gain = 0.99;
+    moecclMoe_t moe = nullptr;
+    moecclReplacement_t replacement = nullptr;
+    moecclStream_t stream = nullptr;
+    COMM_OK(moecclMoeCreate(&moe, comm, &config));
+    COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+    COMM_OK(moecclStreamCreate(&stream));
+    std::vector<int32_t> both(kTokens), one(4, 0);
+    for (size_t i = 0; i < both.size(); ++i) both[i] = static_cast<int32_t>(i % 2);
+    moecclRouting_t first = nullptr, second = nullptr;
+    COMM_OK(moecclRoutingCreate(&first, moe, both.data(), nullptr, both.size()));
+    COMM_OK(moecclRoutingCreate(&second, moe, one.data(), nullptr, one.size()));
+    moecclRoutingInfo_t info{};
+    info.size = sizeof(info);
+    COMM_OK(moecclRoutingGetInfo(first, &info));
+    std::vector<float> x(kTokens * kWidth), rows((info.n_rows + 1) * kWidth), out(x.size());
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(1000 * rank) + static_cast<float>(i);
+    // The experts return what they get, so a token comes back twice: from its expert and as its residual.
+    const auto fill = [&](std::vector<float>& in) {
+      COMM_OK(moecclDispatch(first, x.data(), rows.data(), nullptr));
+      size_t n_rows = 0;
+      COMM_OK(moecclReplaceRows(replacement, &n_rows));
+      in.assign((n_rows + 1) * kWidth, -7);
+      std::copy_n(rows.begin(), info.n_rows * kWidth, in.begin());
+      COMM_OK(moecclReplaceResidual(replacement, x.data(), nullptr, in.data()));
+    };
+    std::vector<float> in;
+    moecclReplaceInfo_t facts{};
+    facts.size = sizeof(facts);
+    COMM_OK(moecclReplaceBegin(replacement, first, nullptr, nullptr));
+    fill(in);
+    COMM_OK(moecclReplaceCombine(replacement, in.data(), out.data(), nullptr));
+    COMM_OK(moecclReplaceBegin(replacement, first, nullptr, nullptr));
+    COMM_OK(moecclReplaceGetInfo(replacement, &facts));
+    ASSERT_EQ(facts.skipped, 1);
+    fill(in);
+    std::fill(out.begin(), out.end(), -1.0f);
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    COMM_OK(moecclReplaceCombine(replacement, in.data(), out.data(), stream));
+    COMM_OK(moecclReplaceBegin(replacement, second, nullptr, nullptr));
+    COMM_OK(moecclReplaceGetInfo(replacement, &facts));
+    EXPECT_EQ(facts.skipped, 1);
+    COMM_OK(moecclStreamSynchronize(stream));
+    for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], 2 * x[i]) << "element " << i;
+    COMM_OK(moecclRoutingDestroy(first));
+    COMM_OK(moecclRoutingDestroy(second));
+    EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
+    EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
+    EXPECT_EQ(moecclStreamDestroy(stream), moecclSuccess);
+  });
 }
 
 TEST(ReplaceUsage, WhatCannotWorkIsRefusedOnAllRanks) {
