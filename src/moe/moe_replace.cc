@@ -174,12 +174,19 @@ Status MoeReplacement::begin_step(MoeRouting& routing, const int32_t* next, cons
 // A deterministic communicator must produce the same bits whatever the clock says, but a residual that is added at home
 // is not added where the first expert is.
 bool MoeReplacement::skips(const Status& own) {
-  const bool can =
-      own.ok() && (residents_ == algo::Residents::kNone || candidates_[routing_->chosen_]->slots.slot_rows >=
-                                                               layer_.candidates()[routing_->chosen_]->slots.slot_rows);
   if (residents_ == algo::Residents::kOfLone && layer_.host().deterministic()) return false;
-  if (!gain_.skips()) return false;
-  return can || !own.ok();
+  const bool can = fits_at_home();
+  // The other ranks begin without this one, which calls again: only then does the step count.
+  if (!own.ok() && can) return gain_.pauses();
+  return gain_.skips(can);
+}
+
+// Whatever plan the routing runs, so that a rank with a wrong routing comes to the same answer.
+bool MoeReplacement::fits_at_home() const {
+  if (residents_ == algo::Residents::kNone) return true;
+  return std::equal(
+      candidates_.begin(), candidates_.end(), layer_.candidates().begin(),
+      [](const auto& ours, const auto& theirs) { return ours->slots.slot_rows >= theirs->slots.slot_rows; });
 }
 
 Status MoeReplacement::begin_at_home(MoeRouting& routing) {

@@ -347,6 +347,41 @@ TEST(ReplaceGain, WhatDoesNotPayIsSkippedAndComesOutTheSame) {
       options);
 }
 
+// In a skipped step, a wrong argument is one rank's own affair: it calls again and is where the others are.
+TEST(ReplaceGain, AWrongCallInASkippedStepIsRepeated) {
+  const Shape shape{"Repeats", 2, RankMode::kThreads, "", 2, 4, 8, 3, {4, 4}};
+  run_ranks(shape.n, [&](int rank, moecclComm_t comm) {
+    const Case c{moecclLayoutRows, "flat", 0, moecclReplaceSolve, 2};
+    const moecclMoeConfig_t config = layer_of(shape, c);
+    moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
+    replace.sample_tokens = shape.sample;
+    replace.use_next = c.next;
+    replace.min_gain = 0.99;
+    moecclMoe_t moe = nullptr;
+    moecclReplacement_t replacement = nullptr;
+    moecclRouting_t routing = nullptr;
+    COMM_OK(moecclMoeCreate(&moe, comm, &config));
+    COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+    const std::vector<int32_t> none(config.max_tokens * static_cast<size_t>(shape.top_k), -1);
+    COMM_OK(moecclRoutingCreate(&routing, moe, none.data(), nullptr, config.max_tokens));
+    int skipped = 0;
+    for (uint64_t step = 0; step < 16 && !::testing::Test::HasFatalFailure(); ++step) {
+      // Step 0 asks, and the next four are skipped.
+      if (rank == 1 && step == 2) {
+        EXPECT_EQ(moecclReplaceBegin(replacement, routing, nullptr, nullptr), moecclInvalidArgument);
+      }
+      const Truth truth(shape, step);
+      Step one(truth, c, rank, comm);
+      one.run(moe, replacement);
+      skipped += one.facts.skipped;
+    }
+    EXPECT_EQ(skipped, 13) << "of 16 steps: 4, 8 and the first of 16";
+    COMM_OK(moecclRoutingDestroy(routing));
+    EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
+    EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
+  });
+}
+
 // Rank 1 comes late to the combine of a skipped step, which is then still on rank 0's stream when the next step begins
 // with another routing.
 TEST(ReplaceGain, ASkippedStepWaitsForTheListsOfTheLast) {
