@@ -215,7 +215,9 @@ algo::CountRequest MoeReplacement::count_request() const {
 }
 
 size_t MoeReplacement::next_columns() const {
-  const algo::MoeAlgorithm algorithm = candidates_[routing_->chosen_]->paths.algorithm();
+  // A wrong routing, of another layer, may run a plan that this layer does not have.
+  const size_t chosen = std::min(routing_->chosen_, candidates_.size() - 1);
+  const algo::MoeAlgorithm algorithm = candidates_[chosen]->paths.algorithm();
   return algorithm.dedup() || !moe_config_.shape.expert_major ? layer_.host().n_ranks()
                                                               : moe_config_.placement.n_experts();
 }

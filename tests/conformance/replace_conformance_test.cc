@@ -488,5 +488,46 @@ TEST(ReplaceUsage, WhatCannotWorkIsRefusedOnAllRanks) {
   });
 }
 
+// The routing runs a plan that the replacement's layer, which is forced to one, does not have.
+TEST(ReplaceUsage, ARoutingOfAnotherLayerIsRefused) {
+  RankOptions options;
+  options.config.topology = "node:2(bw=0.01GB/s,lat=5us) gpu:2(bw=100GB/s,lat=1us)";
+  run_ranks(
+      4,
+      [](int, moecclComm_t comm) {
+        constexpr size_t kTokens = 16;
+        constexpr int32_t kTopK = 8;
+        moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+        config.hidden_bytes = 4096;
+        config.type = moecclFloat32;
+        config.top_k = kTopK;
+        config.n_experts = 16;
+        config.max_tokens = kTokens;
+        moecclMoe_t any = nullptr, flat = nullptr;
+        COMM_OK(moecclMoeCreate(&any, comm, &config));
+        config.algorithm = "flat";
+        COMM_OK(moecclMoeCreate(&flat, comm, &config));
+        moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
+        replace.use_next = 2;
+        moecclReplacement_t replacement = nullptr;
+        COMM_OK(moecclReplaceCreate(&replacement, flat, &replace));
+        std::vector<int32_t> index(kTokens * kTopK);
+        for (size_t i = 0; i < index.size(); ++i) index[i] = static_cast<int32_t>(2 * i % 16);
+        moecclRouting_t routing = nullptr;
+        COMM_OK(moecclRoutingCreate(&routing, any, index.data(), nullptr, kTokens));
+        moecclRoutingInfo_t info{};
+        info.size = sizeof(info);
+        COMM_OK(moecclRoutingGetInfo(routing, &info));
+        ASSERT_STRNE(info.algorithm, "flat");
+        EXPECT_EQ(moecclReplaceBegin(replacement, routing, index.data(), nullptr), moecclInvalidArgument);
+        EXPECT_NE(std::string(moecclGetLastError(comm)).find("another layer"), std::string::npos);
+        COMM_OK(moecclRoutingDestroy(routing));
+        EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
+        EXPECT_EQ(moecclMoeDestroy(flat), moecclSuccess);
+        EXPECT_EQ(moecclMoeDestroy(any), moecclSuccess);
+      },
+      options);
+}
+
 }  // namespace
 }  // namespace moeccl::testing
