@@ -246,7 +246,7 @@ Status ExpertSwap::begin() {
   round->words.assign(words, 0);
   round_ = std::move(round);
   background_.start([this, at = round_.get()] {
-    Status status = contained([&] { return run(*at); });
+    Status status = or_break_off([&] { return run(*at); });
     at->done.store(true, std::memory_order_release);
     return status;
   });
@@ -405,9 +405,12 @@ Status ExpertSwap::finish(int32_t* n_swaps) {
   const double begun = now_us();
   const std::unique_ptr<Round> round = std::move(round_);
   MOECCL_TRY(background_.wait());
-  MOECCL_TRY(exchange(*round, true));
-  for (Part& part : round->parts)
-    if (part.mine) MOECCL_TRY(write(part));
+  MOECCL_TRY(or_break_off([&]() -> Status {
+    MOECCL_TRY(exchange(*round, true));
+    for (Part& part : round->parts)
+      if (part.mine) MOECCL_TRY(write(part));
+    return {};
+  }));
   for (Part& part : round->parts) {
     Layer& layer = *part.layer;
     moecclExpertSwapInfo_t& i = layer.info;
