@@ -112,7 +112,7 @@ Progress MessageTask::send() {
     // Everything is handed over. Data that the receiver copies from our memory itself must also have been taken.
     const transport::PostedPuts* const posts = f.link(message_.peer).posted_puts();
     if (posts != nullptr && !posts->taken(posted_)) return Progress::kBlocked;
-    if (last_number_ == 0 || static_cast<int32_t>(acknowledged() - last_number_) >= 0) return done();
+    if (!direct_ || static_cast<int32_t>(acknowledged() - last_number_) >= 0) return done();
     return Progress::kBlocked;
   }
   const uint64_t room = this->room();
@@ -128,6 +128,7 @@ Progress MessageTask::send() {
     if (direct) {
       header.kind = kind;
       header.place = place;
+      direct_ = true;
       last_number_ = sent + 1;
     }
     begin_use();
@@ -144,7 +145,7 @@ Progress MessageTask::send() {
     moved_bytes_ += direct ? message_.bytes : now;
     if (Status s = f.link(message_.peer).signal(kMessageData, ++sent, 0); !s.ok()) return fail(std::move(s));
     any = true;
-    if (moved_bytes_ == message_.bytes) return last_number_ == 0 && posted_ == 0 ? done() : Progress::kMoved;
+    if (moved_bytes_ == message_.bytes) return !direct_ && posted_ == 0 ? done() : Progress::kMoved;
   }
   return any ? Progress::kMoved : Progress::kBlocked;
 }

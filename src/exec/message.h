@@ -66,7 +66,8 @@ class MessageTask final : public Task {
   size_t record_ = 0;    // in the flight recorder; 0: not recorded yet
   bool filled_ = false;  // the next slot is filled and waits for the link to admit it
   transport::EngineUse engine_use_;
-  uint32_t last_number_ = 0;  // send: complete once the peer has acknowledged this chunk
+  bool direct_ = false;  // send: the receiver copies the data itself; complete once it acknowledges last_number_
+  uint32_t last_number_ = 0;
 };
 
 // A message from a rank to itself.

@@ -174,15 +174,24 @@ Status MoeReplacement::begin_step(MoeRouting& routing, const int32_t* next, cons
 // A deterministic communicator must produce the same bits whatever the clock says, but a residual that is added at home
 // is not added where the first expert is.
 bool MoeReplacement::skips(const Status& own) {
-  const bool can =
-      own.ok() && (residents_ == algo::Residents::kNone || candidates_[routing_->chosen_]->slots.slot_rows >=
-                                                               layer_.candidates()[routing_->chosen_]->slots.slot_rows);
   if (residents_ == algo::Residents::kOfLone && layer_.host().deterministic()) return false;
-  if (!gain_.skips()) return false;
-  return can || !own.ok();
+  const bool can = fits_at_home();
+  // The other ranks begin without this one, which calls again: only then does the step count.
+  if (!own.ok() && can) return gain_.pauses();
+  return gain_.skips(can);
+}
+
+// Whatever plan the routing runs, so that a rank with a wrong routing comes to the same answer.
+bool MoeReplacement::fits_at_home() const {
+  if (residents_ == algo::Residents::kNone) return true;
+  return std::equal(
+      candidates_.begin(), candidates_.end(), layer_.candidates().begin(),
+      [](const auto& ours, const auto& theirs) { return ours->slots.slot_rows >= theirs->slots.slot_rows; });
 }
 
 Status MoeReplacement::begin_at_home(MoeRouting& routing) {
+  // No exchange has ended what the last step still has on a stream, which may read the lists that are now made again.
+  if (residents_ != algo::Residents::kNone) layer_.host().wait_idle();
   number_ = layer_.host().next_number();
   routing_version_ = routing.version_;
   const uint64_t n_tokens = tokens_of_[layer_.host().rank()];
@@ -206,7 +215,9 @@ algo::CountRequest MoeReplacement::count_request() const {
 }
 
 size_t MoeReplacement::next_columns() const {
-  const algo::MoeAlgorithm algorithm = candidates_[routing_->chosen_]->paths.algorithm();
+  // A wrong routing, of another layer, may run a plan that this layer does not have.
+  const size_t chosen = std::min(routing_->chosen_, candidates_.size() - 1);
+  const algo::MoeAlgorithm algorithm = candidates_[chosen]->paths.algorithm();
   return algorithm.dedup() || !moe_config_.shape.expert_major ? layer_.host().n_ranks()
                                                               : moe_config_.placement.n_experts();
 }

@@ -46,6 +46,7 @@ class MoeReplacement {
   // Begins without asking the other ranks: every sample stays.
   Status begin_at_home(MoeRouting& routing);
   bool skips(const Status& own);
+  bool fits_at_home() const;
   Status exchange(const Status& own, const int32_t* next, const int32_t* placement);
   // Returns the next layer's rows of this rank's samples, in the columns of the counts.
   Result<std::vector<int32_t>> own_next(const int32_t* next) const;

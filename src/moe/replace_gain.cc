@@ -28,11 +28,11 @@ double ReplaceGain::Samples::typical() const {
 ReplaceGain::ReplaceGain(double min_gain, bool uses_next)
     : min_gain_(min_gain == 0 ? kDefaultGain : min_gain), uses_next_(uses_next) {}
 
-bool ReplaceGain::skips() {
+bool ReplaceGain::skips(bool can) {
   if (skip_ == 0) return false;
   after_pause_ = --skip_ == 0;
-  ran_ = Kind::kStayed;
-  return true;
+  if (can) ran_ = Kind::kStayed;
+  return can;
 }
 
 // A late rank makes the others wait, and a rank with few rows finishes early, so the median rank counts.

@@ -38,8 +38,10 @@ class ReplaceGain {
   // With min_gain below 0, predictions are not corrected and nothing is skipped.
   ReplaceGain(double min_gain, bool uses_next);
 
-  // Returns true if the step that begins keeps all samples without asking. Call it once for each step.
-  bool skips();
+  // Returns true if the step that begins keeps all samples without asking, which it does only if it `can`. Call it once
+  // for each step.
+  bool skips(bool can = true);
+  bool pauses() const { return skip_ > 0; }  // the next step that can be skipped is
   // Takes the times of all ranks in the previous step, unless the step that begins is skipped.
   void note(std::span<const Times> all);
   Answer decide(const Prediction& predicted);

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
+#include <thread>
 
 #include "moeccl/moeccl.h"
 #include "tests/support/ranks.h"
@@ -345,6 +347,108 @@ TEST(ReplaceGain, WhatDoesNotPayIsSkippedAndComesOutTheSame) {
       options);
 }
 
+// In a skipped step, a wrong argument is one rank's own affair: it calls again and is where the others are.
+TEST(ReplaceGain, AWrongCallInASkippedStepIsRepeated) {
+  const Shape shape{"Repeats", 2, RankMode::kThreads, "", 2, 4, 8, 3, {4, 4}};
+  run_ranks(shape.n, [&](int rank, moecclComm_t comm) {
+    const Case c{moecclLayoutRows, "flat", 0, moecclReplaceSolve, 2};
+    const moecclMoeConfig_t config = layer_of(shape, c);
+    moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
+    replace.sample_tokens = shape.sample;
+    replace.use_next = c.next;
+    replace.min_gain = 0.99;
+    moecclMoe_t moe = nullptr;
+    moecclReplacement_t replacement = nullptr;
+    moecclRouting_t routing = nullptr;
+    COMM_OK(moecclMoeCreate(&moe, comm, &config));
+    COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+    const std::vector<int32_t> none(config.max_tokens * static_cast<size_t>(shape.top_k), -1);
+    COMM_OK(moecclRoutingCreate(&routing, moe, none.data(), nullptr, config.max_tokens));
+    int skipped = 0;
+    for (uint64_t step = 0; step < 16 && !::testing::Test::HasFatalFailure(); ++step) {
+      // Step 0 asks, and the next four are skipped.
+      if (rank == 1 && step == 2) {
+        EXPECT_EQ(moecclReplaceBegin(replacement, routing, nullptr, nullptr), moecclInvalidArgument);
+      }
+      const Truth truth(shape, step);
+      Step one(truth, c, rank, comm);
+      one.run(moe, replacement);
+      skipped += one.facts.skipped;
+    }
+    EXPECT_EQ(skipped, 13) << "of 16 steps: 4, 8 and the first of 16";
+    COMM_OK(moecclRoutingDestroy(routing));
+    EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
+    EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
+  });
+}
+
+// Rank 1 comes late to the combine of a skipped step, which is then still on rank 0's stream when the next step begins
+// with another routing.
+TEST(ReplaceGain, ASkippedStepWaitsForTheListsOfTheLast) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    constexpr size_t kTokens = 64, kWidth = 8;
+    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+    config.hidden_bytes = kWidth * sizeof(float);
+    config.type = moecclFloat32;
+    config.top_k = 1;
+    config.n_experts = 2;
+    config.max_tokens = kTokens;
+    config.layout = moecclLayoutRows;
+    moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
+    replace.sample_tokens = 4;
+    replace.residual = 2;
+    replace.min_gain = 0.99;
+    moecclMoe_t moe = nullptr;
+    moecclReplacement_t replacement = nullptr;
+    moecclStream_t stream = nullptr;
+    COMM_OK(moecclMoeCreate(&moe, comm, &config));
+    COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+    COMM_OK(moecclStreamCreate(&stream));
+    std::vector<int32_t> both(kTokens), one(4, 0);
+    for (size_t i = 0; i < both.size(); ++i) both[i] = static_cast<int32_t>(i % 2);
+    moecclRouting_t first = nullptr, second = nullptr;
+    COMM_OK(moecclRoutingCreate(&first, moe, both.data(), nullptr, both.size()));
+    COMM_OK(moecclRoutingCreate(&second, moe, one.data(), nullptr, one.size()));
+    moecclRoutingInfo_t info{};
+    info.size = sizeof(info);
+    COMM_OK(moecclRoutingGetInfo(first, &info));
+    std::vector<float> x(kTokens * kWidth), rows((info.n_rows + 1) * kWidth), out(x.size());
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(1000 * rank) + static_cast<float>(i);
+    // The experts return what they get, so a token comes back twice: from its expert and as its residual.
+    const auto fill = [&](std::vector<float>& in) {
+      COMM_OK(moecclDispatch(first, x.data(), rows.data(), nullptr));
+      size_t n_rows = 0;
+      COMM_OK(moecclReplaceRows(replacement, &n_rows));
+      in.assign((n_rows + 1) * kWidth, -7);
+      std::copy_n(rows.begin(), info.n_rows * kWidth, in.begin());
+      COMM_OK(moecclReplaceResidual(replacement, x.data(), nullptr, in.data()));
+    };
+    std::vector<float> in;
+    moecclReplaceInfo_t facts{};
+    facts.size = sizeof(facts);
+    COMM_OK(moecclReplaceBegin(replacement, first, nullptr, nullptr));
+    fill(in);
+    COMM_OK(moecclReplaceCombine(replacement, in.data(), out.data(), nullptr));
+    COMM_OK(moecclReplaceBegin(replacement, first, nullptr, nullptr));
+    COMM_OK(moecclReplaceGetInfo(replacement, &facts));
+    ASSERT_EQ(facts.skipped, 1);
+    fill(in);
+    std::fill(out.begin(), out.end(), -1.0f);
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    COMM_OK(moecclReplaceCombine(replacement, in.data(), out.data(), stream));
+    COMM_OK(moecclReplaceBegin(replacement, second, nullptr, nullptr));
+    COMM_OK(moecclReplaceGetInfo(replacement, &facts));
+    EXPECT_EQ(facts.skipped, 1);
+    COMM_OK(moecclStreamSynchronize(stream));
+    for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], 2 * x[i]) << "element " << i;
+    COMM_OK(moecclRoutingDestroy(first));
+    COMM_OK(moecclRoutingDestroy(second));
+    EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
+    EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
+    EXPECT_EQ(moecclStreamDestroy(stream), moecclSuccess);
+  });
+}
+
 TEST(ReplaceUsage, WhatCannotWorkIsRefusedOnAllRanks) {
   run_ranks(2, [](int rank, moecclComm_t comm) {
     moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
@@ -382,6 +486,47 @@ TEST(ReplaceUsage, WhatCannotWorkIsRefusedOnAllRanks) {
     EXPECT_EQ(moecclReplaceDestroy(replacement), moecclInvalidArgument);
     EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
   });
+}
+
+// The routing runs a plan that the replacement's layer, which is forced to one, does not have.
+TEST(ReplaceUsage, ARoutingOfAnotherLayerIsRefused) {
+  RankOptions options;
+  options.config.topology = "node:2(bw=0.01GB/s,lat=5us) gpu:2(bw=100GB/s,lat=1us)";
+  run_ranks(
+      4,
+      [](int, moecclComm_t comm) {
+        constexpr size_t kTokens = 16;
+        constexpr int32_t kTopK = 8;
+        moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+        config.hidden_bytes = 4096;
+        config.type = moecclFloat32;
+        config.top_k = kTopK;
+        config.n_experts = 16;
+        config.max_tokens = kTokens;
+        moecclMoe_t any = nullptr, flat = nullptr;
+        COMM_OK(moecclMoeCreate(&any, comm, &config));
+        config.algorithm = "flat";
+        COMM_OK(moecclMoeCreate(&flat, comm, &config));
+        moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
+        replace.use_next = 2;
+        moecclReplacement_t replacement = nullptr;
+        COMM_OK(moecclReplaceCreate(&replacement, flat, &replace));
+        std::vector<int32_t> index(kTokens * kTopK);
+        for (size_t i = 0; i < index.size(); ++i) index[i] = static_cast<int32_t>(2 * i % 16);
+        moecclRouting_t routing = nullptr;
+        COMM_OK(moecclRoutingCreate(&routing, any, index.data(), nullptr, kTokens));
+        moecclRoutingInfo_t info{};
+        info.size = sizeof(info);
+        COMM_OK(moecclRoutingGetInfo(routing, &info));
+        ASSERT_STRNE(info.algorithm, "flat");
+        EXPECT_EQ(moecclReplaceBegin(replacement, routing, index.data(), nullptr), moecclInvalidArgument);
+        EXPECT_NE(std::string(moecclGetLastError(comm)).find("another layer"), std::string::npos);
+        COMM_OK(moecclRoutingDestroy(routing));
+        EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
+        EXPECT_EQ(moecclMoeDestroy(flat), moecclSuccess);
+        EXPECT_EQ(moecclMoeDestroy(any), moecclSuccess);
+      },
+      options);
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Communicators under an address space limit (ulimit -v), as batch systems set it.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "tests/support/ranks.h"
 
@@ -93,6 +95,52 @@ TEST_F(AddressLimit, WhereNothingFitsTheErrorNamesTheRemedy) {
       },
       options_);
   unsetenv("MOECCL_HEAP_BYTES");
+}
+
+// All tokens choose rank 0's experts, so one of them changes places, but rank 0 has no room for what comes.
+void swap_without_room(int rank, moecclComm_t comm, int at_finish) {
+  constexpr size_t kTokens = 64, kSlotBytes = size_t{64} << 20, kSlots = 2;
+  moecclMoeConfig_t layer = MOECCL_MOE_CONFIG_INIT;
+  layer.hidden_bytes = 64;
+  layer.type = moecclFloat32;
+  layer.top_k = 1;
+  layer.n_experts = 4;
+  layer.max_tokens = kTokens;
+  moecclExpertSwapConfig_t config = MOECCL_EXPERT_SWAP_CONFIG_INIT;
+  config.interval = 1;
+  config.min_gain = -1;
+  config.horizon = 1e9;
+  moecclMoe_t moe = nullptr;
+  moecclExpertSwap_t swap = nullptr;
+  moecclRouting_t routing = nullptr;
+  MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &layer), comm);
+  MOECCL_ASSERT_COMM_OK(moecclExpertSwapCreate(&swap, comm, &config), comm);
+  void* const slots =
+      mmap(nullptr, kSlots * kSlotBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(slots, MAP_FAILED);
+  const moecclSwapTensor_t tensor{slots, kSlotBytes, at_finish, 0};
+  MOECCL_ASSERT_COMM_OK(moecclExpertSwapAttach(swap, moe, &tensor, 1, nullptr, nullptr), comm);
+  std::vector<int32_t> topk(kTokens);
+  for (size_t i = 0; i < topk.size(); ++i) topk[i] = static_cast<int32_t>(i % 2);
+  MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, topk.data(), nullptr, kTokens), comm);
+  if (rank == 0) limit_addresses(size_t{16} << 20);
+  MOECCL_ASSERT_COMM_OK(moecclExpertSwapBegin(swap), comm);
+  EXPECT_EQ(moecclExpertSwapFinish(swap, nullptr), rank == 0 ? moecclOutOfMemory : moecclRemoteError)
+      << moecclGetLastError(nullptr);
+  const rlimit no_limit{RLIM_INFINITY, RLIM_INFINITY};
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &no_limit), 0);
+  // Rank 1 learns it before rank 0 destroys anything.
+  MOECCL_EXPECT_OK(moecclAllReduce(topk.data(), topk.data(), 1, moecclInt32, moecclSum, comm, nullptr));
+  MOECCL_EXPECT_OK(moecclRoutingDestroy(routing));
+  MOECCL_EXPECT_OK(moecclExpertSwapDestroy(swap));
+  MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
+  munmap(slots, kSlots * kSlotBytes);
+}
+
+TEST_F(AddressLimit, ASwapWithoutRoomFailsOnAllRanksAtOnce) {
+  for (const int at_finish : {0, 1})
+    run_ranks(2, [&](int rank, moecclComm_t comm) { swap_without_room(rank, comm, at_finish); },
+              {.mode = RankMode::kProcesses});
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -25,17 +26,19 @@ constexpr int32_t kDefaultInterval = 4, kDefaultTokens = 4096;
 constexpr double kDefaultGain = 0.001, kDefaultHorizon = 100;
 constexpr double kFirstUsPerByte = 1e-3;  // the price of a swap before one has been timed
 constexpr double kMostUs = 1e9;           // the most that one word can say
-constexpr size_t kSums = 3;               // tokens counted, tokens seen, updates
+constexpr size_t kSums = 3;               // tokens counted, tokens of one update, updates
 
 double now_us() {
   using std::chrono::duration, std::chrono::steady_clock;
   return duration<double, std::micro>(steady_clock::now().time_since_epoch()).count();
 }
 
-Result<moecclExpertSwapConfig_t> checked(const moecclExpertSwapConfig_t* given) {
+Result<moecclExpertSwapConfig_t> checked(const moecclExpertSwapConfig_t* given, uint32_t n_ranks) {
   MOECCL_ASSIGN_OR_RETURN(moecclExpertSwapConfig_t c, adopt(given, "config"));
   MOECCL_TRY(solve::between("config.interval", c.interval, 0, 1 << 20));
-  MOECCL_TRY(solve::between("config.max_tokens", c.max_tokens, 0, 1 << 24));
+  // The counts of all ranks add up in words of 32 bits.
+  MOECCL_TRY(solve::between("config.max_tokens", c.max_tokens, 0,
+                            std::min<int64_t>(1 << 24, INT32_MAX / static_cast<int64_t>(n_ranks))));
   MOECCL_TRY(solve::between("config.max_function", solve::raw(c.max_function), moecclMaxSmooth, moecclMaxLogSumExp));
   MOECCL_TRY(solve::at_least_0({{"config.horizon", c.horizon}, {"config.swap_us", c.swap_us}}, 1e12));
   if (c.gamma != 0 && !(c.gamma >= 1 && c.gamma <= 1000))
@@ -82,7 +85,7 @@ void fill_costs(const MoeHost& host, std::vector<double> (&costs)[4]) {
 
 Result<std::unique_ptr<ExpertSwap>> ExpertSwap::create(Communicator& parent, const moecclExpertSwapConfig_t* given) {
   MOECCL_TRY(parent.usable());
-  const Result<moecclExpertSwapConfig_t> config = checked(given);
+  const Result<moecclExpertSwapConfig_t> config = checked(given, parent.n_ranks());
   AgreedFields<std::size(kFields)> mine;
   mine.code = config.ok() ? moecclSuccess : config.status().code();
   if (config.ok())
@@ -247,7 +250,7 @@ Status ExpertSwap::begin() {
   round->words.assign(words, 0);
   round_ = std::move(round);
   background_.start([this, at = round_.get()] {
-    Status status = contained([&] { return run(*at); });
+    Status status = or_break_off([&] { return run(*at); });
     at->done.store(true, std::memory_order_release);
     return status;
   });
@@ -276,10 +279,12 @@ void ExpertSwap::count(Part& part, std::span<int32_t> words) const {
   solve::count_swaps(p, part.seen.topk.data(), kept, words.data(), w->arena());
   const auto word = [](double value) { return static_cast<int32_t>(std::min(value, kMostUs)); };
   const auto n_tokens = static_cast<double>(part.seen.n_tokens), n_steps = static_cast<double>(part.seen.n_steps);
+  const auto n_updates = static_cast<double>(part.seen.n_updates);
   int32_t* sums = words.data() + solve::SwapLayout(p).length;
   sums[0] = static_cast<int32_t>(kept);
-  sums[1] = word(n_tokens);
-  sums[2] = word(static_cast<double>(part.seen.n_updates));
+  // Tokens of one update: those of all ranks since the last count may be more than a word holds.
+  sums[1] = word(n_updates > 0 ? std::round(n_tokens / n_updates) : 0);
+  sums[2] = word(n_updates);
   // Each rank fills a word that the others leave at 0, so the sum carries them all.
   sums[kSums + comm_->rank()] = word(n_steps > 0 ? part.seen.steps_us / n_steps : 0);
   sums[kSums + comm_->n_ranks() + comm_->rank()] = word(part.layer->own_swap_us);
@@ -295,7 +300,7 @@ void ExpertSwap::decide(Part& part, std::span<const int32_t> words) const {
   if (sums[0] <= 0 || sums[2] <= 0) return;
   // Eq. 8 gives times for the tokens of one update.
   const double updates = static_cast<double>(sums[2]) / static_cast<double>(n);
-  p.row_bytes *= static_cast<double>(sums[1]) / updates / sums[0];
+  p.row_bytes *= static_cast<double>(sums[1]) / sums[0];
   const algo::MoeAlgorithm& algorithm = part.seen.algorithm;
   p.count_duplicates = algorithm.dedup() ? 0 : 1;
   p.dimension =
@@ -406,9 +411,12 @@ Status ExpertSwap::finish(int32_t* n_swaps) {
   const double begun = now_us();
   const std::unique_ptr<Round> round = std::move(round_);
   MOECCL_TRY(background_.wait());
-  MOECCL_TRY(exchange(*round, true));
-  for (Part& part : round->parts)
-    if (part.mine) MOECCL_TRY(write(part));
+  MOECCL_TRY(or_break_off([&]() -> Status {
+    MOECCL_TRY(exchange(*round, true));
+    for (Part& part : round->parts)
+      if (part.mine) MOECCL_TRY(write(part));
+    return {};
+  }));
   for (Part& part : round->parts) {
     Layer& layer = *part.layer;
     moecclExpertSwapInfo_t& i = layer.info;

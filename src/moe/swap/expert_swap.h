@@ -77,6 +77,13 @@ class ExpertSwap {
                 const int32_t* slot_of) const;
   Status agree(Layer& made, const MoeLayer& layer, const Status& own) const;
   size_t n_words(const Layer& layer) const;
+  // Runs a part of a round. A rank that gives up tells its peers, which would wait for what it does not send.
+  template <class Body>
+  Status or_break_off(Body&& body) {
+    Status status = contained(body);
+    if (!status.ok()) comm_->break_off(status);
+    return status;
+  }
   // Runs on the background thread.
   Status run(Round& round);
   void count(Part& part, std::span<int32_t> words) const;

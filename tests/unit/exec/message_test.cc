@@ -71,5 +71,24 @@ TEST(Message, AnotherSizeIsAMismatchAtTheReceiver) {
   });
 }
 
+// Signals are numbered mod 2^32, so a message may have number 0.
+TEST(Message, ASendIsAwaitedWhereItsNumberWrapsAround) {
+  using transport::kSigsPerPeer;
+  Fabrics fabrics(2);
+  constexpr uint32_t kLast = ~uint32_t{0};
+  fabrics[0].sent[1 * kSigsPerPeer + kMessageData] = kLast;
+  fabrics[0].own->signal(1, kMessageCredit).word.store(kLast);
+  fabrics[1].awaited[0 * kSigsPerPeer + kMessageData] = kLast;
+  fabrics[1].own->signal(0, kMessageData).word.store(kLast);
+  std::vector<std::byte> out(100'000, std::byte{7}), in(out.size());
+  MessageTask send(fabrics[0], Message{1, out.data(), out.size(), true}, nullptr);
+  MessageTask receive(fabrics[1], Message{0, in.data(), in.size(), false}, nullptr);
+  EXPECT_EQ(send.poll(), Progress::kMoved);
+  EXPECT_EQ(send.poll(), Progress::kBlocked) << "the receiver has yet to copy from the sender's memory";
+  EXPECT_EQ(receive.poll(), Progress::kDone);
+  EXPECT_EQ(send.poll(), Progress::kDone);
+  EXPECT_EQ(in, out);
+}
+
 }  // namespace
 }  // namespace moeccl::exec
