@@ -66,6 +66,11 @@ def splits(rank, size, _):
     assert work.is_completed()
     one = dist.split_group(split_ranks=[[1, 2]])
     assert (one is dist.GroupMember.NON_GROUP_MEMBER) == (rank in (0, 3))
+    short = dist.split_group(split_ranks=[[0, 1], [2, 3]], timeout=timedelta(seconds=2))
+    if dist.get_rank(short) == 0:
+        began = time.monotonic()
+        raises(dist.DistBackendError, ["timeout"], lambda: dist.all_reduce(t, group=short))
+        assert time.monotonic() - began < 30
     dist.barrier()
 
 
