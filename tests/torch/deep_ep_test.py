@@ -485,6 +485,12 @@ def made_and_dropped(buffer):
         case = Case(other, 8)
         case.check_combine(case.check(case.dispatch()))
         del other, case
+    other = DEEP_EP().Buffer(None, comm=LikeMpi(buffer.group))
+    case = Case(other, 8)
+    event = case.dispatch(num_worst_tokens=8 * buffer.group_size, async_finish=True)[-1]
+    del other, case
+    event.event._done.wait(60)
+    assert event.event._done.is_set(), "the call of a Buffer that was dropped meanwhile does not end"
     raises(ValueError, "group and comm are None", lambda: DEEP_EP().Buffer(None))
     raises(NotImplementedError, "enable_shrink", lambda: DEEP_EP().Buffer(buffer.group, enable_shrink=True))
 

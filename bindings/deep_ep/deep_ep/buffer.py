@@ -2,6 +2,7 @@
 """Buffer: the calls of DeepEP's V1 interface."""
 import os
 import socket
+import threading
 import weakref
 
 import moeccl
@@ -29,6 +30,9 @@ def _host():
 
 
 def _close(stream, comm):
+    if stream.is_own_thread():  # the last reference to the Buffer ended there, and a thread cannot wait for itself
+        threading.Thread(target=_close, args=(stream, comm), name="deep_ep-close").start()
+        return
     stream.stop()
     comm.close()
 
