@@ -270,6 +270,8 @@ def biases_are_added(buffer):
         out, none, _ = buffer.combine(rows, handle, bias=given)
         assert none is None
         close(out, plain.float() + total, 0.02)
+    exact = buffer.combine(rows.double(), handle)[0]
+    close(buffer.combine(rows.double(), handle, bias=exact / 3)[0], exact + exact / 3, 1e-14)
 
 
 def asynchronous_calls(buffer):
