@@ -116,6 +116,9 @@ def bitwise(rank, size, _):
             out = torch.zeros(2, dtype=dtype)
             dist.reduce_scatter_tensor(out, every[rank].to(dtype), op)
             same(out, right[2 * rank:2 * rank + 2], f"reduce_scatter {op} {dtype}")
+        dist.all_reduce(torch.empty(0, dtype=torch.int32), op)
+        dist.reduce(torch.empty(0, dtype=torch.int32), 0, op)
+        dist.reduce_scatter_tensor(torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int32), op)
 
 
 @test()

@@ -270,6 +270,8 @@ def biases_are_added(buffer):
         out, none, _ = buffer.combine(rows, handle, bias=given)
         assert none is None
         close(out, plain.float() + total, 0.02)
+    exact = buffer.combine(rows.double(), handle)[0]
+    close(buffer.combine(rows.double(), handle, bias=exact / 3)[0], exact + exact / 3, 1e-14)
 
 
 def asynchronous_calls(buffer):
@@ -440,6 +442,29 @@ def low_latency_combine_options(buffer):
     raises(TypeError, "handle is a tuple", lambda: buffer.low_latency_combine(rows, case.idx, case.weights, tuple(handle)))
 
 
+def low_latency_inputs_may_be_used_again(buffer):
+    """With a hook at once, with zero_copy in turns, and the choices in any case."""
+    case = Case(buffer, 64, 2048, holes=False)
+    x, idx, weights = case.x.clone(), case.idx.to(torch.int32), case.weights.clone()
+    rows, _, handle, _, hook = buffer.low_latency_dispatch(x, idx, 64, 16, use_fp8=False, return_recv_hook=True)
+    x.zero_()
+    hook()
+    saved = rows.clone()
+    out, _, hook = buffer.low_latency_combine(rows, idx, weights, handle, return_recv_hook=True)
+    rows.zero_(), weights.zero_()
+    hook()
+    close(out, case.weights.sum(1, keepdim=True) * case.x.float(), 0.02)
+    first = buffer.get_next_low_latency_combine_buffer(handle)
+    first[:] = saved
+    out, event, _ = buffer.low_latency_combine(first, idx, case.weights, handle, zero_copy=True, async_finish=True)
+    buffer.get_next_low_latency_combine_buffer(handle).zero_()
+    event.current_stream_wait()
+    close(out, case.weights.sum(1, keepdim=True) * case.x.float(), 0.02)
+    idx[:, 1:] = -1
+    out, _, _ = buffer.low_latency_combine(saved, idx, case.weights, handle)
+    close(out, case.weights[:, :1] * case.x.float(), 0.02)
+
+
 def low_latency_has_two_buffers(buffer):
     case = Case(buffer, 16, 128)
     call = lambda x: buffer.low_latency_dispatch(x, case.idx, 16, 16, use_fp8=False)[0]  # noqa: E731
@@ -485,6 +510,12 @@ def made_and_dropped(buffer):
         case = Case(other, 8)
         case.check_combine(case.check(case.dispatch()))
         del other, case
+    other = DEEP_EP().Buffer(None, comm=LikeMpi(buffer.group))
+    case = Case(other, 8)
+    event = case.dispatch(num_worst_tokens=8 * buffer.group_size, async_finish=True)[-1]
+    del other, case
+    event.event._done.wait(60)
+    assert event.event._done.is_set(), "the call of a Buffer that was dropped meanwhile does not end"
     raises(ValueError, "group and comm are None", lambda: DEEP_EP().Buffer(None))
     raises(NotImplementedError, "enable_shrink", lambda: DEEP_EP().Buffer(buffer.group, enable_shrink=True))
 

@@ -66,6 +66,11 @@ def splits(rank, size, _):
     assert work.is_completed()
     one = dist.split_group(split_ranks=[[1, 2]])
     assert (one is dist.GroupMember.NON_GROUP_MEMBER) == (rank in (0, 3))
+    short = dist.split_group(split_ranks=[[0, 1], [2, 3]], timeout=timedelta(seconds=2))
+    if dist.get_rank(short) == 0:
+        began = time.monotonic()
+        raises(dist.DistBackendError, ["timeout"], lambda: dist.all_reduce(t, group=short))
+        assert time.monotonic() - began < 30
     dist.barrier()
 
 
@@ -132,6 +137,12 @@ def futures(rank, size, _):
     done = dist.all_reduce(t, async_op=True)
     done.wait()
     assert done.get_future().done()
+    other = dist.all_reduce(torch.ones(3), async_op=True).get_future()  # callbacks that wait, as in torch's PowerSGD hook
+    same(dist.all_reduce(torch.ones(3), async_op=True).get_future().then(
+        lambda f: dist.all_reduce(f.value()[0], async_op=True).get_future().wait()[0] + other.wait()[0]).wait(), torch.full((3,), 6.0))
+    first = dist.all_reduce(torch.ones(1 << 20), async_op=True).get_future()
+    second = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+    same(first.then(lambda f: second.wait()[0]).wait(), torch.full((3,), 2.0))
     got = dist.irecv(torch.zeros(1), 1 - rank)
     future = got.get_future()
     dist.send(torch.ones(1), 1 - rank)

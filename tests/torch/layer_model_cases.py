@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of layer_test.py about MoELayer: losses must equal those of one process that has all experts and all tokens."""
+import copy
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -151,6 +153,23 @@ def case_any_module_is_an_expert(rank, n):
     torch.testing.assert_close(layer(x), whole(x), rtol=1e-5, atol=1e-6)
 
 
+def case_copies_have_the_same_gradients(rank, n):
+    def gradients(layer):
+        layer.zero_grad()
+        layer(torch.randn((16, 8), generator=torch.Generator().manual_seed(rank))).sum().backward()
+        return [p.grad.clone() for p in layer.experts.parameters()]
+
+    layer = mt.MoELayer(hidden=8, n_experts=2 * n, top_k=2, ffn=16, max_tokens=16, seed=1)
+    early = copy.deepcopy(layer)
+    expected = gradients(layer)
+    late, assigned = copy.deepcopy(layer), mt.MoELayer(hidden=8, n_experts=2 * n, top_k=2, ffn=16, max_tokens=16, seed=1)
+    assigned.load_state_dict({k: v.clone() for k, v in layer.state_dict().items()}, assign=True)
+    for other in (early, late, assigned):
+        torch.testing.assert_close(gradients(other), expected)
+        assert len(mt.expert_parameters(other)) == 2
+        assert mt.ignore_experts(other)._ddp_params_and_buffers_to_ignore == ["experts.up__weight", "experts.down__weight"]
+
+
 def case_micro_batches_and_checkpointing(rank, n):
     same(train(rank, 6, micro_batches=2)[0], reference(n, 6)[0])
     torch.manual_seed(1)
@@ -246,7 +265,7 @@ def case_the_codec_keeps_the_largest_differences(rank, n):
     same(losses, expected, 0.02)
     layer = model.layers[0]
     layer.placement.begin(layer.experts)
-    held = torch.cat([w.flatten(1) for w in layer.placement.weights(layer.experts)], dim=1)
+    held = torch.cat([w.flatten(1) for w in layer.placement.weights(layer.experts.stacked())], dim=1)
     own = torch.cat([w.detach().flatten(1) for w in layer.experts.stacked()], dim=1)
     every = torch.cat(gathered(own))
     torch.testing.assert_close(held.detach(), kept_by_codec(every, 5)[layer.placement.held], rtol=1e-4, atol=1e-5)

@@ -24,6 +24,7 @@ class State:
         self.index, self.most, self.hidden, self.n_experts = index, most, hidden, n_experts
         self.n_local, self.room = n_experts // n_ranks, most * n_ranks
         self.routing, self.counts, self.offsets = None, [], []
+        self.event = None  # of the dispatch
 
     def blocks(self):
         """Yields (expert, first dense row, one past the last) for each local expert that has rows."""
@@ -95,11 +96,17 @@ def _places(comm, state, info, out):
     out.range.copy_((counts.cumsum(1) - counts << 32) | counts)
 
 
-def combine(comm, state, x, weights, out):
-    """out[T, hidden] = for each token the sum over its choices of weight * row. The call is collective."""
-    dense = comm.scratch(sum(state.counts), state.hidden, torch.bfloat16)
+def pack(state, x, dense):
+    """Copies the rows of x[local experts, room, hidden] to dense[rows, hidden], expert after expert, and returns dense."""
     for expert, begin, end in state.blocks():
         dense[begin:end].copy_(x[expert, :end - begin])
+    return dense
+
+
+def combine(comm, state, x, weights, out):
+    """out[T, hidden] = for each token the sum over its choices of weight * row. x: as the dispatch's rows, or packed. The
+    call is collective."""
+    dense = x if x.dim() == 2 else pack(state, x, comm.scratch(sum(state.counts), state.hidden, torch.bfloat16))
     state.routing.update(state.index, weights)
     state.routing.combine(dense, out)
 

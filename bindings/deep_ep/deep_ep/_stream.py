@@ -37,6 +37,9 @@ class CommStream:
         if last is not None:
             last._done.wait()
 
+    def is_own_thread(self):
+        return threading.current_thread() is self._thread
+
     def stop(self):
         self.drain()
         if self._thread is not None:

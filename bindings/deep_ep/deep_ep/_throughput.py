@@ -175,7 +175,7 @@ def combine_rows(comm, state, x, biases, out):
     x = x[:state.n_rows].contiguous()
     state.routing(comm, x.size(1) * x.element_size(), _native.TYPES[x.dtype]).combine(x, out)
     if biases:
-        total = out.float()
+        total = out.to(torch.promote_types(out.dtype, torch.float32))
         for bias in biases:
-            total += bias.float()
+            total += bias.to(total.dtype)
         out.copy_(total)

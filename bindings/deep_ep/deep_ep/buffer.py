@@ -2,6 +2,7 @@
 """Buffer: the calls of DeepEP's V1 interface."""
 import os
 import socket
+import threading
 import weakref
 
 import moeccl
@@ -29,6 +30,9 @@ def _host():
 
 
 def _close(stream, comm):
+    if stream.is_own_thread():  # the last reference to the Buffer ended there, and a thread cannot wait for itself
+        threading.Thread(target=_close, args=(stream, comm), name="deep_ep-close").start()
+        return
     stream.stop()
     comm.close()
 
@@ -302,7 +306,9 @@ class Buffer:
             raise NotImplementedError("dispatch_wait_recv_cost_stats: MoECCL does not measure waits by source; give None "
                                       "and see MOECCL_PROFILE's and the flight recorder's times")
         check_choices(topk_idx, num_experts, self.group_size)
-        state = _low_latency.State(topk_idx.to(torch.int32).contiguous(), most, x.size(1), num_experts, self.group_size)
+        if return_recv_hook:
+            x = x.detach().clone()  # the caller may write to it before hook()
+        state = _low_latency.State(topk_idx.to(torch.int32, copy=True).contiguous(), most, x.size(1), num_experts, self.group_size)
         out = _low_latency.Outputs(state, self.group_size, *self._next_buffers(state, use_fp8, use_ue8m0))
 
         def work():
@@ -311,6 +317,7 @@ class Buffer:
                 cumulative_local_expert_recv_stats.add_(out.count)
 
         event = self._run(work, None, async_finish or return_recv_hook)
+        state.event = event.event
         handle = _low_latency.Handle((out.source, out.range, most, x.size(1), num_experts))
         handle.state = state
         return ((out.rows, out.scales) if use_fp8 else out.rows, out.count, handle, *self._later(event, return_recv_hook))
@@ -332,6 +339,13 @@ class Buffer:
         if zero_copy:
             x = self.get_next_low_latency_combine_buffer(handle)
         weights = _low_latency.check_combine(state, x, topk_idx, topk_weights, out)
+        if zero_copy:
+            self._next_combine[tuple(x.shape)].reverse()
+        if return_recv_hook:  # the caller may write to x and topk_weights before hook()
+            if state.event is not None:
+                state.event.current_stream_wait()
+            x = _low_latency.pack(state, x.detach(), x.new_empty((sum(state.counts), state.hidden)))
+            weights = weights.clone()
         if out is None:
             out = self._memory.empty((state.index.size(0), state.hidden), torch.bfloat16)
         event = self._run(lambda: _low_latency.combine(self._comm, state, x, weights, out), None,
@@ -340,12 +354,13 @@ class Buffer:
 
     def get_next_low_latency_combine_buffer(self, handle):
         """Returns the bfloat16 tensor, with the shape of low_latency_dispatch's rows, that the next low_latency_combine
-        with zero_copy reads."""
+        with zero_copy reads. There are two, which take turns."""
         state = self._state(handle, "get_next_low_latency_combine_buffer", _low_latency.Handle)
         shape = (state.n_local, state.room, state.hidden)
-        if shape not in self._next_combine:
-            self._next_combine[shape] = torch.zeros(shape, dtype=torch.bfloat16, device="cpu")
-        return self._next_combine[shape]
+        pair = self._next_combine.setdefault(shape, [None, None])
+        if pair[0] is None:
+            pair[0] = torch.zeros(shape, dtype=torch.bfloat16, device="cpu")
+        return pair[0]
 
     def _next_buffers(self, state, use_fp8, use_ue8m0):
         pair = self._two.setdefault((state.n_local, state.room, state.hidden, use_fp8, use_ue8m0), [])

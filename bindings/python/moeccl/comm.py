@@ -108,6 +108,10 @@ class Comm:
         self._check(lib.moecclCommCount(handle, _byref(count)))
         self.rank, self.size = rank.value, count.value
 
+    def __deepcopy__(self, memo: Any) -> "Comm":
+        """A copy of an object that uses the communicator, such as a model, uses the same one."""
+        return self
+
     @property
     def handle(self) -> int:
         """The moecclComm_t as a number, for calls of moeccl._abi; 0 after close()."""

@@ -59,6 +59,15 @@ class Options(_TorchBackend.Options):
         self.direct, self.config = direct, config
 
 
+def _configured(options: Any, timeout_ms: float, name: str, skip: Sequence[str] = ()) -> _abi.moecclConfig_t:
+    config = _abi.moecclConfig_t()
+    fill(config, {field: value for field, value in getattr(options, "config", {}).items() if field not in skip})
+    config.timeout_ms = meeting.clamp_ms(timeout_ms)
+    config.init_timeout_ms = meeting.clamp_ms(max(timeout_ms, _MEETING_MS))
+    config.name = name.encode()[:31]
+    return config
+
+
 class Backend(_TorchBackend):
     """One rank's side of a process group."""
 
@@ -82,11 +91,7 @@ class Backend(_TorchBackend):
         _alive.add(self)
 
     def _meet(self, what: str) -> int:
-        config = _abi.moecclConfig_t()
-        fill(config, getattr(self._options, "config", {}))
-        config.timeout_ms = meeting.clamp_ms(self._comm_ms)
-        config.init_timeout_ms = meeting.clamp_ms(max(self._comm_ms, _MEETING_MS))
-        config.name = self._name.encode()[:31]
+        config = _configured(self._options, self._comm_ms, self._name)
         return meeting.meet(self._store, f"{self._prefix}/{what}", self._size, self._rank, config)
 
     @property
@@ -351,13 +356,15 @@ class Backend(_TorchBackend):
         inside = self._rank in ranks
         made = ctypes.c_void_p()
         color, key = (min(ranks), list(ranks).index(self._rank)) if inside else (-1, 0)
+        timeout = timeout or getattr(opts, "_timeout", None) or self._options._timeout
+        config = _configured(self._options, milliseconds(timeout) or self._comm_ms, name, ("topology", "pace"))
         with self._lock:
-            code = lib.moecclCommSplit(self._handle, color, key, ctypes.byref(made), None)
+            code = lib.moecclCommSplit(self._handle, color, key, ctypes.byref(made), ctypes.byref(config))
         if code != 0:
             raise failure(self._said("split"), code, self._handle)
         if not inside:
             return None
-        own = Options(timeout or getattr(opts, "_timeout", None) or self._options._timeout, **getattr(self._options, "config", {}))
+        own = Options(timeout, **getattr(self._options, "config", {}))
         above = list(self._options.global_ranks_in_group)
         own.global_ranks_in_group = [above[r] for r in ranks] if len(above) == self._size else list(ranks)
         own.group_name = name

@@ -35,6 +35,8 @@ class _Operator:
 
 
 def _fold(r: Reduced, parts: torch.Tensor, into: torch.Tensor) -> None:
+    if into.numel() == 0:
+        return
     rows = parts.view(-1, into.numel())
     out = into.view(-1)
     out.copy_(rows[0])

@@ -154,6 +154,10 @@ class StreamWork(Work):
             self._keep = self._after = None
             self.end(error)
 
+    def _settle(self, future: Any) -> None:
+        self._pool.step_down()
+        super()._settle(future)
+
     def _wait(self, ms: Optional[float]) -> None:
         if ms is None and self._deadline is None:
             self.finish()
@@ -216,13 +220,30 @@ class Streams:
 
     def watch(self) -> None:
         with self._lock:
-            if self._watcher is None and not self._closed:
-                self._watcher = threading.Thread(target=self._loop, name="moeccl-watcher", daemon=True)
-                self._watcher.start()
+            self._start_watcher()
+
+    def _start_watcher(self) -> None:
+        if self._watcher is None and not self._closed:
+            self._watcher = threading.Thread(target=self._loop, name="moeccl-watcher", daemon=True)
+            self._watcher.start()
+
+    def step_down(self) -> None:
+        """Called before a future's callbacks run. They may wait for other operations, so if this thread is the watcher, another one
+        takes its place when there is something to watch."""
+        with self._lock:
+            if self._watcher is threading.current_thread():
+                self._watcher = None
+                if any(not work.done for work in self._works):
+                    self._start_watcher()
 
     def _loop(self) -> None:
+        own = threading.current_thread()
         while True:
             with self._lock:
+                if self._watcher is None:  # nobody took its place
+                    self._watcher = own
+                if self._watcher is not own:
+                    return
                 while self._works and self._works[0].done:
                     self._works.popleft()
                 while not self._works and not self._closed:

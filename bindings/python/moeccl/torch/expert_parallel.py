@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dispatch and combine of tokens over the experts of all ranks, with gradients."""
+import copy
 import ctypes
 
 import torch
@@ -54,6 +55,9 @@ class Handle:
         text = ctypes.create_string_buffer(needed.value)
         call(self.comm, "moecclMoeExplain", self.routing, text, needed.value, None)
         return text.value.decode()
+
+    def __deepcopy__(self, memo):
+        return self
 
     def __del__(self):
         if hasattr(self, "_routing"):
@@ -132,6 +136,12 @@ class ExpertParallel:
         self._options = {"capacity": capacity, "align_rows": align_rows, "algorithm": (algorithm or "auto").encode(),
                          "memory_cap_bytes": memory_cap_bytes, "trials": trials}
         self._layers, self._hybrid = {}, None
+
+    def __deepcopy__(self, memo):
+        """A copy, as of a model, has the same communicator and its own layers of the C interface."""
+        made = memo[id(self)] = copy.copy(self)
+        made._layers = {}
+        return made
 
     @property
     def local_experts(self):

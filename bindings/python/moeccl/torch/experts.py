@@ -30,8 +30,8 @@ class MLP(nn.Module):
 class Experts(nn.Module):
     """The experts in this rank's slots. Each parameter of `make()` is one tensor [slots, ...], with "__" for "." in its name.
 
-    Expert e is made with the seed `seed` + e, so that it is the same expert wherever it is placed. The parameters are marked with
-    `moeccl_expert`, so that DDP and FSDP can ignore them (ignore_experts, expert_parameters)."""
+    Expert e is made with the seed `seed` + e, so that it is the same expert wherever it is placed. DDP and FSDP must ignore the
+    parameters (ignore_experts, expert_parameters)."""
 
     def __init__(self, make, numbers, seed):
         super().__init__()
@@ -49,7 +49,6 @@ class Experts(nn.Module):
             mine = name.replace(".", "__")
             self._names[name] = mine
             self.register_parameter(mine, nn.Parameter(stacked, requires_grad=first.requires_grad))
-            getattr(self, mine).moeccl_expert = True
         # The tuple keeps it from being a submodule: its own parameters are never used.
         self._form = (modules[0].to("meta"),)
 
@@ -73,12 +72,13 @@ class Experts(nn.Module):
 def expert_parameters(module):
     """Returns the parameters of all experts in `module`, which belong to only this rank. For FSDP2: fully_shard(model,
     ignored_params=set(expert_parameters(model)))."""
-    return [p for p in module.parameters() if getattr(p, "moeccl_expert", False)]
+    return [p for m in module.modules() if isinstance(m, Experts) for p in m.stacked()]
 
 
 def ignore_experts(module):
     """Makes DistributedDataParallel ignore the experts of `module` and returns the module: DDP(ignore_experts(model))."""
-    names = [name for name, p in module.named_parameters() if getattr(p, "moeccl_expert", False)]
+    names = [f"{path}.{name}" if path else name for path, m in module.named_modules() if isinstance(m, Experts)
+             for name in m._names.values()]
     known = getattr(module, "_ddp_params_and_buffers_to_ignore", [])
     module._ddp_params_and_buffers_to_ignore = list(dict.fromkeys([*known, *names]))
     return module

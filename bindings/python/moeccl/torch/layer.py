@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from moeccl import _abi
 from ._group import comm_of
@@ -32,6 +33,21 @@ class _Attach(torch.autograd.Function):
     def backward(ctx, grad):
         (loss,) = ctx.saved_tensors
         return grad, torch.full_like(loss, _loss_scale[0])
+
+
+class _Finish(torch.autograd.Function):
+    """Returns a parameter of the experts as it is; the backward pass finishes its gradient. It is not a hook of the parameter, because
+    copy.deepcopy() and load_state_dict(assign=True) make new parameters without hooks."""
+
+    @staticmethod
+    def forward(ctx, weight, finish):
+        ctx.finish = finish
+        return weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return ctx.finish(grad), None
 
 
 class Router(nn.Module):
@@ -128,9 +144,6 @@ class MoELayer(nn.Module):
         own_rows = shared_expert is not None
         self._replacing = Replacing(sample_tokens, _abi.moecclReplaceSolve, 2 if own_rows else 1) if sample_tokens else None
         self._average, self._data_group = average, expert_data_group
-        for parameter in self.experts.stacked():
-            if parameter.requires_grad:
-                parameter.register_hook(self._finish_gradient)
         self.aux_loss, self.handle, self.step = None, None, None
 
     def _step_bytes(self, make, max_tokens, dtype):
@@ -176,7 +189,8 @@ class MoELayer(nn.Module):
         rows, counts, handle = self.ep.dispatch(tokens if norm_after else seen, slots, weights)
         step = self._replacing.begin(handle) if self._replacing else None
         shared = self.shared_expert(seen) if self.shared_expert is not None else None
-        out = self.experts(self.norm(rows) if norm_after else rows, counts, self.placement.weights(self.experts))
+        held = self.placement.weights([_Finish.apply(w, self._finish_gradient) for w in self.experts.stacked()])
+        out = self.experts(self.norm(rows) if norm_after else rows, counts, held)
         out = out.to(rows.dtype)
         if step is not None:
             home = tokens if shared is None else tokens + shared.to(tokens.dtype)

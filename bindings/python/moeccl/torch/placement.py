@@ -47,8 +47,9 @@ class Fixed:
     def begin(self, experts):
         """Starts to move experts. Called before the step's routing."""
 
-    def weights(self, experts):
-        """Returns the parameters to run the experts with; None: their own."""
+    def weights(self, parameters):
+        """Returns what to run the experts with; parameters: those of the slots."""
+        return parameters
 
     def rebalance(self, experts, optimizer):
         """Moves experts between steps and returns how many slots have changed. The call is collective."""
@@ -256,8 +257,8 @@ class Hybrid(Fixed):
     def _shared_memory(self):
         return None if self._shared is None else memory(self._shared)
 
-    def weights(self, experts):
-        return Held.apply(self, *experts.stacked())
+    def weights(self, parameters):
+        return Held.apply(self, *parameters)
 
     def wait(self, like, count):
         """Waits for the gather and returns the experts of this rank's domain, [held, count]."""
