@@ -285,6 +285,12 @@ def asynchronous_calls(buffer):
         close(out, case.x.float() * in_rank_of(case.idx, 16, buffer.group_size).sum(1, keepdim=True), 0.02)
         same(weights, torch.where(case.idx >= 0, case.weights, 0.0))
     raises(RuntimeError, "without async_finish", first.dispatch()[5].current_stream_wait)
+    # A call reads inputs that an asynchronous call writes after that call's event.
+    for _ in range(5):
+        made = first.dispatch(num_worst_tokens=60 * buffer.group_size, async_finish=True)
+        *_, per_expert, _, event = buffer.get_dispatch_layout(made[1], 16, previous_event=made[5], async_finish=True)
+        event.current_stream_wait()
+        same(per_expert, torch.bincount(made[1].view(-1) + 1, minlength=17)[1:].int())
 
 
 def many_handles_live_together(buffer):

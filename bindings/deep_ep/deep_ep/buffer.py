@@ -131,6 +131,7 @@ class Buffer:
         Returns (tokens per rank int32 [ranks], per host int32 [hosts] or None for one host, per expert int32
         [num_experts], is_token_in_rank bool [T, ranks], event)."""
         cpu("topk_idx", topk_idx)
+        self._await(previous_event)
         check_choices(topk_idx, num_experts, self.group_size)
         n, ranks = topk_idx.size(0), self.group_size
         in_rank = torch.zeros((n, ranks), dtype=torch.bool, device="cpu")
@@ -168,6 +169,7 @@ class Buffer:
         numbers and -1 for others; recv_topk_weights, with 0 for others; tokens for each local expert, rounded up to
         expert_alignment, or [] with num_worst_tokens; handle; event). With a handle, all but the first and last are
         None."""
+        self._await(previous_event)
         rows = check_rows(x, topk_idx, topk_weights)
         if handle is not None:
             require(topk_idx is None and topk_weights is None, ValueError,
@@ -374,6 +376,12 @@ class Buffer:
         require(self.low_latency_mode, RuntimeError, "{}: make the Buffer with low_latency_mode=True", call)
         require(not (async_finish and return_recv_hook), ValueError,
                 "{}: give async_finish or return_recv_hook, not both", call)
+
+    @staticmethod
+    def _await(previous_event):
+        """Waits for the work that makes the inputs, for calls that read some of them before they return."""
+        if getattr(previous_event, "event", None) is not None:
+            previous_event.event.current_stream_wait()
 
     def _run(self, work, previous_event, asynchronous):
         previous = getattr(previous_event, "event", None)
