@@ -97,6 +97,9 @@ Stream::Work CudaStream::hold(std::function<Status()> work) {
 }
 
 Status CudaStream::enqueue(Work work) {
+  // Threads of several communicators may share the stream. Work must reach the proxy in the order of its numbers,
+  // because tell() stores them in that order on the proxy's thread.
+  const std::lock_guard in_order(enqueue_mutex_);
   const cuda::Current current(context_);
   CudaPut& put = *work.on_cuda;
   put.status = contained([&]() -> Status {

@@ -50,6 +50,7 @@ class CudaStream final : public Stream {
   driver::cuda::Stream stream_;
   uint64_t* done_ = nullptr;    // in page-locked memory, from a thread's first work on: the count of work that has run
   const void* last_ = nullptr;  // the engine that stored it last; only compared, never dereferenced
+  std::mutex enqueue_mutex_;    // held from taking a number to handing the work to the proxy; taken before mutex_
   std::mutex mutex_;
   uint64_t put_ = 0;
   std::vector<driver::cuda::Event> free_events_;

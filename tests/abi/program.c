@@ -53,7 +53,7 @@ static int unknown;
     (input).grown = 1;                                                          \
     const moecclResult_t result_ = (call);                                      \
     CHECK(result_ == (unknown ? moecclInvalidArgument : moecclSuccess));        \
-    if (unknown) CHECK(strstr(moecclGetLastError(NULL), "behind the") != NULL); \
+    if (unknown) CHECK(strstr(moecclGetLastError(NULL), "beyond the") != NULL); \
     (input).grown = 0;                                                          \
   } while (0)
 #define ZERO(answer) CHECK(!unknown || (answer).grown == 0)

@@ -175,6 +175,46 @@ TEST_F(CudaStreams, OfAnotherDeviceAreRefused) {
   });
 }
 
+// Each operation's number must reach the proxy in the order in which the stream waits for it.
+TEST_F(CudaStreams, MayBeSharedByThreadsOfSeveralCommunicators) {
+  setenv("MOECCL_CUDA_PERSISTENT", "0", 1);
+  run_ranks(
+      1,
+      [](int, moecclComm_t) {
+        constexpr int kThreads = 4, kTimes = 200;
+        CudaDevice device(0);
+        ASSERT_TRUE(device.ok());
+        void* stream = device.make_stream();
+        std::vector<std::unique_ptr<DeviceBuffer>> sums;
+        for (int t = 0; t < kThreads; ++t) {
+          sums.push_back(std::make_unique<DeviceBuffer>(device, kCount * 4));
+          sums.back()->put(floats(kCount, static_cast<float>(t)));
+        }
+        std::vector<std::thread> threads;
+        for (int t = 0; t < kThreads; ++t) {
+          threads.emplace_back([&, t] {
+            device.make_current();
+            moecclConfig_t config = device_options(RankMode::kThreads).config;
+            moecclUniqueId id;
+            moecclComm_t comm = nullptr;
+            MOECCL_ASSERT_OK(moecclGetUniqueId(&id));
+            MOECCL_ASSERT_OK(moecclCommInitRankConfig(&comm, 1, id, 0, &config));
+            void* data = sums[static_cast<size_t>(t)]->data();
+            for (int i = 0; i < kTimes; ++i)
+              MOECCL_EXPECT_OK(moecclAllReduce(data, data, kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
+            MOECCL_EXPECT_OK(moecclCommFinalize(comm));
+            MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+          });
+        }
+        for (std::thread& t : threads) t.join();
+        for (int t = 0; t < kThreads; ++t)
+          EXPECT_EQ(sums[static_cast<size_t>(t)]->get(stream), floats(kCount, static_cast<float>(t)));
+        sums.clear();
+        device.end_stream(stream);
+      },
+      device_options(RankMode::kProcesses));
+}
+
 // Work that cannot take its place in the caller's stream must not run without it, and must not succeed.
 void refused_by_the_driver(const char* function) {
   // Processes on one device are driven step by step.
