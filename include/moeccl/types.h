@@ -103,7 +103,7 @@ typedef int32_t moecclRedOp_t;
 #define MOECCL_NUM_REDUCTIONS 5
 
 typedef struct moecclComm* moecclComm_t;       /* one rank's membership of a communicator */
-typedef struct moecclStream* moecclStream_t;   /* a host stream: operations run in order on its own thread */
+typedef struct moecclStream* moecclStream_t;   /* a host stream: its operations run in order, in the background */
 typedef struct moecclMoe* moecclMoe_t;         /* one MoE layer's static description on a communicator */
 typedef struct moecclRouting* moecclRouting_t; /* one step's token routing on a layer */
 

@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "src/comm/group.h"
+
 namespace moeccl::comm {
 
 HostStream::~HostStream() {
@@ -38,26 +40,39 @@ Status HostStream::enqueue(Work work) {
 
 Status HostStream::synchronize() {
   MOECCL_TRY(ready());
+  const bool help =
+      waiters_run_ && !(Group::any_open() && Group::of_this_thread().open());  // its calls would join that group
   std::unique_lock lock(mutex_);
   const uint64_t until = put_;
-  changed_.wait(lock, [&] { return run_ >= until; });
+  while (run_ < until) {
+    if (help && !running_)
+      run_first(lock);
+    else
+      changed_.wait(lock);
+  }
   return std::exchange(first_failure_, Status());
+}
+
+void HostStream::run_first(std::unique_lock<std::mutex>& lock) {
+  std::function<Status()> work = std::move(queue_.front());
+  queue_.pop_front();
+  running_ = true;
+  lock.unlock();
+  Status status = contained(work);
+  work = nullptr;
+  lock.lock();
+  running_ = false;
+  if (!status.ok() && first_failure_.ok()) first_failure_ = std::move(status);
+  ++run_;
+  changed_.notify_all();
 }
 
 void HostStream::loop() {
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return ending_ || !queue_.empty(); });
+    changed_.wait(lock, [&] { return !running_ && (ending_ || !queue_.empty()); });
     if (queue_.empty()) return;
-    std::function<Status()> work = std::move(queue_.front());
-    queue_.pop_front();
-    lock.unlock();
-    Status status = contained(work);
-    work = nullptr;
-    lock.lock();
-    if (!status.ok() && first_failure_.ok()) first_failure_ = std::move(status);
-    ++run_;
-    changed_.notify_all();
+    run_first(lock);
   }
 }
 

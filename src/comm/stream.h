@@ -41,7 +41,9 @@ class Stream {
 
 class HostStream final : public Stream {
  public:
-  HostStream() : thread_([this] { loop(); }) {}
+  // With `waiters_run`, a thread in synchronize() runs the work that the stream's thread has not begun, which saves
+  // waking that thread and switching to it. Without it, all work runs on the stream's thread.
+  explicit HostStream(bool waiters_run = true) : waiters_run_(waiters_run), thread_([this] { loop(); }) {}
   ~HostStream() override;  // runs the remaining work
   Status ready() override;
   Work hold(std::function<Status()> work) override;
@@ -50,12 +52,15 @@ class HostStream final : public Stream {
 
  private:
   void loop();
+  void run_first(std::unique_lock<std::mutex>& lock);
 
   const driver::Birth birth_;  // a forked child has its queue but not its thread
+  const bool waiters_run_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::list<std::function<Status()>> queue_;
   uint64_t put_ = 0, run_ = 0;
+  bool running_ = false;  // a thread is in the work that was first in the queue
   bool ending_ = false;
   Status first_failure_;
   std::thread thread_;  // last, because it uses the others

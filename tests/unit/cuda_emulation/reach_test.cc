@@ -16,6 +16,9 @@ struct AccessTo {
   int flags;
 };
 AccessTo access_of(int device) { return {{1, device}, 3}; }
+// Returns an address that no memory has. The undefined-behaviour sanitizer would report a null pointer before the
+// driver does.
+uint64_t* nowhere() { return reinterpret_cast<uint64_t*>(uintptr_t{64}); }
 
 // Memory of device 0 that a kernel of device 1 stores to, with the calls that allow this and those that do not.
 struct Memory {
@@ -108,7 +111,7 @@ TEST_F(EmulatedReach, AKernelThatTouchesWhatItMayNotFailsItsContextForGood) {
     EXPECT_EQ(launch(make_function("emulated_store"), fine, StoreArgs{reinterpret_cast<uint64_t*>(m.p), 7}), 0);
     EXPECT_EQ(synchronize(fine), 0) << "another context is not concerned";
     // Work that waits for it does not hang.
-    EXPECT_EQ(launch(make_function("emulated_store"), fine, StoreArgs{nullptr, 7}), 0);
+    EXPECT_EQ(launch(make_function("emulated_store"), fine, StoreArgs{nowhere(), 7}), 0);
     EXPECT_EQ(synchronize(fine), kIllegalAddress);
   });
 }
@@ -118,7 +121,7 @@ TEST_F(EmulatedReach, AFailureEndsTheKernelsThatRunBesideIt) {
     (void)use(0);
     void *waiting = make_stream(), *failing = make_stream();
     spin(make_function("emulated_spin"), waiting, make_pinned());
-    EXPECT_EQ(launch(make_function("emulated_store"), failing, StoreArgs{nullptr, 7}, 4, 64), 0);
+    EXPECT_EQ(launch(make_function("emulated_store"), failing, StoreArgs{nowhere(), 7}, 4, 64), 0);
     EXPECT_EQ(synchronize(failing), kIllegalAddress);
     EXPECT_EQ(synchronize(waiting), kIllegalAddress);
   });

@@ -3,6 +3,7 @@
 // report, and every refusal names something. MOECCL_TEST_SCALE multiplies the 20,000 calls; 50 gives a million.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -89,7 +90,11 @@ class Fuzz {
 constexpr size_t kMost = 16;  // of every extent
 
 void call_samples(Fuzz& f) {
-  moecclSampleProblem_t p = MOECCL_SAMPLE_PROBLEM_INIT;
+  struct {
+    moecclSampleProblem_t p = MOECCL_SAMPLE_PROBLEM_INIT;
+    std::array<char, 200> newer{};  // a larger size promises that this memory is there
+  } given;
+  moecclSampleProblem_t& p = given.p;
   p.n_samples = f.extent(16), p.n_experts = f.extent(16), p.n_devices = f.extent(8), p.n_nodes = f.size(3);
   auto gather = f.integers(kMost * kMost, 0, 100), scatter = f.integers(kMost * kMost, 0, 100);
   auto expert = f.integers(kMost, 0, std::max(1, p.n_devices)), node = f.integers(kMost, 0, std::max(1, p.n_nodes));
