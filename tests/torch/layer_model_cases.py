@@ -195,7 +195,7 @@ def case_layers_with_features_can_be_copied_and_compiled(rank, n):
         late = copy.deepcopy(layer)
         for other in (early, late):
             torch.testing.assert_close(run(other, other), expected, msg=lambda m: f"copies, {options}: {m}")
-        if options == {"domains": [n]}:  # one, because compiling takes seconds
+        if n == 2 and options == {"domains": [n]}:  # once, because compiling takes seconds
             torch.testing.assert_close(run(layer, torch.compile(layer, backend="eager")), expected, msg=lambda m: f"compiled: {m}")
 
 
