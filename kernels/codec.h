@@ -8,6 +8,7 @@
 // ascending. With ratio 1, nothing is dropped, and the expert itself follows the header.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -64,6 +65,8 @@ struct CodecError {
   double max_dropped = 0;  // the largest residual that was dropped
   double relative = 0;     // |expert - decoded| / |expert|, in the Euclidean norm
 };
+// Returns CodecError::relative from the sums of squares; NaN if one of them is, so that bad weights do not look exact.
+inline double relative_loss(double lost, double whole) { return whole == 0 ? 0 : std::sqrt(lost / whole); }
 // encoded: [codec_bytes()]. The call uses about a megabyte of scratch.
 CodecError codec_encode(const CodecTable& table, const CodecShape& shape, const void* expert, const void* shared,
                         void* encoded);

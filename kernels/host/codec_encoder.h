@@ -43,10 +43,10 @@ inline uint32_t magnitude(float v) { return std::bit_cast<uint32_t>(v) & 0x7ffff
 
 // The state of one expert between blocks.
 struct CodecProgress {
-  uint32_t threshold = 0;  // the next block begins with it; 0: unknown
-  float max_dropped = 0;
+  uint32_t threshold = 0;      // the next block begins with it; 0: unknown
+  uint32_t max_dropped = 0;    // as bits, which order NaN above all numbers
   double lost = 0, whole = 0;  // sums of squares
-  CodecError error() const { return {max_dropped, whole > 0 ? std::sqrt(lost / whole) : 0}; }
+  CodecError error() const { return {std::bit_cast<float>(max_dropped), relative_loss(lost, whole)}; }
 };
 
 template <class C>
@@ -77,7 +77,7 @@ class BlockEncoder {
     uint32_t most = 0;  // magnitude of the largest dropped one
     if (k < n) {
       most = keep_largest(k, found, progress);
-      progress.max_dropped = std::max(progress.max_dropped, std::bit_cast<float>(most));
+      progress.max_dropped = std::max(progress.max_dropped, most);
     }
     std::byte* indices = to + k * sizeof(typename C::Stored);
     double kept_squares = 0;

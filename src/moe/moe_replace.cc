@@ -166,6 +166,7 @@ Status MoeReplacement::begin_step(MoeRouting& routing, const int32_t* next, cons
     return met;
   }
   routing_version_ = routing.version_;
+  price_links();
   routing.read_by(background_);
   background_->start([this] { return solve_and_build(); });
   return {};

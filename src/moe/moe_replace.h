@@ -58,7 +58,7 @@ class MoeReplacement {
   Status solve_and_build();
   Status solve();
   moecclSampleProblem_t problem_of(const algo::SampleCounts& counts, std::vector<int32_t>& current);
-  void price_links(moecclSampleProblem_t& problem);
+  void price_links();
   Status run_solver(moecclSampleProblem_t problem, moecclSampleAnswer_t* chosen);
   Status build();
   Status build_at_home();
@@ -86,6 +86,7 @@ class MoeReplacement {
   std::vector<uint64_t> tokens_of_;
   std::vector<int32_t> inner_group_;  // the levels between nodes and ranks, for the solver
   std::vector<double> inner_alpha_us_, inner_beta_us_;
+  moecclSampleProblem_t links_{};  // only its figures of links
   algo::Samples samples_;
   algo::AllChoices choices_;
   std::vector<int32_t> next_;        // [samples][columns]

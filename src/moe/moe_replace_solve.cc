@@ -55,7 +55,7 @@ moecclSampleProblem_t MoeReplacement::problem_of(const algo::SampleCounts& count
   const plan::LevelTree& tree = layer_.host().tree();
   current.resize(samples_.n());
   for (uint32_t i = 0; i < current.size(); ++i) current[i] = static_cast<int32_t>(samples_.home(i));
-  moecclSampleProblem_t problem = MOECCL_SAMPLE_PROBLEM_INIT;
+  moecclSampleProblem_t problem = links_;
   problem.n_samples = static_cast<int32_t>(samples_.n());
   problem.n_experts = counts.n_columns;
   problem.n_devices = static_cast<int32_t>(tree.n_ranks);
@@ -65,13 +65,14 @@ moecclSampleProblem_t MoeReplacement::problem_of(const algo::SampleCounts& count
   problem.device_node = node_.data();
   problem.min_gain = config_.min_gain;
   problem.refine_pairs = config_.refine_pairs;
-  price_links(problem);
   return problem;
 }
 
 // Uses the calibrated figures of links if there are any, else those of the topology. A level's link belongs to one
-// group, and the groups of a node use theirs at the same time.
-void MoeReplacement::price_links(moecclSampleProblem_t& problem) {
+// group, and the groups of a node use theirs at the same time. Called by the caller's thread, which may load another
+// profile while the solver runs.
+void MoeReplacement::price_links() {
+  moecclSampleProblem_t& problem = links_ = MOECCL_SAMPLE_PROBLEM_INIT;
   const plan::LevelTree& tree = layer_.host().tree();
   const plan::Profile& profile = layer_.host().profile();
   const uint32_t depth = tree.depth();

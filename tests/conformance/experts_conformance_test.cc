@@ -393,6 +393,31 @@ TEST(Experts, DifferentPlacementsAreNamed) {
   });
 }
 
+// Grok-1's experts have 604 million elements, 2.4 GB of fp32 gradients.
+TEST(Experts, AnExpertMayHaveGigabytes) {
+  run_ranks(2, [](int, moecclComm_t comm) {
+    const int32_t experts[] = {0, 1, 1, 0};
+    moecclPlacement_t p = MOECCL_PLACEMENT_INIT;
+    p.n_experts = 2;
+    p.slots_per_rank = 2;
+    p.slot_expert = experts;
+    for (const moecclOp_t op :
+         {moecclOpExpertAllReduce, moecclOpCollectGradients, moecclOpReduceGradients, moecclOpPlaceWeights}) {
+      size_t needed = 0;
+      MOECCL_EXPECT_COMM_OK(moecclExpertExplain(comm, op, 603'979'776, moecclFloat32, &p, nullptr, 0, &needed), comm);
+      for (const size_t count : {size_t{1} << 37, SIZE_MAX / 4, SIZE_MAX}) {
+        EXPECT_EQ(moecclExpertExplain(comm, op, count, moecclFloat32, &p, nullptr, 0, &needed), moecclInvalidArgument);
+        EXPECT_NE(std::string(moecclGetLastError(comm)).find("fits in memory"), std::string::npos)
+            << moecclGetLastError(comm);
+      }
+    }
+    std::vector<float> v(4);
+    const moecclExpertLayer_t layer = {&p, v.data(), v.data()};
+    EXPECT_EQ(moecclExpertLayers(moecclOpReduceGradients, &layer, 1, SIZE_MAX, moecclFloat32, moecclSum, comm, nullptr),
+              moecclInvalidArgument);
+  });
+}
+
 TEST(Experts, BadArgumentsAreNamed) {
   run_ranks(1, [](int, moecclComm_t comm) {
     int32_t experts[2] = {0, 1};

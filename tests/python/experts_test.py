@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers with all their backward operations, replicated experts, hybrid domains, the codec, migration and re-placing combine."""
 import array
+import ctypes
+import gc
 import unittest
 
 import moeccl
@@ -342,7 +344,32 @@ def swap(comm):
     return answer
 
 
+def dropped(comm):
+    """Drops a migration and an expert swap whose transfers run; both then end before their buffers go."""
+    hybrid = moeccl.Hybrid(comm, EXPERTS, domain=[comm.size])
+    queue = moeccl.Migration(hybrid, 1000, ratio=1)
+    queue.send(floats(1000 * hybrid.n_own, 3.0))
+    held = floats(1000 * hybrid.n_held)
+    queue.begin_into(held)
+    swapping, moe = moeccl.ExpertSwap(comm, interval=1, min_gain=-1), layer(comm)
+    swapping.attach(moe, [floats(4 * moe.n_slots)])
+    routing = moe.routing(choices(comm.rank))
+    swapping.begin()
+    handles = queue.handle, swapping.handle
+    del queue, swapping
+    gc.collect()
+    ended = set(held) == {3.0}
+    info, done = moeccl._abi.moecclMigrationInfo_t(), ctypes.c_int32()
+    dead = (moeccl._library.lib.moecclMigrationGetInfo(handles[0], 0, ctypes.byref(info)),
+            moeccl._library.lib.moecclExpertSwapTest(handles[1], ctypes.byref(done)))
+    routing.close()
+    return ended, 0 not in dead
+
+
 class Hybrid(unittest.TestCase):
+    def test_transfers_end_with_the_object_that_began_them(self):
+        self.assertEqual(in_processes(2, dropped), [(True, True)] * 2)
+
     def test_experts_travel_inside_a_domain(self):
         self.assertEqual(in_processes(2, hybrid_round), [(True,) * 6] * 2)
         in_threads(2, lambda comm: self.assertEqual(hybrid_round(comm), (True,) * 6))

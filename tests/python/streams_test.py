@@ -4,6 +4,7 @@ import array
 import gc
 import time
 import unittest
+import weakref
 
 import moeccl
 from ranks import in_processes, in_threads
@@ -44,6 +45,23 @@ class Streams(unittest.TestCase):
                 comm.broadcast(box, stream=stream)
 
         in_threads(2, work)
+
+    def test_a_stream_that_only_a_group_uses_lives_until_the_group_has_run(self):
+        [comm] = moeccl.init_all(1)
+        class Floats(array.array):
+            pass
+        for kind in (array.array, Floats):  # both ways of a buffer into the library
+            given, got = kind("f", [2.0] * 1000), array.array("f", [0.0] * 1000)
+            alive = weakref.ref(given)
+            with moeccl.group():
+                comm.all_reduce(given, got, stream=moeccl.Stream())
+                del given
+                gc.collect()
+                self.assertIsNotNone(alive(), "the buffer of a call that has not been issued yet is gone")
+            gc.collect()
+            self.assertIsNone(alive())
+            self.assertEqual(set(got), {2.0})
+        comm.close()
 
     def test_a_failure_is_told_when_the_stream_is_synchronized(self):
         def work(comm):

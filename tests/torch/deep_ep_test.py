@@ -522,6 +522,13 @@ def made_and_dropped(buffer):
     del other, case
     event.event._done.wait(60)
     assert event.event._done.is_set(), "the call of a Buffer that was dropped meanwhile does not end"
+    for explicitly in (False, True):
+        other = DEEP_EP().Buffer(None, comm=LikeMpi(buffer.group), explicitly_destroy=explicitly)
+        case, kept = Case(other, 8), other._comm
+        case.check_combine(case.check(case.dispatch()))
+        del other, case
+        assert (kept.comm is not None) == explicitly, "explicitly_destroy decides whether the communicator ends with its Buffer"
+        kept.close()
     raises(ValueError, "group and comm are None", lambda: DEEP_EP().Buffer(None))
     raises(NotImplementedError, "enable_shrink", lambda: DEEP_EP().Buffer(buffer.group, enable_shrink=True))
 

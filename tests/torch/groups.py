@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups: subgroups, splits, overlap, futures, errors, ranks that die, shutdown."""
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -158,6 +159,8 @@ def ranks_that_disagree(rank, size, _):
     failure = raises(dist.DistBackendError, ["moecclMismatch", "count"], lambda: dist.all_reduce(torch.ones(3 + rank), group=group))
     import moeccl
     assert isinstance(failure, moeccl.Error) and failure.name == "moecclMismatch"
+    sent = pickle.loads(pickle.dumps(failure))  # as from a data loader's or an elastic agent's process
+    assert type(sent) is type(failure) and (str(sent), sent.code, sent.name) == (str(failure), failure.code, failure.name)
     group = dist.new_group()
     work = dist.all_reduce(torch.ones(3 + rank), group=group, async_op=True)
     future = work.get_future()

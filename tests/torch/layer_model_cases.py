@@ -170,6 +170,96 @@ def case_copies_have_the_same_gradients(rank, n):
         assert mt.ignore_experts(other)._ddp_params_and_buffers_to_ignore == ["experts.up__weight", "experts.down__weight"]
 
 
+def every_feature(n):
+    """Returns options for MoELayer that turn on its features, with HIDDEN, EXPERTS and 2 * SAMPLE tokens per rank."""
+    norm = {"sample_tokens": SAMPLE, "norm": nn.LayerNorm(HIDDEN)}
+    return [{}, {"swap": True}, {"replica_slots": EXPERTS // n + 1}, {"domains": [n]}, {"domains": [n], "codec_ratio": 4}, norm,
+            {**norm, "shared_expert": 8}]
+
+
+def case_layers_with_features_can_be_copied_and_compiled(rank, n):
+    def run(layer, callee):
+        given = torch.randn((2 * SAMPLE, HIDDEN), generator=torch.Generator().manual_seed(rank)).requires_grad_()
+        layer.zero_grad()
+        y = callee(given)
+        y.square().sum().backward()
+        return y.detach(), given.grad, *(p.grad.clone() for p in layer.parameters() if p.grad is not None)
+
+    for options in every_feature(n):
+        torch.manual_seed(4)
+        layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=2 * SAMPLE, seed=1, **options)
+        if options.get("sample_tokens"):  # where samples go must not depend on measured times
+            layer._replacing = Replacing(SAMPLE, moeccl._abi.moecclReplaceKeep, layer._replacing._residual)
+        early = copy.deepcopy(layer)
+        expected = run(layer, layer)
+        late = copy.deepcopy(layer)
+        for other in (early, late):
+            torch.testing.assert_close(run(other, other), expected, msg=lambda m: f"copies, {options}: {m}")
+        if n == 2 and options == {"domains": [n]}:  # once, because compiling takes seconds
+            torch.testing.assert_close(run(layer, torch.compile(layer, backend="eager")), expected, msg=lambda m: f"compiled: {m}")
+
+
+def case_a_failed_step_leaves_no_old_experts(rank, n):
+    for ratio in (1, 4):
+        layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=TOKENS, seed=1, domains=[n], codec_ratio=ratio)
+        x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(rank))
+        assert layer(x).abs().max() > 0
+        try:
+            layer(torch.cat([x, x]))
+        except moeccl.Error as failure:
+            assert "max_tokens" in str(failure), failure
+        else:
+            raise AssertionError("too many tokens were taken")
+        with torch.no_grad():
+            for p in layer.experts.parameters():
+                p.zero_()
+        assert layer(x).abs().max() == 0, "the step after a failed one runs the experts of the failed one"
+
+
+class FloatNorm(nn.Module):
+    """A norm that returns float32 for every input, as norms do under autocast on CUDA."""
+
+    def forward(self, x):
+        return nn.functional.layer_norm(x.float(), (HIDDEN,))
+
+
+def case_a_norm_may_return_another_type(rank, n):
+    torch.manual_seed(0)
+    x = torch.randn((2 * SAMPLE, HIDDEN), generator=torch.Generator().manual_seed(rank))
+    for shared in (None, 8):
+        layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=2 * SAMPLE, seed=1, sample_tokens=SAMPLE, norm=FloatNorm(),
+                            shared_expert=shared)
+        layer._replacing = Replacing(SAMPLE, moeccl._abi.moecclReplaceKeep, layer._replacing._residual)
+        expected = layer(x.bfloat16().float())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            given = x.bfloat16().requires_grad_()
+            got = layer(given)
+        got.float().sum().backward()
+        assert got.dtype == given.grad.dtype == torch.bfloat16
+        torch.testing.assert_close(got.float(), expected, rtol=0.05, atol=0.05)
+
+
+def case_factored_states_move_with_their_experts(rank, n):
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=TOKENS, seed=1, swap=True)
+    optimizer = torch.optim.Adafactor(layer.parameters())
+    x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(rank))
+    for _ in range(20):
+        layer(x).square().sum().backward()
+        optimizer.step()
+        for p in layer.experts.stacked():  # a mark by which a slot's state is known
+            for name in ("row_var", "col_var"):
+                optimizer.state[p][name].copy_(p.detach().flatten(1)[:, 0].reshape(-1, *[1] * (p.dim() - 1)))
+        if layer.rebalance(optimizer):
+            break
+        x = x.roll(1, dims=1)
+    else:
+        raise AssertionError("no experts changed places")
+    for p in layer.experts.stacked():
+        for name in ("row_var", "col_var"):
+            moved = optimizer.state[p][name].flatten(1)[:, 0]
+            torch.testing.assert_close(moved, p.detach().flatten(1)[:, 0], rtol=0, atol=0)
+
+
 def case_micro_batches_and_checkpointing(rank, n):
     same(train(rank, 6, micro_batches=2)[0], reference(n, 6)[0])
     torch.manual_seed(1)
@@ -310,6 +400,17 @@ def case_balancing_loss_has_its_gradient(rank, n):
     assert got.abs().max() > 0 and abs(layer.aux_loss.item() - loss.item()) < 1e-6
     with torch.no_grad():
         layer(x)
+
+
+def case_rows_of_another_width_are_named(rank, n):
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=8, max_tokens=TOKENS)
+    for shape in ((2, 2 * HIDDEN), (HIDDEN, 4), ()):
+        try:
+            layer(torch.zeros(shape))
+        except ValueError as error:
+            assert str(shape) in str(error) and str(HIDDEN) in str(error), error
+        else:
+            raise AssertionError(f"x of shape {shape} was taken")
 
 
 def case_wrong_options_are_named(rank, n):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffer: the calls of DeepEP's V1 interface."""
+import functools
 import os
 import socket
 import threading
@@ -54,8 +55,9 @@ class Buffer:
         is an mpi4py communicator.
 
         MoECCL reserves memory and chooses transports itself, so num_nvl_bytes, num_rdma_bytes, num_qps_per_rank,
-        allow_nvlink_for_low_latency_mode and allow_mnnvl are stored but have no effect. With explicitly_destroy
-        False the communicator also ends with the Buffer."""
+        allow_nvlink_for_low_latency_mode and allow_mnnvl are stored but have no effect. The communicator ends with the
+        Buffer, or at the interpreter's exit; with explicitly_destroy it ends only at destroy(), so that an exit after an
+        exception waits for no call."""
         if enable_shrink:
             raise NotImplementedError("enable_shrink: MoECCL has no masks of ranks; a lost rank fails the call with its "
                                       "name. Leave enable_shrink False")
@@ -71,7 +73,9 @@ class Buffer:
         self._stream, self._memory = CommStream(), Memory()
         self._two = {}  # low-latency results: two per shape
         self._next_combine = {}
-        self._end = weakref.finalize(self, _close, self._stream, self._comm)
+        self._end = functools.partial(_close, self._stream, self._comm)
+        if not explicitly_destroy:
+            self._end = weakref.finalize(self, self._end)
 
     def destroy(self):
         """Waits for this rank's calls and ends the communicator. The Buffer cannot be used afterwards. This call is not

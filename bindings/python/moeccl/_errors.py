@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures of the library as exceptions, and checks of arguments that ctypes would silently truncate."""
 import operator
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Tuple, Type
 
 from ._library import lib
 
@@ -19,15 +19,15 @@ class Error(RuntimeError):
         super().__init__(f"{self.name}: {sentence}")
 
     def __reduce__(self) -> Any:
-        return _again, (self.code, self.name, str(self))
+        return _again, (type(self), self.code, self.name, str(self))
 
 
 Error.__module__ = "moeccl"
 
 
-def _again(code: int, name: str, whole: str) -> Error:
+def _again(kind: Type[Error], code: int, name: str, whole: str) -> Error:
     """Rebuilds an error that another process raised and sent here."""
-    error = Error.__new__(Error, whole)
+    error = kind.__new__(kind, whole)
     error.code, error.name = code, name
     return error
 

@@ -177,3 +177,7 @@ class Migration:
             self._into = {}
             for layer in list(self._encoded):
                 self._drop_encoded(layer)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            lib.moecclMigrationDestroy(self._handle)  # ends the gathers, which use the buffers

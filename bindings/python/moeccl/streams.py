@@ -11,11 +11,12 @@ from ._library import lib
 
 
 class _Open(threading.local):
-    """The calling thread's open group and the buffers lent to it."""
+    """The calling thread's open group, the buffers lent to it, and the streams of its calls."""
     depth = 0
 
     def __init__(self) -> None:
         self.lent: List[Any] = []
+        self.streams: List["Stream"] = []
 
 
 _open = _Open()
@@ -102,6 +103,8 @@ def give_back(buffers: Sequence[Any], stream: Any = None) -> None:
     """Releases a call's buffers once it has run: now, at the end of the group, or when its stream is synchronized."""
     if isinstance(stream, Stream):
         stream._lent.extend(buffers)
+        if _open.depth and all(thing is not stream for thing in _open.streams):
+            _open.streams.append(stream)  # a stream that nothing else refers to must not end before the group issues its calls
         return
     if _open.depth:  # the group uses them at its end
         _open.lent.extend(buffers)
@@ -129,7 +132,7 @@ def group() -> Iterator[None]:
         _open.depth -= 1
         code = end()
         if _open.depth == 0:
-            lent, _open.lent = _open.lent, []
+            lent, _open.lent, _open.streams = _open.lent, [], []
             for thing in lent:
                 thing.release()
     check(code)

@@ -105,3 +105,7 @@ class ExpertSwap:
             for buffer in self._kept:
                 buffer.release()
             self._kept, self._moes = [], []
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            lib.moecclExpertSwapDestroy(self._handle)  # ends the transfers, which use the buffers

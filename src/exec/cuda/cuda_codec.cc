@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
 
 #include "src/exec/cuda/urgent_stream.h"
@@ -21,6 +20,7 @@ constexpr size_t kThreads = 256, kChecksumBlocks = 128;
 
 CudaCodec::CudaCodec(StreamEngine& engine, const kernels::CodecShape& shape)
     : engine_(engine),
+      context_(engine.context()),
       shape_(shape),
       n_blocks_((shape.count + kernels::kCodecBlock - 1) / kernels::kCodecBlock),
       whole_bytes_(shape.count * moecclTypeSize(shape.type)),
@@ -45,7 +45,7 @@ Result<std::unique_ptr<CudaCodec>> CudaCodec::create(StreamEngine& engine, const
 
 CudaCodec::~CudaCodec() {
   if (stream_ == nullptr) return;
-  const cuda::Current current(engine_.context());
+  const cuda::Current current(context_);
   (void)cuda::driver()->cuStreamSynchronize(stream_);
   (void)cuda::driver()->cuStreamDestroy_v2(stream_);
 }
@@ -75,7 +75,7 @@ Status CudaCodec::finish() {
 Status CudaCodec::encode(const void* experts, const void* shared, void* encoded, size_t n,
                          kernels::CodecError* errors) {
   const std::lock_guard lock(mutex_);
-  const cuda::Current current(engine_.context());
+  const cuda::Current current(context_);
   after_default_stream();
   for (size_t e = 0; e < n; ++e) {
     const std::byte* from = static_cast<const std::byte*>(experts) + e * whole_bytes_;
@@ -102,14 +102,14 @@ Status CudaCodec::encode(const void* experts, const void* shared, void* encoded,
       whole += parts[b].whole;
       dropped = std::max(dropped, parts[b].dropped);
     }
-    errors[e] = {std::bit_cast<float>(dropped), whole > 0 ? std::sqrt(sum / whole) : 0};
+    errors[e] = {std::bit_cast<float>(dropped), kernels::relative_loss(sum, whole)};
   }
   return finish();
 }
 
 Status CudaCodec::decode(const void* encoded, const void* shared, void* held, size_t n) {
   const std::lock_guard lock(mutex_);
-  const cuda::Current current(engine_.context());
+  const cuda::Current current(context_);
   after_default_stream();
   for (size_t e = 0; e < n && whole_bytes_ > 0; ++e) {
     const std::byte* from = static_cast<const std::byte*>(encoded) + e * expert_bytes_;
@@ -129,7 +129,7 @@ Status CudaCodec::decode(const void* encoded, const void* shared, void* held, si
 Result<bool> CudaCodec::valid(const void* encoded, size_t n) {
   if (exact() || n == 0) return true;
   const std::lock_guard lock(mutex_);
-  const cuda::Current current(engine_.context());
+  const cuda::Current current(context_);
   auto* const bad = reinterpret_cast<uint32_t*>(device_.data());
   note(cuda::driver()->cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(bad), 0, sizeof(*bad), stream_), "zeros");
   const CodecCheckArgs args{encoded, bad, n, expert_bytes_, keep_last_, n_last_, header_};
@@ -142,7 +142,7 @@ Result<bool> CudaCodec::valid(const void* encoded, size_t n) {
 Result<uint64_t> CudaCodec::checksum(const void* shared) {
   if (exact() || whole_bytes_ == 0) return 0;
   const std::lock_guard lock(mutex_);
-  const cuda::Current current(engine_.context());
+  const cuda::Current current(context_);
   after_default_stream();
   // There are as many partial sums as the launch may have blocks; those of blocks that are not launched stay zero.
   note(cuda::driver()->cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(device_.data()), 0,

@@ -14,7 +14,7 @@
 
 namespace moeccl::exec {
 
-// Each call waits for the device. Calls may come from any thread and are serialised. The engine must outlive the codec.
+// Each call waits for the device. Calls may come from any thread and are serialised. The engine must outlive them.
 class CudaCodec {
  public:
   // shape: of every expert. With ratio 1 there is no header: an expert is transferred as it is.
@@ -41,6 +41,7 @@ class CudaCodec {
   Status finish();
 
   StreamEngine& engine_;
+  const driver::cuda::Context context_;  // the destructor has no engine any more if the communicator went first
   const kernels::CodecShape shape_;
   size_t n_blocks_, whole_bytes_, expert_bytes_;
   uint32_t keep_, keep_last_, n_last_;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 #include <memory>
 
 #include "src/algo/experts/gradient_reduce.h"
@@ -20,18 +19,14 @@
 namespace moeccl::comm {
 namespace {
 
+constexpr uint64_t kMostElements = uint64_t{1} << 36;  // of an expert, as for migration
+
 // A call whose arguments have passed the checks.
 struct Checked {
   algo::ReplicaPlacement placement;
   uint32_t element_bytes = 1;
   bool average = false;
 };
-
-Status check_size(const ExpertCall& call, size_t element_bytes) {
-  const uint64_t most = uint64_t{1} << 32;  // experts and slots of all ranks together
-  if (call.count <= std::numeric_limits<int64_t>::max() / most / element_bytes) return {};
-  return bad(call.op, "count", format("{}", call.count), "a size that fits in memory");
-}
 
 Result<Checked> check_call(const Communicator& comm, const ExpertCall& call) {
   Checked c;
@@ -42,7 +37,7 @@ Result<Checked> check_call(const Communicator& comm, const ExpertCall& call) {
     return bad(call.op, "op", format("{}", call.reduce), "moecclSum or moecclAvg");
   c.average = call.reduce == moecclAvg;
   MOECCL_ASSIGN_OR_RETURN(c.placement, read_placement(call.placement, comm.n_ranks()));
-  MOECCL_TRY(check_size(call, c.element_bytes));
+  MOECCL_TRY(check_expert_size(call, c.element_bytes, c.placement));
   return c;
 }
 
@@ -246,6 +241,12 @@ Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* placement
   return algo::ReplicaPlacement::make(static_cast<uint32_t>(given.n_experts), slots, {given.slot_expert, total});
 }
 
+Status check_expert_size(const ExpertCall& call, size_t element_bytes, const algo::ReplicaPlacement& placement) {
+  const uint64_t rows = std::max<uint64_t>(placement.slot_expert.size(), placement.n_experts);
+  if (call.count <= kMostElements && fits_in_memory(call.count, element_bytes, rows)) return {};
+  return bad(call.op, "count", format("{}", call.count), "a size that fits in memory");
+}
+
 Status prepare_expert_call(Communicator& comm, const ExpertCall& asked, exec::Operation& op) {
   MOECCL_TRY(comm.usable());
   MOECCL_ASSIGN_OR_RETURN(const moecclPlacement_t placement, adopt(asked.placement, "placement"));
@@ -293,8 +294,7 @@ Status prepare_expert_layers(Communicator& comm, const ExpertCall& asked, std::s
   const size_t element_bytes = moecclTypeSize(asked.type);
   if (element_bytes == 0)
     return bad(asked.op, "type", format("{}", static_cast<int>(asked.type)), "a moecclDataType_t");
-  MOECCL_TRY(check_size(asked, element_bytes));
-  MOECCL_ASSIGN_OR_RETURN(const ExpertLayers joined, join_layers(comm, asked.op, layers, asked.count, element_bytes));
+  MOECCL_ASSIGN_OR_RETURN(const ExpertLayers joined, join_layers(comm, asked, layers, element_bytes));
   const moecclPlacement_t placement = joined.placement();
   const bool places = asked.op == moecclOpPlaceWeights;
   ExpertCall call = asked;

@@ -30,6 +30,8 @@ Status prepare_expert_layers(Communicator& comm, const ExpertCall& call, std::sp
                              exec::Operation& op);
 // Returns the page of moecclExpertExplain; ignores the buffers.
 Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& call);
+// Refuses more elements of an expert than memory can hold for the placement's slots and experts.
+Status check_expert_size(const ExpertCall& call, size_t element_bytes, const algo::ReplicaPlacement& placement);
 Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* given, uint32_t n_ranks);
 
 }  // namespace moeccl::comm

@@ -53,9 +53,10 @@ moecclPlacement_t ExpertLayers::placement() const {
   return p;
 }
 
-Result<ExpertLayers> join_layers(Communicator& comm, moecclOp_t op, std::span<const moecclExpertLayer_t> layers,
-                                 uint64_t count, uint64_t element_bytes) {
+Result<ExpertLayers> join_layers(Communicator& comm, const ExpertCall& call,
+                                 std::span<const moecclExpertLayer_t> layers, uint64_t element_bytes) {
   const uint32_t n = comm.n_ranks();
+  const uint64_t count = call.count;
   const uint64_t shard = algo::shard_elements(count, n);
   std::vector<algo::ReplicaPlacement> placements;
   std::vector<Piece> pieces;
@@ -68,7 +69,8 @@ Result<ExpertLayers> join_layers(Communicator& comm, moecclOp_t op, std::span<co
     const algo::ReplicaPlacement& p = placements.emplace_back(std::move(*read));
     if (p.n_experts > static_cast<uint32_t>(std::numeric_limits<int32_t>::max() - all.n_experts))
       return error(moecclInvalidArgument, "{} layers have more than 2^31 experts: give fewer layers", layers.size());
-    const bool places = op == moecclOpPlaceWeights;
+    MOECCL_TRY(check_expert_size(call, element_bytes, p));
+    const bool places = call.op == moecclOpPlaceWeights;
     const Piece slots{l, true, places, static_cast<std::byte*>(layers[l].slots),
                       p.n_slots(comm.rank()) * count * element_bytes};
     const Piece shards{l, false, !places, static_cast<std::byte*>(layers[l].shards),

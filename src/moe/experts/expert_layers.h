@@ -22,8 +22,9 @@ struct ExpertLayers {
   std::vector<uint64_t> slot_first, shard_first;
 };
 
-// The error names the layer. op is moecclOpReduceGradients, CollectGradients or PlaceWeights.
-Result<ExpertLayers> join_layers(Communicator& comm, moecclOp_t op, std::span<const moecclExpertLayer_t> layers,
-                                 uint64_t count, uint64_t element_bytes);
+struct ExpertCall;
+// The error names the layer. call.op is moecclOpReduceGradients, CollectGradients or PlaceWeights.
+Result<ExpertLayers> join_layers(Communicator& comm, const ExpertCall& call,
+                                 std::span<const moecclExpertLayer_t> layers, uint64_t element_bytes);
 
 }  // namespace moeccl::comm

@@ -261,6 +261,7 @@ Status Migration::run(Flight& flight) {
       if (now != flight.packed.checksum) flight.mine.code = moecclInvalidUsage;
       return {};
     });
+    if (!gathered.ok()) flight.mine.code = gathered.code();  // no rank may switch if one cannot
   }
   Status exchanged = comm_.run_in_turn(flight.exchange_ticket, flight.exchange);
   MOECCL_TRY(std::move(gathered));
@@ -296,6 +297,9 @@ Status Migration::verdict(const Flight& flight) const {
                    "layer {}: the shared expert of rank {} is not what its moecclMigrationSend had: keep it until the "
                    "wait; no rank has switched",
                    w[0].layer, r);
+    if (w[r].code != moecclSuccess && w[r].code != moecclInternalError)
+      return error(moecclRemoteError, "layer {}: rank {} could not read its shared expert ({}); no rank has switched",
+                   w[0].layer, r, moecclGetErrorString(static_cast<moecclResult_t>(w[r].code)));
     if (w[r].code != moecclSuccess)
       return error(moecclInternalError, "layer {}: rank {} received experts that do not decode; no rank has switched",
                    w[0].layer, r);

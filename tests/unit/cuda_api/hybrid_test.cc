@@ -230,6 +230,48 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CudaMigration,
                                            World{4, RankMode::kProcesses, "dc:2 gpu:2", {2, 2}, 3},
                                            World{3, RankMode::kMixed, nullptr, {2}, 5}));
 
+// The rank without experts has nothing to decode, so its device's next zeros are those of the shared expert's checksum.
+TEST(CudaMigrationFailure, NoRankSwitchesIfOneCannotReadItsSharedExpert) {
+  on_devices({2, RankMode::kProcesses, nullptr, {1}, 1}, [&](int rank, moecclComm_t comm, CudaDevice& device, void*) {
+    if (!device.emulated()) return;
+    moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+    const int32_t alone = 1;
+    config.n_experts = 1;
+    config.n_levels = 1;
+    config.domain = &alone;
+    moecclHybrid_t hybrid = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+    moecclMigrationConfig_t migrate = MOECCL_MIGRATION_CONFIG_INIT;
+    migrate.count = 1000;
+    moecclComm_t own = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, 0, rank, &own, nullptr), comm);
+    moecclMigration_t migration = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclMigrationCreate(&migration, hybrid, own, &migrate), own);
+    DeviceBuffer shared(device, 4000), expert(device, 4000), held(device, 4000);
+    for (DeviceBuffer* buffer : {&shared, &expert, &held}) buffer->put(std::vector<char>(4000));
+    for (const bool fails : {false, true}) {
+      MOECCL_ASSERT_COMM_OK(moecclMigrationSend(migration, 0, expert.data(), shared.data(), nullptr), own);
+      if (fails && rank == 1) device.refuse("cuMemsetD8Async", 1);
+      MOECCL_ASSERT_COMM_OK(moecclMigrationBeginInto(migration, 0, shared.data(), held.data()), own);
+      const moecclResult_t waited = moecclMigrationWait(migration, 0, nullptr, nullptr, nullptr);
+      if (!fails) MOECCL_ASSERT_COMM_OK(waited, own);
+      if (fails && rank == 0) {
+        EXPECT_EQ(waited, moecclRemoteError);
+        EXPECT_NE(std::string(moecclGetLastError(own)).find("rank 1 could not read"), std::string::npos)
+            << moecclGetLastError(own);
+      }
+      if (fails && rank == 1) EXPECT_NE(waited, moecclSuccess);
+    }
+    moecclMigrationInfo_t info{};
+    info.size = sizeof(info);
+    MOECCL_ASSERT_OK(moecclMigrationGetInfo(migration, 0, &info));
+    EXPECT_EQ(info.epoch, 1u);
+    MOECCL_EXPECT_OK(moecclCommDestroy(own));
+    MOECCL_EXPECT_OK(moecclMigrationDestroy(migration));  // allowed after its communicator
+    MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+  });
+}
+
 struct ReplaceWorld {
   int n;
   RankMode mode;

@@ -148,6 +148,28 @@ TEST(Codec, KeepsTheLargestResidualsOfEachBlock) {
   }
 }
 
+TEST(Codec, AnExpertWithNaNHasNoNumberForItsError) {
+  std::mt19937 random(4);
+  for (const moecclDataType_t type : {moecclFloat32, moecclBfloat16})
+    for (const size_t apart : {size_t{7}, size_t{70'000}}) {  // more than are kept, and one, which is kept
+      std::vector<float> values = draw(random, 70'001, 0);
+      const Tensor shared = tensor(values, type);
+      for (size_t i = 3; i < values.size(); i += apart) values[i] = NAN;
+      const Tensor expert = tensor(values, type);
+      const CodecShape shape{type, values.size(), 50};
+      std::vector<std::byte> expected;
+      for (const char* name : {"reference", "avx2", "avx512"}) {
+        if (select_codec(name) == nullptr) continue;
+        std::vector<std::byte> encoded(codec_bytes(shape));
+        const CodecError error = codec_encode(*select_codec(name), shape, expert.data(), shared.data(), encoded.data());
+        EXPECT_TRUE(std::isnan(error.relative)) << name << " says " << error.relative;
+        EXPECT_EQ(std::isnan(error.max_dropped), apart == 7) << name << " says " << error.max_dropped;
+        if (expected.empty()) expected = encoded;
+        EXPECT_EQ(encoded, expected) << name;
+      }
+    }
+}
+
 TEST(Codec, RatioOneIsExact) {
   std::mt19937 random(3);
   for (const moecclDataType_t type : {moecclFloat32, moecclBfloat16}) {

@@ -30,10 +30,19 @@ def dtype_of(tensor):
     return DTYPES[tensor.dtype]
 
 
+class _Memory:
+    """A tensor's address as an argument of a C function. It holds the tensor, because a frame that torch.compile splits gives up a
+    tensor after its last use by name, which would be the use that takes the address."""
+    __slots__ = ("_as_parameter_", "_tensor")
+
+    def __init__(self, tensor):
+        self._tensor, self._as_parameter_ = tensor, tensor.data_ptr() or None
+
+
 def memory(tensor):
-    """Returns the address of a contiguous tensor, which the caller must keep alive until the call is over."""
-    assert tensor.is_contiguous()
-    return tensor.data_ptr() or None
+    """Returns the memory of a contiguous tensor as an argument of a C function; None for no tensor."""
+    assert tensor is None or tensor.is_contiguous()
+    return None if tensor is None else _Memory(tensor)
 
 
 def stream_of(tensor):

@@ -6,7 +6,7 @@ import ctypes
 import torch
 
 from moeccl import _abi
-from ._calls import DTYPES, FLOATS, Owned, call, int32s, listed
+from ._calls import DTYPES, FLOATS, Owned, call, int32s, listed, memory
 from ._group import comm_of, largest
 from .functions import Combine, Dispatch
 
@@ -78,7 +78,7 @@ class Layer(Owned):
         """Makes a Handle for index[T, k] (int32) and weights[T, k], or None for ones. The call is collective."""
         index = index.contiguous()
         values = None if weights is None else weights.detach().to(torch.float32).contiguous()
-        arguments = (index.data_ptr(), None if values is None else values.data_ptr(), index.shape[0])
+        arguments = (memory(index), memory(values), index.shape[0])
         if self._free:
             routing = self._free.pop()
             call(self.comm, "moecclRoutingUpdate", routing.handle, *arguments)

@@ -34,8 +34,8 @@ def combine_gradients(ctx, grad_out, function, n_rows, first):
     if ctx.weighted:
         (rows,) = ctx.saved_tensors
         weights = torch.empty((max(1, handle.n_tokens), handle.layer.top_k), dtype=torch.float32)  # not NULL even without tokens
-    call(handle.comm, function, first, memory(grad_out), memory(grad_rows), None if rows is None else memory(rows),
-         None if weights is None else memory(weights), stream_of(grad_out))
+    call(handle.comm, function, first, memory(grad_out), memory(grad_rows), memory(rows), memory(weights),
+         stream_of(grad_out))
     if weights is not None:
         weights = weights[:handle.n_tokens].to(device=grad_out.device, dtype=ctx.weight_dtype)
     return grad_rows, weights

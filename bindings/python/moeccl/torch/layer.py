@@ -178,6 +178,8 @@ class MoELayer(nn.Module):
         return grad / ranks if self._average else grad
 
     def forward(self, x):
+        if x.dim() < 1 or x.shape[-1] != self.hidden:
+            raise ValueError(f"x has shape {tuple(x.shape)}: give [..., {self.hidden}]")
         tokens = x.reshape(-1, self.hidden)
         self.handle = self.step = None  # frees their memory for this step, unless a backward pass still needs it
         self.placement.begin(self.experts)
@@ -186,7 +188,8 @@ class MoELayer(nn.Module):
         slots = self.placement.slots(index)
         # The row that travels to the new home is the dispatched one or, with a shared expert, a separate row.
         norm_after = self.norm is not None and self.shared_expert is None
-        rows, counts, handle = self.ep.dispatch(tokens if norm_after else seen, slots, weights)
+        # The residual joins the experts' rows in combine, so a norm that returns another type, as with autocast, decides nothing.
+        rows, counts, handle = self.ep.dispatch(tokens if norm_after else seen.to(tokens.dtype), slots, weights)
         step = self._replacing.begin(handle) if self._replacing else None
         shared = self.shared_expert(seen) if self.shared_expert is not None else None
         held = self.placement.weights([_Finish.apply(w, self._finish_gradient) for w in self.experts.stacked()])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which ranks hold which experts: each on one rank, in slots that change places, in several replicas, or in expert domains."""
+import copy
 import ctypes
 
 import torch
@@ -11,13 +12,13 @@ from ._group import beside
 
 
 def moving(experts, optimizer):
-    """Returns all tensors [slots, ...] that belong to the experts: parameters, and the optimizer's tensors of the same shape."""
+    """Returns all tensors [slots, ...] that belong to the experts: parameters, and the optimizer's tensors with as many slots."""
     found = []
     for parameter in experts.stacked():
         found.append(parameter.data)
         if optimizer is not None:
             state = optimizer.state.get(parameter, {})
-            found += [v for v in state.values() if torch.is_tensor(v) and v.shape == parameter.shape]
+            found += [v for v in state.values() if torch.is_tensor(v) and v.dim() > 0 and v.shape[0] == parameter.shape[0]]
     return [t for t in found if t.numel()]
 
 
@@ -86,7 +87,7 @@ class Swapped(Fixed):
         call(None, "moecclSwapCountsLength", ctypes.byref(problem), ctypes.byref(n))
         counts = torch.zeros(n.value, dtype=torch.int32)
         topk = torch.cat(self._seen) if self._seen else torch.zeros((0, self.top_k), dtype=torch.int32)
-        call(None, "moecclSwapCount", ctypes.byref(problem), topk.data_ptr() or None, topk.shape[0], memory(counts), None, 0)
+        call(None, "moecclSwapCount", ctypes.byref(problem), memory(topk), topk.shape[0], memory(counts), None, 0)
         call(self.comm, "moecclAllReduce", memory(counts), memory(counts), n.value, _abi.moecclInt32, _abi.moecclSum,
              self.comm.handle, None)
         pair, answer = (ctypes.c_int32 * 2)(), _abi.moecclSwapAnswer_t()
@@ -157,6 +158,12 @@ class Replicated(Fixed):
         near[self.slot_expert[mine].long()] = mine
         self._near = near
 
+    def __deepcopy__(self, memo):
+        made = memo[id(self)] = copy.copy(self)
+        made._demand = self._demand.clone()
+        made._place(self.slot_expert.clone())
+        return made
+
     def owners(self):
         return [s // self.per_rank for s in range(self.n_slots)]
 
@@ -223,6 +230,7 @@ class Hybrid(Fixed):
     def __init__(self, n_experts, comm, domains, ratio):
         super().__init__(n_experts, comm)
         self.ratio, self._migration, self._shared = float(ratio), None, None
+        self._begun = None  # wait()'s arguments for a gather that nothing has waited for
         self.experts_comm = beside(comm)
         if isinstance(domains, dict):
             config = _abi.moecclHybridConfig_t(n_experts=n_experts, compression=self.ratio, **domains)
@@ -237,10 +245,17 @@ class Hybrid(Fixed):
         self.domains = list(info.domain[:info.n_levels])
         self.own, self.held = listed(info.own_experts, info.n_own), listed(info.held_experts, info.n_held)
 
+    def __deepcopy__(self, memo):
+        """A copy has its own queue of experts, made at its first step."""
+        made = memo[id(self)] = copy.copy(self)
+        made._migration, made._shared, made._begun = None, None, None
+        return made
+
     def numbers(self, local_slots):
         return self.own
 
     def begin(self, experts):
+        self._discard()
         flat = flatten([p.detach() for p in experts.stacked()])
         count, kind = flat.shape[1], dtype_of(flat)
         if self._migration is None:
@@ -251,11 +266,14 @@ class Hybrid(Fixed):
             self._shared = flat.new_empty(count)
             call(self.comm, "moecclSharedExpert", memory(flat), flat.shape[0], self.n_experts, memory(self._shared), count, kind,
                  self.comm.handle, None)
-        call(self.comm, "moecclMigrationSend", self._migration.handle, 0, memory(flat), self._shared_memory(), None)
+        call(self.comm, "moecclMigrationSend", self._migration.handle, 0, memory(flat), memory(self._shared), None)
         call(self.experts_comm, "moecclMigrationBegin", self._migration.handle, 0)
+        self._begun = flat.new_empty(0), count
 
-    def _shared_memory(self):
-        return None if self._shared is None else memory(self._shared)
+    def _discard(self):
+        """Ends the gather of a forward pass that failed before it used the experts; the next wait would get them."""
+        if self._begun is not None:
+            self.wait(*self._begun)
 
     def weights(self, parameters):
         return Held.apply(self, *parameters)
@@ -263,7 +281,8 @@ class Hybrid(Fixed):
     def wait(self, like, count):
         """Waits for the gather and returns the experts of this rank's domain, [held, count]."""
         held = like.new_empty((len(self.held), count))
-        call(self.experts_comm, "moecclMigrationWait", self._migration.handle, 0, self._shared_memory(), memory(held), None)
+        self._begun = None
+        call(self.experts_comm, "moecclMigrationWait", self._migration.handle, 0, memory(self._shared), memory(held), None)
         return held
 
     def sum_at_owners(self, grad):

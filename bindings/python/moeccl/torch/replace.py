@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Re-placing combine (NetMoE): combine brings samples to the rank with the fewest slow links to cross, not back to their old rank."""
+import copy
 import ctypes
 
 import torch
@@ -34,6 +35,9 @@ class Step:
         self.moved, self.kept = info.moved, bool(info.keep)
         self.node_bytes_before, self.node_bytes_after = info.node_bytes_before, info.node_bytes_after
 
+    def __deepcopy__(self, memo):
+        return self
+
     def __del__(self):
         if hasattr(self, "_owner"):
             self._owner.append(self._replacement)
@@ -50,6 +54,12 @@ class Replacing:
         self._mode, self._residual = mode, residual
         self._placement = None if placement is None else int32s(placement)
         self._free = {}  # for each layer of the C interface
+
+    def __deepcopy__(self, memo):
+        """A copy makes its own replacements, because its layers of the C interface are its own."""
+        made = memo[id(self)] = copy.copy(self)
+        made._free = {}
+        return made
 
     def begin(self, handle):
         """Sends all ranks all choices and starts the solver's thread. The call is collective."""
