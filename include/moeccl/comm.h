@@ -135,7 +135,6 @@ MOECCL_API moecclResult_t moecclStreamDestroy(moecclStream_t stream);
  * group as it is. A communicator may be aborted; GroupEnd then returns moecclAborted. */
 MOECCL_API moecclResult_t moecclGroupStart(void);
 MOECCL_API moecclResult_t moecclGroupEnd(void);
-/* Abandons all of the thread's open groups: nothing that they hold is issued. The end of the thread does the same. */
 /* Abandons all open groups of the thread; none of the calls that they hold is issued. The end of the thread does the
  * same. */
 MOECCL_API moecclResult_t moecclGroupCancel(void);

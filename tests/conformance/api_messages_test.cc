@@ -82,18 +82,32 @@ TEST_P(ApiMessages, SeveralPerPairInOneGroupKeepTheirOrder) {
 }
 
 TEST_P(ApiMessages, ToOneselfNeedAGroup) {
-  run_ranks(2,
-            [](int rank, moecclComm_t comm) {
-              int32_t out = 7 + rank, in = 0;
-              EXPECT_EQ(moecclSend(&out, 1, moecclInt32, rank, comm, nullptr), moecclInvalidUsage)
-                  << moecclGetLastError(comm);
-              MOECCL_ASSERT_OK(moecclGroupStart());
-              MOECCL_EXPECT_COMM_OK(moecclSend(&out, 1, moecclInt32, rank, comm, nullptr), comm);
-              MOECCL_EXPECT_COMM_OK(moecclRecv(&in, 1, moecclInt32, rank, comm, nullptr), comm);
-              MOECCL_ASSERT_OK(moecclGroupEnd());
-              EXPECT_EQ(in, 7 + rank);
-            },
-            {.mode = GetParam()});
+  run_ranks(
+      2,
+      [](int rank, moecclComm_t comm) {
+        int32_t out = 7 + rank, in = 0;
+        EXPECT_EQ(moecclSend(&out, 1, moecclInt32, rank, comm, nullptr), moecclInvalidUsage)
+            << moecclGetLastError(comm);
+        MOECCL_ASSERT_OK(moecclGroupStart());
+        MOECCL_EXPECT_COMM_OK(moecclSend(&out, 1, moecclInt32, rank, comm, nullptr), comm);
+        MOECCL_EXPECT_COMM_OK(moecclRecv(&in, 1, moecclInt32, rank, comm, nullptr), comm);
+        MOECCL_ASSERT_OK(moecclGroupEnd());
+        EXPECT_EQ(in, 7 + rank);
+        // The two must also be on one stream. Nothing is issued otherwise.
+        moecclStream_t stream = nullptr;
+        MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
+        for (const bool stream_sends : {true, false}) {
+          in = 0;
+          MOECCL_ASSERT_OK(moecclGroupStart());
+          MOECCL_EXPECT_COMM_OK(moecclSend(&out, 1, moecclInt32, rank, comm, stream_sends ? stream : nullptr), comm);
+          MOECCL_EXPECT_COMM_OK(moecclRecv(&in, 1, moecclInt32, rank, comm, stream_sends ? nullptr : stream), comm);
+          EXPECT_EQ(moecclGroupEnd(), moecclInvalidUsage);
+          MOECCL_EXPECT_OK(moecclStreamSynchronize(stream));
+          EXPECT_EQ(in, 0);
+        }
+        MOECCL_EXPECT_OK(moecclStreamDestroy(stream));
+      },
+      {.mode = GetParam()});
 }
 
 TEST_P(ApiMessages, OfAnotherSizeAreAMismatchAtTheReceiver) {
