@@ -143,7 +143,13 @@ void launch(Batch& batch, CudaStream& stream) {
 
 // Drives all calls on this thread. Each kind of memory of each communicator is driven separately.
 Status run(Batch& batch, Status status) {
-  MOECCL_TRY(std::move(status));
+  if (!status.ok()) {
+    // Nothing runs. On the other communicators, peers would wait for this rank, or take its next call for this one.
+    const Status skipped =
+        error(moecclRemoteError, "a group was not run because one of its communicators failed: {}", status.message());
+    for (const auto& [comm, ticket] : batch.turns) comm->break_off(skipped);
+    return status;
+  }
   std::vector<exec::Runner*> memories;  // one for each kind of memory
   std::vector<std::vector<Call*>> chains;
   for (Call& c : batch.calls) {

@@ -237,6 +237,29 @@ TEST(ApiGroup, NestsAndTheOutermostEndIssues) {
   });
 }
 
+// If one communicator of a group fails before the group runs, no other one may go on as if its call had not been made.
+TEST(ApiGroup, ThatCannotRunFailsAllItsCommunicators) {
+  run_ranks(2,
+            [](int rank, moecclComm_t comm) {
+              moecclComm_t other = nullptr;
+              MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, rank, &other, nullptr));
+              const int32_t one = 1, later = 100;
+              int32_t sums[2] = {-1, -1}, next = -1;
+              MOECCL_ASSERT_OK(moecclGroupStart());
+              MOECCL_EXPECT_OK(moecclAllReduce(&one, &sums[0], 1, moecclInt32, moecclSum, other, nullptr));
+              MOECCL_EXPECT_OK(moecclAllReduce(&one, &sums[1], 1, moecclInt32, moecclSum, comm, nullptr));
+              if (rank == 0) {
+                MOECCL_EXPECT_OK(moecclCommAbort(comm));
+              }
+              EXPECT_EQ(moecclGroupEnd(), rank == 0 ? moecclAborted : moecclRemoteError);
+              EXPECT_EQ(moecclAllReduce(&later, &next, 1, moecclInt32, moecclSum, other, nullptr), moecclRemoteError);
+              EXPECT_EQ(sums[0], -1) << "it would hold another call's data";
+              MOECCL_EXPECT_OK(moecclCommDestroy(other));
+              MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+            },
+            {.destroy = false});
+}
+
 TEST(ApiGroup, ABadCallInAGroupIssuesNothing) {
   run_ranks(2, [](int rank, moecclComm_t comm) {
     int32_t out = rank, in = -1;
