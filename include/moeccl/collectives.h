@@ -66,7 +66,8 @@ MOECCL_API moecclResult_t moecclGather(const void* send, void* recv, size_t coun
 MOECCL_API moecclResult_t moecclScatter(const void* send, void* recv, size_t count, moecclDataType_t type, int root,
                                         moecclComm_t comm, moecclStream_t stream);
 /* Point to point, matched in call order for each pair of ranks. Outside a group, a Send blocks until the peer receives.
- * A difference in size or type is moecclMismatch at the receiver. A rank that sends to itself needs a group. */
+ * A difference in size or type is moecclMismatch at the receiver. A rank that sends to itself needs a group, with both
+ * calls on one stream. */
 MOECCL_API moecclResult_t moecclSend(const void* send, size_t count, moecclDataType_t type, int peer, moecclComm_t comm,
                                      moecclStream_t stream);
 MOECCL_API moecclResult_t moecclRecv(void* recv, size_t count, moecclDataType_t type, int peer, moecclComm_t comm,

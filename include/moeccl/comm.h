@@ -129,6 +129,10 @@ MOECCL_API moecclResult_t moecclStreamDestroy(moecclStream_t stream);
  * that wait for other ranks return moecclInvalidUsage: dispatch and combine, splits, and calls that create layers,
  * routings, placements or profiles. Every other call takes effect at once.
  *
+ * Calls on one stream, or on none, run beside each other. Calls of a communicator on different streams run one after
+ * another, in the order of the calls, so the Sends and Recvs that a rank needs at once must be on one stream.
+ * If a communicator fails before the group runs, all communicators of the group's calls on that stream fail with it.
+ *
  * Arguments are checked, and operators and AllToAllv's arrays are read, at the call; buffers are used from GroupEnd on.
  * If a call that belongs in a group was refused, GroupEnd issues nothing and returns the first refusal; otherwise it
  * returns the first failure of the calls without a stream. Until GroupEnd, a communicator, stream or placement that the
@@ -136,7 +140,6 @@ MOECCL_API moecclResult_t moecclStreamDestroy(moecclStream_t stream);
  * group as it is. A communicator may be aborted; GroupEnd then returns moecclAborted. */
 MOECCL_API moecclResult_t moecclGroupStart(void);
 MOECCL_API moecclResult_t moecclGroupEnd(void);
-/* Abandons all of the thread's open groups: nothing that they hold is issued. The end of the thread does the same. */
 /* Abandons all open groups of the thread; none of the calls that they hold is issued. The end of the thread does the
  * same. */
 MOECCL_API moecclResult_t moecclGroupCancel(void);

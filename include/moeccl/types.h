@@ -18,8 +18,8 @@
  *   on the handle (comm.h). Destroying NULL does nothing. A handle that was made with a communicator may be destroyed
  *   after the communicator; every other call on it is then an error.
  * Threads. A communicator, and each handle that was made with it, may be used by one thread at a time; different
- *   communicators may be used from different threads. moecclCommAbort(), moecclCommGetAsyncError() and
- *   moecclGetLastError() may be called from any thread at any time, even while the owner destroys the communicator:
+ *   communicators may be used from different threads. moecclCommAbort(), moecclCommRevoke(), moecclCommGetAsyncError()
+ *   and moecclGetLastError() may be called from any thread at any time, even while the owner destroys the communicator:
  *   they either do their work or report that it is not a live communicator. An abort ends a moecclCommDestroy() that
  *   is waiting.
  * Forks. A forked child may make its own communicators. Calls on its parent's communicators, and on everything else

@@ -32,27 +32,28 @@ Shape shape_of(MPI_Datatype type) {
   return shape;
 }
 
-size_t payload(MPI_Datatype type, int count) { return shape_of(type).bytes * static_cast<size_t>(count); }
+size_t payload(MPI_Datatype type, size_t count) { return shape_of(type).bytes * count; }
 
 bool contiguous(MPI_Datatype type) { return shape_of(type).dense; }
 
 // MPI_Pack writes the elements one after another in the machine's own form on hosts that are alike, as the hosts of one
 // MoECCL communicator are. Its positions are of type int, so large data is packed in pieces.
-bool pack(const void* from, int count, MPI_Datatype type, void* to, MPI_Comm comm) {
+bool pack(const void* from, size_t count, MPI_Datatype type, void* to, MPI_Comm comm) {
   const size_t size = payload(type, 1);
   if (size == 0 || count == 0) return true;
   if (contiguous(type)) {
-    std::memcpy(to, from, size * static_cast<size_t>(count));
+    std::memcpy(to, from, size * count);
     return true;
   }
-  const int piece = static_cast<int>(std::max<size_t>(1, (size_t{1} << 30) / size));
-  for (int done = 0; done < count; done += piece) {
-    const int n = std::min(piece, count - done);
-    const size_t bytes = size * static_cast<size_t>(n);
+  const size_t piece = std::max<size_t>(1, (size_t{1} << 30) / size);
+  for (size_t done = 0; done < count; done += piece) {
+    const size_t n = std::min(piece, count - done);
+    const size_t bytes = size * n;
     int position = 0;
-    char* place = static_cast<char*>(to) + size * static_cast<size_t>(done);
+    char* place = static_cast<char*>(to) + size * done;
     if (bytes > INT_MAX ||
-        PMPI_Pack(element(from, type, done), n, type, place, static_cast<int>(bytes), &position, comm) != MPI_SUCCESS ||
+        PMPI_Pack(element(from, type, static_cast<ptrdiff_t>(done)), static_cast<int>(n), type, place,
+                  static_cast<int>(bytes), &position, comm) != MPI_SUCCESS ||
         static_cast<size_t>(position) != bytes) {
       return false;
     }
@@ -60,21 +61,22 @@ bool pack(const void* from, int count, MPI_Datatype type, void* to, MPI_Comm com
   return true;
 }
 
-bool unpack(const void* from, void* to, int count, MPI_Datatype type, MPI_Comm comm) {
+bool unpack(const void* from, void* to, size_t count, MPI_Datatype type, MPI_Comm comm) {
   const size_t size = payload(type, 1);
   if (size == 0 || count == 0) return true;
   if (contiguous(type)) {
-    std::memcpy(to, from, size * static_cast<size_t>(count));
+    std::memcpy(to, from, size * count);
     return true;
   }
-  const int piece = static_cast<int>(std::max<size_t>(1, (size_t{1} << 30) / size));
-  for (int done = 0; done < count; done += piece) {
-    const int n = std::min(piece, count - done);
-    const size_t bytes = size * static_cast<size_t>(n);
+  const size_t piece = std::max<size_t>(1, (size_t{1} << 30) / size);
+  for (size_t done = 0; done < count; done += piece) {
+    const size_t n = std::min(piece, count - done);
+    const size_t bytes = size * n;
     int position = 0;
-    const char* place = static_cast<const char*>(from) + size * static_cast<size_t>(done);
+    const char* place = static_cast<const char*>(from) + size * done;
     if (bytes > INT_MAX ||
-        PMPI_Unpack(place, static_cast<int>(bytes), &position, element(to, type, done), n, type, comm) != MPI_SUCCESS ||
+        PMPI_Unpack(place, static_cast<int>(bytes), &position, element(to, type, static_cast<ptrdiff_t>(done)),
+                    static_cast<int>(n), type, comm) != MPI_SUCCESS ||
         static_cast<size_t>(position) != bytes) {
       return false;
     }

@@ -19,14 +19,14 @@ Shape shape_of(MPI_Datatype type);
 
 // Returns the bytes of `count` elements of a type without its gaps. Ranks whose calls match in MPI's sense have the
 // same payload, whatever types they describe it with.
-size_t payload(MPI_Datatype type, int count);
+size_t payload(MPI_Datatype type, size_t count);
 // Returns whether elements lie one after another from the first byte on, so that the payload is the memory itself.
 bool contiguous(MPI_Datatype type);
 
 // pack() copies `count` elements of `type` at `from` densely to `to`, and unpack() copies them back. Both return false
 // when MPI cannot.
-bool pack(const void* from, int count, MPI_Datatype type, void* to, MPI_Comm comm);
-bool unpack(const void* from, void* to, int count, MPI_Datatype type, MPI_Comm comm);
+bool pack(const void* from, size_t count, MPI_Datatype type, void* to, MPI_Comm comm);
+bool unpack(const void* from, void* to, size_t count, MPI_Datatype type, MPI_Comm comm);
 
 // Returns the address of element number n.
 inline char* element(const void* base, MPI_Datatype type, ptrdiff_t n) {

@@ -133,14 +133,15 @@ int Reduce_scatter_block(const void* send, void* recv, int count, MPI_Datatype t
 int Bcast(void* buffer, int count, MPI_Datatype type, int root, MPI_Comm comm) {
   const Served* s = served_by_moeccl(comm);
   if (s == nullptr || count < 0 || root < 0 || root >= s->n_ranks) return PMPI_Bcast(buffer, count, type, root, comm);
-  const size_t bytes = payload(type, count);
+  const auto n = static_cast<size_t>(count);
+  const size_t bytes = payload(type, n);
   if (contiguous(type)) {
     return result("Bcast", moecclBroadcast(buffer, buffer, bytes, moecclUint8, root, s->comm, nullptr), comm);
   }
   const Scratch packed = scratch(bytes);
-  if (s->rank == root && !pack(buffer, count, type, packed.get(), comm)) return no_pack("Bcast", comm);
+  if (s->rank == root && !pack(buffer, n, type, packed.get(), comm)) return no_pack("Bcast", comm);
   const moecclResult_t done = moecclBroadcast(packed.get(), packed.get(), bytes, moecclUint8, root, s->comm, nullptr);
-  if (done == moecclSuccess && s->rank != root && !unpack(packed.get(), buffer, count, type, comm)) {
+  if (done == moecclSuccess && s->rank != root && !unpack(packed.get(), buffer, n, type, comm)) {
     return no_pack("Bcast", comm);
   }
   return result("Bcast", done, comm);
@@ -150,17 +151,18 @@ int Bcast(void* buffer, int count, MPI_Datatype type, int root, MPI_Comm comm) {
 int exchange(const char* function, const void* send, int send_count, MPI_Datatype send_type, void* recv, int recv_count,
              MPI_Datatype recv_type, MPI_Comm comm, const Served& s, bool all_to_all) {
   const bool in_place = send == MPI_IN_PLACE;
-  const size_t block = payload(recv_type, recv_count);
   const auto n = static_cast<size_t>(s.n_ranks), rank = static_cast<size_t>(s.rank);
+  const auto n_send = static_cast<size_t>(send_count), n_recv = static_cast<size_t>(recv_count);
+  const size_t block = payload(recv_type, n_recv);
   Scratch packed_send, packed_recv;
   char* to = static_cast<char*>(recv);
   if (!contiguous(recv_type)) {
     packed_recv = scratch(block * n);
     to = packed_recv.get();
     // In place, the data to send lies in recv.
-    const int first = all_to_all ? 0 : s.rank * recv_count, count = all_to_all ? s.n_ranks * recv_count : recv_count;
+    const size_t first = all_to_all ? 0 : rank * n_recv, count = all_to_all ? n * n_recv : n_recv;
     char* place = all_to_all ? to : to + block * rank;
-    if (in_place && !pack(element(recv, recv_type, first), count, recv_type, place, comm)) {
+    if (in_place && !pack(element(recv, recv_type, static_cast<ptrdiff_t>(first)), count, recv_type, place, comm)) {
       return no_pack(function, comm);
     }
   }
@@ -168,14 +170,14 @@ int exchange(const char* function, const void* send, int send_count, MPI_Datatyp
   if (in_place) {
     from = all_to_all ? to : to + block * rank;
   } else if (!contiguous(send_type)) {
-    const int count = all_to_all ? s.n_ranks * send_count : send_count;
+    const size_t count = all_to_all ? n * n_send : n_send;
     packed_send = scratch(payload(send_type, count));
     if (!pack(send, count, send_type, packed_send.get(), comm)) return no_pack(function, comm);
     from = packed_send.get();
   }
   const moecclResult_t done = all_to_all ? moecclAllToAll(from, to, block, moecclUint8, s.comm, nullptr)
                                          : moecclAllGather(from, to, block, moecclUint8, s.comm, nullptr);
-  if (done == moecclSuccess && packed_recv != nullptr && !unpack(to, recv, s.n_ranks * recv_count, recv_type, comm)) {
+  if (done == moecclSuccess && packed_recv != nullptr && !unpack(to, recv, n * n_recv, recv_type, comm)) {
     return no_pack(function, comm);
   }
   return result(function, done, comm);
@@ -259,14 +261,16 @@ int Alltoallv(const void* send, const int* send_counts, const int* send_displs, 
   // In MPI, blocks to send and to receive may lie between one another in one array. In MoECCL they may not.
   if (out.meets(in)) out.make_packed();
   for (size_t r = 0; r < static_cast<size_t>(n) && out.packed != nullptr; ++r) {
-    if (!pack(element(send, send_type, send_displs[r]), send_counts[r], send_type, out.data + out.displs[r], comm)) {
+    const auto count = static_cast<size_t>(send_counts[r]);
+    if (!pack(element(send, send_type, send_displs[r]), count, send_type, out.data + out.displs[r], comm)) {
       return no_pack("Alltoallv", comm);
     }
   }
   const moecclResult_t done =
       moecclAllToAllv(out.data, out.bytes, out.displs, in.data, in.bytes, in.displs, moecclUint8, s->comm, nullptr);
   for (size_t r = 0; r < static_cast<size_t>(n) && in.packed != nullptr && done == moecclSuccess; ++r) {
-    if (!unpack(in.data + in.displs[r], element(recv, recv_type, recv_displs[r]), recv_counts[r], recv_type, comm)) {
+    const auto count = static_cast<size_t>(recv_counts[r]);
+    if (!unpack(in.data + in.displs[r], element(recv, recv_type, recv_displs[r]), count, recv_type, comm)) {
       return no_pack("Alltoallv", comm);
     }
   }

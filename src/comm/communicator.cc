@@ -336,11 +336,10 @@ void Communicator::revoke() {
     cuda_->fabric().fail(why);
     if (cuda_->kernel_side() != nullptr) cuda_->kernel_side()->kernel().stop();
   }
-  // An earlier failure keeps its reason here. The others learn of the revocation in any case.
-  if (fabric_->failed())
-    fabric_->publish_state(transport::RankState::kFailed, why.code(), why.message());
-  else
-    fabric_->fail(why);
+  // An earlier failure keeps its reason here, also one that another thread notices just now. The others learn of the
+  // revocation in any case.
+  fabric_->fail(why);
+  fabric_->publish_state(transport::RankState::kFailed, why.code(), why.message());
 }
 
 void Communicator::notice_revoke() {

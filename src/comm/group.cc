@@ -58,6 +58,8 @@ struct Batch {
   std::vector<std::pair<Communicator*, uint64_t>> turns;  // tickets, taken when the batch is issued
   std::vector<uint64_t> walks;  // the calls' numbers, if all were launched on the persistent kernel
   Status launched;
+  bool captured = false;  // the stream is being captured
+  bool in_order = false;  // all can be launched now, after everything that was called before
 
   bool is_launched() const { return !walks.empty() || !launched.ok(); }
   bool all_walk() const { return std::all_of(calls.begin(), calls.end(), kernel_of); }
@@ -81,8 +83,9 @@ void add_messages(const Batch& batch, std::vector<std::unique_ptr<exec::Task>>& 
   for (const Call& c : batch.calls) {
     if (c.operation != nullptr || c.message.peer != c.comm->rank() || c.message.is_send) continue;
     auto& sends = own_sends[c.comm];  // issue() has checked that they pair up
-    tasks.push_back(
-        c.runner().driven(std::make_unique<exec::SelfMessageTask>(c.runner().fabric(), *sends.front(), c.message)));
+    // If one buffer is CUDA memory, the device copies.
+    exec::Runner& runner = sends.front()->runner->on_device() ? *sends.front()->runner : c.runner();
+    tasks.push_back(runner.driven(std::make_unique<exec::SelfMessageTask>(runner.fabric(), *sends.front(), c.message)));
     sends.erase(sends.begin());
   }
 }
@@ -129,18 +132,24 @@ Status watch(const Batch& batch, Status status) {
 }
 
 // Launches all calls on the caller's stream. In a capture they become nodes of the graph.
-void launch(Batch& batch, CudaStream& stream, bool captured) {
+void launch(Batch& batch, CudaStream& stream) {
   for (const Call& c : batch.calls) {
     uint64_t number = 0;
-    batch.launched = kernel_of(c)->launch(*c.operation, stream.stream(), captured ? nullptr : &number);
+    batch.launched = kernel_of(c)->launch(*c.operation, stream.stream(), batch.captured ? nullptr : &number);
     if (!batch.launched.ok()) return;
-    if (!captured) batch.walks.push_back(number);
+    if (!batch.captured) batch.walks.push_back(number);
   }
 }
 
 // Drives all calls on this thread. Each kind of memory of each communicator is driven separately.
 Status run(Batch& batch, Status status) {
-  MOECCL_TRY(std::move(status));
+  if (!status.ok()) {
+    // Nothing runs. On the other communicators, peers would wait for this rank, or take its next call for this one.
+    const Status skipped =
+        error(moecclRemoteError, "a group was not run because one of its communicators failed: {}", status.message());
+    for (const auto& [comm, ticket] : batch.turns) comm->break_off(skipped);
+    return status;
+  }
   std::vector<exec::Runner*> memories;  // one for each kind of memory
   std::vector<std::vector<Call*>> chains;
   for (Call& c : batch.calls) {
@@ -163,16 +172,34 @@ Status run(Batch& batch, Status status) {
   return status;
 }
 
+// The messages of a rank to itself: sends and receives of one communicator on one stream, in order of their calls.
+struct OwnMessages {
+  std::vector<const exec::Message*> sends, receives;
+};
+
 Status check_self_messages(const std::vector<Call>& calls) {
-  std::map<Communicator*, int> open;
+  std::map<std::pair<Communicator*, Stream*>, OwnMessages> own;
   for (const Call& c : calls) {
-    if (c.operation == nullptr && c.message.peer == c.comm->rank()) open[c.comm] += c.message.is_send ? 1 : -1;
+    if (c.operation != nullptr || c.message.peer != c.comm->rank()) continue;
+    OwnMessages& m = own[{c.comm, c.stream}];
+    (c.message.is_send ? m.sends : m.receives).push_back(&c.message);
   }
-  for (const auto& [comm, count] : open) {
-    if (count != 0) {
+  for (const auto& [at, m] : own) {
+    if (m.sends.size() != m.receives.size()) {
       return error(moecclInvalidUsage,
-                   "rank {} does not send to itself as often as it receives from itself: put both calls in one group",
-                   comm->rank());
+                   "rank {} does not send to itself as often as it receives from itself on the same stream: put both "
+                   "calls in one group and on one stream",
+                   at.first->rank());
+    }
+    for (size_t i = 0; i < m.sends.size(); ++i) {
+      const exec::Message &sent = *m.sends[i], &received = *m.receives[i];
+      if (sent.runner == received.runner || sent.bytes == 0) continue;
+      const exec::Message& on_host = sent.runner->on_device() ? received : sent;
+      if (driver::cuda::pointed(on_host.data).type != 0) continue;
+      return error(moecclInvalidArgument,
+                   "rank {} sends {} bytes to itself between CUDA memory and ordinary host memory: give two buffers of "
+                   "a kind (page-locked memory goes with both)",
+                   at.first->rank(), sent.bytes);
     }
   }
   return {};
@@ -180,33 +207,28 @@ Status check_self_messages(const std::vector<Call>& calls) {
 
 using Batches = std::vector<std::pair<Stream*, std::shared_ptr<Batch>>>;
 
-// Launches the calls that can be launched at once. Calls in a capture must be; otherwise the reason is returned. What
-// is left in `batches` must be driven, or watched if it was launched.
+// Launches the calls that can be launched at once. Calls in a capture must be. If one cannot be, the reason is
+// returned, and nothing has been launched outside of captures. What is left in `batches` must be driven, or watched if
+// it was launched.
 Status launch_at_once(Batches& batches) {
-  for (auto it = batches.begin(); it != batches.end();) {
-    auto& [stream, batch] = *it;
-    CudaStream* cuda = stream != nullptr ? stream->as_cuda() : nullptr;
-    if (cuda == nullptr || !batch->all_walk()) {
-      ++it;
-      continue;
+  for (auto& [stream, batch] : batches) {
+    if (stream == nullptr || stream->as_cuda() == nullptr || !batch->all_walk()) continue;
+    MOECCL_ASSIGN_OR_RETURN(batch->captured, stream->as_cuda()->capturing());
+    batch->in_order = std::all_of(batch->calls.begin(), batch->calls.end(),
+                                  [](const Call& c) { return !kernel_of(c)->has_promised(); });
+    if (batch->captured && !batch->in_order) {
+      return error(moecclUnsupported,
+                   "operations called earlier on another stream have not been launched yet, so this one cannot be "
+                   "captured: wait for them first (moecclStreamSynchronize)");
     }
-    MOECCL_ASSIGN_OR_RETURN(const bool captured, cuda->capturing());
-    const bool in_order = std::all_of(batch->calls.begin(), batch->calls.end(),
-                                      [](const Call& c) { return !kernel_of(c)->has_promised(); });
-    if (captured) {
-      if (!in_order) {
-        return error(moecclUnsupported,
-                     "operations called earlier on another stream have not been launched yet, so this one cannot be "
-                     "captured: wait for them first (moecclStreamSynchronize)");
-      }
-      launch(*batch, *cuda, true);
-      MOECCL_TRY(batch->launched);
-      it = batches.erase(it);
-      continue;
-    }
-    if (in_order) launch(*batch, *cuda, false);
-    ++it;
   }
+  for (auto& [stream, batch] : batches) {
+    if (batch->captured) launch(*batch, *stream->as_cuda());
+    MOECCL_TRY(batch->launched);
+  }
+  std::erase_if(batches, [](const auto& b) { return b.second->captured; });
+  for (auto& [stream, batch] : batches)
+    if (batch->in_order) launch(*batch, *stream->as_cuda());
   return {};
 }
 

@@ -148,8 +148,9 @@ void AgreedTask::publish() {
     }
   }
   if (f.shared_heap != nullptr) heap_detached_ = f.shared_heap->n_detached();
-  const bool gains = std::max(sent, received) * op_.element_bytes >= op_.reach_from_bytes;  // one "no" is enough
-  input_in_heap_ = reachable(op_.input) && (!is_v() || gains);
+  // One "no" is enough. Other operations have no least size.
+  const bool gains = std::max(sent, received) * op_.element_bytes >= op_.reach_from_bytes;
+  input_in_heap_ = reachable(op_.input) && gains;
   output_in_heap_ = reachable(op_.output);
   const auto place = [&](const void* p, bool heap) {
     return heap && p != nullptr ? static_cast<uint64_t>(static_cast<const std::byte*>(p) - f.heap)

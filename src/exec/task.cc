@@ -101,7 +101,7 @@ namespace {
 
 bool was_revoked(const transport::Board& board) {
   const auto state = static_cast<transport::RankState>(board.health.state.load(std::memory_order_acquire));
-  return state == transport::RankState::kFailed && board.health.code.load(std::memory_order_relaxed) == moecclAborted;
+  return state == transport::RankState::kFailed && board.health.code.load(std::memory_order_acquire) == moecclAborted;
 }
 
 }  // namespace

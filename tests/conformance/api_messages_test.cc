@@ -82,18 +82,32 @@ TEST_P(ApiMessages, SeveralPerPairInOneGroupKeepTheirOrder) {
 }
 
 TEST_P(ApiMessages, ToOneselfNeedAGroup) {
-  run_ranks(2,
-            [](int rank, moecclComm_t comm) {
-              int32_t out = 7 + rank, in = 0;
-              EXPECT_EQ(moecclSend(&out, 1, moecclInt32, rank, comm, nullptr), moecclInvalidUsage)
-                  << moecclGetLastError(comm);
-              MOECCL_ASSERT_OK(moecclGroupStart());
-              MOECCL_EXPECT_COMM_OK(moecclSend(&out, 1, moecclInt32, rank, comm, nullptr), comm);
-              MOECCL_EXPECT_COMM_OK(moecclRecv(&in, 1, moecclInt32, rank, comm, nullptr), comm);
-              MOECCL_ASSERT_OK(moecclGroupEnd());
-              EXPECT_EQ(in, 7 + rank);
-            },
-            {.mode = GetParam()});
+  run_ranks(
+      2,
+      [](int rank, moecclComm_t comm) {
+        int32_t out = 7 + rank, in = 0;
+        EXPECT_EQ(moecclSend(&out, 1, moecclInt32, rank, comm, nullptr), moecclInvalidUsage)
+            << moecclGetLastError(comm);
+        MOECCL_ASSERT_OK(moecclGroupStart());
+        MOECCL_EXPECT_COMM_OK(moecclSend(&out, 1, moecclInt32, rank, comm, nullptr), comm);
+        MOECCL_EXPECT_COMM_OK(moecclRecv(&in, 1, moecclInt32, rank, comm, nullptr), comm);
+        MOECCL_ASSERT_OK(moecclGroupEnd());
+        EXPECT_EQ(in, 7 + rank);
+        // The two must also be on one stream. Nothing is issued otherwise.
+        moecclStream_t stream = nullptr;
+        MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
+        for (const bool stream_sends : {true, false}) {
+          in = 0;
+          MOECCL_ASSERT_OK(moecclGroupStart());
+          MOECCL_EXPECT_COMM_OK(moecclSend(&out, 1, moecclInt32, rank, comm, stream_sends ? stream : nullptr), comm);
+          MOECCL_EXPECT_COMM_OK(moecclRecv(&in, 1, moecclInt32, rank, comm, stream_sends ? nullptr : stream), comm);
+          EXPECT_EQ(moecclGroupEnd(), moecclInvalidUsage);
+          MOECCL_EXPECT_OK(moecclStreamSynchronize(stream));
+          EXPECT_EQ(in, 0);
+        }
+        MOECCL_EXPECT_OK(moecclStreamDestroy(stream));
+      },
+      {.mode = GetParam()});
 }
 
 TEST_P(ApiMessages, OfAnotherSizeAreAMismatchAtTheReceiver) {
@@ -221,6 +235,29 @@ TEST(ApiGroup, NestsAndTheOutermostEndIssues) {
     MOECCL_ASSERT_OK(moecclGroupEnd());
     EXPECT_EQ(in, 1 - rank);
   });
+}
+
+// If one communicator of a group fails before the group runs, no other one may go on as if its call had not been made.
+TEST(ApiGroup, ThatCannotRunFailsAllItsCommunicators) {
+  run_ranks(2,
+            [](int rank, moecclComm_t comm) {
+              moecclComm_t other = nullptr;
+              MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, rank, &other, nullptr));
+              const int32_t one = 1, later = 100;
+              int32_t sums[2] = {-1, -1}, next = -1;
+              MOECCL_ASSERT_OK(moecclGroupStart());
+              MOECCL_EXPECT_OK(moecclAllReduce(&one, &sums[0], 1, moecclInt32, moecclSum, other, nullptr));
+              MOECCL_EXPECT_OK(moecclAllReduce(&one, &sums[1], 1, moecclInt32, moecclSum, comm, nullptr));
+              if (rank == 0) {
+                MOECCL_EXPECT_OK(moecclCommAbort(comm));
+              }
+              EXPECT_EQ(moecclGroupEnd(), rank == 0 ? moecclAborted : moecclRemoteError);
+              EXPECT_EQ(moecclAllReduce(&later, &next, 1, moecclInt32, moecclSum, other, nullptr), moecclRemoteError);
+              EXPECT_EQ(sums[0], -1) << "it would hold another call's data";
+              MOECCL_EXPECT_OK(moecclCommDestroy(other));
+              MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+            },
+            {.destroy = false});
 }
 
 TEST(ApiGroup, ABadCallInAGroupIssuesNothing) {

@@ -166,6 +166,45 @@ void revoke_reaches_all(TestHosts* hosts) {
       options);
 }
 
+// Rank 3 fails, on its own, and then revokes: ranks 0 and 1, which go on without it, and rank 2 must hear of that too.
+// No other rank of its host could pass the word on.
+void revoke_after_a_failure_reaches_all(TestHosts* hosts) {
+  RankOptions options{.mode = RankMode::kProcesses};
+  options.hosts = hosts;
+  run_ranks(
+      4,
+      [&](int rank, moecclComm_t comm) {
+        int32_t words[2] = {rank, rank};
+        if (rank == 3) {
+          usleep(30'000);
+          MOECCL_EXPECT_OK(moecclGroupStart());
+          MOECCL_EXPECT_OK(moecclSend(words, 1, moecclInt32, 3, comm, nullptr));
+          MOECCL_EXPECT_OK(moecclRecv(words, 2, moecclInt32, 3, comm, nullptr));
+          EXPECT_EQ(moecclGroupEnd(), moecclMismatch);
+          MOECCL_EXPECT_OK(moecclCommRevoke(comm));
+          return;
+        }
+        moecclResult_t result = moecclSuccess;
+        const Stopwatch watch;
+        while (result == moecclSuccess && watch.fair_ms() < patient_ms(3'000)) {
+          if (rank == 0) result = moecclSend(words, 1, moecclInt32, 1, comm, nullptr);
+          if (rank == 1) result = moecclRecv(words, 1, moecclInt32, 0, comm, nullptr);
+          if (rank == 2) {
+            MOECCL_EXPECT_OK(moecclCommGetAsyncError(comm, &result));
+          }
+        }
+        EXPECT_EQ(result, moecclAborted) << moecclGetLastError(comm);
+        EXPECT_TRUE(says(comm, "rank 3 revoked the communicator")) << moecclGetLastError(comm);
+      },
+      options);
+}
+
+TEST(Revoke, AfterAFailureReachesAllOnOneHost) { revoke_after_a_failure_reaches_all(nullptr); }
+TEST(Revoke, AfterAFailureReachesAllBetweenHosts) {
+  MAKE_HOSTS(hosts, .weights = {3, 1}, .named = true);
+  revoke_after_a_failure_reaches_all(hosts.get());
+}
+
 TEST(Revoke, ReachesRanksThatDoNotTalkToTheOneThatRevokesOnOneHost) { revoke_reaches_all(nullptr); }
 TEST(Revoke, ReachesRanksThatDoNotTalkToTheOneThatRevokesBetweenHosts) {
   MAKE_HOSTS(hosts, .weights = {2, 2}, .named = true);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An ordinary MPI program: the collectives that the shim serves, in their plain, in-place and derived-type forms, with
- * known results. Prints "rank R of N: all right" or what was wrong. */
+ * known results. Prints "rank R of N: all right" or what was wrong. With an argument, it exchanges more than 2^31
+ * elements instead. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -230,6 +231,29 @@ static void handles_again(void) {
 }
 
 /* MPI_Finalize calls this while it deletes the attributes of MPI_COMM_SELF. All of MPI still works then. */
+/* More than 2^31 elements of a derived type on all ranks together, and more than a call of MPI_Pack takes on one. */
+static void large(void) {
+  const int count = (1 << 30) + 3;
+  const size_t block = (size_t)count, all = block * (size_t)n, mine = block * (size_t)rank;
+  char* data = calloc(all, 1);
+  MPI_Datatype one;
+  MPI_Type_contiguous(1, MPI_CHAR, &one);
+  MPI_Type_commit(&one);
+  data[mine] = (char)(rank + 1), data[mine + block - 1] = (char)(rank + 11);
+  MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, count, one, MPI_COMM_WORLD);
+  for (int r = 0; r < n; ++r) {
+    expect(data[(size_t)r * block] == r + 1, "Allgather of 2^31 elements, first of the block", r);
+    expect(data[(size_t)(r + 1) * block - 1] == r + 11, "Allgather of 2^31 elements, last of the block", r);
+  }
+  memset(data, 0, all);
+  const int most = 2147483647;
+  if (rank == 0) data[most - 1] = 5;
+  MPI_Bcast(data, most, one, 0, MPI_COMM_WORLD);
+  expect(data[most - 1] == 5, "Bcast of 2^31 - 1 elements", most - 1);
+  MPI_Type_free(&one);
+  free(data);
+}
+
 static int at_the_end(MPI_Comm self, int key, void* value_of_it, void* extra) {
   (void)self, (void)key, (void)value_of_it, (void)extra;
   for (int call = 0; call < 12; ++call) {
@@ -246,6 +270,13 @@ int main(int argc, char** argv) {
   int at_the_end_key = MPI_KEYVAL_INVALID;
   MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, at_the_end, &at_the_end_key, NULL);
   MPI_Comm_set_attr(MPI_COMM_SELF, at_the_end_key, NULL);
+  if (argc > 1) {
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &n);
+    large();
+    MPI_Finalize();
+    return bad != 0;
+  }
   everything(MPI_COMM_WORLD);
   MPI_Comm copy, part;
   MPI_Comm_dup(MPI_COMM_WORLD, &copy);

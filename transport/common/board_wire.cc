@@ -11,8 +11,14 @@ uint64_t word(const std::atomic<uint64_t>& w) { return w.load(std::memory_order_
 
 }  // namespace
 
+uint32_t health_word(const Board& b) {
+  const uint32_t state = b.health.state.load(std::memory_order_acquire);
+  // Acquire: pairs with the release in Fabric::publish_state(). If this is a later failure's, so is the text.
+  return state == 0 ? 0 : state | b.health.code.load(std::memory_order_acquire) << 8;
+}
+
 bool Told::lacks(const Board& b) const {
-  if (b.health.state.load(std::memory_order_acquire) != state) return true;
+  if (health_word(b) != health) return true;
   if (b.progress.completed.load(std::memory_order_acquire) != completed) return true;
   return std::any_of(std::begin(b.entries), std::end(b.entries),
                      [&](const Entry& e) { return e.seq.load(std::memory_order_acquire) > entry; });
@@ -61,7 +67,7 @@ BoardParts BoardNews::write(const LocalMemory& own, uint32_t peer, std::byte* ou
     n += sizeof(value);
   };
   // The state is read first, so that a failure is sent together with everything that was finished before it.
-  const uint32_t state = b.health.state.load(std::memory_order_acquire);
+  const uint32_t health = health_word(b);
   told_.completed = b.progress.completed.load(std::memory_order_acquire);
   add(told_.completed);
   const Told::Entries missing = told_.missing(b);
@@ -72,10 +78,10 @@ BoardParts BoardNews::write(const LocalMemory& own, uint32_t peer, std::byte* ou
     ++parts.n_entries;
     told_.entry = seq;
   }
-  if (state != told_.state) {
-    add(snapshot(b, state));
+  if (health != told_.health) {
+    add(snapshot(b, state_in(health)));
     parts.health = true;
-    told_.state = state;
+    told_.health = health;
   }
   *bytes = n;
   return parts;
@@ -116,7 +122,7 @@ bool BoardCopy::take(const BoardParts& parts, std::span<const std::byte> payload
     std::memcpy(&text, health.text + 8 * i, 8);
     board.health.text[i].store(text, std::memory_order_relaxed);
   }
-  board.health.code.store(health.code, std::memory_order_relaxed);
+  board.health.code.store(health.code, std::memory_order_release);
   // Pairs with the acquire load in exec::check_peer_state(): code and text are visible there.
   board.health.state.store(health.state, std::memory_order_seq_cst);
   return true;

@@ -36,10 +36,14 @@ struct BoardParts {
   bool health = false;
 };
 
+// Returns the state of a board's health and, above it, the code: a rank that has failed may be revoked later.
+uint32_t health_word(const Board& board);
+inline uint32_t state_in(uint32_t health) { return health & 0xff; }
+
 // The parts of this rank's board that one peer already knows.
 struct Told {
   uint64_t completed = 0, entry = 0;
-  uint32_t state = 0;
+  uint32_t health = 0;  // health_word()
 
   bool lacks(const Board& own) const;
   // Entries that the peer does not know and that are still on the board: [first, last].

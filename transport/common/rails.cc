@@ -124,7 +124,7 @@ std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> pe
   std::stable_sort(rails.begin(), rails.end(),
                    [](const Rail& a, const Rail& b) { return a.mbit_per_s > b.mbit_per_s; });
   std::erase_if(
-      rails, [&](const Rail& r) { return &r != &rails.front() && r.mbit_per_s * kSlowest < rails.front().mbit_per_s; });
+      rails, [&](const Rail& r) { return &r != &rails.front() && r.mbit_per_s < rails.front().mbit_per_s / kSlowest; });
   return rails;
 }
 

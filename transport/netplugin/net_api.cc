@@ -224,7 +224,7 @@ class Adapter final : public NetApi {
   }
 
   Status deregister(Comm comm, Memory memory) override {
-    if (net_.deregMr == nullptr) return {};
+    if (net_.deregMr == nullptr || memory == nullptr) return {};  // a link that fails to open has registered only some
     const Code code = net_.deregMr(comm, memory);
     return code == abi::kSuccess ? Status() : failed("deregMr", code);
   }

@@ -105,7 +105,7 @@ void VerbsLink::tell_board() {
   board_waits_ = lane == nullptr;
   if (board_waits_) return engine_.queue(*this);
   // The state is read first, so that a failure is sent together with everything that was finished before it.
-  const uint32_t state = b.health.state.load(std::memory_order_acquire);
+  const uint32_t health_now = health_word(b);
   const uint64_t completed = b.progress.completed.load(std::memory_order_acquire);
   const Told::Entries missing = told_.missing(b);
   for (uint64_t seq = missing.first; seq <= missing.last; ++seq) {
@@ -138,12 +138,12 @@ void VerbsLink::tell_board() {
     set_word(kCompleted, completed);
     told_.completed = completed;
   }
-  if (state != told_.state) {
-    const WireHealth health = snapshot(b, state);
+  if (health_now != told_.health) {
+    const WireHealth health = snapshot(b, state_in(health_now));
     write_all(*lane, s_.peer.copy + offsetof(PeerCopy, board) + offsetof(Board, health) + sizeof(uint64_t),
               bytes_at(health.text), sizeof(health.text));
-    set_word(kHealth, state | static_cast<uint64_t>(health.code) << 32);
-    told_.state = state;
+    set_word(kHealth, health.state | static_cast<uint64_t>(health.code) << 32);
+    told_.health = health_now;
   }
 }
 

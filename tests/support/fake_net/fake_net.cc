@@ -43,7 +43,7 @@ using Clock = std::chrono::steady_clock;
 
 struct Script {
   int devices = 1, null = 1, late_us = 0;
-  long fail = 0;
+  long fail = 0, unregistered = 0;
   bool refuse = false, never = false, block_accept = false, untold = false, cuda = false, gpu = false, init = false;
   bool interfaces = false;
 };
@@ -51,13 +51,13 @@ struct Script {
 std::mutex mutex;  // guards everything below
 Script script;
 std::map<std::string, long> counts;
-long sends_left_to_fail = 0;
+long sends_left_to_fail = 0, registrations_left_to_fail = 0;
 abi::Logger logger = nullptr;
 
 void parse(const char* text) {
   const std::lock_guard lock(mutex);
   script = {};
-  sends_left_to_fail = 0;
+  sends_left_to_fail = registrations_left_to_fail = 0;
   std::string all = text == nullptr ? "" : text;
   for (size_t at = 0; at < all.size();) {
     const size_t end = std::min(all.find(' ', at), all.size());
@@ -69,6 +69,7 @@ void parse(const char* text) {
     if (name == "null") script.null = std::max(1, n);
     if (name == "late") script.late_us = n;
     if (name == "fail") sends_left_to_fail = script.fail = n;
+    if (name == "locked") registrations_left_to_fail = script.unregistered = n;
     if (name == "refuse") script.refuse = true;
     if (name == "never") script.never = true;
     if (name == "accept") script.block_accept = true;
@@ -256,7 +257,13 @@ Code accept_from(void* listener, void** out) {
   }
 }
 
+bool may_register() {
+  const std::lock_guard lock(mutex);
+  return script.unregistered == 0 || --registrations_left_to_fail != 0;
+}
+
 Code reg_mr(void* comm, void* data, size_t size, int type, void** mhandle) {
+  if (!may_register()) return refuse(abi::kSystemError, "too much locked memory");
   count("regMr");
   if (type == abi::kPtrCuda && !now().cuda) return refuse(abi::kInternalError, "no CUDA memory here");
   auto* r = new Region{static_cast<char*>(data), size};

@@ -175,6 +175,35 @@ TEST_F(CudaStreams, OfAnotherDeviceAreRefused) {
   });
 }
 
+// A rank's message to itself may cross between device memory and page-locked memory, but not ordinary memory.
+TEST_F(CudaStreams, ServeMessagesToOneselfBetweenKindsOfMemory) {
+  run_on_devices(2, device_options(RankMode::kProcesses), [](int rank, moecclComm_t comm, CudaDevice& device, void* s) {
+    DeviceBuffer on_device(device, kCount * 4);
+    auto* const locked = static_cast<float*>(device.lock(kCount * 4));
+    std::vector<float> ordinary(kCount, -1);
+    const auto to_itself = [&](const void* from, void* to) {
+      MOECCL_EXPECT_OK(moecclGroupStart());
+      MOECCL_EXPECT_OK(moecclSend(from, kCount, moecclFloat32, rank, comm, as_stream(s)));
+      MOECCL_EXPECT_OK(moecclRecv(to, kCount, moecclFloat32, rank, comm, as_stream(s)));
+      return moecclGroupEnd();
+    };
+    std::fill(locked, locked + kCount, 3.0f);
+    on_device.put(floats(kCount, 5), nullptr);
+    MOECCL_EXPECT_OK(to_itself(locked, on_device.data()));
+    EXPECT_EQ(on_device.get(s), floats(kCount, 3));
+    on_device.put(floats(kCount, 7), s);
+    MOECCL_EXPECT_OK(to_itself(on_device.data(), locked));
+    device.synchronize(s);
+    EXPECT_EQ(std::vector<float>(locked, locked + kCount), std::vector<float>(kCount, 7));
+    for (const bool sends : {true, false}) {
+      EXPECT_EQ(sends ? to_itself(on_device.data(), ordinary.data()) : to_itself(ordinary.data(), on_device.data()),
+                moecclInvalidArgument);
+      EXPECT_EQ(ordinary, std::vector<float>(kCount, -1));
+    }
+    device.end_lock(locked);
+  });
+}
+
 // Each operation's number must reach the proxy in the order in which the stream waits for it.
 TEST_F(CudaStreams, MayBeSharedByThreadsOfSeveralCommunicators) {
   setenv("MOECCL_CUDA_PERSISTENT", "0", 1);

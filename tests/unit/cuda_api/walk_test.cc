@@ -237,6 +237,48 @@ TEST(KernelSide, StreamsInTurnBlockingCallsAndGroupsKeepTheOrderOfCalls) {
       options);
 }
 
+// A group that cannot be captured issues none of its calls, also not those on other streams.
+TEST(KernelSide, AGroupThatCannotBeCapturedIssuesNothing) {
+  const RankOptions options = walk_options();
+  run_ranks(
+      2,
+      [&](int rank, moecclComm_t) {
+        CudaDevice device;
+        moecclComm_t comms[4] = {join(rank, 2, device, options)};
+        ASSERT_NE(comms[0], nullptr);
+        for (int i = 1; i < 4; ++i) MOECCL_ASSERT_OK(moecclCommSplit(comms[0], 0, rank, &comms[i], nullptr));
+        DeviceBuffer a(device, 4000), b(device, 4000);
+        a.put(floats(1000, 1), nullptr);
+        b.put(floats(1000, 1), nullptr);
+        void* streams[2] = {device.make_stream(), device.make_stream()};
+        moecclStream_t host_stream = nullptr;
+        MOECCL_ASSERT_OK(moecclStreamCreate(&host_stream));
+        const auto reduce = [&](DeviceBuffer& x, moecclComm_t c, moecclStream_t s) {
+          return moecclAllReduce(x.data(), x.data(), 1000, moecclFloat32, moecclSum, c, s);
+        };
+        // The host stream launches its operation only after the group: it first waits for the peer's message.
+        int32_t word = 0;
+        MOECCL_ASSERT_OK(moecclRecv(&word, 1, moecclInt32, 1 - rank, comms[2 + rank], host_stream));
+        MOECCL_ASSERT_OK(reduce(b, comms[1], host_stream));
+        device.begin_capture(streams[1]);
+        MOECCL_ASSERT_OK(moecclGroupStart());
+        MOECCL_EXPECT_OK(reduce(a, comms[0], as_stream(streams[0])));
+        MOECCL_EXPECT_OK(reduce(b, comms[1], as_stream(streams[1])));
+        EXPECT_EQ(moecclGroupEnd(), moecclUnsupported);
+        device.end_capture(streams[1]);
+        int32_t sent = 1;
+        MOECCL_EXPECT_OK(moecclSend(&sent, 1, moecclInt32, 1 - rank, comms[3 - rank], nullptr));
+        MOECCL_EXPECT_OK(moecclStreamSynchronize(host_stream));
+        device.synchronize(streams[0]);
+        EXPECT_EQ(a.get(), floats(1000, 1)) << "nothing may have run";
+        EXPECT_EQ(b.get(), floats(1000, 2));
+        MOECCL_EXPECT_OK(moecclStreamDestroy(host_stream));
+        for (moecclComm_t c : comms) MOECCL_EXPECT_OK(moecclCommDestroy(c));
+        for (void* s : streams) device.end_stream(s);
+      },
+      options);
+}
+
 TEST(KernelSide, OneThreadDrivesSeveralRanksInAGroup) {
   const RankOptions options = walk_options();
   run_ranks(

@@ -212,6 +212,22 @@ TEST(NetPluginLink, ARefusedConnectionIsAnErrorThatNamesTheCall) {
   expect_nothing_left(fake, before);
 }
 
+// Only what was registered is deregistered. The first eight registrations of the two ranks are for their proofs.
+TEST(NetPluginLink, MemoryThatCannotBeRegisteredIsAnErrorThatLeavesNothing) {
+  const FakeNet fake("v12");
+  for (const int i : {1, 9, 11, 14}) {
+    SCOPED_TRACE(i);
+    fake.script(("locked=" + std::to_string(i)).c_str());
+    const Nothing before = open_things(fake);
+    {
+      Ranks ranks({.lists = {fake.file()}, .deadline_ms = patient_ms(1500)});
+      ASSERT_FALSE(ranks.status.ok());
+      EXPECT_TRUE(says(ranks.statuses[0], "regMr") || says(ranks.statuses[1], "regMr")) << ranks.status.message();
+    }
+    expect_nothing_left(fake, before);
+  }
+}
+
 TEST(NetPluginLink, ConnectionsThatNeverComeEndAtTheDeadline) {
   const FakeNet fake("v12");
   fake.script("never");

@@ -85,6 +85,14 @@ TEST(TcpRails, LeavesOutBridgesThatBothHaveAndSlowOnes) {
   EXPECT_EQ(rails[0].own, 1u);
 }
 
+// A peer states the speeds of its interfaces.
+TEST(TcpRails, TakeAnySpeedThatAPeerStates) {
+  constexpr int64_t kMost = INT64_MAX;
+  const std::vector<Nic> a = {nic("a0", "10.0.0.1", 24, kMost), nic("a1", "10.0.1.1", 24, kMost)};
+  const std::vector<Nic> b = {nic("b0", "10.0.0.2", 24, kMost), nic("b1", "10.0.1.2", 24, kMost)};
+  EXPECT_EQ(choose_rails(a, b, no_route).size(), 2u);
+}
+
 TEST(TcpRails, HostsThatAreOneMachineMeetAtItsOwnAddress) {
   const std::vector<Nic> both = {nic("lo", "127.0.0.1", 8)};
   EXPECT_TRUE(choose_rails(both, both, no_route).empty());
