@@ -201,7 +201,8 @@ const char* Selector::cheapest(uint64_t problem_class, std::span<const Offer> of
   if (offers.size() < 2 || at_.tree.n_ranks > kMostRanks) return offers[0].name;
   const std::lock_guard lock(mutex_);
   if (const auto it = cheapest_.find(problem_class); it != cheapest_.end()) return it->second;
-  if (cheapest_.size() >= kMostChoices) cheapest_.clear();
+  const bool keeps = problem_class != 0;
+  if (keeps && cheapest_.size() >= kMostChoices) cheapest_.clear();
   const char* best = offers[0].name;
   double best_ns = 0;
   for (const Offer& o : offers) {
@@ -210,7 +211,8 @@ const char* Selector::cheapest(uint64_t problem_class, std::span<const Offer> of
     best = o.name;
     best_ns = ns;
   }
-  return cheapest_[problem_class] = best;
+  if (keeps) cheapest_[problem_class] = best;
+  return best;
 }
 
 bool Selector::is_eager(const plan::Shape& shape, const algo::Algorithm& a) const {
