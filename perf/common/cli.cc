@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "perf/common/cli.h"
 
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -9,6 +10,16 @@
 
 namespace perf {
 
+std::function<std::string(const std::string&)> whole_number(int64_t least, int64_t most) {
+  return [least, most](const std::string& text) -> std::string {
+    int64_t value = 0;
+    const char* const end = text.data() + text.size();
+    const auto [last, code] = std::from_chars(text.data(), end, value);
+    if (code == std::errc() && last == end && value >= least && value <= most) return "";
+    return "\"" + text + "\" is not a whole number from " + std::to_string(least) + " to " + std::to_string(most);
+  };
+}
+
 void add_size(CLI::App& app, const std::string& names, size_t& bytes, const std::string& help) {
   app.add_option_function<std::string>(
          names, [&bytes](const std::string& text) { bytes = static_cast<size_t>(parse_size(text)); }, help)
@@ -16,10 +27,11 @@ void add_size(CLI::App& app, const std::string& names, size_t& bytes, const std:
 }
 
 void add_job_options(CLI::App& app, JobOptions& job) {
-  app.add_option("--ranks", job.threads, "ranks as threads of this process")->check(CLI::PositiveNumber);
+  app.add_option("--ranks", job.threads, "ranks as threads of this process")->check(whole_number(1));
   app.add_option("--procs", job.procs, "fork this many processes (default: as the launcher says, or one)")
-      ->check(CLI::PositiveNumber);
-  app.add_option("-T,--timeout", job.timeout_s, "seconds after which a test fails")->check(CLI::NonNegativeNumber);
+      ->check(whole_number(1));
+  app.add_option("-T,--timeout", job.timeout_s, "seconds after which a test fails")
+      ->check(whole_number(0, INT32_MAX / 1000));  // the library counts milliseconds
   app.add_option("--topology", job.topology, "synthetic topology, such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");
   app.add_flag("--pace", job.pace, "slow links to the topology's figures: results are EMULATED");
   app.add_flag("--deterministic", job.deterministic, "fixed-order reductions");

@@ -5,12 +5,16 @@
 #define PERF_COMMON_CLI_H_
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
 #include <string>
 
 #include "perf/common/job.h"
 
 namespace perf {
 
+// Accepts whole numbers from `least` to `most`. CLI11's own checks name 1.8e308 in full as the largest number.
+std::function<std::string(const std::string&)> whole_number(int64_t least, int64_t most = INT32_MAX);
 // Adds an option whose value is a size such as 64M.
 void add_size(CLI::App& app, const std::string& names, size_t& bytes, const std::string& help);
 // Adds the options for the number of ranks, where they run and how they are configured.

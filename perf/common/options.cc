@@ -32,15 +32,16 @@ void add_operation(CLI::App& app, Options& o) {
          data_type_names() + "/all")
       ->check([](const std::string& name) { return parse_data_types(name).empty() ? "unknown type " + name : ""; });
   app.add_option_function<std::string>(
-      "-r,--root", [&o](const std::string& text) { o.root = text == "all" ? -1 : std::atoi(text.c_str()); },
-      "root rank, or all (-1)");
+         "-r,--root", [&o](const std::string& text) { o.root = text == "all" ? -1 : std::atoi(text.c_str()); },
+         "root rank, or all (-1)")
+      ->check([](const std::string& text) { return text == "all" ? "" : whole_number(-1)(text); });
 }
 
 void add_measurement(CLI::App& app, Options& o) {
-  app.add_option("-n,--iters", o.iters, "timed iterations")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("-n,--iters", o.iters, "timed iterations")->check(whole_number(1))->capture_default_str();
   app.add_option("-w,--warmup_iters", o.warmup_iters, "iterations before timing")->capture_default_str();
   app.add_option("-m,--agg_iters", o.agg_iters, "operations grouped in one iteration")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   app.add_option("-N,--run_cycles", o.run_cycles, "times to run all sizes; 0: for ever")->capture_default_str();
   app.add_option("-c,--check", o.check, "check iterations, every element")->capture_default_str();
@@ -54,14 +55,16 @@ void add_measurement(CLI::App& app, Options& o) {
   app.add_option("-C,--report_cputime,--cputime", o.cpu_time, "report the time that the calls take to return");
   app.add_option("-S,--report_timestamps,--timestamps", o.timestamps, "append the time of day to each line");
   app.add_option("-M,--memory", o.memory_report, "report the communicator's memory");
-  app.add_option("-u,--unalign", o.unalign, "index of the first element")->capture_default_str();
+  app.add_option("-u,--unalign", o.unalign, "index of the first element")
+      ->check(whole_number(0))
+      ->capture_default_str();
   app.add_option("-R,--local_register", o.local_register, "1: register buffers, 2: buffers from moecclMemAlloc")
       ->check(CLI::Range(0, 2))
       ->capture_default_str();
   app.add_option("-I,--per_iter_timing", o.per_iter_timing, "print min, max, p99 of iterations (slowest rank)");
   app.add_option("-G,--cudagraph", o.cuda_graph,
                  "on CUDA memory: capture the iterations in a graph and replay it this many times")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0));
   app.add_option("-K,--per_iter_skip", o.per_iter_skip, "leading iterations that -I leaves out")->capture_default_str();
   app.add_option("-J,--output_file", o.output_file, "write results as JSON (nccl-tests' version 3)");
 }
@@ -80,11 +83,11 @@ void add_ours(CLI::App& app, Options& o, bool takes_matrix) {
 void add_ranks(CLI::App& app, Options& o) {
   add_job_options(app, o.job);
   app.add_option("-t,--nthreads", o.job.threads, "threads per process: the same as --ranks when -g is 1")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str()
       ->excludes("--ranks");
   app.add_option("-g,--ngpus", o.job.per_thread, "ranks per thread, driven as a group")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   app.add_option("-p,--parallel_init", o.job.parallel_init, "threads join their ranks themselves");
 }
@@ -121,31 +124,41 @@ void reconcile(Options& o) {
     o.notes.push_back("--cudagraph has no effect on the host backend");
     o.cuda_graph = 0;
   }
+  if (o.cuda_graph > 0 && o.samples()) {
+    o.notes.push_back(
+        "with --cudagraph no iteration is timed by itself: --per_iter_timing and --median have no effect");
+    o.per_iter_timing = o.report_median = false;
+  }
   if (o.local_register == 2 && !o.job.on_cuda()) o.job.memory = Memory::kHeap;
 }
 
 }  // namespace
 
 double parse_size(const std::string& text) {
+  constexpr double kMostBytes = 1e18;  // more than any memory, and safe in a size_t
   char* end = nullptr;
-  const double number = std::strtod(text.c_str(), &end);
+  double number = std::strtod(text.c_str(), &end);
   if (end == text.c_str() || !(number >= 0)) return -1;
   while (*end == ' ') end++;
-  const std::string unit = end;
-  if (unit.empty()) return number;
-  switch (unit[0]) {
+  switch (*end) {
+    case '\0':
+      break;
     case 'k':
     case 'K':
-      return number * 1024;
+      number *= 1024;
+      break;
     case 'm':
     case 'M':
-      return number * 1024 * 1024;
+      number *= 1024 * 1024;
+      break;
     case 'g':
     case 'G':
-      return number * 1024 * 1024 * 1024;
+      number *= 1024 * 1024 * 1024;
+      break;
     default:
       return -1;
   }
+  return number <= kMostBytes ? number : -1;
 }
 
 Options parse_options(int argc, char** argv, const char* program, bool takes_matrix) {

@@ -52,7 +52,7 @@ Json config_json(const Record& record, const Options& o) {
   c["iterations"] = o.iters;
   c["aggregated_iterations"] = o.agg_iters;
   c["validation"] = o.check;
-  c["graph"] = 0;
+  c["graph"] = o.cuda_graph;
   c["blocking_collectives"] = word(o.blocking != 0);
   c["per_iter_timing"] = word(o.per_iter_timing);
   c["per_iter_skip"] = o.per_iter_skip;

@@ -4,11 +4,15 @@
 #include <moeccl/version.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
 #include <sstream>
 #include <utility>
 
+#include "perf/common/fail.h"
 #include "perf/common/stats.h"
 #include "perf/common/svg.h"
 
@@ -43,6 +47,11 @@ Report::Report(const Options& options, const Collective& collective, std::vector
   record_.start_time = time_of_day();
   const char* required = std::getenv("NCCL_TESTS_MIN_BW");
   if (required != nullptr) record_.required_bus_bw = std::atof(required);
+  // A long run must not end with a file that cannot be written.
+  for (const std::string& path : {options.output_file, options.plot_file}) {
+    if (!leads || path.empty()) continue;
+    if (!std::ofstream(path, std::ios::app)) fail("cannot write " + path + ": " + std::strerror(errno));
+  }
 }
 
 void Report::print_settings() const {
@@ -54,10 +63,10 @@ void Report::print_settings() const {
   std::printf("# Collective test starting: %s\n", collective_.program);
   std::printf(
       "# nThread %d nGpus %d minBytes %zu maxBytes %zu step: %zu(%s) warmup iters: %d iters: %d agg iters: %d "
-      "validation: %d graph: 0 unalign: %d\n",
+      "validation: %d graph: %d unalign: %d\n",
       o.job.threads, o.job.per_thread, o.min_bytes, o.max_bytes,
       o.step_factor > 1 ? static_cast<size_t>(o.step_factor) : o.step_bytes, o.step_factor > 1 ? "factor" : "bytes",
-      o.warmup_iters, o.iters, o.agg_iters, o.check, o.unalign);
+      o.warmup_iters, o.iters, o.agg_iters, o.check, o.cuda_graph, o.unalign);
   const char* blocking[] = {nullptr, "wait and barrier after each inner iteration (-m)",
                             "wait after each inner iteration (-m), no barrier",
                             "wait and barrier after each outer iteration (-n); time excludes barrier"};

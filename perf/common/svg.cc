@@ -14,6 +14,7 @@ namespace {
 constexpr double kWidth = 820, kHeight = 380;          // of one chart
 constexpr double kLeft = 80, kTop = 46, kBottom = 56;  // around the plotting area
 constexpr double kPlotHeight = kHeight - kTop - kBottom;
+constexpr size_t kMostNames = 16;  // in a legend, which ends where the chart does
 constexpr double kHeading = 44, kNoteLine = 16;
 constexpr double kMostBarWidth = 46;
 constexpr size_t kNoteCharacters = 115;  // per line of the note: 6.4 pixels each at size 12
@@ -79,8 +80,13 @@ void frame(std::ostream& out, const Layout& layout, const std::string& title, co
 }
 
 void legend(std::ostream& out, const Layout& layout, const std::vector<std::string>& names) {
+  const double x = kLeft + layout.plot_width + 14;
   for (size_t i = 0; i < names.size(); i++) {
-    const double y = kTop + 14 + 20 * static_cast<double>(i), x = kLeft + layout.plot_width + 14;
+    const double y = kTop + 14 + 20 * static_cast<double>(i);
+    if (i + 1 == kMostNames && names.size() > kMostNames) {
+      text(out, x, y, "and " + std::to_string(names.size() - i) + " more");
+      return;
+    }
     out << "<rect x='" << x << "' y='" << y - 9 << "' width='14' height='10' fill='" << colour(i) << "'/>\n";
     text(out, x + 20, y, names[i]);
   }
@@ -139,7 +145,9 @@ struct Axis {
   }
   void even_steps(double smallest, double largest) {
     logarithmic = false;
-    const double step = nice_step(largest > smallest ? largest - smallest : smallest);
+    // Ticks that differ by less than this are one number, and counting them would not end.
+    const bool differ = largest - smallest > 1e-9 * largest;
+    const double step = nice_step(differ ? largest - smallest : smallest);
     const double first = std::floor(smallest / step + 1e-9);
     const double last = std::max(first + 1, std::ceil(largest / step - 1e-9));
     for (double n = first; n <= last; n += 1) ticks.push_back(n * step);

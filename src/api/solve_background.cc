@@ -17,7 +17,8 @@ namespace {
 // A problem together with copies of the arrays that it points to.
 struct OwnedProblem {
   moecclSampleProblem_t problem{};
-  std::vector<int32_t> arrays[5];
+  std::vector<int32_t> arrays[6];
+  std::vector<double> figures[2];
 
   explicit OwnedProblem(const moecclSampleProblem_t& p) : problem(p) {
     const auto items = static_cast<size_t>(p.n_samples), counts = items * static_cast<size_t>(p.n_experts);
@@ -26,6 +27,12 @@ struct OwnedProblem {
     problem.expert_device = keep(2, p.expert_device, static_cast<size_t>(p.n_experts));
     problem.device_node = keep(3, p.device_node, static_cast<size_t>(p.n_devices));
     problem.current = keep(4, p.current, items);
+    const auto inner = static_cast<size_t>(p.n_inner);
+    problem.inner_group = keep(5, p.inner_group, inner * static_cast<size_t>(p.n_devices));
+    figures[0].assign(p.inner_alpha_us, p.inner_alpha_us + inner);
+    figures[1].assign(p.inner_beta_us, p.inner_beta_us + inner);
+    problem.inner_alpha_us = figures[0].data();
+    problem.inner_beta_us = figures[1].data();
   }
   OwnedProblem(const OwnedProblem&) = delete;
   OwnedProblem& operator=(const OwnedProblem&) = delete;

@@ -134,8 +134,15 @@ Status profile_at_init(Communicator& comm) {
   }
   CalibrateOptions options;
   options.budget_ms = static_cast<double>(env().calibrate_ms);
-  MOECCL_ASSIGN_OR_RETURN(const plan::Profile profile, calibrate(comm, options));
-  MOECCL_TRY(use_profile(comm, profile, {}));
+  Result<plan::Profile> profile = calibrate(comm, options);
+  // All ranks saw the same times, so all of them lacked time. A busy machine must not keep a job from starting.
+  if (profile.status().code() == moecclInvalidArgument) {
+    log(comm.rank() == 0 ? LogLevel::kWarn : LogLevel::kInfo,
+        "MOECCL_CALIBRATE: {}; the communicator goes on without a profile", profile.status().message());
+    return {};
+  }
+  if (!profile.ok()) return std::move(profile).status();
+  MOECCL_TRY(use_profile(comm, *profile, {}));
   if (comm.rank() != 0 || path.empty()) return {};
   std::error_code failure;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), failure);

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
@@ -110,6 +111,31 @@ Status try_cma() {
 }
 
 }  // namespace
+
+uint32_t cpu_quota(const std::string& root) {
+  const Sysfs files(root.empty() ? "/" : root);
+  long long quota_us = -1, period_us = 0;
+  // "max 100000" does not match.
+  if (std::sscanf(files.read("sys/fs/cgroup/cpu.max").c_str(), "%lld %lld", &quota_us, &period_us) != 2) {
+    quota_us = files.number("sys/fs/cgroup/cpu/cpu.cfs_quota_us", -1);
+    period_us = files.number("sys/fs/cgroup/cpu/cpu.cfs_period_us", 0);
+  }
+  if (quota_us <= 0 || period_us <= 0) return 0;
+  return static_cast<uint32_t>(std::clamp<long long>(quota_us / period_us, 1, UINT32_MAX));
+}
+
+CoreSet within_quota(CoreSet cores, uint32_t quota) {
+  if (quota == 0) return cores;
+  for (uint64_t& word : cores) {
+    uint64_t kept = 0;
+    for (; word != 0 && quota > 0; --quota) {
+      kept |= word & (~word + 1);
+      word &= word - 1;
+    }
+    word = kept;
+  }
+  return cores;
+}
 
 HostLimits host_limits(const std::string& root) {
   HostLimits l;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "src/base/status.h"
+#include "src/driver/memory.h"
 #include "src/driver/mps.h"
 
 namespace moeccl::driver {
@@ -39,5 +40,11 @@ struct HostLimits {
 
 // `root` is put in front of /proc, /sys and /dev in tests. The limits of the process are always its own.
 HostLimits host_limits(const std::string& root = "");
+// Returns how many processors' worth of time this process's control group may use (docker --cpus, Kubernetes' limits),
+// rounded down, but at least 1; 0: no limit. A group that spins on more processors is stopped for the rest of each
+// period.
+uint32_t cpu_quota(const std::string& root = "");
+// Returns as many of the processors as a quota lets run at once.
+CoreSet within_quota(CoreSet cores, uint32_t quota);
 
 }  // namespace moeccl::driver

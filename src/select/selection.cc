@@ -46,7 +46,12 @@ PlanKey key_of(const plan::Shape& s) {
   return {s.op, s.root, s.count, static_cast<uint32_t>(s.element_bytes), s.scaled};
 }
 
-// Shapes whose sizes share their two leading bits are priced once.
+// Sizes that share their two leading bits are of one class. Returns the least of them.
+uint64_t least_of_class(uint64_t bytes) {
+  const int width = std::bit_width(bytes);
+  return width < 2 ? bytes : bytes >> (width - 2) << (width - 2);
+}
+
 uint64_t class_hash(const plan::Shape& s) {
   const uint64_t bytes = s.count * s.element_bytes;
   const auto width = static_cast<uint64_t>(std::bit_width(bytes));
@@ -196,7 +201,8 @@ const char* Selector::cheapest(uint64_t problem_class, std::span<const Offer> of
   if (offers.size() < 2 || at_.tree.n_ranks > kMostRanks) return offers[0].name;
   const std::lock_guard lock(mutex_);
   if (const auto it = cheapest_.find(problem_class); it != cheapest_.end()) return it->second;
-  if (cheapest_.size() >= kMostChoices) cheapest_.clear();
+  const bool keeps = problem_class != 0;
+  if (keeps && cheapest_.size() >= kMostChoices) cheapest_.clear();
   const char* best = offers[0].name;
   double best_ns = 0;
   for (const Offer& o : offers) {
@@ -205,7 +211,8 @@ const char* Selector::cheapest(uint64_t problem_class, std::span<const Offer> of
     best = o.name;
     best_ns = ns;
   }
-  return cheapest_[problem_class] = best;
+  if (keeps) cheapest_[problem_class] = best;
+  return best;
 }
 
 bool Selector::is_eager(const plan::Shape& shape, const algo::Algorithm& a) const {
@@ -275,19 +282,37 @@ void Selector::set_profile(const plan::Profile& profile) {
   forget_choices();
 }
 
+// Any rank may ask for any plan at any time (moecclPlanQuery), so a choice must not depend on which shape of its class
+// came first.
+plan::Shape Selector::typical_of_class(plan::Shape shape) const {
+  shape.root = std::min(shape.root, 1u);
+  if (has_plan_fits_) return shape;
+  const uint64_t least = least_of_class(shape.count * shape.element_bytes);
+  shape.count = (least + shape.element_bytes - 1) / shape.element_bytes;
+  if (shape.op == moecclOpTensorAllToAll)
+    shape.pipeline_chunks = pipeline_chunks(at_.tree, at_.profile, shape.count * shape.element_bytes);
+  return shape;
+}
+
 Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
   if (!forced_[shape.op].empty()) {
     const algo::Algorithm* a = algo::find(shape.op, forced_[shape.op]);
     if (a->applies(shape, at_.tree).ok()) return Chosen{a, {}};
   }
+  uint64_t h = hash_combine(class_hash(shape), shape.element_bytes);
+  for (const algo::Algorithm& a : algo::algorithms())
+    if (a.op == shape.op)
+      h = hash_combine(h, (a.applies(shape, at_.tree).ok() ? 1u : 0u) | (is_eager(shape, a) ? 2u : 0u));
   // A measured choice costs little, and is made for the exact size.
-  const uint64_t h = has_plan_fits_ ? hash_combine(class_hash(shape), shape.count) : class_hash(shape);
-  if (const auto it = choices_.find(h); it != choices_.end() && it->second.best->applies(shape, at_.tree).ok())
-    return it->second;
+  if (has_plan_fits_) h = hash_combine(h, shape.count);
+  if (const auto it = choices_.find(h); it != choices_.end()) return it->second;
   const algo::Algorithm* best = nullptr;
   double best_ns = 0;
   std::string reasons;
-  const std::vector<Candidate> all = priced(shape);
+  const plan::Shape typical = typical_of_class(shape);
+  std::vector<Candidate> all = priced(typical);
+  for (Candidate& c : all)
+    if (c.applies.ok()) c.applies = c.algorithm->applies(shape, at_.tree);
   const bool small = larger_buffer_bytes(key_of(shape)) <= kTryFromBytes;
   for (const Candidate& c : all) {
     if (!c.applies.ok()) {
@@ -319,7 +344,7 @@ Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
     if (c.predicted_ns <= most * best_ns) others.emplace_back(c.predicted_ns, c.algorithm->name);
   }
   if (shape.op == moecclOpAllToAllv) {
-    const std::vector<Candidate> middle = priced(shape, kMiddleBlockBytes);
+    const std::vector<Candidate> middle = priced(typical, kMiddleBlockBytes);
     double least = 0;
     for (const Candidate& c : middle)
       if (c.applies.ok() && (least == 0 || c.predicted_ns < least)) least = c.predicted_ns;

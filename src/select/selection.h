@@ -120,6 +120,7 @@ class Selector {
     const char* name;
     std::function<plan::Plan()> build_all;
   };
+  // Class 0: the choice is only told, by one rank alone, and decides nothing.
   const char* cheapest(uint64_t problem_class, std::span<const Offer> offers) const;
   // A plan without rivals, kept like the others; `problem` tells routings or placements apart.
   struct Made {
@@ -153,6 +154,8 @@ class Selector {
   };
   // Requires the lock, like the other functions here.
   Result<Chosen> choose(const plan::Shape& shape);
+  // Returns the shape for which the choice of all shapes of a class is made.
+  plan::Shape typical_of_class(plan::Shape shape) const;
   // Only its ranks know the sizes of an AllToAllv, so it is priced for blocks of this size.
   static constexpr double kTypicalBlockBytes = 16 << 10;
   std::vector<Candidate> priced(const plan::Shape& shape, double block_bytes = kTypicalBlockBytes) const;

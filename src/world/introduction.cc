@@ -4,6 +4,7 @@
 #include "src/base/env.h"
 #include "src/base/hash.h"
 #include "src/base/wire.h"
+#include "src/driver/limits.h"
 
 namespace moeccl::comm {
 namespace {
@@ -23,7 +24,7 @@ Result<Introduction> Introduction::of_this_process(const Config& config, uint64_
   i.heap_bytes = heap_bytes;
   MOECCL_ASSIGN_OR_RETURN(i.stamp, driver::process_stamp());
   if (env().no_cma) i.stamp.address = 0;
-  i.cores = driver::usable_cores();
+  i.cores = driver::within_quota(driver::usable_cores(), driver::cpu_quota());
   i.has_profile = !env().profile.empty();
   i.calibrate_ms = env().calibrate_ms;
   i.trials = env().trials;

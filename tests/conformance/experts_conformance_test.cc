@@ -418,6 +418,35 @@ TEST(Experts, AnExpertMayHaveGigabytes) {
   });
 }
 
+// Calls of similar sizes share a choice, which a rank's own question must not make.
+TEST(Experts, AnExplanationOnOneRankChangesNoChoice) {
+  RankOptions options{.mode = RankMode::kProcesses};
+  options.config.topology = "node:2(bw=1GB/s,lat=20us) gpu:4";
+  run_ranks(
+      8,
+      [](int rank, moecclComm_t comm) {
+        // All ranks have all experts.
+        const int32_t experts[] = {0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1};
+        moecclPlacement_t p = MOECCL_PLACEMENT_INIT;
+        p.n_experts = 2;
+        p.slots_per_rank = 2;
+        p.slot_expert = experts;
+        for (size_t count = 2; count <= (1u << 18); count *= 2) {
+          size_t needed = 0;
+          if (rank == 0) {
+            MOECCL_EXPECT_COMM_OK(moecclExpertExplain(comm, moecclOpExpertAllReduce, 2 * count - 1, moecclFloat32, &p,
+                                                      nullptr, 0, &needed),
+                                  comm);
+          }
+          std::vector<float> data(2 * count, 1.0f);
+          MOECCL_ASSERT_COMM_OK(
+              moecclExpertAllReduce(data.data(), data.data(), count, moecclFloat32, moecclSum, &p, comm, nullptr),
+              comm);
+        }
+      },
+      options);
+}
+
 TEST(Experts, BadArgumentsAreNamed) {
   run_ranks(1, [](int, moecclComm_t comm) {
     int32_t experts[2] = {0, 1};

@@ -312,6 +312,18 @@ TEST(Profile, IsMeasuredOnceAndThenFoundInTheUsersCache) {
   EXPECT_NE(read_all(path), first);
 }
 
+// A budget that usually suffices may be too short on a busy machine.
+TEST(Profile, TooLittleTimeAtInitLeavesTheCommunicatorWithoutAProfile) {
+  const Folder folder;
+  const Variables cache = {{"XDG_CACHE_HOME", folder.path()}};
+  const Variables calibrate = {{"MOECCL_CALIBRATE", "1"}};
+  join(2, [&](int rank, moecclResult_t result, moecclComm_t comm) {
+    ASSERT_EQ(result, moecclSuccess) << moecclGetLastError(nullptr);
+    check_works(rank, 2, comm);
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder.file("moeccl")));
+}
+
 // A part of the ranks has other levels than the profile's file, and takes the entries that apply.
 TEST(Profile, APartOfTheRanksTakesTheLevelsThatItHas) {
   const Folder folder;

@@ -66,8 +66,9 @@ Side side_of(Communicator& comm, bool cuda) {
   return {comm.selector_for(cuda), comm.fabric_for(cuda).half_bytes, cuda};
 }
 
-// Returns the forced kind, or the cheapest.
-Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const Checked& c, const plan::Shape& shape) {
+// Returns the forced kind, or the cheapest. Without `decides`, the answer changes no later one.
+Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const Checked& c, const plan::Shape& shape,
+                                bool decides) {
   using algo::ReduceKind;
   const std::string& forced = side.selector.forced(moecclOpExpertAllReduce);
   Status why;
@@ -98,7 +99,7 @@ Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const Chec
   problem = hash_combine(problem, static_cast<uint64_t>(std::bit_width(shape.count * shape.element_bytes)));
   problem = hash_combine(problem, plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads));
   problem = hash_combine(problem, kinds.size() * 2 + (kinds[0] == ReduceKind::kDirect ? 1 : 0));
-  const char* best = side.selector.cheapest(problem, offers);
+  const char* best = side.selector.cheapest(decides ? problem : 0, offers);
   for (size_t i = 0; i < kinds.size(); ++i)
     if (offers[i].name == best) return kinds[i];
   return kinds[0];
@@ -109,7 +110,7 @@ Status build_reduce(Communicator& comm, const Side& side, const ExpertCall& call
                     plan::Program& program, exec::Choice& choice) {
   const plan::Reach reach = side.reach(reachable);
   const plan::Shape shape = algo::replica_shape(c.placement, call.count, c.element_bytes, reach, side.staging_bytes);
-  MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind kind, choose(comm, side, c, shape));
+  MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind kind, choose(comm, side, c, shape, true));
   const algo::ReplicaReduce plan(c.placement, shape, comm.tree(), kind, c.average);
   MOECCL_TRY(plan.fits());
   program = plan.build(comm.rank());
@@ -320,7 +321,7 @@ Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& ca
   if (call.op == moecclOpExpertAllReduce) {
     const plan::Reach reach = side.reach(false);
     const plan::Shape shape = algo::replica_shape(c.placement, call.count, c.element_bytes, reach, side.staging_bytes);
-    MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind chosen, choose(comm, side, c, shape));
+    MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind chosen, choose(comm, side, c, shape, false));
     for (const auto kind : {algo::ReduceKind::kDirect, algo::ReduceKind::kFlat, algo::ReduceKind::kNodes}) {
       const algo::ReplicaReduce reduce(c.placement, shape, comm.tree(), kind, c.average);
       Status applies = algo::ReplicaReduce::applies(kind, reach, comm.tree());

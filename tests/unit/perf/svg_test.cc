@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace perf {
 namespace {
 
@@ -103,6 +105,24 @@ TEST(Svg, WritesSizesAndNumbersForPeople) {
   EXPECT_EQ(size_text(33554432), "32M");
   EXPECT_EQ(number_text(0.25), "0.25");
   EXPECT_EQ(number_text(1200), "1200");
+}
+
+TEST(Svg, ValuesThatDifferInTheirLastBitHaveOneTickBetweenThem) {
+  const double y = 12.345678901234567;
+  const LineChart chart = {
+      .title = "t", .x_label = "x", .y_label = "y", .series = {{"a", {8, 64}, {y, std::nextafter(y, 13)}}}};
+  const std::string svg = svg_page("h", "", {chart}, {});
+  EXPECT_EQ(occurrences(svg, "<circle"), 2u);
+  EXPECT_LT(svg.size(), 20000u);
+}
+
+TEST(Svg, ALegendOfManySeriesEndsWithItsChart) {
+  LineChart chart = {.title = "t", .x_label = "x", .y_label = "y", .series = {}};
+  for (int i = 0; i < 144; i++) chart.series.push_back({"series " + std::to_string(i), {8, 64}, {1, 2}});
+  const std::string svg = svg_page("h", "", {chart, chart}, {});
+  EXPECT_EQ(occurrences(svg, ">series 14<"), 2u);
+  EXPECT_EQ(occurrences(svg, ">series 15<"), 0u);
+  EXPECT_EQ(occurrences(svg, ">and 129 more<"), 2u);
 }
 
 }  // namespace

@@ -238,5 +238,22 @@ TEST(Selection, ForgetsAProfileOfAnotherTopology) {
   EXPECT_EQ(s.measured_ns(*algo::find(moecclOpAllReduce, "flat"), s.shape_of(key(moecclOpAllReduce, 64), false)), 0);
 }
 
+// A program may ask one rank alone what a call would run (moecclPlanQuery). Sizes of one class share a choice, which
+// must not depend on the size that came first.
+TEST(Selection, AQueryOfOneRankAloneChangesNoChoice) {
+  for (const moecclOp_t op : {moecclOpAllReduce, moecclOpReduce, moecclOpBroadcast, moecclOpAllGather,
+                              moecclOpReduceScatter, moecclOpAllToAll}) {
+    for (uint64_t power = 64; power <= (64u << 20); power *= 2) {
+      for (const uint64_t from : {power, power + power / 2}) {
+        const uint64_t least = from, most = from + power / 2 - kElement;
+        const auto queried_owner = selector({}), other_owner = selector({});
+        (void)chosen(*queried_owner, op, most);
+        EXPECT_EQ(chosen(*queried_owner, op, least), chosen(*other_owner, op, least))
+            << exec::op_name(op) << " " << least;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace moeccl::comm

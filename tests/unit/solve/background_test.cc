@@ -43,6 +43,32 @@ TEST(BackgroundSolver, GivesWhatTheDirectCallGives) {
   }
 }
 
+TEST(BackgroundSolver, CopiesTheInnerLevelsToo) {
+  SplitMix64 random(testing::seed() + 2);
+  Solver s;
+  const std::vector<int32_t> busy = testing::local_routing(random, {2048, 1024, 512, 200, 0.4});
+  const std::vector<int32_t> num = testing::local_routing(random, {64, 32, 16, 500, 0.4});
+  const moecclSampleProblem_t long_one = problem_of(busy, 512);
+  moecclSampleProblem_t p = problem_of(num, 16);
+  std::vector<int32_t> group(16), direct(64), fetched(64, -1);
+  for (int32_t j = 0; j < 16; ++j) group[static_cast<size_t>(j)] = j / 2;
+  double alpha = 1, beta = 1;
+  p.n_inner = 1;
+  p.inner_group = group.data();
+  p.inner_alpha_us = &alpha;
+  p.inner_beta_us = &beta;
+  moecclSampleAnswer_t at_once{}, a{};
+  at_once.size = a.size = sizeof(a);
+  ASSERT_EQ(moecclSolveSamples(&p, direct.data(), &at_once, nullptr, 0), moecclSuccess);
+  ASSERT_EQ(moecclSampleSolverSubmit(s.handle, &long_one), moecclSuccess);  // keeps the solver busy
+  ASSERT_EQ(moecclSampleSolverSubmit(s.handle, &p), moecclSuccess);
+  for (int32_t j = 0; j < 16; ++j) group[static_cast<size_t>(j)] = j / 4;
+  alpha = beta = 1000;
+  ASSERT_EQ(moecclSampleSolverFetch(s.handle, -1, fetched.data(), &a, nullptr), moecclSuccess);
+  EXPECT_EQ(fetched, direct);
+  EXPECT_EQ(a.before_us, at_once.before_us);
+}
+
 TEST(BackgroundSolver, HasAValidAnswerWhenTimeIsUp) {
   SplitMix64 random(testing::seed() + 1);
   Solver s;

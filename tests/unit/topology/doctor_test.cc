@@ -230,6 +230,38 @@ TEST(Doctor, LimitsFromAnotherRoot) {
   EXPECT_EQ(l.cgroup_bytes, driver::kUnlimited);
 }
 
+TEST(Limits, ACpuQuotaCountsAsThatManyProcessors) {
+  const std::string root = ::testing::TempDir() + "moeccl_quota_" + std::to_string(getpid());
+  const std::filesystem::path group = root + "/sys/fs/cgroup";
+  const auto write = [&](const char* name, const char* text) {
+    std::filesystem::create_directories((group / name).parent_path());
+    std::ofstream(group / name) << text;
+  };
+  EXPECT_EQ(driver::cpu_quota(root), 0u);
+  write("cpu/cpu.cfs_quota_us", "-1\n");
+  write("cpu/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(driver::cpu_quota(root), 0u);
+  write("cpu/cpu.cfs_quota_us", "250000\n");
+  EXPECT_EQ(driver::cpu_quota(root), 2u);
+  write("cpu.max", "max 100000\n");
+  write("cpu/cpu.cfs_quota_us", "-1\n");
+  EXPECT_EQ(driver::cpu_quota(root), 0u);
+  write("cpu.max", "400000 100000\n");
+  EXPECT_EQ(driver::cpu_quota(root), 4u);
+  write("cpu.max", "50000 100000\n");
+  EXPECT_EQ(driver::cpu_quota(root), 1u);
+  std::filesystem::remove_all(root);
+
+  driver::CoreSet cores{};
+  cores[0] = 0xf0;
+  cores[3] = 0xff;
+  driver::CoreSet six = cores;
+  six[3] = 0x3;
+  EXPECT_EQ(driver::within_quota(cores, 6), six);
+  EXPECT_EQ(driver::within_quota(cores, 0), cores);
+  EXPECT_EQ(driver::within_quota(cores, 100), cores);
+}
+
 TEST(Svg, PicturesAreWholeAndSafe) {
   for (const char* name : {"dgx", "two_islands", "this_machine", "sub_numa"}) {
     Graph graph = fixture(name);
