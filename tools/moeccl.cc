@@ -3,6 +3,7 @@
 #include <moeccl/moeccl.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "tools/moeccl_simulate.h"
 #include "tools/moeccl_status.h"
 #include "tools/moeccl_topo.h"
+#include "tools/one_of.h"
 #include "tools/solve.h"
 
 namespace {
@@ -84,8 +86,8 @@ int check_layer(LayerOptions& o) {
 }
 
 // Operations whose plan follows from the call alone.
-std::vector<std::pair<std::string, moecclOp_t>> operations() {
-  std::vector<std::pair<std::string, moecclOp_t>> named;
+tools::Named<moecclOp_t> operations() {
+  tools::Named<moecclOp_t> named;
   for (int i = 0; i < MOECCL_NUM_OPS; ++i) {
     const auto op = static_cast<moecclOp_t>(i);
     const bool of_call = i < moecclOpSendRecv || op == moecclOpTensorAllToAll;
@@ -93,8 +95,8 @@ std::vector<std::pair<std::string, moecclOp_t>> operations() {
   }
   return named;
 }
-std::vector<std::pair<std::string, moecclDataType_t>> types() {
-  std::vector<std::pair<std::string, moecclDataType_t>> named;
+tools::Named<moecclDataType_t> types() {
+  tools::Named<moecclDataType_t> named;
   for (int i = 0; i < MOECCL_NUM_DATA_TYPES; ++i) {
     const auto type = static_cast<moecclDataType_t>(i);
     named.emplace_back(moecclTypeName(type), type);
@@ -102,20 +104,28 @@ std::vector<std::pair<std::string, moecclDataType_t>> types() {
   return named;
 }
 
+std::string version_text() {
+  int number = 0;
+  if (moecclGetVersion(&number) != moecclSuccess) return moecclGetLastError(nullptr);
+  return "MoECCL " + std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." +
+         std::to_string(number % 100);
+}
+
+constexpr int kBadUsage = 2;
+
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("MoECCL: collective communication for Mixture-of-Experts training");
   app.require_subcommand(1);
+  app.set_version_flag("--version", version_text);
   CLI::App* version = app.add_subcommand("version", "the library's version");
 
   PlanOptions plan;
   CLI::App* explain = app.add_subcommand("plan", "which algorithm would run an operation, why, and its steps");
-  explain->add_option("op", plan.op, "allreduce, alltoall, ...")
-      ->required()
-      ->transform(CLI::CheckedTransformer(operations()));
+  tools::add_one_of(explain, "op", plan.op, operations(), "the operation")->required();
   explain->add_option("--count", plan.count, "elements, as in the operation's call")->capture_default_str();
-  explain->add_option("--type", plan.type, "element type")->transform(CLI::CheckedTransformer(types()));
+  tools::add_one_of(explain, "--type", plan.type, types(), "element type (float32)");
   explain->add_option("--ranks", plan.ranks, "number of ranks")->check(CLI::Range(1, 1024))->capture_default_str();
   explain->add_option("--topology", plan.topology, "such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");
   explain->add_option("--force", plan.force, "explain this algorithm instead of the cheapest");
@@ -131,7 +141,9 @@ int main(int argc, char** argv) {
   check->add_option("--topk", layer.config.top_k, "experts per token")->capture_default_str();
   check->add_option("--experts", layer.config.n_experts, "number of experts")->capture_default_str();
   check->add_option("--tokens", layer.config.max_tokens, "most tokens of a rank")->capture_default_str();
-  check->add_option("--memory-cap", layer.config.memory_cap_bytes, "cap in bytes, 0 for none")->capture_default_str();
+  check->add_option("--memory-cap", layer.config.memory_cap_bytes, "cap in bytes, such as 256M; 0 for none")
+      ->transform(CLI::AsSizeValue(false))
+      ->capture_default_str();
   check->add_option("--ranks", layer.ranks, "number of ranks")->capture_default_str();
   check->add_option("--topology", layer.topology, "such as 'node:2 gpu:4'");
   check->add_option("--algo", layer.algorithm, "auto, flat, 2dh, hier:D");
@@ -145,7 +157,17 @@ int main(int argc, char** argv) {
   const CLI::App* status = add_status(app);
   const CLI::App* postmortem = add_postmortem(app);
 
-  CLI11_PARSE(app, argc, argv);
+  const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
+  const auto is_first = [&](const CLI::App* c) { return c->get_name() == argv[1]; };
+  if (argc > 1 && argv[1][0] != '-' && std::none_of(commands.begin(), commands.end(), is_first)) {
+    std::fprintf(stderr, "moeccl: there is no command \"%s\": moeccl --help lists them\n", argv[1]);
+    return kBadUsage;
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : kBadUsage;
+  }
   if (*topo) return run_topo();
   if (*doctor) return run_doctor();
   if (solve) {
@@ -157,9 +179,7 @@ int main(int argc, char** argv) {
   if (*status) return run_status();
   if (*postmortem) return run_postmortem();
   if (*version) {
-    int number = 0;
-    if (moecclGetVersion(&number) != moecclSuccess) return fail("version");
-    std::printf("MoECCL %d.%d.%d\n", number / 10000, number / 100 % 100, number % 100);
+    std::puts(version_text().c_str());
     return 0;
   }
   return *explain ? explain_plan(plan) : check_layer(layer);

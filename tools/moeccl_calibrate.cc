@@ -173,7 +173,9 @@ const CLI::App* add_calibrate(CLI::App& app) {
   command->add_option("--budget", options.budget_ms, "about how many milliseconds it may take")
       ->check(CLI::Range(1.0, 3.6e6))
       ->capture_default_str();
-  command->add_option("--max-bytes", options.max_bytes, "bytes of the largest buffer")->capture_default_str();
+  command->add_option("--max-bytes", options.max_bytes, "bytes of the largest buffer, such as 64M")
+      ->transform(CLI::AsSizeValue(false))
+      ->capture_default_str();
   command->add_option("--output", options.output, "the file to write: moeccl-profile.json");
   command->add_flag("--cache", options.cache, "fill the user's cache, where jobs of the same ranks and topology look");
   return command;

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "tools/one_of.h"
+
 namespace {
 
 struct Options {
@@ -18,10 +20,12 @@ struct Options {
 };
 Options options;
 
-std::vector<std::pair<std::string, moecclOp_t>> operations() {
-  std::vector<std::pair<std::string, moecclOp_t>> named;
-  for (int i = 0; i < MOECCL_NUM_OPS; ++i)
-    named.emplace_back(moecclOpName(static_cast<moecclOp_t>(i)), static_cast<moecclOp_t>(i));
+tools::Named<moecclOp_t> operations() {
+  tools::Named<moecclOp_t> named;
+  for (const moecclOp_t op : {moecclOpDispatch, moecclOpAllReduce, moecclOpReduce, moecclOpBroadcast, moecclOpAllGather,
+                              moecclOpReduceScatter, moecclOpAllToAll, moecclOpGather, moecclOpScatter,
+                              moecclOpExpertGather, moecclOpExpertReduce, moecclOpTensorAllToAll})
+    named.emplace_back(moecclOpName(op), op);
   return named;
 }
 
@@ -35,8 +39,7 @@ CLI::App* add_simulate(CLI::App& app) {
   o.config.seed = 1;
   CLI::App* sub = app.add_subcommand(
       "simulate", "what an operation would take on a topology: time, bytes, critical path, gain over flat");
-  sub->add_option("op", o.config.op, "dispatch (with combine), allreduce, alltoall, expert_gather, expert_reduce, ...")
-      ->transform(CLI::CheckedTransformer(operations()));
+  tools::add_one_of(sub, "op", o.config.op, operations(), "the operation (default: dispatch, which includes combine)");
   sub->add_option("--topology", o.topology, "such as 'node:256(bw=50GB/s,lat=5us) gpu:8(bw=150GB/s)', or a file")
       ->required();
   sub->add_option("--profile", o.profile, "profile file, see docs/calibration.md");

@@ -196,8 +196,10 @@ Result<LevelTree> parse_synthetic(std::string_view text, uint32_t n_ranks) {
   Parser parser(text);
   MOECCL_ASSIGN_OR_RETURN(const std::vector<LevelSizes> written, parser.levels());
   if (n_ranks != 0 && parser.n_ranks() != n_ranks)
-    return error(moecclInvalidArgument, "topology \"{}\" has {} ranks, the communicator has {}",
-                 std::string(text.substr(0, 80)), parser.n_ranks(), n_ranks);
+    return error(
+        moecclInvalidArgument,
+        "topology \"{}\" has {} ranks, the communicator has {}: give config.topology or MOECCL_TOPOLOGY that many",
+        std::string(text.substr(0, 80)), parser.n_ranks(), n_ranks);
   const LevelSizes& last = written.back();
   if (written.size() == 1) {
     LevelTree tree = LevelTree::flat(last.sizes[0]);

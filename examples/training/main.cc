@@ -340,13 +340,19 @@ int main(int argc, char** argv) {
   training::Options options;
   int first = 1;
   if (argc > 1 && std::strcmp(argv[1], "--capacity") == 0) options.capacity = true, first = 2;
-  for (int i = first; i + 1 < argc; i += 2) {
+  bool known = (argc - first) % 2 == 0;
+  for (int i = first; known && i < argc; i += 2) {
     const std::string name = argv[i];
-    if (name == "--steps") options.steps = std::strtoul(argv[i + 1], nullptr, 10);
-    if (name == "--json") options.json = argv[i + 1];
-    if (name == "--svg") options.svg = argv[i + 1];
+    if (name == "--steps")
+      options.steps = std::strtoul(argv[i + 1], nullptr, 10);
+    else if (name == "--json")
+      options.json = argv[i + 1];
+    else if (name == "--svg")
+      options.svg = argv[i + 1];
+    else
+      known = false;
   }
-  if ((argc - first) % 2 != 0 || options.steps == 0) {
+  if (!known || options.steps == 0) {
     std::fprintf(stderr, "training [--capacity] [--steps N] [--json FILE] [--svg FILE]\n");
     return 2;
   }

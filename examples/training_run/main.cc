@@ -275,6 +275,8 @@ int main(int argc, char** argv) {
     std::fprintf(
         stderr,
         "training_run [--data even|skewed] [--features NAME,...] [--warm N] [--rounds N] [--steps N] [--svg FILE]\n"
+        "             [--keep-places] [--topology TEXT] [--zipf X] [--on-rank X] [--on-node X] [--top-k N] [--samples "
+        "N] [--seed N]\n"
         "training_run --list | --check\n");
     return 2;
   }

@@ -151,6 +151,13 @@ bool write_svg(const std::string& path, const std::vector<Run>& runs, const std:
     out << "<line x1=\"" << kLeft << "\" x2=\"" << kLeft + kPlot << "\" y1=\"" << y_of(v) << "\" y2=\"" << y_of(v)
         << "\" stroke=\"#ddd\"/><text x=\"" << kLeft - 6 << "\" y=\"" << y_of(v) + 4 << "\" text-anchor=\"end\">" << v
         << "</text>\n";
+  const auto x_of = [&](size_t step) {
+    return kLeft + kPlot * static_cast<double>(step) / static_cast<double>(n_steps - 1);
+  };
+  const size_t every = std::max<size_t>(1, (n_steps + 9) / 10);
+  for (size_t s = 0; s < n_steps; s += every)
+    out << "<text x=\"" << x_of(s) << "\" y=\"" << kTop + kHigh + 18 << "\" text-anchor=\"middle\">" << s + 1
+        << "</text>\n";
   for (size_t i = 0; i < runs.size(); i++) {
     const Run& r = runs[i];
     const char* color = colors[i % std::size(colors)];
@@ -160,8 +167,7 @@ bool write_svg(const std::string& path, const std::vector<Run>& runs, const std:
             : i == 1 ? 3
                      : 1.4)
         << "\" points=\"";
-    for (size_t s = 0; s < r.loss.size(); s++)
-      out << kLeft + kPlot * static_cast<double>(s) / static_cast<double>(n_steps - 1) << ',' << y_of(r.loss[s]) << ' ';
+    for (size_t s = 0; s < r.loss.size(); s++) out << x_of(s) << ',' << y_of(r.loss[s]) << ' ';
     out << "\"/>\n<text x=\"" << kLeft + kPlot + 16 << "\" y=\"" << kTop + 12 + 19 * static_cast<double>(i)
         << "\" fill=\"" << color << "\">" << r.name << "</text>\n";
     const double y = bars + kBar * static_cast<double>(i), ms = r.typical(step_ms);
@@ -171,8 +177,8 @@ bool write_svg(const std::string& path, const std::vector<Run>& runs, const std:
         << "\" width=\"" << 460 * ms / most_ms << "\" height=\"" << kBar - 5 << "\" fill=\"" << color
         << "\"/><text x=\"" << 246 + 460 * ms / most_ms << "\" y=\"" << y + 14 << "\">" << label << "</text>\n";
   }
-  out << "<text x=\"" << kLeft + kPlot / 2 << "\" y=\"" << kTop + kHigh + 34 << "\" text-anchor=\"middle\">step, of "
-      << n_steps << "</text>\n</svg>\n";
+  out << "<text x=\"" << kLeft + kPlot / 2 << "\" y=\"" << kTop + kHigh + 38 << "\" text-anchor=\"middle\">step"
+      << "</text>\n</svg>\n";
   return out.good();
 }
 

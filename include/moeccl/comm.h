@@ -141,7 +141,8 @@ MOECCL_API moecclResult_t moecclStreamDestroy(moecclStream_t stream);
 MOECCL_API moecclResult_t moecclGroupStart(void);
 MOECCL_API moecclResult_t moecclGroupEnd(void);
 /* Abandons all open groups of the thread; none of the calls that they hold is issued. The end of the thread does the
- * same. */
+ * same. Call it where an error leaves a group half filled: until then, what the group holds calls on cannot be
+ * destroyed. */
 MOECCL_API moecclResult_t moecclGroupCancel(void);
 
 /* Creates an operator that multiplies each rank's input by *scalar (one element of `type`) and sums the products. Each

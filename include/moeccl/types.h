@@ -112,7 +112,7 @@ MOECCL_API const char* moecclGetErrorString(moecclResult_t result);
 
 /* Returns a sentence about the last failure on `comm`, or about the calling thread's last failure when comm is NULL or
  * not a live communicator. The library owns the text, which stays valid during the calling thread's next seven calls of
- * this function. Never NULL; empty when nothing has failed. */
+ * this function. Never NULL; empty when nothing has failed. After a call with a bad handle, pass NULL. */
 MOECCL_API const char* moecclGetLastError(moecclComm_t comm);
 
 /* Gets the version of the loaded library, comparable with MOECCL_VERSION. */

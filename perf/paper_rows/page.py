@@ -3,6 +3,7 @@
 import html
 import json
 import math
+import textwrap
 import os
 import datetime
 
@@ -108,8 +109,9 @@ def page(rows, papers):
 def picture(rows):
     """Draws a point for each row whose two figures have a ratio: ours over the paper's, on a logarithmic axis."""
     drawn = [row for row in rows if all(isinstance(row[n], (int, float)) and row[n] > 0 for n in ("paper_value", "ours"))]
-    step, top, left, right, width = 17, 74, 400, 40, 800
-    height = top + step * (len(drawn) + len({r["paper"] for r in drawn})) + 46
+    step, line, top, left, right, width = 17, 12, 90, 400, 40, 800
+    labels = [textwrap.wrap(row["item"], 56) for row in drawn]  # more letters would leave the frame
+    height = top + step * (len(drawn) + len({r["paper"] for r in drawn})) + line * sum(len(l) - 1 for l in labels) + 46
     ratios = [row["ours"] / row["paper_value"] for row in drawn] or [1]
     low, high = math.log2(min(0.5, *ratios)), math.log2(max(2, *ratios))
     if high - low > 8:  # a solver that is a thousand times faster is drawn at the edge
@@ -128,16 +130,18 @@ def picture(rows):
     for power in range(math.ceil(low), math.floor(high) + 1):
         parts.append(f'<line x1="{x(2 ** power):.1f}" x2="{x(2 ** power):.1f}" y1="{top - 10}" y2="{bottom}" stroke="#ddd"/>')
         label = f"{2 ** power:g}" if power >= 0 else f"1/{2 ** -power}"
-        parts.append(f'<text x="{x(2 ** power):.1f}" y="{bottom + 18}" font-size="11" text-anchor="middle" fill="#444">{label}</text>')
+        for y in top - 16, bottom + 18:
+            parts.append(f'<text x="{x(2 ** power):.1f}" y="{y}" font-size="11" text-anchor="middle" fill="#444">{label}</text>')
     y, paper = top, None
-    for row, ratio in zip(drawn, ratios):
+    for row, ratio, label in zip(drawn, ratios, labels):
         if row["paper"] != paper:
             paper = row["paper"]
             parts.append(f'<text x="20" y="{y + 4}" font-size="12" font-weight="bold">{html.escape(paper)}</text>')
             y += step
         good = row["verdict"] == "holds"
-        parts.append(f'<text x="{left - 12}" y="{y + 4}" font-size="11" text-anchor="end" fill="#222">{html.escape(row["item"])}</text>')
+        parts += [f'<text x="{left - 12}" y="{y + 4 + line * i}" font-size="11" text-anchor="end" fill="#222">{html.escape(words)}</text>'
+                  for i, words in enumerate(label)]
         parts.append(f'<circle cx="{x(ratio):.1f}" cy="{y}" r="4.5" fill="{"#2f6db5" if good else "white"}" stroke="{"#2f6db5" if good else "#c8553d"}" '
                      'stroke-width="1.6"/>')
-        y += step
+        y += step + line * (len(label) - 1)
     return "\n".join(parts) + "\n</svg>\n"

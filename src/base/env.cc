@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <charconv>
 #include <limits>
+#include <numeric>
 #include <string_view>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "src/base/log.h"
 
@@ -16,6 +19,7 @@ extern "C" char** environ;  // unistd.h declares it only with _GNU_SOURCE
 namespace moeccl {
 namespace {
 
+constexpr std::string_view kPrefix = "MOECCL_";
 constexpr int64_t kMaxMs = std::numeric_limits<int32_t>::max();  // moecclConfig_t holds milliseconds in 32 bits
 
 bool parse_integer(std::string_view text, int64_t low, int64_t high, int64_t* value) {
@@ -172,13 +176,50 @@ constexpr Variable kVariables[] = {
 //     communicator: at its ninth collective, at its first, or never.
 //   MOECCL_TUNER_RAILS | the tuner for NCCL | 1 to 64 | 1 | How many links of the measured kind a host uses at once.
 
-std::string known_names() {
-  std::string names;
-  for (const Variable& v : kVariables) {
-    if (!names.empty()) names += ", ";
-    names += v.name;
+// The variables of the comment above, which tools/check-docs compares with it.
+constexpr std::string_view kElsewhere[] = {"MOECCL_IB_HCA",
+                                           "MOECCL_IB_GID_INDEX",
+                                           "MOECCL_IB_TC",
+                                           "MOECCL_IB_SL",
+                                           "MOECCL_IB_TIMEOUT",
+                                           "MOECCL_IB_RETRY_CNT",
+                                           "MOECCL_IB_PKEY",
+                                           "MOECCL_IB_QPS_PER_CONNECTION",
+                                           "MOECCL_IB_ADAPTIVE_ROUTING",
+                                           "MOECCL_IB_LIBRARY",
+                                           "MOECCL_SHIM_MODE",
+                                           "MOECCL_SHIM_NCCL",
+                                           "MOECCL_SHIM_VERSION",
+                                           "MOECCL_SHIM_QUIET",
+                                           "MOECCL_SHIM_MPI",
+                                           "MOECCL_TUNER_RAILS"};
+
+// How many letters must be added, removed or replaced to turn one name into the other (Levenshtein).
+size_t letters_apart(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
   }
-  return names;
+  return row.back();
+}
+
+// Returns " (did you mean MOECCL_NET?)", or nothing when every name differs in more than a third of its own letters.
+std::string suggestion(std::string_view name) {
+  std::string_view best;
+  size_t least = name.size();
+  const auto consider = [&](std::string_view known) {
+    const size_t apart = letters_apart(name, known), own = std::max(name.size(), known.size()) - kPrefix.size();
+    if (apart <= own / 3 && apart < least) best = known, least = apart;
+  };
+  for (const Variable& v : kVariables) consider(v.name);
+  for (const std::string_view known : kElsewhere) consider(known);
+  return best.empty() ? "" : format(" (did you mean {}?)", best);
 }
 
 const Variable* find(std::string_view name) {
@@ -226,10 +267,13 @@ bool parse_bytes(std::string_view text, int64_t* bytes) {
   return true;
 }
 
+std::vector<std::string_view> variable_names() {
+  std::vector<std::string_view> names;
+  for (const Variable& v : kVariables) names.push_back(v.name);
+  return names;
+}
+
 EnvParse parse_env(std::span<const char* const> variables) {
-  constexpr std::string_view kPrefix = "MOECCL_";
-  // The tests' own prefixes, and those of the comment above.
-  constexpr std::string_view kOthers[] = {"MOECCL_TEST_", "MOECCL_SHIM_", "MOECCL_TUNER_", "MOECCL_IB_"};
   EnvParse result;
   for (const char* entry : variables) {
     const std::string_view text = entry, name = text.substr(0, text.find('='));
@@ -248,11 +292,11 @@ EnvParse parse_env(std::span<const char* const> variables) {
     const std::string_view value = text.substr(equals + 1);
     const Variable* variable = find(name);
     if (variable == nullptr) {
-      const bool others =
-          std::any_of(std::begin(kOthers), std::end(kOthers), [&](std::string_view p) { return name.starts_with(p); });
-      if (others) continue;
+      const bool others = std::find(std::begin(kElsewhere), std::end(kElsewhere), name) != std::end(kElsewhere);
+      if (others || name.starts_with("MOECCL_TEST_")) continue;
       if (!unknown.empty()) unknown += ", ";
       unknown += name.substr(0, 64);
+      unknown += suggestion(name.substr(0, 64));
       continue;
     }
     // An empty value means unset: shells cannot unset a variable for one command.
@@ -260,10 +304,10 @@ EnvParse parse_env(std::span<const char* const> variables) {
     const std::string shown = variable->secret ? "its value" : format("\"{}\"", value.substr(0, 64));
     const std::string sentence = format("{}: {} is not accepted; give {}", name, shown, variable->accepted);
     if (result.status.ok()) result.status = Status(moecclInvalidArgument, sentence);
-    result.warnings.push_back(sentence + "; the default is used");
+    result.warnings.push_back(sentence + "; until then no communicator can be made");
   }
   if (!unknown.empty()) {
-    result.warnings.push_back(format("unknown variables are ignored: {}; known are: {}", unknown, known_names()));
+    result.warnings.push_back(format("unknown variables are ignored: {}; docs/variables.md lists all", unknown));
   }
   return result;
 }

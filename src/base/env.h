@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/base/status.h"
@@ -110,6 +111,9 @@ struct EnvParse {
   Status status;                      // the first bad value: variable, value, accepted values; ok() when all are good
   std::vector<std::string> warnings;  // one sentence for each bad value or unknown MOECCL_ variable
 };
+
+// Returns the names of all variables that parse_env reads.
+std::vector<std::string_view> variable_names();
 
 // Parses "NAME=value" strings and has no side effects. A bad value leaves its field at its default.
 EnvParse parse_env(std::span<const char* const> variables);

@@ -199,7 +199,11 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
         ": the id was made on another host or in another container, whose UNIX sockets this one cannot reach; set "
         "MOECCL_SOCKET_ADDR there";
   } else if (greeted) {
-    hint = ": the meeting point does not answer";
+    hint = ": the meeting point does not answer; it admits only ranks that have its id or its MOECCL_SECRET";
+  } else if (options.wait_for_root) {
+    hint =
+        ": rank 0 did not listen there in time, or has ended: check that it runs, that MASTER_ADDR is its host, and "
+        "that no firewall is in between";
   }
   return error(deadline.passed() ? moecclTimeout : last.code(), "rank {} cannot join at {}: {}{}", rank,
                id.address.str(), last.message(), hint);

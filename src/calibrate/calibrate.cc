@@ -89,6 +89,7 @@ Status use_profile(Communicator& comm, const plan::Profile& profile, Status why)
           all[0].hash, all[r].hash);
   }
   comm.selector().set_profile(profile);
+  if (comm.rank() == 0 && !profile.source.empty()) log(LogLevel::kInfo, "plans are priced by {}", profile.source);
   // All ranks are here, so this takes effect at the same operation.
   comm.fabric().on_timing = nullptr;
   if (!profile.plans.empty())
@@ -115,7 +116,11 @@ Status save_profile(const Communicator& comm, const std::string& path) {
 }
 
 Status profile_at_init(Communicator& comm) {
-  if (!env().profile.empty()) return load_profile(comm, env().profile);
+  if (!env().profile.empty()) {
+    const Status loaded = load_profile(comm, env().profile);
+    const bool own = loaded.code() == moecclInvalidArgument || loaded.code() == moecclSystemError;
+    return own ? error(loaded.code(), "MOECCL_PROFILE: {}", loaded.message()) : loaded;
+  }
   if (env().calibrate_ms <= 0 || comm.n_ranks() < 2) return {};
   const std::string path = cache_path(comm);
   std::string text;

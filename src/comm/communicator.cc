@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "moeccl/version.h"
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/bootstrap/launcher.h"
@@ -11,6 +12,7 @@
 #include "src/exec/cuda/runners.h"
 #include "src/exec/cuda/stream_work.h"
 #include "src/exec/revoked.h"
+#include "topology/synthetic.h"
 
 namespace moeccl::comm {
 
@@ -37,6 +39,8 @@ Result<std::unique_ptr<Communicator>> Communicator::of(Membership&& m) {
                  "MOECCL_KERNELS={}: give reference, avx2 or avx512, as far as this processor runs them",
                  env().kernels);
   }
+  const uint32_t ranks = m.ranks_on_host, cores = m.cores_on_host;
+  const plan::Reach reach = m.reach;
   std::unique_ptr<Communicator> c;
   // The peers may have finished and would wait for this rank in their first operation.
   Status status = contained([&]() -> Status {
@@ -44,7 +48,11 @@ Result<std::unique_ptr<Communicator>> Communicator::of(Membership&& m) {
     c->set_up(std::move(m));
     return c->selector_->force_from_text(c->config_.plan);
   });
-  if (status.ok()) return c;
+  if (status.ok()) {
+    if (c->rank_ == 0 && log_enabled(LogLevel::kInfo))
+      (void)contained([&] { return write_log_line(LogLevel::kInfo, c->found(ranks, cores, reach)), Status(); });
+    return c;
+  }
   if (c != nullptr)
     c->break_off(status);
   else
@@ -102,6 +110,19 @@ void Communicator::set_up(Membership&& m) {
     if (p != rank_) fabric_->outboxes[p] = fabric_->link(p).view().outboxes;
   }
   if (cuda_ != nullptr) cuda_->fabric().spin_polls = fabric_->spin_polls;
+}
+
+std::string Communicator::found(uint32_t ranks_on_host, uint32_t cores_on_host, plan::Reach reach) const {
+  return format(
+      "communicator{}{} of {} ranks: {} on this host, which has {} cores for them; topology {}; {}; kernels {}; MoECCL "
+      "{}.{}.{}",
+      config_.name.empty() ? "" : " ", config_.name, n_ranks_, ranks_on_host, cores_on_host,
+      topology::to_synthetic(tree()),
+      !reach.staging ? "ranks of other hosts are reached over the network"
+      : reach.views  ? "all ranks are threads of this process and reach each other's buffers"
+      : reach.reads  ? "ordinary buffers are read by process_vm_readv"
+                     : "ordinary buffers are copied through shared memory",
+      fabric_->kernels->name, MOECCL_VERSION_MAJOR, MOECCL_VERSION_MINOR, MOECCL_VERSION_PATCH);
 }
 
 Communicator::~Communicator() {

@@ -235,6 +235,15 @@ TEST(Profile, TheVariableGivesItAtInit) {
   });
 }
 
+TEST(Profile, AFileAtInitThatCannotBeReadIsNamedWithItsVariable) {
+  const Variables profile = {{"MOECCL_PROFILE", "/nonexistent/profile"}};
+  join(2, [&](int, moecclResult_t result, moecclComm_t) {
+    EXPECT_NE(result, moecclSuccess);
+    const std::string said = moecclGetLastError(nullptr);
+    EXPECT_EQ(said, "MOECCL_PROFILE: /nonexistent/profile: cannot be opened: No such file or directory");
+  });
+}
+
 TEST(Profile, DifferentFilesAtInitFailAllRanksAlike) {
   const Folder folder;
   for (const char* name : {"0", "1"}) {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules of perf/papers, what it refuses (rows that differ without a reason), and how new rows replace old ones."""
 import os
+import re
 import sys
 import unittest
 
@@ -39,6 +40,13 @@ class Papers(unittest.TestCase):
         drawn = picture([judged(ROW), judged(ROW | {"ours": -1.0, "why": "a sign"}), judged(ROW | {"rule": ["equal"], "ours": 2.0})])
         self.assertEqual(drawn.count("<circle"), 2)
         self.assertEqual(text(1234.5), "1234")
+
+    def test_a_long_label_stays_in_the_frame(self):
+        drawn = picture([judged(ROW | {"item": "Fig. 15, decoding in the experts' computation, experts of 32 MiB, overhead saved"}), judged(ROW)])
+        labels = re.findall(r'y="(\d+)" font-size="11" text-anchor="end"[^>]*>([^<]+)<', drawn)
+        self.assertEqual(len(labels), 3)
+        self.assertLess(max(len(words) for _, words in labels), 60)
+        self.assertEqual(len({y for y, _ in labels}), 3)
 
 
 if __name__ == "__main__":

@@ -237,6 +237,21 @@ class Collectives(unittest.TestCase):
         in_threads(2, work)
 
 
+class Mistakes(unittest.TestCase):
+    def test_version(self):
+        numbers = [int(n) for n in moeccl.__version__.split(".")]
+        self.assertEqual(moeccl.version(), 10000 * numbers[0] + 100 * numbers[1] + numbers[2])
+
+    def test_what_is_no_buffer_or_no_operator_is_said_with_what_is(self):
+        def work(comm):
+            with self.assertRaisesRegex(TypeError, "a list is not a buffer: give a tensor"):
+                comm.all_reduce([1, 2])
+            with self.assertRaisesRegex(TypeError, "op is 'sum': give moeccl.SUM"):
+                comm.all_reduce(array.array("f", [0]), op="sum")
+
+        in_threads(1, work)
+
+
 class Layer(unittest.TestCase):
     def test_buffers_of_other_sizes_are_refused(self):
         tokens, hidden, top_k = 3, 4, 2
@@ -296,6 +311,12 @@ class Layer(unittest.TestCase):
                     moeccl.Moe(comm, **good, expert_rank=wrong)
             with self.assertRaisesRegex(TypeError, "unknown option"):
                 moeccl.Moe(comm, **good, colour=1)
+            moe = moeccl.Moe(comm, **good)
+            for index, weight, said in (("q", "f", "topk_index holds elements of format .*: give int32"),
+                                        ("i", "d", "topk_weight holds elements of format .*: give float32")):
+                with self.assertRaisesRegex(TypeError, said):
+                    moe.routing(array.array(index, [0, 1]), array.array(weight, [0, 0]))
+            moe.close()
             moeccl.Moe(comm, **good, expert_rank=[1, 0, 1, 0]).close()
 
         in_threads(2, work)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import unittest
+from unittest import mock
 
 import with_torch  # noqa: F401 (skips where there is no torch)
 import torch
@@ -104,6 +105,16 @@ class LayerTest(unittest.TestCase):
             with self.subTest(case=case, ranks=n):
                 wrong = {r: text for r, text in said.items() if text}
                 self.assertFalse(wrong, "\n".join(f"rank {r}: {text}" for r, text in wrong.items()))
+
+
+class ForgottenInit(unittest.TestCase):
+    def test_ranks_without_a_process_group_do_not_train_alone(self):
+        import moeccl.torch
+        layer = {"hidden": 8, "n_experts": 2, "top_k": 1, "ffn": 4}
+        with mock.patch.dict(os.environ, {"WORLD_SIZE": "4"}), self.assertRaisesRegex(RuntimeError, "4 ranks.*init_process_group"):
+            moeccl.torch.MoELayer(**layer)(torch.zeros(1, 8))
+        with mock.patch.dict(os.environ, {"WORLD_SIZE": "1"}):
+            moeccl.torch.MoELayer(**layer)(torch.zeros(1, 8))
 
 
 for _n in WORLDS:

@@ -12,7 +12,7 @@ Counts are the sizes of the buffers, so the two cannot disagree. A buffer whose 
 ValueError or TypeError before anything is sent. A call without a stream blocks without holding the interpreter lock, so
 thread ranks run in parallel. Failures raise moeccl.Error with MoECCL's error text and `.code`. The library is found
 through LIBMOECCL, next to the package, or by the dynamic linker. See docs/python.md."""
-from . import codec, experts, hybrid, migrate, pipeline, plan, replace, solve, swap
+from . import _abi, codec, experts, hybrid, migrate, pipeline, plan, replace, solve, swap
 from ._errors import Error
 from .codec import Codec, shared_expert
 from .comm import Comm, UniqueId, init_all, unique_id, version
@@ -26,6 +26,8 @@ from .moe import Moe, Routing
 from .replace import Replacement
 from .streams import Stream, group
 from .swap import ExpertSwap
+
+__version__ = f"{_abi.MOECCL_VERSION_MAJOR}.{_abi.MOECCL_VERSION_MINOR}.{_abi.MOECCL_VERSION_PATCH}"  # version() is the loaded library's
 
 __all__ = ["AVG", "BFLOAT16", "Codec", "Comm", "EXPERT_MAJOR", "Error", "ExpertSwap", "FLOAT16", "FLOAT32", "FLOAT64", "FLOAT8E4M3", "FLOAT8E5M2",
            "Hybrid", "ID_BYTES", "INT32", "INT64", "INT8", "MAX", "MAX_LEVELS", "MIN", "Migration", "Moe", "PRIORITY_AUTO", "PRIORITY_CP",

@@ -173,6 +173,9 @@ class Buffer:
         view = _PyBuffer()
         try:
             _get_buffer(thing, view, _WRITE if writable else _READ)  # raises BufferError (NumPy: ValueError) with its reason
+        except TypeError:
+            raise TypeError(f"a {type(thing).__name__} is not a buffer: give a tensor, an array (NumPy, CUDA, array.array), a bytearray or "
+                            "a memoryview") from None
         except ValueError:
             # NumPy has no format for the types of extensions (ml_dtypes), so they are recognized by name.
             name = getattr(getattr(thing, "dtype", None), "name", "")

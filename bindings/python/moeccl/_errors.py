@@ -43,7 +43,8 @@ def number(name: str, value: Any, limits: Tuple[int, int] = INT32) -> int:
     try:
         whole = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is {value!r}: give a whole number") from None
+        what = "moeccl.SUM, PROD, MAX, MIN, AVG or one of comm.premul_sum()" if name == "op" else "a whole number"
+        raise TypeError(f"{name} is {value!r}: give {what}") from None
     if not limits[0] <= whole <= limits[1]:
         raise ValueError(f"{name} is {whole}: give a number from {limits[0]} to {limits[1]}")
     return whole

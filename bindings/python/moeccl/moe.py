@@ -157,8 +157,9 @@ class Routing:
 
     def _tokens(self, index: Buffer, weight: Buffer) -> int:
         top_k = self._moe.top_k
-        if index.present and index.own_type() != INT32_TYPE or weight.present and weight.own_type() != FLOAT32:
-            raise TypeError("topk_index holds int32 and topk_weight float32")
+        for name, buffer, wanted, words in (("topk_index", index, INT32_TYPE, "int32"), ("topk_weight", weight, FLOAT32, "float32")):
+            if buffer.present and buffer.own_type() != wanted:
+                raise TypeError(f"{name} holds elements of format {buffer.format!r}: give {words} (of a tensor: {name}.to(torch.{words}))")
         for name, buffer in (("topk_index", index), ("topk_weight", weight)):
             if buffer.bytes % (4 * top_k) or len(buffer.shape) > 1 and buffer.shape[-1] != top_k:
                 raise ValueError(f"{name} has shape {buffer.shape}: give [tokens, {top_k}], as top_k says")

@@ -35,12 +35,35 @@ TEST(Failure, MissingRanksAreNamedAtTheDeadlineOfARank) {
   MOECCL_EXPECT_WITHIN(watch, 1300);
 }
 
+TEST(Failure, ARankWithAnotherSecretIsToldThatTheSecretAdmits) {
+  std::unique_ptr<Root> root = start_root(patient_ms(20'000), "127.0.0.1");
+  UniqueId id = decode_unique_id(root->id()).value();
+  id.key = random_key().value();
+  const Status s = join_and_close(encode_unique_id(id).value(), 0, 2, Deadline::after_ms(patient_ms(300)));
+  EXPECT_EQ(s.code(), moecclTimeout);
+  EXPECT_TRUE(contains(s.message(), "its id or its MOECCL_SECRET")) << s.message();
+}
+
+TEST(Failure, AMeetingPointThatDoesNotOpenIsALaunchersAddress) {
+  UniqueId id;
+  id.key = random_key().value();
+  id.address = driver::local_address(driver::listen_at(driver::parse_ip_address("127.0.0.1").value())->get()).value();
+  const Deadline deadline = Deadline::after_ms(patient_ms(300));
+  const Status s = Session::join(encode_unique_id(id).value(), 1, 2, deadline,
+                                 {.wait_for_root = true, .others_alive = {}, .gone = {}})
+                       .status();
+  EXPECT_EQ(s.code(), moecclTimeout);
+  EXPECT_TRUE(contains(s.message(), "MASTER_ADDR")) << s.message();
+  EXPECT_FALSE(contains(s.message(), "its group is complete")) << s.message();
+}
+
 TEST(Failure, MissingRanksAreNamedAtTheDeadlineOfTheRoot) {
   std::unique_ptr<Root> root = start_root(300);
   const Status s = join_and_close(root->id(), 1, 2);
   EXPECT_EQ(s.code(), moecclTimeout);
   EXPECT_TRUE(contains(s.message(), "rank 0 of 2 did not join")) << s.message();
   EXPECT_TRUE(contains(s.message(), "300 ms")) << s.message();
+  EXPECT_TRUE(contains(s.message(), "MOECCL_INIT_TIMEOUT_MS")) << s.message();
 }
 
 TEST(Failure, ARankThatNeverCallsIsNamed) {

@@ -76,7 +76,9 @@ TEST(Synthetic, ErrorsNameThePositionAndWhatIsAccepted) {
   EXPECT_EQ(complaint(""), "topology, position 1: found the end, wanted a level such as node:2");
   EXPECT_NE(complaint("node:0 gpu:4").find("position 6: found \"0 gpu:4\", wanted a number between 1 and 1048576"),
             std::string::npos);
-  EXPECT_NE(complaint("node:2 gpu:4", 9).find("has 8 ranks, the communicator has 9"), std::string::npos);
+  EXPECT_NE(complaint("node:2 gpu:4", 9)
+                .find("has 8 ranks, the communicator has 9: give config.topology or MOECCL_TOPOLOGY that many"),
+            std::string::npos);
 }
 
 TEST(Synthetic, BrokenTextsAreRefused) {

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communicators for torch.distributed groups."""
+import os
 import weakref
 
 import torch
@@ -30,7 +31,7 @@ def _send_id(group):
 def comm_of(group=None, **options):
     """Returns the communicator that MoE layers over `group` share. group is a torch ProcessGroup of any backend, or a moeccl.Comm.
 
-    None means the default group, or, without torch.distributed, a communicator of only this process. The first call for a group is
+    None means the default group, or, in a process that no launcher started, a communicator of only this process. The first call for a group is
     collective. For a group of backend "moeccl" the communicator is separate from the group's own, so that a dispatch can run at the
     same time as the group's operations. Options are moeccl.Comm's: topology, pace, timeout_ms, staging_bytes, deterministic."""
     if isinstance(group, moeccl.Comm):
@@ -41,6 +42,10 @@ def comm_of(group=None, **options):
     group = _group_of(group)
     key = tuple(sorted(options.items()))
     if group is None:
+        n_ranks = os.environ.get("WORLD_SIZE", "1")
+        if n_ranks not in ("", "1"):  # each rank would train alone
+            raise RuntimeError(f"the launcher started {n_ranks} ranks (WORLD_SIZE), but there is no process group: call "
+                               "torch.distributed.init_process_group first, or give group= a moeccl.Comm")
         comm = moeccl.Comm(1, moeccl.unique_id(), 0, **options)
         _options[comm] = options
         return comm

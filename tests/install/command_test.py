@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command `moeccl` answers to a newcomer's first calls and mistakes: command_test.py MOECCL"""
+import os
+import subprocess
+import sys
+import unittest
+
+COMMAND = sys.argv.pop(1)
+
+
+def run(*arguments, **variables):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MOECCL_")}
+    done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=60, env=environment | variables)
+    return done.returncode, done.stdout, done.stderr
+
+
+class Command(unittest.TestCase):
+    def refuses(self, arguments, *said):
+        code, _, errors = run(*arguments)
+        self.assertEqual(code, 2, errors)
+        for words in said:
+            self.assertIn(words, errors)
+        self.assertNotIn("->", errors)  # the numbers of an enumeration
+
+    def test_version(self):
+        for argument in "version", "--version":
+            code, out, _ = run(argument)
+            self.assertEqual(code, 0)
+            self.assertRegex(out, r"^MoECCL \d+\.\d+\.\d+\n$")
+
+    def test_an_unknown_command_is_named(self):
+        self.refuses(["bogus"], 'there is no command "bogus"', "moeccl --help")
+
+    def test_an_unknown_name_comes_with_those_that_exist(self):
+        self.refuses(["plan", "allreduc"], '"allreduc" is not one of allreduce, reduce, broadcast')
+        self.refuses(["plan", "allreduce", "--type", "bf16"], "--type", '"bf16" is not one of', "bfloat16")
+        self.refuses(["simulate", "sendrecv", "--topology", "node:2"], '"sendrecv" is not one of dispatch, allreduce')
+
+    def test_bad_usage_of_any_kind_ends_with_2(self):
+        self.refuses(["plan"], "op is required")
+        self.refuses(["plan", "allreduce", "--ranks", "0"], "--ranks", "1 to 1024")
+        self.refuses(["plan", "allreduce", "--rank", "4"], "--rank")
+        self.refuses([], "subcommand is required")
+
+    def test_help_lists_names_without_numbers(self):
+        code, out, _ = run("plan", "--help")
+        self.assertEqual(code, 0)
+        self.assertIn("bfloat16", out)
+        self.assertNotIn("->", out)
+
+    def test_names_are_taken(self):
+        code, out, errors = run("plan", "alltoall", "--type", "bfloat16", "--ranks", "2", "--count", "1000")
+        self.assertEqual(code, 0, errors)
+        self.assertIn("AllToAll with", out)
+        self.assertIn("1000 elements of 2 B", out)
+
+    def test_bytes_have_units(self):
+        code, _, errors = run("check", "--memory-cap", "256M")
+        self.assertEqual(code, 0, errors)
+        code, _, errors = run("check", "--memory-cap", "1K")
+        self.assertEqual(code, 1, errors)
+        self.assertIn("memory_cap_bytes of 1024", errors)
+
+    def test_info_says_what_a_communicator_found(self):
+        code, _, errors = run("plan", "allreduce", "--topology", "node:2 gpu:2", MOECCL_DEBUG="INFO")
+        self.assertEqual(code, 0, errors)
+        self.assertRegex(errors, r"INFO communicator of 4 ranks: 4 on this host, which has \d+ cores for them; topology node:2 gpu:2; "
+                         r"all ranks are threads of this process and reach each other's buffers; kernels \w+; MoECCL \d")
+        self.assertEqual(errors.count("communicator of"), 1)  # rank 0 speaks for all
+        _, _, errors = run("plan", "allreduce")
+        self.assertEqual(errors, "")
+
+
+if __name__ == "__main__":
+    unittest.main()
