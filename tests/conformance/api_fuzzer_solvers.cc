@@ -151,7 +151,7 @@ void Fuzzer::add_swap_solvers() {
     maybe_resize(answer);
     note(moecclSolveSwap(maybe(&p), maybe(counts.data()), maybe(pairs), maybe(&answer),
                          own ? workspace.data() : nullptr, own ? workspace.size() : 0));
-    note(moecclSolveSwapSequence(maybe(&p), topk, n_tokens, rarely() ? -number() % 5 : static_cast<int32_t>(below(5)),
+    note(moecclSolveSwapSequence(maybe(&p), topk, n_tokens, rarely() ? -(number() % 5) : static_cast<int32_t>(below(5)),
                                  maybe(pairs), maybe(placement.data()), maybe(&answer)));
   });
 }

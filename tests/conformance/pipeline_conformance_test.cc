@@ -80,7 +80,8 @@ TEST_P(TensorAllToAll, EveryAlgorithmGivesTheReferencesBitsThereAndBack) {
               ASSERT_EQ(wrong, 0u) << (name == nullptr ? "auto" : name) << ", " << count << " elements of "
                                    << moecclTypeSize(type) << " bytes";
               MOECCL_ASSERT_COMM_OK(moecclTensorAllToAll(out.data(), back.data(), count, type, comm, nullptr), comm);
-              ASSERT_EQ(memcmp(back.data(), in.data(), in.size()), 0) << (name == nullptr ? "auto" : name);
+              ASSERT_TRUE(in.empty() || memcmp(back.data(), in.data(), in.size()) == 0)
+                  << (name == nullptr ? "auto" : name);
               for (size_t i = in.size(); i < out.size(); ++i) {
                 ASSERT_EQ(out[i], kCanary);
                 ASSERT_EQ(back[i], kCanary);

@@ -294,7 +294,7 @@ TEST(Profile, DifferentTopologiesFailAllRanksAlike) {
 TEST(Profile, IsMeasuredOnceAndThenFoundInTheUsersCache) {
   const Folder folder;
   const Variables cache = {{"XDG_CACHE_HOME", folder.path()}};
-  const Variables calibrate = {{"MOECCL_CALIBRATE", "1000"}};
+  const Variables calibrate = {{"MOECCL_CALIBRATE", std::to_string(patient_ms(1200))}};
   const auto joins = [&](int rank, moecclResult_t result, moecclComm_t comm) {
     ASSERT_EQ(result, moecclSuccess) << moecclGetLastError(nullptr);
     check_works(rank, 2, comm);

@@ -17,6 +17,7 @@ void* operator new(size_t bytes) {
   if (p == nullptr) throw std::bad_alloc();
   return p;
 }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return fails() ? nullptr : std::malloc(bytes); }
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, size_t) noexcept { std::free(p); }
 #else

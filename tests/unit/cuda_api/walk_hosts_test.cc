@@ -128,9 +128,10 @@ TEST_F(CudaWalkHosts, BlocksOfUnequalSizesAreOneLaunchARank) {
     };
     const auto check = [&] {
       const std::vector<char> got = out.get(stream);
-      for (size_t r = 0; r < 3; ++r)
-        EXPECT_EQ(std::memcmp(&got[s.into[r] * 4], floats(s.arrive[r], static_cast<float>(r)).data(), s.arrive[r] * 4),
-                  0);
+      for (size_t r = 0; r < 3; ++r) {
+        const auto expected = floats(s.arrive[r], static_cast<float>(r));
+        EXPECT_TRUE(s.arrive[r] == 0 || std::memcmp(&got[s.into[r] * 4], expected.data(), s.arrive[r] * 4) == 0);
+      }
     };
     const int before = device.launches();
     MOECCL_ASSERT_OK(exchange());
