@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -248,7 +249,19 @@ TEST(ApiForks, AChildMakesItsOwn) {
 }
 
 // One of two ranks that ends by exit() while its stream works on heap memory of both processes.
-int end_amid_operations(int rank, const moecclUniqueId& id, int delay_us) {
+// Rank 0 makes the id: a thread of the parent that serves it could hold a lock of the address sanitizer during the
+// fork.
+struct SharedId {
+  std::atomic<bool> made{false};
+  moecclUniqueId id{};
+};
+int end_amid_operations(int rank, SharedId& shared, int delay_us) {
+  if (rank == 0) {
+    if (moecclGetUniqueId(&shared.id)) return 49;
+    shared.made = true;
+  }
+  while (!shared.made) usleep(1000);
+  const moecclUniqueId& id = shared.id;
   moecclComm_t comm = nullptr;
   moecclStream_t stream = nullptr;
   void *in = nullptr, *out = nullptr;
@@ -268,14 +281,13 @@ TEST(ApiExit, AProgramMayEndAmidOperations) {
   run_ranks(1,
             [](int, moecclComm_t) {
               for (int trial = 0; trial < scaled(12); ++trial) {
-                moecclUniqueId id{};
-                MOECCL_ASSERT_OK(moecclGetUniqueId(&id));
+                Shared<SharedId> shared;
                 pid_t ranks[2];
                 for (int r = 0; r < 2; ++r) {
                   ranks[r] = fork();
                   if (ranks[r] == 0) {
                     alarm(static_cast<unsigned>(patient_ms(20'000) / 1000));
-                    std::exit(end_amid_operations(r, id, trial * 1700 % 20'000));
+                    std::exit(end_amid_operations(r, *shared, trial * 1700 % 20'000));
                   }
                 }
                 for (const pid_t rank : ranks) {
