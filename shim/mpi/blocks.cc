@@ -8,6 +8,23 @@
 
 namespace moeccl::shim {
 
+namespace {
+
+// Returns the shape of a type that MPI_Type_contiguous or MPI_Type_dup made.
+Shape shape_of_repeated(MPI_Datatype type, int integers) {
+  int count = 1;
+  MPI_Aint no_address = 0;
+  MPI_Datatype inner = MPI_DATATYPE_NULL;
+  if (PMPI_Type_get_contents(type, integers, 0, 1, &count, &no_address, &inner) != MPI_SUCCESS) return {};
+  const Shape one = shape_of(inner);
+  int n = 0, addresses = 0, types = 0, combiner = MPI_COMBINER_NAMED;
+  (void)PMPI_Type_get_envelope(inner, &n, &addresses, &types, &combiner);
+  if (combiner != MPI_COMBINER_NAMED) PMPI_Type_free(&inner);  // the contents of a type are new handles
+  return {one.bytes * static_cast<size_t>(count), one.dense};
+}
+
+}  // namespace
+
 // Asks MPI, and caches the answer for predefined types, whose handles are never given to another type.
 Shape shape_of(MPI_Datatype type) {
   struct Known {
@@ -19,11 +36,14 @@ Shape shape_of(MPI_Datatype type) {
   for (const Known& k : known) {
     if (k.type == type && type != MPI_DATATYPE_NULL) return k.shape;
   }
-  int size = 0, integers = 0, addresses = 0, types = 0, combiner = 0;
+  int integers = 0, addresses = 0, types = 0, combiner = MPI_COMBINER_NAMED;
+  MPI_Count size = 0;  // may exceed an int
   MPI_Aint lower = 0, extent = 0;
-  if (PMPI_Type_size(type, &size) != MPI_SUCCESS) return {};
-  const bool predefined = PMPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner) == MPI_SUCCESS &&
-                          combiner == MPI_COMBINER_NAMED;
+  if (PMPI_Type_size_x(type, &size) != MPI_SUCCESS) return {};
+  const bool known_kind = PMPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner) == MPI_SUCCESS;
+  if (known_kind && (combiner == MPI_COMBINER_CONTIGUOUS || combiner == MPI_COMBINER_DUP))
+    return shape_of_repeated(type, integers);
+  const bool predefined = known_kind && combiner == MPI_COMBINER_NAMED;
   // Pairs such as MPI_DOUBLE_INT are predefined, too, and have a gap.
   const bool dense =
       predefined && PMPI_Type_get_extent(type, &lower, &extent) == MPI_SUCCESS && lower == 0 && extent == size;

@@ -237,7 +237,7 @@ static void large(void) {
   const size_t block = (size_t)count, all = block * (size_t)n, mine = block * (size_t)rank;
   char* data = calloc(all, 1);
   MPI_Datatype one;
-  MPI_Type_contiguous(1, MPI_CHAR, &one);
+  MPI_Type_create_resized(MPI_CHAR, 0, 1, &one); /* the shim packs it */
   MPI_Type_commit(&one);
   data[mine] = (char)(rank + 1), data[mine + block - 1] = (char)(rank + 11);
   MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, count, one, MPI_COMM_WORLD);
@@ -251,6 +251,15 @@ static void large(void) {
   MPI_Bcast(data, most, one, 0, MPI_COMM_WORLD);
   expect(data[most - 1] == 5, "Bcast of 2^31 - 1 elements", most - 1);
   MPI_Type_free(&one);
+  /* One element of more than 2^31 bytes. */
+  MPI_Datatype part, whole;
+  MPI_Type_contiguous(count, MPI_CHAR, &part);
+  MPI_Type_contiguous(n, part, &whole);
+  MPI_Type_commit(&whole);
+  if (rank == 0) data[all - 1] = 7;
+  MPI_Bcast(data, 1, whole, 0, MPI_COMM_WORLD);
+  expect(data[all - 1] == 7, "Bcast of one large element", 0);
+  MPI_Type_free(&part), MPI_Type_free(&whole);
   free(data);
 }
 
