@@ -74,7 +74,7 @@ class BackgroundSolver {
     std::unique_lock lock(mutex_);
     if (latest_ == nullptr)
       return error(moecclInvalidUsage, "nothing was submitted: call moecclSampleSolverSubmit first");
-    const auto ready = [this] { return solved_ == submitted_ || !failure_.ok(); };
+    const auto ready = [this] { return handled_ == submitted_ || !failure_.ok(); };
     if (deadline_us < 0) {
       done_.wait(lock, ready);
     } else {
@@ -147,6 +147,7 @@ class BackgroundSolver {
         return {};
       });
       lock.lock();
+      handled_ = number;
       if (status.ok()) {
         last_ = std::move(placement);
         last_answer_ = answer;
@@ -162,7 +163,7 @@ class BackgroundSolver {
   std::condition_variable wake_, done_;
   bool ending_ = false;
   std::shared_ptr<const OwnedProblem> latest_, pending_;
-  uint64_t submitted_ = 0, solved_ = 0;  // numbers of problems
+  uint64_t submitted_ = 0, handled_ = 0, solved_ = 0;  // numbers of problems; a solve may fail
   std::vector<int32_t> last_;
   moecclSampleAnswer_t last_answer_{};
   Status failure_;

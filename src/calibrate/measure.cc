@@ -149,6 +149,7 @@ class PlanTimer {
     const bool is_v = op == moecclOpAllToAllv;
     const uint64_t blocks = is_v ? n : std::max(plan::in_blocks(op, n), plan::out_blocks(op, n));
     const uint64_t count = std::max<uint64_t>(1, bytes / blocks / kElement);
+    const uint64_t used = blocks * count * kElement;  // more than `bytes` when there are more blocks than elements
     CollectiveCall call{.op = op, .count = is_v ? 0 : count, .type = moecclFloat32};
     const std::vector<size_t> counts(n, count);
     std::vector<size_t> displs(n);
@@ -168,8 +169,8 @@ class PlanTimer {
       names.push_back(plan->eager && !is_v ? plan::kEagerName : a.name);
       things.emplace_back([&, key, plan = std::move(plan)](uint32_t round) {
         pin.to(key, plan);
-        call.send = in + window(bytes, round);
-        call.recv = out + window(bytes, round);
+        call.send = in + window(used, round);
+        call.recv = out + window(used, round);
         return run_collective(comm_, call);
       });
     }
