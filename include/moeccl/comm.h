@@ -114,8 +114,8 @@ MOECCL_API moecclResult_t moecclCommRegister(moecclComm_t comm, void* ptr, size_
 MOECCL_API moecclResult_t moecclCommDeregister(moecclComm_t comm, void* handle);
 
 MOECCL_API moecclResult_t moecclStreamCreate(moecclStream_t* stream);
-/* Waits for the stream's operations and returns the first failure since the last call. Operations that have not begun run on the
- * calling thread, unless it is inside a group. */
+/* Waits for the stream's operations and returns the first failure since the last call. Operations that have not begun
+ * run on the calling thread, unless it is inside a group. */
 MOECCL_API moecclResult_t moecclStreamSynchronize(moecclStream_t stream);
 /* Finishes the stream's operations, then frees it. */
 MOECCL_API moecclResult_t moecclStreamDestroy(moecclStream_t stream);

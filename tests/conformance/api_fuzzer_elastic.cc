@@ -78,7 +78,8 @@ void Fuzzer::add_elastic() {
     note(moecclPlanList(kind(), maybe(names), below(sizeof(names)), maybe(&needed)));
   });
   add("Profile", [this] {
-    static const std::array<const char*, 5> kNowhere = {"", "/", "/dev/null", "/nonexistent/profile.json", "/nonexistent/\x01"};
+    static const std::array<const char*, 5> kNowhere = {"", "/", "/dev/null", "/nonexistent/profile.json",
+                                                        "/nonexistent/\x01"};
     const char* path = rarely() ? nullptr : kNowhere[below(kNowhere.size())];
     note(below(2) == 0 ? moecclProfileLoad(comm(), path) : moecclProfileSave(comm(), path));
     const double budget = below(3) == 0 ? std::nan("") : below(2) == 0 ? -1 : 1e300;

@@ -191,7 +191,8 @@ TEST_F(CudaStreams, ServeMessagesToOneselfBetweenKindsOfMemory) {
     on_device.put(floats(kCount, 5), nullptr);
     MOECCL_EXPECT_OK(to_itself(locked, on_device.data()));
     EXPECT_EQ(on_device.get(s), floats(kCount, 3));
-    on_device.put(floats(kCount, 7), s);
+    const std::vector<char> sevens = floats(kCount, 7);  // until the copy has run
+    on_device.put(sevens, s);
     MOECCL_EXPECT_OK(to_itself(on_device.data(), locked));
     device.synchronize(s);
     EXPECT_EQ(std::vector<float>(locked, locked + kCount), std::vector<float>(kCount, 7));
