@@ -48,7 +48,7 @@ PlanKey key_of(const plan::Shape& s) {
 
 // Sizes that share their two leading bits are of one class. Returns the least of them.
 uint64_t least_of_class(uint64_t bytes) {
-  const int width = std::bit_width(bytes);
+  const auto width = static_cast<uint64_t>(std::bit_width(bytes));
   return width < 2 ? bytes : bytes >> (width - 2) << (width - 2);
 }
 

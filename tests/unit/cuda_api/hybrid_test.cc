@@ -254,13 +254,17 @@ TEST(CudaMigrationFailure, NoRankSwitchesIfOneCannotReadItsSharedExpert) {
       if (fails && rank == 1) device.refuse("cuMemsetD8Async", 1);
       MOECCL_ASSERT_COMM_OK(moecclMigrationBeginInto(migration, 0, shared.data(), held.data()), own);
       const moecclResult_t waited = moecclMigrationWait(migration, 0, nullptr, nullptr, nullptr);
-      if (!fails) MOECCL_ASSERT_COMM_OK(waited, own);
+      if (!fails) {
+        MOECCL_ASSERT_COMM_OK(waited, own);
+      }
       if (fails && rank == 0) {
         EXPECT_EQ(waited, moecclRemoteError);
         EXPECT_NE(std::string(moecclGetLastError(own)).find("rank 1 could not read"), std::string::npos)
             << moecclGetLastError(own);
       }
-      if (fails && rank == 1) EXPECT_NE(waited, moecclSuccess);
+      if (fails && rank == 1) {
+        EXPECT_NE(waited, moecclSuccess);
+      }
     }
     moecclMigrationInfo_t info{};
     info.size = sizeof(info);
