@@ -23,8 +23,7 @@ moecclResult_t collective(const CollectiveCall& call, moecclComm_t comm_handle, 
   Communicator* comm = api::CommTable::get().find(comm_handle);
   if (comm == nullptr) return unknown(comm_handle);
   return api::member_of_group(api::guarded(comm, [&]() -> Status {
-    if (stream_handle == nullptr && !comm::Group::any_open()) return comm::run_collective(*comm, call);
-    if (stream_handle == nullptr && !comm::Group::of_this_thread().open()) return comm::run_collective(*comm, call);
+    if (stream_handle == nullptr && !comm::Group::open_here()) return comm::run_collective(*comm, call);
     return api::issue(*comm, stream_handle, nullptr,
                       [&](exec::Operation& op) { return comm::prepare_collective(*comm, call, op); });
   }));

@@ -72,7 +72,7 @@ moecclResult_t member_of_group_that_failed(moecclResult_t result) {
 }
 
 Status outside_groups(const char* function) {
-  if (!comm::Group::any_open() || !comm::Group::of_this_thread().open()) return {};
+  if (!comm::Group::open_here()) return {};
   Status refused = error(moecclInvalidUsage,
                          "{} waits for other ranks and cannot be part of a group: call it outside moecclGroupStart and "
                          "moecclGroupEnd",

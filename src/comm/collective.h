@@ -20,6 +20,8 @@ inline bool overlap(const void* a, uint64_t na, const void* b, uint64_t nb) {
 // The maximum size of one buffer: what 64-bit processors can address in a process. Sums and products of a few such
 // sizes do not overflow.
 inline constexpr uint64_t kMostBufferBytes = uint64_t{1} << 56;
+// The maximum size of one expert, for replicas and for migration.
+inline constexpr uint64_t kMostExpertElements = uint64_t{1} << 36;
 // Returns true if `blocks` blocks of count elements can be a buffer.
 inline bool fits_in_memory(uint64_t count, uint64_t element_bytes, uint64_t blocks) {
   return count <= kMostBufferBytes / (element_bytes * blocks);

@@ -50,7 +50,7 @@ Result<std::unique_ptr<Communicator>> Communicator::of(Membership&& m) {
   });
   if (status.ok()) {
     if (c->rank_ == 0 && log_enabled(LogLevel::kInfo))
-      (void)contained([&] { return write_log_line(LogLevel::kInfo, c->found(ranks, cores, reach)), Status(); });
+      (void)contained([&] { return write_log_line(LogLevel::kInfo, c->summary(ranks, cores, reach)), Status(); });
     return c;
   }
   if (c != nullptr)
@@ -112,7 +112,7 @@ void Communicator::set_up(Membership&& m) {
   if (cuda_ != nullptr) cuda_->fabric().spin_polls = fabric_->spin_polls;
 }
 
-std::string Communicator::found(uint32_t ranks_on_host, uint32_t cores_on_host, plan::Reach reach) const {
+std::string Communicator::summary(uint32_t ranks_on_host, uint32_t cores_on_host, plan::Reach reach) const {
   return format(
       "communicator{}{} of {} ranks: {} on this host, which has {} cores for them; topology {}; {}; kernels {}; MoECCL "
       "{}.{}.{}",
@@ -354,13 +354,10 @@ void Communicator::abort() {
 void Communicator::revoke() {
   const Status why = error(moecclAborted, "rank {} revoked the communicator", rank_);
   if (cuda_ != nullptr) {
-    cuda_->fabric().fail(why);
+    cuda_->fabric().revoke(why);
     if (cuda_->kernel_side() != nullptr) cuda_->kernel_side()->kernel().stop();
   }
-  // An earlier failure keeps its reason here, also one that another thread notices just now. The others learn of the
-  // revocation in any case.
-  fabric_->fail(why);
-  fabric_->publish_state(transport::RankState::kFailed, why.code(), why.message());
+  fabric_->revoke(why);
 }
 
 void Communicator::notice_revoke() {

@@ -170,7 +170,7 @@ class Communicator {
   explicit Communicator(Membership&& m) noexcept;
   void set_up(Membership&& m);
   // Returns a sentence for MOECCL_DEBUG=INFO: ranks, hosts, cores, levels and how buffers are reached.
-  std::string found(uint32_t ranks_on_host, uint32_t cores_on_host, plan::Reach reach) const;
+  std::string summary(uint32_t ranks_on_host, uint32_t cores_on_host, plan::Reach reach) const;
   void run_as(exec::Operation& op, const PlanSlot& cached) const;  // op.keep must own `cached` or its owner
 
   uint32_t rank_, n_ranks_;

@@ -54,7 +54,7 @@ class CudaStream final : public Stream {
   std::mutex mutex_;
   uint64_t put_ = 0;
   std::vector<driver::cuda::Event> free_events_;
-  HostStream proxy_{false};
+  HostStream proxy_{/*waiters_run=*/false};  // the context is current on its thread
 };
 
 }  // namespace moeccl::comm

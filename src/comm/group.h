@@ -45,8 +45,9 @@ class Group {
  public:
   static Group& of_this_thread();
   ~Group() { cancel(); }
-  // Returns true if any thread's group may be open. This is one load, whereas the thread's own group costs a call.
-  static bool any_open() { return n_open_.load(std::memory_order_relaxed) > 0; }
+  // Returns true if this thread has an open group. If no thread has one, this is one load, whereas of_this_thread()
+  // costs a call.
+  static bool open_here() { return n_open_.load(std::memory_order_relaxed) > 0 && of_this_thread().open(); }
   bool open() const { return depth_ > 0; }
   void start();
   Status end();

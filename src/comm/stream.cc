@@ -40,8 +40,7 @@ Status HostStream::enqueue(Work work) {
 
 Status HostStream::synchronize() {
   MOECCL_TRY(ready());
-  const bool help =
-      waiters_run_ && !(Group::any_open() && Group::of_this_thread().open());  // its calls would join that group
+  const bool help = waiters_run_ && !Group::open_here();  // calls of the work would join that group
   std::unique_lock lock(mutex_);
   const uint64_t until = put_;
   while (run_ < until) {

@@ -64,6 +64,11 @@ void Fabric::fail(const Status& status) noexcept {
   tell_peers(engine.get());
 }
 
+void Fabric::revoke(const Status& why) {
+  fail(why);
+  publish_state(transport::RankState::kFailed, why.code(), why.message());
+}
+
 Status Fabric::failure() const {
   const std::lock_guard lock(failure_mutex_);
   return failure_;

@@ -47,7 +47,7 @@ Status CommunicatorHost::all_to_all_v(const void* send, const size_t* send_bytes
 
 Status CommunicatorHost::run(std::unique_ptr<exec::Operation> op, moecclStream_t stream, bool* captured) {
   MOECCL_TRY(comm_.usable());
-  if (Group::of_this_thread().open()) {
+  if (Group::open_here()) {
     return error(
         moecclInvalidUsage,
         "dispatch and combine cannot be part of a group: call them outside moecclGroupStart and moecclGroupEnd");
@@ -96,7 +96,7 @@ Result<MoeHost::OnStream> CommunicatorHost::on_stream(moecclStream_t stream_hand
   if (cuda == nullptr)
     return error(moecclInvalidArgument,
                  "update on a stream: stream is not a CUDA stream: give one, or call moecclRoutingUpdate");
-  if (Group::of_this_thread().open())
+  if (Group::open_here())
     return error(
         moecclInvalidUsage,
         "an update on a stream cannot be part of a group: call it outside moecclGroupStart and moecclGroupEnd");

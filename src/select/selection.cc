@@ -53,10 +53,7 @@ uint64_t least_of_class(uint64_t bytes) {
 }
 
 uint64_t class_hash(const plan::Shape& s) {
-  const uint64_t bytes = s.count * s.element_bytes;
-  const auto width = static_cast<uint64_t>(std::bit_width(bytes));
-  const uint64_t size_class = width < 2 ? width : width * 2 + ((bytes >> (width - 2)) & 1);
-  uint64_t h = hash_combine(static_cast<uint64_t>(s.op), size_class);
+  uint64_t h = hash_combine(static_cast<uint64_t>(s.op), least_of_class(s.count * s.element_bytes));
   h = hash_combine(h, (s.deterministic ? 1u : 0u) | (s.scaled ? 2u : 0u) | (s.reach.views ? 4u : 0u) |
                           (s.reach.reads ? 8u : 0u) | (s.reach.staging ? 16u : 0u));
   return hash_combine(h, s.root == 0 ? 0 : 1);
@@ -195,14 +192,12 @@ plan::Shape Selector::shape_of(const PlanKey& key, bool reachable) const {
   return s;
 }
 
-const char* Selector::cheapest(uint64_t problem_class, std::span<const Offer> offers) const {
+const char* Selector::cheapest(uint64_t problem_class, std::span<const Offer> offers, bool decides) const {
   constexpr uint32_t kMostRanks =
       64;  // with more ranks, building and pricing all programs takes longer than a plan can gain
   if (offers.size() < 2 || at_.tree.n_ranks > kMostRanks) return offers[0].name;
   const std::lock_guard lock(mutex_);
   if (const auto it = cheapest_.find(problem_class); it != cheapest_.end()) return it->second;
-  const bool keeps = problem_class != 0;
-  if (keeps && cheapest_.size() >= kMostChoices) cheapest_.clear();
   const char* best = offers[0].name;
   double best_ns = 0;
   for (const Offer& o : offers) {
@@ -211,8 +206,9 @@ const char* Selector::cheapest(uint64_t problem_class, std::span<const Offer> of
     best = o.name;
     best_ns = ns;
   }
-  if (keeps) cheapest_[problem_class] = best;
-  return best;
+  if (!decides) return best;
+  if (cheapest_.size() >= kMostChoices) cheapest_.clear();
+  return cheapest_[problem_class] = best;
 }
 
 bool Selector::is_eager(const plan::Shape& shape, const algo::Algorithm& a) const {

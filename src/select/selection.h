@@ -120,8 +120,8 @@ class Selector {
     const char* name;
     std::function<plan::Plan()> build_all;
   };
-  // Class 0: the choice is only told, by one rank alone, and decides nothing.
-  const char* cheapest(uint64_t problem_class, std::span<const Offer> offers) const;
+  // Without `decides`, one rank alone asks: it gets what was decided for the class, or would be, and decides nothing.
+  const char* cheapest(uint64_t problem_class, std::span<const Offer> offers, bool decides) const;
   // A plan without rivals, kept like the others; `problem` tells routings or placements apart.
   struct Made {
     plan::Program program;  // of this rank

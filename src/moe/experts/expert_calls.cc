@@ -19,8 +19,6 @@
 namespace moeccl::comm {
 namespace {
 
-constexpr uint64_t kMostElements = uint64_t{1} << 36;  // of an expert, as for migration
-
 // A call whose arguments have passed the checks.
 struct Checked {
   algo::ReplicaPlacement placement;
@@ -99,7 +97,7 @@ Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const Chec
   problem = hash_combine(problem, static_cast<uint64_t>(std::bit_width(shape.count * shape.element_bytes)));
   problem = hash_combine(problem, plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads));
   problem = hash_combine(problem, kinds.size() * 2 + (kinds[0] == ReduceKind::kDirect ? 1 : 0));
-  const char* best = side.selector.cheapest(decides ? problem : 0, offers);
+  const char* best = side.selector.cheapest(problem, offers, decides);
   for (size_t i = 0; i < kinds.size(); ++i)
     if (offers[i].name == best) return kinds[i];
   return kinds[0];
@@ -244,7 +242,7 @@ Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* placement
 
 Status check_expert_size(const ExpertCall& call, size_t element_bytes, const algo::ReplicaPlacement& placement) {
   const uint64_t rows = std::max<uint64_t>(placement.slot_expert.size(), placement.n_experts);
-  if (call.count <= kMostElements && fits_in_memory(call.count, element_bytes, rows)) return {};
+  if (call.count <= kMostExpertElements && fits_in_memory(call.count, element_bytes, rows)) return {};
   return bad(call.op, "count", format("{}", call.count), "a size that fits in memory");
 }
 

@@ -30,7 +30,7 @@ Result<moecclMigrationConfig_t> checked(const moecclMigrationConfig_t* given) {
   if (moecclTypeSize(c.type) == 0 || (c.ratio > 1 && !kernels::codec_supports(c.type)))
     return error(moecclInvalidArgument, "config.type is {}: give moecclFloat32 or moecclBfloat16, or ratio 1",
                  static_cast<int>(c.type));
-  if (c.count > (uint64_t{1} << 36))
+  if (c.count > kMostExpertElements)
     return error(moecclInvalidArgument, "config.count is {}: an expert has at most 2^36 elements", c.count);
   if (c.n_layers < 1 || c.n_layers > kMostLayers)
     return error(moecclInvalidArgument, "config.n_layers is {}: give 1 to {}", c.n_layers, kMostLayers);
