@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "perf/common/one_of.h"
 #include "tools/moeccl_calibrate.h"
 #include "tools/moeccl_simulate.h"
 #include "tools/moeccl_status.h"
 #include "tools/moeccl_topo.h"
-#include "tools/one_of.h"
 #include "tools/solve.h"
 
 namespace {
@@ -86,8 +86,8 @@ int check_layer(LayerOptions& o) {
 }
 
 // Operations whose plan follows from the call alone.
-tools::Named<moecclOp_t> operations() {
-  tools::Named<moecclOp_t> named;
+perf::Named<moecclOp_t> operations() {
+  perf::Named<moecclOp_t> named;
   for (int i = 0; i < MOECCL_NUM_OPS; ++i) {
     const auto op = static_cast<moecclOp_t>(i);
     const bool of_call = i < moecclOpSendRecv || op == moecclOpTensorAllToAll;
@@ -95,8 +95,8 @@ tools::Named<moecclOp_t> operations() {
   }
   return named;
 }
-tools::Named<moecclDataType_t> types() {
-  tools::Named<moecclDataType_t> named;
+perf::Named<moecclDataType_t> types() {
+  perf::Named<moecclDataType_t> named;
   for (int i = 0; i < MOECCL_NUM_DATA_TYPES; ++i) {
     const auto type = static_cast<moecclDataType_t>(i);
     named.emplace_back(moecclTypeName(type), type);
@@ -123,9 +123,9 @@ int main(int argc, char** argv) {
 
   PlanOptions plan;
   CLI::App* explain = app.add_subcommand("plan", "which algorithm would run an operation, why, and its steps");
-  tools::add_one_of(explain, "op", plan.op, operations(), "the operation")->required();
+  perf::add_one_of(explain, "op", plan.op, operations(), "the operation")->required();
   explain->add_option("--count", plan.count, "elements, as in the operation's call")->capture_default_str();
-  tools::add_one_of(explain, "--type", plan.type, types(), "element type (float32)");
+  perf::add_one_of(explain, "--type", plan.type, types(), "element type (float32)");
   explain->add_option("--ranks", plan.ranks, "number of ranks")->check(CLI::Range(1, 1024))->capture_default_str();
   explain->add_option("--topology", plan.topology, "such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");
   explain->add_option("--force", plan.force, "explain this algorithm instead of the cheapest");

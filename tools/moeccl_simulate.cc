@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "tools/one_of.h"
+#include "perf/common/one_of.h"
 
 namespace {
 
@@ -20,8 +20,8 @@ struct Options {
 };
 Options options;
 
-tools::Named<moecclOp_t> operations() {
-  tools::Named<moecclOp_t> named;
+perf::Named<moecclOp_t> operations() {
+  perf::Named<moecclOp_t> named;
   for (const moecclOp_t op : {moecclOpDispatch, moecclOpAllReduce, moecclOpReduce, moecclOpBroadcast, moecclOpAllGather,
                               moecclOpReduceScatter, moecclOpAllToAll, moecclOpGather, moecclOpScatter,
                               moecclOpExpertGather, moecclOpExpertReduce, moecclOpTensorAllToAll})
@@ -39,7 +39,7 @@ CLI::App* add_simulate(CLI::App& app) {
   o.config.seed = 1;
   CLI::App* sub = app.add_subcommand(
       "simulate", "what an operation would take on a topology: time, bytes, critical path, gain over flat");
-  tools::add_one_of(sub, "op", o.config.op, operations(), "the operation (default: dispatch, which includes combine)");
+  perf::add_one_of(sub, "op", o.config.op, operations(), "the operation (default: dispatch, which includes combine)");
   sub->add_option("--topology", o.topology, "such as 'node:256(bw=50GB/s,lat=5us) gpu:8(bw=150GB/s)', or a file")
       ->required();
   sub->add_option("--profile", o.profile, "profile file, see docs/calibration.md");

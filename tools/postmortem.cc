@@ -137,6 +137,10 @@ void PostMortem::add(const std::string& text) {
       m.process = fmt::format("{}:{}", all.at("host_id").get<std::string>(), m.pid);
       m.rank = j.at("rank");
       m.n_ranks = j.at("n_ranks");
+      constexpr uint32_t kMostRanks = 1 << 16;
+      if (m.n_ranks > kMostRanks || m.rank >= m.n_ranks)
+        throw std::runtime_error(
+            fmt::format("names rank {} of {} ranks: a communicator has 1 to {}", m.rank, m.n_ranks, kMostRanks));
       m.written_ms = written;
       m.failed = j.at("state") == "failed";
       if (m.failed) {
@@ -154,6 +158,9 @@ void PostMortem::add(const std::string& text) {
         group = groups_.end() - 1;
       }
       if (group->hosts.empty() && j.contains("hosts")) group->hosts = read_hosts(j.at("hosts"), m.n_ranks);
+      if (m.n_ranks != group->n_ranks)
+        throw std::runtime_error(
+            fmt::format("gives {} ranks to the {}, another file {}", m.n_ranks, group->title(), group->n_ranks));
       group->members[m.rank] = std::move(m);
     }
   } catch (const json::exception& e) {

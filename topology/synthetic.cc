@@ -120,7 +120,7 @@ class Parser {
       at_ += rate ? 3 : 4;
       (rate ? has_rate : has_latency) = true;
       MOECCL_ASSIGN_OR_RETURN(const double figure, rate ? quantity(kRates) : quantity(kTimes));
-      if (rate && figure <= 0) return wrong_at(start, "a bandwidth above 0");
+      if (rate && !(figure >= 1e-9)) return wrong_at(start, "a bandwidth of at least 1B/s");
       (rate ? cost.bytes_per_ns : cost.alpha_ns) = figure;
     } while (next_is(','));
     if (!next_is(')')) return wrong("\",\" or \")\"");

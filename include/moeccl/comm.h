@@ -129,9 +129,11 @@ MOECCL_API moecclResult_t moecclStreamDestroy(moecclStream_t stream);
  * that wait for other ranks return moecclInvalidUsage: dispatch and combine, splits, and calls that create layers,
  * routings, placements or profiles. Every other call takes effect at once.
  *
- * Calls on one stream, or on none, run beside each other. Calls of a communicator on different streams run one after
- * another, in the order of the calls, so the Sends and Recvs that a rank needs at once must be on one stream.
- * If a communicator fails before the group runs, all communicators of the group's calls on that stream fail with it.
+ * Calls on one stream, or on none, run beside each other. If the calls of a communicator lie on several streams, or on
+ * streams and on none, they also run together: they begin when the earlier work of all these streams has ended, and
+ * these streams, and GroupEnd if a call has no stream, wait until all of the calls have ended. Outside of a group,
+ * calls of a communicator on different streams run one after another, in the order of the calls. If a communicator
+ * fails before the group runs, all communicators whose calls run together with its calls fail with it.
  *
  * Arguments are checked, and operators and AllToAllv's arrays are read, at the call; buffers are used from GroupEnd on.
  * If a call that belongs in a group was refused, GroupEnd issues nothing and returns the first refusal; otherwise it

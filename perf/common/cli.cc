@@ -4,8 +4,8 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
-#include <map>
 
+#include "perf/common/one_of.h"
 #include "perf/common/options.h"
 
 namespace perf {
@@ -35,11 +35,9 @@ void add_job_options(CLI::App& app, JobOptions& job) {
   app.add_option("--topology", job.topology, "synthetic topology, such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");
   app.add_flag("--pace", job.pace, "slow links to the topology's figures: results are EMULATED");
   app.add_flag("--deterministic", job.deterministic, "fixed-order reductions");
-  app.add_option("--mem", job.memory,
-                 "where buffers live: heap (moecclMemAlloc), malloc or cuda (default: cuda with -g where there is a "
-                 "GPU, else heap)")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, Memory>{
-          {"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}, {"cuda", Memory::kCuda}}));
+  add_one_of<Memory>(&app, "--mem", job.memory,
+                     {{"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}, {"cuda", Memory::kCuda}},
+                     "where buffers live (default: cuda with -g where there is a GPU, else heap: moecclMemAlloc)");
 }
 
 void parse_or_exit(CLI::App& app, int argc, char** argv) {

@@ -4,10 +4,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
-#include <map>
 
 #include "perf/common/cli.h"
 #include "perf/common/fail.h"
+#include "perf/common/one_of.h"
 #include "perf/common/pattern.h"
 #include "perf/common/routing.h"
 #include "perf/moe/oracle.h"
@@ -56,9 +56,9 @@ void add_shape(CLI::App& app, MoeOptions& o) {
         const auto types = parse_data_types(name);
         return types.size() != 1 || !data_type(types[0]).is_float ? "not a floating-point type: " + name : "";
       });
-  app.add_option("--layout", o.layout, "expert (default): rows grouped by expert; rows: each token once per rank")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, moecclMoeLayout_t>{{"expert", moecclLayoutExpertMajor}, {"rows", moecclLayoutRows}}));
+  add_one_of<moecclMoeLayout_t>(&app, "--layout", o.layout,
+                                {{"expert", moecclLayoutExpertMajor}, {"rows", moecclLayoutRows}},
+                                "rows grouped by expert (default), or each token once per rank");
   app.add_option("--align", o.align_rows, "expert layout: groups begin at a multiple of this")
       ->check(CLI::PositiveNumber);
   app.add_option("--capacity", o.capacity, "most tokens from one rank to one expert; 0: no limit");
@@ -93,7 +93,8 @@ double zipf_exponent(const std::string& routing) {
   if (routing == "zipf") return 1;
   char* end = nullptr;
   const double exponent = std::strtod(routing.c_str() + 5, &end);
-  if (*end != '\0' || !(exponent >= 0 && exponent <= 20)) fail("--routing " + routing + ": not an exponent of 0 to 20");
+  if (end == routing.c_str() + 5 || *end != '\0' || !(exponent >= 0 && exponent <= 20))
+    fail("--routing " + routing + ": not an exponent of 0 to 20");
   return exponent;
 }
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "perf/common/cli.h"
+#include "perf/common/one_of.h"
 #include "perf/common/svg.h"
 #include "perf/versus/versus.h"
 
@@ -73,14 +74,13 @@ VersusOptions parse_versus_options(int argc, char** argv, const char* program, b
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   app.add_option("--ops", ops, "comma list of " + op_names())->delimiter(',');
-  app.add_option("--mem", o.memory, "buffers from malloc (default) or heap (moecclMemAlloc)")
-      ->transform(
-          CLI::CheckedTransformer(std::map<std::string, Memory>{{"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}}));
+  add_one_of<Memory>(&app, "--mem", o.memory, {{"malloc", Memory::kMalloc}, {"heap", Memory::kHeap}},
+                     "where buffers come from (default: malloc; heap is moecclMemAlloc)");
   app.add_flag("--rival-heap", o.rival_on_heap,
                "with --mem heap: the other library uses the same buffers, not malloc's");
-  app.add_option("--split", o.split, "alltoallv's blocks: distance (default, as nccl-tests), uniform or zipf")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, Split>{
-          {"distance", Split::kDistance}, {"uniform", Split::kUniform}, {"zipf", Split::kZipf}}));
+  add_one_of<Split>(&app, "--split", o.split,
+                    {{"distance", Split::kDistance}, {"uniform", Split::kUniform}, {"zipf", Split::kZipf}},
+                    "alltoallv's blocks (default: distance, as nccl-tests)");
   app.add_option("--repetitions", o.repetitions, "turns of each library")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -96,27 +96,40 @@ Stream::Work CudaStream::hold(std::function<Status()> work) {
   return held;
 }
 
+Status CudaStream::note(CudaPut& put) {
+  if (done_ == nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(done_, take_word(context_));
+  }
+  MOECCL_ASSIGN_OR_RETURN(put.ready, take_event());
+  return cuda::check(cuda::driver()->cuEventRecord(put.ready, stream_), "the given CUDA stream");
+}
+
+void CudaStream::note_earlier(Work& work) {
+  const std::lock_guard in_order(enqueue_mutex_);
+  const cuda::Current current(context_);
+  CudaPut& put = *work.on_cuda;
+  put.status = contained([&] { return note(put); });
+}
+
 Status CudaStream::enqueue(Work work) {
   // Threads of several communicators may share the stream. Work must reach the proxy in the order of its numbers,
   // because tell() stores them in that order on the proxy's thread.
   const std::lock_guard in_order(enqueue_mutex_);
   const cuda::Current current(context_);
   CudaPut& put = *work.on_cuda;
-  put.status = contained([&]() -> Status {
-    if (done_ == nullptr) {
-      MOECCL_ASSIGN_OR_RETURN(done_, take_word(context_));
-    }
-    MOECCL_ASSIGN_OR_RETURN(put.ready, take_event());
-    MOECCL_TRY(cuda::check(cuda::driver()->cuEventRecord(put.ready, stream_), "the given CUDA stream"));
-    {
-      const std::lock_guard lock(mutex_);
-      put.number = ++put_;
-    }
-    constexpr unsigned kGreaterOrEqual = 0;
-    return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(done_),
-                                                              put.number, kGreaterOrEqual),
-                       "the given CUDA stream");
-  });
+  if (put.status.ok()) {
+    put.status = contained([&]() -> Status {
+      if (put.ready == nullptr) MOECCL_TRY(note(put));
+      {
+        const std::lock_guard lock(mutex_);
+        put.number = ++put_;
+      }
+      constexpr unsigned kGreaterOrEqual = 0;
+      return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(done_),
+                                                                put.number, kGreaterOrEqual),
+                         "the given CUDA stream");
+    });
+  }
   // The work runs in any case, because it holds a turn of its communicators. After a failure it starts nothing and
   // tells the peers.
   Status status = put.status;

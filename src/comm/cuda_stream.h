@@ -30,6 +30,7 @@ class CudaStream final : public Stream {
   Status ready() override;
   CudaStream* as_cuda() override { return this; }
   Work hold(std::function<Status()> work) override;
+  void note_earlier(Work& work) override;
   Status enqueue(Work work) override;
   Status synchronize() override;
 
@@ -42,6 +43,7 @@ class CudaStream final : public Stream {
 
  private:
   CudaStream(driver::cuda::Context context, driver::cuda::Stream stream) : context_(context), stream_(stream) {}
+  Status note(CudaPut& put);
   Status run(const CudaPut& put, const std::function<Status()>& work);
   void tell(uint64_t number, exec::StreamEngine* writer);
   Result<driver::cuda::Event> take_event();

@@ -8,6 +8,7 @@
 
 #include "src/base/per_thread.h"
 #include "src/comm/cuda_stream.h"
+#include "src/comm/meeting.h"
 #include "src/driver/thread.h"
 #include "src/exec/cuda/stream_work.h"
 
@@ -52,17 +53,24 @@ class ChainTask final : public exec::Task {
 // Returns the persistent kernel that runs the call, or null if a thread drives it.
 exec::PersistentKernel* kernel_of(const Call& c) { return c.operation != nullptr ? c.runner().kernel() : nullptr; }
 
-// The calls that go to one stream, or to this thread, together.
+// The calls that go to one stream, or to this thread, together. Calls of one communicator on several streams are one
+// batch, which runs when all of these streams have come to it and which all of them wait for.
 struct Batch {
+  Stream* stream = nullptr;  // where the batch runs; null: on this thread
   std::vector<Call> calls;
   std::vector<std::pair<Communicator*, uint64_t>> turns;  // tickets, taken when the batch is issued
+  std::vector<Stream*> others;                            // more streams of the calls
+  std::unique_ptr<Meeting> meeting;                       // with the others; null if there are none
   std::vector<uint64_t> walks;  // the calls' numbers, if all were launched on the persistent kernel
   Status launched;
   bool captured = false;  // the stream is being captured
   bool in_order = false;  // all can be launched now, after everything that was called before
 
   bool is_launched() const { return !walks.empty() || !launched.ok(); }
-  bool all_walk() const { return std::all_of(calls.begin(), calls.end(), kernel_of); }
+  bool all_walk() const {
+    return stream != nullptr && stream->as_cuda() != nullptr && others.empty() &&
+           std::all_of(calls.begin(), calls.end(), kernel_of);
+  }
 };
 
 void add_messages(const Batch& batch, std::vector<std::unique_ptr<exec::Task>>& tasks) {
@@ -172,24 +180,23 @@ Status run(Batch& batch, Status status) {
   return status;
 }
 
-// The messages of a rank to itself: sends and receives of one communicator on one stream, in order of their calls.
+// The messages of a rank to itself: sends and receives of one communicator, in order of their calls.
 struct OwnMessages {
   std::vector<const exec::Message*> sends, receives;
 };
 
 Status check_self_messages(const std::vector<Call>& calls) {
-  std::map<std::pair<Communicator*, Stream*>, OwnMessages> own;
+  std::map<Communicator*, OwnMessages> own;
   for (const Call& c : calls) {
     if (c.operation != nullptr || c.message.peer != c.comm->rank()) continue;
-    OwnMessages& m = own[{c.comm, c.stream}];
+    OwnMessages& m = own[c.comm];
     (c.message.is_send ? m.sends : m.receives).push_back(&c.message);
   }
-  for (const auto& [at, m] : own) {
+  for (const auto& [comm, m] : own) {
     if (m.sends.size() != m.receives.size()) {
       return error(moecclInvalidUsage,
-                   "rank {} does not send to itself as often as it receives from itself on the same stream: put both "
-                   "calls in one group and on one stream",
-                   at.first->rank());
+                   "rank {} does not send to itself as often as it receives from itself: put both calls in one group",
+                   comm->rank());
     }
     for (size_t i = 0; i < m.sends.size(); ++i) {
       const exec::Message &sent = *m.sends[i], &received = *m.receives[i];
@@ -199,21 +206,69 @@ Status check_self_messages(const std::vector<Call>& calls) {
       return error(moecclInvalidArgument,
                    "rank {} sends {} bytes to itself between CUDA memory and ordinary host memory: give two buffers of "
                    "a kind (page-locked memory goes with both)",
-                   at.first->rank(), sent.bytes);
+                   comm->rank(), sent.bytes);
     }
   }
   return {};
 }
 
-using Batches = std::vector<std::pair<Stream*, std::shared_ptr<Batch>>>;
+using Batches = std::vector<std::shared_ptr<Batch>>;
+
+// Returns the calls by stream, in order of each stream's first call. Calls of one communicator on several streams stay
+// together, because a Recv on one stream may be what the peer's Send on another waits for, unless all are launched on
+// the device, which orders them.
+Batches batches_of(std::vector<Call>& calls) {
+  struct Place {
+    Stream* stream;
+    std::shared_ptr<Batch> batch;
+    bool walks;
+  };
+  std::vector<Place> places;
+  std::vector<size_t> at;  // [calls] each call's place
+  for (const Call& c : calls) {
+    size_t i = 0;
+    while (i < places.size() && places[i].stream != c.stream) ++i;
+    if (i == places.size())
+      places.push_back({c.stream, std::make_shared<Batch>(), c.stream != nullptr && c.stream->as_cuda() != nullptr});
+    places[i].walks = places[i].walks && kernel_of(c) != nullptr;
+    at.push_back(i);
+  }
+  std::map<Communicator*, std::vector<size_t>> places_of;
+  for (size_t i = 0; places.size() > 1 && i < calls.size(); ++i) {
+    std::vector<size_t>& known = places_of[calls[i].comm];
+    if (std::find(known.begin(), known.end(), at[i]) != known.end()) continue;
+    for (const size_t k : known) {
+      const std::shared_ptr<Batch> kept = places[k].batch, left = places[at[i]].batch;
+      if (kept == left || (places[k].walks && places[at[i]].walks)) continue;
+      for (Place& p : places)
+        if (p.batch == left) p.batch = kept;
+    }
+    known.push_back(at[i]);
+  }
+  Batches batches;
+  for (const Place& p : places) {
+    if (std::find(batches.begin(), batches.end(), p.batch) == batches.end()) {
+      batches.push_back(p.batch);
+      p.batch->stream = p.stream;
+    } else if (p.stream == nullptr) {  // this thread runs the calls, and streams wait for it
+      p.batch->others.push_back(std::exchange(p.batch->stream, nullptr));
+    } else {
+      p.batch->others.push_back(p.stream);
+    }
+  }
+  for (size_t i = 0; i < calls.size(); ++i) places[at[i]].batch->calls.push_back(std::move(calls[i]));
+  for (const auto& b : batches)
+    if (!b->others.empty()) b->meeting = std::make_unique<Meeting>(b->others.size());
+  return batches;
+}
 
 // Launches the calls that can be launched at once. Calls in a capture must be. If one cannot be, the reason is
 // returned, and nothing has been launched outside of captures. What is left in `batches` must be driven, or watched if
 // it was launched.
 Status launch_at_once(Batches& batches) {
-  for (auto& [stream, batch] : batches) {
-    if (stream == nullptr || stream->as_cuda() == nullptr || !batch->all_walk()) continue;
-    MOECCL_ASSIGN_OR_RETURN(batch->captured, stream->as_cuda()->capturing());
+  for (auto& batch : batches) {
+    if (!batch->all_walk()) continue;
+    MOECCL_ASSIGN_OR_RETURN(batch->captured, batch->stream->as_cuda()->capturing());
     batch->in_order = std::all_of(batch->calls.begin(), batch->calls.end(),
                                   [](const Call& c) { return !kernel_of(c)->has_promised(); });
     if (batch->captured && !batch->in_order) {
@@ -222,13 +277,13 @@ Status launch_at_once(Batches& batches) {
                    "captured: wait for them first (moecclStreamSynchronize)");
     }
   }
-  for (auto& [stream, batch] : batches) {
-    if (batch->captured) launch(*batch, *stream->as_cuda());
+  for (auto& batch : batches) {
+    if (batch->captured) launch(*batch, *batch->stream->as_cuda());
     MOECCL_TRY(batch->launched);
   }
-  std::erase_if(batches, [](const auto& b) { return b.second->captured; });
-  for (auto& [stream, batch] : batches)
-    if (batch->in_order) launch(*batch, *stream->as_cuda());
+  std::erase_if(batches, [](const auto& b) { return b->captured; });
+  for (auto& batch : batches)
+    if (batch->in_order) launch(*batch, *batch->stream->as_cuda());
   return {};
 }
 
@@ -243,46 +298,91 @@ void take_turns(Batch& batch) {
   }
 }
 
-Status issue_batches(std::vector<Call>& calls) {
-  MOECCL_TRY(check_self_messages(calls));
-  Batches batches;
-  for (Call& c : calls) {
-    auto it = std::find_if(batches.begin(), batches.end(), [&](const auto& b) { return b.first == c.stream; });
-    if (it == batches.end()) it = batches.insert(batches.end(), {c.stream, std::make_shared<Batch>()});
-    it->second->calls.push_back(std::move(c));
+// Runs the calls when their streams and turns have come.
+Status drive(Batch& batch) {
+  Status met;
+  if (batch.meeting != nullptr) {
+    met = batch.meeting->gather();
+    // The other streams do not see how far this one has got on the device.
+    if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr) work->blocks = true;
   }
-  for (const auto& [stream, batch] : batches)
-    if (stream != nullptr && !batch->all_walk()) MOECCL_TRY(stream->ready());
-  MOECCL_TRY(launch_at_once(batches));
-  // Everything that can fail comes before the tickets.
-  std::vector<Stream::Work> works(batches.size());
-  for (size_t i = 0; i < batches.size(); ++i) {
-    const auto& [stream, batch] = batches[i];
-    batch->turns.reserve(batch->calls.size());
-    if (stream == nullptr) continue;
-    if (batch->is_launched())
-      works[i] = stream->as_cuda()->hold_watch([batch = batch] {
-        return in_turns(*batch, [&](Status usable) { return watch(*batch, std::move(usable)); });
-      });
-    else
-      works[i] = stream->hold(
-          [batch = batch] { return in_turns(*batch, [&](Status usable) { return run(*batch, std::move(usable)); }); });
+  const Status status =
+      in_turns(batch, [&](Status usable) { return run(batch, usable.ok() ? std::move(met) : std::move(usable)); });
+  if (batch.meeting != nullptr) batch.meeting->end(status);
+  return status;
+}
+
+// What another stream of a batch does in the batch's place.
+Status attend(Batch& batch) {
+  const exec::StreamWork* work = exec::StreamWork::current();
+  return batch.meeting->attend(work != nullptr ? work->wait_ready() : Status());
+}
+
+// The work of a batch that is put on streams.
+struct PutWork {
+  std::vector<Stream::Work> of_others;
+  Stream::Work own;
+};
+
+PutWork put_work_of(const std::shared_ptr<Batch>& batch) {
+  PutWork works;
+  if (batch->is_launched()) {
+    works.own = batch->stream->as_cuda()->hold_watch(
+        [batch] { return in_turns(*batch, [&](Status usable) { return watch(*batch, std::move(usable)); }); });
+    return works;
   }
-  for (auto& [stream, batch] : batches) take_turns(*batch);
+  if (batch->stream != nullptr) works.own = batch->stream->hold([batch] { return drive(*batch); });
+  for (Stream* other : batch->others) works.of_others.push_back(other->hold([batch] { return attend(*batch); }));
+  return works;
+}
+
+// Returns the first failure.
+Status put(Batch& batch, PutWork work) {
+  if (batch.is_launched()) {
+    batch.stream->as_cuda()->watch(std::move(work.own));
+    return {};
+  }
+  // Two groups that share several streams must come in the same order on all of these.
+  static std::mutex of_many;
+  std::unique_lock<std::mutex> lock;
+  if (!batch.others.empty()) {
+    lock = std::unique_lock(of_many);
+    if (batch.stream != nullptr) batch.stream->note_earlier(work.own);
+    for (size_t i = 0; i < batch.others.size(); ++i) batch.others[i]->note_earlier(work.of_others[i]);
+  }
   Status status;
-  for (size_t i = 0; i < batches.size(); ++i) {
-    const auto& [stream, batch] = batches[i];
-    if (stream == nullptr) continue;
-    if (batch->is_launched()) {
-      stream->as_cuda()->watch(std::move(works[i]));
-      continue;
-    }
-    Status s = stream->enqueue(std::move(works[i]));
+  if (batch.stream != nullptr) status = batch.stream->enqueue(std::move(work.own));
+  for (size_t i = 0; i < batch.others.size(); ++i) {
+    Status s = batch.others[i]->enqueue(std::move(work.of_others[i]));
     if (status.ok()) status = std::move(s);
   }
-  for (auto& [stream, batch] : batches) {
-    if (stream != nullptr) continue;
-    Status s = in_turns(*batch, [&](Status usable) { return run(*batch, std::move(usable)); });
+  return status;
+}
+
+Status issue_batches(std::vector<Call>& calls) {
+  MOECCL_TRY(check_self_messages(calls));
+  Batches batches = batches_of(calls);
+  for (const auto& batch : batches) {
+    if (batch->all_walk()) continue;
+    if (batch->stream != nullptr) MOECCL_TRY(batch->stream->ready());
+    for (Stream* other : batch->others) MOECCL_TRY(other->ready());
+  }
+  MOECCL_TRY(launch_at_once(batches));
+  // Everything that can fail comes before the tickets.
+  std::vector<PutWork> works;
+  for (const auto& batch : batches) {
+    batch->turns.reserve(batch->calls.size());
+    works.push_back(put_work_of(batch));
+  }
+  for (auto& batch : batches) take_turns(*batch);
+  Status status;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    Status s = put(*batches[i], std::move(works[i]));
+    if (status.ok()) status = std::move(s);
+  }
+  for (auto& batch : batches) {
+    if (batch->stream != nullptr) continue;
+    Status s = drive(*batch);
     if (status.ok()) status = std::move(s);
   }
   return status;

@@ -30,6 +30,9 @@ class Stream {
     std::shared_ptr<struct CudaPut> on_cuda = nullptr;  // for a CUDA stream
   };
   virtual Work hold(std::function<Status()> work) = 0;
+  // Notes where the stream's earlier work ends, as enqueue() otherwise does. For work that several streams wait for:
+  // all must have noted it before one of them waits, because streams may share a hardware channel.
+  virtual void note_earlier(Work&) {}
   // Allocates nothing. The work runs in any case, even if this call fails, and ends the turns that it holds.
   virtual Status enqueue(Work work) = 0;
   // Waits until all earlier work has run. Returns the first failure since the last call.

@@ -229,10 +229,15 @@ Status Hybrid::prepare(std::shared_ptr<PlanSlot>& last, moecclOp_t kind, const v
   return {};
 }
 
+// Checks the size of one expert.
+static Status check_expert_bytes(uint64_t expert_bytes) {
+  if (expert_bytes <= kMostExpertBytes) return {};
+  return error(moecclInvalidArgument, "expert_bytes is {}: give the bytes of one expert, at most 2^40", expert_bytes);
+}
+
 Status Hybrid::prepare_gather(const void* own, void* held, uint64_t expert_bytes, exec::Operation& op) {
   MOECCL_TRY(comm_.usable());
-  if (expert_bytes > kMostExpertBytes)
-    return error(moecclInvalidArgument, "expert_bytes is {}: give the bytes of one expert, at most 2^40", expert_bytes);
+  MOECCL_TRY(check_expert_bytes(expert_bytes));
   MOECCL_TRY(check_buffers(own, held, expert_bytes));
   return prepare<algo::ExpertGather>(gathered_, moecclOpExpertGather, own, held, expert_bytes, moecclUint8, op);
 }
@@ -288,6 +293,7 @@ Result<std::string> Hybrid::explain_plan(uint64_t count, uint32_t element_bytes,
 }
 
 Result<std::string> Hybrid::explain(uint64_t expert_bytes) const {
+  MOECCL_TRY(check_expert_bytes(expert_bytes));
   std::string page = "expert domains";
   for (size_t l = 0; l < domains_->sizes().size(); ++l)
     page += format("{} {} of level {}", l == 0 ? ":" : ",", domains_->sizes()[l], comm_.tree().levels[l].name);

@@ -93,12 +93,13 @@ std::string figures_text(const Profile& profile, const LevelTree& tree) {
   const bool measured = std::any_of(profile.links.begin(), profile.links.end(), has);
   const bool stated = std::any_of(tree.levels.begin(), tree.levels.end(), [&](const Level& l) { return has(l.link); });
   const std::string from = profile.source.empty() ? "the constants of a 2-core machine" : profile.source;
-  std::string links = measured ? from : stated ? "the topology" : "nowhere: their bandwidth is not known";
+  std::string links = measured || stated ? format("from {}", measured ? from : "the topology")
+                                         : "without a cost, because neither a profile nor the topology gives one";
   double least = 1;
   for (const LevelFit& l : profile.levels)
     if (l.curve.known()) least = std::min(least, l.curve.r2);
   if (measured && !profile.levels.empty()) links += format(" (r2 of the fits at least {:.4f})", least);
-  std::string text = format("links from {}; copies and sums from {}", links, from);
+  std::string text = format("links {}; copies and sums from {}", links, from);
   for (const Level& l : tree.levels)
     if (!l.network.empty()) text += format("; hosts are reached over {}", l.network);
   return text;

@@ -81,7 +81,12 @@ Status check(const moecclLayout_t& v) {
   MOECCL_TRY(between("layout.expert", v.expert, 1, 1 << 20));
   MOECCL_TRY(between("layout.context", v.context, 1, 1 << 20));
   MOECCL_TRY(between("layout.pipeline", v.pipeline, 1, 1 << 20));
-  return between("layout.data", v.data, 1, 1 << 20);
+  MOECCL_TRY(between("layout.data", v.data, 1, 1 << 20));
+  constexpr double kMostRanks = 1 << 20;  // as in problem.n_gpus
+  const double across = v.vertical ? std::max(v.expert, v.context) : double{1} * v.expert * v.context;
+  const double ranks = across * v.tensor * v.pipeline * v.data;
+  if (ranks <= kMostRanks) return {};
+  return error(moecclInvalidArgument, "layout has {:.0f} ranks: give sizes of at most {:.0f} ranks", ranks, kMostRanks);
 }
 
 Status check(const moecclLayoutProblem_t& p) {

@@ -93,7 +93,7 @@ TEST_P(ApiMessages, ToOneselfNeedAGroup) {
         MOECCL_EXPECT_COMM_OK(moecclRecv(&in, 1, moecclInt32, rank, comm, nullptr), comm);
         MOECCL_ASSERT_OK(moecclGroupEnd());
         EXPECT_EQ(in, 7 + rank);
-        // The two must also be on one stream. Nothing is issued otherwise.
+        // They may be on different streams.
         moecclStream_t stream = nullptr;
         MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
         for (const bool stream_sends : {true, false}) {
@@ -101,9 +101,9 @@ TEST_P(ApiMessages, ToOneselfNeedAGroup) {
           MOECCL_ASSERT_OK(moecclGroupStart());
           MOECCL_EXPECT_COMM_OK(moecclSend(&out, 1, moecclInt32, rank, comm, stream_sends ? stream : nullptr), comm);
           MOECCL_EXPECT_COMM_OK(moecclRecv(&in, 1, moecclInt32, rank, comm, stream_sends ? nullptr : stream), comm);
-          EXPECT_EQ(moecclGroupEnd(), moecclInvalidUsage);
+          MOECCL_EXPECT_OK(moecclGroupEnd());
           MOECCL_EXPECT_OK(moecclStreamSynchronize(stream));
-          EXPECT_EQ(in, 0);
+          EXPECT_EQ(in, 7 + rank);
         }
         MOECCL_EXPECT_OK(moecclStreamDestroy(stream));
       },
@@ -181,6 +181,62 @@ TEST_P(ApiMessages, StreamsRunInOrderAndReturnAtOnce) {
               EXPECT_EQ(moecclStreamDestroy(stream), moecclSuccess);
             },
             {.mode = GetParam()});
+}
+
+// A ring in which each rank sends on one stream and receives on another. The messages do not fit into staging, so a
+// Send ends only when its Recv runs.
+TEST_P(ApiMessages, InAGroupOnSeveralStreamsRunTogether) {
+  run_ranks(3,
+            [](int rank, moecclComm_t comm) {
+              constexpr size_t kCount = 2'000'000;
+              moecclStream_t streams[3] = {};  // the last one stays null: the call blocks
+              for (int i = 0; i < 2; ++i) MOECCL_ASSERT_OK(moecclStreamCreate(&streams[i]));
+              for (int i = 0; i < 12; ++i) {
+                moecclStream_t sends = streams[(rank + i) % 3], receives = streams[(rank + i / 3) % 3];
+                std::vector<int32_t> out(kCount, rank + i), in(kCount, -1);
+                int32_t sum = 1;
+                // The sum before the group ends when the group's streams come to it.
+                MOECCL_EXPECT_COMM_OK(moecclAllReduce(&sum, &sum, 1, moecclInt32, moecclSum, comm, streams[0]), comm);
+                MOECCL_ASSERT_OK(moecclGroupStart());
+                MOECCL_EXPECT_COMM_OK(moecclSend(out.data(), kCount, moecclInt32, (rank + 1) % 3, comm, sends), comm);
+                MOECCL_EXPECT_COMM_OK(moecclRecv(in.data(), kCount, moecclInt32, (rank + 2) % 3, comm, receives), comm);
+                MOECCL_ASSERT_OK(moecclGroupEnd());
+                for (moecclStream_t s : {streams[0], streams[1]})
+                  MOECCL_EXPECT_COMM_OK(moecclStreamSynchronize(s), comm);
+                EXPECT_EQ(sum, 3);
+                EXPECT_EQ(in.front(), (rank + 2) % 3 + i);
+                EXPECT_EQ(in.back(), (rank + 2) % 3 + i);
+              }
+              for (int i = 0; i < 2; ++i) MOECCL_EXPECT_OK(moecclStreamDestroy(streams[i]));
+            },
+            {.mode = GetParam()});
+}
+
+// Collectives keep the order of their calls, although the ranks put them on different streams. What is put on any of
+// the streams later runs after all of them.
+TEST_P(ApiMessages, CollectivesOfAGroupKeepTheirOrderOnWhateverStreams) {
+  run_ranks(
+      2,
+      [](int rank, moecclComm_t comm) {
+        moecclStream_t streams[2] = {};
+        for (moecclStream_t& s : streams) MOECCL_ASSERT_OK(moecclStreamCreate(&s));
+        for (int i = 0; i < 20; ++i) {
+          int32_t values[2] = {rank + i, 0}, sum = 0, most = 0;
+          MOECCL_ASSERT_OK(moecclGroupStart());
+          MOECCL_EXPECT_COMM_OK(moecclAllReduce(&values[0], &sum, 1, moecclInt32, moecclSum, comm, streams[0]), comm);
+          MOECCL_EXPECT_COMM_OK(moecclBroadcast(&values[0], &values[1], 1, moecclInt32, 1, comm, streams[rank]), comm);
+          MOECCL_EXPECT_COMM_OK(moecclAllReduce(&values[0], &most, 1, moecclInt32, moecclMax, comm, streams[0]), comm);
+          MOECCL_ASSERT_OK(moecclGroupEnd());
+          int32_t total = 0;
+          MOECCL_EXPECT_COMM_OK(moecclAllReduce(&most, &total, 1, moecclInt32, moecclSum, comm, streams[rank]), comm);
+          MOECCL_EXPECT_COMM_OK(moecclStreamSynchronize(streams[rank]), comm);
+          EXPECT_EQ(sum, 2 * i + 1);
+          EXPECT_EQ(values[1], i + 1);
+          EXPECT_EQ(total, 2 * (i + 1));
+        }
+        for (moecclStream_t s : streams) MOECCL_EXPECT_OK(moecclStreamDestroy(s));
+      },
+      {.mode = GetParam()});
 }
 
 TEST_P(ApiMessages, DestroyingAStreamFinishesItsOperations) {

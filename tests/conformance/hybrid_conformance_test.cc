@@ -319,6 +319,7 @@ TEST(HybridChoice, AutoTakesOneDomainOverSlowLinksAndNoneForHugeExperts) {
         MOECCL_EXPECT_OK(moecclHybridExplain(hybrid, 1000, page, sizeof(page), nullptr));
         EXPECT_NE(std::string(page).find("stream model"), std::string::npos) << page;
         EXPECT_NE(std::string(page).find("ExpertReduce"), std::string::npos) << page;
+        EXPECT_EQ(moecclHybridExplain(hybrid, size_t{1} << 41, page, sizeof(page), nullptr), moecclInvalidArgument);
         MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
       },
       options);

@@ -153,6 +153,25 @@ TEST(PostMortem, AHostOfWhichOneRankHasLeftAFileIsNotCalledGone) {
   EXPECT_EQ(text.find("Culprit: rank 103"), std::string::npos) << text;
 }
 
+TEST(PostMortem, LeavesOutFilesThatItCannotUse) {
+  const Folder folder;
+  write_large_job(folder, node_names(), [](int rank) { return rank / 8 != 12; });
+  std::ifstream whole(folder.path() + "/job.0.json");
+  const std::string text((std::istreambuf_iterator<char>(whole)), {});
+  std::ofstream(folder.path() + "/job.cut.json") << text.substr(0, text.size() / 2);
+  nlohmann::json wrong = nlohmann::json::parse(text);
+  wrong["communicators"][0]["rank"] = 128;
+  std::ofstream(folder.path() + "/job.wrong.json") << wrong;
+  int code = 0;
+  const std::string said = folder.report(&code);
+  EXPECT_EQ(code, 0) << said;
+  EXPECT_NE(said.find("Culprit: host node12 is gone"), std::string::npos) << said;
+  EXPECT_NE(said.find("job.cut.json is not what moecclStatus writes"), std::string::npos) << said;
+  EXPECT_NE(said.find("job.wrong.json names rank 128 of 128 ranks"), std::string::npos) << said;
+  (void)output_of(tool() + " postmortem " + folder.path() + "/job.cut.json", &code);
+  EXPECT_EQ(code, 2);
+}
+
 TEST(PostMortem, HostsOfTheSameNameAreToldApart) {
   const Folder folder;
   write_large_job(folder, std::vector<std::string>(16, "node"), [](int rank) { return rank / 8 != 3; });

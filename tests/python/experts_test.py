@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers with all their backward operations, replicated experts, hybrid domains, the codec, migration and re-placing combine."""
 import array
+import copy
 import ctypes
 import gc
 import unittest
 
 import moeccl
+from moeccl import _abi
+from moeccl._library import lib
 from ranks import in_processes, in_threads
 
+INVALID = _abi.moecclInvalidArgument
 TOKENS, HIDDEN, EXPERTS, TOP_K = 6, 4, 4, 2
 
 
@@ -50,6 +54,47 @@ def forward_and_back(comm):
     page = routing.explain()
     return (result == [0.75 * v for v in tokens], grad_tokens == [0.75] * len(tokens),
             grad_weight == [s for s in sums for _ in range(TOP_K)], "dispatch" in page)
+
+
+class Ends(unittest.TestCase):
+    def test_what_nothing_refers_to_any_more_is_freed(self):
+        def work(comm):
+            moe = layer(comm)
+            routing = moe.routing(choices(comm.rank))
+            replacement = moeccl.Replacement(moe)
+            hybrid = moeccl.Hybrid(comm, EXPERTS, domain=[1])
+            ended = {f"moeccl{name}Destroy": thing.handle for name, thing in
+                     (("Moe", moe), ("Replace", replacement), ("Hybrid", hybrid), ("Routing", routing))}
+            del moe, replacement, hybrid
+            gc.collect()
+            rows = floats(routing.n_rows * HIDDEN)
+            routing.dispatch(floats(TOKENS * HIDDEN, 1.0), rows)  # the routing keeps its layer
+            info = routing.info()
+            counts = info.expert_counts
+            del routing, info
+            gc.collect()
+            self.assertGreaterEqual(sum(counts[:EXPERTS // comm.size]), 0)  # a pointer of info() keeps the routing
+            self.assertEqual(lib.moecclReplaceDestroy(ended.pop("moecclReplaceDestroy")), INVALID)
+            self.assertEqual(lib.moecclHybridDestroy(ended.pop("moecclHybridDestroy")), INVALID)
+            info = _abi.moecclRoutingInfo_t()
+            self.assertEqual(lib.moecclRoutingGetInfo(ended["moecclRoutingDestroy"], ctypes.byref(info)), 0)
+            del counts
+            gc.collect()
+            for destroy, handle in ended.items():
+                self.assertEqual(getattr(lib, destroy)(handle), INVALID, destroy)
+
+        in_threads(2, work)
+
+    def test_a_copy_keeps_what_it_shares(self):
+        def work(comm):
+            moe = layer(comm)
+            again = copy.deepcopy(moe)
+            del moe
+            gc.collect()
+            routing = again.routing(choices(comm.rank))
+            self.assertGreater(routing.n_rows, 0)
+
+        in_threads(2, work)
 
 
 class Layer(unittest.TestCase):

@@ -119,6 +119,8 @@ class Comm:
 
     def _check(self, code: int) -> None:
         if code != 0:
+            if self._handle is None:
+                raise ValueError("the communicator is closed")
             check(code, self._handle)
 
     def split(self, color: int, key: int = 0, **options: Any) -> Optional["Comm"]:

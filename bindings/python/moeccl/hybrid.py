@@ -9,6 +9,7 @@ from ._arrays import record, set_array
 from ._buffers import Buffer, common_type
 from ._errors import SIZE, check, number
 from ._library import lib
+from ._owned import Owned
 from ._pages import page
 from .comm import Comm
 from .moe import Moe, _config
@@ -45,6 +46,7 @@ class Hybrid:
         handle = ctypes.c_void_p()
         comm._check(lib.moecclHybridCreate(_byref(handle), comm._handle, _byref(config)))
         self._handle: Optional[int] = handle.value
+        self._owned = Owned(handle.value, lib.moecclHybridDestroy)
         info = self.info()
         self.n_own, self.n_held = info.n_own, info.n_held
 
@@ -102,7 +104,6 @@ class Hybrid:
         return page(lambda *room: lib.moecclHybridExplain(self._handle, number("expert_bytes", expert_bytes, SIZE), *room), self.comm)
 
     def close(self) -> None:
-        """Frees the hybrid; layers made from it stay valid."""
-        if self._handle is not None:
-            check(lib.moecclHybridDestroy(self._handle))
-            self._handle = None
+        """Frees the hybrid; layers made from it stay valid. The end of the last object that uses it does the same."""
+        self._owned.close()
+        self._handle = None

@@ -9,6 +9,7 @@ from . import _abi
 from ._buffers import Buffer, type_size
 from ._errors import INT32, SIZE, Error, check, number, text
 from ._library import lib
+from ._owned import Owned
 from ._pages import page
 from .comm import Comm
 from .constants import EXPERT_MAJOR, FLOAT32
@@ -95,17 +96,16 @@ class Moe:
         # This rank's places for experts.
         self.n_slots = sum(config.expert_rank[e] == comm.rank for e in range(self.n_experts)) if config.expert_rank else \
             self.n_experts // comm.size + (comm.rank < self.n_experts % comm.size)
-        self._handle = handle
+        self._handle, self._owned = handle, Owned(handle, lib.moecclMoeDestroy)
 
     def routing(self, topk_index: Any, topk_weight: Any = None) -> "Routing":
         """Makes one step's routing from topk_index[tokens, top_k] (int32) and topk_weight (float32, or None for ones)."""
         return Routing(self, topk_index, topk_weight)
 
     def close(self) -> None:
-        """Frees the layer."""
-        if self._handle is not None:
-            check(lib.moecclMoeDestroy(self._handle))
-            self._handle = None
+        """Frees the layer; the end of the last object that uses it does the same."""
+        self._owned.close()
+        self._handle = None
 
 
 class Routing:
@@ -119,7 +119,7 @@ class Routing:
             n_tokens = self._tokens(index, weight)
             handle = ctypes.c_void_p()
             moe.comm._check(lib.moecclRoutingCreate(_byref(handle), moe._handle, index.data, weight.data, n_tokens))
-            self._handle = handle.value
+            self._handle, self._owned = handle.value, Owned(handle.value, lib.moecclRoutingDestroy)
         finally:
             index.release()
             weight.release()
@@ -268,7 +268,7 @@ class Routing:
             give_back(buffers, stream)
 
     def close(self) -> None:
-        """Frees the routing; the pointers of its info() become invalid."""
-        if self._handle is not None:
-            check(lib.moecclRoutingDestroy(self._handle))
-            self._handle = None
+        """Frees the routing; the pointers of its info() become invalid. The end of the last object that uses it, info() included,
+        does the same."""
+        self._owned.close()
+        self._handle = None

@@ -10,6 +10,7 @@ from ._arrays import Given, record
 from ._buffers import Buffer
 from ._errors import INT64, SIZE, check, number
 from ._library import lib
+from ._owned import Owned
 from .constants import FLOAT32
 from .moe import Moe, Routing
 from .streams import give_back, stream_handle
@@ -39,6 +40,7 @@ class Replacement:
         handle = ctypes.c_void_p()
         self._comm._check(lib.moecclReplaceCreate(_byref(handle), moe._handle, _byref(config)))
         self._handle: Optional[int] = handle.value
+        self._owned = Owned(handle.value, lib.moecclReplaceDestroy)
 
     @property
     def handle(self) -> int:
@@ -120,10 +122,9 @@ class Replacement:
                       local_samples=tuple(info.local_samples[:info.n_local]))
 
     def close(self) -> None:
-        """Frees the replacement."""
-        if self._handle is not None:
-            check(lib.moecclReplaceDestroy(self._handle))
-            self._handle = None
+        """Frees the replacement; the end of the last object that uses it does the same."""
+        self._owned.close()
+        self._handle = None
 
 
 _MAY_BE_NONE = ("grad_dispatched", "grad_x", "grad_weight", "rows")

@@ -13,6 +13,7 @@ from ._abi import ChunkAnswer, DomainAnswer, Layout, LayoutCost, ReplicaAnswer, 
 from ._arrays import Given, made, record, set_array
 from ._errors import INT32, INT64, check, number
 from ._library import lib
+from ._owned import Owned
 from .comm import fill
 
 _byref = ctypes.byref
@@ -108,6 +109,7 @@ class SampleSolver:
         handle = ctypes.c_void_p()
         check(lib.moecclSampleSolverCreate(_byref(handle)))
         self._handle: Optional[int] = handle.value
+        self._owned = Owned(handle.value, lib.moecclSampleSolverDestroy)
         self._n = 0
 
     def submit(self, problem: Problem) -> None:
@@ -123,10 +125,9 @@ class SampleSolver:
         return placement, record(SampleAnswer, answer), self.SOURCES[source.value]
 
     def close(self) -> None:
-        """Ends the thread."""
-        if self._handle is not None:
-            check(lib.moecclSampleSolverDestroy(self._handle))
-            self._handle = None
+        """Ends the thread; the end of the last object that uses the solver does the same."""
+        self._owned.close()
+        self._handle = None
 
 
 def swap_problem(n_experts: int, top_k: int, n_groups: Sequence[int], group_of_slot: Any = None, placement: Any = None,

@@ -193,16 +193,16 @@ Status Migration::begin(int number, const void* shared, void* held, bool into) {
     if (decoder_ == nullptr) decoder_ = std::make_unique<HostStream>();
   }
   auto flight = std::make_shared<Flight>();
-  flight->packed = std::move(layer->to_send.front());
-  layer->to_send.pop_front();
+  // The entry stays in the queue until the last step that can fail.
+  Packed& entry = layer->to_send.front();
+  Experts& own = entry.experts;
   flight->into = into;
   flight->shared = shared;
   flight->held = held;
-  MOECCL_ASSIGN_OR_RETURN(flight->arrived, room(hybrid_.held().size(), flight->packed.experts.cuda));
+  MOECCL_ASSIGN_OR_RETURN(flight->arrived, room(hybrid_.held().size(), own.cuda));
   flight->words.resize(comm_.n_ranks());
-  flight->mine = {layer->begun++, flight->packed.checksum, number, moecclSuccess};
-  MOECCL_TRY(
-      hybrid_.prepare_gather(flight->packed.experts.data(), flight->arrived.data(), expert_bytes_, flight->gather));
+  flight->mine = {layer->begun, entry.checksum, number, moecclSuccess};
+  MOECCL_TRY(hybrid_.prepare_gather(own.data(), flight->arrived.data(), expert_bytes_, flight->gather));
   CollectiveCall exchange;
   exchange.op = moecclOpAllGather;
   exchange.send = &flight->mine;
@@ -225,6 +225,9 @@ Status Migration::begin(int number, const void* shared, void* held, bool into) {
     return decoder_->enqueue(std::move(decoding));
   });
   layer->flights.push_back(flight);  // the last step that can fail: an operation with a ticket must run
+  flight->packed = std::move(entry);
+  layer->to_send.pop_front();
+  ++layer->begun;
   flight->gather_ticket = comm_.take_ticket();
   flight->exchange_ticket = comm_.take_ticket();
   return stream_.enqueue(std::move(work));

@@ -139,6 +139,7 @@ class CudaStreams : public ::testing::Test {
     unsetenv("MOECCL_TEST_CUDA_DEVICES");
     unsetenv("MOECCL_CUDA_PERSISTENT");
     unsetenv("MOECCL_TEST_CUDA_CHANNELS");
+    unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
     unsetenv("MOECCL_TEST_CUDA_FAIL");
   }
 };
@@ -296,6 +297,35 @@ TEST_F(CudaStreams, MoreThanTheChannelsOfADeviceDoNotHoldUpAnOperation) {
       device.end_stream(streams[i]);
     }
   });
+}
+
+// Each rank sends on one stream and receives on another, which may share a hardware channel. Both streams wait for both
+// messages, and the messages wait for the earlier work of both.
+void exchange_on_two_streams() {
+  run_on_devices(2, device_options(RankMode::kProcesses), [](int rank, moecclComm_t comm, CudaDevice& device, void*) {
+    constexpr size_t kLarge = 2'000'000;
+    void* streams[2] = {device.make_stream(), device.make_stream()};
+    DeviceBuffer out(device, kLarge * 4), in(device, kLarge * 4);
+    for (int i = 0; i < 4; ++i) {
+      void *sends = streams[(rank + i) % 2], *receives = streams[(rank + i + 1) % 2];
+      const std::vector<char> given = floats(kLarge, static_cast<float>(10 * rank + i));  // until the copy has run
+      out.put(given, sends);
+      MOECCL_EXPECT_OK(moecclGroupStart());
+      MOECCL_EXPECT_OK(moecclSend(out.data(), kLarge, moecclFloat32, 1 - rank, comm, as_stream(sends)));
+      MOECCL_EXPECT_OK(moecclRecv(in.data(), kLarge, moecclFloat32, 1 - rank, comm, as_stream(receives)));
+      MOECCL_EXPECT_OK(moecclGroupEnd());
+      // The stream of the Send waits for the Recv, too.
+      EXPECT_EQ(in.get(sends), floats(kLarge, static_cast<float>(10 * (1 - rank) + i)));
+      device.synchronize(receives);
+    }
+    for (void* s : streams) device.end_stream(s);
+  });
+}
+TEST_F(CudaStreams, ServeAGroupTogether) { exchange_on_two_streams(); }
+TEST_F(CudaStreams, OfOneChannelServeAGroupTogether) {
+  setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
+  exchange_on_two_streams();
 }
 
 }  // namespace

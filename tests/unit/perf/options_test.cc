@@ -26,6 +26,7 @@ TEST_F(OptionsDeathTest, AValueThatCannotBeMeantEndsTheProgramWithASentence) {
   refuses({"-T", "3000000"}, "--timeout: .*\"3000000\" is not a whole number from 0 to 2147483");
   refuses({"-b", "inf"}, "not a size: inf");
   refuses({"-e", "1e30"}, "not a size: 1e30");
+  refuses({"--mem", "gpu"}, "--mem: \"gpu\" is not one of heap, malloc, cuda");
 }
 
 TEST(Options, ARootIsARankOrAll) {

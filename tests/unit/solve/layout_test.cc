@@ -190,6 +190,12 @@ TEST(Layout, NamesBadArguments) {
   cost.size = sizeof(cost);
   p = mixtral();
   EXPECT_EQ(moecclPriceLayout(&p, &none, &cost), moecclInvalidArgument);
+  moecclLayout_t vast{};
+  vast.tensor = vast.data = vast.pipeline = 1;
+  vast.expert = vast.context = 1 << 20;
+  EXPECT_EQ(moecclPriceLayout(&p, &vast, &cost), moecclInvalidArgument);
+  EXPECT_NE(std::string(moecclGetLastError(nullptr)).find("layout has 1099511627776 ranks"), std::string::npos)
+      << moecclGetLastError(nullptr);
 }
 
 }  // namespace

@@ -105,6 +105,7 @@ TEST(Synthetic, BrokenTextsAreRefused) {
                           "node:2(bw=1GB/s,bw=2GB/s)",
                           "node:2(bw=0GB/s)",
                           "node:2(bw=-1GB/s)",
+                          "node:2(bw=1e-290GB/s)",
                           "node:2(bw=infGB/s)",
                           "node:2(bw=nanGB/s)",
                           "node:2(bw=1e999GB/s)",

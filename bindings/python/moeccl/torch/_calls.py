@@ -58,6 +58,12 @@ def int32s(values):
     return (ctypes.c_int32 * len(values))(*values)
 
 
+def as_int32(tensor):
+    """Converts whole numbers to int32; what does not fit becomes the number nearest to it, which the library refuses, instead of another
+    expert's."""
+    return tensor.clamp(-2**31, 2**31 - 1).to(torch.int32) if tensor.dtype == torch.int64 else tensor.to(torch.int32)
+
+
 def int32s_of(tensor):
     """Returns an int32 CPU tensor's memory as a pointer for a C structure; the tensor must outlive it."""
     assert tensor.dtype == torch.int32 and tensor.is_contiguous() and not tensor.is_cuda

@@ -6,7 +6,7 @@ import ctypes
 import torch
 
 from moeccl import _abi
-from ._calls import DTYPES, FLOATS, Owned, call, int32s, listed, memory
+from ._calls import DTYPES, FLOATS, Owned, as_int32, call, int32s, listed, memory
 from ._group import comm_of, largest
 from .functions import Combine, Dispatch
 
@@ -181,7 +181,7 @@ class ExpertParallel:
 
     def route(self, topk_idx, topk_weights, dtype):
         """Makes one step's routing without moving any rows. The call is collective."""
-        return self.layer(dtype, topk_idx.shape[0]).route(topk_idx.to(torch.int32), topk_weights)
+        return self.layer(dtype, topk_idx.shape[0]).route(as_int32(topk_idx), topk_weights)
 
     def dispatch(self, x, topk_idx, topk_weights=None):
         """Returns rows[R, hidden], the number of rows of each local expert, and the step's Handle.

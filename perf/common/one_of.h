@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of the command `moeccl` whose values have names.
+// Options whose values have names, of the perf programs and of the command `moeccl`.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace tools {
+namespace perf {
 
 template <class T>
 using Named = std::vector<std::pair<std::string, T>>;
@@ -36,4 +36,4 @@ CLI::Option* add_one_of(CLI::App* app, const std::string& option, T& value, cons
       ->transform(CLI::Validator(to_number, ""));
 }
 
-}  // namespace tools
+}  // namespace perf
