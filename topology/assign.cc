@@ -128,7 +128,7 @@ AssignProblem with_figures(AssignProblem p) {
 Matching match_with_share(const AssignProblem& p, double share) {
   std::vector<size_t> capacity;
   for (const double rate : p.nic_bytes_per_ns)
-    capacity.push_back(std::min(p.paths.size(), static_cast<size_t>(rate / share * (1 + 1e-9))));
+    capacity.push_back(static_cast<size_t>(std::min(static_cast<double>(p.paths.size()), rate / share * (1 + 1e-9))));
   return match(p, capacity, [&](size_t i, size_t j) { return limit(p.paths[i][j]) >= share * (1 - 1e-9); });
 }
 

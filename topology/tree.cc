@@ -235,8 +235,9 @@ Result<LevelTree> level_tree(std::span<const Graph> hosts, uint32_t n_ranks) {
     MOECCL_TRY(validate(hosts[h]));
     const bool alone = hosts.size() == 1;
     for (Seat& seat : default_seats(hosts[h], h, alone ? n_ranks : 0)) seats.push_back(std::move(seat));
+    if (seats.size() > kMaxRanks) break;  // level_tree() says so
   }
-  if (n_ranks != 0 && seats.size() != n_ranks)
+  if (n_ranks != 0 && seats.size() != n_ranks && seats.size() <= kMaxRanks)
     return error(moecclInvalidArgument, "the topology's hosts have {} places for ranks, the communicator has {} ranks",
                  seats.size(), n_ranks);
   return level_tree(hosts, seats);

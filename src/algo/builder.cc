@@ -54,12 +54,21 @@ Chunking whole(const Shape& shape) {
   return {plan::facts(shape.op).private_sizes ? kAnyLength : std::max<uint64_t>(1, shape.count), 1};
 }
 
+// Refs hold a slot's number in 16 bits.
+Status slots_have_numbers(Layout layout) {
+  constexpr uint32_t kMostSlots = 1 << 16;
+  if (layout.n_slots <= kMostSlots) return {};
+  return error(moecclUnsupported, "needs {} slots of staging: at most {} have a number", layout.n_slots, kMostSlots);
+}
+
 Status chunks_fit(const Shape& shape, Layout layout) {
+  MOECCL_TRY(slots_have_numbers(layout));
   const uint64_t smallest = round_up(line_elements(shape) * shape.element_bytes, kLine);
   return slot_cap(shape, layout) >= smallest ? Status() : does_not_fit(shape, layout, smallest);
 }
 
 Status whole_fits(const Shape& shape, Layout layout) {
+  MOECCL_TRY(slots_have_numbers(layout));
   const uint64_t bytes = round_up(std::max<uint64_t>(1, shape.count) * shape.element_bytes, kLine);
   return slot_cap(shape, layout) >= bytes ? Status() : does_not_fit(shape, layout, bytes);
 }

@@ -171,6 +171,9 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
   if (rooted(c.op) && (c.root < 0 || static_cast<uint32_t>(c.root) >= comm.n_ranks())) {
     return bad(c.op, "root", format("{}", c.root), format("a rank from 0 to {}", comm.n_ranks() - 1));
   }
+  // A prepared call's memory held another operation before.
+  op.signature = {};
+  for (std::vector<uint64_t>* v : {&op.send_counts, &op.send_displs, &op.recv_counts, &op.recv_displs}) v->clear();
   op.signature.op = c.op;
   op.signature.type = c.type;
   op.signature.count = c.count;
@@ -217,7 +220,12 @@ Status run_collective(Communicator& comm, const CollectiveCall& call) {
     prepared.operation.reset();
     MOECCL_TRY(prepare_collective(comm, call, prepared.operation));
     keep(comm, prepared, call, plans);
-    return comm.run(prepared.operation);
+    const exec::Operation& op = prepared.operation;
+    const Status status = comm.run(prepared.operation);
+    // A trial has run another plan, with which the others may not go on.
+    if (prepared.plans != 0 && op.signature.plan != static_cast<const PlanSlot*>(op.keep.get())->signature)
+      prepared.plans = 0;
+    return status;
   });
 }
 

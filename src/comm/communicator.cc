@@ -35,9 +35,11 @@ Result<std::unique_ptr<Communicator>> Communicator::init(Reunion& met, const Con
 Result<std::unique_ptr<Communicator>> Communicator::of(Membership&& m) {
   m.fabric->kernels = env().kernels.empty() ? &kernels::best() : kernels::select(env().kernels.c_str());
   if (m.fabric->kernels == nullptr) {
-    return error(moecclInvalidArgument,
-                 "MOECCL_KERNELS={}: give reference, avx2 or avx512, as far as this processor runs them",
-                 env().kernels);
+    const Status status =
+        error(moecclInvalidArgument,
+              "MOECCL_KERNELS={}: give reference, avx2 or avx512, as far as this processor runs them", env().kernels);
+    m.fabric->fail(status);  // the peers have joined
+    return status;
   }
   const uint32_t ranks = m.ranks_on_host, cores = m.cores_on_host;
   const plan::Reach reach = m.reach;

@@ -39,9 +39,12 @@ class ChainTask final : public exec::Task {
   void stop() override {
     if (running_) running_->stop();
   }
+  void let_go() override {
+    if (running_) running_->let_go();
+    for (; next_ < calls_.size(); ++next_) calls_[next_]->promise = nullptr;
+  }
   void abandon() override {
     if (running_) running_->abandon();
-    for (; next_ < calls_.size(); ++next_) calls_[next_]->promise = nullptr;
   }
 
  private:
@@ -175,7 +178,11 @@ Status run(Batch& batch, Status status) {
   for (exec::Runner* runner : memories) {
     if (status.ok()) status = runner->begin();
   }
-  if (status.ok()) status = exec::drive(pointers);
+  if (status.ok()) {
+    status = exec::drive(pointers);
+  } else {  // nothing ran, and peers would wait for this rank, or take its next call for this one
+    for (exec::Runner* runner : memories) runner->fabric().fail(status);
+  }
   for (exec::Runner* runner : memories) status = runner->end(std::move(status));
   return status;
 }

@@ -2,7 +2,6 @@
 #include "src/comm/tensor_blocks_call.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "src/algo/tensor_blocks.h"
 #include "src/comm/collective.h"
@@ -26,7 +25,7 @@ Result<std::vector<uint64_t>> read_counts(const size_t* counts, uint32_t groups,
   if (counts == nullptr)
     return bad(moecclOpTensorAllToAllv, "counts", "NULL",
                format("{} numbers, one for each pair of groups", groups * groups));
-  const uint64_t most = std::numeric_limits<int64_t>::max() / element_bytes;
+  const uint64_t most = std::min(kMostExpertElements, kMostBufferBytes / element_bytes);
   std::vector<uint64_t> all(counts, counts + size_t{groups} * groups);
   uint64_t sum = 0;
   for (size_t i = 0; i < all.size(); ++i) {

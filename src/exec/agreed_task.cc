@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "src/base/ticks.h"
+
 namespace moeccl::exec {
 
 // A rank that agrees with the root of its operation agrees with every other rank that does. If two ranks differ, one of
@@ -24,14 +26,16 @@ void AgreedTask::take_number() {
 }
 
 void AgreedTask::note_begin() {
-  if (!noted_) fabric().recorder.begin(sequence_, op_.signature);
-  noted_ = true;
+  if (record_ != 0) return;
+  record_ = fabric().recorder.begin(sequence_, op_.signature);
+  began_ = fabric().recorder.newest_began();
 }
 
 void AgreedTask::continue_from(const AgreedTask& begun) {
   eager_ = begun.eager_;
   sequence_ = begun.sequence_;
-  noted_ = begun.noted_;
+  record_ = begun.record_;
+  began_ = begun.began_;
   history_ = begun.history_;
   tag_ = begun.tag_;
   entered_ = begun.entered_;
@@ -210,10 +214,12 @@ Progress AgreedTask::end(uint64_t wire_bytes) {
   if (f.engine != nullptr) f.engine->board_changed(!all_met);
   if (op_.ran != nullptr) op_.ran->largest_block_bytes = largest_block_ * op_.element_bytes;
   if (!is_timed()) {
-    f.recorder.end_untimed();
+    f.recorder.end_untimed(record_);
     return Progress::kDone;
   }
-  const int64_t took_ns = f.recorder.end(false);
+  f.recorder.end(record_, false);
+  // Clocks of cores may differ, and a rank whose time were 0 would count another number of runs than its peers.
+  const int64_t took_ns = std::max<int64_t>(Ticks::to_ns(Ticks::now() - began_), 1);
   // Where not all ranks meet, one rank's time says little about the plan. Timings describe only the ordinary plan.
   const bool tells = plan::facts(op_.signature.op).meets_all && !is_v() && !ran_in_heap_;
   f.timings[sequence_ % kTimings] = {sequence_,
@@ -221,7 +227,7 @@ Progress AgreedTask::end(uint64_t wire_bytes) {
                                      op_.choice.algorithm,
                                      eager_,
                                      op_.signature.count * op_.element_bytes,
-                                     tells ? static_cast<uint64_t>(std::max<int64_t>(took_ns, 1)) : 0};
+                                     tells ? static_cast<uint64_t>(took_ns) : 0};
   if (op_.ran != nullptr && !ran_in_heap_ && !fitted_) op_.ran->took_ns = static_cast<double>(took_ns);
   if (op_.measured == nullptr) return Progress::kDone;
   op_.measured->ns.store(static_cast<double>(took_ns), std::memory_order_relaxed);

@@ -82,7 +82,8 @@ class AgreedTask : public Task {
   uint64_t history_ = 0;
   uint32_t tag_ = 0;  // part of the history, carried by every signal
   uint32_t waiting_peer_ = 0;
-  bool noted_ = false;  // in the flight recorder
+  size_t record_ = 0;  // in the flight recorder; 0: not recorded yet
+  int64_t began_ = 0;  // ticks at that time
   bool entered_ = false;
   uint64_t largest_block_ = 0;  // AllToAllv: in elements, over all ranks; 0: not known yet, or fitted_
   bool fitted_ = false;         // AllToAllv: all data was sent with the first word, whatever the plan

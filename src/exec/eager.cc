@@ -62,7 +62,7 @@ Progress Eager::poll() {
     give();
     given_ = true;
     note_begin();
-    f.recorder.chose(op_.choice.algorithm);
+    f.recorder.chose(record_, op_.choice.algorithm);
     publish();
     // If one rank's data does not fit here, all ranks use the plan: nothing that the others say could change that.
     // Sizes are compared at each peer's first signal.
@@ -264,9 +264,13 @@ std::string Eager::describe() const {
                 op_.signature.count, op_.choice.algorithm, where, waiting_peer_);
 }
 
+void Eager::let_go() {
+  if (rest_) return rest_->let_go();
+  fabric().recorder.end(record_, true);
+}
+
 void Eager::abandon() {
-  if (rest_) return rest_->abandon();
-  fabric().recorder.end(true);
+  if (rest_) rest_->abandon();
 }
 
 }  // namespace moeccl::exec

@@ -29,6 +29,7 @@ class Eager final : public AgreedTask {
   Progress poll() override;
   std::string describe() const override;
   Status diagnose() override { return rest_ ? rest_->diagnose() : AgreedTask::diagnose(); }
+  void let_go() override;
   void abandon() override;
 
  private:

@@ -124,7 +124,7 @@ void Execution::choose(const Choice& choice) {
   }
   const bool moves_rows = !binding_.rows.empty() || !binding_.sums.empty();
   awaits_one_ = lanes_.size() == 1 && !moves_rows && elements_out * op_.element_bytes <= kAwaitOneBytes;
-  fabric().recorder.chose(choice.algorithm);
+  fabric().recorder.chose(record_, choice.algorithm);
   if (op_.signature.op == moecclOpTensorAllToAll && op_.measured != nullptr && !fabric().cuda)
     trace_.begin(choice.chunking.n_chunks, now_ns());
   find_landings();
@@ -398,14 +398,18 @@ uint64_t Execution::output_bytes() const {
   return elements * op_.element_bytes;
 }
 
-void Execution::abandon() {
+void Execution::let_go() {
   Fabric& f = fabric();
   if (phase_ == Phase::kRun) {
     for (const LandingStep& l : landings_) f.link(l.peer).landings()->land_nothing();
   }
   engine_use_.end();
-  f.recorder.end(true);
+  f.recorder.end(record_, true);
   f.own->board().progress.uses_buffers_of_operation.store(0, std::memory_order_release);
+}
+
+void Execution::abandon() {
+  Fabric& f = fabric();
   if (!entered_) return;
   // A peer that has not announced its use by now sees this rank's failure before it begins; see resolve_peer().
   const auto any_uses = [&](auto&& reaches) {

@@ -31,6 +31,7 @@ class Execution final : public AgreedTask {
     return phase_ != Phase::kRun || awaits_one_ ? waiting_peer_ : transport::Engine::kAnyone;
   }
   std::string describe() const override;
+  void let_go() override;
   void abandon() override;
 
   // Bytes that this rank stored into or copied from other ranks' memory, valid after the end.

@@ -9,6 +9,7 @@
 
 #include "src/base/data_type.h"
 #include "src/base/ticks.h"
+#include "src/driver/fork_page.h"
 #include "src/exec/operation.h"
 
 namespace moeccl::exec {
@@ -48,7 +49,7 @@ struct Directory {
   FlightEntry* first = nullptr;
 };
 constinit Directory directory;
-constinit std::mutex mutex;
+constinit driver::PerProcess<std::mutex> locks;  // a child may inherit one that another thread held
 
 int64_t since_epoch_ns() {
   timespec t;
@@ -59,7 +60,7 @@ int64_t since_epoch_ns() {
 }  // namespace
 
 FlightEntry::FlightEntry(const Places& places) : places_(places) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(locks.get());
   if (directory.ns_per_tick == 0) {
     constexpr int64_t kMany = 1'000'000'000;
     for (size_t i = 0; i < kOperators; ++i) directory.operators[i] = reduce_name(static_cast<uint8_t>(i));
@@ -74,7 +75,7 @@ FlightEntry::FlightEntry(const Places& places) : places_(places) {
 }
 
 FlightEntry::~FlightEntry() {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(locks.get());
   *link_ = next_;
   if (next_ != nullptr) next_->link_ = link_;
 }

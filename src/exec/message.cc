@@ -44,7 +44,7 @@ void MessageTask::note_begin() {
   signature.count = message_.bytes / moecclTypeSize(message_.type);
   signature.root = message_.peer;
   record_ = fabric().recorder.begin(0, signature);
-  fabric().recorder.chose(message_.is_send ? "send" : "receive");
+  fabric().recorder.chose(record_, message_.is_send ? "send" : "receive");
 }
 
 std::string MessageTask::describe() const {
@@ -108,7 +108,7 @@ Progress MessageTask::done() {
 Progress MessageTask::send() {
   Fabric& f = fabric();
   uint32_t& sent = f.sent[message_.peer * kSigsPerPeer + kMessageData];
-  if (begun_ && moved_bytes_ == message_.bytes) {
+  if (handed_over_) {
     // Everything is handed over. Data that the receiver copies from our memory itself must also have been taken.
     const transport::PostedPuts* const posts = f.link(message_.peer).posted_puts();
     if (posts != nullptr && !posts->taken(posted_)) return Progress::kBlocked;
@@ -145,7 +145,8 @@ Progress MessageTask::send() {
     moved_bytes_ += direct ? message_.bytes : now;
     if (Status s = f.link(message_.peer).signal(kMessageData, ++sent, 0); !s.ok()) return fail(std::move(s));
     any = true;
-    if (moved_bytes_ == message_.bytes) return !direct_ && posted_ == 0 ? done() : Progress::kMoved;
+    handed_over_ = moved_bytes_ == message_.bytes;
+    if (handed_over_) return !direct_ && posted_ == 0 ? done() : Progress::kMoved;
   }
   return any ? Progress::kMoved : Progress::kBlocked;
 }
@@ -274,9 +275,10 @@ Progress MessageTask::receive_direct(const MessageSlotHeader& header) {
   return s.ok() ? Progress::kMoved : fail(std::move(s).with_context(format("message from rank {}", message_.peer)));
 }
 
+void MessageTask::let_go() { fabric().recorder.end(record_, true); }
+
 void MessageTask::abandon() {
   Fabric& f = fabric();
-  f.recorder.end(record_, true);
   const transport::Link& link = f.link(message_.peer);
   if (!message_.is_send || !link.view().same_process) return;
   wait_for_peers([&] { return link.board().progress.reads_message_of.load(std::memory_order_seq_cst) == f.rank + 1; });

@@ -37,6 +37,7 @@ class MessageTask final : public Task {
   Status diagnose() override { return {}; }
   std::string describe() const override;
   bool needs(uint32_t peer) const override { return peer == message_.peer; }
+  void let_go() override;
   void abandon() override;
 
  private:
@@ -63,8 +64,9 @@ class MessageTask final : public Task {
   uint64_t posted_ = 0;        // number of puts on the link when the last put of this message was posted
   bool header_there_ = false;  // the header of the slot that is being filled has been put
   bool begun_ = false, finished_ = false;
-  size_t record_ = 0;    // in the flight recorder; 0: not recorded yet
-  bool filled_ = false;  // the next slot is filled and waits for the link to admit it
+  bool handed_over_ = false;  // send: the last header and signal have gone, also those of a message without bytes
+  size_t record_ = 0;         // in the flight recorder; 0: not recorded yet
+  bool filled_ = false;       // the next slot is filled and waits for the link to admit it
   transport::EngineUse engine_use_;
   bool direct_ = false;  // send: the receiver copies the data itself; complete once it acknowledges last_number_
   uint32_t last_number_ = 0;

@@ -37,20 +37,21 @@ size_t Recorder::begin(uint64_t sequence, const Signature& signature) {
   return p.count;
 }
 
-void Recorder::chose(const char* algorithm) {
-  const size_t at = (slot_->count + kRecords - 1) % kRecords;
-  slot_->records[at].has_plan = 1;
+void Recorder::chose(size_t number, const char* algorithm) {
+  FlightRecord* const r = record(number);
+  if (r == nullptr) return;
+  const size_t at = (number - 1) % kRecords;
+  r->has_plan = 1;
   if (names_[at] == algorithm) return;  // the same as kRecords operations ago: its text is still there
   names_[at] = algorithm;
-  copy_text(slot_->records[at].algorithm, algorithm);
+  copy_text(r->algorithm, algorithm);
 }
 
-int64_t Recorder::end(size_t number, bool failed) {
-  if (number == 0 || number + kRecords <= slot_->count) return 0;
-  FlightRecord& r = slot_->records[(number - 1) % kRecords];
-  r.end = Ticks::now();
-  r.state = failed ? State::kFailed : State::kDone;
-  return Ticks::to_ns(r.end - r.start);
+void Recorder::end(size_t number, bool failed) {
+  FlightRecord* const r = record(number);
+  if (r == nullptr) return;
+  r->end = Ticks::now();
+  r->state = failed ? State::kFailed : State::kDone;
 }
 
 void Recorder::note_wait(const FlightWait& wait) {

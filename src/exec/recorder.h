@@ -29,13 +29,15 @@ class Recorder {
   // Records the owner. From then on other processes can see the record.
   void introduce(const Owner& owner);
 
-  // Called by the rank's executing thread. Returns the record's number, from 1, for operations that may overlap with
-  // others.
+  // Called by the rank's executing thread. Returns the record's number, from 1, by which the other calls name it,
+  // because operations of a group overlap. These do nothing if newer records have replaced it, or for number 0.
   size_t begin(uint64_t sequence, const Signature& signature);
-  void chose(const char* algorithm);
-  int64_t end(bool failed) { return end(slot_->count, failed); }  // ends the newest; returns ns since its begin
-  int64_t end(size_t number, bool failed);                        // does nothing if newer records have replaced it
-  void end_untimed() { newest().state = State::kDoneUntimed; }
+  int64_t newest_began() const { return slot_->records[(slot_->count + kRecords - 1) % kRecords].start; }  // in ticks
+  void chose(size_t number, const char* algorithm);
+  void end(size_t number, bool failed);
+  void end_untimed(size_t number) {
+    if (FlightRecord* r = record(number); r != nullptr) r->state = State::kDoneUntimed;
+  }
   // Records one more task that has been blocked for a while. Only the first FlightPage::kWaits are kept.
   void note_wait(const FlightWait& wait);
   bool has_waits() const { return slot_->n_waits > 0; }
@@ -47,7 +49,9 @@ class Recorder {
   const FlightPage* page() const { return &*slot_; }
 
  private:
-  FlightRecord& newest() { return slot_->records[(slot_->count + kRecords - 1) % kRecords]; }
+  FlightRecord* record(size_t number) {
+    return number == 0 || number + kRecords <= slot_->count ? nullptr : &slot_->records[(number - 1) % kRecords];
+  }
   FlightSlot slot_;
   std::array<const char*, kRecords> names_{};  // sources of the records' algorithm texts
 };

@@ -136,16 +136,21 @@ Status check_peer_state(Task& task, uint32_t peer, bool waits_long) {
   }
 }
 
-Status check_health(Task& task, int64_t since_ns, int64_t now, int64_t& last_alive_ns) {
+Status check_health(Task& task, int64_t since_ns, int64_t now, bool look_alive) {
   Fabric& f = task.fabric();
   if (f.aborted.load(std::memory_order_relaxed))
     return error(moecclAborted, "{} was aborted on this rank", task.describe());
+  // Another thread has revoked the communicator, or another task of the group has failed. What the peers sent before
+  // may still complete this one.
+  if (f.failed()) {
+    Status failure = f.failure();
+    if (failure.code() == moecclAborted || now - since_ns > kLastChance_ns) return failure;
+  }
   MOECCL_TRY(task.diagnose());
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
     if (p != f.rank) MOECCL_TRY(check_peer_state(task, p, now - since_ns > kLastChance_ns));
   }
-  if (now - last_alive_ns > kAliveEvery_ns) {
-    last_alive_ns = now;
+  if (look_alive) {
     for (uint32_t p = 0; p < f.n_ranks; ++p) {
       if (p == f.rank || !task.needs(p)) continue;
       Status lost = f.link(p).check_peer();
@@ -201,7 +206,12 @@ class Patience {
     noted_ = now_;
     return true;
   }
-  int64_t& alive() { return alive_; }
+  // Called after wait() has returned true. Returns whether to check that the peers' processes are alive.
+  bool looks_alive() {
+    if (now_ - alive_ <= kAliveEvery_ns) return false;
+    alive_ = now_;
+    return true;
+  }
 
  private:
   void yield() {
@@ -275,13 +285,19 @@ void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns) {
   for (const int64_t start = now_ns(); in_use() && now_ns() - start < most_ns;) driver::sleep_ns(kShortSleep_ns);
 }
 
-Status give_up(Task& task, const Status& status) {
+Status publish_failure(Task& task, const Status& status) {
   Fabric& f = task.fabric();
   const bool is_first = !f.failed();
   if (is_first && !f.recorder.has_waits()) (void)contained([&] { return note_wait(task, now_ns()), Status(); });
   f.fail(status);
   if (is_first) dump_flight();
   Status first = contained([&] { return f.failure(); });
+  (void)contained([&] { return task.let_go(), Status(); });
+  return first;
+}
+
+Status give_up(Task& task, const Status& status) {
+  Status first = publish_failure(task, status);
   (void)contained([&] { return task.abandon(), Status(); });
   return first;
 }
@@ -292,6 +308,7 @@ Status drive(std::span<Task* const> tasks) {
   size_t left = tasks.size();
   // Tasks that have ended are marked rather than removed, because their order is the order of polling.
   std::vector<uint8_t> ended_storage;
+  enum : uint8_t { kRuns, kDone, kFailed };
   uint8_t ended_few[16] = {};
   uint8_t* ended = ended_few;
   if (tasks.size() > sizeof(ended_few)) {
@@ -299,10 +316,11 @@ Status drive(std::span<Task* const> tasks) {
     ended = ended_storage.data();
   }
   const auto finish = [&](size_t i, Status status) {
-    ended[i] = 1;
+    ended[i] = kDone;
     --left;
     if (status.ok()) return;
-    status = give_up(*tasks[i], status);
+    ended[i] = kFailed;
+    status = publish_failure(*tasks[i], status);
     if (first.ok()) first = std::move(status);
   };
   const Engines engines(tasks);
@@ -336,9 +354,10 @@ Status drive(std::span<Task* const> tasks) {
         if (!ended[i]) (void)contained([&] { return note_wait(*tasks[i], patience.since()), Status(); });
       noted = true;
     }
+    const bool look_alive = patience.looks_alive();
     for (size_t i = 0; i < tasks.size(); ++i) {
       if (ended[i]) continue;
-      Status s = contained([&] { return check_health(*tasks[i], patience.since(), patience.now(), patience.alive()); });
+      Status s = contained([&] { return check_health(*tasks[i], patience.since(), patience.now(), look_alive); });
       if (s.ok()) continue;
       // What the peer did before it failed is visible now that its failure is, and may be all that was missing.
       const Progress p = poll_contained(*tasks[i]);
@@ -351,6 +370,9 @@ Status drive(std::span<Task* const> tasks) {
       }
     }
   }
+  // Only now, because a rank that this thread drives too may have used the buffers until its own task ended.
+  for (size_t i = 0; i < tasks.size(); ++i)
+    if (ended[i] == kFailed) (void)contained([&] { return tasks[i]->abandon(), Status(); });
   if (noted && first.ok()) forget_waits();
   return first;
 }

@@ -34,10 +34,12 @@ class Task {
   // Returns how much longer than the communicator's timeout the work elsewhere may take to report where it waits.
   virtual int64_t grace_ms() const { return 0; }
   // Called when the task will not be polled again and this rank's failure is published. Gives back what it used of
-  // peers, and returns when no peer uses this rank's buffers any more; their owner may free them then. The wait is
-  // bounded, even if a peer is stuck.
+  // peers.
+  virtual void let_go() {}
+  // Called after let_go(). Returns when no peer uses this rank's buffers any more; their owner may free them then. The
+  // wait is bounded, even if a peer is stuck. Peers whose tasks this thread drives too have let go before.
   virtual void abandon() {}
-  // Called before abandon(). Makes work on a device that waits for peers give up.
+  // Called before let_go(). Makes work on a device that waits for peers give up.
   virtual void stop() {}
   // After poll(): returns the only rank that can unblock the task, or transport::Engine::kAnyone.
   virtual uint32_t awaits() const { return transport::Engine::kAnyone; }
@@ -82,8 +84,10 @@ inline Status drive(Task& task) {
   Task* const one = &task;
   return drive({&one, 1});
 }
-// Ends a task that has failed with `status`. Returns the communicator's first failure, such as an abort from another
-// thread.
+// Publishes that a task has failed with `status`, and lets go of peers; abandon() must follow. Returns the
+// communicator's first failure, such as an abort from another thread.
+Status publish_failure(Task& task, const Status& status);
+// Does the same, then abandons the task.
 Status give_up(Task& task, const Status& status);
 
 // Returns why a rank has failed, from its board. The text is a peer's: bounded, printable, never trusted.
@@ -92,8 +96,8 @@ std::string failure_text(const transport::Board& board);
 // can no longer fail the task, whatever happens to it; with `waits_long`, however, failures of all peers count.
 Status check_peer_state(Task& task, uint32_t peer, bool waits_long = false);
 
-// Returns why a rank that has been blocked since `since_ns` must give up, or success. Every 20 ms it also checks
-// whether the peers' processes are alive; `last_alive_ns` holds the time of the last check.
-Status check_health(Task& task, int64_t since_ns, int64_t now, int64_t& last_alive_ns);
+// Returns why a rank that has been blocked since `since_ns` must give up, or success. With `look_alive` it also checks
+// whether the peers' processes are alive.
+Status check_health(Task& task, int64_t since_ns, int64_t now, bool look_alive);
 
 }  // namespace moeccl::exec

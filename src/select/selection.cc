@@ -266,6 +266,7 @@ void Selector::unpin() {
 void Selector::set_profile(const plan::Profile& profile) {
   const std::lock_guard lock(mutex_);
   const uint32_t cores = at_.profile.cores;
+  const int host_level = at_.profile.host_level;
   at_.profile = profile;
   profile_hash_ = profile.hash();
   corrector_ = {};
@@ -273,6 +274,7 @@ void Selector::set_profile(const plan::Profile& profile) {
   for (uint32_t l = 0; l < at_.profile.links.size() && l < at_.tree.depth(); ++l)
     if (at_.tree.levels[l].link.bytes_per_ns <= 0) at_.profile.links[l] = {};
   at_.profile.cores = cores;  // this communicator's own
+  if (at_.profile.host_level < 0) at_.profile.host_level = host_level;
   has_plan_fits_ =
       !at_.profile.plans.empty() && at_.profile.n_ranks == at_.tree.n_ranks && at_.profile.tree_hash == at_.tree.hash();
   forget_choices();
@@ -539,7 +541,9 @@ Result<std::shared_ptr<PlanSlot>> Selector::find_or_build(const PlanKey& key) {
   const uint64_t h = key_hash(key);
   if (const auto it = slots_.find(h); it != slots_.end() && it->second->key == key) return it->second;
   MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> made, build(key));
-  made->epoch = forced_[key.op].empty() ? plans_epoch_ : 0;
+  // A forced plan that cannot run here gives way to prices, which change with the epoch.
+  const bool fixed = !forced_[key.op].empty() && made->choice.algorithm == forced_[key.op];
+  made->epoch = fixed ? 0 : plans_epoch_;
   keep(h, made);
   return made;
 }

@@ -50,6 +50,32 @@ TEST(ApiArguments, CollectivesRefuseBadOnes) {
   });
 }
 
+// Calls of one rank that are refused leave nothing for the next ones, which may be prepared in the same memory.
+TEST(ApiArguments, ARefusedCallDoesNotChangeTheNext) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    for (size_t count = 1; count <= 32; ++count) {
+      std::vector<float> in(count, 1.0f), out(2 * count);
+      if (rank == 0) {
+        EXPECT_EQ(moecclAllReduce(nullptr, out.data(), count, moecclFloat32, moecclMax, comm, nullptr),
+                  moecclInvalidArgument);
+      }
+      for (size_t n = 1; n <= count; ++n)
+        MOECCL_ASSERT_COMM_OK(moecclAllGather(in.data(), out.data(), n, moecclFloat32, comm, nullptr), comm);
+    }
+  });
+}
+
+TEST(ApiArguments, TensorAllToAllvRefusesSizesThatCannotBe) {
+  RankOptions options;
+  options.config.topology = "node:2 gpu:1";
+  const auto refuses = [](int, moecclComm_t comm) {
+    const std::vector<size_t> counts{0, size_t{1} << 50, 0, 0};
+    EXPECT_EQ(moecclTensorAllToAllv(nullptr, nullptr, counts.data(), moecclInt8, comm, nullptr), moecclInvalidArgument);
+    EXPECT_NE(std::string(moecclGetLastError(comm)).find("counts[1]"), std::string::npos) << moecclGetLastError(comm);
+  };
+  run_ranks(2, refuses, options);
+}
+
 TEST(ApiArguments, AllToAllvRefusesBadOnes) {
   run_ranks(2, [](int, moecclComm_t comm) {
     float in[8] = {}, out[8] = {};

@@ -70,7 +70,9 @@ TEST(Profile, MeasuredOneIsInUseOnAllRanksAndComesBackFromItsFile) {
     for (double budget_ms = kBudgetMs; !complete() && budget_ms < 10 * kBudgetMs; budget_ms *= 3) {
       run_ranks(3,
                 [&](int rank, moecclComm_t comm) {
-                  MOECCL_ASSERT_COMM_OK(moecclCalibrate(comm, budget_ms, kMaxBytes), comm);
+                  const moecclResult_t calibrated = moecclCalibrate(comm, budget_ms, kMaxBytes);
+                  if (std::string(moecclGetLastError(comm)).find("the budget of") != std::string::npos) return;
+                  ASSERT_EQ(calibrated, moecclSuccess) << moecclGetLastError(comm);
                   check_works(rank, 3, comm);
                   moecclPlanInfo_t info{};
                   info.size = sizeof(info);

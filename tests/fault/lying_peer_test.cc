@@ -190,6 +190,9 @@ void work_beside_a_liar(Lie lie, uint64_t seed, int rank, moecclComm_t comm, std
 class LyingPeer : public ::testing::TestWithParam<Lie> {};
 
 TEST_P(LyingPeer, CrashesNobody) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the liar writes into memory that the ranks read, which is a race on purpose";
+#endif
   const int trials = std::max(3, scaled(8));
   Shared<std::atomic<int64_t>> n_written;  // of trials whose liar survives to report it
   for (int t = 0; t < trials; ++t) {

@@ -473,8 +473,8 @@ Progress KernelTask::poll() {
     watching_ = true;
     sequence_ = f.sequence;
     began_ns_ = now_ns();
-    f.recorder.begin(number_ > 0 ? number_ : kernel_.launched() + 1, op_.signature);
-    f.recorder.chose(op_.choice.algorithm);
+    record_ = f.recorder.begin(number_ > 0 ? number_ : kernel_.launched() + 1, op_.signature);
+    f.recorder.chose(record_, op_.choice.algorithm);
   }
   if (number_ == 0) {
     Status s = kernel_.launch(op_, kernel_.engine().stream(), &number_);
@@ -489,7 +489,8 @@ Progress KernelTask::poll() {
     f.log_recorder();
     return fail(std::move(s));
   }
-  const int64_t took_ns = f.recorder.end(false);
+  f.recorder.end(record_, false);
+  const int64_t took_ns = std::max<int64_t>(now_ns() - began_ns_, 1);
   if (op_.measured != nullptr) op_.measured->ns.store(static_cast<double>(took_ns), std::memory_order_relaxed);
   return Progress::kDone;
 }
@@ -532,10 +533,13 @@ bool KernelTask::needs(uint32_t peer) const {
   return now_ns() - left_since_ns_ > kBoth_ns;
 }
 
+void KernelTask::let_go() {
+  fabric().recorder.end(record_, true);
+  kernel_.stop();
+}
+
 void KernelTask::abandon() {
   Fabric& f = fabric();
-  f.recorder.end(true);
-  kernel_.stop();
   if (number_ == 0) return;
   // Wait until this rank's kernel, and those of peers that may be using its buffers, have left.
   wait_for_peers([&] {

@@ -127,6 +127,7 @@ class KernelTask final : public Task {
   // The device is told when the deadline passes, and its report names the step.
   int64_t grace_ms() const override { return 1000; }
   void stop() override { kernel_.stop(); }
+  void let_go() override;
   void abandon() override;
 
  private:
@@ -135,6 +136,7 @@ class KernelTask final : public Task {
   uint64_t number_ = 0;
   PersistentKernel::Promise promise_;
   bool watching_ = false;
+  size_t record_ = 0;      // in the flight recorder
   uint64_t sequence_ = 0;  // number of operations of the fabric that were called before
   int64_t began_ns_ = 0;
   // Since when a rank on another host seems to run something else, or to have left; 0: no rank does.

@@ -34,11 +34,12 @@ class StreamTask final : public Task {
     const transport::DeviceSide* const device = ended_ ? fabric().link(peer).device() : nullptr;
     return !ended_ || (device != nullptr && !device->sent_all());
   }
-  void abandon() override {
+  void let_go() override {
     inner_->stop();
     (void)engine_.synchronize();  // after this, launched work no longer uses any buffers
-    inner_->abandon();
+    inner_->let_go();
   }
+  void abandon() override { inner_->abandon(); }
 
  private:
   // Data for other hosts leaves once the stream has produced it: until then this thread drives the network.

@@ -2,6 +2,7 @@
 #include "src/moe/swap/expert_swap.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -268,7 +269,24 @@ Status ExpertSwap::run(Round& round) {
                                      .count = round.words.size(),
                                      .type = moecclInt32}));
   for (Part& part : round.parts) decide(part, words_of(part));
+  MOECCL_TRY(agree_on_decisions(round.parts));
   return exchange(round, false);
+}
+
+Status ExpertSwap::agree_on_decisions(std::vector<Part>& parts) {
+  std::vector<std::array<int32_t, 3>> said;
+  for (const Part& part : parts) said.push_back({part.swaps ? 1 : 0, part.pair[0], part.pair[1]});
+  MOECCL_TRY(run_collective(*comm_, {.op = moecclOpBroadcast,
+                                     .send = said.data(),
+                                     .recv = said.data(),
+                                     .count = 3 * said.size(),
+                                     .type = moecclInt32}));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i].swaps = said[i][0] != 0;
+    std::copy_n(&said[i][1], 2, parts[i].pair);
+    if (parts[i].swaps) find_peer(parts[i]);
+  }
+  return {};
 }
 
 void ExpertSwap::count(Part& part, std::span<int32_t> words) const {
@@ -290,7 +308,7 @@ void ExpertSwap::count(Part& part, std::span<int32_t> words) const {
   sums[kSums + comm_->n_ranks() + comm_->rank()] = word(part.layer->own_swap_us);
 }
 
-// Uses only the joined words and values that are equal on all ranks, so all ranks come to the same verdict.
+// Uses only the joined words and values that are equal on all ranks.
 void ExpertSwap::decide(Part& part, std::span<const int32_t> words) const {
   const Layer& layer = *part.layer;
   const size_t n = comm_->n_ranks();
@@ -325,7 +343,10 @@ void ExpertSwap::decide(Part& part, std::span<const int32_t> words) const {
   const double step_us =
       part.step_us > 0 ? part.step_us : 2 * answer.before_us * updates / static_cast<double>(part.n_steps);
   part.swaps = !answer.keep && answer.gain * step_us * config_.horizon > price;
-  if (!part.swaps) return;
+}
+
+void ExpertSwap::find_peer(Part& part) const {
+  const Layer& layer = *part.layer;
   const auto slot_of = [&](int k) { return static_cast<size_t>(part.slot_of[static_cast<size_t>(part.pair[k])]); };
   for (int k = 0; k < 2; ++k) {
     if (layer.owner[slot_of(k)] != comm_->rank()) continue;

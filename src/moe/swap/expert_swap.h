@@ -88,6 +88,11 @@ class ExpertSwap {
   Status run(Round& round);
   void count(Part& part, std::span<int32_t> words) const;
   void decide(Part& part, std::span<const int32_t> words) const;
+  // Replaces this rank's decisions by rank 0's: mathematical functions of other machines may round differently, and
+  // loads that are equal in truth may then differ in their last bits.
+  Status agree_on_decisions(std::vector<Part>& parts);
+  // Finds this rank's part in a swap.
+  void find_peer(Part& part) const;
   // For every part that swaps, sends this rank's expert and receives the other one into a separate room.
   Status exchange(Round& round, bool at_finish);
   Result<Room> room(uint64_t bytes, bool cuda);

@@ -169,6 +169,21 @@ TEST(ReplicaReduce, HashTellsPlacementsApart) {
   EXPECT_NE(ReplicaReduce(a, sa, tree, kKinds[1], false).hash(), ReplicaReduce(a, sa, tree, kKinds[1], true).hash());
 }
 
+// A slot beyond a Ref's 16 bits would be another one.
+TEST(ReplicaReduce, MoreSlotsThanHaveANumberDoNotFit) {
+  constexpr uint32_t kRanks = 16, kExperts = 4000;
+  std::vector<int32_t> slots;
+  for (uint32_t r = 0; r < kRanks; ++r)
+    for (uint32_t e = 0; e < kExperts; ++e) slots.push_back(static_cast<int32_t>(e));
+  const ReplicaPlacement placement =
+      ReplicaPlacement::make(kExperts, std::vector<uint32_t>(kRanks, kExperts), slots).value();
+  const plan::LevelTree tree = plan::LevelTree::flat(kRanks);
+  const Case c{.placement = placement, .tree = tree, .staging = uint64_t{1} << 32, .staging_views = false};
+  const plan::Shape shape = shape_of(c);
+  const Status fits = ReplicaReduce(placement, shape, tree, algo::ReduceKind::kFlat, false).fits();
+  EXPECT_NE(fits.message().find("slots of staging: at most 65536 have a number"), std::string::npos) << fits.message();
+}
+
 TEST(ReplicaReduce, AnExpertThatDoesNotExistIsNamed) {
   const std::vector<uint32_t> slots = {2};
   const std::vector<int32_t> expert = {0, 7};

@@ -90,5 +90,39 @@ TEST(Message, ASendIsAwaitedWhereItsNumberWrapsAround) {
   EXPECT_EQ(in, out);
 }
 
+// A link without views whose first puts find it full, as a network's is while a large put of another operation is open.
+class FullAtFirst final : public transport::Link {
+ public:
+  FullAtFirst(std::unique_ptr<transport::Link> inner, int n_full) : inner_(std::move(inner)), n_full_(n_full) {
+    peer_words_ = {&inner_->board(), {&inner_->block(0), &inner_->block(1)}};
+  }
+  const char* name() const override { return "full at first"; }
+  Result<transport::PutState> put(uint64_t offset, const void* src, size_t bytes) override {
+    if (n_full_ > 0) return --n_full_, transport::PutState::kFull;
+    return inner_->put(offset, src, bytes);
+  }
+  Status signal(uint32_t sig, uint32_t number, uint32_t tag) override { return inner_->signal(sig, number, tag); }
+  Status check_peer() override { return {}; }
+
+ private:
+  std::unique_ptr<transport::Link> inner_;
+  int n_full_;
+};
+
+TEST(Message, ThatFindsItsLinkFullIsSentLaterEvenWithoutBytes) {
+  for (const uint64_t bytes : {0ull, 16ull}) {
+    Fabrics fabrics(2);
+    fabrics[0].links[1] = std::make_unique<FullAtFirst>(std::move(fabrics[0].links[1]), 3);
+    std::vector<std::byte> out(bytes, std::byte{7}), in(bytes);
+    MessageTask send(fabrics[0], Message{1, out.data(), bytes, true}, nullptr);
+    MessageTask receive(fabrics[1], Message{0, in.data(), bytes, false}, nullptr);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(send.poll(), Progress::kBlocked) << bytes;
+    EXPECT_EQ(receive.poll(), Progress::kBlocked) << bytes;
+    EXPECT_EQ(send.poll(), Progress::kDone) << bytes;
+    EXPECT_EQ(receive.poll(), Progress::kDone) << bytes;
+    EXPECT_EQ(in, out);
+  }
+}
+
 }  // namespace
 }  // namespace moeccl::exec

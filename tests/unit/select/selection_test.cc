@@ -230,6 +230,29 @@ TEST(Selection, ChoosesAgainWhenAPlanTakesLongerThanItWasMeasured) {
   EXPECT_EQ(chosen(s, moecclOpAllReduce, 16 << 10), "ring");  // distant sizes keep their plans
 }
 
+// A forced plan that gives way to prices must follow them, because ranks would keep plans of different moments.
+TEST(Selection, AForcedPlanThatCannotRunIsChosenAgainWithTheProfile) {
+  const auto s_owner = selector(measured({line(moecclOpAllReduce, "ring", 9000, 4)}));
+  ASSERT_TRUE(s_owner->force_from_text("allreduce:direct").ok());  // needs buffers that peers can reach
+  const auto slot = s_owner->get(key(moecclOpAllReduce, 1 << 20));
+  ASSERT_TRUE(slot.ok());
+  EXPECT_STRNE((*slot)->choice.algorithm, "direct");
+  EXPECT_NE((*slot)->epoch, 0u);
+  ASSERT_TRUE(s_owner->force_from_text("allreduce:ring").ok());
+  const auto obeyed = s_owner->get(key(moecclOpAllReduce, 1 << 20));
+  ASSERT_TRUE(obeyed.ok());
+  EXPECT_STREQ((*obeyed)->choice.algorithm, "ring");
+  EXPECT_EQ((*obeyed)->epoch, 0u);
+}
+
+TEST(Selection, AProfileThatDoesNotSayWhereHostsAreLeavesThemToTheCommunicator) {
+  plan::Profile own;
+  own.host_level = 0;
+  const auto s_owner = selector(own);
+  s_owner->set_profile(measured({}));
+  EXPECT_EQ(s_owner->profile().host_level, 0);
+}
+
 TEST(Selection, ForgetsAProfileOfAnotherTopology) {
   plan::Profile foreign = measured({line(moecclOpAllReduce, "flat", 1, 1e9)});
   foreign.tree_hash ^= 1;

@@ -56,6 +56,13 @@ TEST(Assign, SlowPathsAreNoShare) {
   EXPECT_EQ(firsts(p), (std::vector<uint32_t>{1, 1}));
 }
 
+// The quotient of the rates is beyond any whole number.
+TEST(Assign, APathThatIsNearlyClosedIsAPath) {
+  AssignProblem p = problem({{1}, {1}}, {400});
+  p.paths[0][0].bytes_per_ns = 1e-30;
+  EXPECT_EQ(firsts(p), (std::vector<uint32_t>{0, 0}));
+}
+
 TEST(Assign, SpareNicsServeThoseNearThem) {
   const auto choices = assign(problem({{0, 0, 4, 4}, {4, 4, 0, 0}}, {50, 50, 50, 50}));
   EXPECT_EQ(choices[0].nics, (std::vector<uint32_t>{0, 1}));

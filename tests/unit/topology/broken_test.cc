@@ -9,6 +9,7 @@
 #include "topology/hwloc_xml.h"
 #include "topology/json.h"
 #include "topology/merge.h"
+#include "topology/tree.h"
 
 namespace moeccl::topology {
 namespace {
@@ -240,6 +241,15 @@ TEST(Broken, JsonOfEveryKind) {
       link("\"a\": \"host\", \"b\": \"n\", \"width\": 1"),
   };
   for (const std::string& text : broken) expect_place(read_json_text(text), text);
+}
+
+TEST(Broken, MoreCoresThanRanksCanBeAreCountedNoFurther) {
+  const auto hosts =
+      read_json(R"({"hosts":[{"count":4096,"nodes":[{"id":"host","kind":"host","cores":65536}]}]})", "machine.json");
+  if (!hosts.ok()) return;
+  const auto tree = level_tree(*hosts, 0);
+  ASSERT_FALSE(tree.ok());
+  EXPECT_NE(tree.status().message().find("between 1 and 1048576"), std::string::npos) << tree.status().message();
 }
 
 TEST(Broken, CutFiles) {
