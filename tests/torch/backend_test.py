@@ -21,6 +21,7 @@ import torch.distributed._functional_collectives  # here, so that not every rank
 import torch.distributed.fsdp
 import torch.distributed.tensor
 import training
+import works
 from support import TESTS
 
 SECONDS = 120
@@ -74,7 +75,7 @@ def run(test, size):
 def main():
     chosen = [a for a in sys.argv[1:] if not a.isdigit()]
     sizes = [int(a) for a in sys.argv[1:] if a.isdigit()]
-    known = {m.__name__ for m in (collectives, groups, messages, training)}
+    known = {m.__name__ for m in (collectives, groups, messages, training, works)}
     failed = count = 0
     for test in TESTS:
         if chosen and not any(c in (test.name, test.module) for c in chosen):

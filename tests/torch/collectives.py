@@ -181,8 +181,44 @@ def gathers(rank, size, _):
             dist.scatter(got, [every[root] * (r + 1) if dtype is not torch.bool else every[r] for r in range(size)] if rank == root else None,
                          src=root, async_op=True).wait()
             same(got.contiguous(), every[root] * (rank + 1) if dtype is not torch.bool else every[rank], "scatter")
+            out = torch.zeros(3 * size if rank == root else 0, 2, dtype=dtype)
+            both_ways(lambda async_op: dist.gather_single(every[rank], out, dst=root, async_op=async_op))
+            if rank == root:
+                same(out, torch.cat(every), "gather_single")
     empty = [torch.zeros(0, 4) for _ in range(size)]
     dist.all_gather(empty, torch.zeros(0, 4))
+
+
+@test(2, 3, 4)
+def lists_of_different_sizes(rank, size, _):
+    for dtype in (torch.float32, torch.int16, torch.complex64):
+        every = [values((r % 3, 2), dtype, r) for r in range(size)]  # that of rank 0 is empty
+        for async_op in (False, True):
+            out = [torch.zeros_like(e) for e in every]
+            out[-1] = with_gaps(out[-1])
+            work = dist.all_gather(out, with_gaps(every[rank]), async_op=async_op)
+            if async_op:
+                work.wait()
+            same([o.contiguous() for o in out], every, f"all_gather {dtype}")
+    own = [torch.zeros_like(e) for e in every]
+    own[rank] = every[rank].clone()
+    dist.all_gather(own, own[rank])
+    same(own, every, "in place")
+    for op, dtype in ((dist.ReduceOp.SUM, torch.float32), (dist.ReduceOp.AVG, torch.float64), (dist.ReduceOp.MAX, torch.int64),
+                      (dist.ReduceOp.BOR, torch.int32)):
+        lists = [[values((s % 3 + 1,), dtype, r, s) for s in range(size)] for r in range(size)]
+        columns = torch.stack([one[rank] for one in lists])
+        right = {dist.ReduceOp.SUM: columns.sum(0), dist.ReduceOp.AVG: columns.sum(0) / size, dist.ReduceOp.MAX: columns.amax(0)}.get(
+            op, torch.from_numpy(numpy.bitwise_or.reduce(columns.numpy())) if op == dist.ReduceOp.BOR else None)
+        for async_op in (False, True):
+            out = with_gaps(torch.zeros(rank % 3 + 1, dtype=dtype))
+            work = dist.reduce_scatter(out, lists[rank], op, async_op=async_op)
+            if async_op:
+                work.wait()
+            same(out.contiguous(), right, f"reduce_scatter {op}")
+    raises(ValueError, ["all_gather", "elements"], lambda: dist.all_gather([torch.zeros(r + 1) for r in range(size)], torch.zeros(9)))
+    uneven = [torch.zeros(r + 1) for r in range(size)]
+    raises(ValueError, ["reduce_scatter", "output of 9"], lambda: dist.reduce_scatter(torch.zeros(9), uneven))
 
 
 @test()
@@ -227,6 +263,10 @@ def all_to_alls(rank, size, _):
         out = torch.zeros(sum(takes), 2, dtype=dtype)
         dist.all_to_all_single(out, source, numpy.array(takes), numpy.array(rows[rank]))
         same(out, wanted, f"sizes in arrays {dtype}")
+        out = torch.zeros(size, 3, dtype=dtype)
+        splits = [1] * size if rank % 2 else None  # each rank chooses its form
+        dist.all_to_all_single(out, every[rank], splits, splits)
+        same(out, right, f"even, in two forms {dtype}")
         outs = [torch.zeros(n, 2, dtype=dtype) for n in takes]
         dist.all_to_all(outs, list(source.split(rows[rank])))
         same(torch.cat(outs), wanted, f"lists {dtype}")

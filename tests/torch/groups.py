@@ -267,6 +267,51 @@ def options_of_the_library(rank, size, _):
 
 
 @test(2)
+def options_of_a_split(rank, size, _):
+    """They are added to those of the group above."""
+    from moeccl.distributed import Options
+    above = dist.new_group(pg_options=Options(priority=2, topology=f"gpu:{size}"))
+    made = above.split_group([0, 1], opts=Options(deterministic=1))
+    assert made._backend.options.config == {"priority": 2, "deterministic": 1}
+    assert dist.split_group(split_ranks=[[0, 1]], pg_options=Options(deterministic=1))._backend.options.config == {"deterministic": 1}
+    t = torch.ones(5)
+    dist.all_reduce(t, group=made)
+    same(t, torch.full((5,), 2.0))
+    raises(RuntimeError, ["priority"], lambda: above.split_group([0, 1], opts=Options(priority=99)))
+
+
+@test(2)
+def timeouts_of_the_options(rank, size, _):
+    """They count where the call gives none; a call that gives another one, and a longer one than a group can have, warn."""
+    import warnings
+    from moeccl.distributed import Options
+    five, nine = timedelta(seconds=5), timedelta(seconds=9)
+
+    def made(**given):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            group = dist.new_group(**given)
+        return group, [str(w.message) for w in seen if "timeout" in str(w.message)]
+
+    options = Options(timeout=five)
+    for _unused in range(2):  # the group does not change the options
+        group, said = made(pg_options=options)
+        assert group._backend.options._timeout == five and not said, said
+    split = dist.split_group(split_ranks=[[0, 1]], pg_options=options)
+    assert split._backend.options._timeout == five
+    group, said = made(pg_options=options, timeout=nine)
+    assert group._backend.options._timeout == nine and len(said) == 1 and "0:00:05" in said[0], said
+    group, said = made(pg_options=Options(timeout=nine), timeout=nine)
+    assert not said and group._backend._comm_ms == 9000, said
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        dist.set_timeout(five, group)
+        assert group._backend._limit_ms == 5000 and not seen
+        dist.set_timeout(timedelta(seconds=30), group)
+    assert len(seen) == 1 and "9000 ms" in str(seen[0].message) and "0:00:30" in str(seen[0].message), seen
+
+
+@test(2)
 def two_threads(rank, size, _):
     """Two threads, each with its own group."""
     import threading

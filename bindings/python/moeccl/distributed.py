@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ._c10d.backend import Backend, Options
+from ._c10d.backend import Backend
 from ._c10d.failure import BackendError
 from ._c10d.group import Group
+from ._c10d.options import Options, timeout_of
 
 NAME = "moeccl"
 
@@ -30,7 +31,7 @@ def _create(given: Any, pg_options: Any) -> Any:
         pg_options = Options(given.timeout)
     elif not isinstance(pg_options, dist.distributed_c10d.C10DBackend.Options):
         raise TypeError(f"pg_options is a {type(pg_options).__name__}: give moeccl.distributed.Options")
-    pg_options._timeout = given.timeout
+    pg_options._timeout = timeout_of(given.timeout, pg_options)
     pg_options.global_ranks_in_group = given.global_ranks_in_group
     pg_options.group_name = given.group_id
     backend = Backend(given.store, given.group_rank, given.group_size, pg_options, given.group_id)

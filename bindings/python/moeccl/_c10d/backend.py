@@ -6,6 +6,7 @@ the current CUDA stream. The library runs the operations of a group in the order
 import atexit
 import ctypes
 import threading
+import warnings
 from datetime import timedelta
 from typing import Any, Dict, List, Optional, Sequence, Set
 
@@ -14,15 +15,15 @@ from torch._C._distributed_c10d import Backend as _TorchBackend
 
 from .. import _abi
 from .._library import lib
-from ..comm import fill
 from . import barriers, calls, meeting, reducing, sparse
-from .failure import failure, milliseconds
+from .batches import Batch
+from .failure import BackendError, failure, milliseconds
 from .kinds import OPERATORS, TYPES, kind_of
 from .messages import Messages
-from .work import DoneWork, StreamWork, Streams, Work
+from .options import Options, configured, timeout_of
+from .work import DoneWork, StreamWork, Streams, Work, copy_back
 
 _profiled = torch.autograd._profiler_enabled
-_MEETING_MS = 60000.0  # the least time to form a group, however short its operations' timeout is: the library's own default
 _TOGETHER_BYTES = 1 << 18  # coalesced tensors up to this size are reduced as one
 _DONE = DoneWork("a blocking call", [])  # shared by all calls whose work torch does not pass on
 # Backends live here until they are shut down, because torch's wrapper for DETAIL keeps only the C++ half of a backend.
@@ -34,38 +35,8 @@ def _end_all() -> None:
     """Ends groups that were not destroyed: their threads must end before the interpreter does."""
     for backend in list(_alive):
         if backend._streams.busy():
-            backend.abort()
+            backend.stop()
         backend.shutdown()
-
-
-_FIELDS = ("deterministic", "pace", "topology", "staging_bytes", "priority", "cuda_sms")
-
-
-class Options(_TorchBackend.Options):
-    """pg_options of a group: its timeout, and the fields of moecclConfig_t (include/moeccl/comm.h) by name, as in
-    Options(topology="node:2 gpu:4", deterministic=1).
-
-    With direct False, every call goes through torch's C++ side, where torch's hooks and flight recorder see it. This costs tens of
-    microseconds, and works then offer only wait() and get_future()."""
-
-    def __init__(self, timeout: Optional[timedelta] = None, direct: bool = True, **config: Any) -> None:
-        if timeout is None:
-            super().__init__("moeccl")
-        else:
-            super().__init__("moeccl", timeout=timeout)
-        for name in config:
-            if name not in _FIELDS:
-                raise TypeError(f"unknown option {name}: there are timeout, direct, " + ", ".join(_FIELDS))
-        self.direct, self.config = direct, config
-
-
-def _configured(options: Any, timeout_ms: float, name: str, skip: Sequence[str] = ()) -> _abi.moecclConfig_t:
-    config = _abi.moecclConfig_t()
-    fill(config, {field: value for field, value in getattr(options, "config", {}).items() if field not in skip})
-    config.timeout_ms = meeting.clamp_ms(timeout_ms)
-    config.init_timeout_ms = meeting.clamp_ms(max(timeout_ms, _MEETING_MS))
-    config.name = name.encode()[:31]
-    return config
 
 
 class Backend(_TorchBackend):
@@ -76,22 +47,25 @@ class Backend(_TorchBackend):
         self._store, self._options, self._name = store, options, group_name
         self._rank, self._size = rank, size
         self._lock = threading.Lock()  # a communicator is used by one thread at a time
-        self._streams = Streams()
+        self._ending = threading.Lock()  # held by the thread that shuts down
+        self._freeing = threading.Lock()  # held while communicators are aborted or given up to be freed, not while they run
+        self._streams = Streams(self._abort_cpu)
         self._sequence = 0
+        self.batch: Optional[Batch] = None  # between start_coalescing() and end_coalescing()
         self._byte = torch.zeros(1, dtype=torch.uint8)
         self._comm_ms: float = milliseconds(options._timeout) or 1800000.0
         self._limit_ms: Optional[float] = None  # set by set_timeout() if shorter than the communicator's
         self._prefix = meeting.prefix(store, rank)
         self._cuda: Dict[int, int] = {}
         self._handle: int = split_from if split_from is not None else self._meet("cpu")
-        self._closed = False
+        self._closed = self._aborted = False
         self._monitored = 0
         priority = getattr(options, "config", {}).get("priority", 0)
         self._messages = Messages(store, f"{self._prefix}/messages", rank, size, self._comm_ms, priority, self.failed)
         _alive.add(self)
 
     def _meet(self, what: str) -> int:
-        config = _configured(self._options, self._comm_ms, self._name)
+        config = configured(self._options, self._comm_ms, self._name)
         return meeting.meet(self._store, f"{self._prefix}/{what}", self._size, self._rank, config)
 
     @property
@@ -101,7 +75,7 @@ class Backend(_TorchBackend):
     supports_splitting = False  # a Group sets it; torch itself cannot take None from a Backend in Python
 
     # torch asks for these, and its own implementations recurse without end for a Backend in Python.
-    supports_coalescing = property(lambda self: False)
+    supports_coalescing = property(lambda self: torch.cuda.is_available())  # messages of CPU tensors need no batches
     supports_shrinking = property(lambda self: False)
     supports_reconfigure = property(lambda self: False)
     supports_window = property(lambda self: False)
@@ -120,8 +94,7 @@ class Backend(_TorchBackend):
     # Running calls.
 
     def _comm(self, tensor: torch.Tensor) -> int:
-        if self._closed:
-            raise RuntimeError(f"the group {self._name!r} is closed: make a new one")
+        self._check_open()
         if tensor.is_cpu:
             return self._handle
         if not tensor.is_cuda:
@@ -133,6 +106,13 @@ class Backend(_TorchBackend):
                 self._cuda[index] = self._meet(f"cuda/{len(self._cuda)}")
         return self._cuda[index]
 
+    def _check_open(self) -> None:
+        if not self._closed:
+            return
+        if self._aborted:
+            raise BackendError(_abi.moecclAborted, f"the group {self._name!r} was aborted: make a new one")
+        raise RuntimeError(f"the group {self._name!r} is closed: make a new one")
+
     def _run(self, what: str, comm: int, made: calls.Made, outputs: Any, opts: Any, limit_ms: Optional[float] = None) -> Any:
         if _profiled():
             with torch.profiler.record_function(f"moeccl:{what}"):
@@ -142,19 +122,22 @@ class Backend(_TorchBackend):
     def _issue(self, what: str, comm: int, made: calls.Made, outputs: Any, opts: Any, limit_ms: Optional[float]) -> Any:
         every, after = made
         self._sequence += 1
-        if comm != self._handle:
+        if comm in self._cuda.values():
             return self._run_on_cuda(what, comm, every, after, outputs)
         if limit_ms is None:
             limit_ms = self._limit_ms
         if getattr(opts, "asyncOp", True) is False and limit_ms is None:
             with self._lock:
+                self._check_open()
                 for call in every:
                     code = call[0](*call[1:-1], None)
                     if code != 0:
                         raise failure(self._said(what), code, comm)
+                earlier = self._streams.in_flight()
+            for one in earlier:
+                one.complete()
             if after is not None:
-                with torch.no_grad():
-                    after()
+                copy_back(after)
             return _DONE
         if limit_ms is None and hasattr(opts, "timeout"):
             limit_ms = milliseconds(opts.timeout)
@@ -163,6 +146,7 @@ class Backend(_TorchBackend):
         work = StreamWork(self._streams, self._said(what), outputs, comm, every, after, limit_ms)
         refused = None
         with self._lock:
+            self._check_open()
             for call in every:
                 code = call[0](*call[1:-1], work.stream)
                 if code != 0:
@@ -176,13 +160,23 @@ class Backend(_TorchBackend):
     def _run_on_cuda(self, what: str, comm: int, every: Sequence[Any], after: calls.After, outputs: Any) -> Work:
         """Runs calls on the caller's current stream, as torch's own kernels do, so that later work on it comes after."""
         from . import cuda
-        return cuda.run(self, what, comm, every, after, outputs)
+        work = cuda.run(self, what, comm, every, after, outputs)
+        if self.batch is not None:
+            self.batch.works.append(work)
+        return work
 
     def failed(self) -> Optional[Exception]:
         """Returns the error that has broken the group, or None."""
+        return self.error_of(self._said("a call"), self._handle)
+
+    def error_of(self, what: str, comm: int) -> Optional[Exception]:
+        """Returns the error that has broken one of the group's communicators, or None."""
         result = ctypes.c_int()
-        code = lib.moecclCommGetAsyncError(self._handle, ctypes.byref(result)) or result.value
-        return None if code in (_abi.moecclSuccess, _abi.moecclInProgress) else failure(self._said("a call"), code, self._handle)
+        with self._freeing:
+            if comm == 0 or comm != self._handle and comm not in self._cuda.values():  # it has been freed
+                return BackendError(_abi.moecclAborted, f"{what}: the group was aborted") if self._aborted else None
+            code = lib.moecclCommGetAsyncError(comm, ctypes.byref(result)) or result.value
+            return None if code in (_abi.moecclSuccess, _abi.moecclInProgress) else failure(what, code, comm)
 
     def _said(self, what: str) -> str:
         return f"{what} of rank {self._rank} of {self._size} in group {self._name or '0'}"
@@ -205,9 +199,13 @@ class Backend(_TorchBackend):
             if comm == self._handle and self._limit_ms is None and not _profiled() and getattr(opts, "asyncOp", True) is False:
                 self._sequence += 1  # does the work of _issue() without the overhead that small calls do not need
                 with self._lock:
+                    self._check_open()
                     code = lib.moecclAllReduce(at, at, t.numel(), kind, op, comm, None)
                     if code != 0:
                         raise failure(self._said("allreduce"), code, comm)
+                    earlier = self._streams.in_flight()
+                for one in earlier:
+                    one.complete()
                 return _DONE
             return self._run("allreduce", comm, ([(lib.moecclAllReduce, at, at, t.numel(), kind, op, comm, t)], None), tensors, opts)
         t = self._one("allreduce", tensors)
@@ -234,7 +232,7 @@ class Backend(_TorchBackend):
     def allgather(self, outputs: List[List[torch.Tensor]], inputs: List[torch.Tensor], opts: Any) -> Work:
         t = self._one("allgather", inputs)
         comm = self._comm(t)
-        return self._run("allgather", comm, calls.all_gather_list(comm, self._size, outputs[0], t), outputs, opts)
+        return self._run("allgather", comm, calls.all_gather_list(comm, self._rank, self._size, outputs[0], t), outputs, opts)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work:
         comm = self._comm(input)
@@ -246,7 +244,8 @@ class Backend(_TorchBackend):
         """outputs[rank][i] = rank's inputs[i]."""
         if len(outputs) != self._size or any(len(o) != len(inputs) for o in outputs):
             raise ValueError(f"allgather_coalesced: give {self._size} lists of {len(inputs)} output tensors each")
-        made = [calls.all_gather_list(self._comm(t), self._size, [o[i] for o in outputs], t) for i, t in enumerate(inputs)]
+        made = [calls.all_gather_list(self._comm(t), self._rank, self._size, [o[i] for o in outputs], t)
+                for i, t in enumerate(inputs)]
         return self._run_all("allgather_coalesced", inputs, made, outputs, opts)
 
     def all_gather_single_coalesced(self, outputs: List[torch.Tensor], inputs: List[torch.Tensor], opts: Any) -> Work:
@@ -277,7 +276,7 @@ class Backend(_TorchBackend):
     def reduce_scatter(self, outputs: List[torch.Tensor], inputs: List[List[torch.Tensor]], opts: Any) -> Work:
         t = self._one("reduce_scatter", outputs)
         comm = self._comm(t)
-        made = reducing.reduce_scatter_list(comm, self._size, t, inputs[0], opts.reduceOp)
+        made = reducing.reduce_scatter_list(comm, self._rank, self._size, t, inputs[0], opts.reduceOp)
         return self._run("reduce_scatter", comm, made, outputs, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work:
@@ -325,26 +324,39 @@ class Backend(_TorchBackend):
 
     # Point to point.
 
-    def send(self, tensors: List[torch.Tensor], peer: int, tag: int = 0) -> Work:
+    def send(self, tensors: List[torch.Tensor], peer: int, tag: int = 0) -> Optional[Work]:
         return self._message("send", tensors, peer, tag)
 
-    def recv(self, tensors: List[torch.Tensor], peer: int, tag: int = 0) -> Work:
+    def recv(self, tensors: List[torch.Tensor], peer: int, tag: int = 0) -> Optional[Work]:
         return self._message("recv", tensors, peer, tag)
 
-    def recv_anysource(self, tensors: List[torch.Tensor], tag: int = 0) -> Work:
+    def recv_anysource(self, tensors: List[torch.Tensor], tag: int = 0) -> Optional[Work]:
         return self._message("recv_anysource", tensors, None, tag)
 
     recvAnysource = recv_anysource
 
-    def _message(self, what: str, tensors: List[torch.Tensor], peer: Optional[int], tag: int) -> Work:
-        t = self._one(what, tensors)
-        comm = self._comm(t)
-        if comm != self._handle:
-            from . import cuda
-            return cuda.message(self, what, comm, t, peer, tag)
-        if what == "send" and peer is not None:
-            return self._messages.send(t, peer, tag)
-        return self._messages.receive(t, peer, tag)
+    def _message(self, what: str, tensors: List[torch.Tensor], peer: Optional[int], tag: int) -> Optional[Work]:
+        try:
+            t = self._one(what, tensors)
+            comm = self._comm(t)
+            if not t.is_cpu:
+                from . import cuda
+                return cuda.message(self, what, comm, t, peer, tag)
+            send = what == "send" and peer is not None
+            work = self._messages.send(t, peer or 0, tag) if send else self._messages.receive(t, peer, tag)
+        except BaseException:
+            self.batch = None  # torch does not end a batch in which a call has failed
+            raise
+        if self.batch is not None:
+            self.batch.works.append(work)
+        return work
+
+    def start_coalescing(self) -> None:
+        self.batch = Batch()
+
+    def end_coalescing(self) -> Work:
+        batch, self.batch = self.batch, None
+        return batch.end(self) if batch is not None else DoneWork("a batch", [])
 
     # The group's life.
 
@@ -356,15 +368,17 @@ class Backend(_TorchBackend):
         inside = self._rank in ranks
         made = ctypes.c_void_p()
         color, key = (min(ranks), list(ranks).index(self._rank)) if inside else (-1, 0)
-        timeout = timeout or getattr(opts, "_timeout", None) or self._options._timeout
-        config = _configured(self._options, milliseconds(timeout) or self._comm_ms, name, ("topology", "pace"))
+        timeout = timeout_of(timeout, opts) if timeout else getattr(opts, "_timeout", None) or self._options._timeout
+        own = Options(timeout, getattr(opts, "direct", True))
+        inherited = getattr(self._options, "config", {})
+        own.config = {**{f: v for f, v in inherited.items() if f not in ("topology", "pace")}, **getattr(opts, "config", {})}
+        config = configured(own, milliseconds(timeout) or self._comm_ms, name)
         with self._lock:
             code = lib.moecclCommSplit(self._handle, color, key, ctypes.byref(made), ctypes.byref(config))
         if code != 0:
             raise failure(self._said("split"), code, self._handle)
         if not inside:
             return None
-        own = Options(timeout, **getattr(self._options, "config", {}))
         above = list(self._options.global_ranks_in_group)
         own.global_ranks_in_group = [above[r] for r in ranks] if len(above) == self._size else list(ranks)
         own.group_name = name
@@ -377,6 +391,10 @@ class Backend(_TorchBackend):
         self._options._timeout = timeout
         self._messages.timeout_ms = ms
         self._limit_ms = ms if ms < self._comm_ms else None
+        if ms > self._comm_ms:
+            warnings.warn(f"set_timeout: collectives of group {self._name or '0'} go on to fail after {self._comm_ms:.0f} ms, the timeout "
+                          f"with which it was made; only messages wait for {timeout}: make the group with the longest timeout that it "
+                          "needs", stacklevel=2)
 
     _set_default_timeout = set_timeout
 
@@ -387,24 +405,42 @@ class Backend(_TorchBackend):
         """Does nothing: sequence numbers begin with 0 on all ranks."""
 
     def abort(self) -> None:
-        """Ends all operations, on this rank and on the peers; waiting calls fail."""
-        for comm in (self._handle, *self._cuda.values()):
-            if comm:
+        """Ends all operations, on this rank and on the peers; waiting calls fail. The group's memory, descriptors and threads are
+        freed in the background, because a call that is still on its way out may belong to the thread that aborts."""
+        self.stop()
+        try:
+            threading.Thread(target=self.shutdown, name="moeccl-abort", daemon=True).start()
+        except RuntimeError:  # at the interpreter's end no thread can start; _end_all() does it then
+            pass
+
+    def stop(self) -> None:
+        """Ends all operations, and frees nothing."""
+        self._aborted = True
+        self._abort_cpu()
+        with self._freeing:
+            for comm in self._cuda.values():
                 lib.moecclCommAbort(comm)
         self._messages.abort()
 
+    def _abort_cpu(self) -> None:
+        with self._freeing:
+            if self._handle:
+                lib.moecclCommAbort(self._handle)
+
     def shutdown(self) -> None:
         """Finishes the collectives in flight and frees the communicators."""
-        if self._closed:
-            return
-        self._closed = True
-        _alive.discard(self)
-        self._messages.close()
-        self._streams.close()
-        with self._lock:
-            comms, self._handle, self._cuda = (self._handle, *self._cuda.values()), 0, {}
-            for comm in comms:
-                lib.moecclCommDestroy(comm)
+        with self._ending:
+            if self._closed:
+                return
+            self._closed = True
+            self._messages.close()
+            self._streams.close()
+            with self._lock:
+                with self._freeing:
+                    comms, self._handle, self._cuda = (self._handle, *self._cuda.values()), 0, {}
+                for comm in comms:
+                    lib.moecclCommDestroy(comm)
+            _alive.discard(self)
 
     # Helpers.
 
@@ -425,4 +461,4 @@ class Backend(_TorchBackend):
         return tensors[0]
 
 
-__all__ = ["Backend", "Options"]
+__all__ = ["Backend"]

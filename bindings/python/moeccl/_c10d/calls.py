@@ -5,6 +5,8 @@ Each function returns (calls, after). calls are tuples (function of the library,
 alive); `after` is the work that remains when they have run, or None. A tensor with gaps goes through a dense copy; a list of
 tensors that are adjacent in one storage is used in place."""
 import ctypes
+import functools
+import itertools
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
@@ -151,9 +153,24 @@ def all_gather_single(handle: int, size: int, target: torch.Tensor, source: torc
     return [all_gather(handle, room, dense(source))], after
 
 
-def all_gather_list(handle: int, size: int, targets: Sequence[torch.Tensor], source: torch.Tensor) -> Made:
+def all_gather_list(handle: int, rank: int, size: int, targets: Sequence[torch.Tensor], source: torch.Tensor) -> Made:
+    """Makes an all-gather into a list. Tensors of different sizes, which all ranks then have in their lists, come by one broadcast
+    from each rank."""
     if len(targets) != size:
         raise ValueError(f"all_gather: {len(targets)} output tensors for {size} ranks: give one for each")
+    if any(t.numel() != targets[0].numel() for t in targets):
+        same("all_gather", [source, *targets])
+        same("all_gather", [source, targets[rank]], source.numel())
+        every: List[Call] = []
+        last: After = None
+        source = dense(source)
+        for root, target in enumerate(targets):
+            room, after = room_for(target)
+            count, kind = as_moved(room)
+            every.append((lib.moecclBroadcast, source.data_ptr() if root == rank else None, room.data_ptr(), count, kind, root, handle,
+                          (source, room)))
+            last = both(last, after)
+        return every, last
     same("all_gather", [source, *targets], source.numel())
     room, after = flat_room(targets)
     return [all_gather(handle, room, dense(source))], after
@@ -201,21 +218,24 @@ def all_to_all(handle: int, size: int, target: torch.Tensor, source: torch.Tenso
                send: Sequence[int]) -> Call:
     """Makes an AllToAllv of adjacent dense blocks; recv and send: the elements of each block, by rank."""
     scale = 1 if source.dtype in TYPES else source.element_size()
+    return _all_to_all_of(handle, target, source, _blocks_of([n * scale for n in recv]), _blocks_of([n * scale for n in send]))
+
+
+def _all_to_all_of(handle: int, target: torch.Tensor, source: torch.Tensor, recv: Any, send: Any) -> Call:
     kind = as_moved(source)[1]
-    array = _arrays(size)
-    counts = []
-    for elements in (send, recv):
-        at, starts = 0, []
-        for n in elements:
-            starts.append(at)
-            at += n * scale
-        counts += [array(*(n * scale for n in elements)), array(*starts)]
-    return (lib.moecclAllToAllv, source.data_ptr(), counts[0], counts[1], target.data_ptr(), counts[2], counts[3], kind, handle,
-            (source, target, counts))
+    return (lib.moecclAllToAllv, source.data_ptr(), *send, target.data_ptr(), *recv, kind, handle, (source, target, recv, send))
 
 
-def _arrays(size: int) -> Any:
-    return ctypes.c_size_t * size
+def _blocks_of(counts: Sequence[int]) -> Any:
+    """Returns the arrays of the blocks' counts and of their beginnings."""
+    array = ctypes.c_size_t * len(counts)
+    return array(*counts), array(*itertools.accumulate(counts[:-1], initial=0))
+
+
+@functools.lru_cache(maxsize=256)
+def _even_blocks(size: int, count: int) -> Any:
+    """As _blocks_of(), kept, because making the arrays takes as long as a small exchange. The library only reads them."""
+    return _blocks_of([count] * size)
 
 
 def all_to_all_single(handle: int, size: int, target: torch.Tensor, source: torch.Tensor, recv: Sequence[int],
@@ -231,7 +251,9 @@ def all_to_all_single(handle: int, size: int, target: torch.Tensor, source: torc
                 raise ValueError(f"all_to_all_single: {name} of shape {tuple(t.shape)} for {size} ranks: give a first dimension "
                                  "that they divide, or split sizes")
         if source.numel() == target.numel():
-            return [all_to_all_even(handle, size, room, source)], after
+            # Not AllToAll: a rank cannot see whether others give split sizes, and all ranks must make the same call.
+            blocks = _even_blocks(size, as_moved(source)[0] // size)
+            return [_all_to_all_of(handle, room, source, blocks, blocks)], after
     sides = []
     for name, t, rows in (("output", target, recv), ("input", source, send)):
         length = t.shape[0] if t.dim() > 0 else 1

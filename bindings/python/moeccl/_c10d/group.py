@@ -100,6 +100,9 @@ class Group(ProcessGroup):
             opts = _options(GatherOptions, None, timeout, rootRank=kw.get("root", opts))
         return self._backend.gather(_nested(outputs), _listed(inputs), opts if opts is not None else GatherOptions())
 
+    def gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
+        return self._backend.gather_single(output, input, opts if opts is not None else GatherOptions())
+
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, **kw: Any) -> Any:
         if isinstance(outputs, torch.Tensor):
             opts = _options(ScatterOptions, None, timeout, rootRank=kw.get("root", opts))
@@ -144,6 +147,12 @@ class Group(ProcessGroup):
         return self._backend.recv_anysource(tensors, tag)
 
     recvAnysource = recv_anysource
+
+    def _start_coalescing(self, device: Any) -> None:
+        self._backend.start_coalescing()
+
+    def _end_coalescing(self, device: Any) -> Any:
+        return self._backend.end_coalescing()
 
     def split_group(self, new_ranks: List[int], timeout: Any = None, opts: Any = None, group_name: Optional[str] = None,
                     group_desc: Optional[str] = None, device_types: Any = None) -> Optional["Group"]:

@@ -20,7 +20,7 @@ from .._library import lib
 from ..comm import unique_id
 from .failure import BackendError, expired, failure
 from .meeting import await_key, clamp_ms, join, own_connection
-from .work import Work
+from .work import Work, copy_back
 
 _HEADER = struct.Struct("<qq")
 _SLOT = 1024  # bytes of a header with its data: small data needs one message instead of two, which take twice as long
@@ -47,8 +47,8 @@ class MessageWork(Work):
         self.source = source
         try:
             if self._target is not None:
-                with torch.no_grad():
-                    self._target.copy_(self.tensor)
+                target = self._target
+                copy_back(lambda: target.copy_(self.tensor))
         except Exception as raised:  # a failed copy is reported to the thread that waits
             self.end(raised)
             return

@@ -4,7 +4,7 @@
 The library does not have BAND, BOR and BXOR. They run as a gather of all ranks' tensors (or an exchange of blocks) and a
 reduction on this rank, which takes n times the memory of the result."""
 import ctypes
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -79,14 +79,20 @@ def all_reduce_coalesced(handle: int, size: int, tensors: Sequence[torch.Tensor]
 
 
 def reduce(handle: int, rank: int, size: int, tensor: torch.Tensor, op: Any, root: int) -> Made:
-    r = Reduced("reduce", op, tensor, tensor if rank == root else None)
+    return _reduce_to(handle, size, "reduce", tensor if rank == root else None, tensor, op, root)
+
+
+def _reduce_to(handle: int, size: int, name: str, into: Optional[torch.Tensor], tensor: torch.Tensor, op: Any, root: int) -> Made:
+    """into: on the root, the tensor that takes the result; None elsewhere."""
+    r = Reduced(name, op, tensor, into)
     target = None if r.target is None else r.target.data_ptr()
     if r.bitwise is not None:
-        parts = torch.empty(size * r.source.numel() if rank == root else 0, dtype=r.source.dtype, device=r.source.device)
+        at_root = into is not None
+        parts = torch.empty(size * r.source.numel() if at_root else 0, dtype=r.source.dtype, device=r.source.device)
         count, kind = as_moved(r.source)
-        call = (lib.moecclGather, r.source.data_ptr(), parts.data_ptr() if rank == root else None, count, kind, root, handle,
+        call = (lib.moecclGather, r.source.data_ptr(), parts.data_ptr() if at_root else None, count, kind, root, handle,
                 (r.source, parts))
-        return [call], both(lambda: _fold(r, parts, r.target), r.after) if rank == root else None
+        return [call], both(lambda: _fold(r, parts, r.target), r.after) if at_root else None
     operator = _Operator(r, handle)
     return [(lib.moecclReduce, r.source.data_ptr(), target, r.source.numel(), r.type, operator.number, root, handle,
              (r.source, r.target, operator))], r.after
@@ -108,14 +114,24 @@ def reduce_scatter(handle: int, size: int, call: str, target: torch.Tensor, sour
              (r.source, r.target, operator))], r.after
 
 
-def reduce_scatter_list(handle: int, size: int, target: torch.Tensor, sources: Sequence[torch.Tensor], op: Any) -> Made:
+def reduce_scatter_list(handle: int, rank: int, size: int, target: torch.Tensor, sources: Sequence[torch.Tensor], op: Any) -> Made:
+    """Makes a reduce-scatter of a list. Tensors of different sizes, which all ranks then have in their lists, take one reduction to
+    each rank."""
     if len(sources) != size:
         raise ValueError(f"reduce_scatter: {len(sources)} input tensors for {size} ranks: give one for each")
-    for t in sources:
-        if t.numel() != target.numel() or t.dtype != target.dtype:
+    for t in (sources[rank], *sources):
+        if t.dtype != target.dtype or t is sources[rank] and t.numel() != target.numel():
             raise ValueError(f"reduce_scatter: an input tensor of {t.numel()} {t.dtype}, an output of {target.numel()} {target.dtype}: "
-                             "give tensors of one size and type")
-    return reduce_scatter(handle, size, "reduce_scatter", target, flat(sources), op)
+                             "give tensors of one type, and on each rank an output of the size of its input")
+    if all(t.numel() == target.numel() for t in sources):
+        return reduce_scatter(handle, size, "reduce_scatter", target, flat(sources), op)
+    every: List[Call] = []
+    last: After = None
+    for root, t in enumerate(sources):
+        calls, after = _reduce_to(handle, size, "reduce_scatter", target if root == rank else None, t, op, root)
+        every += calls
+        last = both(last, after)
+    return every, last
 
 
 def sparse_sizes(tensor: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

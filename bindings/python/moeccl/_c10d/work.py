@@ -2,9 +2,11 @@
 """Works: the results of asynchronous calls.
 
 An operation runs on a host stream of the library from the moment of the call. The work that Python has to do at its end (copies
-into tensors with gaps, the future) is done once, by the first thread that asks: a thread in wait(), or the watcher, which is
-started when a caller requests a future or polls is_completed()."""
+into tensors with gaps, the future) is done once, in the order of the calls, by the first thread that asks: a thread in wait(), in
+wait() of a later operation or in a blocking call, or the watcher, which is started when a caller requests a future or polls
+is_completed()."""
 import ctypes
+import itertools
 import threading
 import time
 from collections import deque
@@ -18,6 +20,13 @@ from .._library import lib
 from .failure import expired, failure, milliseconds
 
 _MOST_IN_FLIGHT = 128
+
+
+def copy_back(after: Callable[[], None]) -> None:
+    """Fills the outputs. A thread is in inference mode or not on its own, and outside of it no tensor can be written that was made
+    inside. The mode has no effect on other tensors: their versions count on."""
+    with torch.inference_mode():
+        after()
 
 
 class Work(_TorchWork):
@@ -34,14 +43,19 @@ class Work(_TorchWork):
 
     def end(self, error: Optional[BaseException] = None) -> None:
         """Marks the operation as ended; only the first call counts."""
-        with self._ended:
-            if self.done:
-                return
-            self.error, self.done = error, True
-            future = self._future
-            self._ended.notify_all()
+        future = self._mark(error)
         if future is not None:
             self._settle(future)
+
+    def _mark(self, error: Optional[BaseException]) -> Any:
+        """Returns the future that is then to be settled, if any. Its callbacks may run long and wait for other operations, so the
+        caller holds no lock then."""
+        with self._ended:
+            if self.done:
+                return None
+            self.error, self.done = error, True
+            self._ended.notify_all()
+            return self._future
 
     def _settle(self, future: Any) -> None:
         if self.error is None:
@@ -135,24 +149,30 @@ class StreamWork(Work):
         self._pool.add(self)
 
     def finish(self) -> None:
-        """Waits for the stream and ends the work on this thread."""
+        """Waits for the stream and ends the work on this thread, after the earlier ones of the group, which have run by then."""
+        for work in self._pool.before(self):
+            work.complete()
+        self.complete()
+
+    def complete(self) -> None:
         with self._finishing:
             if self.done:
                 return
             error = self._refused
             code = lib.moecclStreamSynchronize(self._stream)
-            self._pool.give_back(self._stream)
-            self._stream = None
             if code != 0 and error is None:
                 error = failure(self.what, code, self._comm)
             if error is None and self._after is not None:
                 try:
-                    with torch.no_grad():
-                        self._after()
+                    copy_back(self._after)
                 except Exception as raised:  # a failed copy is the work's failure, whichever thread ends it
                     error = raised
             self._keep = self._after = None
-            self.end(error)
+            future = self._mark(error)
+            stream, self._stream = self._stream, None
+            self._pool.give_back(stream)
+        if future is not None:
+            self._settle(future)
 
     def _settle(self, future: Any) -> None:
         self._pool.step_down()
@@ -172,7 +192,7 @@ class StreamWork(Work):
                 return
         text = "the group's timeout passed, so it is aborted; look for a rank that did not make this call"
         self.end(expired(self.what, self._limit_ms or 0, text))
-        lib.moecclCommAbort(self._comm)
+        self._pool.abort()
 
     def watch(self) -> None:
         self._pool.watch()
@@ -181,7 +201,9 @@ class StreamWork(Work):
 class Streams:
     """A group's host streams, one for each operation in flight, and the operations on them in the order of their calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, abort: Callable[[], None]) -> None:
+        """abort() ends all operations on the streams."""
+        self.abort = abort
         self._lock = threading.Lock()
         self._free: List[int] = []
         self._all: List[int] = []
@@ -193,8 +215,7 @@ class Streams:
     def take(self) -> int:
         while True:
             with self._lock:
-                while self._works and self._works[0].done:
-                    self._works.popleft()
+                self._forget()
                 if self._free:
                     return self._free.pop()
                 oldest = self._works[0] if len(self._all) >= _MOST_IN_FLIGHT and self._works else None
@@ -211,6 +232,27 @@ class Streams:
         with self._lock:
             if stream is not None:
                 self._free.append(stream)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drops the works that have ended, with their tensors. Works end in their order, so these are the first. The caller holds
+        the lock."""
+        while self._works and self._works[0].done:
+            self._works.popleft()
+
+    def before(self, work: StreamWork) -> List[StreamWork]:
+        """Returns the works before this one that have not ended."""
+        with self._lock:
+            self._forget()
+            return [] if work.done else list(itertools.takewhile(lambda other: other is not work, self._works))
+
+    def in_flight(self) -> List[StreamWork]:
+        """Returns the works that have not ended. When a blocking call that was made after them returns, they have run too."""
+        if not self._works:  # costs no lock, and the caller's own works are there
+            return []
+        with self._lock:
+            self._forget()
+            return list(self._works)
 
     def add(self, work: StreamWork) -> None:
         with self._lock:
@@ -244,8 +286,7 @@ class Streams:
                     self._watcher = own
                 if self._watcher is not own:
                     return
-                while self._works and self._works[0].done:
-                    self._works.popleft()
+                self._forget()
                 while not self._works and not self._closed:
                     self._there.wait()
                 if not self._works:
