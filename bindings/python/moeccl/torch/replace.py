@@ -66,7 +66,8 @@ class Replacing:
         free = self._free.setdefault(handle.layer, [])
         if not free:
             config = _abi.moecclReplaceConfig_t(sample_tokens=self.sample_tokens, residual=self._residual, mode=self._mode)
-            free.append(Owned(handle.comm, "moecclReplaceCreate", "moecclReplaceDestroy", handle.layer.handle, ctypes.byref(config)))
+            free.append(Owned(handle.comm, "moecclReplaceCreate", "moecclReplaceDestroy", handle.layer.handle, ctypes.byref(config),
+                              waits=True))
         step = Step(free, free.pop(), handle, self._residual)
         call(handle.comm, "moecclReplaceBegin", step.replacement, handle.routing, None, self._placement)
         return step
