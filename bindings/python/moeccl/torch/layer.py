@@ -101,7 +101,8 @@ class MoELayer(nn.Module):
                      compressed, which changes results
     sample_tokens:   tokens of a sample: y = x + experts(norm(x)) for the samples that are best placed here (NetMoE), where the layer
                      applies `norm` instead of the caller; plus shared_expert(norm(x)), which then travels with x as a separate row.
-                     To make labels follow, call `layer.follow(labels)`
+                     To make labels follow, call `layer.follow(labels)`. Prices alone choose places and plans (trials=-1), so that a
+                     forward pass that checkpointing repeats decides as before
     """
 
     def __init__(self, hidden, n_experts, top_k, ffn=None, *, group=None, expert=None, activation="gelu", bias=False,
@@ -133,7 +134,8 @@ class MoELayer(nn.Module):
         self.placement = self._place(swap, swap_levels, replica_slots, n_nodes, domains, codec_ratio, dtype)
         capacity = 0 if capacity_factor is None else max(1, math.ceil(capacity_factor * top_k * max_tokens / n_experts))
         self.ep = ExpertParallel(self.placement.n_slots, top_k, hidden, self.comm, max_tokens, capacity=capacity,
-                                 expert_rank=self.placement.owners(), align_rows=align_rows, algorithm=algorithm, trials=trials)
+                                 expert_rank=self.placement.owners(), align_rows=align_rows, algorithm=algorithm,
+                                 trials=-1 if sample_tokens else trials)  # see Replacing
         self.ep._hybrid = self.placement.hybrid
         if seed is None:
             seed = int(torch.randint(0, 2**31, (1,)))  # one draw, so that ranks with equal generators keep them equal
