@@ -529,8 +529,63 @@ def made_and_dropped(buffer):
         del other, case
         assert (kept.comm is not None) == explicitly, "explicitly_destroy decides whether the communicator ends with its Buffer"
         kept.close()
+    other = DEEP_EP().Buffer(None, 0, 0, False, 24, True, False, True, LikeMpi(buffer.group))  # v1.2.1's order
+    assert other.explicitly_destroy and other.group_size == buffer.group_size
+    other.destroy()
     raises(ValueError, "group and comm are None", lambda: DEEP_EP().Buffer(None))
     raises(NotImplementedError, "enable_shrink", lambda: DEEP_EP().Buffer(buffer.group, enable_shrink=True))
+
+
+def modes_of_the_caller(buffer):
+    """Calls work in inference mode and outside it, with the handle of a call in the other mode too; only outside it are results
+    for autograd."""
+    n_experts, most = 4 * buffer.group_size, 8
+    x, idx, weights = inputs(buffer.rank, most, 512, n_experts, 4, holes=False)
+
+    def throughput(inside, then_inside, asynchronous):
+        with torch.inference_mode(inside):
+            case = Case(buffer, most, n_experts=n_experts)
+            *result, event = case.dispatch(async_finish=asynchronous)
+            if asynchronous:
+                event.current_stream_wait()
+            assert result[0].is_inference() == inside, "a result has the mode of its call"
+            handle = case.check((*result, event))
+        with torch.inference_mode(then_inside):
+            rows, event = result[0].clone(), None
+            out, _, event = buffer.combine(rows, handle, async_finish=asynchronous, bias=torch.ones_like(case.x))
+            if asynchronous:
+                event.current_stream_wait()
+            if not then_inside:
+                (out.requires_grad_() * 2).sum().backward()
+
+    def low_latency(inside, then_inside, **how):
+        def wait(event, hook):
+            if hook is not None:
+                hook()
+            elif how:
+                event.current_stream_wait()
+
+        stats = torch.zeros(4, dtype=torch.int32)
+        with torch.inference_mode(inside):
+            (rows, scales), _, handle, *later = buffer.low_latency_dispatch(x, idx, most, n_experts, stats, **how)
+            wait(*later)
+            rows, _, handle, *later = buffer.low_latency_dispatch(x, idx, most, n_experts, use_fp8=False, **how)
+            wait(*later)
+        with torch.inference_mode(then_inside):
+            for zero_copy in (False, True):
+                if zero_copy:
+                    buffer.get_next_low_latency_combine_buffer(handle).copy_(rows)
+                out, *later = buffer.low_latency_combine(rows, idx, weights, handle, zero_copy=zero_copy, **how)
+                wait(*later)
+                close(out, x.float().mul(weights.sum(1, keepdim=True)).bfloat16(), 0.02)
+
+    for inside in (True, False):
+        for then_inside in (True, False):
+            for asynchronous in (True, False):
+                throughput(inside, then_inside, asynchronous)
+            for how in ({}, {"async_finish": True}, {"return_recv_hook": True}):
+                low_latency(inside, then_inside, **how)
+    buffer.clean_low_latency_buffer(most, 512, n_experts)
 
 
 def sizes_and_streams(buffer):

@@ -188,7 +188,7 @@ def case_layers_with_features_can_be_copied_and_compiled(rank, n):
     for options in every_feature(n):
         torch.manual_seed(4)
         layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=2 * SAMPLE, seed=1, **options)
-        if options.get("sample_tokens"):  # where samples go must not depend on measured times
+        if options.get("sample_tokens"):
             layer._replacing = Replacing(SAMPLE, moeccl._abi.moecclReplaceKeep, layer._replacing._residual)
         early = copy.deepcopy(layer)
         expected = run(layer, layer)
@@ -364,7 +364,6 @@ def case_the_codec_keeps_the_largest_differences(rank, n):
 
 def case_replaced_samples_keep_the_loss(rank, n):
     options = {"topology": "node:2 gpu:%d" % (n // 2)} if n > 2 else {}
-    # By the measured times re-placing may not pay on this host, but the first steps try both ways in turns.
     losses, model, _ = train(rank, 7, sample_tokens=SAMPLE, comm_options=options)
     same(losses, reference(n, 7, sample_tokens=SAMPLE)[0])
     assert n == 2 or model.moved > 0, "no sample moved, so nothing was followed"

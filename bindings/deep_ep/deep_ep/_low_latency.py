@@ -45,6 +45,11 @@ class Outputs:
 
 def buffers(state, use_fp8, use_ue8m0):
     """Makes tensors for received rows and their scales, [local experts, room, ...]; scales are column-major."""
+    with torch.inference_mode(False):  # later calls, in whatever mode, return them too
+        return _buffers(state, use_fp8, use_ue8m0)
+
+
+def _buffers(state, use_fp8, use_ue8m0):
     n, room, hidden = state.n_local, state.room, state.hidden
     rows = torch.zeros((n, room, hidden), dtype=torch.float8_e4m3fn if use_fp8 else torch.bfloat16, device="cpu")
     if not use_fp8:

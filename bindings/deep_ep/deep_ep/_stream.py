@@ -50,7 +50,8 @@ class CommStream:
     def _call(self, work, previous):
         if previous is not None:
             previous.current_stream_wait()
-        with self._running, torch.no_grad():
+        # The caller's mode does not hold on the Buffer's thread, and only inference mode may write to tensors made in either mode.
+        with self._running, torch.inference_mode():
             work()
 
 

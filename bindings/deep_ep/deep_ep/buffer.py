@@ -52,12 +52,14 @@ class Buffer:
                  allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False, explicitly_destroy=False,
                  enable_shrink=False, comm=None):
         """Makes the communicator. The call is collective. group is a torch.distributed process group; without one, comm
-        is an mpi4py communicator.
+        is an mpi4py communicator, which may also be in enable_shrink's place, where DeepEP v1.2.1 has it.
 
         MoECCL reserves memory and chooses transports itself, so num_nvl_bytes, num_rdma_bytes, num_qps_per_rank,
         allow_nvlink_for_low_latency_mode and allow_mnnvl are stored but have no effect. The communicator ends with the
         Buffer, or at the interpreter's exit; with explicitly_destroy it ends only at destroy(), so that an exit after an
         exception waits for no call."""
+        if comm is None and not isinstance(enable_shrink, bool):
+            enable_shrink, comm = False, enable_shrink
         if enable_shrink:
             raise NotImplementedError("enable_shrink: MoECCL has no masks of ranks; a lost rank fails the call with its "
                                       "name. Leave enable_shrink False")
@@ -365,7 +367,8 @@ class Buffer:
         shape = (state.n_local, state.room, state.hidden)
         pair = self._next_combine.setdefault(shape, [None, None])
         if pair[0] is None:
-            pair[0] = torch.zeros(shape, dtype=torch.bfloat16, device="cpu")
+            with torch.inference_mode(False):  # so that callers may write to it in whatever mode
+                pair[0] = torch.zeros(shape, dtype=torch.bfloat16, device="cpu")
         return pair[0]
 
     def _next_buffers(self, state, use_fp8, use_ue8m0):

@@ -1,16 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handles of the library that end with the last Python object that uses them."""
+import collections
 import sys
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Deque, Optional, Tuple
 
 from ._errors import check
 
+Destroy = Callable[[Any], int]
+
+
+class Leftovers:
+    """Handles of one communicator whose last objects have gone, and whose destruction waits for the communicator's operations.
+
+    The garbage collector runs on any thread, and also where this rank must not wait: a peer may not come to an operation before this rank
+    has done something else. So the handles stay until the thread that uses the communicator waits for its operations anyway, in a
+    creation, which is collective, or in close()."""
+
+    def __init__(self) -> None:
+        self._handles: Deque[Tuple[Destroy, Any]] = collections.deque()
+        self._over = False
+
+    def add(self, destroy: Destroy, handle: Any) -> None:
+        """Keeps a handle for clear(). Any thread may call it. After end() it destroys the handle, because nothing runs any more."""
+        if self._over:
+            destroy(handle)
+        else:
+            self._handles.append((destroy, handle))
+
+    def clear(self) -> None:
+        """Destroys the handles, after this rank's operations."""
+        while True:
+            try:
+                destroy, handle = self._handles.popleft()
+            except IndexError:
+                return
+            destroy(handle)
+
+    def end(self) -> None:
+        """The communicator has gone."""
+        self._over = True
+        self.clear()
+
 
 class Owned:
-    """A handle and the function that destroys it. Copies of an object share its Owned, and thus the handle."""
+    """A handle and the function that destroys it. Copies of an object share its Owned, and thus the handle.
 
-    def __init__(self, handle: Optional[int], destroy: Callable[[Optional[int]], int]) -> None:
-        self._handle, self._destroy = handle, destroy
+    leftovers: the communicator's, if `destroy` waits for its operations."""
+
+    def __init__(self, handle: Optional[int], destroy: Destroy, leftovers: Optional[Leftovers] = None) -> None:
+        self._handle, self._destroy, self._leftovers = handle, destroy, leftovers
 
     def close(self) -> None:
         """Destroys the handle, once."""
@@ -23,5 +61,9 @@ class Owned:
 
     def __del__(self) -> None:
         # The end of the process frees everything, whereas a destruction may wait there for operations of peers that have gone.
-        if self._handle is not None and not sys.is_finalizing():
+        if self._handle is None or sys.is_finalizing():
+            return
+        if self._leftovers is None:
             self._destroy(self._handle)
+        else:
+            self._leftovers.add(self._destroy, self._handle)

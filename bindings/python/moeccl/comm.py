@@ -11,6 +11,7 @@ from . import _abi
 from ._buffers import Buffer, Held, common_type, plain
 from ._errors import INT32, INT64, SIZE, check, number, text
 from ._library import lib
+from ._owned import Leftovers
 from .constants import AVG, ID_BYTES, SUM
 from .memory import RedOp, Registration
 from .streams import give_back, in_group, stream_handle
@@ -102,7 +103,7 @@ class Comm:
         return cls._of(handle.value)
 
     def _set(self, handle: Optional[int]) -> None:
-        self._handle = handle
+        self._handle, self._leftovers = handle, Leftovers()
         rank, count = ctypes.c_int(), ctypes.c_int()
         self._check(lib.moecclCommUserRank(handle, _byref(rank)))
         self._check(lib.moecclCommCount(handle, _byref(count)))
@@ -206,8 +207,10 @@ class Comm:
     def close(self) -> None:
         """Waits for this rank's operations and frees the communicator."""
         if self._handle is not None:
+            self._leftovers.clear()
             check(lib.moecclCommDestroy(self._handle))  # refused while a group holds calls on it
             self._handle = None
+            self._leftovers.end()
 
     def __enter__(self) -> "Comm":
         return self

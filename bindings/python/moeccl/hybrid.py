@@ -71,6 +71,7 @@ class Hybrid:
         config = _config(hidden_bytes, self.n_experts, top_k, max_tokens, **options)
         comm = comm or self.comm
         handle = ctypes.c_void_p()
+        comm._leftovers.clear()
         comm._check(lib.moecclHybridMoeCreate(_byref(handle), self._handle, comm._handle, _byref(config)))
         return Moe._of(comm, handle.value, config)
 

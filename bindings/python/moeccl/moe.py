@@ -6,7 +6,7 @@ import ctypes
 from typing import Any, Optional, Sequence, Tuple
 
 from . import _abi
-from ._buffers import Buffer, type_size
+from ._buffers import Buffer, Held, type_size
 from ._errors import INT32, SIZE, Error, check, number, text
 from ._library import lib
 from ._owned import Owned
@@ -57,6 +57,7 @@ class Moe:
                  **options: Any) -> None:
         config = _config(hidden_bytes, n_experts, top_k, max_tokens, type, layout, expert_rank, algorithm, **options)
         handle = ctypes.c_void_p()
+        comm._leftovers.clear()
         comm._check(lib.moecclMoeCreate(_byref(handle), comm._handle, _byref(config)))
         self._set(comm, handle.value, config)
 
@@ -118,8 +119,9 @@ class Routing:
         try:
             n_tokens = self._tokens(index, weight)
             handle = ctypes.c_void_p()
+            moe.comm._leftovers.clear()
             moe.comm._check(lib.moecclRoutingCreate(_byref(handle), moe._handle, index.data, weight.data, n_tokens))
-            self._handle, self._owned = handle.value, Owned(handle.value, lib.moecclRoutingDestroy)
+            self._handle, self._owned = handle.value, Owned(handle.value, lib.moecclRoutingDestroy, moe.comm._leftovers)
         finally:
             index.release()
             weight.release()
@@ -151,7 +153,7 @@ class Routing:
             self._moe.comm._check(lib.moecclRoutingUpdateOnStream(self._handle, index.data, weight.data, given, count.data,
                                                                   stream_handle(stream)))
         finally:
-            give_back([index, weight, count], stream)
+            give_back([index, weight, count, Held(self)], stream)
         self._on_device = True
         self.n_tokens, self.n_rows = self._moe.max_tokens, self.device_info().most_rows
 
@@ -203,7 +205,7 @@ class Routing:
                 self._fits(function, name, buffer, rows, self._moe.row_bytes, sums)
             self._moe.comm._check(getattr(lib, function)(self._handle, buffers[0].data, buffers[1].data, stream_handle(stream)))
         finally:
-            give_back(buffers, stream)
+            give_back([*buffers, Held(self)], stream)
 
     def _fits(self, function: str, name: str, buffer: Buffer, rows: int, row: int, sums: bool) -> None:
         """Checks that a buffer holds that many rows. After update_on_stream() that is the most, and the buffer may hold more."""
@@ -241,7 +243,7 @@ class Routing:
                            self._moe.scale_bytes if n % 2 else self._moe.scaled_row_bytes, False)
             self._moe.comm._check(lib.moecclDispatchScaled(self._handle, *[b.data for b in buffers], stream_handle(stream)))
         finally:
-            give_back(buffers, stream)
+            give_back([*buffers, Held(self)], stream)
 
     def combine_backward(self, grad_tokens: Any, grad_rows: Any, rows: Any = None, grad_weight: Any = None,
                          stream: Any = None) -> None:
@@ -265,10 +267,10 @@ class Routing:
             self._moe.comm._check(lib.moecclCombineBackward(self._handle, buffers[0].data, buffers[1].data, buffers[2].data, pointer,
                                                             stream_handle(stream)))
         finally:
-            give_back(buffers, stream)
+            give_back([*buffers, Held(self)], stream)
 
     def close(self) -> None:
-        """Frees the routing; the pointers of its info() become invalid. The end of the last object that uses it, info() included,
-        does the same."""
+        """Frees the routing; the pointers of its info() become invalid. After the end of the last object that uses it, info() and calls on
+        a Stream included, the communicator's next creation of a layer, routing or replacement, or its close(), does the same."""
         self._owned.close()
         self._handle = None

@@ -7,7 +7,7 @@ from typing import Any, Optional, Tuple
 from . import _abi
 from ._abi import ReplaceInfo
 from ._arrays import Given, record
-from ._buffers import Buffer
+from ._buffers import Buffer, Held
 from ._errors import INT64, SIZE, check, number
 from ._library import lib
 from ._owned import Owned
@@ -38,9 +38,10 @@ class Replacement:
         self._moe, self._comm, self._routing = moe, moe.comm, None  # type: Moe, Any, Optional[Routing]
         self._sample_tokens, self._use_next, self._residual = config.sample_tokens, int(use_next), int(residual)
         handle = ctypes.c_void_p()
+        self._comm._leftovers.clear()
         self._comm._check(lib.moecclReplaceCreate(_byref(handle), moe._handle, _byref(config)))
         self._handle: Optional[int] = handle.value
-        self._owned = Owned(handle.value, lib.moecclReplaceDestroy)
+        self._owned = Owned(handle.value, lib.moecclReplaceDestroy, self._comm._leftovers)
 
     @property
     def handle(self) -> int:
@@ -76,7 +77,7 @@ class Replacement:
             tail = (stream_handle(stream),) if streamed else ()
             self._comm._check(getattr(lib, function)(self._handle, *[b.data for b in buffers], *tail))
         finally:
-            give_back(buffers, stream)
+            give_back([*buffers, Held((self, self._routing))], stream)
 
     def _step(self) -> Routing:
         if self._routing is None:
@@ -122,7 +123,8 @@ class Replacement:
                       local_samples=tuple(info.local_samples[:info.n_local]))
 
     def close(self) -> None:
-        """Frees the replacement; the end of the last object that uses it does the same."""
+        """Frees the replacement. After the end of the last object that uses it, the communicator's next creation of a layer, routing or
+        replacement, or its close(), does the same."""
         self._owned.close()
         self._handle = None
 

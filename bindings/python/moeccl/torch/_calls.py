@@ -76,11 +76,14 @@ def listed(pointer, n):
 
 
 class Owned:
-    """A handle of the library with the name of its Destroy function; it is destroyed with this object."""
+    """A handle of the library with the name of its Destroy function; it is destroyed with this object.
 
-    def __init__(self, comm, create, destroy, *arguments):
-        self._destroy, self._handle = destroy, ctypes.c_void_p()
+    waits: the destruction waits for the communicator's operations, so it is left to the next creation (moeccl._owned.Leftovers)."""
+
+    def __init__(self, comm, create, destroy, *arguments, waits=False):
+        self._destroy, self._handle, self._waits = destroy, ctypes.c_void_p(), waits
         self.comm = comm
+        comm._leftovers.clear()
         call(comm, create, ctypes.byref(self._handle), *arguments)
         self.handle = self._handle.value
 
@@ -90,5 +93,9 @@ class Owned:
             getattr(_library.lib, self._destroy)(handle)
 
     def __del__(self):
-        if getattr(self, "_handle", None) is not None and _library is not None and _library.lib is not None:
+        if getattr(self, "_handle", None) is None or _library is None or _library.lib is None:
+            return
+        if self._waits and self._handle.value:
+            self.comm._leftovers.add(getattr(_library.lib, self._destroy), self._handle)
+        else:
             self.close()

@@ -83,7 +83,7 @@ class Layer(Owned):
             routing = self._free.pop()
             call(self.comm, "moecclRoutingUpdate", routing.handle, *arguments)
         else:
-            routing = Owned(self.comm, "moecclRoutingCreate", "moecclRoutingDestroy", self.handle, *arguments)
+            routing = Owned(self.comm, "moecclRoutingCreate", "moecclRoutingDestroy", self.handle, *arguments, waits=True)
         return Handle(self, routing, weights)
 
     def give_back(self, routing):

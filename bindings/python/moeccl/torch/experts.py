@@ -27,6 +27,27 @@ class MLP(nn.Module):
         return self.down(ACTIVATIONS[self.activation](x))
 
 
+def _generators():
+    return [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
+
+
+def seeded(make, seed):
+    """Returns make() with torch's generators seeded by `seed`; afterwards they are as before. torch.manual_seed() would also seed the
+    devices of a process that uses them later."""
+    generators = _generators()
+    states = [g.get_state() for g in generators]
+    try:
+        for g in generators:
+            g.manual_seed(seed)
+        made = make()
+    finally:
+        for g, state in zip(generators, states):
+            g.set_state(state)
+    if len(_generators()) > len(generators):  # make() was the first to use CUDA, whose generators were not seeded
+        return seeded(make, seed)
+    return made
+
+
 class Experts(nn.Module):
     """The experts in this rank's slots. Each parameter of `make()` is one tensor [slots, ...], with "__" for "." in its name.
 
@@ -35,11 +56,7 @@ class Experts(nn.Module):
 
     def __init__(self, make, numbers, seed):
         super().__init__()
-        modules = []
-        with torch.random.fork_rng(devices=[]):
-            for number in numbers or [0]:  # a rank without experts still needs to know their shapes
-                torch.manual_seed(seed + number)
-                modules.append(make())
+        modules = [seeded(make, seed + number) for number in numbers or [0]]  # a rank without experts still needs to know their shapes
         if any(True for _ in modules[0].buffers()):
             raise ValueError("the expert module has buffers: an expert is its parameters alone")
         self._names, self.n_slots = {}, len(numbers)

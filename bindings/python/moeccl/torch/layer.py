@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from moeccl import _abi
 from ._group import comm_of
 from .expert_parallel import ExpertParallel
-from .experts import MLP, Experts
+from .experts import MLP, Experts, seeded
 from .placement import Fixed, Hybrid, Replicated, Swapped
 from .replace import ReplaceCombine, Replacing, follow
 
@@ -48,6 +48,16 @@ class _Finish(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         return ctx.finish(grad), None
+
+
+class _Shared:
+    """A process group, which a copy of the layer shares: torch cannot copy it."""
+
+    def __init__(self, group):
+        self.group = group
+
+    def __deepcopy__(self, memo):
+        return self
 
 
 class Router(nn.Module):
@@ -101,7 +111,8 @@ class MoELayer(nn.Module):
                      compressed, which changes results
     sample_tokens:   tokens of a sample: y = x + experts(norm(x)) for the samples that are best placed here (NetMoE), where the layer
                      applies `norm` instead of the caller; plus shared_expert(norm(x)), which then travels with x as a separate row.
-                     To make labels follow, call `layer.follow(labels)`
+                     To make labels follow, call `layer.follow(labels)`. Prices alone choose places and plans (trials=-1), so that a
+                     forward pass that checkpointing repeats decides as before
     """
 
     def __init__(self, hidden, n_experts, top_k, ffn=None, *, group=None, expert=None, activation="gelu", bias=False,
@@ -133,7 +144,8 @@ class MoELayer(nn.Module):
         self.placement = self._place(swap, swap_levels, replica_slots, n_nodes, domains, codec_ratio, dtype)
         capacity = 0 if capacity_factor is None else max(1, math.ceil(capacity_factor * top_k * max_tokens / n_experts))
         self.ep = ExpertParallel(self.placement.n_slots, top_k, hidden, self.comm, max_tokens, capacity=capacity,
-                                 expert_rank=self.placement.owners(), align_rows=align_rows, algorithm=algorithm, trials=trials)
+                                 expert_rank=self.placement.owners(), align_rows=align_rows, algorithm=algorithm,
+                                 trials=-1 if sample_tokens else trials)  # see Replacing
         self.ep._hybrid = self.placement.hybrid
         if seed is None:
             seed = int(torch.randint(0, 2**31, (1,)))  # one draw, so that ranks with equal generators keep them equal
@@ -143,7 +155,7 @@ class MoELayer(nn.Module):
         self.shared_expert, self.norm = shared_expert, norm
         own_rows = shared_expert is not None
         self._replacing = Replacing(sample_tokens, _abi.moecclReplaceSolve, 2 if own_rows else 1) if sample_tokens else None
-        self._average, self._data_group = average, expert_data_group
+        self._average, self._data = average, None if expert_data_group is None else _Shared(expert_data_group)
         self.aux_loss, self.handle, self.step = None, None, None
 
     def _step_bytes(self, make, max_tokens, dtype):
@@ -151,8 +163,7 @@ class MoELayer(nn.Module):
         computation hides either."""
         if max_tokens is None:
             raise ValueError('domains is "auto" without max_tokens, from which the bytes of tokens follow: give max_tokens too')
-        with torch.random.fork_rng(devices=[]):
-            expert_bytes = sum(p.numel() * p.element_size() for p in make().parameters())
+        expert_bytes = sum(p.numel() * p.element_size() for p in seeded(make, 0).parameters())
         row_bytes = self.hidden * (dtype or torch.get_default_dtype()).itemsize
         return {"top_k": self.top_k, "data_bytes": max_tokens * self.top_k * row_bytes,
                 "expert_bytes": expert_bytes * -(-self.n_experts // self.comm.size)}
@@ -171,10 +182,10 @@ class MoELayer(nn.Module):
         """Finishes a gradient inside the backward pass, on all ranks in the same order."""
         grad = self.placement.reduce(grad)
         ranks = self.comm.size
-        if self._data_group is not None:
+        if self._data is not None:
             grad = grad.clone()
-            torch.distributed.all_reduce(grad, group=self._data_group)
-            ranks *= torch.distributed.get_world_size(self._data_group)
+            torch.distributed.all_reduce(grad, group=self._data.group)
+            ranks *= torch.distributed.get_world_size(self._data.group)
         return grad / ranks if self._average else grad
 
     def forward(self, x):

@@ -47,7 +47,11 @@ class Replacing:
     """The replacements of one layer; the next step reuses those that are free.
 
     residual: with 1, the dispatched row is added to the sum; with 2, the caller's row for each token, which travels by itself.
-    placement: with mode moecclReplaceGiven, the new home of each sample of all ranks."""
+    placement: with mode moecclReplaceGiven, the new home of each sample of all ranks.
+
+    The solver's choice depends on the routing alone, not on measured times: activation checkpointing repeats a forward pass, and gradients
+    belong to the homes of the first one. The layer must choose its plans by prices alone too (trials=-1), because the solver counts the
+    rows of the plan."""
 
     def __init__(self, sample_tokens, mode, residual=1, placement=None):
         self.sample_tokens = sample_tokens
@@ -65,8 +69,9 @@ class Replacing:
         """Sends all ranks all choices and starts the solver's thread. The call is collective."""
         free = self._free.setdefault(handle.layer, [])
         if not free:
-            config = _abi.moecclReplaceConfig_t(sample_tokens=self.sample_tokens, residual=self._residual, mode=self._mode)
-            free.append(Owned(handle.comm, "moecclReplaceCreate", "moecclReplaceDestroy", handle.layer.handle, ctypes.byref(config)))
+            config = _abi.moecclReplaceConfig_t(sample_tokens=self.sample_tokens, residual=self._residual, mode=self._mode, min_gain=-1)
+            free.append(Owned(handle.comm, "moecclReplaceCreate", "moecclReplaceDestroy", handle.layer.handle, ctypes.byref(config),
+                              waits=True))
         step = Step(free, free.pop(), handle, self._residual)
         call(handle.comm, "moecclReplaceBegin", step.replacement, handle.routing, None, self._placement)
         return step

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of layer_test.py about what a layer keeps or repeats: recomputed steps, copies, generators, and handles that end."""
+import copy
+import gc
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import moeccl.torch as mt
+from moeccl.torch.experts import Experts
+
+HIDDEN, EXPERTS, SAMPLE, SAMPLES = 8, 4, 4, 16
+TOKENS = SAMPLE * SAMPLES
+
+
+def gradients_of_steps(rank, n, shared, behind, run, steps=10):
+    """Trains on one batch. Returns the gradients of x, router, experts and the layer behind, of each step, and how many samples moved."""
+    torch.manual_seed(0)
+    options = {"topology": "node:2 gpu:%d" % (n // 2)} if n > 2 else {}
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=16, max_tokens=TOKENS, seed=1, sample_tokens=SAMPLE, norm=nn.LayerNorm(HIDDEN),
+                        shared_expert=shared, aux_loss_weight=0, comm_options=options)
+    head = nn.Linear(HIDDEN, HIDDEN)
+    every, moved = [], 0
+    with torch.no_grad():
+        layer(torch.randn(TOKENS, HIDDEN))  # an evaluation must not shift the decisions of later steps either
+    for _ in range(steps):
+        g = torch.Generator().manual_seed(rank)
+        like = torch.randn((SAMPLES, 1, HIDDEN), generator=g).expand(-1, SAMPLE, -1)  # so that a sample's tokens choose the same experts
+        x = (like.reshape(TOKENS, HIDDEN) + 0.1 * torch.randn((TOKENS, HIDDEN), generator=g)).requires_grad_()
+        y = run((lambda given: head(torch.tanh(layer(given)))) if behind else layer, x)
+        moved += layer.step.moved
+        factor = layer.follow(torch.arange(float(TOKENS)) / TOKENS + rank)
+        (y * factor[:, None] * torch.arange(float(HIDDEN))).sum().backward()
+        sums = [head.weight.grad] if behind else []
+        for module in (layer.router, layer.norm, layer.shared_expert):  # of the samples that are here, so summed over ranks
+            sums += [] if module is None else [p.grad for p in module.parameters()]
+        for grad in sums:
+            dist.all_reduce(grad)
+        every.append([g.clone() for g in (x.grad, *(w.grad for w in layer.experts.stacked()), *sums)])
+        layer.zero_grad()
+        head.zero_grad()
+    return every, moved
+
+
+def case_a_recomputed_step_moves_the_same_samples(rank, n):
+    for shared in (None, 8):
+        for behind in (False, True):
+            expected, moved = gradients_of_steps(rank, n, shared, behind, lambda work, x: work(x))
+            # Between two ranks, the residual's own row costs what a move saves.
+            assert moved > 0 or shared and n == 2, "no sample moved, so nothing could differ"
+            for reentrant in (False, True):
+                got, _ = gradients_of_steps(rank, n, shared, behind, lambda work, x: checkpoint(work, x, use_reentrant=reentrant))
+                torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, msg=lambda m: f"{shared}, {behind}, {reentrant}: {m}")
+
+
+def case_a_layer_leaves_all_generators_as_they_were(rank, n):
+    """A generator that stands for a GPU's makes the experts' first values."""
+    device = torch.Generator().manual_seed(7)
+    before = device.get_state()
+
+    def expert():
+        made = nn.Linear(HIDDEN, HIDDEN)
+        with torch.no_grad():
+            made.bias.copy_(torch.rand(HIDDEN, generator=device))
+        return made
+
+    values = []
+    with mock.patch("torch.cuda.is_initialized", lambda: True), mock.patch("torch.cuda.default_generators", (device,)), \
+            mock.patch("torch.cuda.manual_seed_all") as seeds:
+        for _ in range(2):
+            layer = mt.MoELayer(HIDDEN, 2 * n, 1, expert=expert, max_tokens=4, seed=100)
+            values.append(layer.experts.bias.detach())
+        mt.MoELayer(HIDDEN, 2 * n, 1, expert=expert, max_tokens=4, seed=100, domains="auto")
+        cpu = torch.get_rng_state()
+        Experts(expert, [0, 1], 5)
+        assert not seeds.called, "a layer seeds the generators of all devices"
+    assert values[0].equal(values[1]) and not values[0][0].equal(values[0][1])
+    assert device.get_state().equal(before) and torch.get_rng_state().equal(cpu)
+    for slot, number in enumerate(layer.ep.local_experts):  # the values on CPU are those that its number seeds
+        torch.manual_seed(100 + number)
+        assert layer.experts.weight[slot].equal(nn.Linear(HIDDEN, HIDDEN).weight)
+
+
+def case_the_first_expert_may_start_a_device(rank, n):
+    device, on, drawn = torch.Generator().manual_seed(7), [], []
+
+    def expert():
+        on[:] = [True]  # as the first tensor on a GPU does
+        made = nn.Linear(HIDDEN, HIDDEN)
+        drawn.append(torch.rand(1, generator=device).item())
+        return made
+
+    with mock.patch("torch.cuda.is_initialized", lambda: bool(on)), mock.patch("torch.cuda.default_generators", (device,)):
+        Experts(expert, [0, 1], 5)
+    torch.manual_seed(5)
+    assert len(drawn) == 3 and drawn[1] == torch.rand(1).item(), drawn
+
+
+def case_a_copy_shares_the_expert_data_group(rank, n):
+    group = dist.new_group()
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 1, ffn=8, max_tokens=4, seed=1, expert_data_group=group, average=False)
+    x, grads = torch.randn((4, HIDDEN), generator=torch.Generator().manual_seed(rank)), []
+    for each in (layer, copy.deepcopy(layer)):
+        each(x).sum().backward()
+        grads.append([w.grad for w in each.experts.stacked()])
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+def case_garbage_waits_for_no_peer(rank, n):
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=8, max_tokens=TOKENS, seed=1, sample_tokens=SAMPLE, norm=nn.LayerNorm(HIDDEN))
+    layer(torch.randn(TOKENS, HIDDEN)).sum().backward()
+    comm = layer.comm
+    layer.cycle = layer
+    del layer
+    gc.collect()
+    waiting = len(comm._leftovers._handles)
+    assert waiting >= 2, "the routing and the replacement are destroyed where garbage is collected"
+    mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=8, max_tokens=TOKENS, seed=1)(torch.randn(TOKENS, HIDDEN))
+    assert len(comm._leftovers._handles) == 0
