@@ -230,9 +230,11 @@ Result<std::string> address_for_other_hosts(const LauncherInfo& info) {
     const std::string text = a.str();
     return text.substr(0, text.rfind(':'));
   };
-  // 192.0.2.1 stands for any distant address (RFC 5737). Nothing is sent.
+  const auto elsewhere = [] { return driver::parse_ip_address("192.0.2.1"); };  // any distant address (RFC 5737)
   Result<driver::SocketAddress> towards =
-      info.master_addr.empty() ? driver::parse_ip_address("192.0.2.1") : driver::resolve_host(info.master_addr, 0);
+      info.master_addr.empty() ? elsewhere() : driver::resolve_host(info.master_addr, 0);
+  // Many systems give a host's own name a loopback address. Nothing is sent.
+  if (towards.ok() && towards->is_loopback()) towards = elsewhere();
   if (towards.ok() && !info.master_addr.empty() && driver::is_local_address(*towards)) {
     return without_port(*towards);
   }

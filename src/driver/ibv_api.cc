@@ -36,6 +36,7 @@ Result<IbvApi> IbvApi::load(const std::string& path) {
   may("ibv_wc_status_str", &api.wc_status_str);
   may("ibv_reg_mr_iova2", &api.reg_mr_iova2);
   may("ibv_reg_dmabuf_mr", &api.reg_dmabuf_mr);
+  may("ibv_fork_init", &api.fork_init);
   may("_ibv_query_gid_ex", &api.query_gid_ex);
   library.keep();
   if (!status.ok()) return status;

@@ -38,6 +38,8 @@ struct IbvApi {
   int (*query_gid_ex)(ibv_abi::Context*, uint32_t port, uint32_t index, ibv_abi::GidEntry*, uint32_t flags,
                       size_t entry_bytes);
 
+  int (*fork_init)();
+
   // `library` is a path to use instead of libibverbs.so.1. It is never closed, because providers register themselves in
   // it. Returns Unsupported when there is no such library, or when it is another library of that name.
   static Result<IbvApi> load(const std::string& library = "");

@@ -147,8 +147,14 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
                chosen.why.empty() ? "the ranks have no such network in common" : chosen.why);
 }
 
-// Returns the address where ranks of other hosts can meet this one, whichever network carries the data.
-Result<std::string> meeting_address() {
+// Returns the address where ranks of other hosts can meet this one, whichever network carries the data. Over the one by
+// which it has joined, it has just reached another host; the first interface may be a bridge that no other host sees.
+Result<std::string> meeting_address(const bootstrap::Session& session) {
+  if (env().socket_ifname.empty() && !session.over_unix()) {
+    const Result<std::string> joined = session.local_address();
+    const auto address = joined.ok() ? driver::parse_ip_address(*joined) : joined.status();
+    if (address.ok() && !address->is_loopback()) return joined;
+  }
   MOECCL_ASSIGN_OR_RETURN(const std::vector<driver::Interface> interfaces, driver::interfaces());
   MOECCL_ASSIGN_OR_RETURN(const auto nics, transport::choose_nics(interfaces, env().socket_ifname));
   const std::string text = nics[0].address.str();
@@ -202,7 +208,7 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Network* 
     if (wires.links[r] != nullptr) fabric.links[r] = std::move(wires.links[r]);
   fabric.engine = std::move(wires.engine);
   result.node_link = {wires.alpha_ns, wires.bytes_per_ns};
-  MOECCL_ASSIGN_OR_RETURN(result.address, meeting_address());
+  MOECCL_ASSIGN_OR_RETURN(result.address, meeting_address(session));
   return result;
 }
 

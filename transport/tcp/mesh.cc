@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <set>
 #include <thread>
 
+#include "src/base/log.h"
 #include "src/bootstrap/control.h"
 #include "src/bootstrap/handshake.h"
 #include "src/driver/thread.h"
@@ -18,6 +20,8 @@ namespace {
 
 // If there is another way to the peer, one that does not answer is given up after this time.
 constexpr int64_t kTryRailMs = 3000;
+// An interface that this many hosts have not answered is used only where there is no other.
+constexpr size_t kSilentHosts = 3;
 // Tries for a connection that the other side drops before it is authenticated.
 constexpr int kTries = 10;
 constexpr int64_t kRetryMs = 20;
@@ -133,16 +137,28 @@ Status Mesh::greet(uint32_t peer, Knocked* k, const StreamGreeting& greeting) co
   return {};
 }
 
-Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) const {
-  const std::vector<Rail> rails = choose_rails(nics_, nics, driver::source_address_towards, options_.one_machine);
+Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
+  std::vector<Rail> rails = choose_rails(nics_, nics, driver::source_address_towards, options_.one_machine);
   if (rails.empty()) {
     return error(moecclRemoteError, "no interface of this host has a route to rank {}: see MOECCL_SOCKET_IFNAME", peer);
   }
+  const auto host_at = [&](const Rail& rail) {
+    const std::string text = nics[rail.peer].address.str();
+    return text.substr(0, text.rfind(':'));
+  };
+  // Each rank of each host would wait in vain again.
+  const auto is_silent = [&](const Rail& rail) {
+    const std::set<std::string>& hosts = silent_[rail.own];
+    return hosts.count(host_at(rail)) > 0 || hosts.size() >= kSilentHosts;
+  };
+  std::stable_partition(rails.begin(), rails.end(), [&](const Rail& rail) { return !is_silent(rail); });
   TcpPeer made;
   made.rank = peer;
   std::vector<Knocked> doors;
   Status last;
   for (const Rail& rail : rails) {
+    if (!doors.empty() && is_silent(rail)) continue;
+    const std::string to = nics[rail.peer].address.str();
     Way way{nics_[rail.own].address, nics[rail.peer].address, rail.mbit_per_s, options_.deadline};
     if (rails.size() > 1) way.until = Deadline::earlier(way.until, Deadline::after_ms(kTryRailMs));
     const size_t before = doors.size();
@@ -150,12 +166,15 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) const
       Result<Knocked> k = knock(peer, way);
       if (!k.ok()) {
         last = std::move(k).status();
+        if (rails.size() > 1 && silent_[rail.own].insert(host_at(rail)).second)
+          log(LogLevel::kWarn, "rank {}: {} does not reach {}, which lies in the same network: {}", options_.rank,
+              nics_[rail.own].address.str(), to, last.message());
         doors.resize(before);
         break;
       }
       doors.push_back(std::move(*k));
     }
-    if (doors.size() > before && made.where.empty()) made.where = nics[rail.peer].address.str();
+    if (doors.size() > before && made.where.empty()) made.where = to;
   }
   if (doors.empty()) return std::move(last).with_context(format("connecting to rank {}", peer));
   for (size_t i = 0; i < doors.size(); ++i) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "src/base/clock.h"
@@ -42,7 +43,7 @@ class Mesh {
 
  private:
   Mesh(const MeshOptions& options, std::vector<Nic> nics) : options_(options), nics_(std::move(nics)) {}
-  Result<TcpPeer> connect_to(uint32_t peer, std::span<const Nic> nics) const;
+  Result<TcpPeer> connect_to(uint32_t peer, std::span<const Nic> nics);
   Status prepare_listener(int fd);
   void choose_congestion(const TcpPeer& peer) const;
   struct Way {
@@ -66,6 +67,8 @@ class Mesh {
   std::vector<Fd> listeners_;
   std::string congestion_;         // for new connections; empty: the system's
   std::string system_congestion_;  // empty: not known
+  // By own interface: addresses that did not answer it, although there is another way to their hosts.
+  std::map<uint32_t, std::set<std::string>> silent_;
 };
 
 }  // namespace moeccl::transport::tcp

@@ -61,6 +61,10 @@ Result<Opened> look(const Settings& settings) {
   if (settings.library == "none") return error(moecclUnsupported, "MOECCL_IB_LIBRARY is none");
   MOECCL_ASSIGN_OR_RETURN(driver::IbvApi api, driver::IbvApi::load(settings.library));
   MOECCL_TRY(api.complete());
+  // On kernels before 5.9, a write after a fork would go to a copy of a registered page, and the device would send the
+  // old one. Elsewhere this does nothing.
+  static const int forks = api.fork_init != nullptr ? api.fork_init() : 0;
+  if (forks != 0) log(LogLevel::kInfo, "ibv_fork_init returned {}: do not fork while ranks use RDMA", forks);
   Opened o;
   o.api = std::make_unique<driver::IbvApi>(api);
   MOECCL_ASSIGN_OR_RETURN(DeviceList list, DeviceList::get(*o.api));

@@ -158,6 +158,19 @@ TEST(Launcher, RanksOfSeveralHostsMeetThroughTheSecret) {
   }
   for (size_t i = 0; i < children.size(); ++i) EXPECT_EQ(children.wait(i), 0) << "rank " << i;
 }
+// Debian gives a host's own name the address 127.0.1.1, at which no other host finds it.
+TEST(Launcher, ALoopbackAddressOfTheMasterIsNotForOtherHosts) {
+  LauncherInfo info;
+  info.n_ranks = 4;
+  info.n_local = 2;
+  for (const char* name : {"localhost", "127.0.1.1"}) {
+    info.master_addr = name;
+    const Result<std::string> own = address_for_other_hosts(info);
+    const std::string text = own.ok() ? *own : own.status().message();
+    EXPECT_TRUE(own.ok() ? !text.starts_with("127.") : text.find("MOECCL_SOCKET_ADDR") != std::string::npos) << text;
+  }
+}
+
 TEST(Launcher, DISABLED_FarRank) {
   const char* rank_text = std::getenv("MOECCL_TEST_FAR_RANK");
   if (rank_text == nullptr) GTEST_SKIP() << "a part of RanksOfSeveralHostsMeetThroughTheSecret";
