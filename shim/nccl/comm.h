@@ -30,7 +30,8 @@ struct Comm {
 
   // ncclInProgress while it is being made, then the result.
   std::atomic<ncclResult_t> state{ncclSuccess};
-  std::atomic<int> children{0};  // communicators that are being made from this one in the background
+  std::atomic<bool> settled{true};  // false while its parent still counts it, after it was made in the background
+  std::atomic<int> children{0};     // communicators that are being made from this one in the background
   std::atomic<bool> revoked{false};
   std::atomic<bool> suspended{false};
   std::atomic<bool> given_up{false};    // aborted, revoked or destroyed: no thread waits on it any longer

@@ -114,6 +114,7 @@ ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
   if (comm->real != nullptr && abort) return MOECCL_FORWARD(CommAbort, std::exchange(comm->real, nullptr));
   comm->given_up = true;
   if (abort && comm->ours != nullptr) (void)moecclCommAbort(comm->ours);
+  drop_jobs_from(*comm);
   wait_unused(*comm);
   const ncclResult_t result = free_comm(*comm);
   return abort ? ncclSuccess : result;  // aborted operations end in an error, as they should
@@ -304,7 +305,9 @@ ncclResult_t CommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) return MOECCL_FORWARD(CommGetAsyncError, target.real, out);
   *out = target.ours->state.load(std::memory_order_acquire);  // released by the thread that made it
-  if (*out == ncclSuccess && target.ours->children.load(std::memory_order_acquire) > 0) *out = ncclInProgress;
+  const bool settled = target.ours->settled.load(std::memory_order_acquire);
+  if (*out == ncclSuccess && (!settled || target.ours->children.load(std::memory_order_acquire) > 0))
+    *out = ncclInProgress;
   if (*out != ncclSuccess || target.ours->revoked) return ncclSuccess;
   moecclResult_t state = moecclSuccess;
   const ncclResult_t asked = from_moeccl(moecclCommGetAsyncError(target.ours->ours, &state));

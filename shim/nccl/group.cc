@@ -71,20 +71,26 @@ void run_in_background(const Job& job) {
     if (job.parent != nullptr)
       (*job.parent)->children.fetch_sub(1, std::memory_order_release);  // acquired in resolve()
   };
+  // A program that polls the parent may use the child next, and one that polls the child the parent.
   const auto background = [job, ended] {
     Comm& comm = *job.comm;
     const ncclResult_t result = make(job);
+    {
+      // The program learns of a failure from ncclCommGetAsyncError, so the handle stays until it is aborted.
+      const std::lock_guard lock(comm.mutex);
+      comm.state.store(result, std::memory_order_release);  // acquired in resolve()
+      if (comm.abandoned) (void)free_comm(comm);
+    }
     ended();
-    // The program learns of a failure from ncclCommGetAsyncError, so the handle stays until it is aborted.
-    const std::lock_guard lock(comm.mutex);
-    comm.state.store(result, std::memory_order_release);  // acquired in resolve()
-    if (comm.abandoned) (void)free_comm(comm);
+    comm.settled.store(true, std::memory_order_release);
   };
+  job.comm->settled.store(false, std::memory_order_relaxed);
   try {
     std::thread(background).detach();
   } catch (const std::exception& e) {
     job.comm->state.store(fail_thrown(e), std::memory_order_release);
     ended();
+    job.comm->settled.store(true, std::memory_order_release);
   }
 }
 
@@ -214,6 +220,15 @@ ncclResult_t start(Job job) {
     return ncclInProgress;
   }
   return run(job);
+}
+
+void drop_jobs_from(const Comm& parent) {
+  std::erase_if(group.jobs, [&](const Job& job) {
+    if (job.parent == nullptr || &**job.parent != &parent) return false;
+    refuse(job);
+    (void)fail_group(fail(ncclInvalidUsage, "a communicator was ended in the group that was to make another from it"));
+    return true;
+  });
 }
 
 bool group_open() { return group.depth > 0; }

@@ -73,6 +73,9 @@ ncclResult_t fail_group(ncclResult_t result);
 // Adds work to an open group. It runs at the group's end, after its collectives and messages; work that waits runs
 // last. A failure of the work is the group's.
 void at_group_end(bool waits, std::function<ncclResult_t()> work);
+// Refuses what the thread's open group would make from this communicator, which ends before the group does. The group
+// issues nothing and ends with ncclInvalidUsage.
+void drop_jobs_from(const Comm& parent);
 // Runs the work at the end of an open group, after its calls; now when there is none.
 void after_group(std::function<void()> work);
 

@@ -119,7 +119,7 @@ moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choice
     MOECCL_TRY(count_choices(topk_index, n_choices, n_experts, own.data()));
     return put_counts(c, std::move(own), counts, stream);
   });
-  if (counted != moecclSuccess) return counted;
+  if (counted != moecclSuccess) return api::member_of_group(counted);
   return moecclAllReduce(counts, counts, static_cast<size_t>(n_experts), moecclInt64, moecclSum, comm, stream);
 }
 

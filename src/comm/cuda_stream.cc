@@ -149,7 +149,7 @@ Status CudaStream::run(const CudaPut& put, const std::function<Status()>& work) 
       if (e == writer) continue;
       if (Status s = e->synchronize(); status.ok() && !s.ok()) status = std::move(s);
     }
-    if (put.number > 0) tell(put.number, writer);
+    if (put.number > 0) tell(put, writer);
   };
   Status status = contained([&] {
     const exec::StreamWork::Scope scope(now);
@@ -165,10 +165,19 @@ Status CudaStream::run(const CudaPut& put, const std::function<Status()>& work) 
 
 // Stores each number once, in order. The stores of one engine arrive in order. When another one writes, the last
 // engine's store must have arrived; it will, because an engine ends only when its stream is empty.
-void CudaStream::tell(uint64_t number, exec::StreamEngine* writer) {
+void CudaStream::tell(const CudaPut& put, exec::StreamEngine* writer) {
   const std::atomic_ref done(*done_);
-  while ((writer == nullptr || writer != last_) && done.load(std::memory_order_acquire) + 1 < number)
+  const uint64_t number = put.number;
+  // A device that has failed stores nothing any more.
+  const auto fails = [&] {
+    const int rc = cuda::driver()->cuEventQuery(put.ready);
+    return rc != 0 && rc != cuda::kNotReady;
+  };
+  constexpr int kLookEvery = 50;
+  for (int i = 1; (writer == nullptr || writer != last_) && done.load(std::memory_order_acquire) + 1 < number; ++i) {
     driver::sleep_ns(20'000);
+    if (i % kLookEvery == 0 && fails()) break;
+  }
   last_ = writer;
   if (writer != nullptr) {
     writer->write_word(done_, number);

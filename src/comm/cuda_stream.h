@@ -45,7 +45,7 @@ class CudaStream final : public Stream {
   CudaStream(driver::cuda::Context context, driver::cuda::Stream stream) : context_(context), stream_(stream) {}
   Status note(CudaPut& put);
   Status run(const CudaPut& put, const std::function<Status()>& work);
-  void tell(uint64_t number, exec::StreamEngine* writer);
+  void tell(const CudaPut& put, exec::StreamEngine* writer);
   Result<driver::cuda::Event> take_event();
 
   driver::cuda::Context context_;

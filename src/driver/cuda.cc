@@ -144,6 +144,17 @@ Memory::~Memory() {
     (void)driver()->cuMemFree_v2(reinterpret_cast<Pointer>(data_));
 }
 
+Status zero(Pointer at, size_t bytes) {
+  constexpr unsigned kNonBlocking = 1;
+  constexpr const char* kWhat = "zeroing device memory";
+  Stream stream = nullptr;
+  MOECCL_TRY(check(driver()->cuStreamCreate(&stream, kNonBlocking), kWhat));
+  Status status = check(driver()->cuMemsetD8Async(at, 0, bytes, stream), kWhat);
+  if (status.ok()) status = check(driver()->cuStreamSynchronize(stream), kWhat);
+  (void)driver()->cuStreamDestroy_v2(stream);
+  return status;
+}
+
 Result<Memory> Memory::device(Context context, size_t bytes) {
   const Current current(context);
   Memory m;
@@ -152,8 +163,7 @@ Result<Memory> Memory::device(Context context, size_t bytes) {
   m.context_ = context;
   m.data_ = reinterpret_cast<std::byte*>(p);
   m.bytes_ = bytes;
-  MOECCL_TRY(check(driver()->cuMemsetD8Async(p, 0, bytes, nullptr), "zeroing device memory"));
-  MOECCL_TRY(check(driver()->cuStreamSynchronize(nullptr), "zeroing device memory"));
+  MOECCL_TRY(zero(p, bytes));
   return m;
 }
 

@@ -135,6 +135,10 @@ class Current {
   int capture_mode_ = 2;  // relaxed; after the exchange, the thread's own mode
 };
 
+// Zeroes memory of the current context's device, on a stream of its own: another thread may be capturing a stream that
+// the default stream would join.
+Status zero(Pointer at, size_t bytes);
+
 // Zeroed memory of the context's device. It is freed with its owner, on any thread.
 class Memory {
  public:

@@ -124,8 +124,7 @@ Result<VirtualMemory> VirtualMemory::create(Context context, size_t bytes) {
   MOECCL_TRY(check(f.create(&m.handle_, m.mapped_, &properties, 0), format("{} bytes of device memory", m.mapped_)));
   m.has_handle_ = true;
   MOECCL_TRY(m.map(device));
-  MOECCL_TRY(check(driver()->cuMemsetD8Async(m.address_, 0, m.mapped_, nullptr), "zeroing device memory"));
-  MOECCL_TRY(check(driver()->cuStreamSynchronize(nullptr), "zeroing device memory"));
+  MOECCL_TRY(zero(m.address_, m.mapped_));
   return m;
 }
 

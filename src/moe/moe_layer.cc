@@ -280,8 +280,7 @@ Status MoeRouting::dispatch_backward(const void* grad_out, void* grad_in, moeccl
 Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t stream) {
   MOECCL_TRY(usable("combine backward"));
   const bool expert_major = layer_.config().shape.expert_major;
-  // The gradient pointer may well be NULL on a rank without tokens; `in` then tells whether weights are wanted.
-  const bool wants_weights = g.grad_weight || (expert_major && tokens_here() == 0 && g.in);
+  const bool wants_weights = g.grad_weight != nullptr;  // alike on all ranks, also on those without tokens
   if (wants_weights) MOECCL_TRY(on_host("gradients of the weights"));
   if (expert_major && (weighted_ || wants_weights)) MOECCL_TRY(needs_elements("combine backward"));
   MOECCL_TRY(needs_buffer("combine backward", "grad_out", g.grad_out, tokens_here()));

@@ -66,7 +66,7 @@ Status MoeReplacement::combine_backward(const MoeRouting::CombineGradients& g, m
   if (combines_plainly()) return routing_->combine_backward(g, stream);
   const uint64_t n_tokens = tokens_of_[layer_.host().rank()];
   const bool expert_major = moe_config_.shape.expert_major;
-  const bool wants_weights = g.grad_weight || (expert_major && n_tokens == 0 && g.in);
+  const bool wants_weights = g.grad_weight != nullptr;
   MOECCL_TRY(needs_buffer(kWhat, "grad_out", g.grad_out, n_tokens));
   MOECCL_TRY(needs_buffer(kWhat, "grad_in", g.grad_in, n_rows_));
   if (wants_weights && !expert_major)

@@ -258,6 +258,7 @@ TEST(Grow, BetweenHosts) {
 
 TEST(Grow, WhatCannotGrowSaysWhatIsMissing) {
   const Shared<SharedId> shared, other;
+  Meeting left;
   run_ranks(2,
             [&](int rank, moecclComm_t comm) {
               moecclComm_t more = nullptr;
@@ -309,6 +310,7 @@ TEST(Grow, WhatCannotGrowSaysWhatIsMissing) {
               EXPECT_TRUE(says(comm, "rank 2 of 3 did not join")) << moecclGetLastError(comm);
               EXPECT_EQ(more, nullptr);
               if (stranger.joinable()) stranger.join();
+              EXPECT_TRUE(left.meet(2));  // the one that waits a little longer would find that the other has ended
             },
             {.mode = RankMode::kProcesses});
 }

@@ -365,6 +365,19 @@ TEST(Experts, StreamsAndGroupsRunThem) {
   });
 }
 
+TEST(Experts, PopularityThatIsRefusedRefusesItsGroup) {
+  run_ranks(1, [](int, moecclComm_t comm) {
+    const int32_t choices[2] = {0, 7};
+    int64_t counts[4] = {};
+    int32_t value = 3, sum = -1;
+    MOECCL_ASSERT_OK(moecclGroupStart());
+    MOECCL_EXPECT_COMM_OK(moecclAllReduce(&value, &sum, 1, moecclInt32, moecclSum, comm, nullptr), comm);
+    EXPECT_EQ(moecclExpertPopularity(choices, 2, 4, counts, comm, nullptr), moecclInvalidArgument);
+    EXPECT_EQ(moecclGroupEnd(), moecclInvalidArgument);
+    EXPECT_EQ(sum, -1) << "the group's other call has run";
+  });
+}
+
 TEST(Experts, PopularityCountsChoicesOfAllRanks) {
   run_ranks(3, [](int rank, moecclComm_t comm) {
     const int32_t choices[] = {0, 1, -1, 3, 3};

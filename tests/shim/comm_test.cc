@@ -104,6 +104,22 @@ TEST(ShimComm, ASplitInTheBackgroundHoldsItsParent) {
   });
 }
 
+// The job of the split uses its parent until the group ends, which is after the call that ends the parent.
+TEST(ShimComm, AParentEndedInTheGroupOfItsSplitIsNotAwaited) {
+  Board* board = new_board();
+  in_processes(1, [&](int rank) {
+    for (const bool abort : {true, false}) {
+      ncclComm_t comm = nullptr, part = nullptr;
+      ASSERT_NCCL(ncclCommInitRank(&comm, 1, meet(*board, rank), rank));
+      ASSERT_NCCL(ncclGroupStart());
+      ASSERT_NCCL(ncclCommSplit(comm, 0, 0, &part, nullptr));
+      ASSERT_NCCL(abort ? ncclCommAbort(comm) : ncclCommDestroy(comm));
+      EXPECT_EQ(ncclGroupEnd(), ncclInvalidUsage);
+      EXPECT_EQ(part, nullptr);
+    }
+  });
+}
+
 TEST(ShimComm, ScalableInitAndSplit) {
   Board* board = new_board();
   in_processes(4, [&](int rank) {

@@ -2,7 +2,7 @@
 """Re-placing combine: samples go to the rank where this layer's combine and the next dispatch cross the fewest slow links
 (include/moeccl/replace.h). T and R are as in moeccl.moe; combine's input has rows() rows."""
 import ctypes
-from typing import Any, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 from . import _abi
 from ._abi import ReplaceInfo
@@ -16,6 +16,7 @@ from .moe import Moe, Routing
 from .streams import give_back, stream_handle
 
 _byref = ctypes.byref
+_nothing = ctypes.c_float()
 MODES = {"solve": _abi.moecclReplaceSolve, "keep": _abi.moecclReplaceKeep, "given": _abi.moecclReplaceGiven}
 
 
@@ -75,7 +76,11 @@ class Replacement:
                 if (thing is not None or rows) and buffer.bytes != rows * row and not (thing is None and name in _MAY_BE_NONE):
                     raise ValueError(f"{function}: {name} has {buffer.bytes} bytes, {rows} rows of {row} bytes are {rows * row}")
             tail = (stream_handle(stream),) if streamed else ()
-            self._comm._check(getattr(lib, function)(self._handle, *[b.data for b in buffers], *tail))
+            data: List[Any] = [b.data for b in buffers]
+            for n, (name, thing, _, _) in enumerate(given):
+                if name == "grad_weight" and thing is not None and not data[n]:
+                    data[n] = _byref(_nothing)  # no tokens, but not NULL, which requests the weights' gradient
+            self._comm._check(getattr(lib, function)(self._handle, *data, *tail))
         finally:
             give_back([*buffers, Held((self, self._routing))], stream)
 

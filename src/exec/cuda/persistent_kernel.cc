@@ -368,7 +368,9 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
     next = launched() + 1;
     a.completed = reinterpret_cast<uint64_t*>(&fabric_->own->board().progress.walked);
     a.number = next;
-    if (next > 1 && stream != last_stream_)
+    // The per-thread default stream is another one on each thread, by the same name.
+    constexpr uintptr_t kPerThread = 2;
+    if (next > 1 && (stream != last_stream_ || reinterpret_cast<uintptr_t>(stream) == kPerThread))
       MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, event_, 0), "the order of operations on two streams"));
   }
   MOECCL_TRY(start(op, a, stream));
@@ -383,6 +385,19 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
   fabric_->own->board().progress.walks_called.store(next);
   if (proxy_ != nullptr) proxy_->wake();
   return driver_cuda::check(d.cuEventRecord(event_, stream), "the order of operations on two streams");
+}
+
+bool PersistentKernel::earlier_has_ended() {
+  const std::lock_guard lock(mutex_);
+  if (launched() == 0 || last_stream_ == engine_.stream()) return true;
+  const driver_cuda::Current current(engine_.context());
+  return driver_cuda::driver()->cuEventQuery(event_) != driver_cuda::kNotReady;
+}
+
+Status PersistentKernel::device_state() {
+  const driver_cuda::Current current(engine_.context());
+  const int rc = driver_cuda::driver()->cuEventQuery(event_);
+  return rc == driver_cuda::kNotReady ? Status() : driver_cuda::check(rc, "the persistent kernel's device");
 }
 
 namespace {
@@ -477,6 +492,7 @@ Progress KernelTask::poll() {
     f.recorder.chose(record_, op_.choice.algorithm);
   }
   if (number_ == 0) {
+    if (!kernel_.earlier_has_ended()) return Progress::kBlocked;
     Status s = kernel_.launch(op_, kernel_.engine().stream(), &number_);
     if (!s.ok()) return fail(std::move(s));
     promise_ = nullptr;
@@ -499,6 +515,7 @@ Progress KernelTask::poll() {
 // drives) in place of this one.
 Status KernelTask::diagnose() {
   const Fabric& f = fabric();
+  MOECCL_TRY(kernel_.device_state());
   // The device's clock starts with its wait, later than the host's.
   if (now_ns() - began_ns_ > f.timeout_ms * 1'000'000) kernel_.expire();
   for (uint32_t p = 0; p < f.n_ranks; ++p) {

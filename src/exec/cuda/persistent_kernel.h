@@ -44,6 +44,11 @@ class PersistentKernel {
 
   // Returns why the device gave up, or ok() if it did not. Any thread.
   Status failure() const;
+  // Returns why the device runs nothing any more, or success.
+  Status device_state();
+  // Returns whether a launch to the engine's stream would wait for nothing there. Such a wait would hold up other
+  // communicators' engines, whose streams share hardware channels with it.
+  bool earlier_has_ended();
   // Makes the waiting kernels give up; nothing can be launched any more. Any thread.
   void stop();
   // Does the same because the deadline has passed.
@@ -102,7 +107,7 @@ class PersistentKernel {
   std::unordered_map<uint64_t, Placed> placed_;  // keyed by the program's bytes
   std::unordered_map<uint64_t, Placed*> known_;  // keyed by Choice::program_hash
   driver::cuda::Event event_ = nullptr;
-  driver::cuda::Stream last_stream_ = nullptr;
+  driver::cuda::Stream last_stream_ = nullptr;  // to which the last launch went
   std::atomic<uint64_t> launched_{0};
   std::atomic<uint32_t> promised_{0};
   std::unique_ptr<KernelProxy> proxy_;

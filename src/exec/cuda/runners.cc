@@ -92,8 +92,9 @@ class StreamRunner : public Runner {
   Status begin() override {
     const driver::cuda::Current current(engine_.context());
     if (StreamWork* work = StreamWork::current(); work != nullptr) {
-      MOECCL_TRY(Status(work->put));
-      if (work->ready != nullptr) engine_.after(work->ready);
+      // On the host: engines of several communicators share hardware channels, and a wait in this one's stream would
+      // hold up the operation of another for which the caller's stream may be waiting.
+      MOECCL_TRY(work->wait_ready());
       work->add(&engine_);
     } else {
       // A blocking call runs after the work that is still in the default stream.

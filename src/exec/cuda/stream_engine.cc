@@ -116,10 +116,6 @@ void StreamEngine::note(Status status) {
   if (status_.ok() && !status.ok()) status_ = std::move(status);
 }
 
-void StreamEngine::after(cuda::Event event) {
-  note(cuda::check(cuda::driver()->cuStreamWaitEvent(stream_, event, 0), "waiting for the caller's stream"));
-}
-
 void StreamEngine::write_word(const void* word, uint64_t value) {
   // With the default flag, everything that the stream did before is visible to all before the value is.
   note(cuda::check(cuda::driver()->cuStreamWriteValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(word), value, 0),

@@ -40,8 +40,6 @@ class StreamEngine {
   // The first failure of a launch. It stays.
   const Status& status() const { return status_; }
 
-  // Makes all later work wait for the event.
-  void after(driver::cuda::Event event);
   // Stores into host memory that the device can write, once everything before is done and visible.
   void write_word(const void* word, uint64_t value);
   // Waits on the host. Used for blocking calls, failures and teardown.

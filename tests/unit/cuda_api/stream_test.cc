@@ -299,6 +299,31 @@ TEST_F(CudaStreams, MoreThanTheChannelsOfADeviceDoNotHoldUpAnOperation) {
   });
 }
 
+// Two communicators whose streams share the only channel. The operation of one ends before the other's stream gets
+// there.
+TEST_F(CudaStreams, OfOneChannelServeSeveralCommunicators) {
+  setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
+  run_on_devices(2, device_options(RankMode::kProcesses), [](int rank, moecclComm_t comm, CudaDevice& device, void* s) {
+    moecclComm_t second = nullptr;
+    MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, rank, &second, nullptr));
+    void* other = device.make_stream();
+    DeviceBuffer a(device, kCount * 4), b(device, kCount * 4);
+    a.put(floats(kCount, 1));
+    b.put(floats(kCount, 2));
+    for (int i = 0; i < 3; ++i) {
+      MOECCL_EXPECT_OK(moecclAllReduce(b.data(), b.data(), kCount, moecclFloat32, moecclMax, second, as_stream(other)));
+      MOECCL_EXPECT_OK(moecclAllReduce(a.data(), a.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(s)));
+      MOECCL_EXPECT_OK(moecclStreamSynchronize(as_stream(other)));
+      MOECCL_EXPECT_OK(moecclStreamSynchronize(as_stream(s)));
+    }
+    EXPECT_EQ(a.get(s), floats(kCount, 8));
+    EXPECT_EQ(b.get(other), floats(kCount, 2));
+    MOECCL_EXPECT_OK(moecclCommDestroy(second));
+    device.end_stream(other);
+  });
+}
+
 // Each rank sends on one stream and receives on another, which may share a hardware channel. Both streams wait for both
 // messages, and the messages wait for the earlier work of both.
 void exchange_on_two_streams() {
