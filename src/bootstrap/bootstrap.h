@@ -16,6 +16,7 @@
 #include "src/base/clock.h"
 #include "src/base/fd.h"
 #include "src/base/status.h"
+#include "src/driver/socket.h"
 
 namespace moeccl::bootstrap {
 
@@ -99,8 +100,8 @@ class Session {
   int rank() const;  // at a meeting of survivors, its new number
   // Returns the ranks that have met, by the numbers with which they joined, in ascending order.
   std::span<const uint32_t> members() const;
-  // Returns the address, "ip", at which this host was reached when it joined; InvalidUsage over UNIX sockets.
-  Result<std::string> local_address() const;
+  // Returns this host's address on the way by which it has joined.
+  Result<driver::SocketAddress> local_address() const;
   bool over_unix() const;               // file descriptors can be exchanged only if true
   std::span<const Peer> peers() const;  // [n_ranks]
 

@@ -226,24 +226,20 @@ Result<LauncherInfo> detect_launcher() {
 }
 
 Result<std::string> address_for_other_hosts(const LauncherInfo& info) {
-  const auto without_port = [](const driver::SocketAddress& a) {
-    const std::string text = a.str();
-    return text.substr(0, text.rfind(':'));
-  };
   const auto elsewhere = [] { return driver::parse_ip_address("192.0.2.1"); };  // any distant address (RFC 5737)
   Result<driver::SocketAddress> towards =
       info.master_addr.empty() ? elsewhere() : driver::resolve_host(info.master_addr, 0);
   // Many systems give a host's own name a loopback address. Nothing is sent.
   if (towards.ok() && towards->is_loopback()) towards = elsewhere();
   if (towards.ok() && !info.master_addr.empty() && driver::is_local_address(*towards)) {
-    return without_port(*towards);
+    return towards->host();
   }
   Result<driver::SocketAddress> own = towards.ok() ? driver::source_address_towards(*towards) : towards;
   if (!own.ok()) {
     return std::move(own).status().with_context(
         "choosing an interface for the ranks on other hosts (set MOECCL_SOCKET_ADDR to its address)");
   }
-  return without_port(*own);
+  return own->host();
 }
 
 Result<moecclUniqueId> meet_from_environment(const LauncherInfo& info, Deadline deadline) {

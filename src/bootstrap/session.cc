@@ -358,13 +358,7 @@ Session::~Session() {
 int Session::rank() const { return impl_->rank; }
 std::span<const uint32_t> Session::members() const { return impl_->members; }
 bool Session::over_unix() const { return impl_->over_unix; }
-
-Result<std::string> Session::local_address() const {
-  if (impl_->over_unix) return error(moecclInvalidUsage, "the ranks have met at a UNIX socket, which has no address");
-  MOECCL_ASSIGN_OR_RETURN(const driver::SocketAddress address, driver::local_address(impl_->fd.get()));
-  const std::string text = address.str();
-  return text.substr(0, text.rfind(':'));
-}
+Result<driver::SocketAddress> Session::local_address() const { return driver::local_address(impl_->fd.get()); }
 std::span<const Peer> Session::peers() const { return impl_->peers; }
 
 Result<std::vector<std::vector<std::byte>>> Session::all_gather(std::span<const std::byte> mine, Deadline deadline) {

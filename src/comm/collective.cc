@@ -127,7 +127,7 @@ Status renew(Communicator& comm, PreparedCall& prepared, const CollectiveCall& c
   return {};
 }
 
-// Called after prepare_collective(), to keep what it prepared.
+// Called after the operation has run, to keep what prepare_collective() prepared.
 void keep(const Communicator& comm, PreparedCall& prepared, const CollectiveCall& c, uint64_t plans) {
   const exec::Operation& op = prepared.operation;
   const bool eager = comm.runs_eagerly(op);
@@ -219,12 +219,10 @@ Status run_collective(Communicator& comm, const CollectiveCall& call) {
     prepared.plans = 0;
     prepared.operation.reset();
     MOECCL_TRY(prepare_collective(comm, call, prepared.operation));
-    keep(comm, prepared, call, plans);
-    const exec::Operation& op = prepared.operation;
-    const Status status = comm.run(prepared.operation);
-    // A trial has run another plan, with which the others may not go on.
-    if (prepared.plans != 0 && op.signature.plan != static_cast<const PlanSlot*>(op.keep.get())->signature)
-      prepared.plans = 0;
+    exec::Operation& op = prepared.operation;
+    const Status status = comm.run(op);
+    // A trial may have run another plan, with which the others may not go on.
+    if (op.signature.plan == static_cast<const PlanSlot*>(op.keep.get())->signature) keep(comm, prepared, call, plans);
     return status;
   });
 }

@@ -66,14 +66,11 @@ struct Batch {
   std::unique_ptr<Meeting> meeting;                       // with the others; null if there are none
   std::vector<uint64_t> walks;  // the calls' numbers, if all were launched on the persistent kernel
   Status launched;
-  bool captured = false;  // the stream is being captured
-  bool in_order = false;  // all can be launched now, after everything that was called before
+  bool launchable = false;  // on its one stream, which is a CUDA stream: the persistent kernel runs all calls
+  bool captured = false;    // the stream is being captured
+  bool in_order = false;    // all can be launched now, after everything that was called before
 
   bool is_launched() const { return !walks.empty() || !launched.ok(); }
-  bool all_walk() const {
-    return stream != nullptr && stream->as_cuda() != nullptr && others.empty() &&
-           std::all_of(calls.begin(), calls.end(), kernel_of);
-  }
 };
 
 void add_messages(const Batch& batch, std::vector<std::unique_ptr<exec::Task>>& tasks) {
@@ -257,11 +254,12 @@ Batches batches_of(std::vector<Call>& calls) {
     if (std::find(batches.begin(), batches.end(), p.batch) == batches.end()) {
       batches.push_back(p.batch);
       p.batch->stream = p.stream;
-    } else if (p.stream == nullptr) {  // this thread runs the calls, and streams wait for it
-      p.batch->others.push_back(std::exchange(p.batch->stream, nullptr));
-    } else {
-      p.batch->others.push_back(p.stream);
+      p.batch->launchable = p.walks;
+      continue;
     }
+    p.batch->launchable = false;
+    // If a call has no stream, this thread runs the calls, and streams wait for it.
+    p.batch->others.push_back(p.stream == nullptr ? std::exchange(p.batch->stream, nullptr) : p.stream);
   }
   for (size_t i = 0; i < calls.size(); ++i) places[at[i]].batch->calls.push_back(std::move(calls[i]));
   for (const auto& b : batches)
@@ -274,7 +272,7 @@ Batches batches_of(std::vector<Call>& calls) {
 // it was launched.
 Status launch_at_once(Batches& batches) {
   for (auto& batch : batches) {
-    if (!batch->all_walk()) continue;
+    if (!batch->launchable) continue;
     MOECCL_ASSIGN_OR_RETURN(batch->captured, batch->stream->as_cuda()->capturing());
     batch->in_order = std::all_of(batch->calls.begin(), batch->calls.end(),
                                   [](const Call& c) { return !kernel_of(c)->has_promised(); });
@@ -370,7 +368,7 @@ Status issue_batches(std::vector<Call>& calls) {
   MOECCL_TRY(check_self_messages(calls));
   Batches batches = batches_of(calls);
   for (const auto& batch : batches) {
-    if (batch->all_walk()) continue;
+    if (batch->launchable) continue;
     if (batch->stream != nullptr) MOECCL_TRY(batch->stream->ready());
     for (Stream* other : batch->others) MOECCL_TRY(other->ready());
   }

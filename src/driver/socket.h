@@ -32,6 +32,7 @@ struct SocketAddress {
   uint16_t port() const;     // 0 for UNIX sockets
   void set_port(uint16_t port);
   std::string str() const;
+  std::string host() const;  // str() without the port
   // Returns the abstract name, the 4 bytes of an IPv4 address or the 16 bytes of an IPv6 address, as ids and messages
   // carry them.
   std::span<const std::byte> host_bytes() const;

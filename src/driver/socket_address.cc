@@ -69,6 +69,11 @@ void SocketAddress::set_port(uint16_t port) {
   if (storage.ss_family == AF_INET6) reinterpret_cast<sockaddr_in6&>(storage).sin6_port = htons(port);
 }
 
+std::string SocketAddress::host() const {
+  const std::string text = str();
+  return is_unix() ? text : text.substr(0, text.rfind(':'));
+}
+
 std::string SocketAddress::str() const {
   char text[INET6_ADDRSTRLEN] = {};
   switch (storage.ss_family) {

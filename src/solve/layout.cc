@@ -70,8 +70,8 @@ double token_flops(const moecclLayoutProblem_t& p) {
   return 2 * parameters + 2.0 * p.n_layers * static_cast<double>(p.hidden) * static_cast<double>(p.sequence);
 }
 
-int32_t switch_ranks_of(const moecclLayout_t& v) {
-  return v.vertical ? std::max(v.expert, v.context) : v.expert * v.context;
+int64_t switch_ranks_of(const moecclLayout_t& v) {
+  return v.vertical ? std::max(v.expert, v.context) : int64_t{1} * v.expert * v.context;
 }
 
 }  // namespace
@@ -83,8 +83,7 @@ Status check(const moecclLayout_t& v) {
   MOECCL_TRY(between("layout.pipeline", v.pipeline, 1, 1 << 20));
   MOECCL_TRY(between("layout.data", v.data, 1, 1 << 20));
   constexpr double kMostRanks = 1 << 20;  // as in problem.n_gpus
-  const double across = v.vertical ? std::max(v.expert, v.context) : double{1} * v.expert * v.context;
-  const double ranks = across * v.tensor * v.pipeline * v.data;
+  const double ranks = static_cast<double>(switch_ranks_of(v)) * v.tensor * v.pipeline * v.data;
   if (ranks <= kMostRanks) return {};
   return error(moecclInvalidArgument, "layout has {:.0f} ranks: give sizes of at most {:.0f} ranks", ranks, kMostRanks);
 }
@@ -151,7 +150,7 @@ moecclLayoutCost_t step_of(const moecclLayoutProblem_t& p, const moecclLayout_t&
   moecclLayoutCost_t cost{};
   cost.micro_batches = static_cast<int32_t>(micro_batches);
   cost.bubble = (pp - 1) / (micro_batches + pp - 1);
-  cost.switch_ranks = switch_ranks_of(v);
+  cost.switch_ranks = static_cast<int32_t>(switch_ranks_of(v));
   const double tokens = micro_batches * b * static_cast<double>(p.sequence) / v.context;  // of a GPU
   const double efficiency = p.compute_efficiency > 0 ? p.compute_efficiency : kComputeEfficiency;
   const double passes = p.recompute == moecclRecomputeFull ? 4 : 3;

@@ -151,14 +151,12 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
 // which it has joined, it has just reached another host; the first interface may be a bridge that no other host sees.
 Result<std::string> meeting_address(const bootstrap::Session& session) {
   if (env().socket_ifname.empty() && !session.over_unix()) {
-    const Result<std::string> joined = session.local_address();
-    const auto address = joined.ok() ? driver::parse_ip_address(*joined) : joined.status();
-    if (address.ok() && !address->is_loopback()) return joined;
+    const Result<driver::SocketAddress> joined = session.local_address();
+    if (joined.ok() && !joined->is_loopback()) return joined->host();
   }
   MOECCL_ASSIGN_OR_RETURN(const std::vector<driver::Interface> interfaces, driver::interfaces());
   MOECCL_ASSIGN_OR_RETURN(const auto nics, transport::choose_nics(interfaces, env().socket_ifname));
-  const std::string text = nics[0].address.str();
-  return text.substr(0, text.rfind(':'));
+  return nics[0].address.host();
 }
 
 }  // namespace

@@ -142,14 +142,10 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
   if (rails.empty()) {
     return error(moecclRemoteError, "no interface of this host has a route to rank {}: see MOECCL_SOCKET_IFNAME", peer);
   }
-  const auto host_at = [&](const Rail& rail) {
-    const std::string text = nics[rail.peer].address.str();
-    return text.substr(0, text.rfind(':'));
-  };
   // Each rank of each host would wait in vain again.
   const auto is_silent = [&](const Rail& rail) {
     const std::set<std::string>& hosts = silent_[rail.own];
-    return hosts.count(host_at(rail)) > 0 || hosts.size() >= kSilentHosts;
+    return hosts.count(nics[rail.peer].address.host()) > 0 || hosts.size() >= kSilentHosts;
   };
   std::stable_partition(rails.begin(), rails.end(), [&](const Rail& rail) { return !is_silent(rail); });
   TcpPeer made;
@@ -166,7 +162,7 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
       Result<Knocked> k = knock(peer, way);
       if (!k.ok()) {
         last = std::move(k).status();
-        if (rails.size() > 1 && silent_[rail.own].insert(host_at(rail)).second)
+        if (rails.size() > 1 && silent_[rail.own].insert(nics[rail.peer].address.host()).second)
           log(LogLevel::kWarn, "rank {}: {} does not reach {}, which lies in the same network: {}", options_.rank,
               nics_[rail.own].address.str(), to, last.message());
         doors.resize(before);

@@ -12,11 +12,10 @@ from ._errors import INT64, SIZE, check, number
 from ._library import lib
 from ._owned import Owned
 from .constants import FLOAT32
-from .moe import Moe, Routing
+from .moe import Moe, Routing, _nothing
 from .streams import give_back, stream_handle
 
 _byref = ctypes.byref
-_nothing = ctypes.c_float()
 MODES = {"solve": _abi.moecclReplaceSolve, "keep": _abi.moecclReplaceKeep, "given": _abi.moecclReplaceGiven}
 
 
