@@ -11,7 +11,7 @@ namespace moeccl::transport {
 namespace {
 
 constexpr Network kNetworks[] = {
-    {"verbs", verbs::kCapabilities, verbs::probe, verbs::open},
+    {"verbs", verbs::kCapabilities, verbs::probe, verbs::open, verbs::check},
     {"plugin", netplugin::kCapabilities, netplugin::probe, netplugin::open},
     {"tcp", tcp::kCapabilities, tcp::probe, tcp::open},
 };

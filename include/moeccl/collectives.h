@@ -55,7 +55,8 @@ MOECCL_API moecclResult_t moecclAllToAll(const void* send, void* recv, size_t co
                                          moecclComm_t comm, moecclStream_t stream);
 /* Sends send_counts[r] elements at send + send_displs[r] to rank r, and receives recv_counts[r] elements from it at
  * recv + recv_displs[r]. The arrays have n entries and are read at once. recv_counts[r] must equal the number of
- * elements that rank r sends; otherwise both ranks get moecclMismatch. Out of place only. */
+ * elements that rank r sends; otherwise both ranks get moecclMismatch, or moecclInvalidArgument where a rank's two
+ * numbers for itself differ. Displacements are checked even where the count is 0. Out of place only. */
 MOECCL_API moecclResult_t moecclAllToAllv(const void* send, const size_t* send_counts, const size_t* send_displs,
                                           void* recv, const size_t* recv_counts, const size_t* recv_displs,
                                           moecclDataType_t type, moecclComm_t comm, moecclStream_t stream);
@@ -65,9 +66,9 @@ MOECCL_API moecclResult_t moecclGather(const void* send, void* recv, size_t coun
 /* recv[count] = block `rank` of the root's send[n][count]. In place at the root: recv == send + root * count. */
 MOECCL_API moecclResult_t moecclScatter(const void* send, void* recv, size_t count, moecclDataType_t type, int root,
                                         moecclComm_t comm, moecclStream_t stream);
-/* Point to point, matched in call order for each pair of ranks. Outside a group, a Send blocks until the peer receives.
- * A difference in size or type is moecclMismatch at the receiver. A rank that sends to itself needs a group, with both
- * calls on one stream. */
+/* Point to point, matched in call order for each pair of ranks. Outside a group, a Send may block until the peer
+ * receives; a message that fits into the link's slots returns before. A difference in size or type is moecclMismatch at
+ * the receiver. A rank that sends to itself needs a group, with both calls on one stream. */
 MOECCL_API moecclResult_t moecclSend(const void* send, size_t count, moecclDataType_t type, int peer, moecclComm_t comm,
                                      moecclStream_t stream);
 MOECCL_API moecclResult_t moecclRecv(void* recv, size_t count, moecclDataType_t type, int peer, moecclComm_t comm,

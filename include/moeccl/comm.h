@@ -124,10 +124,11 @@ MOECCL_API moecclResult_t moecclStreamDestroy(moecclStream_t stream);
  * therefore cannot deadlock on their order, and one thread can drive several ranks. Groups nest; the outermost End
  * issues the calls.
  *
- * A group accepts the operations of collectives.h, pipeline.h and experts.h, moecclHybridGather and -Reduce, and
- * moecclCommInitRank, -InitRankConfig and -InitAll, whose communicators exist once the group has ended. All other calls
- * that wait for other ranks return moecclInvalidUsage: dispatch and combine, splits, and calls that create layers,
- * routings, placements or profiles. Every other call takes effect at once.
+ * A group accepts the operations of collectives.h, pipeline.h and experts.h except moecclChooseReplicas,
+ * moecclSharedExpert, whose own sum is formed at the call, moecclHybridGather and -Reduce, and moecclCommInitRank,
+ * -InitRankConfig and -InitAll, whose communicators exist once the group has ended. All other calls that wait for other
+ * ranks return moecclInvalidUsage: dispatch and combine, splits, and calls that create layers, routings, placements or
+ * profiles. Every other call takes effect at once.
  *
  * Calls on one stream, or on none, run beside each other. If the calls of a communicator lie on several streams, or on
  * streams and on none, they also run together: they begin when the earlier work of all these streams has ended, and

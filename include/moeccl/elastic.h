@@ -35,8 +35,9 @@ extern "C" {
  * have noticed a failure before it calls.
  *
  * config: NULL inherits comm's settings except topology and pace, as in moecclCommSplit; init_timeout_ms limits the
- * whole call. flags: MOECCL_SHRINK_*. The call blocks, is collective over the ranks that stay, and is not allowed in a
- * group. comm must not be destroyed meanwhile; other communicators may be used.
+ * whole call, but for the wait for running operations of MOECCL_SHRINK_DEFAULT. flags: MOECCL_SHRINK_*. The call
+ * blocks, is collective over the ranks that stay, and is not allowed in a group. comm must not be destroyed meanwhile;
+ * other communicators may be used.
  *
  * Returns moecclInvalidArgument if an excluded rank is not in comm or is the calling rank, or if flags are unknown;
  * moecclMismatch if two ranks exclude different ranks or have different configurations; moecclTimeout if ranks did not

@@ -121,9 +121,9 @@ typedef struct {
  * otherwise they get counts over all ranks: the choices of each expert, and how many of these were dropped.
  *
  * The call is collective: it makes one AllGather of n_experts counts, which replaces moecclExpertPopularity, and all
- * ranks then compute the same result. It blocks. topk_index and slot_index may be CUDA memory. n_tokens may differ
- * between ranks and be 0; all ranks together must make fewer than 2^31 choices. If one rank's choices are wrong, the
- * call fails on all ranks. */
+ * ranks then compute the same result. It blocks, and is not for groups (moecclInvalidUsage). topk_index and slot_index
+ * may be CUDA memory. n_tokens may differ between ranks and be 0; all ranks together must make fewer than 2^31 choices.
+ * If one rank's choices are wrong, the call fails on all ranks. */
 MOECCL_API moecclResult_t moecclChooseReplicas(const moecclReplicaDispatch_t* dispatch, const int32_t* topk_index,
                                                size_t n_tokens, int32_t* slot_index, int64_t* popularity,
                                                int64_t* dropped, moecclComm_t comm);
@@ -131,7 +131,7 @@ MOECCL_API moecclResult_t moecclChooseReplicas(const moecclReplicaDispatch_t* di
 /* Writes a page for a person about an operation with a plan (op: moecclOpExpertAllReduce, moecclOpCollectGradients,
  * moecclOpReduceGradients or moecclOpPlaceWeights): bytes per level, predicted time, this rank's steps. *needed (may be
  * NULL) gets the full length + 1. This call is not collective. moecclPlanForce(comm, moecclOpExpertAllReduce, "flat" or
- * "nodes") chooses the algorithm; by default "nodes" runs if the topology has nodes. */
+ * "nodes") chooses the algorithm; by default the one with the lowest price runs. */
 MOECCL_API moecclResult_t moecclExpertExplain(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type,
                                               const moecclPlacement_t* placement, char* text, size_t text_bytes,
                                               size_t* needed);

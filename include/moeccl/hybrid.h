@@ -98,7 +98,7 @@ MOECCL_API moecclResult_t moecclHybridReduce(moecclHybrid_t hybrid, const void* 
 MOECCL_API moecclResult_t moecclHybridExplain(moecclHybrid_t hybrid, size_t expert_bytes, char* text, size_t text_bytes,
                                               size_t* needed);
 
-/* The data that this rank has stored into one other rank's memory since it joined. */
+/* The data that this rank has stored into one other rank's host memory since it joined; CUDA memory is not counted. */
 typedef struct {
   uint64_t bytes;    /* payload */
   uint64_t messages; /* stores of a plan's steps: one per chunk of each block */

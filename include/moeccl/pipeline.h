@@ -42,7 +42,7 @@ MOECCL_API moecclResult_t moecclTensorAllToAll(const void* send, void* recv, siz
  * groups once: rank k of group d takes part k of a block from one rank of group s and passes it on inside its group;
  * the parts differ in size if the number of ranks does not divide the block. With transposed counts the operation is
  * its own inverse, which gives the way back and both backward passes. counts is read before the call returns. Out of
- * place only; counts may be 0. There is only one algorithm. */
+ * place only; counts may be 0, and their sum is at most 2^36 elements. There is only one algorithm. */
 MOECCL_API moecclResult_t moecclTensorAllToAllv(const void* send, void* recv, const size_t* counts,
                                                 moecclDataType_t type, moecclComm_t comm, moecclStream_t stream);
 

@@ -3,9 +3,11 @@
  * Placement solvers: decide where to place samples, experts and replicas, fast enough for every iteration. Conventions:
  * types.h.
  *
- * All solvers are functions of their arguments only: they use no communicator and no clock, and give the same answer on
- * every rank and every machine for the same input. They may be called from several threads at once. Times are in
- * microseconds, bandwidths in bytes per second, and volumes in tokens unless a name says bytes.
+ * All solvers are functions of their arguments only: they use no communicator and no clock, and give the same answer
+ * for the same input on all machines whose C library computes pow, exp and log alike, as machines of one kind do.
+ * Between machines of different kinds, solve on one rank and broadcast its answer. Solvers may be called from several
+ * threads at once. Times are in microseconds, bandwidths in bytes per second, and volumes in tokens unless a name says
+ * bytes.
  *
  * Workspace. Functions that need scratch memory take `workspace` and `workspace_bytes`; the function of the same name
  *   with the suffix Workspace says how much they need. With a NULL workspace the call allocates and frees its own.

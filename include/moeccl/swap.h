@@ -15,18 +15,18 @@
  *   that is ordered by local expert, such as rows, is ordered by slot. A routing from before a change of places must be
  *   updated before it is used again (moecclInvalidUsage). The host reads choices in CUDA memory.
  *   moecclRoutingUpdateOnStream, re-placing combine and layers with expert domains are moecclUnsupported.
- * Decisions. One AllReduce joins the counts and the times of steps and swaps, and every rank solves the same problem by
- *   itself. The solver minimizes Eq. 8 for the algorithm that the layer's last update ran, so it follows "auto". A pair
- *   changes places if its predicted share of the measured time of the layer's operations, over `horizon` steps, exceeds
- *   the time that a swap of the layer took on the slowest rank, from the start of its transfer to its end.
- * Sums. Rows stay sorted by (source rank, token), so gradients of weights do not depend on where an expert is. A
- *   token's combine adds in the order of slots: with top_k 1 and 2 the bits never change, with more the last one may.
- * Sharded optimizers. A tensor may have a different number of bytes per slot on each rank, and 0 on a rank that keeps
- *   none of it. Experts then change places only between ranks whose tensors have equal sizes. Data that is kept by
- *   expert number and not by slot (moecclCollectGradients' shards) stays where it is and is not passed.
- * Order. The object has its own communicator, so its transfers do not delay the layers' operations. All ranks make all
- *   of its calls except Test and GetInfo in the same order, one thread at a time. If a transfer fails, the ranks'
- *   weights may differ: go back to a checkpoint. */
+ * Decisions. One AllReduce joins the counts and the times of steps and swaps. Every rank solves the same problem, and
+ *   rank 0's answer counts, because hosts may round differently. The solver minimizes Eq. 8 for the algorithm that the
+ * layer's last update ran, so it follows "auto". A pair changes places if its predicted share of the measured time of
+ * the layer's operations, over `horizon` steps, exceeds the time that a swap of the layer took on the slowest rank,
+ * from the start of its transfer to its end. Sums. Rows stay sorted by (source rank, token), so gradients of weights do
+ * not depend on where an expert is. A token's combine adds in the order of slots: with top_k 1 and 2 the bits never
+ * change, with more the last one may. Sharded optimizers. A tensor may have a different number of bytes per slot on
+ * each rank, and 0 on a rank that keeps none of it. Experts then change places only between ranks whose tensors have
+ * equal sizes. Data that is kept by expert number and not by slot (moecclCollectGradients' shards) stays where it is
+ * and is not passed. Order. The object has its own communicator, so its transfers do not delay the layers' operations.
+ * All ranks make all of its calls except Test and GetInfo in the same order, one thread at a time. If a transfer fails,
+ * the ranks' weights may differ: go back to a checkpoint. */
 #ifndef MOECCL_SWAP_H_
 #define MOECCL_SWAP_H_
 
@@ -87,12 +87,12 @@ MOECCL_API moecclResult_t moecclExpertSwapDestroy(moecclExpertSwap_t swap);
 /* Attaches a layer with its tensors[n_tensors], at most 64. slot_of[n_experts] has the slot of each expert, as a
  * checkpoint stores it; NULL means that expert e is in slot e. *layer (may be NULL) gets the layer's number in this
  * object, from 0. Not allowed between Begin and Finish. Returns moecclInvalidUsage for a layer that is attached already
- * and moecclUnsupported for one with fewer experts than ranks. */
+ * and moecclUnsupported for one with fewer experts than ranks or more than 8192. */
 MOECCL_API moecclResult_t moecclExpertSwapAttach(moecclExpertSwap_t swap, moecclMoe_t moe,
                                                  const moecclSwapTensor_t* tensors, int32_t n_tensors,
                                                  const int32_t* slot_of, int32_t* layer);
-/* Counts a step and starts the count of the layers whose turn it is. Returns at once. Returns moecclInvalidUsage if a
- * Finish is missing. */
+/* Counts a step and starts the count of the layers whose turn it is. Returns at once. CUDA work on the tensors must be
+ * complete before Begin and before Finish. Returns moecclInvalidUsage if a Finish is missing. */
 MOECCL_API moecclResult_t moecclExpertSwapBegin(moecclExpertSwap_t swap);
 /* Sets *done to 1 if Finish would wait for no transfer except those of at_finish tensors, or if nothing has begun. */
 MOECCL_API moecclResult_t moecclExpertSwapTest(moecclExpertSwap_t swap, int32_t* done);

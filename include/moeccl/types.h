@@ -24,7 +24,7 @@
  *   is waiting.
  * Forks. A forked child may make its own communicators. Calls on its parent's communicators, and on everything else
  *   that the parent made, return moecclInvalidUsage. Destroying or freeing such an object in the child succeeds and
- *   changes nothing for the parent.
+ *   changes nothing for the parent; operators and registrations belong to their communicator and are refused.
  * Streams. A NULL stream makes the call blocking. With a stream from moecclStreamCreate() the call returns at once and
  *   the operation runs in the stream's order. moecclStreamSynchronize() and moecclCommGetAsyncError() report its
  *   errors.

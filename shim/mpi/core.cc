@@ -103,7 +103,8 @@ int Allreduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op
 
 int Reduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op, int root, MPI_Comm comm) {
   const Reduction r = find_reduction(count, type, op, comm);
-  const bool refused = r.served != nullptr && root == r.served->rank && send == recv;  // as in Allreduce
+  // As in Allreduce. Without elements, Open MPI accepts it and asks no other rank.
+  const bool refused = r.served != nullptr && root == r.served->rank && send == recv && count > 0;
   if (r.served == nullptr || refused || root < 0 || root >= r.served->n_ranks) {
     return PMPI_Reduce(send, recv, count, type, op, root, comm);
   }

@@ -66,7 +66,10 @@ moecclConfig_t* named(const Comm& comm, moecclConfig_t* config) {
 ncclResult_t split(Comm& parent, int color, int key, Comm& comm) {
   moecclConfig_t config = MOECCL_CONFIG_INIT;
   moecclComm_t whole = parent.ours, again = nullptr;
-  if (parent.revoked) {
+  // Another rank may have revoked it, and then splits by the same way.
+  moecclResult_t state = moecclSuccess;
+  const bool revoked = moecclCommGetAsyncError(parent.ours, &state) == moecclSuccess && state == moecclAborted;
+  if (parent.revoked || revoked) {
     const ncclResult_t met = from_moeccl(moecclCommShrink(parent.ours, nullptr, 0, &again, nullptr, 0));
     if (met != ncclSuccess) return met;
     whole = again;
@@ -115,6 +118,14 @@ ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
   comm->given_up = true;
   if (abort && comm->ours != nullptr) (void)moecclCommAbort(comm->ours);
   drop_jobs_from(*comm);
+  if (abort && group_open()) {
+    // What still uses it may end only when the group's other communicators have been aborted too.
+    after_group([comm] {
+      wait_unused(*comm);
+      (void)free_comm(*comm);
+    });
+    return ncclSuccess;
+  }
   wait_unused(*comm);
   const ncclResult_t result = free_comm(*comm);
   return abort ? ncclSuccess : result;  // aborted operations end in an error, as they should
@@ -137,7 +148,7 @@ ncclResult_t CommInitRankConfig(ncclComm_t* comm, int n_ranks, ncclUniqueId id, 
 ncclResult_t CommInitRankScalable(ncclComm_t* comm, int n_ranks, int rank, int n_ids, ncclUniqueId* ids,
                                   ncclConfig_t* config) {
   if (ids == nullptr || n_ids < 1) {
-    return fail(ncclInvalidArgument, "ncclCommInitRankScalable: give at least one id");
+    return fail_group(fail(ncclInvalidArgument, "ncclCommInitRankScalable: give at least one id"));
   }
   if (!is_moeccl_id(ids[0])) {
     return forward_in_group(
@@ -148,9 +159,10 @@ ncclResult_t CommInitRankScalable(ncclComm_t* comm, int n_ranks, int rank, int n
 }
 
 ncclResult_t CommInitAll(ncclComm_t* comms, int n_devices, const int* devices) {
-  if (comms == nullptr) return null_out("ncclCommInitAll", "comm");
+  if (comms == nullptr) return fail_group(null_out("ncclCommInitAll", "comm"));
   if (n_devices < 1) {
-    return fail(ncclInvalidArgument, "ncclCommInitAll: ndev is " + std::to_string(n_devices) + ": give 1 or more");
+    return fail_group(
+        fail(ncclInvalidArgument, "ncclCommInitAll: ndev is " + std::to_string(n_devices) + ": give 1 or more"));
   }
   std::string reason;
   if (wants_nccl(&reason) && real_nccl() != nullptr) {
@@ -312,7 +324,7 @@ ncclResult_t CommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
   moecclResult_t state = moecclSuccess;
   const ncclResult_t asked = from_moeccl(moecclCommGetAsyncError(target.ours->ours, &state));
   // Operations on streams are neither an error nor a reason to wait: NCCL reports them as success.
-  if (asked == ncclSuccess && state != moecclInProgress) *out = from_moeccl(state);
+  if (asked == ncclSuccess && state != moecclInProgress) *out = from_moeccl(state, target.ours->ours);
   return asked;
 }
 

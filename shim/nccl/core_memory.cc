@@ -227,7 +227,11 @@ ncclResult_t RedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
   Target target;
   const ncclResult_t result = resolve("ncclRedOpDestroy", comm, &target);
   if (result != ncclSuccess) return result;
-  if (target.real != nullptr) return MOECCL_FORWARD(RedOpDestroy, op, target.real);
+  if (target.real != nullptr) {
+    if (!group_open()) return MOECCL_FORWARD(RedOpDestroy, op, target.real);
+    after_group([op, real = target.real] { (void)MOECCL_FORWARD(RedOpDestroy, op, real); });  // its calls are kept too
+    return ncclSuccess;
+  }
   const auto i = static_cast<size_t>(op) - ncclNumOps;
   {
     const std::lock_guard lock(target.ours->mutex);

@@ -2,6 +2,7 @@
 #include "shim/nccl/group.h"
 
 #include <algorithm>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -64,56 +65,78 @@ ncclResult_t run(const Job& job) {
   return result;
 }
 
-void run_in_background(const Job& job) {
+// Jobs that run one after another, because they use the same parent and all ranks must do so in the same order.
+using Chain = std::vector<Job>;
+
+std::vector<Chain> chains_of(std::vector<Job> jobs) {
+  std::vector<Chain> chains;
+  for (Job& job : jobs) {
+    const auto same = [&](const Chain& c) {
+      return c[0].parent != nullptr && job.parent != nullptr && &**c[0].parent == &**job.parent;
+    };
+    const auto at = std::find_if(chains.begin(), chains.end(), same);
+    if (at != chains.end())
+      at->push_back(std::move(job));
+    else
+      chains.push_back({std::move(job)});
+  }
+  return chains;
+}
+
+void run_in_background(const Chain& chain) {
   // Nothing else may run on the parent meanwhile, because its ranks would not agree on the order.
-  if (job.parent != nullptr) (*job.parent)->children.fetch_add(1, std::memory_order_relaxed);
-  const auto ended = [job] {
+  for (const Job& job : chain) {
+    if (job.parent != nullptr) (*job.parent)->children.fetch_add(1, std::memory_order_relaxed);
+    job.comm->settled.store(false, std::memory_order_relaxed);
+  }
+  // A program that polls the parent may use the child next, and one that polls the child the parent.
+  const auto end = [](const Job& job) {
     if (job.parent != nullptr)
       (*job.parent)->children.fetch_sub(1, std::memory_order_release);  // acquired in resolve()
+    job.comm->settled.store(true, std::memory_order_release);
   };
-  // A program that polls the parent may use the child next, and one that polls the child the parent.
-  const auto background = [job, ended] {
-    Comm& comm = *job.comm;
-    const ncclResult_t result = make(job);
-    {
-      // The program learns of a failure from ncclCommGetAsyncError, so the handle stays until it is aborted.
-      const std::lock_guard lock(comm.mutex);
-      comm.state.store(result, std::memory_order_release);  // acquired in resolve()
-      if (comm.abandoned) (void)free_comm(comm);
+  const auto background = [chain, end] {
+    for (const Job& job : chain) {
+      Comm& comm = *job.comm;
+      const ncclResult_t result = make(job);
+      {
+        // The program learns of a failure from ncclCommGetAsyncError, so the handle stays until it is aborted.
+        const std::lock_guard lock(comm.mutex);
+        comm.state.store(result, std::memory_order_release);  // acquired in resolve()
+        if (comm.abandoned) (void)free_comm(comm);
+      }
+      end(job);
     }
-    ended();
-    comm.settled.store(true, std::memory_order_release);
   };
-  job.comm->settled.store(false, std::memory_order_relaxed);
   try {
     std::thread(background).detach();
   } catch (const std::exception& e) {
-    job.comm->state.store(fail_thrown(e), std::memory_order_release);
-    ended();
-    job.comm->settled.store(true, std::memory_order_release);
+    const ncclResult_t refused = fail_thrown(e);
+    for (const Job& job : chain) {
+      job.comm->state.store(refused, std::memory_order_release);
+      end(job);
+    }
   }
 }
 
+// Runs the jobs of communicators that block.
 ncclResult_t run_jobs(std::vector<Job> jobs) {
   ncclResult_t result = ncclSuccess;
-  std::vector<ncclResult_t> results(jobs.size(), ncclSuccess);
+  const std::vector<Chain> chains = chains_of(std::move(jobs));
+  std::vector<ncclResult_t> results(chains.size(), ncclSuccess);
   std::vector<std::thread> threads;
-  threads.reserve(jobs.size());
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    if (!jobs[i].comm->blocking) {
-      run_in_background(jobs[i]);
-      results[i] = ncclInProgress;
-    } else {
-      // The other ranks of a job that cannot start end by their deadline.
-      const ncclResult_t started = contained([&] {
-        threads.emplace_back([&, i] { results[i] = run(jobs[i]); });
-        return ncclSuccess;
+  threads.reserve(chains.size());
+  for (size_t i = 0; i < chains.size(); ++i) {
+    // The other ranks of a job that cannot start end by their deadline.
+    const ncclResult_t started = contained([&] {
+      threads.emplace_back([&, i] {
+        for (const Job& job : chains[i]) results[i] = first(results[i], run(job));
       });
-      if (started != ncclSuccess) {
-        results[i] = started;
-        refuse(jobs[i]);
-      }
-    }
+      return ncclSuccess;
+    });
+    if (started == ncclSuccess) continue;
+    results[i] = started;
+    for (const Job& job : chains[i]) refuse(job);
   }
   for (std::thread& t : threads) t.join();
   for (const ncclResult_t r : results) result = first(result, r);
@@ -216,7 +239,7 @@ ncclResult_t start(Job job) {
     return ncclSuccess;
   }
   if (!job.comm->blocking) {
-    run_in_background(job);
+    run_in_background({job});
     return ncclInProgress;
   }
   return run(job);
@@ -242,12 +265,16 @@ ncclResult_t group_end(ncclSimInfo_t* simulate) {
   if (group.depth == 0) return fail(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
   if (--group.depth > 0) return ncclSuccess;
   const std::vector<Call> calls = std::exchange(group.calls, {});
-  std::vector<Job> jobs = std::exchange(group.jobs, {});
+  std::vector<Job> jobs = std::exchange(group.jobs, {}), later;
   const auto puts = std::exchange(group.puts, {}), waits = std::exchange(group.waits, {});
   const auto afterwards = std::exchange(group.afterwards, {});
   ncclResult_t result = std::exchange(group.failure, ncclSuccess);
   double predicted_us = 0;
   if (good(result)) {
+    const auto waits_here = [](const Job& job) { return job.comm->blocking; };
+    const auto from = std::stable_partition(jobs.begin(), jobs.end(), waits_here);
+    later.assign(std::make_move_iterator(from), std::make_move_iterator(jobs.end()));
+    jobs.erase(from, jobs.end());
     result = run_jobs(std::move(jobs));
   } else {
     for (const Job& job : jobs) refuse(job);
@@ -265,6 +292,13 @@ ncclResult_t group_end(ncclSimInfo_t* simulate) {
     }
   } else if (std::exchange(group.real_open, false)) {
     (void)MOECCL_FORWARD(GroupEnd);
+  }
+  // The group's calls come first on the communicators from which others are made in the background.
+  if (!good(result)) {
+    for (const Job& job : later) refuse(job);
+  } else if (!later.empty()) {
+    for (const Chain& chain : chains_of(std::move(later))) run_in_background(chain);
+    result = first(result, ncclInProgress);
   }
   for (const auto& work : afterwards) work();
   return result;

@@ -127,9 +127,9 @@ ncclResult_t fail(ncclResult_t code, const std::string& text) {
   return code;
 }
 
-ncclResult_t from_moeccl(moecclResult_t result) {
+ncclResult_t from_moeccl(moecclResult_t result, moecclComm_t comm) {
   if (result == moecclSuccess) return ncclSuccess;
-  const char* said = moecclGetLastError(nullptr);
+  const char* said = moecclGetLastError(comm);
   return fail(code_of(result), std::string(moecclGetErrorString(result)) + ": " + said);
 }
 

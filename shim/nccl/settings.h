@@ -32,8 +32,9 @@ void notice(const std::string& text);
 
 // Keeps the message for ncclGetLastError, shows it when NCCL_DEBUG asks for warnings, and returns the code.
 ncclResult_t fail(ncclResult_t code, const std::string& text);
-// Does the same for a failed call of MoECCL, with MoECCL's message; returns ncclSuccess for moecclSuccess.
-ncclResult_t from_moeccl(moecclResult_t result);
+// Does the same for a failed call of MoECCL, with its message for the communicator, or for this thread's last call
+// without one; returns ncclSuccess for moecclSuccess.
+ncclResult_t from_moeccl(moecclResult_t result, moecclComm_t comm = nullptr);
 // Does the same for an exception, which nearly always means a lack of memory or threads.
 ncclResult_t fail_thrown(const std::exception& thrown) noexcept;
 // Runs `body` (returning ncclResult_t) so that no exception escapes.

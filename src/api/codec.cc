@@ -171,6 +171,6 @@ moecclResult_t moecclSharedExpert(const void* experts, size_t n_local, size_t n_
   const moecclResult_t summed = api::with_comm(comm, [&](comm::Communicator& c) {
     return mean_of_own(c, stream, experts, n_local, n_total, shared, count, type);
   });
-  if (summed != moecclSuccess) return summed;
+  if (summed != moecclSuccess) return api::member_of_group(summed);
   return moecclAllReduce(shared, shared, count, type, moecclSum, comm, stream);
 }

@@ -89,6 +89,11 @@ moecclResult_t with_comm(moecclComm_t handle, Body&& body, const char* whose = n
     return finish(whose == nullptr ? std::move(s) : std::move(s).with_context(format("{} communicator", whose)));
   return guarded(comm, [&]() -> Status { return body(*comm); });
 }
+// Operations that still run on streams use a handle's tables. A communicator that is gone runs nothing. A failure is
+// reported where the operation was waited for; here only its end matters.
+inline void wait_for_operations(moecclComm_t comm) {
+  if (comm::Communicator* c = CommTable::get().find(comm); c != nullptr) (void)c->wait_idle();
+}
 // NULL is the blocking stream, for which *stream becomes null. `comm` is the communicator that will use the stream;
 // null for none.
 Status find_stream(moecclStream_t handle, const comm::Communicator* comm, comm::Stream** stream);

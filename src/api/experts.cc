@@ -3,9 +3,11 @@
 #include "moeccl/experts.h"
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "src/api/issue.h"
+#include "src/comm/collective.h"
 #include "src/moe/experts/expert_calls.h"
 #include "src/moe/experts/replica_choice.h"
 
@@ -24,7 +26,6 @@ moecclResult_t run(const ExpertCall& call, moecclComm_t comm_handle, moecclStrea
 
 Status count_choices(const int32_t* topk_index, size_t n_choices, int n_experts, int64_t* counts) {
   if (n_experts < 1) return error(moecclInvalidArgument, "n_experts is {}: give 1 or more", n_experts);
-  if (counts == nullptr) return api::null_argument("counts", "an array of n_experts counts");
   if (topk_index == nullptr && n_choices > 0) return api::null_argument("topk_index", "expert numbers");
   for (size_t i = 0; i < n_choices; ++i)
     if (topk_index[i] < -1 || topk_index[i] >= n_experts)
@@ -106,26 +107,38 @@ moecclResult_t moecclGradientSource(const moecclPlacement_t* placement, int n_ra
 
 moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choices, int n_experts, int64_t* counts,
                                       moecclComm_t comm, moecclStream_t stream) {
-  const moecclResult_t counted = api::with_comm(comm, [&](Communicator& c) -> Status {
+  return api::member_of_group(api::with_comm(comm, [&](Communicator& c) -> Status {
     std::vector<int32_t> choices;
     if (topk_index != nullptr && c.is_device_memory(topk_index)) {
       choices.resize(n_choices);
       MOECCL_TRY(c.copy_across(choices.data(), topk_index, n_choices * sizeof(int32_t)));
       topk_index = choices.data();
     }
-    if (counts == nullptr || !c.is_device_memory(counts))
-      return count_choices(topk_index, n_choices, n_experts, counts);
-    std::vector<int64_t> own(static_cast<size_t>(std::max(n_experts, 1)));
-    MOECCL_TRY(count_choices(topk_index, n_choices, n_experts, own.data()));
-    return put_counts(c, std::move(own), counts, stream);
-  });
-  if (counted != moecclSuccess) return api::member_of_group(counted);
-  return moecclAllReduce(counts, counts, static_cast<size_t>(n_experts), moecclInt64, moecclSum, comm, stream);
+    if (counts == nullptr) return api::null_argument("counts", "an array of n_experts counts");
+    // Earlier work on the stream may still use `counts`, so this rank's counts lie elsewhere until the sum is formed.
+    auto own = std::make_shared<std::vector<int64_t>>(static_cast<size_t>(std::max(n_experts, 1)));
+    MOECCL_TRY(count_choices(topk_index, n_choices, n_experts, own->data()));
+    comm::CollectiveCall sum{.op = moecclOpAllReduce,
+                             .send = own->data(),
+                             .recv = counts,
+                             .count = static_cast<size_t>(n_experts),
+                             .type = moecclInt64};
+    if (c.is_device_memory(counts)) {
+      MOECCL_TRY(put_counts(c, std::move(*own), counts, stream));
+      sum.send = counts;
+    }
+    return api::issue(c, stream, nullptr, [&](exec::Operation& op) {
+      MOECCL_TRY(comm::prepare_collective(c, sum, op));
+      op.own_input = std::move(own);
+      return Status();
+    });
+  }));
 }
 
 moecclResult_t moecclChooseReplicas(const moecclReplicaDispatch_t* dispatch, const int32_t* topk_index, size_t n_tokens,
                                     int32_t* slot_index, int64_t* popularity, int64_t* dropped, moecclComm_t comm) {
   return api::with_comm(comm, [&](Communicator& c) -> Status {
+    MOECCL_TRY(api::outside_groups("moecclChooseReplicas"));
     return comm::choose_replicas(c, dispatch, {topk_index, n_tokens, slot_index, popularity, dropped});
   });
 }

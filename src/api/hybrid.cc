@@ -52,7 +52,10 @@ moecclResult_t moecclHybridDestroy(moecclHybrid_t hybrid) {
   return api::guarded(nullptr, [&]() -> Status {
     MOECCL_TRY(api::not_in_group(HybridTable::get(), hybrid, "placement",
                                  [](HybridHandle& h) -> comm::GroupHolds& { return h.hybrid->group_holds(); }));
-    return api::destroy(HybridTable::get(), hybrid, "hybrid", "placement");
+    return api::destroy(HybridTable::get(), hybrid, "hybrid", "placement", [](HybridHandle& h) {
+      api::wait_for_operations(h.comm_handle);
+      return Status();
+    });
   });
 }
 

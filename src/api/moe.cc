@@ -128,8 +128,9 @@ Status api::create_moe(moecclMoe_t* moe, moecclComm_t comm_handle, Communicator&
   MOECCL_TRY(api::clear(moe, "moe", "the address of a moecclMoe_t"));
   MOECCL_TRY(api::outside_groups("the creation of a layer"));
   auto layer = std::make_shared<Layer>(comm_handle, comm);
-  // moecclPlanForce and MOECCL_PLAN name an algorithm for layers that leave the choice open.
-  const std::string& forced = comm.selector().forced(moecclOpDispatch);
+  // moecclPlanForce and MOECCL_PLAN name an algorithm for layers that leave the choice open. Domains have no 2dh.
+  std::string forced = comm.selector().forced_where_it_fits(moecclOpDispatch);
+  if (domains != nullptr && forced == "2dh") forced.clear();
   Result<moecclMoeConfig_t> open = adopt(config, "config");  // all ranks report a bad one together
   if (open.ok() && !forced.empty() && (open->algorithm == nullptr || *open->algorithm == '\0')) {
     open->algorithm = forced.c_str();

@@ -53,11 +53,6 @@ Status combine_backward(Object& object, comm::Communicator& comm, comm::MoeRouti
   return comm.copy_across(device, weights.data(), n * sizeof(float));
 }
 
-// Operations that still run on streams use the handle's tables. A communicator that is gone runs nothing.
-inline void wait_for_operations(const Layer& layer) {
-  if (CommTable::get().find(layer.comm_handle) == nullptr) return;
-  // A failure is reported where the operation was waited for; here only its end matters.
-  (void)layer.channel.communicator().wait_idle();
-}
+inline void wait_for_operations(const Layer& layer) { wait_for_operations(layer.comm_handle); }
 
 }  // namespace moeccl::api

@@ -66,6 +66,7 @@ class BackgroundSolver {
       const std::lock_guard lock(mutex_);
       latest_ = pending_ = std::move(owned);
       ++submitted_;
+      failure_ = {};  // of an earlier problem
     }
     wake_.notify_all();
   }
@@ -152,7 +153,7 @@ class BackgroundSolver {
         last_ = std::move(placement);
         last_answer_ = answer;
         solved_ = number;
-      } else {
+      } else if (number == submitted_) {
         failure_ = std::move(status);
       }
       done_.notify_all();

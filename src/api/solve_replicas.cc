@@ -63,7 +63,12 @@ moecclResult_t moecclSolveReplicas(const moecclReplicaProblem_t* problem, int32_
 
 moecclResult_t moecclReplicaSplit(const moecclReplicaProblem_t* problem, const int32_t* slot_expert, int32_t* split) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const moecclReplicaProblem_t p, api::take(problem, solve::checked));
+    const auto without_counts = +[](const moecclReplicaProblem_t& given) {
+      moecclReplicaProblem_t adopted = given;
+      adopted.counts = nullptr;
+      return solve::checked(adopted);
+    };
+    MOECCL_ASSIGN_OR_RETURN(const moecclReplicaProblem_t p, api::take(problem, without_counts));
     MOECCL_TRY(api::require(slot_expert, "slot_expert", "the expert of each slot"));
     MOECCL_TRY(api::require(split, "split", "room for [n_slots][n_ranks] counts"));
     MOECCL_TRY(solve::check_slots(slot_expert, p.n_ranks * p.slots_per_rank, p.n_experts));

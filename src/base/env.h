@@ -43,7 +43,8 @@ struct Env {
   bool trials = true;
   // MOECCL_KERNELS: forces a table of host kernels by name. Empty: the fastest that this machine runs.
   std::string kernels;
-  // MOECCL_TOPOLOGY: a synthetic topology, a file or "auto" (this host). Empty: one flat level.
+  // MOECCL_TOPOLOGY: a synthetic topology, a file or "auto" (this host). Empty: one flat level, and a level of nodes
+  // where ranks are on several hosts.
   std::string topology;
   // MOECCL_SECRET: admits ranks of other hosts when a launcher starts them (CommInitEnv). Never logged, never in an
   // error.

@@ -127,9 +127,17 @@ void RootServer::on_message(Id id, ControlMessage message) {
   }
 }
 
+// A rank may give init longer, in its config, than the environment of the process in which the meeting point runs.
+void RootServer::give_time(uint32_t timeout_ms) {
+  config_.timeout_ms = std::max(config_.timeout_ms, int64_t{timeout_ms});
+  if (timeout_ms > 0) deadline_.at_ns = std::max(deadline_.at_ns, Deadline::after_ms(timeout_ms).at_ns);
+}
+
 // Returns true if a part fits into the open round; otherwise fails the group.
 bool RootServer::accept_part(Connection* c, const ControlMessage& message, Reader* body) {
-  const Deadline deadline = deadline_of(body->u32());
+  const uint32_t timeout_ms = body->u32();
+  const Deadline deadline = deadline_of(timeout_ms);
+  give_time(timeout_ms);
   const bool known = message.type >= kJoin && message.type <= kFds;
   const bool in_turn = (message.type == kJoin) != joined_;
   Member& member = member_of(c->rank);

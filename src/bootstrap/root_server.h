@@ -89,6 +89,7 @@ class RootServer {
   void on_lost(Id id, const Status& why);
   void on_message(Id id, ControlMessage message);
   void contribute(Id id, Connection* c, ControlMessage message);
+  void give_time(uint32_t timeout_ms);
   bool accept_part(Connection* c, const ControlMessage& message, Reader* body);
   void forward_fds(int src_rank, const RankSet& wanted_by, std::vector<Fd> fds);
   bool is_given_up(size_t rank) const;

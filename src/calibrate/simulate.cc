@@ -211,7 +211,9 @@ Status simulate_collective(const moecclSimulateConfig_t& c, Page& page) {
       page.outcomes.push_back(std::move(o));
       continue;
     }
-    const uint64_t steps = uint64_t{a.build(shape, page.tree, 0).n_steps()} * shape.n_ranks;
+    // Rank 0 is the root, which may have more to do than all others together.
+    uint64_t steps = a.build(shape, page.tree, 0).n_steps();
+    if (shape.n_ranks > 1) steps += uint64_t{a.build(shape, page.tree, 1).n_steps()} * (shape.n_ranks - 1);
     if (o.refusal = too_large(steps, wanted == a.name); !o.refusal.empty()) {
       page.outcomes.push_back(std::move(o));
       continue;

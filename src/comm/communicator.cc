@@ -111,7 +111,9 @@ void Communicator::set_up(Membership&& m) {
   for (uint32_t p = 0; p < n_ranks_; ++p) {
     if (p != rank_) fabric_->outboxes[p] = fabric_->link(p).view().outboxes;
   }
-  if (cuda_ != nullptr) cuda_->fabric().spin_polls = fabric_->spin_polls;
+  if (cuda_ == nullptr) return;
+  cuda_->fabric().spin_polls = fabric_->spin_polls;
+  CudaStream::prepare(cuda_->context());
 }
 
 std::string Communicator::summary(uint32_t ranks_on_host, uint32_t cores_on_host, plan::Reach reach) const {

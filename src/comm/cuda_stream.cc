@@ -13,27 +13,37 @@ namespace cuda = driver::cuda;
 
 namespace {
 
-// One allocation holds the words of many streams, because an allocation may wait for the device, which a stream that
-// waits for us would hold up.
-Result<uint64_t*> take_word(cuda::Context context) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  constexpr size_t kPage = 64 << 10, kStride = 64;
-  struct Page {
-    cuda::Memory memory;
-    size_t used = 0;
-  };
+constexpr size_t kPage = 64 << 10, kStride = 64;
+// Page-locked memory for the words of many streams.
+struct Page {
+  cuda::Memory memory;
+  size_t used = 0;
+};
+
+std::mutex& words() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
+}
+
+// Returns a page with room for so many words more. Called under words().
+Result<Page*> page_of(cuda::Context context, size_t n_words) {
   static auto* const pages = new std::map<cuda::Context, Page>;
   Page& page = (*pages)[context];
-  if (page.memory.data() == nullptr || page.used + kStride > kPage) {
+  if (page.memory.data() == nullptr || page.used + n_words * kStride > kPage) {
     MOECCL_ASSIGN_OR_RETURN(cuda::Memory memory, cuda::Memory::pinned(context, kPage));
     // The streams of a full page keep using it.
     if (page.memory.data() != nullptr) (void)new cuda::Memory(std::move(page.memory));
     page.memory = std::move(memory);
     page.used = 0;
   }
-  auto* word = reinterpret_cast<uint64_t*>(page.memory.data() + page.used);
-  page.used += kStride;
+  return &page;
+}
+
+Result<uint64_t*> take_word(cuda::Context context) {
+  const std::lock_guard lock(words());
+  MOECCL_ASSIGN_OR_RETURN(Page * page, page_of(context, 1));
+  auto* word = reinterpret_cast<uint64_t*>(page->memory.data() + page->used);
+  page->used += kStride;
   return word;
 }
 
@@ -58,6 +68,12 @@ Result<CudaStream*> CudaStream::of(cuda::Stream stream, cuda::Context wanted) {
   std::unique_ptr<CudaStream>& slot = (*streams)[{context, stream}];
   if (slot == nullptr) slot.reset(new CudaStream(context, stream));
   return slot.get();
+}
+
+void CudaStream::prepare(cuda::Context context) {
+  constexpr size_t kStreams = 64;
+  const std::lock_guard lock(words());
+  (void)contained([&] { return page_of(context, kStreams).status(); });
 }
 
 Result<bool> CudaStream::capturing() const {

@@ -26,6 +26,9 @@ class CudaStream final : public Stream {
   // streams. If it is null, the context that is current on this thread is used. Returns InvalidUsage if there is none,
   // or if the stream belongs to another context.
   static Result<CudaStream*> of(driver::cuda::Stream stream, driver::cuda::Context wanted);
+  // Allocates what some dozen streams need. An allocation may wait for the device, and so for a kernel that waits for
+  // this rank; a communicator calls this before it runs anything. Without the memory, the first operation tries again.
+  static void prepare(driver::cuda::Context context);
 
   Status ready() override;
   CudaStream* as_cuda() override { return this; }

@@ -67,6 +67,9 @@ Result<std::unique_ptr<Communicator>> shrink(Communicator& parent, std::span<con
   call.only_excluded = !exclude.empty();
   call.gone = [&parent](uint32_t r) { return is_gone(parent, r); };
   call.deadline = Deadline::after_ms(config.init_timeout_ms);
+  // A network without connections finds out that a peer has died only by sending to it, which it does while it is used.
+  transport::EngineUse use;
+  use.begin(parent.fabric().engine.get(), 0);
   for (;;) {
     Result<Reunion> met = meet_again(parent.places(), call);
     if (!met.ok()) return std::move(met).status().with_context("moecclCommShrink");

@@ -15,8 +15,8 @@
 namespace moeccl::driver {
 namespace {
 
-// The inode of each registered descriptor, indexed by its number. If the number has another owner by the time of a
-// fork(), its inode differs too. The pages are never freed.
+// The inode of each registered descriptor, with its file system, indexed by the descriptor's number. If the number has
+// another owner by the time of a fork(), its inode differs too. The pages are never freed.
 constexpr size_t kPerPage = 4096;
 constexpr size_t kPages = 256;  // 2^20 descriptors, the kernel's usual limit (fs.nr_open)
 using Page = std::atomic<uint64_t>[kPerPage];
@@ -27,8 +27,9 @@ thread_local bool forks = false;  // true while this thread holds `making` for i
 
 uint64_t inode(int fd) {
   struct stat info = {};
-  if (::fstat(fd, &info) != 0 || !(S_ISSOCK(info.st_mode) || S_ISFIFO(info.st_mode))) return 0;
-  return info.st_ino;
+  if (::fstat(fd, &info) != 0) return 0;
+  if (!S_ISSOCK(info.st_mode) && !S_ISFIFO(info.st_mode) && !S_ISREG(info.st_mode)) return 0;
+  return info.st_ino ^ static_cast<uint64_t>(info.st_dev) << 48;
 }
 
 // The lock is held only for a few system calls at a time. Its holder may be this very thread, interrupted by a signal

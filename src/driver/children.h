@@ -20,7 +20,7 @@ class ForkPause {
   ForkPause& operator=(const ForkPause&) = delete;
 };
 
-// Registers a socket or a pipe. In a child its number stays taken, by an unconnected socket, because the owner of the
+// Registers a socket, a pipe or a file in memory. In a child its number stays taken, by an unconnected socket, because the owner of the
 // number may still close it there. Closing `fd` in this process needs no further call.
 void keep_from_children(int fd);
 

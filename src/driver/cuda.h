@@ -71,6 +71,7 @@ inline constexpr int kNotReady = 600, kAlreadyRegistered = 712, kPeerAlreadyEnab
   F(cuStreamQuery, Stream)                                                                                          \
   F(cuStreamWaitEvent, Stream, Event, unsigned)                                                                     \
   F(cuStreamIsCapturing, Stream, int*)                                                                              \
+  F(cuStreamGetCaptureInfo_v2, Stream, int*, uint64_t*, void**, const void**, size_t*)                              \
   F(cuStreamWriteValue64_v2, Stream, Pointer, uint64_t, unsigned)                                                   \
   F(cuStreamWaitValue64_v2, Stream, Pointer, uint64_t, unsigned)                                                    \
   F(cuEventCreate, Event*, unsigned)                                                                                \

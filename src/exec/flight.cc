@@ -19,6 +19,7 @@
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/base/ticks.h"
+#include "src/driver/children.h"
 #include "src/driver/file.h"
 #include "src/driver/memory.h"
 #include "src/driver/process.h"
@@ -44,7 +45,13 @@ struct Store {
   FlightPage* take() {
     const std::lock_guard lock(mutex);
     if (!std::exchange(tried, true)) {
-      auto made = driver::shared_segment(kFile, kFileBytes, false);
+      // open_of() looks for the file among a process's descriptors, and would take a child for this process.
+      auto made = [] {
+        const driver::ForkPause pause;
+        auto file = driver::shared_segment(kFile, kFileBytes, false);
+        if (file.ok()) driver::keep_from_children(file->get());
+        return file;
+      }();
       if (!made.ok()) return nullptr;
       auto mapped = driver::map_segment(*made, kPages * kPageBytes);
       if (!mapped.ok()) return nullptr;
@@ -178,6 +185,8 @@ Result<std::string> read_all(int fd, int pid) {
   return all.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+Status made_none(int pid) { return error(moecclRemoteError, "pid {}: it has made no MoECCL communicator", pid); }
+
 Result<Fd> open_of(int pid) {
   const std::string folder = format("/proc/{}/fd", pid);
   const std::unique_ptr<DIR, int (*)(DIR*)> dir(opendir(folder.c_str()), closedir);
@@ -195,7 +204,7 @@ Result<Fd> open_of(int pid) {
     if (fd.get() >= 0) return fd;
     return error(moecclRemoteError, "pid {}: its flight recorder cannot be opened ({})", pid, std::strerror(errno));
   }
-  return error(moecclRemoteError, "pid {}: it has made no MoECCL communicator", pid);
+  return made_none(pid);
 }
 
 }  // namespace
@@ -227,6 +236,7 @@ Result<std::string> flight_json(int pid) {
   if (pid == 0 || pid == getpid()) {
     Store& own = store();
     const std::lock_guard lock(own.mutex);
+    if (!own.fd) return made_none(getpid());
     return read_all(own.fd.get(), getpid());
   }
   MOECCL_ASSIGN_OR_RETURN(const Fd fd, open_of(pid));

@@ -74,7 +74,8 @@ struct Operation {
   // AllToAllv: its size is known only when all ranks have entered. This choice runs what is left after the first chunk
   // of `choice`. Null: `choice` runs to the end.
   const Choice* for_rest = nullptr;
-  std::shared_ptr<const void> keep;  // owns the programs
+  std::shared_ptr<const void> keep;       // owns the programs
+  std::shared_ptr<const void> own_input;  // owns the input where it is not the caller's
 
   plan::Binding binding;  // chunking and slots are filled from the choice
   const void* input = nullptr;

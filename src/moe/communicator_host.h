@@ -36,6 +36,7 @@ class CommunicatorHost final : public MoeHost {
   Result<OnStream> on_stream(moecclStream_t stream) override;
   Status all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream) override;
   Status needs_host(moecclStream_t stream) override;
+  Status usable() override { return comm_.usable(); }
   void wait_idle() override { (void)comm_.wait_idle(); }
   Status with_kernels(const void* buffer, const WithKernels& body) override;
 

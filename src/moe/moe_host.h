@@ -87,6 +87,8 @@ class MoeHost {
     (void)stream;
     return {};
   }
+  // Returns the failure that has ended the communicator, if there is one.
+  virtual Status usable() { return {}; }
   // Waits until this rank has nothing in flight.
   virtual void wait_idle() {}
 

@@ -45,7 +45,7 @@ LayerAnswer answer_of(const MoeConfig& config, const moecclMoeConfig_t& given, u
           staging,
           {given.hidden_bytes, static_cast<uint64_t>(given.type), static_cast<uint64_t>(given.top_k),
            static_cast<uint64_t>(given.n_experts), given.max_tokens, static_cast<uint64_t>(given.layout),
-           static_cast<uint64_t>(given.align_rows), static_cast<uint64_t>(given.capacity), given.memory_cap_bytes,
+           static_cast<uint64_t>(given.align_rows), static_cast<uint64_t>(given.capacity), config.memory_cap,
            config.scale_bytes, config.scaled_row_bytes, static_cast<uint64_t>(given.trials)}};
 }
 
@@ -173,6 +173,7 @@ Status MoeRouting::usable(const char* what) const {
                  "moecclExpertSwapFinish behind the step's last operation",
                  what);
   if (ready_) return {};
+  MOECCL_TRY(layer_.host().usable());
   return error(moecclInvalidUsage, "{}: the routing is empty, because its last update failed: update it first", what);
 }
 

@@ -9,6 +9,7 @@
 #include "src/base/clock.h"
 #include "src/base/hash.h"
 #include "src/solve/arena.h"
+#include "src/solve/sample.h"
 
 namespace moeccl::comm {
 
@@ -50,6 +51,8 @@ Status check_config(const moecclReplaceConfig_t& c, const MoeConfig& layer, cons
 
 MoeReplacement::MoeReplacement(MoeLayer& layer, const moecclReplaceConfig_t& config)
     : layer_(layer),
+      rank_(layer.host().rank()),
+      n_ranks_(layer.host().n_ranks()),
       config_(config),
       moe_config_(layer.config()),
       gain_(config.mode == moecclReplaceSolve ? config.min_gain : -1, config.use_next != 0) {
@@ -99,6 +102,11 @@ Status MoeReplacement::check(const MoeRouting& routing, const int32_t* next, con
   if (&routing.layer() != &layer_)
     return error(moecclInvalidArgument, "routing belongs to another layer than the replacement");
   MOECCL_ASSIGN_OR_RETURN(const algo::Samples samples, algo::Samples::make(config_.sample_tokens, routing.tokens_of_));
+  if (samples.n() > uint32_t{solve::kMostSamples})
+    return error(moecclUnsupported,
+                 "the ranks have {} samples of {} tokens, at most {} are possible: raise "
+                 "config.sample_tokens",
+                 samples.n(), config_.sample_tokens, solve::kMostSamples);
   const uint32_t rank = layer_.host().rank();
   if (config_.use_next && next == nullptr && samples.first[rank + 1] > samples.first[rank])
     return error(moecclInvalidArgument, "next is NULL, but config.use_next is set: give counts[{}][{}]",

@@ -72,6 +72,7 @@ class MoeReplacement {
   Status move_rows(const std::vector<algo::ResidualRows::Move>& moves, const void* from, void* to, bool add);
 
   MoeLayer& layer_;
+  const uint32_t rank_, n_ranks_;
   moecclReplaceConfig_t config_;
   algo::Residents residents_ = algo::Residents::kNone;
   MoeConfig moe_config_;  // the layer's, with residents if there is a residual

@@ -11,8 +11,10 @@
 namespace moeccl::comm {
 
 Status MoeReplacement::usable(const char* what) const {
-  if (routing_ == nullptr)
+  if (routing_ == nullptr) {
+    MOECCL_TRY(layer_.host().usable());
     return error(moecclInvalidUsage, "{}: no step has begun: call moecclReplaceBegin after the routing's update", what);
+  }
   if (routing_->version_ == routing_version_) return {};
   return error(moecclInvalidUsage, "{}: the routing was updated after moecclReplaceBegin: begin again", what);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The background thread's part of a re-placing step. It depends only on what all ranks know alike.
+// The background thread's part of a re-placing step. It depends only on what all ranks know alike, and does not use the
+// communicator, which may be destroyed before the layer's handles.
 #include <algorithm>
 #include <cstring>
 #include <span>
@@ -17,7 +18,7 @@ Status MoeReplacement::take_next() {
   if (!config_.use_next) return {};
   const size_t columns = next_columns();
   next_.resize(samples_.n() * columns);
-  for (uint32_t r = 0; r < layer_.host().n_ranks(); ++r) {
+  for (uint32_t r = 0; r < n_ranks_; ++r) {
     const size_t n = (samples_.first[r + 1] - samples_.first[r]) * columns;
     if (n > 0)
       std::memcpy(next_.data() + samples_.first[r] * columns, gathered_.data() + r * stride_ + sizeof(Hello),
@@ -30,9 +31,8 @@ Status MoeReplacement::take_choices() {
   const algo::PackedChoices packed{gathered_.data() + choices_at_, stride_, tokens_of_, layer_.config().shape.top_k,
                                    residents_};
   MOECCL_ASSIGN_OR_RETURN(choices_, algo::unpack_choices(packed, moe_config_.placement, canonical_));
-  const uint32_t rank = layer_.host().rank();
-  MOECCL_TRY(algo::check_against(routing_->tables_, choices_, layer_.config().placement, rank));
-  rows_ = algo::ResidualRows::make(choices_, moe_config_.placement, rank, residents_, routing_->tables_);
+  MOECCL_TRY(algo::check_against(routing_->tables_, choices_, layer_.config().placement, rank_));
+  rows_ = algo::ResidualRows::make(choices_, moe_config_.placement, rank_, residents_, routing_->tables_);
   return {};
 }
 
@@ -52,13 +52,12 @@ Status MoeReplacement::solve_and_build() {
 }
 
 moecclSampleProblem_t MoeReplacement::problem_of(const algo::SampleCounts& counts, std::vector<int32_t>& current) {
-  const plan::LevelTree& tree = layer_.host().tree();
   current.resize(samples_.n());
   for (uint32_t i = 0; i < current.size(); ++i) current[i] = static_cast<int32_t>(samples_.home(i));
   moecclSampleProblem_t problem = links_;
   problem.n_samples = static_cast<int32_t>(samples_.n());
   problem.n_experts = counts.n_columns;
-  problem.n_devices = static_cast<int32_t>(tree.n_ranks);
+  problem.n_devices = static_cast<int32_t>(n_ranks_);
   problem.n_nodes = static_cast<int32_t>(n_nodes_);
   problem.num_scatter = config_.use_next ? next_.data() : nullptr;
   problem.expert_device = counts.device.data();
@@ -161,26 +160,25 @@ Status MoeReplacement::run_solver(moecclSampleProblem_t given, moecclSampleAnswe
 }
 
 void MoeReplacement::find_local_samples() {
-  const auto rank = static_cast<int32_t>(layer_.host().rank());
+  const auto rank = static_cast<int32_t>(rank_);
   local_samples_.clear();
   for (uint32_t i = 0; i < placement_.size(); ++i)
     if (placement_[i] == rank) local_samples_.push_back(static_cast<int32_t>(i));
 }
 
 void MoeReplacement::count_sent() {
-  const uint32_t rank = layer_.host().rank();
   const algo::RoutingTables& tables = combines_plainly() ? routing_->tables_ : tables_;
   const algo::RankPaths& paths =
       combines_plainly() ? layer_.candidates()[routing_->chosen_]->rank : candidates_[routing_->chosen_]->rank;
   for (uint32_t i = 0; i < paths.edges.in.size(); ++i)
-    if (node_[paths.edges.in[i].peer] != node_[rank])
+    if (node_[paths.edges.in[i].peer] != node_[rank_])
       facts_.node_bytes_sent += tables.rows_returned(i) * moe_config_.shape.row_bytes;
 }
 
 Status MoeReplacement::build() {
   find_local_samples();
   const MoeCandidate& plan = *candidates_[routing_->chosen_];
-  const algo::Homes homes(samples_, placement_, layer_.host().n_ranks());
+  const algo::Homes homes(samples_, placement_, n_ranks_);
   const algo::Cut cut = algo::find_cut(plan.paths, moe_config_.placement, choices_, homes, plan.slots.slot_rows);
   if (cut.n_chunks == 0)
     return error(moecclInternalError, "no cut of the re-placed samples into slots of {} rows", plan.slots.slot_rows);
@@ -200,13 +198,13 @@ Status MoeReplacement::build_at_home() {
   const int64_t begun = now_ns();
   find_local_samples();
   if (residents_ != algo::Residents::kNone) {
-    std::vector<algo::RecordView> views(layer_.host().n_ranks());
+    std::vector<algo::RecordView> views(n_ranks_);
     const uint32_t* at = routing_->received_.data();
     for (uint32_t r = 0; r < views.size(); ++r) {
       MOECCL_ASSIGN_OR_RETURN(views[r], algo::read_records(at, routing_->received_bytes_[r], routing_->weighted_));
       at += routing_->received_bytes_[r] / sizeof(uint32_t);
     }
-    views[layer_.host().rank()] = algo::view_of(routing_->own_);
+    views[rank_] = algo::view_of(routing_->own_);
     algo::MoeShape shape = moe_config_.shape;
     shape.top_k = layer_.config().shape.top_k + 1;
     const algo::HomeRecords records(candidates_[routing_->chosen_]->rank, views, tokens_of_, routing_->tables_, rows_);

@@ -5,11 +5,13 @@
 #include <bit>
 
 #include "src/algo/builder.h"
+#include "src/algo/replica_reduce.h"
 #include "src/algo/tuning.h"
 #include "src/base/env.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
 #include "src/exec/eager.h"
+#include "src/routing/routing_paths.h"
 #include "src/select/pipeline_chunks.h"
 
 namespace moeccl::comm {
@@ -122,15 +124,33 @@ Status Selector::force(moecclOp_t op, const std::string& algorithm) {
   return {};
 }
 
+Status Selector::applies_to(const plan::Shape& shape, const std::string& algorithm) const {
+  const algo::Algorithm* a = algo::find(shape.op, algorithm);
+  if (a != nullptr) return a->applies(shape, at_.tree);
+  // Plans of a routing or a placement. Other names were not accepted, or there is none.
+  using algo::ReduceKind;
+  if (shape.op == moecclOpDispatch && !algorithm.empty())
+    return algo::parse_moe_algorithm(algorithm, at_.tree).status();
+  if (shape.op == moecclOpReduceGradients && algorithm == "nodes") return algo::needs_nodes(shape, at_.tree);
+  if (shape.op == moecclOpExpertAllReduce)
+    for (const ReduceKind kind : {ReduceKind::kDirect, ReduceKind::kNodes, ReduceKind::kFlat})
+      if (algorithm == algo::reduce_kind_name(kind)) return algo::ReplicaReduce::applies(kind, shape.reach, at_.tree);
+  return {};
+}
+
 Status Selector::can_ever_run(moecclOp_t op, const std::string& algorithm) const {
-  const algo::Algorithm* a = algo::find(op, algorithm);
-  if (a == nullptr || at_.tree.n_ranks == 1) return {};  // a single rank copies, whatever the name
+  // A single rank copies, whatever the name. Its layers have the levels of its topology.
+  if (at_.tree.n_ranks == 1 && op != moecclOpDispatch) return {};
   // An algorithm that fits at all fits for one byte.
   const PlanKey least{op, 0, 1, 1, false};
-  const Status ordinary = a->applies(shape_of(least, false), at_.tree);
-  if (ordinary.ok() || (at_.heap_reach && a->applies(shape_of(least, true), at_.tree).ok())) return {};
+  const Status ordinary = applies_to(shape_of(least, false), algorithm);
+  if (ordinary.ok() || (at_.heap_reach && applies_to(shape_of(least, true), algorithm).ok())) return {};
   return error(moecclUnsupported, "{} can never run {} on this communicator: {}", algorithm, exec::op_name(op),
                ordinary.message());
+}
+
+std::string Selector::forced_where_it_fits(moecclOp_t op) const {
+  return can_ever_run(op, forced_[op]).ok() ? forced_[op] : "";
 }
 
 Status Selector::obeys_force(const plan::Shape& shape) const {

@@ -144,7 +144,10 @@ class Selector {
   bool asks_reach() const { return at_.heap_reach; }
   const plan::LevelTree& tree() const { return at_.tree; }
   const plan::Profile& profile() const { return at_.profile; }
-  // Returns the forced algorithm for MoE operations; empty: none.
+  // Returns the forced algorithm for an operation whose plan comes from a routing or a placement; empty: none is
+  // forced, or it can never run here.
+  std::string forced_where_it_fits(moecclOp_t op) const;
+  // Returns the forced algorithm; empty: none.
   const std::string& forced(moecclOp_t op) const { return forced_[op]; }
 
  private:
@@ -175,6 +178,7 @@ class Selector {
   // What is left of an AllToAllv after its first chunk goes directly if that is faster.
   bool wants_direct_rest(const PlanSlot& cached, const PlanKey& key, const algo::Algorithm& direct) const;
   void add_direct_rest(PlanSlot& cached, const PlanKey& key, const algo::Algorithm& direct) const;
+  Status applies_to(const plan::Shape& shape, const std::string& algorithm) const;
   // Warns once for each class of shapes for which the forced algorithm gives way.
   void warn_of_force(const PlanSlot& cached);
   void forget_choices();

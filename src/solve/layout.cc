@@ -139,8 +139,12 @@ void price_layout(const moecclLayoutProblem_t& p, moecclLayout_t& v) {
       passes * 4 * block * p.top_k * (e > 1 ? (e - 1) / e / t / link(t * e) + (t - 1) / t / p.intra_bandwidth : 0);
   // Keys and values pass through all context ranks, forward and twice backward (values and their gradients).
   v.cp_us = passes * 3 * 2 * block * (c - 1) / t / link(t * (v.vertical ? c : e * c));
-  v.pp_us = pp > 1 ? 1e6 * micro_batches * 2 * block / t / p.inter_bandwidth : 0;
-  const auto all_reduce = [&](double bytes, double n) { return 1e6 * 2 * bytes * (n - 1) / n / link(t * n); };
+  // The ranks of one stage are adjacent, then come the stages, then the data-parallel copies.
+  const double data = v.data, stage = t * replicas / data, copy = stage * pp;
+  v.pp_us = pp > 1 ? 1e6 * micro_batches * 2 * block / t / link(copy) : 0;
+  const auto all_reduce = [&](double bytes, double n) {
+    return 1e6 * 2 * bytes * (n - 1) / n / link(data > 1 ? copy * data : stage);
+  };
   v.dp_us = all_reduce(dense * kWord, replicas) + all_reduce(moe * kWord, expert_replicas);
   v.comm_us = v.tp_us + v.ep_us + v.cp_us + v.pp_us + v.dp_us;
 }

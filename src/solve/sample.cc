@@ -18,7 +18,7 @@ constexpr int64_t kDefaultPairs = 65536;  // about a millisecond
 constexpr double kBetaIntra = 4096 / 400e9 * 1e6, kBetaInter = 4096 / 100e9 * 1e6;
 
 Status check_shape(const moecclSampleProblem_t& p) {
-  MOECCL_TRY(between("problem.n_samples", p.n_samples, 0, 1 << 24));
+  MOECCL_TRY(between("problem.n_samples", p.n_samples, 0, kMostSamples));
   MOECCL_TRY(between("problem.n_experts", p.n_experts, 1, 65535));
   MOECCL_TRY(between("problem.n_devices", p.n_devices, 1, 1 << 15));
   MOECCL_TRY(between("problem.n_nodes", p.n_nodes, 1, p.n_devices));

@@ -10,6 +10,8 @@
 
 namespace moeccl::solve {
 
+inline constexpr int32_t kMostSamples = 1 << 24;
+
 // Fills in numeric defaults and checks everything that can be checked; arrays remain the caller's.
 Result<moecclSampleProblem_t> checked(const moecclSampleProblem_t& problem);
 // Checks that a placement's devices are in range and that each has as many samples as now.

@@ -187,7 +187,15 @@ class Objective {
     const Pair p = pair_after(d, a, b);
     if (p.ga == p.gb) return base_[d];
     const Terms& t = terms_[d];
-    return t.finish(t.join(t.join(rest_[d][p.ga * layout_.groups(d) + p.gb], t.term(p.za)), t.term(p.zb)));
+    const size_t n = layout_.groups(d);
+    const double joined = t.join(t.join(rest_[d][p.ga * n + p.gb], t.term(p.za)), t.term(p.zb));
+    constexpr double kPrecise = 1e-250;
+    if (p_.max_function != moecclMaxLogSumExp || joined > kPrecise) return t.finish(joined);
+    // So far below the old maximum, the exponentials are 0.
+    const Terms own = terms_of(p_, fullest_after(d, a, b));
+    double sum = own.none();
+    for (size_t g = 0; g < n; ++g) sum = own.join(sum, own.term(g == p.ga ? p.za : g == p.gb ? p.zb : full_[d][g]));
+    return own.finish(sum);
   }
   double fullest_after(int32_t d, size_t a, size_t b) const {
     const Pair p = pair_after(d, a, b);
@@ -234,7 +242,9 @@ void solve_swap(const moecclSwapProblem_t& p, const int32_t* counts, int32_t* pa
   Objective q(p, counts, arena);
   q.prepare();
   const double before = q.current();
-  double best = before;
+  // Sums of the same terms in another order differ in their last digits.
+  constexpr double kLeastGain = 1e-9;
+  double best = before * (1 - kLeastGain);
   pair[0] = pair[1] = -1;
   const auto experts = static_cast<size_t>(p.n_experts);
   const auto kind_of = [&](size_t e) { return kind[p.placement != nullptr ? static_cast<size_t>(p.placement[e]) : e]; };
@@ -249,6 +259,7 @@ void solve_swap(const moecclSwapProblem_t& p, const int32_t* counts, int32_t* pa
       }
     }
   }
+  if (pair[0] < 0) best = before;
   *answer = {};
   answer->before_us = before;
   answer->gain = before > 0 ? 1 - best / before : 0;

@@ -22,6 +22,8 @@
 
 namespace moeccl::solve {
 
+inline constexpr int32_t kMostSwapExperts = 8192;
+
 // Checks the problem and fills in numeric defaults.
 Result<moecclSwapProblem_t> checked(const moecclSwapProblem_t& problem);
 Status check_topk(const moecclSwapProblem_t& problem, const int32_t* topk, int64_t n_tokens);

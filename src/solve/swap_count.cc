@@ -176,7 +176,7 @@ Status check_nesting(const moecclSwapProblem_t& p) {
 
 Result<moecclSwapProblem_t> checked(const moecclSwapProblem_t& given) {
   moecclSwapProblem_t p = given;
-  MOECCL_TRY(between("problem.n_experts", p.n_experts, 1, 8192));
+  MOECCL_TRY(between("problem.n_experts", p.n_experts, 1, kMostSwapExperts));
   if (p.top_k < 1 || p.top_k > std::min(kMostTopK, p.n_experts))
     return error(moecclInvalidArgument, "problem.top_k is {}: between 1 and {} are possible", p.top_k,
                  std::min(kMostTopK, p.n_experts));

@@ -105,8 +105,10 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
   const std::span<const Network> all = transport::networks();
   std::vector<std::unique_ptr<Endpoint>> open(all.size());
   Usable mine;
+  Status own;
   for (size_t i = 0; i < all.size(); ++i) {
     if (!wanted(all[i])) continue;
+    if (own.ok() && all[i].check != nullptr) own = contained(all[i].check);
     if (const std::string why = all[i].refused(options.encrypt); !why.empty()) {
       mine.why += format("{}{}: {}", mine.why.empty() ? "" : "; ", all[i].name, why);
       continue;
@@ -125,14 +127,19 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
   }
   mine.why.resize(std::min(mine.why.size(), kMaxWhy));
   Writer out;
+  out.u32(static_cast<uint32_t>(own.code()));
   out.u64(mine.mask);
   out.string(mine.why);
   MOECCL_ASSIGN_OR_RETURN(const auto blobs, session.all_gather(out.view(), options.deadline));
+  MOECCL_TRY(std::move(own));
   Chosen chosen;
   uint64_t common = ~uint64_t{0};
   for (uint32_t r = 0; r < blobs.size(); ++r) {
     Reader in(blobs[r]);
+    const auto code = static_cast<moecclResult_t>(in.u32());
     Usable theirs{in.u64(), in.string(kMaxWhy)};
+    if (in.done() && code != moecclSuccess)
+      return error(moecclRemoteError, "rank {} has a variable with a value that is not accepted: see its error", r);
     if (!in.done()) return error(moecclRemoteError, "rank {} sent a list of networks that this MoECCL cannot read", r);
     common &= theirs.mask;
     if (!theirs.why.empty() && chosen.why.empty()) chosen.why = format("rank {} has no {}", r, theirs.why);

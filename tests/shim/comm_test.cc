@@ -253,6 +253,128 @@ TEST(ShimComm, AbortEndsACallOfAnotherThread) {
   });
 }
 
+// The revocation reaches a rank in its next call; both must then split by the same way.
+TEST(ShimComm, ARankThatAnotherHasRevokedSplitsAsTheOtherDoes) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    ncclComm_t comm = nullptr, part = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    int32_t n = 1;
+    if (rank == 0) {
+      ASSERT_NCCL(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+    } else {
+      EXPECT_EQ(ncclAllReduce(&n, &n, 1, ncclInt32, ncclSum, comm, nullptr), ncclInvalidUsage);
+    }
+    ASSERT_NCCL(ncclCommSplit(comm, 0, 0, &part, nullptr));
+    expect_ranks(part, 2, 1 << rank, 0b11);
+    EXPECT_NCCL(ncclCommDestroy(part));
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+// A stream holds an operation of the second communicator, which its peer never joins, and behind it one of the first.
+TEST(ShimComm, AbortsInAGroupDoNotWaitForEachOther) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    ncclComm_t first = nullptr, second = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&first, 2, meet(*board, rank), rank));
+    ASSERT_NCCL(ncclCommSplit(first, 0, 0, &second, nullptr));
+    int32_t one = 1, a = 0, b = 0;
+    const HostStream stream;
+    if (rank == 0) {
+      ASSERT_NCCL(ncclAllReduce(&one, &b, 1, ncclInt32, ncclSum, second, stream.get()));
+      ASSERT_NCCL(ncclAllReduce(&one, &a, 1, ncclInt32, ncclSum, first, stream.get()));
+      usleep(50'000);
+    }
+    const auto begun = std::chrono::steady_clock::now();
+    ASSERT_NCCL(ncclGroupStart());
+    if (rank == 1) {
+      while (board->counters[0].load() == 0) usleep(1000);
+    }
+    EXPECT_NCCL(ncclCommAbort(first));
+    EXPECT_NCCL(ncclCommAbort(second));
+    ASSERT_NCCL(ncclGroupEnd());
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+    if (rank == 0) {
+      EXPECT_LT(seconds, 15) << "half of the operations' timeout";
+      board->counters[0].store(1);
+    }
+  });
+}
+
+// Both splits use the parent, which ranks must do in the same order.
+TEST(ShimComm, TwoSplitsOfOneParentInAGroup) {
+  Board* board = new_board();
+  in_processes(3, [&](int rank) {
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 3, meet(*board, rank), rank));
+    for (const int blocking : {1, 0}) {
+      for (int round = 0; round < 5; ++round) {
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        config.blocking = blocking;
+        ncclComm_t odd = nullptr, upper = nullptr;
+        ASSERT_NCCL(ncclGroupStart());
+        ASSERT_NCCL(ncclCommSplit(comm, rank % 2, 0, &odd, &config));
+        ASSERT_NCCL(ncclCommSplit(comm, rank / 2, 0, &upper, &config));
+        const ncclResult_t ended = ncclGroupEnd();
+        ASSERT_TRUE(ended == ncclSuccess || (blocking == 0 && ended == ncclInProgress)) << ncclGetLastError(nullptr);
+        for (const ncclComm_t each : {odd, upper, comm}) ASSERT_EQ(wait_ready(each), ncclSuccess);
+        expect_ranks(odd, rank % 2 == 0 ? 2 : 1, 1 << rank, rank % 2 == 0 ? 0b101 : 0b010);
+        expect_ranks(upper, rank < 2 ? 2 : 1, 1 << rank, rank < 2 ? 0b011 : 0b100);
+        EXPECT_NCCL(ncclCommDestroy(odd));
+        EXPECT_NCCL(ncclCommDestroy(upper));
+      }
+    }
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+TEST(ShimComm, AGroupsCallsComeBeforeASplitInTheBackground) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    ncclComm_t comm = nullptr, part = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    int32_t sum = 1;
+    ASSERT_NCCL(ncclGroupStart());
+    ASSERT_NCCL(ncclAllReduce(&sum, &sum, 1, ncclInt32, ncclSum, comm, nullptr));
+    ASSERT_NCCL(ncclCommSplit(comm, 0, 0, &part, &config));
+    EXPECT_EQ(ncclGroupEnd(), ncclInProgress) << ncclGetLastError(nullptr);
+    EXPECT_EQ(sum, 2);
+    EXPECT_EQ(wait_ready(part), ncclSuccess);
+    expect_ranks(part, 2, 1 << rank, 0b11);
+    EXPECT_NCCL(ncclCommDestroy(part));
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+// The thread that asks is another than the one that called.
+TEST(ShimComm, AWatchdogGetsTheTextOfAStreamsFailure) {
+  Board* board = new_board();
+  const auto work = [&](int rank) {
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    if (rank == 1) {
+      while (board->counters[0].load() == 0) usleep(1000);
+      kill(getpid(), SIGKILL);
+    }
+    const HostStream stream;
+    float x = 1, y = 0;
+    ASSERT_NCCL(ncclAllReduce(&x, &y, 1, ncclFloat32, ncclSum, comm, stream.get()));
+    board->counters[0].store(1);
+    std::thread watchdog([&] {
+      ncclResult_t state = ncclSuccess;
+      while (ncclCommGetAsyncError(comm, &state) == ncclSuccess && state == ncclSuccess) usleep(1000);
+      EXPECT_EQ(state, ncclRemoteError);
+      EXPECT_NE(std::string(ncclGetLastError(comm)).find("rank 1"), std::string::npos) << ncclGetLastError(comm);
+    });
+    watchdog.join();
+    EXPECT_NCCL(ncclCommAbort(comm));
+  };
+  in_processes(2, work, {1});
+}
+
 // A watchdog sees the communicator as soon as NCCL has written it to the program's variable.
 TEST(ShimComm, AnAbortWhileAnotherThreadMakesTheCommunicator) {
   in_processes(1, [](int) {

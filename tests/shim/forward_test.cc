@@ -31,6 +31,25 @@ void set_shim(const char* mode, bool has_nccl) {
   setenv("MOECCL_SHIM_NCCL", has_nccl ? fake_path() : "/nonexistent/libnccl.so.2", 1);
 }
 
+// The shim keeps a group's calls until its end, and so must keep the operators that they use.
+TEST(ShimForward, AnOperatorThatIsDestroyedInAGroupOutlivesTheGroupsCalls) {
+  in_processes(1, [](int) {
+    set_shim("nccl", true);
+    ncclUniqueId id;
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 3, id, 1));
+    unsigned char x[4] = {};
+    ASSERT_NCCL(ncclGroupStart());
+    EXPECT_NCCL(ncclAllReduce(x, x, 4, ncclUint8, static_cast<ncclRedOp_t>(5), comm, nullptr));
+    EXPECT_NCCL(ncclRedOpDestroy(static_cast<ncclRedOp_t>(5), comm));
+    EXPECT_EQ(fake_calls("RedOpDestroy"), 0);
+    EXPECT_NCCL(ncclGroupEnd());
+    EXPECT_EQ(x[3], 0xfa) << "the stand-in's mark";
+    EXPECT_EQ(fake_calls("RedOpDestroy"), 1);
+  });
+}
+
 TEST(ShimForward, NcclModeForwardsEveryFunction) {
   in_processes(1, [](int) {
     set_shim("nccl", true);

@@ -3,6 +3,7 @@
 // The test process itself never calls NCCL; all NCCL code runs in a forked child under an alarm.
 #pragma once
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -82,6 +83,29 @@ inline ncclResult_t wait_ready(ncclComm_t comm) {
   }
   return state;
 }
+
+// MoECCL's own stream, for host memory. Make it after the first NCCL call, which opens the library.
+class HostStream {
+ public:
+  HostStream() {
+    const auto make = find<int(void**)>("moecclStreamCreate");
+    EXPECT_TRUE(make != nullptr && make(&stream_) == 0);
+  }
+  ~HostStream() {
+    if (stream_ != nullptr) (void)find<int(void*)>("moecclStreamDestroy")(stream_);
+  }
+  HostStream(const HostStream&) = delete;
+  HostStream& operator=(const HostStream&) = delete;
+  cudaStream_t get() const { return static_cast<cudaStream_t>(stream_); }
+
+ private:
+  template <class F>
+  static F* find(const char* name) {
+    void* library = dlopen("libmoeccl.so.0", RTLD_NOW | RTLD_NOLOAD);
+    return library == nullptr ? nullptr : reinterpret_cast<F*>(dlsym(library, name));
+  }
+  void* stream_ = nullptr;
+};
 
 }  // namespace moeccl::testing
 

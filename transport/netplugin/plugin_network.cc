@@ -43,10 +43,10 @@ class PluginEndpoint final : public Endpoint {
     made.links.resize(options_.n_ranks());
     size_t n_rails = 1;
     for (const PeerComms& p : peers) n_rails = std::max(n_rails, p.pairs.size() - 1);
-    MOECCL_ASSIGN_OR_RETURN(auto engine, PluginEngine::create(use_, peers.size(), n_rails));
-    PluginEngine& moves = *engine;
-    made.engine = std::move(engine);  // ends before its links even when what follows fails
-    Status status;
+    auto engine = PluginEngine::create(use_, peers.size(), n_rails);
+    Status status = engine.ok() ? Status() : engine.status();
+    PluginEngine* const moves = engine.ok() ? engine->get() : nullptr;
+    if (engine.ok()) made.engine = std::move(*engine);  // ends before its links even when what follows fails
     for (PeerComms& p : peers) {
       const uint32_t other = p.rank;
       if (!status.ok()) {  // close those that come after a failure
@@ -59,7 +59,7 @@ class PluginEndpoint final : public Endpoint {
       log(LogLevel::kInfo, "rank {} reaches rank {} through net plugin {} over {} rails", own.rank, other,
           use_->api().text(), p.pairs.size() - 1);
       Result<std::unique_ptr<PluginLink>> link =
-          moves.add(own, std::move(p), memory_type_, pieces_only_.contains(other));
+          moves->add(own, std::move(p), memory_type_, pieces_only_.contains(other));
       if (link.ok()) {
         made.links[other] = std::move(*link);
       } else {
@@ -67,7 +67,7 @@ class PluginEndpoint final : public Endpoint {
       }
     }
     MOECCL_TRY(std::move(status));
-    MOECCL_TRY(moves.start());
+    MOECCL_TRY(moves->start());
     made.alpha_ns = kAlphaNs;
     made.bytes_per_ns = slowest_uplink(options_.host_of, uplinks);
     return made;

@@ -24,7 +24,7 @@ constexpr int64_t kEndNs = 30'000;
 constexpr int64_t kQuickNs = 50'000;
 constexpr int64_t kSignEveryNs = 200'000'000;
 // The time for a leaving rank to deliver what it still has to say.
-constexpr int64_t kFarewellMs = 1000;
+constexpr int64_t kFarewellMs = 1000, kFailedFarewellMs = 100;
 constexpr size_t kCompletions = 16;  // taken at a time
 // A flush takes about as long as a read over the bus; a device that is gone says so earlier than this.
 constexpr int64_t kFlushMs = 2000;
@@ -34,7 +34,7 @@ constexpr int64_t kFlushMs = 2000;
 VerbsEngine::VerbsEngine(EngineParts parts, driver::WakeUp wake)
     : parts_(std::move(parts)), regions_(parts_.regions.get()), wake_(std::move(wake)) {}
 
-Result<std::unique_ptr<VerbsEngine>> VerbsEngine::create(EngineParts parts) {
+Result<std::unique_ptr<VerbsEngine>> VerbsEngine::create(EngineParts&& parts) {
   MOECCL_ASSIGN_OR_RETURN(driver::WakeUp wake, driver::WakeUp::create());
   return std::unique_ptr<VerbsEngine>(new VerbsEngine(std::move(parts), std::move(wake)));
 }
@@ -79,7 +79,8 @@ VerbsEngine::~VerbsEngine() {
     tell_boards();
     // A queue pair that ends drops what it has not sent, so the last signals must have arrived before.
     const Deadline deadline = Deadline::after_ms(kFarewellMs);
-    while (unsent() && !deadline.passed()) {
+    const Deadline for_failed = Deadline::after_ms(kFailedFarewellMs);
+    while (unsent(!for_failed.passed()) && !deadline.passed()) {
       for (VerbsLink* link : links_) {
         if (!link->down_) link->drain();
       }
@@ -94,10 +95,12 @@ VerbsEngine::~VerbsEngine() {
   parts_.rails.clear();
 }
 
-bool VerbsEngine::unsent() const {
-  return std::any_of(links_.begin(), links_.end(), [](const VerbsLink* l) {
-    // A peer that has left has ended its queue pairs: what goes there is never acknowledged.
-    return !l->down_ && !l->peer_left() && (l->waits() || !l->idle());
+bool VerbsEngine::unsent(bool also_to_failed) const {
+  return std::any_of(links_.begin(), links_.end(), [&](const VerbsLink* l) {
+    // A peer that has left has ended its queue pairs: what goes there is never acknowledged. One that has failed may
+    // have ended them.
+    const bool listens = l->peer_is(RankState::kRunning) || (also_to_failed && !l->peer_is(RankState::kLeft));
+    return !l->down_ && listens && (l->waits() || !l->idle());
   });
 }
 
@@ -155,7 +158,7 @@ void VerbsEngine::turn() {
 void VerbsEngine::tell_boards() {
   board_is_new_.store(false, std::memory_order_relaxed);
   for (VerbsLink* link : links_) {
-    if (link->down_ || link->peer_left() || !link->told_.lacks(*link->s_.own.board)) continue;
+    if (link->down_ || link->peer_is(RankState::kLeft) || !link->told_.lacks(*link->s_.own.board)) continue;
     if (link->failed_here()) link->abandon_puts();
     link->tell_board();
     link->send_words();

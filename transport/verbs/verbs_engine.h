@@ -31,7 +31,7 @@ struct EngineParts {
 
 class VerbsEngine final : public OrderedEngine {
  public:
-  static Result<std::unique_ptr<VerbsEngine>> create(EngineParts parts);
+  static Result<std::unique_ptr<VerbsEngine>> create(EngineParts&& parts);
   // Tells the peers what they do not know yet, as far as possible within a second, and gives everything back. The links
   // are of no use afterwards and must be destroyed later.
   ~VerbsEngine() override;
@@ -63,7 +63,8 @@ class VerbsEngine final : public OrderedEngine {
   void tell_boards();
   void look(bool events);  // events, memory that went away, signs of life
   void queue(VerbsLink& link);
-  bool unsent() const;  // something still has to be posted or completed, and a peer is there to take it
+  bool unsent(
+      bool also_to_failed) const;  // something still has to be posted or completed, and a peer is there to take it
 
   struct Place {
     VerbsLink* link = nullptr;

@@ -55,6 +55,10 @@ int64_t VerbsLink::unacknowledged_ms() {
 
 std::byte* VerbsLink::room(size_t bytes) {
   const std::lock_guard lock(engine_.mutex_);
+  // The caller packs anew. A packed put that found the lanes full is not repeated as it was, even if it gets the same
+  // room and goes to the same place.
+  for (OpenPut& p : puts_)
+    if (p.bytes != 0 && p.from == OpenPut::From::kRoom && !p.left) p.abandoned = true;
   engine_.poll();
   return take_room(bytes);
 }

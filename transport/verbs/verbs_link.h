@@ -103,11 +103,12 @@ class VerbsLink final : public OrderedLink, private Rooms, private PostedPuts, p
   uint64_t posted() const override { return n_posted_; }
   bool taken(uint64_t count) const override;
   Status catch_up() override;
+  Status read_records();
 
   // Everything below runs under the engine's lock.
   void let_go() noexcept override;
-  bool peer_left() const {
-    return board().health.state.load(std::memory_order_acquire) != static_cast<uint32_t>(RankState::kRunning);
+  bool peer_is(RankState state) const {
+    return board().health.state.load(std::memory_order_acquire) == static_cast<uint32_t>(state);
   }
   bool failed_here() const { return s_.own.board->health.state.load(std::memory_order_relaxed) != 0; }
   Result<PutState> post_some(uint64_t offset, const void* src, size_t bytes, bool stays);

@@ -23,7 +23,7 @@ constexpr double kPayload = 0.97;
 constexpr double kUnknownGbit = 10;
 
 // Requests under way on a queue pair. They are fewer where a rail's completion queue could not hold those of all peers.
-constexpr uint32_t kDepth = 128, kLeastDepth = 16;
+constexpr uint32_t kDepth = 128, kLeastDepth = 24;
 // The words of a board are sent inline (see VerbsLink::tell_board()). A NIC with less room for them is not used.
 constexpr uint32_t kInlineBytes = 128, kLeastInline = 32;
 
@@ -318,6 +318,14 @@ Probe probe_with(const Settings& settings) {
 Probe probe() {
   const Result<Settings> settings = process_settings();
   return settings.ok() ? probe_with(settings.value()) : Probe{false, {}, settings.status().message()};
+}
+
+// A value that is meant for NCCL is only a reason not to use the network.
+Status check() {
+  const auto own = [](const char* name) {
+    return std::string_view(name).starts_with("NCCL_") ? nullptr : std::getenv(name);
+  };
+  return read_settings(own).status();
 }
 
 Result<std::unique_ptr<Endpoint>> open_with(const NetworkOptions& options, const Settings& settings) {

@@ -11,6 +11,7 @@ namespace moeccl::transport::verbs {
 // Where the wire does not keep the order (MOECCL_IB_ADAPTIVE_ROUTING), the links do.
 inline constexpr Capabilities kCapabilities = {.one_sided = true, .inline_words = true, .device_memory = true};
 Probe probe();
+Status check();
 Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options);
 
 // Like probe() and open(), but with settings other than the process's. For tests and tools.

@@ -166,6 +166,14 @@ bool VerbsLink::record(const OpenPut& p) {
 }
 
 Status VerbsLink::catch_up() {
+  Status status = read_records();
+  if (status.ok()) return status;
+  const std::lock_guard lock(engine_.mutex_);
+  lose(status);  // its later signals would announce data that is not there
+  return status;
+}
+
+Status VerbsLink::read_records() {
   // Acquire: what was put before the count was written is visible.
   const uint64_t n = s_.copy->n_puts.load(std::memory_order_acquire);
   if (n - records_taken_ > kPutRecords) {

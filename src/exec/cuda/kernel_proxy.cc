@@ -296,7 +296,8 @@ bool KernelProxy::collect() {
     }
     if (flags.empty()) continue;
     // A failed link brings nothing more; the operation hears of the failure from its own links.
-    if (auto* const one_sided = links_[p]->one_sided(); one_sided != nullptr) (void)one_sided->catch_up();
+    auto* const one_sided = links_[p]->one_sided();
+    if (one_sided != nullptr && !one_sided->catch_up().ok()) continue;
     {
       const std::lock_guard lock(mutex_);
       taken_.clear();

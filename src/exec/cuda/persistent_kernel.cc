@@ -110,7 +110,8 @@ Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine&
   w->programs_from_ = w->used_ = kUploadedAt + 64;
   constexpr unsigned kDisableTiming = 2;
   MOECCL_ASSIGN_OR_RETURN(w->upload_stream_, create_urgent_stream(engine.context()));
-  MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuEventCreate(&w->event_, kDisableTiming), "a CUDA event"));
+  for (driver_cuda::Event* event : {&w->event_, &w->captured_event_})
+    MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuEventCreate(event, kDisableTiming), "a CUDA event"));
   return w;
 }
 
@@ -119,6 +120,10 @@ PersistentKernel::~PersistentKernel() {
     const driver_cuda::Current current(engine_.context());
     (void)driver_cuda::driver()->cuStreamSynchronize(upload_stream_);
     (void)driver_cuda::driver()->cuStreamDestroy_v2(upload_stream_);
+  }
+  if (captured_event_ != nullptr) {
+    const driver_cuda::Current current(engine_.context());
+    (void)driver_cuda::driver()->cuEventDestroy_v2(captured_event_);
   }
   if (event_ == nullptr) return;
   stop();  // a kernel that still waits for a peer ends now, which frees its stream
@@ -356,6 +361,20 @@ Status PersistentKernel::start(const Operation& op, const WalkArgs& a, driver_cu
       engine_.function("moeccl_walk", plan::reduces(op.signature.op) ? op.signature.type : moecclUint8), &a);
 }
 
+// Streams that a capture has forked would run their operations in any order, and ranks must not differ in it. Returns
+// the driver's number of the stream's capture.
+Result<uint64_t> PersistentKernel::follow_captured(driver_cuda::Stream stream) {
+  const driver_cuda::Driver& d = *driver_cuda::driver();
+  int capturing = 0;
+  uint64_t id = 0;
+  MOECCL_TRY(driver_cuda::check(d.cuStreamGetCaptureInfo_v2(stream, &capturing, &id, nullptr, nullptr, nullptr),
+                                "the capture of a CUDA stream"));
+  if (id == last_capture_)
+    MOECCL_TRY(
+        driver_cuda::check(d.cuStreamWaitEvent(stream, captured_event_, 0), "the order of operations in a graph"));
+  return id;
+}
+
 Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream, uint64_t* number) {
   const driver_cuda::Current current(engine_.context());
   const std::lock_guard lock(mutex_);
@@ -373,10 +392,16 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
     if (next > 1 && (stream != last_stream_ || reinterpret_cast<uintptr_t>(stream) == kPerThread))
       MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, event_, 0), "the order of operations on two streams"));
   }
+  uint64_t capture = 0;
+  if (number == nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(capture, follow_captured(stream));
+  }
   MOECCL_TRY(start(op, a, stream));
   if (number == nullptr) {
     placed->captured = true;
     if (proxy_ != nullptr) proxy_->captured();
+    MOECCL_TRY(driver_cuda::check(d.cuEventRecord(captured_event_, stream), "the order of operations in a graph"));
+    last_capture_ = capture;
     return {};
   }
   *number = next;

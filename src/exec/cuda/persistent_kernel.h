@@ -28,7 +28,8 @@ class PersistentKernel {
   Status connect(Fabric& fabric, std::span<std::byte* const> memories, std::unique_ptr<KernelProxy> proxy);
 
   // Puts the operation on the stream, after those launched before. `number` receives its number, which the board shows
-  // when it is done. Null: the stream is being captured, and the program that replays the graph orders the operation.
+  // when it is done. Null: the stream is being captured, and the operation follows those launched before in the same
+  // capture, whatever stream they are on. The program that replays the graph orders it with everything else.
   Status launch(const Operation& op, driver::cuda::Stream stream, uint64_t* number);
   // A place in the order of launches for an operation that a host thread will launch; until then others must not
   // overtake it. The place is kept as long as this object exists.
@@ -83,6 +84,7 @@ class PersistentKernel {
   moeccl::cuda::WalkArgs program_of(const Placed& placed, bool captured) const;
   const std::atomic<uint64_t>& uploaded() const;
   void fill(const Operation& op, moeccl::cuda::WalkArgs& a) const;
+  Result<uint64_t> follow_captured(driver::cuda::Stream stream);
   Status start(const Operation& op, const moeccl::cuda::WalkArgs& a, driver::cuda::Stream stream) const;
   size_t peers_at() const { return moeccl::cuda::walk_header_bytes(n_ranks_) + 2 * half_bytes_; }
   size_t splits_at() const { return peers_at() + n_ranks_ * sizeof(moeccl::cuda::WalkPeer); }
@@ -107,7 +109,9 @@ class PersistentKernel {
   std::unordered_map<uint64_t, Placed> placed_;  // keyed by the program's bytes
   std::unordered_map<uint64_t, Placed*> known_;  // keyed by Choice::program_hash
   driver::cuda::Event event_ = nullptr;
-  driver::cuda::Stream last_stream_ = nullptr;  // to which the last launch went
+  driver::cuda::Stream last_stream_ = nullptr;    // to which the last launch went
+  driver::cuda::Event captured_event_ = nullptr;  // after the last launch of last_capture_
+  uint64_t last_capture_ = 0;
   std::atomic<uint64_t> launched_{0};
   std::atomic<uint32_t> promised_{0};
   std::unique_ptr<KernelProxy> proxy_;

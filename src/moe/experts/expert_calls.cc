@@ -74,10 +74,7 @@ Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const Chec
   std::vector<ReduceKind> kinds;
   for (const ReduceKind kind : {ReduceKind::kDirect, ReduceKind::kNodes, ReduceKind::kFlat}) {
     Status applies = algo::ReplicaReduce::applies(kind, shape.reach, comm.tree());
-    if (forced == algo::reduce_kind_name(kind)) {
-      if (!applies.ok()) return Status(applies).with_context(format("expert_allreduce: {}", forced));
-      return kind;
-    }
+    if (forced == algo::reduce_kind_name(kind) && applies.ok()) return kind;
     if (applies.ok()) applies = algo::ReplicaReduce(c.placement, shape, comm.tree(), kind, c.average).fits();
     if (!applies.ok()) {
       why = applies;
@@ -160,9 +157,9 @@ Status keep_reduce(Communicator& comm, const Side& side, const ExpertCall& call,
   kept.binding.count = call.count;
   kept.in_bytes = kept.out_bytes = c.placement.n_slots(comm.rank()) * call.count * c.element_bytes;
   const uint64_t most_bytes = c.placement.most_slots() * call.count * c.element_bytes;
-  if (!side.selector.forced(call.op).empty() || !kept.asks_reach || most_bytes < algo::tuning::kAskReach ||
-      comm.n_ranks() == 1)
-    return {};
+  const std::string forced = side.selector.forced_where_it_fits(call.op);
+  const bool may_reach = forced.empty() || forced == algo::reduce_kind_name(algo::ReduceKind::kDirect);
+  if (!may_reach || !kept.asks_reach || most_bytes < algo::tuning::kAskReach || comm.n_ranks() == 1) return {};
   kept.asks = true;
   return build_reduce(comm, side, call, c, true, kept.reachable, kept.if_reachable);
 }
@@ -174,7 +171,7 @@ Result<algo::ReplicaMove> move_of(Communicator& comm, const Side& side, const Ex
 }
 Result<algo::GradientReduce> sum_of(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c) {
   using Way = algo::GradientReduce::Way;
-  const std::string& forced = side.selector.forced(call.op);
+  const std::string forced = side.selector.forced_where_it_fits(call.op);
   const Way way = forced.empty() ? Way::kFewerBytes : forced == "direct" ? Way::kDirect : Way::kNodes;
   Result<algo::GradientReduce> made = algo::GradientReduce::make(
       c.placement, comm.tree(), {call.count, c.element_bytes, c.average, side.reach(false), side.staging_bytes, way});

@@ -116,6 +116,9 @@ Status ExpertSwap::set_up(Layer& made, const MoeLayer& layer, std::span<const mo
   if (host.n_ranks() > placement.n_experts())
     return error(moecclUnsupported, "moe has {} experts on {} ranks: expert swap needs as many experts as ranks",
                  experts, host.n_ranks());
+  if (experts > solve::kMostSwapExperts)
+    return error(moecclUnsupported, "moe has {} experts: expert swap takes at most {}", experts,
+                 solve::kMostSwapExperts);
   MOECCL_TRY(solve::between("n_tensors", static_cast<int64_t>(tensors.size()), 0, kMostTensors));
   for (size_t i = 0; i < tensors.size(); ++i) {
     const moecclSwapTensor_t& t = tensors[i];

@@ -71,6 +71,54 @@ TEST_P(CudaCapture, IsNotEndedByOperationsOnOtherStreams) {
       });
 }
 
+// The second stream is forked from the first inside the capture, and nothing but the library joins it again.
+TEST_P(CudaCapture, OrdersOperationsOnForkedStreams) {
+  run_on_devices(2, device_options(RankMode::kThreads), [](int, moecclComm_t comm, CudaDevice& device, void* stream) {
+    DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), twice(device, kCount * 4), word(device, 4);
+    in.put(floats(kCount, 2));
+    void *forked = device.make_stream(), *event = device.make_event();
+    meet(comm, word);
+    void* graph = nullptr;
+    for (int capture = 0; capture < 2; ++capture) {
+      if (graph != nullptr) device.end_graph(graph, device.instantiate(graph));
+      device.begin_capture(stream, GetParam());
+      device.record(event, stream);
+      device.wait_event(forked, event);
+      MOECCL_EXPECT_OK(
+          moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(forked)));
+      MOECCL_EXPECT_OK(
+          moecclAllReduce(sum.data(), twice.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
+      graph = device.end_capture(stream);
+      meet(comm, word);
+      ASSERT_NE(graph, nullptr) << "the second operation does not follow the first";
+    }
+    void* instance = device.instantiate(graph);
+    for (int replay = 0; replay < 2; ++replay) device.launch_graph(instance, stream);
+    EXPECT_EQ(twice.get(stream), floats(kCount, 8));
+    meet(comm, word);
+    device.end_graph(graph, instance);
+    device.end_event(event);
+    device.end_stream(forked);
+  });
+}
+
+// An allocation may wait for the device, and there for a kernel that waits for this very call.
+TEST(CudaStreams, AllocateNothingInTheirFirstOperation) {
+  run_on_devices(2, device_options(RankMode::kThreads),
+                 [](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+                   if (!device.emulated()) GTEST_SKIP() << "only the emulated driver counts its calls";
+                   DeviceBuffer in(device, kCount * 4), came(device, kCount * 4);
+                   in.put(floats(kCount, 2));
+                   const uint64_t before = device.own_calls("cuMemHostAlloc") + device.own_calls("cuMemAlloc_v2");
+                   MOECCL_EXPECT_OK(moecclGroupStart());
+                   MOECCL_EXPECT_OK(moecclSend(in.data(), kCount, moecclFloat32, 1 - rank, comm, as_stream(stream)));
+                   MOECCL_EXPECT_OK(moecclRecv(came.data(), kCount, moecclFloat32, 1 - rank, comm, as_stream(stream)));
+                   MOECCL_EXPECT_OK(moecclGroupEnd());
+                   EXPECT_EQ(device.own_calls("cuMemHostAlloc") + device.own_calls("cuMemAlloc_v2"), before);
+                   EXPECT_EQ(came.get(stream), floats(kCount, 2));
+                 });
+}
+
 // One thread joins as all ranks, each on its own device where there are enough, and works while another device than the
 // communicator's is current.
 void one_thread(int n, bool named_streams) {

@@ -111,6 +111,37 @@ TEST(Layout, AStepIsComputeCommunicationAndTheBubble) {
   EXPECT_NEAR(v.ep_us, 1e6 * 32 * 8 * 4 * block * 2 * (0.75 / 2 + 0.5) / 200e9, 1);
 }
 
+// The ranks that hold the same weights are a whole pipeline apart.
+TEST(Layout, GradientsAndStagesAreOnTheLinksThatTheyCross) {
+  moecclLayoutProblem_t p = mixtral();
+  p.gpu_bytes = 1e15;
+  const auto all_reduce = [](double bytes, double n, double bandwidth) {
+    return 2e6 * bytes * (n - 1) / n / bandwidth;
+  };
+  int checked = 0;
+  for (const moecclLayout_t& v : solve(p)) {
+    if (v.tensor != 1 || v.context != 1) continue;
+    const double dense = 2 * p.dense_parameters / v.pipeline, experts = 2 * p.moe_parameters / v.pipeline / v.expert;
+    const double replicas = v.expert * v.data;
+    const bool inside = v.data == 1 && v.expert <= 8;
+    const double link = inside ? p.intra_bandwidth : p.inter_bandwidth;
+    EXPECT_NEAR(v.dp_us, all_reduce(dense, replicas, link) + all_reduce(experts, v.data, link), 1e-9 * v.dp_us)
+        << "e" << v.expert << " p" << v.pipeline << " d" << v.data;
+    ++checked;
+  }
+  EXPECT_GT(checked, 5);
+  p.n_gpus = 8;
+  for (const moecclLayout_t& v : solve(p)) {
+    if (v.pipeline == 1) continue;
+    moecclLayoutProblem_t slower = p;
+    slower.inter_bandwidth = 1e9;
+    for (const moecclLayout_t& w : solve(slower))
+      if (w.tensor == v.tensor && w.expert == v.expert && w.context == v.context && w.pipeline == v.pipeline) {
+        EXPECT_EQ(w.pp_us, v.pp_us) << "all stages are on one node";
+      }
+  }
+}
+
 TEST(Layout, TheSwitchCarriesExpertTimesContextRanks) {
   moecclLayoutProblem_t p = mixtral();
   p.sequence = 65536;

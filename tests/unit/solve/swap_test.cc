@@ -186,6 +186,64 @@ TEST(Swap, TheBestPairIsTheBestOfAll) {
   EXPECT_GT(taken, 20);
 }
 
+// Thousands of tokens and one hot group: exp(after - before) of every group is 0.
+TEST(Swap, LogSumExpHoldsWhenEveryGroupEndsFarBelowTheFullest) {
+  SplitMix64 random(testing::seed() + 11);
+  constexpr int32_t kExperts = 16;
+  Problem r;
+  r.p.n_experts = kExperts;
+  r.p.top_k = 1;
+  r.p.n_levels = 1;
+  r.p.max_function = moecclMaxLogSumExp;
+  r.groups = {4};
+  r.n_tokens = 8000;
+  for (int64_t t = 0; t < r.n_tokens; ++t)
+    r.topk.push_back(static_cast<int32_t>(random.below(random.below(10) < 7 ? 4 : kExperts)));
+  r.point();
+  int32_t pair[2] = {-5, -5};
+  moecclSwapAnswer_t answer{};
+  answer.size = sizeof(answer);
+  const std::vector<int32_t> counts = r.count();
+  ASSERT_EQ(moecclSolveSwap(&r.p, counts.data(), pair, &answer, nullptr, 0), moecclSuccess);
+  ASSERT_FALSE(answer.keep);
+  const auto fullest_after = [&](int32_t a, int32_t b) {
+    const std::vector<double> z = full_by_definition(swapped(r, a, b), 0);
+    return *std::max_element(z.begin(), z.end());
+  };
+  double least = 1e300;
+  for (int32_t a = 0; a < kExperts; ++a)
+    for (int32_t b = a + 1; b < kExperts; ++b) least = std::min(least, fullest_after(a, b));
+  EXPECT_NEAR(fullest_after(pair[0], pair[1]), least, 2) << "log-sum-exp is the maximum to within log(groups)";
+  Problem after = swapped(r, pair[0], pair[1]);
+  moecclSwapAnswer_t next{};
+  next.size = sizeof(next);
+  const std::vector<int32_t> recounted = after.count();
+  ASSERT_EQ(moecclSolveSwap(&after.p, recounted.data(), pair, &next, nullptr, 0), moecclSuccess);
+  EXPECT_NEAR(answer.after_us, next.before_us, next.before_us * 1e-9) << "the predicted time is that of the swap";
+}
+
+// With one expert on each GPU a swap changes nothing but the order in which loads are added.
+TEST(Swap, NothingIsSwappedForTheLastDigits) {
+  SplitMix64 random(testing::seed() + 12);
+  for (int round = 0; round < 100; ++round) {
+    Problem r;
+    r.p.n_experts = 8 * (1 + static_cast<int32_t>(random.below(4)));
+    r.p.top_k = 2;
+    r.p.n_levels = 1;
+    r.groups = {r.p.n_experts};
+    r.n_tokens = 50 + static_cast<int64_t>(random.below(2000));
+    r.topk = testing::random_topk(random, r.n_tokens, r.p.top_k, r.p.n_experts);
+    r.point();
+    int32_t pair[2] = {-5, -5};
+    moecclSwapAnswer_t answer{};
+    answer.size = sizeof(answer);
+    const std::vector<int32_t> counts = r.count();
+    ASSERT_EQ(moecclSolveSwap(&r.p, counts.data(), pair, &answer, nullptr, 0), moecclSuccess);
+    ASSERT_TRUE(answer.keep) << "round " << round << " gains " << answer.gain;
+    ASSERT_EQ(answer.gain, 0);
+  }
+}
+
 TEST(Swap, ChoosesTheDimensionOfEq6AndPricesMigration) {
   SplitMix64 random(testing::seed() + 3);
   Problem r;

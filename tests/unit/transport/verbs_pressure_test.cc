@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// verbs links whose queues are full, whose peers have failed, and whose process has no descriptors left, over the fake
+// libibverbs.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "src/exec/fabric.h"
+#include "tests/support/fake_verbs.h"
+#include "tests/support/network_fabrics.h"
+#include "tests/support/timing.h"
+
+namespace moeccl::tests {
+namespace {
+
+using transport::PutState;
+
+const FakeVerbs& fake() { return FakeVerbs::get(); }
+
+class VerbsPressure : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    fake().calm();
+    before_ = fake().counts();
+  }
+  void TearDown() override {
+    fake().calm();
+    fake().expect_as(before_);
+  }
+  fake::IbvCounts before_ = {};
+};
+
+bool until(exec::Fabric& f, const std::function<bool()>& done, int ms = 20'000) {
+  for (const Deadline d = Deadline::after_ms(patient_ms(ms)); !d.passed();) {
+    if (done()) return true;
+    f.engine->progress();
+    std::this_thread::yield();
+  }
+  return false;
+}
+
+Result<std::unique_ptr<transport::Endpoint>> open_two_rails(const transport::NetworkOptions& options) {
+  return transport::verbs::open_with(options, FakeVerbs::settings());
+}
+
+// Packs as the executor does: into new room, anew, at each try. Returns how often the link took only a part.
+int put_packed(exec::Fabric& f, size_t bytes, int what) {
+  int moved = 0;
+  EXPECT_TRUE(until(f, [&] {
+    std::byte* const room = f.link(1).rooms()->room(bytes);
+    if (room == nullptr) return false;
+    std::memset(room, what, bytes);
+    const auto state = f.link(1).posted_puts()->post(0, room, bytes);
+    EXPECT_TRUE(state.ok()) << state.status().message();
+    moved += state.ok() && *state == PutState::kMoved ? 1 : 0;
+    return !state.ok() || *state == PutState::kDone;
+  }));
+  return moved;
+}
+
+TEST_F(VerbsPressure, APackedPutOfAFullLinkGoesWhole) {
+  NetworkFabrics ranks({"two rails", transport::verbs::kCapabilities, fake_verbs::probe, open_two_rails}, 2);
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  fake().control().set_delay_us(3000);
+  exec::Fabric& f = ranks[0];
+  f.engine->begin();
+  constexpr size_t kBytes = 300'000;
+  const std::byte small[8] = {};
+  int moved = 0;
+  uint32_t random = 1, number = 0;
+  // Until packed puts have been cut twice, and their room has come again.
+  for (int after = 0; number < 1000 && after < 100; after += moved >= 2 ? 1 : 0) {
+    random = random * 1664525u + 1013904223u;
+    for (uint32_t i = 0; i < (random >> 8) % 260; ++i)
+      (void)f.link(1).put(ranks[1].own->staging_bytes() - 64, small, sizeof(small));
+    const int what = static_cast<int>(1 + number % 250);
+    moved += put_packed(f, kBytes, what);
+    ASSERT_TRUE(f.link(1).signal(0, ++number, 1).ok());
+    ASSERT_TRUE(until(f, [&] { return (ranks[1].own->signal(0, 0).word.load() & 0xffffffff) == number; }));
+    const std::byte* const staging = ranks[1].own->staging();
+    ASSERT_EQ(std::count(staging, staging + kBytes, static_cast<std::byte>(what)), static_cast<ptrdiff_t>(kBytes))
+        << "put " << number << " after its signal; " << moved << " were cut";
+  }
+  f.engine->end();
+  if (moved < 2) GTEST_SKIP() << "the link was never full in the middle of a packed put";
+}
+
+TEST_F(VerbsPressure, AFailedPeerHearsOfALaterFailure) {
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 2);
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  const auto state = [](exec::Fabric& f, uint32_t peer) { return f.link(peer).board().health.state.load(); };
+  ranks[1].fail(error(moecclTimeout, "first"));
+  ASSERT_TRUE(until(ranks[0], [&] { return state(ranks[0], 1) != 0; }));
+  ranks[0].fail(error(moecclTimeout, "second"));
+  EXPECT_TRUE(until(ranks[1], [&] { return state(ranks[1], 0) != 0; }));
+}
+
+// A rank in moecclCommShrink uses the engine and runs nothing.
+TEST_F(VerbsPressure, TheEndOfAFailedPeerIsNoticedByOneThatHasFailedToo) {
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 2);
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  ranks[1].fail(error(moecclTimeout, "first"));
+  ranks[0].fail(error(moecclTimeout, "second"));
+  ranks[1].engine = nullptr;  // its process has ended
+  transport::EngineUse use;
+  use.begin(ranks[0].engine.get(), 0);
+  EXPECT_TRUE(until(ranks[0], [&] { return !ranks[0].link(1).check_peer().ok(); }));
+}
+
+TEST_F(VerbsPressure, ARankWithoutDescriptorsIsRefused) {
+  rlimit old = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &old), 0);
+  const NetworkFabrics ranks(fake_verbs::kNetworks[0], 2, 4 << 20, {}, [&](uint32_t, auto&) {
+    rlimit none = old;
+    none.rlim_cur = 3;
+    setrlimit(RLIMIT_NOFILE, &none);
+  });
+  setrlimit(RLIMIT_NOFILE, &old);
+  EXPECT_FALSE(ranks.status.ok());
+}
+
+struct Counts final : transport::Arrivals {
+  bool arrived(uint32_t, uint64_t, uint64_t) override { return true; }
+};
+
+TEST_F(VerbsPressure, MorePutsThanARankKeepsEndTheLink) {
+  Counts counts;
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 2, 4 << 20, [&](exec::Fabric& f) { f.arrivals = &counts; });
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  exec::Fabric& f = ranks[0];
+  f.engine->begin();
+  const std::vector<std::byte> data(64, std::byte{3});
+  for (uint32_t i = 0; i < 600; ++i) {
+    ASSERT_TRUE(until(f, [&] {
+      const auto state = f.link(1).put(i * 4096, data.data(), data.size());
+      return state.ok() && *state == PutState::kDone;
+    }));
+  }
+  ASSERT_TRUE(f.link(1).signal(0, 1, 1).ok());
+  ASSERT_TRUE(until(f, [&] { return ranks[1].own->signal(0, 0).word.load() != 0; }));
+  f.engine->end();
+  EXPECT_FALSE(ranks[1].link(0).one_sided()->catch_up().ok());
+  EXPECT_FALSE(ranks[1].link(0).check_peer().ok()) << "its later signals would announce data that nobody has looked at";
+}
+
+}  // namespace
+}  // namespace moeccl::tests
