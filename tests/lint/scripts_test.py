@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the scripts that count tests and draw the demo on small inputs."""
+"""Runs the scripts that count tests, delete folders and draw the demo on small inputs."""
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,24 @@ def result(algo, plan, p50, node_bytes, wrong=0):
 
 RESULTS = {"results": [result("flat", "flat", 300000, 28000000), result("2dh", "2dh", 280000, 28000000),
                        result("hier:2", "hier:2", 60000, 7000000), result("auto", "hier:2", 61000, 7000000)]}
+
+
+# A project of scripts: as a gtest program, one writes its results where Meson asks for them.
+PROJECT = """project('p', version: '1')
+foreach name, protocol : {'sleeps': 'exitcode', 'hangs': 'gtest', 'dies': 'gtest', 'leaks': 'gtest', 'skips': 'exitcode', 'good': 'gtest'}
+  test(name, files('program'), args: name, protocol: protocol, suite: name == 'good' ? 'other' : 's', timeout: name in ['sleeps', 'hangs'] ? 1 : 30)
+endforeach
+"""
+PROGRAM = """#!/bin/bash
+results=${2#--gtest_output=xml:}
+case $1 in
+  sleeps|hangs) [ -e good ] || exec sleep 60 ;;
+  skips) exit 77 ;;
+  dies) [ -e good ] || kill -SEGV $$ ;;
+esac
+echo '<testsuites><testsuite name="S"><testcase classname="S" name="x" status="run"/></testsuite></testsuites>' >"${results:-/dev/null}"
+[ "$1" != leaks ] || [ -e good ] || exit 23
+"""
 
 
 class Scripts(unittest.TestCase):
@@ -68,6 +87,56 @@ class Scripts(unittest.TestCase):
                 f.write("<testsuites/>")
             self.assertNotEqual(self.run_script("count_tests.py", path)[0], 0)
             self.assertNotEqual(self.run_script("count_tests.py", path + "x")[0], 0)
+
+    @unittest.skipUnless(shutil.which("meson") and shutil.which("ninja"), "needs meson and ninja")
+    def test_a_program_that_hangs_dies_or_leaks_is_a_failure(self):
+        run = f""". {TOOLS}/lib.sh; . {TOOLS}/counted.sh; cd "$1"; logs=$1/logs; run "${{@:2}}"; finish"""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in (("meson.build", PROJECT), ("program", PROGRAM)):
+                with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+                    f.write(text)
+            os.chmod(os.path.join(folder, "program"), 0o755)
+            subprocess.run(["meson", "setup", "build"], cwd=folder, check=True, capture_output=True)
+
+            def outcome(*args):
+                done = subprocess.run(["bash", "-c", run, "test", folder, *args], capture_output=True, text=True, check=False)
+                lines = done.stdout.splitlines()
+                return done.returncode, [line for line in lines if line.startswith("FAILED")], lines[-1]
+            good = os.path.join(folder, "build/good")
+            with open(good, "w", encoding="utf-8"):
+                pass
+            self.assertEqual(outcome("build", "all"), (0, [], "5 passed, 0 failed"))
+            os.remove(good)
+            bad = ["FAILED: p.p:s / dies", "FAILED: p.p:s / hangs (its time limit is over)", "FAILED: p.p:s / sleeps (its time limit is over)",
+                   "FAILED: p:s / leaks (exit 23)"]
+            code, lines, last = outcome("build", "all")
+            self.assertEqual((code, sorted(lines), last), (1, bad, "2 passed, 4 failed"))
+            junit = os.path.join(folder, "build/meson-logs/all.junit.xml")
+            self.assertEqual(sorted(self.run_script("count_tests.py", "--failed", junit)[1].split()), ["dies", "hangs", "leaks", "sleeps"])
+            # Up to three programs run again; these fail again.
+            code, lines, last = outcome("build", "some", "dies", "leaks", "good")
+            self.assertEqual((code, len(lines), last), (1, 2, "2 passed, 2 failed"))
+            self.assertTrue(os.path.exists(os.path.join(folder, "build/meson-logs/some-again.junit.xml")))
+            # Meson's own failure.
+            self.assertEqual(outcome("build", "none", "nosuch")[0], 1)
+
+    def test_folders_of_others_are_not_deleted(self):
+        with tempfile.TemporaryDirectory() as folder:
+            kept = os.path.join(folder, "kept")
+            with open(kept, "w", encoding="utf-8"):
+                pass
+            for tool, option in (("gpu-bundle", "--folder"), ("packages", "--output")):
+                for value in ([folder], ["."], []):
+                    done = subprocess.run([os.path.join(TOOLS, tool), option, *value], cwd=folder, capture_output=True, text=True, check=False)
+                    self.assertEqual(done.returncode, 2, done.stderr)
+                    self.assertIn("would be deleted" if value else "needs a value", done.stderr)
+            self.assertEqual(os.listdir(folder), ["kept"])
+
+    def test_help_from_another_folder(self):
+        for tool in ("build", "test", "sanitize", "site", "packages", "fuzz", "gpu-bundle", "tidy", "rdma-vm"):
+            done = subprocess.run(["./" + tool, "--help"], cwd=TOOLS, capture_output=True, text=True, check=False)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), tool)
+            self.assertIn("tools/" + tool, done.stdout)
 
     def draw(self, results):
         with tempfile.TemporaryDirectory() as folder:
