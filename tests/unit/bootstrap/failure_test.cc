@@ -59,11 +59,21 @@ TEST(Failure, AMeetingPointThatDoesNotOpenIsALaunchersAddress) {
 
 TEST(Failure, MissingRanksAreNamedAtTheDeadlineOfTheRoot) {
   std::unique_ptr<Root> root = start_root(300);
-  const Status s = join_and_close(root->id(), 1, 2);
+  const Status s = join_and_close(root->id(), 1, 2, Deadline::never());
   EXPECT_EQ(s.code(), moecclTimeout);
   EXPECT_TRUE(contains(s.message(), "rank 0 of 2 did not join")) << s.message();
   EXPECT_TRUE(contains(s.message(), "300 ms")) << s.message();
   EXPECT_TRUE(contains(s.message(), "MOECCL_INIT_TIMEOUT_MS")) << s.message();
+}
+
+// A config may give init longer than the environment of the process with the meeting point.
+TEST(Failure, ARankMayGiveMoreTimeThanTheRoot) {
+  std::unique_ptr<Root> root = start_root(100);
+  const int64_t begun = now_ns();
+  const Status s = join_and_close(root->id(), 1, 2, Deadline::after_ms(1000));
+  EXPECT_EQ(s.code(), moecclTimeout);
+  EXPECT_TRUE(contains(s.message(), "the time of rank 1")) << s.message();
+  EXPECT_GE(now_ns() - begun, 900'000'000);
 }
 
 TEST(Failure, ARankThatNeverCallsIsNamed) {

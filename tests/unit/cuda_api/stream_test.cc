@@ -103,7 +103,7 @@ TEST_P(CudaCapture, OrdersOperationsOnForkedStreams) {
 }
 
 // An allocation may wait for the device, and there for a kernel that waits for this very call.
-TEST(CudaStreams, AllocateNothingInTheirFirstOperation) {
+TEST(CudaFirstOperation, AllocatesNothing) {
   run_on_devices(2, device_options(RankMode::kThreads),
                  [](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
                    if (!device.emulated()) GTEST_SKIP() << "only the emulated driver counts its calls";
