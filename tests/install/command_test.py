@@ -7,7 +7,7 @@ import sys
 import tempfile
 import unittest
 
-COMMAND = sys.argv.pop(1)
+COMMAND = os.path.abspath(sys.argv.pop(1))
 
 
 def run(*arguments, cwd=None, **variables):
