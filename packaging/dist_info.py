@@ -4,7 +4,11 @@ what it needs, extras and entry points. Meson installs modules alone."""
 import os
 import subprocess
 import sys
-import tomllib
+
+try:
+    import tomllib
+except ImportError:  # Python before 3.11
+    import tomli as tomllib
 
 pyproject, site, installer = sys.argv[1:]
 with open(pyproject, "rb") as file:

@@ -49,6 +49,7 @@ ExpertOptions parse(int argc, char** argv) {
   app.add_flag("--explain", o.explain, "print the plan");
   add_job_options(app, o.job);
   parse_or_exit(app, argc, argv);
+  if (o.min_bytes < sizeof(float)) fail("-b: an expert has 4 bytes at least");
   return o;
 }
 

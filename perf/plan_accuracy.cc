@@ -420,17 +420,28 @@ bool run_shape(const Shape& shape) {
         check(moecclGetUniqueId(&shared->id), "id");
         __atomic_store_n(&shared->id_ready, 1, __ATOMIC_RELEASE);
       }
-      while (__atomic_load_n(&shared->id_ready, __ATOMIC_ACQUIRE) == 0) usleep(100);
+      while (__atomic_load_n(&shared->id_ready, __ATOMIC_ACQUIRE) == 0) {
+        if (__atomic_load_n(&shared->failed, __ATOMIC_ACQUIRE) != 0) std::_Exit(1);
+        usleep(100);
+      }
       Rank(shape, r).run(profile);
       std::fflush(stdout);
       std::_Exit(0);
     }
     children.push_back(child);
   }
+  // The first rank that fails ends the others' waits, whichever rank it is.
   bool good = true;
-  for (const pid_t child : children) {
-    int status = 0;
-    good = waitpid(child, &status, 0) == child && status == 0 && good;
+  while (!children.empty()) {
+    const size_t left = children.size();
+    std::erase_if(children, [&good](pid_t child) {
+      int status = 0;
+      const pid_t ended = waitpid(child, &status, WNOHANG);
+      if (ended != 0 && (ended != child || status != 0)) good = false;
+      return ended != 0;
+    });
+    if (!good) __atomic_store_n(&shared->failed, 1, __ATOMIC_RELEASE);
+    if (children.size() == left) usleep(1000);
   }
   unlink(profile);
   return good;
@@ -447,11 +458,25 @@ int main(int argc, char** argv) {
       with_candidates = true;
     } else if (std::strcmp(argv[i], "--op") == 0 && i + 1 < argc) {
       only_op = argv[++i];
+      if (std::none_of(kOps.begin(), kOps.end(), [](const Op& op) { return std::strcmp(op.name(), only_op) == 0; })) {
+        std::fprintf(stderr, "--op %s: not one of", only_op);
+        for (const Op& op : kOps) std::fprintf(stderr, " %s", op.name());
+        std::fputc('\n', stderr);
+        return 2;
+      }
     } else if (std::strcmp(argv[i], "--size") == 0 && i + 1 < argc) {
       if (sizes.size() == std::size(kSizes)) sizes.clear();
       sizes.push_back(std::strtoull(argv[++i], nullptr, 10));
     } else if (std::strcmp(argv[i], "--shape") == 0 && i + 1 < argc) {
-      only = std::atoi(argv[++i]);
+      char* end = nullptr;
+      const long shape = std::strtol(argv[++i], &end, 10);
+      if (*argv[i] == '\0' || *end != '\0' || shape < 0 || shape >= static_cast<long>(std::size(kShapes))) {
+        std::fprintf(stderr, "--shape %s: not one of\n", argv[i]);
+        for (size_t k = 0; k < std::size(kShapes); ++k)
+          std::fprintf(stderr, "  %zu  %d ranks, %s\n", k, kShapes[k].ranks, kShapes[k].name());
+        return 2;
+      }
+      only = static_cast<int>(shape);
     } else {
       std::fprintf(stderr, "unknown option %s: see the head of plan_accuracy.cc\n", argv[i]);
       return 2;

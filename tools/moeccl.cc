@@ -124,7 +124,9 @@ int main(int argc, char** argv) {
   PlanOptions plan;
   CLI::App* explain = app.add_subcommand("plan", "which algorithm would run an operation, why, and its steps");
   perf::add_one_of(explain, "op", plan.op, operations(), "the operation")->required();
-  explain->add_option("--count", plan.count, "elements, as in the operation's call")->capture_default_str();
+  explain->add_option("--count", plan.count, "elements, as in the operation's call")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   perf::add_one_of(explain, "--type", plan.type, types(), "element type (float32)");
   explain->add_option("--ranks", plan.ranks, "number of ranks")->check(CLI::Range(1, 1024))->capture_default_str();
   explain->add_option("--topology", plan.topology, "such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");

@@ -3,11 +3,15 @@
 
 #include <moeccl/moeccl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -38,10 +42,30 @@ moecclConfig_t config() {
   return c;
 }
 
-// With --cache the measuring was done at init, as MOECCL_CALIBRATE asks.
+// Returns whether the file can be written, and says so before anything is measured if not. The library writes a file
+// beside it and renames that.
+bool can_write(const std::string& path) {
+  std::error_code none;
+  std::string beside = std::filesystem::weakly_canonical(path, none).string();
+  struct stat old = {};
+  if (stat(path.c_str(), &old) == 0 && !S_ISREG(old.st_mode)) {
+    std::fprintf(stderr, "--output %s is not a file\n", path.c_str());
+    return false;
+  }
+  beside += ".XXXXXX";
+  const int file = mkstemp(beside.data());
+  if (file < 0) {
+    std::fprintf(stderr, "--output %s cannot be written: %s\n", path.c_str(), std::strerror(errno));
+    return false;
+  }
+  close(file);
+  unlink(beside.c_str());
+  return true;
+}
+
 int measure(moecclComm_t comm, bool writes) {
-  if (!options.cache && moecclCalibrate(comm, options.budget_ms, options.max_bytes) != moecclSuccess)
-    return fail("calibrate", comm);
+  if (moecclCalibrate(comm, options.budget_ms, options.max_bytes) != moecclSuccess) return fail("calibrate", comm);
+  if (writes && options.cache && moecclProfileSave(comm, nullptr) != moecclSuccess) return fail("cache", comm);
   if (writes && moecclProfileSave(comm, options.output.c_str()) != moecclSuccess) return fail("profile", comm);
   return 0;
 }
@@ -113,12 +137,15 @@ int as_launched(int* rank) {
     return fail("init");
   }
   if (moecclCommUserRank(comm, rank) != moecclSuccess) return fail("rank", comm);
+  // The other ranks' calls fail when this one's process ends.
+  if (*rank == 0 && !can_write(options.output)) return 1;
   const int bad = measure(comm, *rank == 0);
   return moecclCommDestroy(comm) == moecclSuccess ? bad : fail("cannot destroy the communicator");
 }
 
-// Prints the profile that was written as a page: each level's line, and which plan was fastest at each size.
-void print_page() {
+// Prints the profile that was written as a page: each level's line, and which plan was fastest at each size. `where`
+// says where it lies.
+void print_page(const std::string& where) {
   std::ifstream in(options.output);
   const nlohmann::json profile = nlohmann::json::parse(in, nullptr, false);
   if (profile.is_discarded()) {
@@ -127,7 +154,7 @@ void print_page() {
   }
   std::printf("%d ranks%s%s: profile in %s\n\nlevel             alpha us      GB/s       r2\n",
               profile.value("n_ranks", 0), profile.contains("note") ? ", " : "",
-              profile.value("note", std::string()).c_str(), options.output.c_str());
+              profile.value("note", std::string()).c_str(), where.c_str());
   const auto line = [](const std::string& name, const nlohmann::json& fit) {
     std::printf("%-16s %9.2f %9.2f %8.4f\n", name.c_str(), fit.value("alpha_ns", 0.0) / 1e3,
                 fit.value("bytes_per_ns", 0.0), fit.value("r2", 0.0));
@@ -176,16 +203,27 @@ const CLI::App* add_calibrate(CLI::App& app) {
   command->add_option("--max-bytes", options.max_bytes, "bytes of the largest buffer, such as 64M")
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();
-  command->add_option("--output", options.output, "the file to write: moeccl-profile.json");
-  command->add_flag("--cache", options.cache, "fill the user's cache, where jobs of the same ranks and topology look");
+  command->add_option("--output", options.output, "the file to write: moeccl-profile.json, and none with --cache");
+  command->add_flag("--cache", options.cache,
+                    "put it into the user's cache, where jobs of the same ranks and topology look");
   return command;
 }
 
 int run_calibrate() {
-  if (options.output.empty()) options.output = "moeccl-profile.json";
-  if (options.cache) setenv("MOECCL_CALIBRATE", std::to_string(static_cast<long>(options.budget_ms)).c_str(), 1);
+  // With --cache alone the page is printed from a file that is then deleted.
+  const bool keep = !options.cache || !options.output.empty();
+  std::error_code none;
+  if (!keep)
+    options.output = std::filesystem::temp_directory_path(none) / ("moeccl-profile-" + std::to_string(getpid()));
+  else if (options.output.empty())
+    options.output = "moeccl-profile.json";
   int rank = 0;
+  if (options.ranks != 0 && !can_write(options.output)) return 1;
+  // A profile that is in the cache, or that a variable names, must not take the place of the measurement.
+  unsetenv("MOECCL_CALIBRATE");
+  unsetenv("MOECCL_PROFILE");
   const int bad = options.ranks == 0 ? as_launched(&rank) : options.threads ? as_threads() : as_processes();
-  if (bad == 0 && rank == 0) print_page();
+  if (bad == 0 && rank == 0) print_page(keep ? options.output : "the user's cache");
+  if (!keep && rank == 0) unlink(options.output.c_str());
   return bad;
 }

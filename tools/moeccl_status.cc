@@ -57,17 +57,20 @@ CLI::App* add_postmortem(CLI::App& app) {
 
 int run_status() {
   tools::PostMortem all(true);
+  bool any = false;
   for (const int pid : options.pids) {
     std::string text;
     if (!status_of(pid, &text)) {
-      std::fprintf(stderr, "status: %s\n", moecclGetLastError(nullptr));
-      return 1;
+      std::fprintf(stderr, "status: process %d: %s\n", pid, moecclGetLastError(nullptr));
+      continue;
     }
+    any = true;
     if (options.json)
       std::printf("%s\n", text.c_str());
     else
       all.add(text);
   }
+  if (!any) return 1;
   if (!options.json) (void)print(all);
   return 0;
 }

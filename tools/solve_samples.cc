@@ -25,6 +25,7 @@ std::vector<int32_t> count(const std::vector<int32_t>& topk, const perf::Trace& 
 }
 
 void run(const Options& o) {
+  if (o.predict && o.trace.step == 0) fail("--predict needs --step 1 or more: it predicts from the steps before");
   const perf::Trace t = load_trace(o.trace);
   moecclSampleProblem_t p = MOECCL_SAMPLE_PROBLEM_INIT;
   p.n_samples = t.n_tokens / o.sample_tokens;

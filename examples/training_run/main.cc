@@ -221,6 +221,7 @@ bool parse(int argc, char** argv, Options& o) {
     const std::string word = argv[i];
     o.given += word.find(' ') == std::string::npos ? " " + word : " '" + word + "'";
   }
+  const std::vector<Feature> known = all_features(50, 1);
   const std::map<std::string, size_t*> numbers = {{"--warm", &o.warm}, {"--rounds", &o.rounds}, {"--steps", &o.steps}};
   const std::map<std::string, std::string*> texts = {{"--svg", &o.svg}, {"--topology", &o.topology}};
   const std::map<std::string, double*> shares = {
@@ -254,7 +255,14 @@ bool parse(int argc, char** argv, Options& o) {
       if (!set_data(o, value)) return false;
     } else if (name == "--features") {
       std::istringstream list(value);
-      for (std::string f; std::getline(list, f, ',');) o.features.push_back(f);
+      for (std::string f; std::getline(list, f, ',');) {
+        if (std::none_of(known.begin(), known.end(), [&f](const Feature& k) { return k.name == f; })) {
+          std::fprintf(stderr, "--features %s: there is none of this name; those that exist:\n", f.c_str());
+          for (const Feature& k : known) std::fprintf(stderr, "  %s\n", k.name.c_str());
+          return false;
+        }
+        o.features.push_back(f);
+      }
     } else {
       return false;
     }

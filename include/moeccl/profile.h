@@ -20,8 +20,8 @@ MOECCL_API moecclResult_t moecclCalibrate(moecclComm_t comm, double budget_ms, s
  * the file, line and column of a mistake. MOECCL_PROFILE=path does the same at init. */
 MOECCL_API moecclResult_t moecclProfileLoad(moecclComm_t comm, const char* path);
 /* Writes the profile in use as readable JSON (docs/calibration.md). The file appears whole or not at all; a symbolic
- * link is followed. Returns moecclInvalidArgument when path is a device, a pipe or a directory. This call is not
- * collective. */
+ * link is followed. path = NULL: the user's cache, where MOECCL_CALIBRATE looks. Returns moecclInvalidArgument when
+ * path is a device, a pipe or a directory. This call is not collective. */
 MOECCL_API moecclResult_t moecclProfileSave(moecclComm_t comm, const char* path);
 
 #ifdef __cplusplus

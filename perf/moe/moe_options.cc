@@ -160,6 +160,9 @@ std::vector<RankRouting> make_routing(MoeOptions& o, int n_ranks) {
       ranks[r].index = zipf ? zipf_topk(shape, {zipf_exponent(o.routing), o.seed}, seed) : uniform_topk(shape, seed);
     }
   }
+  if (!is_exact(data_type(o.type), o.top_k))
+    fail(std::string("--dtype ") + data_type(o.type).name() + ": sums of top-" + std::to_string(o.top_k) +
+         " cannot be checked; at most top-" + std::to_string(data_type(o.type).exact) + " can");
   add_weights(ranks, o);
   return ranks;
 }

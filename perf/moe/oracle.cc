@@ -25,6 +25,8 @@ int64_t largest_value(const DataType& type, int top_k) {
 
 }  // namespace
 
+bool is_exact(const DataType& type, int top_k) { return type.exact >= top_k; }
+
 bool has_half_weights(const DataType& type, int top_k) { return type.exact / (2 * top_k) >= 1; }
 
 Oracle::Oracle(const MoeOptions& options, const std::vector<RankRouting>& routing,

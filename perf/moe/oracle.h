@@ -16,6 +16,9 @@
 
 namespace perf {
 
+// Returns whether the type has enough bits for a sum of top_k values. Otherwise all values would be zero, and the check
+// would accept any sum.
+bool is_exact(const DataType& type, int top_k);
 // Returns whether the type has enough bits for weights of 1/2 and of 1.
 bool has_half_weights(const DataType& type, int top_k);
 

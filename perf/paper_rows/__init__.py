@@ -26,7 +26,10 @@ class Program:
         self.command = [source if os.path.exists(source) else os.path.join(build, command[0])] + command[1:]
 
     def rows(self):
-        done = subprocess.run(self.command, capture_output=True, text=True, timeout=self.limit, check=False)
+        try:
+            done = subprocess.run(self.command, capture_output=True, text=True, timeout=self.limit, check=False)
+        except subprocess.TimeoutExpired as e:
+            raise RuntimeError(f"not over after {self.limit} s") from e
         rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         for row in rows:
             more = self.judge(row) if row["paper_value"] is not None else None

@@ -66,6 +66,13 @@ def read():
         return json.load(f)["rows"]
 
 
+def missing(known, rows, papers):
+    """Returns a sentence for each row of these papers that held in the record and was not computed."""
+    new = {key(row) for row in rows}
+    return [f"{paper}, {item}: held, and was not computed" for (paper, item), row in known.items()
+            if paper in papers and row["verdict"] == "holds" and (paper, item) not in new]
+
+
 def merged(known, rows):
     """Returns the rows of the record, with newly computed rows in their places."""
     new = {key(row): row for row in rows}

@@ -123,15 +123,19 @@ nlohmann::json run(int n) {
     children.push_back(child);
   }
   Progress progress(true);
-  wait([&] { return t.ready == n; });
+  const auto ended_badly = [&] {
+    for (const pid_t child : children) kill(child, SIGKILL);
+    fail("a rank of " + std::to_string(n) + " failed");
+  };
+  wait([&] {
+    if (waitpid(-1, nullptr, WNOHANG) != 0) ended_badly();  // a rank ends so early only when it fails
+    return t.ready == n;
+  });
   t.began_ns = now_ns();
   for (int left = n; left > 0; --left) {
     progress.show(std::to_string(n) + " ranks", n - left, n);
     int status = 0;
-    if (waitpid(-1, &status, 0) < 0 || status != 0) {
-      for (const pid_t child : children) kill(child, SIGKILL);
-      fail("a rank of " + std::to_string(n) + " failed");
-    }
+    if (waitpid(-1, &status, 0) < 0 || status != 0) ended_badly();
   }
   OfRank worst;
   int64_t own_kib = 0, pss_kib = 0;

@@ -201,7 +201,7 @@ std::vector<VersusPoint> run_versus(const VersusOptions& options, Rival& rival, 
   for (int look = 0; look < kLooks; ++look) {
     for (size_t i = 0; i < points.size(); ++i) {
       VersusPoint& point = points[i];
-      if (look > 0 && point.ratio() >= 1) continue;
+      if (look > 0 && !point.is_close()) continue;
       Exchange e = make_exchange(point.op, point.bytes, options.split, rival);
       e.send = reinterpret_cast<float*>(send.data());
       e.recv = reinterpret_cast<float*>(recv.data());

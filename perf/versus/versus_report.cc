@@ -58,7 +58,7 @@ std::string versus_json(const VersusOptions& options, const Rival& rival, const 
   for (const VersusPoint& p : points) j["results"].push_back(point_json(p));
   for (const VersusOp& op : options.ops) j["geomean"][op_name(op)] = geometric_mean(points, &op);
   j["geomean"]["all"] = geometric_mean(points, nullptr);
-  j["worst"] = point_json(worst_point(points));
+  if (!points.empty()) j["worst"] = point_json(worst_point(points));
   return j.dump(1) + "\n";
 }
 
@@ -73,7 +73,10 @@ VersusOptions parse_versus_options(int argc, char** argv, const char* program, b
   app.add_option("-f,--stepfactor", o.step_factor, "from size to size")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
-  app.add_option("--ops", ops, "comma list of " + op_names())->delimiter(',');
+  app.add_option("--ops", ops, "comma list of " + op_names())->delimiter(',')->check([](const std::string& name) {
+    const bool known = std::any_of(std::begin(kAll), std::end(kAll), [&](VersusOp op) { return name == op_name(op); });
+    return known ? "" : "\"" + name + "\" is not one of " + op_names();
+  });
   add_one_of<Memory>(&app, "--mem", o.memory, {{"malloc", Memory::kMalloc}, {"heap", Memory::kHeap}},
                      "where buffers come from (default: malloc; heap is moecclMemAlloc)");
   app.add_flag("--rival-heap", o.rival_on_heap,
@@ -106,7 +109,16 @@ VersusOptions parse_versus_options(int argc, char** argv, const char* program, b
 }
 
 int report_versus(const VersusOptions& options, const Rival& rival, const std::vector<VersusPoint>& points) {
-  if (rival.rank() != 0 || points.empty()) return 0;
+  if (rival.rank() != 0) return 0;
+  const auto write = [&] {
+    if (options.output_file.empty() || write_text(options.output_file, versus_json(options, rival, points))) return 0;
+    std::fprintf(stderr, "# error: cannot write %s\n", options.output_file.c_str());
+    return 1;
+  };
+  if (points.empty()) {
+    std::printf("# nothing was measured: at these sizes no rank's block has 16 bytes\n");
+    return write();
+  }
   const bool heap = options.memory == Memory::kHeap;
   std::printf("# MoECCL and %s, %d ranks, buffers from %s%s: medians of %d turns, slowest rank\n", rival.name(),
               rival.n_ranks(), heap ? "moecclMemAlloc" : "malloc",
@@ -123,9 +135,7 @@ int report_versus(const VersusOptions& options, const Rival& rival, const std::v
   const VersusPoint& worst = worst_point(points);
   std::printf("# geometric mean of all: %.2fx; worst: %s of %zu bytes, %.2fx\n", geometric_mean(points, nullptr),
               op_name(worst.op), worst.bytes, worst.ratio());
-  if (options.output_file.empty() || write_text(options.output_file, versus_json(options, rival, points))) return 0;
-  std::fprintf(stderr, "# error: cannot write %s\n", options.output_file.c_str());
-  return 1;
+  return write();
 }
 
 }  // namespace perf

@@ -34,7 +34,6 @@ moecclResult_t moecclProfileLoad(moecclComm_t handle, const char* path) {
 
 moecclResult_t moecclProfileSave(moecclComm_t handle, const char* path) {
   return with_comm(handle, [&](Communicator& c) -> Status {
-    if (path == nullptr) return api::null_argument("path", "the file to write");
-    return comm::save_profile(c, path);
+    return path == nullptr ? comm::save_profile_in_cache(c) : comm::save_profile(c, path);
   });
 }

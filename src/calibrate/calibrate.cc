@@ -115,6 +115,15 @@ Status save_profile(const Communicator& comm, const std::string& path) {
   return driver::replace_file(path, text);
 }
 
+Status save_profile_in_cache(const Communicator& comm) {
+  const std::string path = cache_path(comm);
+  if (path.empty())
+    return error(moecclSystemError, "no folder for the cached profile: set XDG_CACHE_HOME or HOME to an absolute path");
+  std::error_code failure;  // save_profile reports it
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), failure);
+  return save_profile(comm, path);
+}
+
 Status profile_at_init(Communicator& comm) {
   if (!env().profile.empty()) {
     const Status loaded = load_profile(comm, env().profile);
@@ -149,9 +158,7 @@ Status profile_at_init(Communicator& comm) {
   if (!profile.ok()) return std::move(profile).status();
   MOECCL_TRY(use_profile(comm, *profile, {}));
   if (comm.rank() != 0 || path.empty()) return {};
-  std::error_code failure;
-  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), failure);
-  if (const Status s = save_profile(comm, path); !s.ok()) log(LogLevel::kWarn, "profile cache: {}", s.message());
+  if (const Status s = save_profile_in_cache(comm); !s.ok()) log(LogLevel::kWarn, "profile cache: {}", s.message());
   return {};
 }
 

@@ -29,6 +29,7 @@ Status use_profile(Communicator& comm, const plan::Profile& profile, Status why)
 // Collective: every rank reads its own `path`.
 Status load_profile(Communicator& comm, const std::string& path);
 Status save_profile(const Communicator& comm, const std::string& path);
+Status save_profile_in_cache(const Communicator& comm);
 
 // Follows MOECCL_PROFILE and MOECCL_CALIBRATE at init; does nothing if neither is set. The cache is
 // $XDG_CACHE_HOME/moeccl/<topology hash>-<ranks>x<cores>.json, or else in ~/.cache; rank 0's copy is the one that

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the command `moeccl` answers to a newcomer's first calls and mistakes: command_test.py MOECCL"""
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 
-COMMAND = sys.argv.pop(1)
+COMMAND = os.path.abspath(sys.argv.pop(1))
 
 
-def run(*arguments, **variables):
+def run(*arguments, cwd=None, **variables):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MOECCL_")}
-    done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=60, env=environment | variables)
+    done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=60, env=environment | variables, cwd=cwd)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -40,6 +42,7 @@ class Command(unittest.TestCase):
         self.refuses(["plan"], "op is required")
         self.refuses(["plan", "allreduce", "--ranks", "0"], "--ranks", "1 to 1024")
         self.refuses(["plan", "allreduce", "--rank", "4"], "--rank")
+        self.refuses(["plan", "allreduce", "--count", "-5"], "--count")
         self.refuses([], "subcommand is required")
 
     def test_help_lists_names_without_numbers(self):
@@ -69,6 +72,44 @@ class Command(unittest.TestCase):
         self.assertEqual(errors.count("communicator of"), 1)  # rank 0 speaks for all
         _, _, errors = run("plan", "allreduce")
         self.assertEqual(errors, "")
+
+    def test_calibrate_measures_again_into_the_cache_and_leaves_no_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            def calibrate(*more):
+                return run("calibrate", "--ranks", "2", "--threads", "--budget", "3000", "--max-bytes", "64K", *more, cwd=folder, XDG_CACHE_HOME=folder)
+            kept = []
+            for _ in range(2):
+                code, out, errors = calibrate("--cache")
+                self.assertEqual(code, 0, errors)
+                self.assertIn("profile in the user's cache", out)
+                self.assertEqual(os.listdir(folder), ["moeccl"])
+                names = os.listdir(os.path.join(folder, "moeccl"))
+                self.assertEqual(len(names), 1)
+                with open(os.path.join(folder, "moeccl", names[0]), encoding="utf-8") as f:
+                    kept.append(f.read())
+            self.assertNotEqual(kept[0], kept[1])
+            sizes = [point[0] for plan in json.loads(kept[1])["plans"] for point in plan["points"]]
+            self.assertLessEqual(max(sizes), 64 << 10)
+
+    def test_calibrate_sees_at_once_that_its_output_cannot_be_written(self):
+        for path in "/nosuch/profile.json", "/tmp":
+            code, _, errors = run("calibrate", "--ranks", "2", "--output", path)
+            self.assertEqual(code, 1)
+            self.assertIn(f"--output {path}", errors)
+
+    def test_prediction_needs_a_step_before(self):
+        code, _, errors = run("solve", "sample", "--predict")
+        self.assertEqual(code, 1)
+        self.assertIn("--step 1", errors)
+        code, out, errors = run("solve", "sample", "--predict", "--step", "1")
+        self.assertEqual(code, 0, errors)
+        self.assertIn("predicted", out)
+
+    def test_status_goes_on_after_a_process_that_does_not_answer(self):
+        code, _, errors = run("status", "999999998", "999999999")
+        self.assertEqual(code, 1)
+        for pid in "999999998", "999999999":
+            self.assertIn(f"process {pid}", errors)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 import os
 import re
 import sys
+import tempfile
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "../.."))
-from perf.paper_rows.page import holds, judged, merged, picture, text  # noqa: E402
+from perf.paper_rows import Program  # noqa: E402
+from perf.paper_rows.page import holds, judged, merged, missing, picture, text  # noqa: E402
 
 ROW = {"paper": "P", "item": "Table 1", "paper_value": 2.0, "ours": 2.1, "rule": ["within", 0.1], "how": "run", "command": "x"}
 
@@ -35,6 +37,20 @@ class Papers(unittest.TestCase):
         old = {("P", "Table 1"): ROW, ("P", "Table 2"): ROW | {"item": "Table 2"}}
         rows = merged(old, [ROW | {"ours": 2.0}, ROW | {"item": "Table 3"}])
         self.assertEqual([(r["item"], r["ours"]) for r in rows], [("Table 1", 2.0), ("Table 2", 2.1), ("Table 3", 2.1)])
+
+    def test_a_row_that_held_and_is_gone_is_named(self):
+        known = {("P", item): ROW | {"item": item, "verdict": verdict} for item, verdict in (("1", "holds"), ("2", "holds"), ("3", "differs"))}
+        self.assertEqual(missing(known, [ROW | {"item": "1"}], {"P"}), ["P, 2: held, and was not computed"])
+        self.assertEqual(missing(known, [], {"Q"}), [])
+
+    def test_a_program_that_hangs_is_one_problem(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "hangs")
+            with open(path, "w", encoding="utf-8") as f:
+                f.write("#!/bin/sh\nexec sleep 60\n")
+            os.chmod(path, 0o755)
+            with self.assertRaisesRegex(RuntimeError, "not over after 0.2 s"):
+                list(Program("P", folder, ["hangs"], limit=0.2).rows())
 
     def test_the_picture_has_a_point_for_each_ratio(self):
         drawn = picture([judged(ROW), judged(ROW | {"ours": -1.0, "why": "a sign"}), judged(ROW | {"rule": ["equal"], "ours": 2.0})])

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the scripts that count tests, delete folders and draw the demo on small inputs."""
 import copy
+import importlib.machinery
+import importlib.util
 import json
 import os
 import shutil
@@ -137,6 +139,35 @@ class Scripts(unittest.TestCase):
             done = subprocess.run(["./" + tool, "--help"], cwd=TOOLS, capture_output=True, text=True, check=False)
             self.assertEqual((done.returncode, done.stderr), (0, ""), tool)
             self.assertIn("tools/" + tool, done.stdout)
+
+    def test_an_unknown_fuzz_target_comes_with_those_that_exist(self):
+        done = subprocess.run([os.path.join(TOOLS, "fuzz"), "1", "nosuch"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertRegex(done.stderr, r"no target nosuch; there are: .*\bhwloc_xml\b")
+
+    def test_compare_net_without_root_ends(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "unshare")
+            with open(path, "w", encoding="utf-8") as f:
+                f.write("#!/bin/sh\nexit 1\n")
+            os.chmod(path, 0o755)
+            done = subprocess.run([os.path.join(TOOLS, "../perf/compare_net")], capture_output=True, text=True, check=False, timeout=30,
+                                  env=os.environ | {"PATH": folder + ":" + os.environ["PATH"]})
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("needs root", done.stderr)
+
+    def test_a_line_of_the_scoreboard_that_runs_no_test_fails(self):
+        spec = importlib.util.spec_from_loader("scoreboard", importlib.machinery.SourceFileLoader("scoreboard", os.path.join(TOOLS, "scoreboard")))
+        scoreboard = importlib.util.module_from_spec(spec)
+        sys.dont_write_bytecode = True
+        spec.loader.exec_module(scoreboard)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "program")
+            for said, good in (("[  PASSED  ] 0 tests.", False), ("[  SKIPPED ] a.b\n[  PASSED  ] 0 tests.", None), ("[  PASSED  ] 1 test.", True)):
+                with open(path, "w", encoding="utf-8") as f:
+                    f.write(f"#!/bin/sh\necho '{said}'\n")
+                os.chmod(path, 0o755)
+                self.assertEqual(scoreboard.Step(path, "No.Such").run(False)[0], good, said)
 
     def draw(self, results):
         with tempfile.TemporaryDirectory() as folder:

@@ -73,5 +73,15 @@ TEST(MoeOracle, WeighsOnlyWhereTheTypeHasTheBits) {
   EXPECT_FALSE(has_half_weights(data_type(moecclFloat8e5m2), 8));
 }
 
+// With more experts than the type counts exactly, all values would be zero, and any combined token would be right.
+TEST(MoeOracle, KnowsWhichSumsATypeCanCheck) {
+  for (const auto type : {moecclFloat8e5m2, moecclFloat8e4m3}) {
+    const int most = static_cast<int>(data_type(type).exact);
+    EXPECT_TRUE(is_exact(data_type(type), most));
+    EXPECT_FALSE(is_exact(data_type(type), most + 1));
+  }
+  EXPECT_TRUE(is_exact(data_type(moecclBfloat16), 64));
+}
+
 }  // namespace
 }  // namespace perf

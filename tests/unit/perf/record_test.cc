@@ -65,6 +65,17 @@ TEST(RecordJson, LeavesUnrelatedEnvironmentOut) {
   unsetenv("MOECCL_TEST_ONLY");
 }
 
+TEST(RecordJson, SaysOnlyThatASecretIsSet) {
+  const char* names[] = {"MOECCL_SECRET", "SLURM_JWT_TOKEN", "NCCL_PLUGIN_PASSWORD", "OMPI_COMM_KEY"};
+  for (const char* name : names) setenv(name, "hunter2", 1);
+  const std::string text = record_json(two_lines(), Options());
+  EXPECT_EQ(text.find("hunter2"), std::string::npos);
+  for (const char* name : names) {
+    EXPECT_NE(text.find(std::string(name) + "=(set)"), std::string::npos) << name;
+    unsetenv(name);
+  }
+}
+
 TEST(RecordPlot, HasASeriesForEachPlacement) {
   Record record = two_lines();
   record.lines[1].bytes = 2048;
