@@ -213,10 +213,16 @@ int run_calibrate() {
   // With --cache alone the page is printed from a file that is then deleted.
   const bool keep = !options.cache || !options.output.empty();
   std::error_code none;
-  if (!keep)
-    options.output = std::filesystem::temp_directory_path(none) / ("moeccl-profile-" + std::to_string(getpid()));
-  else if (options.output.empty())
+  std::string folder = std::filesystem::temp_directory_path(none) / "moeccl-profile.XXXXXX";
+  if (!keep) {
+    if (mkdtemp(folder.data()) == nullptr) {
+      std::fprintf(stderr, "%s cannot be made: %s\n", folder.c_str(), std::strerror(errno));
+      return 1;
+    }
+    options.output = folder + "/profile.json";
+  } else if (options.output.empty()) {
     options.output = "moeccl-profile.json";
+  }
   int rank = 0;
   if (options.ranks != 0 && !can_write(options.output)) return 1;
   // A profile that is in the cache, or that a variable names, must not take the place of the measurement.
@@ -224,6 +230,6 @@ int run_calibrate() {
   unsetenv("MOECCL_PROFILE");
   const int bad = options.ranks == 0 ? as_launched(&rank) : options.threads ? as_threads() : as_processes();
   if (bad == 0 && rank == 0) print_page(keep ? options.output : "the user's cache");
-  if (!keep && rank == 0) unlink(options.output.c_str());
+  if (!keep) std::filesystem::remove_all(folder, none);
   return bad;
 }
