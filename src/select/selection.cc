@@ -129,7 +129,7 @@ Status Selector::applies_to(const plan::Shape& shape, const std::string& algorit
   if (a != nullptr) return a->applies(shape, at_.tree);
   // Plans of a routing or a placement. Other names were not accepted, or there is none.
   using algo::ReduceKind;
-  if (shape.op == moecclOpDispatch && !algorithm.empty())
+  if (shape.op == moecclOpDispatch && check_moe_name(shape.op, algorithm).ok())
     return algo::parse_moe_algorithm(algorithm, at_.tree).status();
   if (shape.op == moecclOpReduceGradients && algorithm == "nodes") return algo::needs_nodes(shape, at_.tree);
   if (shape.op == moecclOpExpertAllReduce)
