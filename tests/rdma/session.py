@@ -65,7 +65,7 @@ GROUPS = {
     # 50 ranks, pulls 10 cables and freezes 5 ranks.
     "faults": [Program("faults", ["tests/rdma/rdma_fault_test"], limit_s=600,
                        MOECCL_TEST_PATIENCE=os.environ.get("MOECCL_FAULT_PATIENCE", "1"),
-                       MOECCL_TEST_SCALE=os.environ.get("MOECCL_RDMA_SCALE", os.environ.get("MOECCL_TEST_SCALE", "0.2")))],
+                       MOECCL_TEST_SCALE=os.environ.get("MOECCL_TEST_RDMA_SCALE", os.environ.get("MOECCL_TEST_SCALE", "0.2")))],
     "rates": [Program(name, [f"tests/rdma/{name}", "BUILD"], limit_s=400) for name in ["rates", "dispatch"]],
 }
 
