@@ -17,16 +17,17 @@
  *   moecclRoutingUpdateOnStream, re-placing combine and layers with expert domains are moecclUnsupported.
  * Decisions. One AllReduce joins the counts and the times of steps and swaps. Every rank solves the same problem, and
  *   rank 0's answer counts, because hosts may round differently. The solver minimizes Eq. 8 for the algorithm that the
- * layer's last update ran, so it follows "auto". A pair changes places if its predicted share of the measured time of
- * the layer's operations, over `horizon` steps, exceeds the time that a swap of the layer took on the slowest rank,
- * from the start of its transfer to its end. Sums. Rows stay sorted by (source rank, token), so gradients of weights do
- * not depend on where an expert is. A token's combine adds in the order of slots: with top_k 1 and 2 the bits never
- * change, with more the last one may. Sharded optimizers. A tensor may have a different number of bytes per slot on
- * each rank, and 0 on a rank that keeps none of it. Experts then change places only between ranks whose tensors have
- * equal sizes. Data that is kept by expert number and not by slot (moecclCollectGradients' shards) stays where it is
- * and is not passed. Order. The object has its own communicator, so its transfers do not delay the layers' operations.
- * All ranks make all of its calls except Test and GetInfo in the same order, one thread at a time. If a transfer fails,
- * the ranks' weights may differ: go back to a checkpoint. */
+ *   layer's last update ran, so it follows "auto". A pair changes places if its predicted share of the measured time of
+ *   the layer's operations, over `horizon` steps, exceeds the time that a swap of the layer took on the slowest rank,
+ *   from the start of its transfer to its end.
+ * Sums. Rows stay sorted by (source rank, token), so gradients of weights do not depend on where an expert is. A
+ *   token's combine adds in the order of slots: with top_k 1 and 2 the bits never change, with more the last one may.
+ * Sharded optimizers. A tensor may have a different number of bytes per slot on each rank, and 0 on a rank that keeps
+ *   none of it. Experts then change places only between ranks whose tensors have equal sizes. Data that is kept by
+ *   expert number and not by slot (moecclCollectGradients' shards) stays where it is and is not passed.
+ * Order. The object has its own communicator, so its transfers do not delay the layers' operations. All ranks make all
+ *   of its calls except Test and GetInfo in the same order, one thread at a time. If a transfer fails, the ranks'
+ *   weights may differ: go back to a checkpoint. */
 #ifndef MOECCL_SWAP_H_
 #define MOECCL_SWAP_H_
 

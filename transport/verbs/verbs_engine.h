@@ -63,8 +63,8 @@ class VerbsEngine final : public OrderedEngine {
   void tell_boards();
   void look(bool events);  // events, memory that went away, signs of life
   void queue(VerbsLink& link);
-  bool unsent(
-      bool also_to_failed) const;  // something still has to be posted or completed, and a peer is there to take it
+  // Returns whether something still has to be posted or completed, and a peer is there to take it.
+  bool unsent(bool also_to_failed) const;
 
   struct Place {
     VerbsLink* link = nullptr;
