@@ -29,8 +29,9 @@ ncclResult_t check_memory(const Call& call) {
   for (const void* pointer : {call.send, static_cast<const void*>(call.recv)}) {
     if (!device::owns(pointer)) continue;
     return fail(ncclInvalidUsage, std::string(call.function) +
-                                      ": the buffer is memory of a CUDA device, this MoECCL serves host memory, and "
-                                      "the communicator was not handed to NCCL: let the shim find NCCL "
+                                      ": the buffer is memory of a CUDA device, this MoECCL serves host memory (" +
+                                      why_not_cuda() +
+                                      "), and the communicator was not handed to NCCL: let the shim find NCCL "
                                       "(MOECCL_SHIM_NCCL=<file>) and leave MOECCL_SHIM_MODE at auto");
   }
   return ncclSuccess;

@@ -158,7 +158,7 @@ bool wants_nccl(std::string* reason) {
     return true;
   }
   if (moeccl_serves_cuda() || !device::present()) return false;
-  *reason = "there is a CUDA device, and this MoECCL serves host memory only";
+  *reason = "there is a CUDA device, and this MoECCL serves host memory only: " + why_not_cuda();
   return true;
 }
 

@@ -108,6 +108,7 @@ moecclResult_t moecclGradientSource(const moecclPlacement_t* placement, int n_ra
 moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choices, int n_experts, int64_t* counts,
                                       moecclComm_t comm, moecclStream_t stream) {
   return api::member_of_group(api::with_comm(comm, [&](Communicator& c) -> Status {
+    MOECCL_TRY(c.check_reach({topk_index, counts}));
     std::vector<int32_t> choices;
     if (topk_index != nullptr && c.is_device_memory(topk_index)) {
       choices.resize(n_choices);

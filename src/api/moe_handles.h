@@ -45,6 +45,7 @@ moecclResult_t with_layer(moecclMoe_t moe, Body&& body) {
 template <class Object, class Count>
 Status combine_backward(Object& object, comm::Communicator& comm, comm::MoeRouting::CombineGradients g,
                         Count&& n_weights, moecclStream_t stream) {
+  MOECCL_TRY(comm.check_reach({g.grad_weight}));
   if (g.grad_weight == nullptr || !comm.is_device_memory(g.grad_weight)) return object.combine_backward(g, stream);
   MOECCL_ASSIGN_OR_RETURN(const size_t n, n_weights());
   std::vector<float> weights(n + 1);

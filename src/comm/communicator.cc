@@ -157,6 +157,17 @@ bool Communicator::is_device_memory(const void* p) const {
   return cuda_ != nullptr && driver::cuda::pointed(p).on_device();
 }
 
+Status Communicator::check_reach(std::initializer_list<const void*> pointers) const {
+  if (cuda_ != nullptr || why_no_cuda_.empty()) return {};
+  for (const void* p : pointers) {
+    if (p != nullptr && driver::cuda::pointed(p).on_device()) {
+      return error(moecclUnsupported, "a buffer is CUDA memory, but this communicator has no CUDA side: {}",
+                   why_no_cuda_);
+    }
+  }
+  return {};
+}
+
 Status Communicator::copy_across(void* dst, const void* src, size_t bytes) {
   if (bytes == 0) return {};
   const driver::cuda::Current current(cuda_->engine().context());
@@ -174,9 +185,8 @@ Result<exec::Runner*> Communicator::place(const void* a, const void* b, Direct d
   const driver::cuda::Pointed at_a = driver::cuda::pointed(a), at_b = b == a ? at_a : driver::cuda::pointed(b);
   bool on_device = at_a.on_device() || at_b.on_device();
   if (cuda_ == nullptr) {
-    if (!on_device) return host_runner_.get();
-    return error(moecclUnsupported, "a buffer is CUDA memory, but this communicator has no CUDA side: {}",
-                 why_no_cuda_);
+    MOECCL_TRY(check_reach({a, b}));
+    return host_runner_.get();
   }
   if (a == nullptr && b == nullptr) on_device = cuda_->used_last;
   cuda_->used_last = on_device;

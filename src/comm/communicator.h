@@ -55,6 +55,9 @@ class Communicator {
   exec::Fabric& fabric_for(bool on_device) { return on_device ? cuda_->fabric() : *fabric_; }
   // For copies between host and CUDA memory of the small tables that the host works on. copy_across() waits.
   bool is_device_memory(const void* p) const;
+  // Returns an error if a pointer is to CUDA memory that this communicator cannot reach. Called before the host reads
+  // or writes what the caller gave.
+  Status check_reach(std::initializer_list<const void*> pointers) const;
   Status copy_across(void* dst, const void* src, size_t bytes);
   // Returns the runner that executes an operation step by step on the kind of memory of a call's buffers. Null buffers
   // do not determine the kind, and a call without any uses that of the last call. The given numbers of bytes of CUDA

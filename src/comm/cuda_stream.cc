@@ -4,8 +4,12 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <optional>
+#include <set>
+#include <utility>
 
 #include "src/driver/thread.h"
+#include "src/exec/cuda/urgent_stream.h"
 
 namespace moeccl::comm {
 
@@ -45,6 +49,20 @@ Result<uint64_t*> take_word(cuda::Context context) {
   auto* word = reinterpret_cast<uint64_t*>(page->memory.data() + page->used);
   page->used += kStride;
   return word;
+}
+
+// The streams of a context that may still wait on the device.
+struct Waiting {
+  std::optional<size_t> most;
+  std::set<CudaStream*> streams;
+};
+struct AllWaiting {
+  std::mutex mutex;
+  std::map<cuda::Context, Waiting> of;
+};
+AllWaiting& all_waiting() {
+  static auto* const all = new AllWaiting;
+  return *all;
 }
 
 }  // namespace
@@ -140,10 +158,7 @@ Status CudaStream::enqueue(Work work) {
         const std::lock_guard lock(mutex_);
         put.number = ++put_;
       }
-      constexpr unsigned kGreaterOrEqual = 0;
-      return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(done_),
-                                                                put.number, kGreaterOrEqual),
-                         "the given CUDA stream");
+      return wait_on_device(put.number);
     });
   }
   // The work runs in any case, because it holds a turn of its communicators. After a failure it starts nothing and
@@ -151,6 +166,55 @@ Status CudaStream::enqueue(Work work) {
   Status status = put.status;
   (void)proxy_.enqueue(std::move(work));
   return status;
+}
+
+bool CudaStream::has_run(uint64_t number) const {
+  return std::atomic_ref(*done_).load(std::memory_order_acquire) >= number;
+}
+
+// Lets the stream wait on the device until the work has run. Where too many streams wait, settle() will wait instead.
+Status CudaStream::wait_on_device(uint64_t number) {
+  {
+    AllWaiting& all = all_waiting();
+    const std::lock_guard lock(all.mutex);
+    Waiting& waiting = all.of[context_];
+    if (!waiting.most) {
+      // Half of the queues remain for streams that wait for these, such as the one that uses the results.
+      const size_t all_queues = exec::streams_that_may_wait(context_);
+      waiting.most = all_queues == SIZE_MAX ? all_queues : all_queues / 2;
+    }
+    std::erase_if(waiting.streams, [](CudaStream* s) {
+      const std::lock_guard of_stream(s->mutex_);
+      return s->has_run(s->put_);
+    });
+    if (!waiting.streams.contains(this) && waiting.streams.size() >= *waiting.most) {
+      const std::lock_guard of_stream(mutex_);
+      unwaited_ = number;
+      return {};
+    }
+    waiting.streams.insert(this);
+  }
+  constexpr unsigned kGreaterOrEqual = 0;
+  return cuda::check(
+      cuda::driver()->cuStreamWaitValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(done_), number, kGreaterOrEqual),
+      "the given CUDA stream");
+}
+
+void CudaStream::settle() {
+  uint64_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    number = std::exchange(unwaited_, 0);
+  }
+  if (number == 0) return;
+  const cuda::Current current(context_);
+  constexpr int kLookEvery = 50;
+  for (int i = 1; !has_run(number); ++i) {
+    driver::sleep_ns(20'000);
+    if (i % kLookEvery != 0) continue;
+    // A device that has failed stores nothing any more.
+    if (const int rc = cuda::driver()->cuStreamQuery(stream_); rc != 0 && rc != cuda::kNotReady) return;
+  }
 }
 
 Status CudaStream::run(const CudaPut& put, const std::function<Status()>& work) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The caller's CUDA stream: operations take their turn in it without making the host wait. A thread (the proxy) runs
-// the work that is put on it. The stream waits, on the device, for a word that counts the work that has run.
+// the work that is put on it. The stream waits, on the device, for a word that counts the work that has run. Where as
+// many streams wait as the device bears (exec::streams_that_may_wait), the call waits in the stream's place.
 #pragma once
 
 #include <memory>
@@ -14,7 +15,7 @@ namespace moeccl::comm {
 
 // The position of a piece of work on the caller's stream.
 struct CudaPut {
-  uint64_t number = 0;  // the count for which the stream waits; 0: it does not wait
+  uint64_t number = 0;  // the count of work with it, which the stream waits for; 0: it was not put
   driver::cuda::Event ready = nullptr;
   Status status;  // of putting the work on the stream
 };
@@ -35,6 +36,7 @@ class CudaStream final : public Stream {
   Work hold(std::function<Status()> work) override;
   void note_earlier(Work& work) override;
   Status enqueue(Work work) override;
+  void settle() override;
   Status synchronize() override;
 
   driver::cuda::Stream stream() const { return stream_; }
@@ -50,6 +52,8 @@ class CudaStream final : public Stream {
   Status run(const CudaPut& put, const std::function<Status()>& work);
   void tell(const CudaPut& put, exec::StreamEngine* writer);
   Result<driver::cuda::Event> take_event();
+  Status wait_on_device(uint64_t number);
+  bool has_run(uint64_t number) const;
 
   driver::cuda::Context context_;
   driver::cuda::Stream stream_;
@@ -58,6 +62,7 @@ class CudaStream final : public Stream {
   std::mutex enqueue_mutex_;    // held from taking a number to handing the work to the proxy; taken before mutex_
   std::mutex mutex_;
   uint64_t put_ = 0;
+  uint64_t unwaited_ = 0;  // the last number that the stream does not wait for, until settle()
   std::vector<driver::cuda::Event> free_events_;
   HostStream proxy_{/*waiters_run=*/false};  // the context is current on its thread
 };

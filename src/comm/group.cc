@@ -390,6 +390,10 @@ Status issue_batches(std::vector<Call>& calls) {
     Status s = drive(*batch);
     if (status.ok()) status = std::move(s);
   }
+  for (auto& batch : batches) {
+    if (batch->stream != nullptr) batch->stream->settle();
+    for (Stream* other : batch->others) other->settle();
+  }
   return status;
 }
 

@@ -34,7 +34,9 @@ Status enqueue_in_turn(Communicator& comm, Stream& stream, Body body) {
   auto ticket = std::make_shared<uint64_t>();
   Stream::Work work = stream.hold([ticket, body = std::move(body)] { return body(*ticket); });
   *ticket = comm.take_ticket();
-  return stream.enqueue(std::move(work));
+  Status status = stream.enqueue(std::move(work));
+  stream.settle();
+  return status;
 }
 
 // Issues a call: into the thread's open group, or to run on this thread or on its stream.

@@ -35,6 +35,9 @@ class Stream {
   virtual void note_earlier(Work&) {}
   // Allocates nothing. The work runs in any case, even if this call fails, and ends the turns that it holds.
   virtual Status enqueue(Work work) = 0;
+  // Called when all work of a call or group has been put on its streams. Waits for the work that must have ended when
+  // the call returns, because the stream itself does not wait for it.
+  virtual void settle() {}
   // Waits until all earlier work has run. Returns the first failure since the last call.
   virtual Status synchronize() = 0;
 

@@ -33,6 +33,7 @@ class CommunicatorHost final : public MoeHost {
   exec::StreamEngine* engine_for(const void* choices) override;
   exec::PersistentKernel* kernel(uint64_t staging_bytes) override;
   bool is_device_memory(const void* pointer) const override { return comm_.is_device_memory(pointer); }
+  Status check_reach(std::initializer_list<const void*> pointers) const override { return comm_.check_reach(pointers); }
   Result<OnStream> on_stream(moecclStream_t stream) override;
   Status all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream) override;
   Status needs_host(moecclStream_t stream) override;

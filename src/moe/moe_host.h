@@ -67,6 +67,11 @@ class MoeHost {
     (void)pointer;
     return false;
   }
+  // Returns an error if a pointer is to CUDA memory that neither the host nor an engine can read.
+  virtual Status check_reach(std::initializer_list<const void*> pointers) const {
+    (void)pointers;
+    return {};
+  }
   // A CUDA stream on which kernels can be launched directly. Other streams get an error that says why.
   struct OnStream {
     driver::cuda::Stream stream = nullptr;

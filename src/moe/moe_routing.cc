@@ -70,6 +70,7 @@ Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, u
 
 Status MoeRouting::update_all(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens) {
   Status own = check_arguments(topk_index, n_tokens);
+  if (own.ok()) own = layer_.host().check_reach({topk_index, topk_weight});
   if (own.ok()) own = assign({topk_index, topk_weight, n_tokens});
   MOECCL_TRY(greet(own));
   MOECCL_TRY(exchange_records());

@@ -4,9 +4,11 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "src/base/clock.h"
+#include "src/base/log.h"
 #include "src/driver/fork_page.h"
 #include "src/driver/thread.h"
 
@@ -17,10 +19,10 @@ namespace cuda = driver::cuda;
 namespace {
 
 constexpr unsigned kNonBlocking = 1;
-// More streams than a device has connections for its work queue (CUDA_DEVICE_MAX_CONNECTIONS: 8, at most 32), so that
-// at least one shares the urgent stream's connection, if that is possible at all.
-constexpr size_t kStreams = 33, kWordStride = 8;
-constexpr int64_t kLimit_ns = 5'000'000'000;
+// More than a device can have hardware queues.
+constexpr size_t kMostStreams = 33, kWordStride = 8;
+// A store takes 4 us on an idle device, but processes that share it take turns of some milliseconds.
+constexpr int64_t kLimit_ns = 300'000'000;
 
 // Streams of ordinary priority that wait for the host, as callers' streams wait for an operation to end.
 class Waiting {
@@ -47,48 +49,63 @@ class Waiting {
   std::vector<cuda::Stream> streams_;
 };
 
-Status try_to_overtake(cuda::Context context, cuda::Stream urgent) {
+// Adds streams that wait, one by one, until a store by the urgent stream does not come.
+Result<size_t> try_how_many(cuda::Context context, cuda::Stream urgent) {
   MOECCL_ASSIGN_OR_RETURN(const cuda::Memory words, cuda::Memory::pinned(context, 2 * kWordStride * sizeof(uint64_t)));
   auto* const go = reinterpret_cast<uint64_t*>(words.data());
   uint64_t* const came = go + kWordStride;
-  Waiting waiting(go);
-  for (size_t i = 0; i < kStreams; ++i) MOECCL_TRY(waiting.add());
-  MOECCL_TRY(cuda::check(cuda::driver()->cuStreamWriteValue64_v2(urgent, reinterpret_cast<cuda::Pointer>(came), 1, 0),
-                         "a store by the urgent stream"));
-  const int64_t began_ns = now_ns();
-  while (std::atomic_ref(*came).load(std::memory_order_acquire) == 0) {
-    if (now_ns() - began_ns > kLimit_ns) {
-      return error(moecclUnsupported,
-                   "on this device a stream of the highest priority waits behind ordinary streams, so an operation "
-                   "could wait for itself: set CUDA_DEVICE_MAX_CONNECTIONS=32 before the program starts");
+  size_t n = 0;
+  {
+    Waiting waiting(go);
+    for (bool comes = true; comes && n < kMostStreams; n += comes) {
+      MOECCL_TRY(waiting.add());
+      MOECCL_TRY(
+          cuda::check(cuda::driver()->cuStreamWriteValue64_v2(urgent, reinterpret_cast<cuda::Pointer>(came), n + 1, 0),
+                      "a store by the urgent stream"));
+      const int64_t until = now_ns() + kLimit_ns;
+      while ((comes = std::atomic_ref(*came).load(std::memory_order_acquire) == n + 1) == false && now_ns() < until)
+        driver::sleep_ns(20'000);
     }
-    driver::sleep_ns(20'000);
   }
-  return {};
+  // The last store comes when the streams no longer wait. The words must outlive it.
+  MOECCL_TRY(cuda::check(cuda::driver()->cuStreamSynchronize(urgent), "the urgent stream"));
+  log(LogLevel::kInfo, "{} CUDA streams may wait at once before they hold up the library's own",
+      n < kMostStreams ? std::to_string(n) : "any number of");
+  return n < kMostStreams ? n : SIZE_MAX;
 }
 
 // The result for each context. The mutex is held while one is tested, because other threads need the result as well.
 struct Tried {
   std::mutex mutex;
-  std::map<cuda::Context, Status> result;
+  std::map<cuda::Context, Result<size_t>> result;
 };
+
+Tried& tried() {
+  static constinit driver::PerProcess<Tried> all;
+  return all.get();
+}
 
 }  // namespace
 
 Result<cuda::Stream> create_urgent_stream(cuda::Context context) {
-  static constinit driver::PerProcess<Tried> tried;
   const cuda::Current current(context);
   int lowest = 0, highest = 0;
   MOECCL_TRY(cuda::check(cuda::driver()->cuCtxGetStreamPriorityRange(&lowest, &highest), "the streams' priorities"));
   cuda::Stream stream = nullptr;
   MOECCL_TRY(cuda::check(cuda::driver()->cuStreamCreateWithPriority(&stream, kNonBlocking, highest), "a CUDA stream"));
-  const std::lock_guard lock(tried.get().mutex);
-  auto& result = tried.get().result;
+  const std::lock_guard lock(tried().mutex);
+  auto& result = tried().result;
   auto it = result.find(context);
-  if (it == result.end()) it = result.emplace(context, try_to_overtake(context, stream)).first;
+  if (it == result.end()) it = result.emplace(context, try_how_many(context, stream)).first;
   if (it->second.ok()) return stream;
   (void)cuda::driver()->cuStreamDestroy_v2(stream);
-  return Status(it->second);
+  return Status(it->second.status());
+}
+
+size_t streams_that_may_wait(cuda::Context context) {
+  const std::lock_guard lock(tried().mutex);
+  const auto it = tried().result.find(context);
+  return it != tried().result.end() && it->second.ok() ? *it->second : 0;
 }
 
 }  // namespace moeccl::exec

@@ -77,6 +77,7 @@ struct OnHost {
   std::vector<int32_t> topk_index, slot_index;
 
   Status bring(Communicator& comm, uint64_t n_choices, ReplicaChoice& choice) {
+    MOECCL_TRY(comm.check_reach({choice.topk_index, choice.slot_index, choice.popularity, choice.dropped}));
     for (const auto& [name, pointer] :
          {std::pair<const char*, const void*>{"popularity", choice.popularity}, {"dropped", choice.dropped}})
       if (pointer != nullptr && comm.is_device_memory(pointer))

@@ -13,7 +13,8 @@
 //   memory is merely closed to all threads most of the time that no stream works.
 // Rules of a driver that the library does not keep yet, each with a variable that enforces it:
 //   MOECCL_TEST_CUDA_CHANNELS=1: the streams of a context share CUDA_DEVICE_MAX_CONNECTIONS hardware channels (8) for
-//   each priority, and kernels wait for room on the device.
+//   each priority, and kernels wait for room on the device. MOECCL_TEST_CUDA_CHANNEL_POOL=1: the channels serve all
+//   priorities, and a stream takes a free one when it has work, as on an H100 (docs/gpu-results.md).
 //   MOECCL_TEST_CUDA_IMPLICIT_SYNC (0 turns it off): freeing, page-locking, unloading and closing wait for all streams
 //   of the context, and copies with pageable memory wait for their own stream. MOECCL_TEST_CUDA_LAZY_LOADING (0 turns
 //   it off): loading a function (by its first launch, or by asking for its attributes) waits for the running kernels.
@@ -107,6 +108,10 @@ Context::Context(int its_device) : device(its_device), channels(std::make_shared
     channels->n = ~size_t{0};
   } else if (const char* set = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"); set != nullptr)
     channels->n = static_cast<size_t>(std::clamp(std::atoi(set), 1, 32));
+  if (shares_channels && rule("CHANNEL_POOL", false)) {
+    channels->pool = std::make_shared<Channel>();
+    channels->pool->orders.resize(channels->n);
+  }
 }
 
 std::vector<std::shared_ptr<Stream>> Context::all_streams() {

@@ -13,8 +13,14 @@
 
 namespace moeccl::emulation::driver {
 
+size_t Channel::free_order() const {
+  const auto shorter = [](const auto& a, const auto& b) { return a.size() < b.size(); };
+  return static_cast<size_t>(std::min_element(orders.begin(), orders.end(), shorter) - orders.begin());
+}
+
 std::shared_ptr<Channel> Channels::take(int priority) {
   const std::lock_guard lock(mutex);
+  if (pool != nullptr) return pool;
   const auto p = static_cast<size_t>(-std::clamp(priority, 1 - kPriorities, 0));
   auto& all = of_priority[p];
   if (all.size() < n) all.push_back(std::make_shared<Channel>());
@@ -58,8 +64,10 @@ std::shared_ptr<Stream> Stream::make(Context* context, unsigned flags, int prior
 uint64_t Stream::enqueue(Item item) {
   const std::lock_guard lock(channel_->mutex);
   queue_.push_back(std::move(item));
-  channel_->order.push_back(this);
-  if (channel_->order.front() == this) work_.notify_one();
+  if (n_in_order_++ == 0) order_ = channel_->free_order();
+  auto& order = channel_->orders[order_];
+  order.push_back(this);
+  if (order.front() == this) work_.notify_one();
   return ++put_;
 }
 
@@ -95,8 +103,10 @@ void Stream::end() {
 
 // Call it under the channel's lock.
 void Stream::leave_head() {
-  channel_->order.pop_front();
-  if (!channel_->order.empty()) channel_->order.front()->work_.notify_one();
+  auto& order = channel_->orders[order_];
+  order.pop_front();
+  --n_in_order_;
+  if (!order.empty()) order.front()->work_.notify_one();
 }
 
 void Stream::run(const Item& item) {
@@ -108,7 +118,7 @@ void Stream::loop() {
   const long delay_us = delay == nullptr ? 0 : std::atol(delay);
   std::unique_lock lock(channel_->mutex);
   while (true) {
-    const auto at_head = [&] { return !channel_->order.empty() && channel_->order.front() == this; };
+    const auto at_head = [&] { return n_in_order_ > 0 && channel_->orders[order_].front() == this; };
     work_.wait(lock, [&] { return at_head() || (ending_ && queue_.empty()); });
     if (!at_head()) return;
     Item item = std::move(queue_.front());

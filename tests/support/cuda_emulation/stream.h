@@ -14,16 +14,22 @@ namespace moeccl::emulation::driver {
 // belongs to.
 struct Channel {
   std::mutex mutex;
-  std::deque<Stream*> order;  // the streams of the next items
+  // The streams of the next items. One order, unless the streams of a context share a pool of channels: that is a
+  // Channel with an order for each channel of the pool.
+  std::vector<std::deque<Stream*>> orders{1};
+  // Returns an order that is empty, or the shortest.
+  size_t free_order() const;
 };
 
-// The channels of a context. Streams take the channels of their priority in turn.
+// The channels of a context. Streams take the channels of their priority in turn. As a pool they serve all priorities,
+// and a stream without work in a channel takes a free one for its next work; an H100 behaves like this.
 struct Channels {
   static constexpr int kPriorities = 6;  // 0 (least) to -5
   std::array<std::vector<std::shared_ptr<Channel>>, kPriorities> of_priority;
   std::array<size_t, kPriorities> taken{};
   std::mutex mutex;
   size_t n = 8;
+  std::shared_ptr<Channel> pool;
 
   std::shared_ptr<Channel> take(int priority);
 };
@@ -80,6 +86,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
   std::shared_ptr<Channel> channel_;
   // Guarded by the channel's lock.
+  size_t order_ = 0, n_in_order_ = 0;  // the channel's order that has this stream's work, and how often it is in it
   std::condition_variable work_, done_;
   std::deque<Item> queue_;
   uint64_t put_ = 0, run_ = 0;

@@ -211,5 +211,47 @@ TEST(CudaRoutingErrors, AreTheHostsAndReachAllRanks) {
       options);
 }
 
+// A rank without a context leaves the communicator without a CUDA side. The host must not read the other's memory.
+TEST(CudaRoutingErrors, MemoryThatTheCommunicatorCannotReachIsRefusedOnAllRanks) {
+  RankOptions options = options_of({2, RankMode::kProcesses, nullptr});
+  run_ranks(
+      2,
+      [&](int rank, moecclComm_t) {
+        std::unique_ptr<CudaDevice> device;
+        if (rank == 0) device = std::make_unique<CudaDevice>();
+        moecclComm_t comm = nullptr;
+        ASSERT_EQ(moecclCommInitRankConfig(&comm, 2, unique_id(), rank, &options.config), moecclSuccess);
+        moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+        config.hidden_bytes = 64;
+        config.type = moecclFloat32;
+        config.top_k = 2;
+        config.n_experts = 4;
+        config.max_tokens = 8;
+        moecclMoe_t moe = nullptr;
+        MOECCL_ASSERT_OK(moecclMoeCreate(&moe, comm, &config));
+        const std::vector<int32_t> host = {0, 1, 2, 3, 0, 2, 1, 3};
+        std::unique_ptr<DeviceBuffer> buffer;
+        const int32_t* topk = host.data();
+        if (rank == 0) {
+          buffer = std::make_unique<DeviceBuffer>(*device, host.size() * 4);
+          topk = static_cast<const int32_t*>(buffer->data());
+        }
+        moecclRouting_t routing = nullptr;
+        EXPECT_EQ(moecclRoutingCreate(&routing, moe, topk, nullptr, 4),
+                  rank == 0 ? moecclUnsupported : moecclRemoteError);
+        EXPECT_NE(std::string(moecclGetLastError(nullptr)).find(rank == 0 ? "no CUDA side: rank 1" : "rank 0"),
+                  std::string::npos)
+            << moecclGetLastError(nullptr);
+        if (rank == 0) {
+          std::vector<int64_t> counts(4);
+          EXPECT_EQ(moecclExpertPopularity(topk, 8, 4, counts.data(), comm, nullptr), moecclUnsupported);
+        }
+        EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
+        EXPECT_EQ(moecclCommDestroy(comm), moecclSuccess);
+        buffer.reset();
+      },
+      options);
+}
+
 }  // namespace
 }  // namespace moeccl::testing

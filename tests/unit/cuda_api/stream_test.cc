@@ -187,6 +187,7 @@ class CudaStreams : public ::testing::Test {
     unsetenv("MOECCL_TEST_CUDA_DEVICES");
     unsetenv("MOECCL_CUDA_PERSISTENT");
     unsetenv("MOECCL_TEST_CUDA_CHANNELS");
+    unsetenv("MOECCL_TEST_CUDA_CHANNEL_POOL");
     unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
     unsetenv("MOECCL_TEST_CUDA_FAIL");
   }
@@ -325,28 +326,6 @@ void refused_by_the_driver(const char* function) {
 TEST_F(CudaStreams, ThatCannotRecordAnEventFailAllRanks) { refused_by_the_driver("cuEventRecord"); }
 TEST_F(CudaStreams, ThatCannotWaitFailAllRanks) { refused_by_the_driver("cuStreamWaitValue64_v2"); }
 
-// A hardware channel runs the work of its streams in turn, so a caller's stream that waits for an operation must not
-// block the library's own stream.
-TEST_F(CudaStreams, MoreThanTheChannelsOfADeviceDoNotHoldUpAnOperation) {
-  setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
-  run_on_devices(2, device_options(RankMode::kProcesses), [](int, moecclComm_t comm, CudaDevice& device, void*) {
-    DeviceBuffer in(device, kCount * 4);
-    in.put(floats(kCount, 1));
-    std::vector<void*> streams;
-    std::vector<std::unique_ptr<DeviceBuffer>> sums;
-    for (int i = 0; i < 40; ++i) {
-      streams.push_back(device.make_stream());
-      sums.push_back(std::make_unique<DeviceBuffer>(device, kCount * 4));
-      MOECCL_EXPECT_OK(moecclAllReduce(in.data(), sums.back()->data(), kCount, moecclFloat32, moecclSum, comm,
-                                       as_stream(streams.back())));
-    }
-    for (size_t i = 0; i < streams.size(); ++i) {
-      EXPECT_EQ(sums[i]->get(streams[i]), floats(kCount, 2));
-      device.end_stream(streams[i]);
-    }
-  });
-}
-
 // Two communicators whose streams share the only channel. The operation of one ends before the other's stream gets
 // there.
 TEST_F(CudaStreams, OfOneChannelServeSeveralCommunicators) {
@@ -398,6 +377,45 @@ TEST_F(CudaStreams, ServeAGroupTogether) { exchange_on_two_streams(); }
 TEST_F(CudaStreams, OfOneChannelServeAGroupTogether) {
   setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
+  exchange_on_two_streams();
+}
+
+// A hardware channel runs the work of its streams in turn, so a caller's stream that waits for an operation must not
+// block the library's own stream.
+void more_streams_than_channels() {
+  run_on_devices(2, device_options(RankMode::kProcesses), [](int, moecclComm_t comm, CudaDevice& device, void*) {
+    DeviceBuffer in(device, kCount * 4);
+    in.put(floats(kCount, 1));
+    std::vector<void*> streams;
+    std::vector<std::unique_ptr<DeviceBuffer>> sums;
+    for (int i = 0; i < 40; ++i) {
+      streams.push_back(device.make_stream());
+      sums.push_back(std::make_unique<DeviceBuffer>(device, kCount * 4));
+      MOECCL_EXPECT_OK(moecclAllReduce(in.data(), sums.back()->data(), kCount, moecclFloat32, moecclSum, comm,
+                                       as_stream(streams.back())));
+    }
+    for (size_t i = 0; i < streams.size(); ++i) {
+      EXPECT_EQ(sums[i]->get(streams[i]), floats(kCount, 2));
+      device.end_stream(streams[i]);
+    }
+  });
+}
+
+TEST_F(CudaStreams, MoreThanTheChannelsOfADeviceDoNotHoldUpAnOperation) {
+  setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
+  more_streams_than_channels();
+}
+// On an H100 the library's own streams have no channels of their own. Where all are taken, the call waits.
+TEST_F(CudaStreams, MoreThanTheChannelsOfAPoolDoNotHoldUpAnOperation) {
+  setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
+  setenv("MOECCL_TEST_CUDA_CHANNEL_POOL", "1", 1);
+  more_streams_than_channels();
+}
+TEST_F(CudaStreams, OfAPoolOfOneChannelDoNotHoldUpAnOperation) {
+  setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
+  setenv("MOECCL_TEST_CUDA_CHANNEL_POOL", "1", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
+  more_streams_than_channels();
   exchange_on_two_streams();
 }
 

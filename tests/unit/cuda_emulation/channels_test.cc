@@ -50,6 +50,26 @@ TEST(EmulatedChannels, StreamsTakeTheEightChannelsInTurn) {
   });
 }
 
+TEST(EmulatedChannels, OfAPoolAreTakenByAnyStreamUntilNoneIsFree) {
+  const Settings pool = {
+      {"MOECCL_TEST_CUDA_CHANNELS", "1"}, {"MOECCL_TEST_CUDA_CHANNEL_POOL", "1"}, {"CUDA_DEVICE_MAX_CONNECTIONS", "2"}};
+  in_process(pool, [] {
+    (void)use(0);
+    void* const urgent = make_stream(1, -5);
+    uint64_t* const words = make_pinned();
+    for (int i = 0; i < 5; ++i) EXPECT_TRUE(comes_through(make_stream(), urgent, words, true)) << "stream " << i;
+    void *first = make_stream(), *second = make_stream();
+    EXPECT_EQ(wait_value(first, words, 1), 0);
+    EXPECT_EQ(wait_value(second, words, 1), 0);
+    EXPECT_EQ(write_value(urgent, words + 1, 1), 0);
+    some_time();
+    EXPECT_EQ(load(words + 1), 0u) << "no channel is free, whatever the priority";
+    store(words, 1);
+    for (void* s : {first, second, urgent}) EXPECT_EQ(synchronize(s), 0);
+    EXPECT_EQ(load(words + 1), 1u);
+  });
+}
+
 TEST(EmulatedChannels, AKernelLeavesItsChannelAndWhatComesAfterItOnItsStreamDoesNot) {
   in_process(channels("1"), [] {
     (void)use(0);
