@@ -10,9 +10,9 @@ namespace moeccl::exec {
 Result<driver::cuda::Stream> create_urgent_stream(driver::cuda::Context context);
 
 // Returns how many streams of the context may wait on the device at the same time while an urgent stream still gets on.
-// A device has a limited number of hardware queues (CUDA_DEVICE_MAX_CONNECTIONS: 8, at most 32), and a stream that waits
-// occupies one, whatever its priority. The result may be 0; SIZE_MAX means that no limit was found. It is measured once
-// for each context of the process, when its first urgent stream is created; before that it is 0.
+// A device has a limited number of hardware queues (CUDA_DEVICE_MAX_CONNECTIONS: 8, at most 32), and a stream that
+// waits occupies one, whatever its priority. The result may be 0; SIZE_MAX means that no limit was found. It is
+// measured once for each context of the process, when its first urgent stream is created; before that it is 0.
 size_t streams_that_may_wait(driver::cuda::Context context);
 
 }  // namespace moeccl::exec
