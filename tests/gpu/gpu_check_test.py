@@ -145,6 +145,21 @@ class GpuCheck(unittest.TestCase):
                               capture_output=True, text=True, check=False)
         self.assertRegex(done.stdout, r"0 of 64 waits hold up their store one at a time, [1-7] may wait at once")
 
+    def test_each_test_gives_a_result_for_every_test_whatever_hangs(self):
+        out = tempfile.mkdtemp(dir=self.folder.name)
+        quiet, quick, refused = ("CudaErrors.AMissingRankIsATimeoutThatNamesIt", "CudaErrors.MixedMemoryIsRefusedWithARemedy",
+                                 "CudaModules.TooNewForTheDriverAreNotTriedAndSayWhichOneTheyNeed")
+        driver = {"OUT": out, "MOECCL_CUDA_DRIVER": os.path.join(self.bundle, "lib/libemulated_cuda.so")}
+        command = [os.path.join(self.bundle, "each_test.py"), "--processes", "1"]
+        # The first one writes nothing while it waits for the missing rank, so it counts as one that hangs.
+        done = subprocess.run([*command, "--hang", "1.5", quiet, quick, refused], env=os.environ | driver, capture_output=True, text=True, check=False)
+        with open(os.path.join(out, "each-test.txt"), encoding="utf-8") as table:
+            rows = {c[3]: c[1] for c in ([f.strip() for f in line.split("|")] for line in table)}
+        self.assertEqual(rows, {quiet: "HUNG", quick: "ok", refused: "ok"}, done.stdout + done.stderr)
+        self.assertEqual(done.returncode, 1)
+        done = subprocess.run([*command, quick], env=os.environ | driver, capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stdout.splitlines()[-1]), (0, "1 ok"), done.stdout + done.stderr)
+
     def test_rows_are_there_at_once_and_after_sigterm(self):
         process = self.start("--only", "ladder", MOECCL_TEST_LADDER_HANG=PLANTED_HANG)
         for _ in range(1000):
