@@ -381,7 +381,9 @@ TEST(CudaStreamRouting, AWrongChoiceFailsAllRanksWithItsToken) {
         rank.bring(c);
         (void)rank.step();
         rank.device.synchronize(rank.stream);  // it ends, because the kernels leave
-        EXPECT_EQ(rank.state(), moecclInvalidArgument);
+        // Rank 1's abort may reach the other rank before its own kernel has found the choice.
+        const moecclResult_t state = rank.state();
+        EXPECT_TRUE(state == moecclInvalidArgument || (number == 0 && state == moecclRemoteError)) << state;
         const std::string said = moecclGetLastError(rank.comm);
         EXPECT_NE(said.find("topk_index[7] of rank 1"), std::string::npos) << said;
       },
