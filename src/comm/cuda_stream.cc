@@ -6,7 +6,6 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <utility>
 
 #include "src/driver/thread.h"
 #include "src/exec/cuda/urgent_stream.h"
@@ -204,9 +203,9 @@ void CudaStream::settle() {
   uint64_t number = 0;
   {
     const std::lock_guard lock(mutex_);
-    number = std::exchange(unwaited_, 0);
+    number = unwaited_;  // it stays, because threads that share the stream may be here together
   }
-  if (number == 0) return;
+  if (number == 0 || has_run(number)) return;
   const cuda::Current current(context_);
   constexpr int kLookEvery = 50;
   for (int i = 1; !has_run(number); ++i) {

@@ -62,7 +62,7 @@ class CudaStream final : public Stream {
   std::mutex enqueue_mutex_;    // held from taking a number to handing the work to the proxy; taken before mutex_
   std::mutex mutex_;
   uint64_t put_ = 0;
-  uint64_t unwaited_ = 0;  // the last number that the stream does not wait for, until settle()
+  uint64_t unwaited_ = 0;  // the last number that the stream does not wait for; settle() does
   std::vector<driver::cuda::Event> free_events_;
   HostStream proxy_{/*waiters_run=*/false};  // the context is current on its thread
 };
