@@ -181,13 +181,12 @@ Status Communicator::copy_across(void* dst, const void* src, size_t bytes) {
 }
 
 Result<exec::Runner*> Communicator::place(const void* a, const void* b, Direct direct) {
-  if (cuda_ == nullptr && why_no_cuda_.empty()) return host_runner_.get();
-  const driver::cuda::Pointed at_a = driver::cuda::pointed(a), at_b = b == a ? at_a : driver::cuda::pointed(b);
-  bool on_device = at_a.on_device() || at_b.on_device();
   if (cuda_ == nullptr) {
-    MOECCL_TRY(check_reach({a, b}));
+    MOECCL_TRY(check_reach({a, b == a ? nullptr : b}));
     return host_runner_.get();
   }
+  const driver::cuda::Pointed at_a = driver::cuda::pointed(a), at_b = b == a ? at_a : driver::cuda::pointed(b);
+  bool on_device = at_a.on_device() || at_b.on_device();
   if (a == nullptr && b == nullptr) on_device = cuda_->used_last;
   cuda_->used_last = on_device;
   if (on_device && ((a != nullptr && at_a.type == 0) || (b != nullptr && at_b.type == 0))) {

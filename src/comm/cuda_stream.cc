@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
-#include <optional>
 #include <set>
 
 #include "src/driver/thread.h"
@@ -50,14 +49,10 @@ Result<uint64_t*> take_word(cuda::Context context) {
   return word;
 }
 
-// The streams of a context that may still wait on the device.
-struct Waiting {
-  std::optional<size_t> most;
-  std::set<CudaStream*> streams;
-};
+// The streams of each context that may still wait on the device.
 struct AllWaiting {
   std::mutex mutex;
-  std::map<cuda::Context, Waiting> of;
+  std::map<cuda::Context, std::set<CudaStream*>> of;
 };
 AllWaiting& all_waiting() {
   static auto* const all = new AllWaiting;
@@ -171,27 +166,37 @@ bool CudaStream::has_run(uint64_t number) const {
   return std::atomic_ref(*done_).load(std::memory_order_acquire) >= number;
 }
 
+// Waits until so much work has run, or the device has failed, which then stores nothing any more. `query` asks the
+// driver for something of the device.
+template <class Query>
+void CudaStream::wait_until_run(uint64_t number, Query query) const {
+  constexpr int kLookEvery = 50;
+  for (int i = 1; !has_run(number); ++i) {
+    driver::sleep_ns(20'000);
+    if (i % kLookEvery != 0) continue;
+    if (const int rc = query(); rc != 0 && rc != cuda::kNotReady) return;
+  }
+}
+
 // Lets the stream wait on the device until the work has run. Where too many streams wait, settle() will wait instead.
 Status CudaStream::wait_on_device(uint64_t number) {
   {
+    // Half of the queues remain for streams that wait for these, such as the one that uses the results.
+    const size_t may_wait = exec::streams_that_may_wait(context_),
+                 most = may_wait == SIZE_MAX ? may_wait : may_wait / 2;
     AllWaiting& all = all_waiting();
     const std::lock_guard lock(all.mutex);
-    Waiting& waiting = all.of[context_];
-    if (!waiting.most) {
-      // Half of the queues remain for streams that wait for these, such as the one that uses the results.
-      const size_t all_queues = exec::streams_that_may_wait(context_);
-      waiting.most = all_queues == SIZE_MAX ? all_queues : all_queues / 2;
-    }
-    std::erase_if(waiting.streams, [](CudaStream* s) {
+    std::set<CudaStream*>& waiting = all.of[context_];
+    std::erase_if(waiting, [](CudaStream* s) {
       const std::lock_guard of_stream(s->mutex_);
       return s->has_run(s->put_);
     });
-    if (!waiting.streams.contains(this) && waiting.streams.size() >= *waiting.most) {
+    if (!waiting.contains(this) && waiting.size() >= most) {
       const std::lock_guard of_stream(mutex_);
       unwaited_ = number;
       return {};
     }
-    waiting.streams.insert(this);
+    waiting.insert(this);
   }
   constexpr unsigned kGreaterOrEqual = 0;
   return cuda::check(
@@ -207,13 +212,7 @@ void CudaStream::settle() {
   }
   if (number == 0 || has_run(number)) return;
   const cuda::Current current(context_);
-  constexpr int kLookEvery = 50;
-  for (int i = 1; !has_run(number); ++i) {
-    driver::sleep_ns(20'000);
-    if (i % kLookEvery != 0) continue;
-    // A device that has failed stores nothing any more.
-    if (const int rc = cuda::driver()->cuStreamQuery(stream_); rc != 0 && rc != cuda::kNotReady) return;
-  }
+  wait_until_run(number, [&] { return cuda::driver()->cuStreamQuery(stream_); });
 }
 
 Status CudaStream::run(const CudaPut& put, const std::function<Status()>& work) {
@@ -245,23 +244,14 @@ Status CudaStream::run(const CudaPut& put, const std::function<Status()>& work) 
 // Stores each number once, in order. The stores of one engine arrive in order. When another one writes, the last
 // engine's store must have arrived; it will, because an engine ends only when its stream is empty.
 void CudaStream::tell(const CudaPut& put, exec::StreamEngine* writer) {
-  const std::atomic_ref done(*done_);
   const uint64_t number = put.number;
-  // A device that has failed stores nothing any more.
-  const auto fails = [&] {
-    const int rc = cuda::driver()->cuEventQuery(put.ready);
-    return rc != 0 && rc != cuda::kNotReady;
-  };
-  constexpr int kLookEvery = 50;
-  for (int i = 1; (writer == nullptr || writer != last_) && done.load(std::memory_order_acquire) + 1 < number; ++i) {
-    driver::sleep_ns(20'000);
-    if (i % kLookEvery == 0 && fails()) break;
-  }
+  if (writer == nullptr || writer != last_)
+    wait_until_run(number - 1, [&] { return cuda::driver()->cuEventQuery(put.ready); });
   last_ = writer;
   if (writer != nullptr) {
     writer->write_word(done_, number);
   } else {
-    done.store(number, std::memory_order_release);
+    std::atomic_ref(*done_).store(number, std::memory_order_release);
   }
 }
 

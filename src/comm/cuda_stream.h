@@ -54,6 +54,8 @@ class CudaStream final : public Stream {
   Result<driver::cuda::Event> take_event();
   Status wait_on_device(uint64_t number);
   bool has_run(uint64_t number) const;
+  template <class Query>
+  void wait_until_run(uint64_t number, Query query) const;
 
   driver::cuda::Context context_;
   driver::cuda::Stream stream_;
