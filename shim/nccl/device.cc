@@ -26,9 +26,10 @@ struct Driver {
   int (*release)(uint64_t) = nullptr;
   int (*create_stream)(void**, unsigned) = nullptr;
   int (*destroy_stream)(void*) = nullptr;
-  int (*copy_to_device)(uint64_t, const void*, size_t,
-                        void*) = nullptr;  // these two: null in drivers too old to matter
+  // Null in drivers too old to matter:
+  int (*copy_to_device)(uint64_t, const void*, size_t, void*) = nullptr;
   int (*record_event)(void*, void*) = nullptr;
+  int (*exchange_capture_mode)(int*) = nullptr;
   bool usable = false;
 };
 
@@ -58,6 +59,7 @@ const Driver& driver() {
     int devices = 0;
     (void)find(library, "cuEventRecord", d.record_event);
     (void)find(library, "cuMemcpyHtoDAsync_v2", d.copy_to_device);
+    (void)find(library, "cuThreadExchangeStreamCaptureMode", d.exchange_capture_mode);
     d.usable = find(library, "cuInit", d.init) && find(library, "cuDeviceGetCount", d.device_count) &&
                find(library, "cuCtxGetDevice", d.context_device) &&
                find(library, "cuDevicePrimaryCtxRetain", d.retain_primary) &&
@@ -78,6 +80,22 @@ bool use(int ordinal) {
   void* context = nullptr;
   return driver().retain_primary(&context, ordinal) == 0 && driver().set_context(context) == 0;
 }
+
+// Lets the calling thread allocate memory and wait for streams while it, or another thread, captures a stream. Without
+// this, such a call would end a capture in the global mode, which is the CUDA runtime's default.
+class DuringCaptures {
+ public:
+  DuringCaptures() { exchange(); }
+  ~DuringCaptures() { exchange(); }
+  DuringCaptures(const DuringCaptures&) = delete;
+  DuringCaptures& operator=(const DuringCaptures&) = delete;
+
+ private:
+  void exchange() {
+    if (driver().exchange_capture_mode != nullptr) (void)driver().exchange_capture_mode(&mode_);
+  }
+  int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED, then the thread's own mode
+};
 
 }  // namespace
 
@@ -112,32 +130,42 @@ bool owns(const void* pointer) {
 }
 
 bool read(void* to, const void* from, size_t bytes, void* stream) {
+  const DuringCaptures relaxed;
   return present() && driver().copy_to_host(to, reinterpret_cast<uint64_t>(from), bytes, stream) == 0 &&
          driver().synchronize(stream) == 0;
 }
 
 bool write(void* to, const void* from, size_t bytes) {
+  const DuringCaptures relaxed;
   return present() && driver().copy_to_device != nullptr &&
          driver().copy_to_device(reinterpret_cast<uint64_t>(to), from, bytes, nullptr) == 0 &&
          driver().synchronize(nullptr) == 0;
 }
 
-bool synchronize(void* stream) { return present() && driver().synchronize(stream) == 0; }
+bool synchronize(void* stream) {
+  const DuringCaptures relaxed;
+  return present() && driver().synchronize(stream) == 0;
+}
 
 bool record(void* event, void* stream) {
   return present() && driver().record_event != nullptr && driver().record_event(event, stream) == 0;
 }
 
 void* allocate(size_t bytes) {
+  const DuringCaptures relaxed;
   uint64_t address = 0;
   void* context = nullptr;
   if (!present() || driver().context(&context) != 0 || (context == nullptr && !use(current()))) return nullptr;
   return driver().allocate(&address, bytes > 0 ? bytes : 1) == 0 ? reinterpret_cast<void*>(address) : nullptr;
 }
 
-bool release(void* pointer) { return present() && driver().release(reinterpret_cast<uint64_t>(pointer)) == 0; }
+bool release(void* pointer) {
+  const DuringCaptures relaxed;
+  return present() && driver().release(reinterpret_cast<uint64_t>(pointer)) == 0;
+}
 
 Probe::Probe() {
+  const DuringCaptures relaxed;
   constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
   const int ordinal = current();
   if (ordinal < 0 || driver().context(&context_before_) != 0 || !use(ordinal)) return;
@@ -149,11 +177,12 @@ Probe::Probe() {
 
 Probe::~Probe() {
   if (!present()) return;
+  const DuringCaptures relaxed;
   if (stream_ != nullptr) (void)driver().destroy_stream(stream_);
   if (word_ != nullptr) (void)driver().release(reinterpret_cast<uint64_t>(word_));
   (void)driver().set_context(context_before_);
 }
 
-bool Probe::synchronize() const { return driver().synchronize(stream_) == 0; }
+bool Probe::synchronize() const { return device::synchronize(stream_); }
 
 }  // namespace moeccl::shim::device

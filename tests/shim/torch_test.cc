@@ -15,6 +15,12 @@ namespace {
 
 constexpr int kGlobal = 0, kThreadLocal = 1;  // CUstreamCaptureMode
 
+// Returns when n ranks have called it.
+void all_reach(std::atomic<int>& counter, int n) {
+  counter.fetch_add(1);
+  while (counter.load() < n) usleep(100);
+}
+
 ncclConfig_t nonblocking(const char* name) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -338,7 +344,10 @@ TEST(ShimDefaultStream, BlocksWhereRanksShareIt) {
 // Like torch.cuda.graph: a side stream is captured in the global mode, collectives are forked from it and joined by
 // events, and a watchdog keeps querying.
 TEST_P(ShimTorch, GraphsInTheGlobalMode) {
-  run([](int rank, int n, CudaDevice& device, const ncclUniqueId& id) {
+  // A thread that waits for a stream ends the captures in the global mode of all threads in its process, so no rank
+  // of a thread waits while another one captures.
+  Board* board = new_board();
+  run([board](int rank, int n, CudaDevice& device, const ncclUniqueId& id) {
     Group pg(device, Group::init(n, id, rank));
     constexpr size_t kCount = 1003;
     const auto ranks = static_cast<size_t>(n);
@@ -380,9 +389,11 @@ TEST_P(ShimTorch, GraphsInTheGlobalMode) {
       }
       own.end_event(event);
     });
+    all_reach(board->counters[0], n);
     device.begin_capture(side, kGlobal);
     step();
     void* graph = device.end_capture(side);
+    all_reach(board->counters[1], n);
     over = true;
     watchdog.join();
     EXPECT_NE(graph, nullptr) << "the capture has become invalid";
