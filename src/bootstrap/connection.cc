@@ -7,6 +7,15 @@
 
 namespace moeccl::bootstrap {
 
+std::string Connection::from() const {
+  if (over_unix_) {
+    const Result<driver::PeerCredentials> peer = driver::peer_credentials(fd());
+    return peer.ok() && peer->pid > 0 ? format("in process {}", peer->pid) : "on this host";
+  }
+  const Result<driver::SocketAddress> peer = driver::peer_address(fd());
+  return format("at {}", peer.ok() ? peer->host() : "an unknown address");
+}
+
 Connection::Found Connection::read_handshake(HandshakeFrame* frame) {
   // Uses plain reads, so that the kernel closes descriptors that a stranger sends along.
   Result<driver::IoStep> step = driver::recv_now(fd_.get(), std::span(handshake_in_).subspan(n_in_));

@@ -38,6 +38,8 @@ class Connection {
 
   int fd() const { return fd_.get(); }
   bool over_unix() const { return over_unix_; }
+  // Returns "in process 1234", "on this host" where that number is not seen here, or "at 10.0.0.2".
+  std::string from() const;
 
   // Before authentication: returns a handshake frame when it is complete, or kEnd for a stranger, at the first byte
   // that reveals it.

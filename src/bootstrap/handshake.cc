@@ -212,6 +212,7 @@ ServerHandshake::Answer ServerHandshake::on_hello(HandshakeFrameView hello, Role
     answer.reply = frame_of(kRefused, self_, {});
     return answer;
   }
+  answer.wrong_key = !answer.holds_key;
   if (!answer.holds_key || claims.party.role != expected) return answer;
   peers_nonce_ = claims.nonce;
   std::copy(hello.begin(), hello.end(), hello_.begin());

@@ -111,6 +111,7 @@ class ServerHandshake {
   struct Answer {
     Verdict verdict = Verdict::kStranger;
     HandshakeFrame reply = {};
+    bool wrong_key = false;  // with kStranger: it speaks like a rank, but holds another key
     bool holds_key = false;  // with kSkew: this may be a rank of the group, and its proof will tell; see skewed()
   };
 

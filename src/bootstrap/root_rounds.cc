@@ -294,10 +294,12 @@ void RootServer::on_round_timeout() {
                                 ? format("the time of rank {}", round_.deadline_rank)
                                 : format("the time of the meeting point, {} ms,", config_.timeout_ms);
   if (!joined_) {
-    fail(error(
-        moecclTimeout,
-        "{} of {} did not join before {} was over: look at their output, or give them longer by MOECCL_INIT_TIMEOUT_MS",
-        describe_ranks(missing), members_.size(), whose));
+    const std::string hint =
+        refused_.empty()
+            ? "look at their output, or give them longer by MOECCL_INIT_TIMEOUT_MS"
+            : format("a rank {} came with another key, so give all ranks the same id or MOECCL_SECRET", refused_);
+    fail(error(moecclTimeout, "{} of {} did not join before {} was over: {}", describe_ranks(missing), members_.size(),
+               whose, hint));
   } else {
     fail(error(moecclTimeout, "{} of {} did not call {} before {} was over", describe_ranks(missing), members_.size(),
                round_name(round_.type), whose));

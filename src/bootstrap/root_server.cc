@@ -203,7 +203,10 @@ void RootServer::on_handshake(Id id, Connection* c, const HandshakeFrame& frame)
   if (c->state != Connection::State::kHello || !fresh.ok()) return drop(id);
   c->handshake.emplace(config_.key, Party{Role::kRoot, 0, static_cast<uint32_t>(members_.size())}, *fresh);
   const ServerHandshake::Answer answer = c->handshake->on_hello(frame, Role::kMember);
-  if (answer.verdict == ServerHandshake::Verdict::kStranger) return drop(id);
+  if (answer.verdict == ServerHandshake::Verdict::kStranger) {
+    if (answer.wrong_key) refused_ = c->from();
+    return drop(id);
+  }
   c->queue_raw(answer.reply);
   if (answer.verdict == ServerHandshake::Verdict::kSkew && !answer.holds_key) {
     static_cast<void>(c->flush());  // fits into the empty socket buffer

@@ -113,6 +113,7 @@ class RootServer {
   Id next_id_ = kFirstConnection;
   std::unordered_map<Id, std::unique_ptr<Connection>> connections_;
   Lobby lobby_;                  // connections that are not authenticated
+  std::string refused_;          // where the last rank with another key came from; empty for none
   int64_t accept_again_ns_ = 0;  // 0 while accepting
   std::vector<Id> throttled_;    // wait until descriptors in flight are received
   Deadline deadline_;            // for all to join, and after that for the next round

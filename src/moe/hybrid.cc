@@ -63,6 +63,14 @@ ModelProblem model_of(const Communicator& comm, const moecclHybridConfig_t& c) {
   return m;
 }
 
+// The problem's fields come from the config under the same names, so an error about one is about the other.
+Result<moecclDomainProblem_t> checked(const moecclDomainProblem_t& problem) {
+  Result<moecclDomainProblem_t> p = solve::checked(problem);
+  constexpr std::string_view kOurs = "problem.";
+  if (p.ok() || !p.status().message().starts_with(kOurs)) return p;
+  return error(p.status().code(), "config.{}", p.status().message().substr(kOurs.size()));
+}
+
 // Returns the given sizes, or those with the least latency. *answer gets the model's times if there are figures.
 Result<std::vector<uint32_t>> choose_sizes(const Communicator& comm, const moecclHybridConfig_t& c,
                                            moecclDomainAnswer_t* answer) {
@@ -81,7 +89,7 @@ Result<std::vector<uint32_t>> choose_sizes(const Communicator& comm, const moecc
     if (c.domain[l] < 1)
       return error(moecclInvalidArgument, "config.domain[{}] is {}: a domain has 1 group or more", l, c.domain[l]);
   const ModelProblem model = model_of(comm, c);
-  MOECCL_ASSIGN_OR_RETURN(const moecclDomainProblem_t problem, solve::checked(model.problem));
+  MOECCL_ASSIGN_OR_RETURN(const moecclDomainProblem_t problem, checked(model.problem));
   std::vector<int32_t> sizes(depth, 1);
   if (figures) solve::solve_domains(problem, sizes.data(), answer);
   if (c.domain != nullptr) {

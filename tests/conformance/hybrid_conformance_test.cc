@@ -342,6 +342,10 @@ TEST(HybridErrors, NameTheArgumentAndTheRemedy) {
     EXPECT_EQ(moecclHybridCreate(&hybrid, comm, &config), moecclMismatch);
     EXPECT_NE(std::string(moecclGetLastError(comm)).find("domain size of level 0"), std::string::npos);
     config.domain = two;
+    config.compression = 0.5;
+    EXPECT_EQ(moecclHybridCreate(&hybrid, comm, &config), moecclInvalidArgument);
+    EXPECT_NE(std::string(moecclGetLastError(comm)).find("config.compression is 0.5"), std::string::npos);
+    config.compression = 0;
     MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
     char experts[16] = {};
     EXPECT_EQ(moecclHybridGather(hybrid, experts, nullptr, 2, nullptr), moecclInvalidArgument);

@@ -81,6 +81,22 @@ class FakeVerbs {
   fake::IbvCounts (*counts_)() = nullptr;
 };
 
+// Every test leaves the fake's machine as it found it: no registration, no queue pair.
+class OverFakeVerbs : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    fake().calm();
+    before_ = fake().counts();
+  }
+  void TearDown() override {
+    fake().calm();
+    fake().expect_as(before_);
+  }
+  static const FakeVerbs& fake() { return FakeVerbs::get(); }
+  static bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+  fake::IbvCounts before_ = {};
+};
+
 namespace fake_verbs {
 
 inline transport::Probe probe() {

@@ -106,4 +106,13 @@ class NetworkFabrics {
   std::vector<std::unique_ptr<exec::Fabric>> fabrics_;
 };
 
+// Returns whether `done` came true in time, while the fabric's engine makes progress.
+inline bool until(exec::Fabric& f, const std::function<bool()>& done, int ms = 20'000) {
+  for (const Deadline d = Deadline::after_ms(patient_ms(ms)); !d.passed(); std::this_thread::yield()) {
+    if (done()) return true;
+    f.engine->progress();
+  }
+  return false;
+}
+
 }  // namespace moeccl::tests

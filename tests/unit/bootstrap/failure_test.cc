@@ -44,6 +44,23 @@ TEST(Failure, ARankWithAnotherSecretIsToldThatTheSecretAdmits) {
   EXPECT_TRUE(contains(s.message(), "its id or its MOECCL_SECRET")) << s.message();
 }
 
+TEST(Failure, ARankWithAnotherSecretIsNamedToTheOthers) {
+  for (const bool over_unix : {true, false}) {
+    std::unique_ptr<Root> root = start_root(patient_ms(20'000), over_unix ? "" : "127.0.0.1");
+    UniqueId other = decode_unique_id(root->id()).value();
+    other.key = random_key().value();
+    const std::vector<Status> joined = run_threads(2, [&](int rank) {
+      const Deadline deadline = Deadline::after_ms(patient_ms(300));
+      return join_and_close(rank == 0 ? root->id() : encode_unique_id(other).value(), rank, 2, deadline);
+    });
+    EXPECT_EQ(joined[0].code(), moecclTimeout);
+    const std::string from = over_unix ? format("a rank in process {} came", getpid()) : "a rank at 127.0.0.1 came";
+    EXPECT_TRUE(contains(joined[0].message(), "rank 1 of 2 did not join")) << joined[0].message();
+    EXPECT_TRUE(contains(joined[0].message(), from)) << joined[0].message();
+    EXPECT_TRUE(contains(joined[0].message(), "MOECCL_SECRET")) << joined[0].message();
+  }
+}
+
 TEST(Failure, AMeetingPointThatDoesNotOpenIsALaunchersAddress) {
   UniqueId id;
   id.key = random_key().value();

@@ -28,21 +28,14 @@ constexpr size_t kBytes = 4 << 20;
 
 void land_all() { FakeVerbs::get().control().flush_device(); }
 
-class DeviceMemoryOverVerbs : public ::testing::Test {
+class DeviceMemoryOverVerbs : public OverFakeVerbs {
  protected:
   void SetUp() override {
-    fake().calm();
-    before_ = fake().counts();
+    OverFakeVerbs::SetUp();
     ASSERT_EQ(driver::cuda::driver()->cuCtxGetCurrent(&context_), 0);
     allow("dmabuf");
     on_flush(nullptr);
   }
-  void TearDown() override {
-    fake().calm();
-    fake().expect_as(before_);
-  }
-  static const FakeVerbs& fake() { return FakeVerbs::get(); }
-  static bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
   // Sets the device's answer about NICs; null: none.
   static void allow(const char* words) {
     words == nullptr ? unsetenv("MOECCL_TEST_CUDA_RDMA") : setenv("MOECCL_TEST_CUDA_RDMA", words, 1);
@@ -69,7 +62,6 @@ class DeviceMemoryOverVerbs : public ::testing::Test {
 
   moeccl::testing::CudaDevice device_{0};
   driver::cuda::Context context_ = nullptr;
-  fake::IbvCounts before_ = {};
 };
 
 TEST_F(DeviceMemoryOverVerbs, IsReachedByDmabufElseByPeermemElseNot) {

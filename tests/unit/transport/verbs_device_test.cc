@@ -25,13 +25,6 @@ class VerbsOnADevice : public ::testing::Test {
     GTEST_SKIP() << probe.why_not;
   }
   static const transport::Network& network() { return *transport::find_network("verbs"); }
-  static bool until(exec::Fabric& f, const std::function<bool()>& done) {
-    for (const Deadline d = Deadline::after_ms(patient_ms(20'000)); !d.passed(); std::this_thread::yield()) {
-      if (done()) return true;
-      f.engine->progress();
-    }
-    return false;
-  }
   static bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 };
 

@@ -20,27 +20,7 @@ using transport::PutState;
 
 const FakeVerbs& fake() { return FakeVerbs::get(); }
 
-class VerbsPressure : public ::testing::Test {
- protected:
-  void SetUp() override {
-    fake().calm();
-    before_ = fake().counts();
-  }
-  void TearDown() override {
-    fake().calm();
-    fake().expect_as(before_);
-  }
-  fake::IbvCounts before_ = {};
-};
-
-bool until(exec::Fabric& f, const std::function<bool()>& done, int ms = 20'000) {
-  for (const Deadline d = Deadline::after_ms(patient_ms(ms)); !d.passed();) {
-    if (done()) return true;
-    f.engine->progress();
-    std::this_thread::yield();
-  }
-  return false;
-}
+using VerbsPressure = OverFakeVerbs;
 
 Result<std::unique_ptr<transport::Endpoint>> open_two_rails(const transport::NetworkOptions& options) {
   return transport::verbs::open_with(options, FakeVerbs::settings());

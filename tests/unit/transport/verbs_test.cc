@@ -197,18 +197,8 @@ TEST(VerbsRing, HoldsNoMorePiecesThanItHasPlacesFor) {
   EXPECT_NE(ring.take(64), nullptr);
 }
 
-// Every test leaves the fake's machine as it found it: no registration, no queue pair.
-class Verbs : public ::testing::Test {
+class Verbs : public OverFakeVerbs {
  protected:
-  void SetUp() override {
-    fake().calm();
-    before_ = fake().counts();
-  }
-  void TearDown() override {
-    fake().calm();
-    fake().expect_as(before_);
-  }
-  static const FakeVerbs& fake() { return FakeVerbs::get(); }
   static Status put(exec::Fabric& f, uint32_t to, uint64_t offset, const void* src, size_t bytes) {
     for (const Deadline d = Deadline::after_ms(patient_ms(20'000)); !d.passed();) {
       const Result<PutState> state = f.link(to).put(offset, src, bytes);
@@ -218,20 +208,10 @@ class Verbs : public ::testing::Test {
     }
     return error(moecclTimeout, "the put does not end");
   }
-  static bool until(exec::Fabric& f, const std::function<bool()>& done) {
-    for (const Deadline d = Deadline::after_ms(patient_ms(20'000)); !d.passed();) {
-      if (done()) return true;
-      f.engine->progress();
-      std::this_thread::yield();
-    }
-    return false;
-  }
   static std::string lost(exec::Fabric& f, uint32_t peer) {
     EXPECT_TRUE(until(f, [&] { return !f.link(peer).check_peer().ok(); }));
     return f.link(peer).check_peer().message();
   }
-  static bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
-  fake::IbvCounts before_ = {};
 };
 
 TEST_F(Verbs, ThousandsOfPutsNeverFillAQueueBeyondItsDepth) {
