@@ -240,6 +240,7 @@ TEST(KernelSide, StreamsInTurnBlockingCallsAndGroupsKeepTheOrderOfCalls) {
 // A group that cannot be captured issues none of its calls, also not those on other streams.
 TEST(KernelSide, AGroupThatCannotBeCapturedIssuesNothing) {
   const RankOptions options = walk_options();
+  std::atomic<int> refused{0};  // ranks whose group has ended
   run_ranks(
       2,
       [&](int rank, moecclComm_t) {
@@ -256,7 +257,7 @@ TEST(KernelSide, AGroupThatCannotBeCapturedIssuesNothing) {
         const auto reduce = [&](DeviceBuffer& x, moecclComm_t c, moecclStream_t s) {
           return moecclAllReduce(x.data(), x.data(), 1000, moecclFloat32, moecclSum, c, s);
         };
-        // The host stream launches its operation only after the group: it first waits for the peer's message.
+        // The host stream launches its operation only after both groups: it first waits for the peer's message.
         int32_t word = 0;
         MOECCL_ASSERT_OK(moecclRecv(&word, 1, moecclInt32, 1 - rank, comms[2 + rank], host_stream));
         MOECCL_ASSERT_OK(reduce(b, comms[1], host_stream));
@@ -266,6 +267,8 @@ TEST(KernelSide, AGroupThatCannotBeCapturedIssuesNothing) {
         MOECCL_EXPECT_OK(reduce(b, comms[1], as_stream(streams[1])));
         EXPECT_EQ(moecclGroupEnd(), moecclUnsupported);
         device.end_capture(streams[1]);
+        refused.fetch_add(1);
+        while (refused.load() < 2) std::this_thread::yield();
         int32_t sent = 1;
         MOECCL_EXPECT_OK(moecclSend(&sent, 1, moecclInt32, 1 - rank, comms[3 - rank], nullptr));
         MOECCL_EXPECT_OK(moecclStreamSynchronize(host_stream));
