@@ -151,7 +151,8 @@ MOECCL_API moecclResult_t moecclGroupCancel(void);
 /* Creates an operator that multiplies each rank's input by *scalar (one element of `type`) and sums the products. Each
  * rank may pass its own scalar. A scalar in host memory is read at once. A scalar in CUDA device memory is read by each
  * operation when it runs, after earlier work on its stream, and by a graph at every replay; buffers must then be CUDA
- * memory. */
+ * memory. An operator may be made and destroyed on any thread, also during other calls on the communicator; calls that
+ * were made with it before keep it. */
 MOECCL_API moecclResult_t moecclRedOpCreatePreMulSum(moecclRedOp_t* op, const void* scalar, moecclDataType_t type,
                                                      moecclComm_t comm);
 MOECCL_API moecclResult_t moecclRedOpDestroy(moecclRedOp_t op, moecclComm_t comm);

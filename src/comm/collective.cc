@@ -30,20 +30,20 @@ Status check_reduce(Communicator& comm, const CollectiveCall& c, exec::Operation
   static constexpr ReduceOp kBuiltIn[] = {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMax, ReduceOp::kMin,
                                           ReduceOp::kSum};
   static_assert(std::size(kBuiltIn) == MOECCL_NUM_REDUCTIONS && moecclProd == 1 && moecclMax == 2 && moecclMin == 3);
-  const auto i = static_cast<size_t>(c.reduce) - MOECCL_NUM_REDUCTIONS;
   *scaled = c.reduce < 0 || c.reduce >= MOECCL_NUM_REDUCTIONS;
   if (!*scaled) {
     op.reduce = kBuiltIn[c.reduce];
     if (c.reduce == moecclAvg) op.divisor = comm.n_ranks();
-  } else if (c.reduce < 0 || i >= comm.premuls.size() || !comm.premuls[i].used) {
-    return bad(c.op, "op", format("{}", c.reduce),
-               "a built-in operator or one of moecclRedOpCreatePreMulSum of this communicator");
-  } else if (comm.premuls[i].type != c.type) {
-    return bad(c.op, "type", type_name(c.type),
-               format("{}, the type of the operator's scalar", type_name(comm.premuls[i].type)));
   } else {
-    op.scale = comm.premuls[i].scalar;
-    op.scale_at = comm.premuls[i].scalar_at;
+    const std::optional<PreMul> made = comm.premuls().find(c.reduce);
+    if (!made)
+      return bad(c.op, "op", format("{}", c.reduce),
+                 "a built-in operator or one of moecclRedOpCreatePreMulSum of this communicator");
+    if (made->type != c.type)
+      return bad(c.op, "type", type_name(c.type),
+                 format("{}, the type of the operator's scalar", type_name(made->type)));
+    op.scale = made->scalar;
+    op.scale_at = made->scalar_at;
   }
   op.signature.reduce = static_cast<uint8_t>(*scaled ? exec::kPreMulSum : c.reduce);
   return {};
@@ -257,29 +257,21 @@ Status create_premul(Communicator& comm, const void* scalar, moecclDataType_t ty
   if (scalar == nullptr) return error(moecclInvalidArgument, "scalar is NULL: give the address of one element");
   if (op == nullptr) return error(moecclInvalidArgument, "op is NULL: give the address of a moecclRedOp_t");
   if (bytes == 0) return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(type));
-  Communicator::PreMul p;
-  p.used = true;
+  PreMul p;
   p.type = type;
   if (!comm.runs_on_host() && driver::cuda::pointed(scalar).on_device()) {
     p.scalar_at = scalar;
   } else {
     p.scalar = kernels::scalar_from(scalar, type);
   }
-  auto free = std::find_if(comm.premuls.begin(), comm.premuls.end(), [](const auto& q) { return !q.used; });
-  if (free == comm.premuls.end()) free = comm.premuls.insert(free, p);
-  *free = p;
-  *op = static_cast<moecclRedOp_t>(free - comm.premuls.begin()) + MOECCL_NUM_REDUCTIONS;
+  *op = comm.premuls().add(p);
   return {};
 }
 
 Status destroy_premul(Communicator& comm, moecclRedOp_t op) {
-  const auto i = static_cast<size_t>(op) - MOECCL_NUM_REDUCTIONS;
-  if (op < MOECCL_NUM_REDUCTIONS || i >= comm.premuls.size() || !comm.premuls[i].used) {
-    return error(moecclInvalidArgument,
-                 "op is {}: give an operator of moecclRedOpCreatePreMulSum that was not destroyed", op);
-  }
-  comm.premuls[i].used = false;
-  return {};
+  if (comm.premuls().remove(op)) return {};
+  return error(moecclInvalidArgument, "op is {}: give an operator of moecclRedOpCreatePreMulSum that was not destroyed",
+               op);
 }
 
 }  // namespace moeccl::comm

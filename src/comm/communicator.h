@@ -14,6 +14,7 @@
 
 #include "src/comm/collective_call.h"
 #include "src/comm/group_holds.h"
+#include "src/comm/premuls.h"
 #include "src/comm/turns.h"
 #include "src/driver/fork_page.h"
 #include "src/exec/eager.h"
@@ -152,14 +153,7 @@ class Communicator {
   // Counts the calls in open groups.
   GroupHolds& group_holds() { return group_holds_; }
 
-  // PreMulSum operators, indexed by their number - MOECCL_NUM_REDUCTIONS.
-  struct PreMul {
-    bool used = false;
-    moecclDataType_t type = moecclFloat32;
-    kernels::Scalar scalar{};
-    const void* scalar_at = nullptr;  // in CUDA memory, where each operation reads it
-  };
-  std::vector<PreMul> premuls;
+  PreMuls& premuls() { return premuls_; }
 
   // Returns a number for a routing, which distinguishes its dispatches and combines from others.
   uint64_t next_number() { return ++numbers_; }
@@ -182,6 +176,7 @@ class Communicator {
   MeetingPlaces places_;
   const driver::Birth birth_;
   GroupHolds group_holds_;
+  PreMuls premuls_;
   std::map<void*, std::pair<std::byte*, size_t>> registrations_;  // by handle
   std::unique_ptr<exec::Fabric> fabric_;
   std::unique_ptr<exec::Runner> host_runner_, eager_runner_;

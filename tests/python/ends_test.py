@@ -4,6 +4,8 @@ import copy
 import ctypes
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 import unittest
@@ -39,7 +41,21 @@ def in_two_threads(test, first, second):
         raise failures[0]
 
 
+FAILS = """
+import array, moeccl
+comm, peer = moeccl.init_all(2, timeout_ms=600000)
+stream, x = moeccl.Stream(), array.array("f", [1.0] * 1000)
+comm.all_reduce(x, stream=stream)  # the peer does not come
+raise RuntimeError("the program's own error")
+"""
+
+
 class Ends(unittest.TestCase):
+    def test_a_process_that_fails_does_not_wait_for_its_peers(self):
+        done = subprocess.run([sys.executable, "-c", FAILS], check=False, capture_output=True, text=True, timeout=3 * LIMIT_S)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("the program's own error", done.stderr)
+
     def test_what_nothing_refers_to_any_more_is_freed(self):
         def work(comm):
             moe = layer(comm)

@@ -14,6 +14,8 @@ from ranks import in_processes, in_threads
 class Solvers(unittest.TestCase):
     def test_samples_move_to_their_experts(self):
         problem = solve.sample_problem(4, 4, 4, 2, [[0, 0, 0, 9], [0, 0, 9, 0], [0, 9, 0, 0], [9, 0, 0, 0]], beta_intra_us=1, beta_inter_us=4)
+        with self.assertRaisesRegex(ValueError, "inner_beta_us has 1 numbers: give 2"):
+            solve.sample_problem(4, 4, 4, 2, [[1] * 4] * 4, inner_alpha_us=[1.0, 2.0], inner_beta_us=[1.0])
         placement, answer = solve.samples(problem)
         self.assertEqual(list(placement), [3, 2, 1, 0])
         self.assertEqual((answer.keep, answer.moved, answer.inter_after), (0, 4, 0))

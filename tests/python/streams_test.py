@@ -46,6 +46,24 @@ class Streams(unittest.TestCase):
 
         in_threads(2, work)
 
+    def test_synchronizing_inside_a_group_keeps_what_the_group_will_use(self):
+        [comm] = moeccl.init_all(1)
+        class Floats(array.array):
+            pass
+        stream, got = moeccl.Stream(), array.array("f", [0.0] * 1000)
+        given = Floats("f", [2.0] * 1000)
+        alive = weakref.ref(given)
+        with moeccl.group():
+            comm.all_reduce(given, got, stream=stream)
+            del given
+            stream.synchronize()
+            gc.collect()
+            self.assertIsNotNone(alive(), "the buffer of a call that has not been issued yet is gone")
+        stream.synchronize()
+        gc.collect()
+        self.assertIsNone(alive())
+        self.assertEqual(got[999], 2.0)
+
     def test_a_stream_that_only_a_group_uses_lives_until_the_group_has_run(self):
         [comm] = moeccl.init_all(1)
         class Floats(array.array):

@@ -108,6 +108,16 @@ def case_a_copy_shares_the_expert_data_group(rank, n):
     torch.testing.assert_close(grads[0], grads[1])
 
 
+def case_a_rank_may_keep_the_graphs_of_earlier_steps(rank, n):
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=8, max_tokens=TOKENS, seed=1, sample_tokens=SAMPLE, norm=nn.LayerNorm(HIDDEN))
+    kept = []
+    for _ in range(5):
+        loss = layer(torch.randn(TOKENS, HIDDEN)).sum()
+        loss.backward()
+        if rank == 0:
+            kept.append(loss)
+
+
 def case_garbage_waits_for_no_peer(rank, n):
     layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=8, max_tokens=TOKENS, seed=1, sample_tokens=SAMPLE, norm=nn.LayerNorm(HIDDEN))
     layer(torch.randn(TOKENS, HIDDEN)).sum().backward()

@@ -114,6 +114,11 @@ class ForgottenInit(unittest.TestCase):
         with mock.patch.dict(os.environ, {"WORLD_SIZE": "4"}), self.assertRaisesRegex(RuntimeError, "4 ranks.*init_process_group"):
             moeccl.torch.MoELayer(**layer)(torch.zeros(1, 8))
         with mock.patch.dict(os.environ, {"WORLD_SIZE": "1"}):
+            made = [moeccl.torch.MoELayer(**layer) for _ in range(2)]
+            self.assertIs(made[0].comm, made[1].comm)
+            made[0](torch.zeros(1, 8))
+            del made
+            moeccl.torch.close()
             moeccl.torch.MoELayer(**layer)(torch.zeros(1, 8))
 
 

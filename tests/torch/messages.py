@@ -126,6 +126,18 @@ def batches(rank, size, _):
 
 
 @test(2)
+def a_callback_may_wait_for_the_next_message(rank, size, _):
+    first, second = torch.full((3,), 1.0), torch.full((3,), 2.0)
+    if rank == 0:
+        dist.send(first, 1)
+        dist.send(second, 1)
+        return
+    a, b = torch.zeros(3), torch.zeros(3)
+    dist.irecv(a, 0).get_future().then(lambda _: dist.recv(b, 0)).wait()
+    same([a, b], [first, second])
+
+
+@test(2)
 def last_words(rank, size, _):
     """A message that was sent before the sender left its group arrives."""
     got = torch.zeros(100_000)

@@ -177,6 +177,20 @@ def batches_of_cuda_tensors(rank, size, _):
 
 
 @test(2, 3)
+def coalesced_collectives(rank, size, _):
+    """With `device`, torch takes the work that the end of the batch returns."""
+    tensors = [torch.full((n,), rank + 1.0) for n in (3, 200_000, 5)]
+    for _ in range(3):
+        for device in (None, torch.device("cpu")):
+            given = [t.clone() for t in tensors]
+            with dist._coalescing_manager(device=device, async_ops=True) as manager:
+                for t in given:
+                    dist.all_reduce(t)
+            manager.wait()
+            same(given, [torch.full_like(t, size * (size + 1) / 2) for t in tensors])
+
+
+@test(2, 3)
 def batches_with_coalescing(rank, size, _):
     """As where torch has CUDA: torch begins and ends each batch, on both ways to the backend."""
     import moeccl.distributed

@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handles of the library that end with the last Python object that uses them."""
 import collections
+import ctypes
 import sys
 from typing import Any, Callable, Deque, Optional, Tuple
 
 from ._errors import check
 
 Destroy = Callable[[Any], int]
+
+
+def at_the_end(*kept: Any) -> bool:
+    """Returns True while the interpreter ends. The end of the process then frees everything, whereas a destruction may wait there for
+    operations of peers that have gone. The library's threads may still use `kept`, so it stays in memory."""
+    if not sys.is_finalizing():
+        return False
+    for thing in kept:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    return True
 
 
 class Leftovers:
@@ -60,8 +71,7 @@ class Owned:
         return self
 
     def __del__(self) -> None:
-        # The end of the process frees everything, whereas a destruction may wait there for operations of peers that have gone.
-        if self._handle is None or sys.is_finalizing():
+        if self._handle is None or at_the_end():
             return
         if self._leftovers is None:
             self._destroy(self._handle)

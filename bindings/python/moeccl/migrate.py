@@ -11,6 +11,7 @@ from ._arrays import record
 from ._buffers import Buffer, type_size
 from ._errors import SIZE, check, number
 from ._library import lib
+from ._owned import at_the_end
 from .codec import expert_use, update_callback
 from .comm import Comm
 from .constants import FLOAT32
@@ -179,5 +180,5 @@ class Migration:
                 self._drop_encoded(layer)
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
+        if getattr(self, "_handle", None) is not None and not at_the_end(self._into, self._encoded):
             lib.moecclMigrationDestroy(self._handle)  # ends the gathers, which use the buffers

@@ -43,15 +43,16 @@ def sample_problem(n_samples: int, n_experts: int, n_devices: int, n_nodes: int,
     inner_beta_us.
 
     Options: alpha_intra_us, alpha_inter_us, beta_intra_us, beta_inter_us, min_gain, refine_pairs."""
-    table = (n_samples, n_experts)
+    table, inner = (n_samples, n_experts), len(inner_alpha_us)
     return Problem(_abi.moecclSampleProblem_t(), {"n_samples": n_samples, "n_experts": n_experts, "n_devices": n_devices,
-                                                  "n_nodes": n_nodes, "n_inner": len(inner_alpha_us), **options},
+                                                  "n_nodes": n_nodes, "n_inner": inner, **options},
                    [("num_gather", num_gather, _I32, table), ("num_scatter", num_scatter, _I32, table if num_scatter is not None else None),
                     ("expert_device", expert_device, _I32, (n_experts,) if expert_device is not None else None),
                     ("device_node", device_node, _I32, (n_devices,) if device_node is not None else None),
                     ("current", current, _I32, (n_samples,) if current is not None else None),
-                    ("inner_group", inner_group, _I32, (len(inner_alpha_us), n_devices) if inner_group is not None else None),
-                    ("inner_alpha_us", inner_alpha_us or None, _F64, None), ("inner_beta_us", inner_beta_us or None, _F64, None)])
+                    ("inner_group", inner_group, _I32, (inner, n_devices) if inner_group is not None else None),
+                    ("inner_alpha_us", inner_alpha_us if inner else None, _F64, None),
+                    ("inner_beta_us", inner_beta_us if inner else None, _F64, (inner,) if inner else None)])
 
 
 def samples(problem: Problem) -> Tuple["array.array[int]", SampleAnswer]:

@@ -3,20 +3,21 @@
 import contextlib
 import ctypes
 import threading
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from ._buffers import Buffer
 from ._errors import check, number, SIZE
 from ._library import lib
+from ._owned import at_the_end
 
 
 class _Open(threading.local):
-    """The calling thread's open group, the buffers lent to it, and the streams of its calls."""
+    """The calling thread's open group, the buffers of its calls, and the streams of those that have one."""
     depth = 0
 
     def __init__(self) -> None:
         self.lent: List[Any] = []
-        self.streams: List["Stream"] = []
+        self.on_streams: List[Tuple["Stream", Sequence[Any]]] = []
 
 
 _open = _Open()
@@ -83,7 +84,7 @@ class Stream:
             self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
+        if getattr(self, "_handle", None) is not None and not at_the_end(self._lent):
             lib.moecclStreamDestroy(self._handle)
 
 
@@ -101,13 +102,14 @@ def stream_handle(stream: Any) -> Optional[int]:
 
 def give_back(buffers: Sequence[Any], stream: Any = None) -> None:
     """Releases a call's buffers once it has run: now, at the end of the group, or when its stream is synchronized."""
+    if _open.depth:  # the group uses them, and the stream, at its end
+        if isinstance(stream, Stream):
+            _open.on_streams.append((stream, buffers))
+        else:
+            _open.lent.extend(buffers)
+        return
     if isinstance(stream, Stream):
         stream._lent.extend(buffers)
-        if _open.depth and all(thing is not stream for thing in _open.streams):
-            _open.streams.append(stream)  # a stream that nothing else refers to must not end before the group issues its calls
-        return
-    if _open.depth:  # the group uses them at its end
-        _open.lent.extend(buffers)
         return
     # The owner keeps buffers of a CUDA stream alive, as with every other call on that stream.
     for buffer in buffers:
@@ -132,9 +134,12 @@ def group() -> Iterator[None]:
         _open.depth -= 1
         code = end()
         if _open.depth == 0:
-            lent, _open.lent, _open.streams = _open.lent, [], []
+            lent, _open.lent = _open.lent, []
             for thing in lent:
                 thing.release()
+            on_streams, _open.on_streams = _open.on_streams, []
+            for stream, buffers in on_streams:  # not before: a synchronize() meanwhile would have released them
+                stream._lent.extend(buffers)
     check(code)
 
 

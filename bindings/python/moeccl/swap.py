@@ -11,6 +11,7 @@ from ._arrays import Given, record
 from ._buffers import Buffer
 from ._errors import check, number
 from ._library import lib
+from ._owned import at_the_end
 from .comm import Comm
 from .moe import Moe
 
@@ -107,5 +108,5 @@ class ExpertSwap:
             self._kept, self._moes = [], []
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
+        if getattr(self, "_handle", None) is not None and not at_the_end(self._kept):
             lib.moecclExpertSwapDestroy(self._handle)  # ends the transfers, which use the buffers

@@ -153,6 +153,8 @@ class Backend(_TorchBackend):
                     refused = failure(self._said(what), code, comm)
                     break
             work.issued(refused)
+        if self.batch is not None:
+            self.batch.works.append(work)
         if getattr(opts, "asyncOp", True) is False:
             work.wait()
         return work

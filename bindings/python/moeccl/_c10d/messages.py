@@ -27,6 +27,7 @@ _SLOT = 1024  # bytes of a header with its data: small data needs one message in
 _INLINE = _SLOT - _HEADER.size
 _BYTE = _abi.moecclUint8
 _MOST_MS = 2**31 - 1
+_here = threading.local()  # is_channel: this is a channel's thread
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:
@@ -53,6 +54,12 @@ class MessageWork(Work):
             self.end(raised)
             return
         self.end()
+
+    def _settle(self, future: Any) -> None:
+        if getattr(_here, "is_channel", False):  # callbacks may wait for other messages of this channel
+            threading.Thread(target=super()._settle, args=(future,), name="moeccl-callbacks", daemon=True).start()
+        else:
+            super()._settle(future)
 
     def _wait(self, ms: Optional[float]) -> None:
         left = max(0.0, self._deadline - time.monotonic()) * 1000
@@ -81,6 +88,7 @@ class _Channel:
         self.thread.start()
 
     def _run(self, body: Any) -> None:
+        _here.is_channel = True
         try:
             body()
         except BaseException as raised:  # any error must reach the works that wait on the channel
@@ -200,21 +208,18 @@ class _Incoming(_Channel):
         with o.changed:
             work = o.match(self.sender, tag)
         fits = work is not None and _bytes_of(work.tensor) == n
-        if work is not None and fits:
-            where = work.tensor.data_ptr()
-        else:
-            spare = torch.empty(n, dtype=torch.uint8)
-            where = spare.data_ptr()
-        if n > _INLINE:
-            try:
+        try:
+            spare = torch.empty(0 if fits else n, dtype=torch.uint8)
+            where = work.tensor.data_ptr() if work is not None and fits else spare.data_ptr()
+            if n > _INLINE:
                 self.move(False, where, n)
-            except BaseException as raised:
-                if work is not None:
-                    work.end(raised)
-                raise
-        elif n > 0:
-            ctypes.memmove(where, ctypes.addressof(self.slot) + _HEADER.size, n)
-        self.move(True, self.slot, 1)
+            elif n > 0:
+                ctypes.memmove(where, ctypes.addressof(self.slot) + _HEADER.size, n)
+            self.move(True, self.slot, 1)
+        except BaseException as raised:
+            if work is not None:  # it is no longer posted, so died() does not know it
+                work.end(raised)
+            raise
         if work is None:
             with o.changed:
                 work = o.match(self.sender, tag)  # a receive may have been posted meanwhile

@@ -6,6 +6,7 @@ import torch
 
 import moeccl
 from moeccl import _abi, _library
+from moeccl._owned import at_the_end
 
 DTYPES = {
     torch.float32: _abi.moecclFloat32, torch.float64: _abi.moecclFloat64, torch.float16: _abi.moecclFloat16,
@@ -17,10 +18,21 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # types 
 
 def call(comm, name, *arguments):
     """Calls the C function `name`; a failure raises moeccl.Error with the communicator's error text."""
+    if torch.cuda.is_initialized():
+        _after_the_current_stream(arguments)
     code = getattr(_library.lib, name)(*arguments)
     if code != 0:
         sentence = _library.lib.moecclGetLastError(comm.handle if comm is not None else None)
         raise moeccl.Error(code, sentence.decode(errors="replace"))
+
+
+def _after_the_current_stream(arguments):
+    """Makes a call without a stream read what the current stream writes. By itself the library orders it after the default stream."""
+    if any(isinstance(a, ctypes.c_void_p) for a in arguments):
+        return
+    for device in {a._tensor.device for a in arguments if isinstance(a, _Memory) and a._tensor.is_cuda}:
+        if torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
+            torch.cuda.current_stream(device).synchronize()
 
 
 def dtype_of(tensor):
@@ -93,7 +105,7 @@ class Owned:
             getattr(_library.lib, self._destroy)(handle)
 
     def __del__(self):
-        if getattr(self, "_handle", None) is None or _library is None or _library.lib is None:
+        if getattr(self, "_handle", None) is None or at_the_end():
             return
         if self._waits and self._handle.value:
             self.comm._leftovers.add(getattr(_library.lib, self._destroy), self._handle)

@@ -9,6 +9,8 @@ import torch.distributed as dist
 import moeccl
 
 _made = weakref.WeakKeyDictionary()  # for each process group: {options: Comm}
+_alone = {}  # without a process group: {options: Comm}
+_beside = weakref.WeakKeyDictionary()  # for each Comm that was made here: those of beside()
 _options = weakref.WeakKeyDictionary()  # the options of each Comm that was made here
 
 
@@ -46,14 +48,20 @@ def comm_of(group=None, **options):
         if n_ranks not in ("", "1"):  # each rank would train alone
             raise RuntimeError(f"the launcher started {n_ranks} ranks (WORLD_SIZE), but there is no process group: call "
                                "torch.distributed.init_process_group first, or give group= a moeccl.Comm")
-        comm = moeccl.Comm(1, moeccl.unique_id(), 0, **options)
-        _options[comm] = options
-        return comm
+        return _join(_alone, key, options, 1, moeccl.unique_id, 0)
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"group is a {type(group).__name__}: give a torch.distributed ProcessGroup, a moeccl.Comm or None")
-    made = _made.setdefault(group, {})
+    return _join(_made.setdefault(group, {}), key, options, dist.get_world_size(group), lambda: _send_id(group), dist.get_rank(group),
+                 getattr(group, "bound_device_id", None))
+
+
+def _join(made, key, options, size, make_id, rank, device=None):
+    """Returns made[key], which it makes if it is not there. A communicator serves the CUDA device that is current when it joins."""
     if key not in made:
-        made[key] = moeccl.Comm(dist.get_world_size(group), _send_id(group), dist.get_rank(group), **options)
+        if torch.cuda.is_initialized() or device is not None and device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.current_stream().synchronize()  # makes the device's context this thread's
+        made[key] = moeccl.Comm(size, make_id(), rank, **options)
         _options[made[key]] = options
     return made[key]
 
@@ -65,13 +73,20 @@ def beside(comm):
         return comm
     options = _options[comm]
     # A paced communicator shares the paced lanes of `comm`; otherwise the topology is passed again.
-    return comm.split(0, comm.rank, **({"pace": 1} if options.get("pace") else {k: options[k] for k in ("topology",) if k in options}))
+    made = comm.split(0, comm.rank, **({"pace": 1} if options.get("pace") else {k: options[k] for k in ("topology",) if k in options}))
+    _beside.setdefault(comm, []).append(made)
+    return made
 
 
 def close(group=None):
     """Closes the communicators that comm_of() made for `group`. Call it when training is over, before destroy_process_group()."""
-    for comm in _made.pop(_group_of(group), {}).values():
+    group = _group_of(group)
+    made = _alone if group is None else _made.pop(group, {})
+    for comm in made.values():
+        for other in _beside.pop(comm, []):
+            other.close()
         comm.close()
+    made.clear()
 
 
 def largest(comm, value):

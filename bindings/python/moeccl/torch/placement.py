@@ -212,7 +212,7 @@ class Replicated(Fixed):
         """Moves tensor[slots, ...] from one placement to the next: cuts it into a shard for each rank and reassembles it."""
         held = tensor.contiguous()
         count = held[0].numel()
-        shards = torch.empty((self.n_experts, _library.lib.moecclExpertShard(count, self.comm.size)), dtype=tensor.dtype)
+        shards = torch.empty((self.n_experts, _library.lib.moecclExpertShard(count, self.comm.size)), dtype=tensor.dtype, device=tensor.device)
         tail = (count, dtype_of(held))
         call(self.comm, "moecclCollectGradients", memory(held), memory(shards), *tail, ctypes.byref(before), self.comm.handle, None)
         call(self.comm, "moecclPlaceWeights", memory(shards), memory(held), *tail, ctypes.byref(self.placement), self.comm.handle, None)

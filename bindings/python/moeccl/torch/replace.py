@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from moeccl import _abi
 from ._calls import Owned, call, int32s, listed, memory, stream_of
+from ._group import largest
 from .functions import combine_gradients
 
 
@@ -68,7 +69,8 @@ class Replacing:
     def begin(self, handle):
         """Sends all ranks all choices and starts the solver's thread. The call is collective."""
         free = self._free.setdefault(handle.layer, [])
-        if not free:
+        # Decided together, because a creation is collective, and when a rank's earlier steps end is up to its own garbage collector.
+        if largest(handle.comm, not free):
             config = _abi.moecclReplaceConfig_t(sample_tokens=self.sample_tokens, residual=self._residual, mode=self._mode, min_gain=-1)
             free.append(Owned(handle.comm, "moecclReplaceCreate", "moecclReplaceDestroy", handle.layer.handle, ctypes.byref(config),
                               waits=True))
