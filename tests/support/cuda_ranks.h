@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,6 +18,18 @@
 namespace moeccl::testing {
 
 inline moecclStream_t as_stream(void* stream) { return reinterpret_cast<moecclStream_t>(stream); }
+
+// Sets an environment variable during its lifetime.
+class Setting {
+ public:
+  Setting(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~Setting() { unsetenv(name_); }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+
+ private:
+  const char* name_;
+};
 
 // Returns the bytes of n floats of this value.
 inline std::vector<char> floats(size_t n, float value) {

@@ -154,9 +154,8 @@ TEST_P(CudaCollectives, EveryCallGivesTheBitsOfHostMemory) {
   options.config.deterministic = 1;
   options.config.timeout_ms = capped_ms(60'000);
   options.config.init_timeout_ms = capped_ms(60'000);
-  ASSERT_EQ(setenv("MOECCL_CUDA_IPC", w.ipc ? "1" : "0", 1), 0);
-  ASSERT_EQ(setenv("MOECCL_CUDA_PERSISTENT", w.walk ? "1" : "0", 1), 0);
-  ASSERT_EQ(setenv("MOECCL_TEST_CUDA_DEVICES", std::to_string(w.devices).c_str(), 1), 0);
+  const Setting ipc("MOECCL_CUDA_IPC", w.ipc ? "1" : "0"), persistent("MOECCL_CUDA_PERSISTENT", w.walk ? "1" : "0"),
+      devices("MOECCL_TEST_CUDA_DEVICES", std::to_string(w.devices).c_str());
   run_ranks(
       w.n,
       [&](int rank, moecclComm_t) {

@@ -11,18 +11,6 @@ namespace {
 
 constexpr size_t kCount = 3000;
 
-// Sets a variable of the emulated driver until the test ends.
-class Setting {
- public:
-  Setting(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
-  ~Setting() { unsetenv(name_); }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-
- private:
-  const char* name_;
-};
-
 std::vector<char> bytes_of(const std::vector<int32_t>& values) {
   std::vector<char> bytes(values.size() * sizeof(values[0]));
   std::memcpy(bytes.data(), values.data(), bytes.size());

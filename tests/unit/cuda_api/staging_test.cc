@@ -8,18 +8,6 @@ namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-// Sets a variable during its lifetime.
-class Setting {
- public:
-  Setting(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
-  ~Setting() { unsetenv(name_); }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-
- private:
-  const char* name_;
-};
-
 std::vector<char> pattern(size_t bytes, size_t seed) {
   std::vector<char> made(bytes);
   for (size_t i = 0; i < bytes; ++i) made[i] = static_cast<char>((i * 31 + i / 4096 * 7 + seed * 101) % 251);
