@@ -74,6 +74,11 @@ class PostedPuts {
   // Returns whether the sources of the first `count` posted puts may be reused; always true once the link has lost its
   // peer.
   virtual bool taken(uint64_t count) const = 0;
+  // Returns whether the network still reads a source, of post() or of a put() that is not done.
+  virtual bool reads_sources() const = 0;
+  // Takes the sources back from an operation that failed: ends the connection if they are still read. Otherwise the peer
+  // could receive what their owner stores there next, and take it for the operation's data.
+  virtual void withdraw() = 0;
 
  protected:
   ~PostedPuts() = default;

@@ -279,8 +279,10 @@ void MessageTask::let_go() { fabric().recorder.end(record_, true); }
 
 void MessageTask::abandon() {
   Fabric& f = fabric();
-  const transport::Link& link = f.link(message_.peer);
-  if (!message_.is_send || !link.view().same_process) return;
+  transport::Link& link = f.link(message_.peer);
+  if (!message_.is_send) return;
+  take_sources_back(link);
+  if (!link.view().same_process) return;
   wait_for_peers([&] { return link.board().progress.reads_message_of.load(std::memory_order_seq_cst) == f.rank + 1; });
 }
 

@@ -285,6 +285,14 @@ void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns) {
   for (const int64_t start = now_ns(); in_use() && now_ns() - start < most_ns;) driver::sleep_ns(kShortSleep_ns);
 }
 
+void take_sources_back(transport::Link& link) {
+  constexpr int64_t kReadsEnd_ns = 100'000'000;
+  transport::PostedPuts* const posts = link.posted_puts();
+  if (posts == nullptr) return;
+  wait_for_peers([&] { return posts->reads_sources(); }, kReadsEnd_ns);
+  posts->withdraw();
+}
+
 Status publish_failure(Task& task, const Status& status) {
   Fabric& f = task.fabric();
   const bool is_first = !f.failed();

@@ -77,6 +77,9 @@ Progress poll_contained(T& task) {
 // Waits until `in_use` returns false, for at most `most_ns`. Peers look at each other's health every millisecond.
 void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns = 1'000'000'000);
 
+// Called where an operation has failed: returns when the network reads no source of this rank any more.
+void take_sources_back(transport::Link& link);
+
 // Runs all tasks to their ends and returns the first failure after all have ended. Every wait has an end: the
 // communicator's timeout, an abort, or a failed or dead peer.
 Status drive(std::span<Task* const> tasks);

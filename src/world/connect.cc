@@ -249,6 +249,7 @@ class Connector {
           if (!heap.ok())
             return SymmetricHeap::with_remedy(
                 std::move(heap).status().with_context(format("symmetric heap of rank {}", r)));
+          heaps_[all_[r].process] = std::move(*heap);
         }
       }
     }
@@ -258,7 +259,9 @@ class Connector {
         segments_[r] = ProcessTable::get().find(same_process(r) ? key_ : key_ ^ all_[rank_].process, r);
       if (segments_[r] == nullptr)
         return error(moecclRemoteError, "rank {} failed while its peers joined: its memory is not mapped", r);
-      if (watches_[r] != nullptr || same_process(r)) continue;
+      if (same_process(r)) continue;
+      if (auto& heap = heaps_[all_[r].process]; heap == nullptr) heap = ProcessTable::get().find_heap(all_[r].process);
+      if (watches_[r] != nullptr) continue;
       watches_[r] = ProcessTable::get().find_watch(all_[r].process);
       if (watches_[r] == nullptr)
         return error(moecclRemoteError, "rank {} failed while its peers joined: its process is not watched", r);
@@ -351,7 +354,8 @@ class Connector {
       peer.stamp = all_[r].stamp;
       peer.can_read = topology::path_between({true, peer.same_process, can_read_}) == topology::PairPath::kReads;
       if (!peer.same_process) {
-        peer.heap = ProcessTable::get().find_heap(all_[r].process);
+        peer.heap_memory = heaps_[all_[r].process];
+        peer.heap = peer.heap_memory != nullptr ? peer.heap_memory->data() : nullptr;
         peer.heap_bytes = peer.heap != nullptr ? all_[r].heap_bytes : 0;
         peer.process = watches_[r];
       }
@@ -424,6 +428,7 @@ class Connector {
   std::map<uint64_t, uint32_t> processes_;  // identity of a process -> its lowest rank
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<std::shared_ptr<const driver::ProcessWatch>> watches_;  // [n_ranks], of other processes of this host
+  std::map<uint64_t, std::shared_ptr<driver::Mapping>> heaps_;        // of other processes here, by their identity
   std::vector<uint32_t> mapped_here_;                                 // ranks whose segments this leader has mapped
   Membership m_;
 };

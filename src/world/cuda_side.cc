@@ -285,8 +285,23 @@ class CudaSide::Connector {
     return cuda::allow_access(reinterpret_cast<const void*>(all_[r].staging), all_[r].mapped).ok();
   }
 
+  // All ranks take both barriers, whatever failed on this one: the exchange afterwards tells the others.
   Status map_segments() {
     side_->segments_.resize(n_.n_ranks);
+    Status mapped = map_others();
+    MOECCL_TRY(session_.barrier(n_.deadline));
+    for (const uint32_t r : here()) {
+      if (side_->segments_[r] == nullptr)
+        side_->segments_[r] = ProcessTable::get().find(same_process(r) ? n_.key : n_.key ^ n_.process[n_.rank], r);
+      if (side_->segments_[r] == nullptr && mapped.ok())
+        mapped = error(moecclInternalError, "no mapping of rank {}'s segment", r);
+    }
+    MOECCL_TRY(session_.barrier(n_.deadline));
+    return mapped;
+  }
+
+  // A process's first rank maps the segments of the host's other processes.
+  Status map_others() {
     if (!one_process()) {
       bootstrap::RankSet wanted(n_.n_ranks, false);
       for (const uint32_t r : here()) wanted[leader(r)] = !same_process(r);
@@ -305,13 +320,7 @@ class CudaSide::Connector {
         ProcessTable::get().put(n_.key ^ n_.process[n_.rank], r, *mapped);
       }
     }
-    MOECCL_TRY(session_.barrier(n_.deadline));
-    for (const uint32_t r : here()) {
-      if (side_->segments_[r] == nullptr)
-        side_->segments_[r] = ProcessTable::get().find(same_process(r) ? n_.key : n_.key ^ n_.process[n_.rank], r);
-      if (side_->segments_[r] == nullptr) return error(moecclInternalError, "no mapping of rank {}'s segment", r);
-    }
-    return session_.barrier(n_.deadline);
+    return {};
   }
 
   Status make_fabric() {

@@ -39,20 +39,21 @@ class ProcessTable {
     const std::lock_guard lock(mutex_);
     segments_.erase({communicator, rank});
   }
-  // Foreign heaps stay mapped while the process lives. This costs only addresses, and every new communicator reuses
-  // them.
-  Result<std::byte*> heap(uint64_t process, Fd fd, size_t bytes) {
+  // Maps another process's heap once for all communicators with it. The mapping ends with the last of them, because it
+  // keeps the memory of a process that has died.
+  Result<std::shared_ptr<driver::Mapping>> heap(uint64_t process, Fd fd, size_t bytes) {
     const std::lock_guard lock(mutex_);
-    const auto it = heaps_.find(process);
-    if (it != heaps_.end()) return it->second.data();
+    std::erase_if(heaps_, [](const auto& entry) { return entry.second.expired(); });
+    if (auto mapped = known(heaps_, process)) return mapped;
     MOECCL_ASSIGN_OR_RETURN(driver::Mapping mapping, driver::map_segment(fd, bytes));
     driver::leave_out_of_cores(mapping);
-    return heaps_.emplace(process, std::move(mapping)).first->second.data();
+    auto made = std::make_shared<driver::Mapping>(std::move(mapping));
+    heaps_[process] = made;
+    return made;
   }
-  std::byte* find_heap(uint64_t process) {
+  std::shared_ptr<driver::Mapping> find_heap(uint64_t process) {
     const std::lock_guard lock(mutex_);
-    const auto it = heaps_.find(process);
-    return it == heaps_.end() ? nullptr : it->second.data();
+    return known(heaps_, process);
   }
   // Opens one watch for all communicators and all ranks of this process.
   Result<std::shared_ptr<const driver::ProcessWatch>> watch(uint64_t process, int pid, Fd line) {
@@ -91,7 +92,7 @@ class ProcessTable {
 
   std::mutex mutex_;
   std::map<std::pair<uint64_t, uint32_t>, std::weak_ptr<Segment>> segments_;
-  std::map<uint64_t, driver::Mapping> heaps_;
+  std::map<uint64_t, std::weak_ptr<driver::Mapping>> heaps_;
   std::map<uint64_t, std::weak_ptr<const driver::ProcessWatch>> watches_;
   std::deque<std::pair<uint64_t, Status>> given_up_;
 };

@@ -141,6 +141,8 @@ class ShuffledNetwork {
       return !sources_stay() ||
              std::none_of(all.begin(), all.end(), [&](const Piece& p) { return p.put != 0 && p.put <= count; });
     }
+    bool reads_sources() const override { return !taken(posted_); }
+    void withdraw() override {}
     Result<transport::PutState> take(uint64_t offset, const void* src, size_t bytes, bool later) {
       if (own_.board->health.state.load() != 0) return transport::PutState::kDone;
       const std::lock_guard lock(out_->mutex);

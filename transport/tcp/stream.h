@@ -68,6 +68,7 @@ class Stream {
   // The poller has reported the end. It does not report it again when data came with it, so receive() reads on up to
   // it.
   bool at_end = false;
+  bool ended = false;  // receive() has found the end
 
   std::byte* put_to = nullptr;  // the open put that is arriving
   uint64_t put_left = 0;

@@ -249,6 +249,11 @@ void TcpLink::receive(size_t stream) {
     const Result<size_t> came = s.receive(to, &ended);
     if (!came.ok() || ended) {
       s.stop_reading();
+      s.ended = true;
+      // A rank that leaves ends all its streams. The last words are on the first one, which may be slower than this.
+      const bool whole = came.ok() && s.put_left == 0 && !s.inside_record() && s.arrived().empty();
+      if (whole && !std::all_of(peer_.streams.begin(), peer_.streams.end(), [](const Stream& x) { return x.ended; }))
+        break;
       return end(!came.ok() ? came.status()
                             : error(moecclRemoteError, "it was {} by the other side",
                                     s.inside_record() ? "cut off inside an encrypted record, or closed" : "closed"));

@@ -60,6 +60,12 @@ QueuePair::~QueuePair() {
   if (pair_ != nullptr) (void)rail_.api().destroy_qp(pair_);
 }
 
+void QueuePair::stop() noexcept {
+  QueuePairAttr attr = {};
+  attr.qp_state = kStateError;
+  (void)rail_.api().modify_qp(pair_, &attr, kMaskState);
+}
+
 Status QueuePair::modify(QueuePairAttr* attr, int mask, const char* to) {
   for (int tries = 1;; ++tries) {
     const int rc = rail_.api().modify_qp(pair_, attr, mask);

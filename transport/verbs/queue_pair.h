@@ -69,6 +69,8 @@ class QueuePair {
   // Reads `bytes` from the peer's memory, for flushes through this rank's device.
   void read(const Target& from, void* to, uint32_t lkey, uint32_t bytes);
   Status flush();
+  // Ends every request. The NIC reads and writes nothing for this queue pair any more.
+  void stop() noexcept;
 
   // A completion returns the request's tag: everything up to `number` on the queue pair `id` is done.
   static uint64_t tag(uint32_t id, uint64_t number) { return uint64_t{id} << 40 | (number & kNumberMask); }

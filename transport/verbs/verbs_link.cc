@@ -46,6 +46,22 @@ VerbsLink::~VerbsLink() = default;
 void VerbsLink::let_go() noexcept {
   pending_ = 0;
   board_waits_ = false;
+  // From now on sources count as taken, so no NIC may read one any more.
+  for (const Lane& lane : lanes_) lane.pair->stop();
+}
+
+bool VerbsLink::reads_sources() const {
+  const std::lock_guard lock(engine_.mutex_);
+  if (down_) return false;
+  engine_.poll();
+  return std::any_of(puts_.begin(), puts_.end(),
+                     [](const OpenPut& p) { return p.bytes != 0 && p.from == OpenPut::From::kRegistered; });
+}
+
+void VerbsLink::withdraw() {
+  if (!reads_sources()) return;
+  const std::lock_guard lock(engine_.mutex_);
+  lose(error(moecclRemoteError, "an operation failed here while its data was under way, so the connection was ended"));
 }
 
 int64_t VerbsLink::unacknowledged_ms() {

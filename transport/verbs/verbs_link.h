@@ -102,6 +102,8 @@ class VerbsLink final : public OrderedLink, private Rooms, private PostedPuts, p
   }
   uint64_t posted() const override { return n_posted_; }
   bool taken(uint64_t count) const override;
+  bool reads_sources() const override;
+  void withdraw() override;
   Status catch_up() override;
   Status read_records();
 

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two to four ranks over loopback: the promises of a link to the executor.
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <mutex>
+#include <thread>
 
 #include "tests/support/ranks.h"
 #include "tests/support/tcp_fabrics.h"
@@ -116,6 +119,41 @@ TEST(TcpFarewell, WhatCameBeforeTheEndIsReadWhenASendFindsIt) {
     EXPECT_EQ(std::memcmp(fabrics[1].own->staging() + 128, data.data(), data.size()), 0);
     fabrics[1].engine->end();
   }
+}
+
+// Returns this process's ends of TCP connections to a port, in the order of their numbers.
+std::vector<int> connections_to(uint16_t port) {
+  std::vector<int> found;
+  for (int fd = 3; fd < 1024; ++fd) {
+    const Result<driver::SocketAddress> peer = driver::peer_address(fd);
+    if (peer.ok() && !peer->is_unix() && peer->port() == port) found.push_back(fd);
+  }
+  return found;
+}
+
+// The other streams of a rank that leaves may end before its last words have come on the first one.
+TEST(TcpFarewell, TheEndOfOneStreamIsNotTheEndOfAll) {
+  const auto ports = [] {
+    std::map<uint16_t, int> n;
+    for (int fd = 3; fd < 1024; ++fd)
+      if (const auto peer = driver::peer_address(fd); peer.ok() && !peer->is_unix()) ++n[peer->port()];
+    return n;
+  };
+  const std::map<uint16_t, int> before = ports();
+  TcpFabrics fabrics(2, 2);
+  ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
+  uint16_t listener = 0;  // rank 0's: rank 1 has connected to it twice
+  for (const auto& [port, n] : ports())
+    if (n == 2 && before.count(port) == 0) listener = port;
+  const std::vector<int> streams = connections_to(listener);
+  ASSERT_EQ(streams.size(), 2u);
+  ASSERT_EQ(::shutdown(streams[1], SHUT_WR), 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_TRUE(fabrics[0].link(1).check_peer().ok()) << fabrics[0].link(1).check_peer().message();
+  ASSERT_TRUE(fabrics[1].link(0).signal(2, 1, 9).ok());
+  EXPECT_TRUE(wait_until([&] { return word_of(fabrics[0], 1, 2) == (uint64_t{9} << 32 | 1); }));
+  fabrics.slot(1).reset();
+  EXPECT_TRUE(wait_until([&] { return !fabrics[0].link(1).check_peer().ok(); }));
 }
 
 // land() is a hint that may come too late or be withdrawn. Each byte is at one of the two places, and landed() says

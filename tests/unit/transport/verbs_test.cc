@@ -433,6 +433,32 @@ TEST_F(Verbs, LentMemoryIsReadWhereItLiesUntilItIsTakenBack) {
   EXPECT_EQ(fake().counts().regions, regions);
 }
 
+// The owner of a failed operation's memory may write to it at once. The peer must not take that for the operation's data.
+TEST_F(Verbs, WithdrawnSourcesDoNotReachThePeer) {
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 2);
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  std::vector<std::byte> data(1 << 20, std::byte{1});
+  ranks[0].engine->lend(data.data(), data.size());
+  transport::PostedPuts* const posts = ranks[0].link(1).posted_puts();
+  EXPECT_FALSE(posts->reads_sources());
+  posts->withdraw();
+  EXPECT_TRUE(ranks[0].link(1).check_peer().ok()) << "nothing was under way";
+  fake().control().set_delay_us(200'000);
+  const auto state = posts->post(0, data.data(), data.size());
+  ASSERT_TRUE(state.ok() && *state == PutState::kDone);
+  ASSERT_TRUE(ranks[0].link(1).signal(0, 1, 9).ok());
+  EXPECT_TRUE(posts->reads_sources());
+  posts->withdraw();
+  EXPECT_TRUE(posts->taken(posts->posted()));
+  std::fill(data.begin(), data.end(), std::byte{2});
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  ranks[1].engine->progress();
+  EXPECT_EQ(ranks[1].own->signal(0, 0).word.load(), 0u) << "the peer was told of data that its owner took back";
+  EXPECT_NE(ranks[1].own->staging()[0], std::byte{2});
+  EXPECT_TRUE(has(lost(ranks[0], 1), "failed here while its data was under way"));
+  ranks[0].engine->take_back(data.data(), data.size());
+}
+
 TEST_F(Verbs, TheProbeSaysWhatItFindsAndWhyNot) {
   const auto found = probe_with(FakeVerbs::settings());
   EXPECT_TRUE(found.usable);
