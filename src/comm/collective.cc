@@ -257,6 +257,7 @@ Status create_premul(Communicator& comm, const void* scalar, moecclDataType_t ty
   if (scalar == nullptr) return error(moecclInvalidArgument, "scalar is NULL: give the address of one element");
   if (op == nullptr) return error(moecclInvalidArgument, "op is NULL: give the address of a moecclRedOp_t");
   if (bytes == 0) return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(type));
+  MOECCL_TRY(comm.check_reach({scalar}));
   PreMul p;
   p.type = type;
   if (!comm.runs_on_host() && driver::cuda::pointed(scalar).on_device()) {

@@ -168,6 +168,7 @@ class Communicator {
   void set_up(Membership&& m);
   // Returns a sentence for MOECCL_DEBUG=INFO: ranks, hosts, cores, levels and how buffers are reached.
   std::string summary(uint32_t ranks_on_host, uint32_t cores_on_host, plan::Reach reach) const;
+  bool may_meet_cuda() const;
   void run_as(exec::Operation& op, const PlanSlot& cached) const;  // op.keep must own `cached` or its owner
 
   uint32_t rank_, n_ranks_;
@@ -183,6 +184,8 @@ class Communicator {
   std::shared_ptr<const SharedUplinks> uplinks_;
   std::unique_ptr<CudaSide> cuda_;
   std::string why_no_cuda_;
+  mutable std::atomic<uint32_t> n_asked_{0};  // see may_meet_cuda()
+  mutable std::atomic<bool> cuda_is_loaded_{false};
   std::unique_ptr<Selector> selector_;
   std::shared_ptr<const void> kept_plans_[MOECCL_NUM_OPS];
 

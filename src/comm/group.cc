@@ -3,14 +3,15 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "src/base/per_thread.h"
 #include "src/comm/cuda_stream.h"
 #include "src/comm/meeting.h"
 #include "src/driver/thread.h"
-#include "src/exec/cuda/stream_work.h"
 
 namespace moeccl::comm {
 namespace {
@@ -61,14 +62,16 @@ exec::PersistentKernel* kernel_of(const Call& c) { return c.operation != nullptr
 struct Batch {
   Stream* stream = nullptr;  // where the batch runs; null: on this thread
   std::vector<Call> calls;
+  std::vector<size_t> places;                             // [calls] where the call stands in its group
   std::vector<std::pair<Communicator*, uint64_t>> turns;  // tickets, taken when the batch is issued
   std::vector<Stream*> others;                            // more streams of the calls
   std::unique_ptr<Meeting> meeting;                       // with the others; null if there are none
   std::vector<uint64_t> walks;  // the calls' numbers, if all were launched on the persistent kernel
   Status launched;
+  std::vector<std::shared_ptr<const exec::EarlierWork>> earlier;  // of default streams, if no CUDA stream orders it
   bool launchable = false;  // on its one stream, which is a CUDA stream: the persistent kernel runs all calls
   bool captured = false;    // the stream is being captured
-  bool in_order = false;    // all can be launched now, after everything that was called before
+  bool in_order = false;    // nothing that was called before still has to be launched
 
   bool is_launched() const { return !walks.empty() || !launched.ok(); }
 };
@@ -139,14 +142,14 @@ Status watch(const Batch& batch, Status status) {
   return status;
 }
 
-// Launches all calls on the caller's stream. In a capture they become nodes of the graph.
-void launch(Batch& batch, CudaStream& stream) {
-  for (const Call& c : batch.calls) {
-    uint64_t number = 0;
-    batch.launched = kernel_of(c)->launch(*c.operation, stream.stream(), batch.captured ? nullptr : &number);
-    if (!batch.launched.ok()) return;
-    if (!batch.captured) batch.walks.push_back(number);
-  }
+// Launches a call on the caller's stream, unless an earlier one of the batch has failed. In a capture it becomes a node
+// of the graph.
+void launch(Batch& batch, const Call& c) {
+  if (!batch.launched.ok()) return;
+  uint64_t number = 0;
+  batch.launched =
+      kernel_of(c)->launch(*c.operation, batch.stream->as_cuda()->stream(), batch.captured ? nullptr : &number);
+  if (batch.launched.ok() && !batch.captured) batch.walks.push_back(number);
 }
 
 // Drives all calls on this thread. Each kind of memory of each communicator is driven separately.
@@ -220,12 +223,12 @@ using Batches = std::vector<std::shared_ptr<Batch>>;
 
 // Returns the calls by stream, in order of each stream's first call. Calls of one communicator on several streams stay
 // together, because a Recv on one stream may be what the peer's Send on another waits for, unless all are launched on
-// the device, which orders them.
+// the device at once, in the order of the calls.
 Batches batches_of(std::vector<Call>& calls) {
   struct Place {
     Stream* stream;
     std::shared_ptr<Batch> batch;
-    bool walks;
+    bool walks, in_order;
   };
   std::vector<Place> places;
   std::vector<size_t> at;  // [calls] each call's place
@@ -233,8 +236,11 @@ Batches batches_of(std::vector<Call>& calls) {
     size_t i = 0;
     while (i < places.size() && places[i].stream != c.stream) ++i;
     if (i == places.size())
-      places.push_back({c.stream, std::make_shared<Batch>(), c.stream != nullptr && c.stream->as_cuda() != nullptr});
-    places[i].walks = places[i].walks && kernel_of(c) != nullptr;
+      places.push_back(
+          {c.stream, std::make_shared<Batch>(), c.stream != nullptr && c.stream->as_cuda() != nullptr, true});
+    const exec::PersistentKernel* const kernel = kernel_of(c);
+    places[i].walks = places[i].walks && kernel != nullptr;
+    places[i].in_order = places[i].in_order && kernel != nullptr && !kernel->has_promised();
     at.push_back(i);
   }
   std::map<Communicator*, std::vector<size_t>> places_of;
@@ -243,7 +249,8 @@ Batches batches_of(std::vector<Call>& calls) {
     if (std::find(known.begin(), known.end(), at[i]) != known.end()) continue;
     for (const size_t k : known) {
       const std::shared_ptr<Batch> kept = places[k].batch, left = places[at[i]].batch;
-      if (kept == left || (places[k].walks && places[at[i]].walks)) continue;
+      const auto at_once = [](const Place& p) { return p.walks && p.in_order; };
+      if (kept == left || (at_once(places[k]) && at_once(places[at[i]]))) continue;
       for (Place& p : places)
         if (p.batch == left) p.batch = kept;
     }
@@ -255,16 +262,33 @@ Batches batches_of(std::vector<Call>& calls) {
       batches.push_back(p.batch);
       p.batch->stream = p.stream;
       p.batch->launchable = p.walks;
+      p.batch->in_order = p.in_order;
       continue;
     }
     p.batch->launchable = false;
     // If a call has no stream, this thread runs the calls, and streams wait for it.
     p.batch->others.push_back(p.stream == nullptr ? std::exchange(p.batch->stream, nullptr) : p.stream);
   }
-  for (size_t i = 0; i < calls.size(); ++i) places[at[i]].batch->calls.push_back(std::move(calls[i]));
+  for (size_t i = 0; i < calls.size(); ++i) {
+    places[at[i]].batch->calls.push_back(std::move(calls[i]));
+    places[at[i]].batch->places.push_back(i);
+  }
   for (const auto& b : batches)
     if (!b->others.empty()) b->meeting = std::make_unique<Meeting>(b->others.size());
   return batches;
+}
+
+// Launches the calls of some batches in the order in which they stand in the group, on whatever streams they lie: peers
+// may have put them on other streams.
+template <class Chosen>
+void launch_in_order(const Batches& batches, Chosen&& chosen) {
+  std::vector<std::tuple<size_t, Batch*, const Call*>> all;
+  for (const auto& batch : batches) {
+    for (size_t i = 0; chosen(*batch) && i < batch->calls.size(); ++i)
+      all.emplace_back(batch->places[i], batch.get(), &batch->calls[i]);
+  }
+  std::sort(all.begin(), all.end());
+  for (const auto& [place, batch, call] : all) launch(*batch, *call);
 }
 
 // Launches the calls that can be launched at once. Calls in a capture must be. If one cannot be, the reason is
@@ -274,21 +298,16 @@ Status launch_at_once(Batches& batches) {
   for (auto& batch : batches) {
     if (!batch->launchable) continue;
     MOECCL_ASSIGN_OR_RETURN(batch->captured, batch->stream->as_cuda()->capturing());
-    batch->in_order = std::all_of(batch->calls.begin(), batch->calls.end(),
-                                  [](const Call& c) { return !kernel_of(c)->has_promised(); });
     if (batch->captured && !batch->in_order) {
       return error(moecclUnsupported,
                    "operations called earlier on another stream have not been launched yet, so this one cannot be "
                    "captured: wait for them first (moecclStreamSynchronize)");
     }
   }
-  for (auto& batch : batches) {
-    if (batch->captured) launch(*batch, *batch->stream->as_cuda());
-    MOECCL_TRY(batch->launched);
-  }
+  launch_in_order(batches, [](const Batch& b) { return b.captured; });
+  for (auto& batch : batches) MOECCL_TRY(batch->launched);
   std::erase_if(batches, [](const auto& b) { return b->captured; });
-  for (auto& batch : batches)
-    if (batch->in_order) launch(*batch, *batch->stream->as_cuda());
+  launch_in_order(batches, [](const Batch& b) { return b.launchable && b.in_order; });
   return {};
 }
 
@@ -303,6 +322,15 @@ void take_turns(Batch& batch) {
   }
 }
 
+// Ends the promises of a batch that has run, or will not: they refer to its communicators, which may end once the
+// batch's turns have.
+struct PromisesEnd {
+  Batch& batch;
+  ~PromisesEnd() {
+    for (Call& c : batch.calls) c.promise = nullptr;
+  }
+};
+
 // Runs the calls when their streams and turns have come.
 Status drive(Batch& batch) {
   Status met;
@@ -311,8 +339,21 @@ Status drive(Batch& batch) {
     // The other streams do not see how far this one has got on the device.
     if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr) work->blocks = true;
   }
-  const Status status =
-      in_turns(batch, [&](Status usable) { return run(batch, usable.ok() ? std::move(met) : std::move(usable)); });
+  exec::StreamWork after;
+  after.blocks = true;
+  std::optional<exec::StreamWork::Scope> scope;
+  if (!batch.earlier.empty()) scope.emplace(after);
+  const Status status = in_turns(batch, [&](Status usable) {
+    const PromisesEnd end{batch};
+    if (usable.ok()) usable = std::move(met);
+    for (const auto& earlier : batch.earlier) {
+      const driver::cuda::Current current(earlier->context());
+      exec::StreamWork work;
+      work.ready = earlier->end();
+      if (usable.ok()) usable = work.wait_ready(batch.calls.front().runner().fabric());
+    }
+    return run(batch, std::move(usable));
+  });
   if (batch.meeting != nullptr) batch.meeting->end(status);
   return status;
 }
@@ -320,7 +361,7 @@ Status drive(Batch& batch) {
 // What another stream of a batch does in the batch's place.
 Status attend(Batch& batch) {
   const exec::StreamWork* work = exec::StreamWork::current();
-  return batch.meeting->attend(work != nullptr ? work->wait_ready() : Status());
+  return batch.meeting->attend(work != nullptr ? work->wait_ready(batch.calls.front().runner().fabric()) : Status());
 }
 
 // The work of a batch that is put on streams.
@@ -364,6 +405,17 @@ Status put(Batch& batch, PutWork work) {
   return status;
 }
 
+Status note_earlier_work(Batch& batch) {
+  std::vector<const Communicator*> seen;
+  for (const Call& c : batch.calls) {
+    if (!c.runner().on_device() || std::find(seen.begin(), seen.end(), c.comm) != seen.end()) continue;
+    seen.push_back(c.comm);
+    MOECCL_ASSIGN_OR_RETURN(auto earlier, earlier_work(*c.comm, batch.stream));
+    if (earlier != nullptr) batch.earlier.push_back(std::move(earlier));
+  }
+  return {};
+}
+
 Status issue_batches(std::vector<Call>& calls) {
   MOECCL_TRY(check_self_messages(calls));
   Batches batches = batches_of(calls);
@@ -376,6 +428,7 @@ Status issue_batches(std::vector<Call>& calls) {
   // Everything that can fail comes before the tickets.
   std::vector<PutWork> works;
   for (const auto& batch : batches) {
+    MOECCL_TRY(note_earlier_work(*batch));
     batch->turns.reserve(batch->calls.size());
     works.push_back(put_work_of(batch));
   }
@@ -435,6 +488,12 @@ Status issue_all(std::vector<Call> calls) {
 }
 
 }  // namespace
+
+Result<std::shared_ptr<const exec::EarlierWork>> earlier_work(Communicator& comm, Stream* stream) {
+  if (comm.cuda() == nullptr || (stream != nullptr && stream->as_cuda() != nullptr))
+    return std::shared_ptr<const exec::EarlierWork>();
+  return exec::EarlierWork::of_default_stream(comm.cuda()->engine().context());
+}
 
 Status issue(Call call) {
   if (Group& group = Group::of_this_thread(); group.open()) {

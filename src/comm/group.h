@@ -12,6 +12,7 @@
 #include "src/comm/group_holds.h"
 #include "src/comm/stream.h"
 #include "src/exec/cuda/persistent_kernel.h"
+#include "src/exec/cuda/stream_work.h"
 
 namespace moeccl::comm {
 
@@ -28,11 +29,24 @@ struct Call {
   GroupHolds* maker = nullptr;  // of another handle with which the call was made; may be null
 };
 
+// Returns the work on CUDA memory that a call on this stream comes after, for calls that no CUDA stream orders: that of
+// the default stream. Null if there is none; a null stream is the calling thread.
+Result<std::shared_ptr<const exec::EarlierWork>> earlier_work(Communicator& comm, Stream* stream);
+
 // Puts `body` (Status of a ticket) on the stream. The ticket is taken only after everything that can fail.
 template <class Body>
 Status enqueue_in_turn(Communicator& comm, Stream& stream, Body body) {
   auto ticket = std::make_shared<uint64_t>();
-  Stream::Work work = stream.hold([ticket, body = std::move(body)] { return body(*ticket); });
+  MOECCL_ASSIGN_OR_RETURN(auto earlier, earlier_work(comm, &stream));
+  Stream::Work work = stream.hold([ticket, earlier = std::move(earlier), body = std::move(body)] {
+    if (earlier == nullptr) return body(*ticket);
+    const driver::cuda::Current current(earlier->context());
+    exec::StreamWork now;
+    now.ready = earlier->end();
+    now.blocks = true;
+    const exec::StreamWork::Scope scope(now);
+    return body(*ticket);
+  });
   *ticket = comm.take_ticket();
   Status status = stream.enqueue(std::move(work));
   stream.settle();

@@ -88,13 +88,16 @@ Status check(int result, const std::string& what) {
   return error(code, "{}: CUDA says \"{}\" ({})", what, words, result);
 }
 
+bool loaded() {
+  if (!env().cuda_driver.empty()) return driver() != nullptr;
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (library != nullptr) dlclose(library);
+  return library != nullptr;
+}
+
 Context current_context() {
-  // A process that uses CUDA has already loaded its driver. This query must not load it.
-  if (env().cuda_driver.empty()) {
-    void* loaded = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    if (loaded == nullptr) return nullptr;
-    dlclose(loaded);
-  }
+  // A process that uses CUDA has already loaded its driver.
+  if (!loaded()) return nullptr;
   Context context = nullptr;
   if (driver() == nullptr || driver()->cuCtxGetCurrent(&context) != 0) return nullptr;
   return context;

@@ -106,6 +106,8 @@ bool emulated();
 // Returns success for 0. Otherwise the failure contains `what`, the driver's own text and the number.
 Status check(int result, const std::string& what);
 
+// Returns whether this process has loaded the driver (or MOECCL_CUDA_DRIVER names one). Never loads it by itself.
+bool loaded();
 // Returns the context that is current on this thread, or null. Never starts CUDA by itself.
 Context current_context();
 // The driver's attributes of an address, read in one call.

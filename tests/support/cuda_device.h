@@ -136,9 +136,10 @@ class CudaDevice {
                                                             reinterpret_cast<uint64_t>(from), bytes, stream)),
               0);
   }
-  void* make_stream() {
+  // flags: CU_STREAM_NON_BLOCKING, or 0 for a stream that the default stream waits for.
+  void* make_stream(unsigned flags = 1) {
     void* s = nullptr;
-    EXPECT_EQ((call<int(void**, unsigned)>("cuStreamCreate", &s, 1u)), 0);
+    EXPECT_EQ((call<int(void**, unsigned)>("cuStreamCreate", &s, flags)), 0);
     return s;
   }
   void end_stream(void* s) { EXPECT_EQ((call<int(void*)>("cuStreamDestroy_v2", s)), 0); }

@@ -62,7 +62,7 @@ class HostRunner : public Runner {
   using Runner::Runner;
   Status begin() override {
     const StreamWork* work = StreamWork::current();
-    Status status = work != nullptr ? work->wait_ready() : Status();
+    Status status = work != nullptr ? work->wait_ready(fabric()) : Status();
     if (!status.ok()) fabric().fail(status);  // tells the peers, although nothing was started
     return status;
   }
@@ -94,7 +94,7 @@ class StreamRunner : public Runner {
     if (StreamWork* work = StreamWork::current(); work != nullptr) {
       // On the host: engines of several communicators share hardware channels, and a wait in this one's stream would
       // hold up the operation of another for which the caller's stream may be waiting.
-      MOECCL_TRY(work->wait_ready());
+      MOECCL_TRY(work->wait_ready(fabric()));
       work->add(&engine_);
     } else {
       // A blocking call runs after the work that is still in the default stream.

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "src/driver/thread.h"
+#include "src/exec/fabric.h"
 
 namespace moeccl::exec {
 
@@ -18,11 +19,30 @@ thread_local StreamWork* current_work = nullptr;
 StreamWork* StreamWork::current() { return current_work; }
 StreamWork::Scope::Scope(StreamWork& work) { current_work = &work; }
 StreamWork::Scope::~Scope() { current_work = nullptr; }
-Status StreamWork::wait_ready() const {
+Status StreamWork::wait_ready(const Fabric& fabric) const {
   if (!put.ok() || ready == nullptr) return put;
   int rc = 0;
-  while ((rc = cuda::driver()->cuEventQuery(ready)) == cuda::kNotReady) driver::sleep_ns(20'000);
+  while ((rc = cuda::driver()->cuEventQuery(ready)) == cuda::kNotReady) {
+    if (fabric.aborted.load(std::memory_order_relaxed))
+      return error(moecclAborted, "the communicator was aborted before its operation began");
+    if (fabric.failed()) return fabric.failure();
+    driver::sleep_ns(20'000);
+  }
   return cuda::check(rc, "the given CUDA stream");
+}
+
+Result<std::shared_ptr<const EarlierWork>> EarlierWork::of_default_stream(cuda::Context context) {
+  const cuda::Current current(context);
+  constexpr unsigned kDisableTiming = 2;
+  std::shared_ptr<EarlierWork> made(new EarlierWork(context));
+  MOECCL_TRY(cuda::check(cuda::driver()->cuEventCreate(&made->end_, kDisableTiming), "a CUDA event"));
+  MOECCL_TRY(cuda::check(cuda::driver()->cuEventRecord(made->end_, nullptr), "the default stream"));
+  return std::shared_ptr<const EarlierWork>(std::move(made));
+}
+
+EarlierWork::~EarlierWork() {
+  const cuda::Current current(context_);
+  if (end_ != nullptr) (void)cuda::driver()->cuEventDestroy_v2(end_);
 }
 void StreamWork::add(StreamEngine* engine) {
   if (std::find(engines.begin(), engines.end(), engine) == engines.end()) engines.push_back(engine);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,8 @@
 #include "src/exec/cuda/stream_engine.h"
 
 namespace moeccl::exec {
+
+struct Fabric;
 
 // The work that the proxy currently does, for the communicators that take part.
 struct StreamWork {
@@ -28,8 +31,8 @@ struct StreamWork {
     if (const auto told = std::exchange(tell, nullptr)) told(status);
   }
   void add(StreamEngine* engine);
-  // For work on host memory: waits on the host for the earlier work of the caller's stream.
-  Status wait_ready() const;
+  // Waits on the host for the earlier work of the caller's stream, or for a failure or an abort of the communicator.
+  Status wait_ready(const Fabric& fabric) const;
   static StreamWork* current();  // the calling thread's; null if it has none
   // Makes `work` the calling thread's current work.
   class Scope {
@@ -39,6 +42,23 @@ struct StreamWork {
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
   };
+};
+
+// The work that a context's default stream holds when this is made. A call that takes no CUDA stream comes after it,
+// but not after what is called later: another stream that the default stream waits for may wait for this very call.
+class EarlierWork {
+ public:
+  static Result<std::shared_ptr<const EarlierWork>> of_default_stream(driver::cuda::Context context);
+  ~EarlierWork();
+  EarlierWork(const EarlierWork&) = delete;
+  EarlierWork& operator=(const EarlierWork&) = delete;
+  driver::cuda::Context context() const { return context_; }
+  driver::cuda::Event end() const { return end_; }
+
+ private:
+  explicit EarlierWork(driver::cuda::Context context) : context_(context) {}
+  driver::cuda::Context context_;
+  driver::cuda::Event end_ = nullptr;
 };
 
 }  // namespace moeccl::exec

@@ -92,6 +92,19 @@ void on_three_devices(bool from_pool, const char* persistent) {
   unsetenv("MOECCL_TEST_CUDA_DEVICES");
   unsetenv("MOECCL_CUDA_PERSISTENT");
 }
+// The likeliest mistake: every rank joins before it chooses its device.
+TEST(CudaMemory, OfADeviceThatWasChosenAfterJoiningIsRefused) {
+  run_ranks(2, [](int, moecclComm_t comm) {
+    CudaDevice device;
+    DeviceBuffer x(device, 64);
+    EXPECT_EQ(moecclAllReduce(x.data(), x.data(), 16, moecclFloat32, moecclSum, comm, nullptr), moecclUnsupported);
+    EXPECT_NE(std::string(moecclGetLastError(comm)).find("no rank had a current CUDA context"), std::string::npos)
+        << moecclGetLastError(comm);
+    moecclRedOp_t op = 0;
+    EXPECT_EQ(moecclRedOpCreatePreMulSum(&op, x.data(), moecclFloat32, comm), moecclUnsupported);
+  });
+}
+
 TEST(CudaMemory, OfAPoolServesRanksOnOtherDevices) { on_three_devices(true, "1"); }
 TEST(CudaMemory, OfAPoolServesRanksOnOtherDevicesStepByStep) { on_three_devices(true, "0"); }
 TEST(CudaMemory, MappedForOneDeviceServesRanksOnOthers) { on_three_devices(false, "1"); }

@@ -255,6 +255,39 @@ TEST_F(CudaStreams, ServeMessagesToOneselfBetweenKindsOfMemory) {
   });
 }
 
+// The default stream waits for such a stream, which waits for an operation: this one must not wait for the default
+// stream as it is when the operation begins.
+TEST_F(CudaStreams, ThatTheDefaultStreamWaitsForStandBesideCallsWithoutOne) {
+  setenv("MOECCL_CUDA_PERSISTENT", "0", 1);
+  run_on_devices(2, device_options(RankMode::kProcesses), [](int rank, moecclComm_t comm, CudaDevice& device, void*) {
+    DeviceBuffer a(device, kCount * 4), b(device, kCount * 4);
+    void* const s = device.make_stream(0);
+    moecclStream_t host = nullptr;
+    MOECCL_ASSERT_OK(moecclStreamCreate(&host));
+    const auto sum = [&](DeviceBuffer& x, moecclStream_t on) {
+      return moecclAllReduce(x.data(), x.data(), kCount, moecclFloat32, moecclSum, comm, on);
+    };
+    for (DeviceBuffer* x : {&a, &b}) x->put(floats(kCount, 1), nullptr);
+    MOECCL_EXPECT_OK(moecclGroupStart());
+    MOECCL_EXPECT_OK(sum(a, nullptr));
+    MOECCL_EXPECT_OK(sum(b, as_stream(s)));
+    MOECCL_EXPECT_OK(moecclGroupEnd());
+    device.synchronize(s);
+    EXPECT_EQ(a.get(), floats(kCount, 2));
+    EXPECT_EQ(b.get(), floats(kCount, 2));
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    MOECCL_EXPECT_OK(sum(a, host));
+    MOECCL_EXPECT_OK(sum(a, host));
+    MOECCL_EXPECT_OK(sum(b, as_stream(s)));
+    device.synchronize(s);
+    MOECCL_EXPECT_OK(moecclStreamSynchronize(host));
+    EXPECT_EQ(a.get(), floats(kCount, 8));
+    EXPECT_EQ(b.get(), floats(kCount, 4));
+    MOECCL_EXPECT_OK(moecclStreamDestroy(host));
+    device.end_stream(s);
+  });
+}
+
 // Each operation's number must reach the proxy in the order in which the stream waits for it.
 TEST_F(CudaStreams, MayBeSharedByThreadsOfSeveralCommunicators) {
   setenv("MOECCL_CUDA_PERSISTENT", "0", 1);
