@@ -238,7 +238,10 @@ Status MoeRouting::run(moecclOp_t kind, bool weighted, const void* in, void* out
     op->rows.bytes = std::max(tokens_here(), rows_here()) * op->element_bytes;
     op->rows.most_bytes = std::max(config.shape.max_tokens, layer_.most_rows()) * op->element_bytes;
   }
-  return layer_.host().run(std::move(op), stream, &captured_);
+  const bool known = captured_;
+  Status status = layer_.host().run(std::move(op), stream, &captured_);
+  if (!known) captured_weighted_ = weighted_;
+  return status;
 }
 
 Status MoeRouting::dispatch(const void* in, void* out, moecclStream_t stream) {

@@ -227,7 +227,7 @@ class MoeRouting {
   std::unique_ptr<CudaTables> cuda_tables_;
   bool on_device_ = false;  // the last update was on a stream
   // A graph holds an operation on this routing, so updates keep its plan and keep to weights or to none.
-  bool captured_ = false;
+  bool captured_ = false, captured_weighted_ = false;
   exec::Operation::Measured measured_dispatch_, measured_combine_, measured_backward_;
   std::vector<std::weak_ptr<Background>> readers_;
 };

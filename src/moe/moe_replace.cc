@@ -54,17 +54,17 @@ MoeReplacement::MoeReplacement(MoeLayer& layer, const moecclReplaceConfig_t& con
       rank_(layer.host().rank()),
       n_ranks_(layer.host().n_ranks()),
       config_(config),
+      tree_(layer.host().tree()),
       moe_config_(layer.config()),
       gain_(config.mode == moecclReplaceSolve ? config.min_gain : -1, config.use_next != 0) {
-  const plan::LevelTree& tree = layer.host().tree();
   if (config.residual != 0) {
     residents_ = config.residual == 2 ? algo::Residents::kOfAll : algo::Residents::kOfLone;
     moe_config_.placement = algo::with_residents(layer.config().placement);
     if (config.residual == 2) ++moe_config_.shape.top_k;
   }
-  canonical_ = algo::CanonicalOrder(tree, moe_config_.placement).position;
-  node_.assign(tree.levels[0].group_of_rank.begin(), tree.levels[0].group_of_rank.end());
-  n_nodes_ = tree.levels[0].n_groups;
+  canonical_ = algo::CanonicalOrder(tree_, moe_config_.placement).position;
+  node_.assign(tree_.levels[0].group_of_rank.begin(), tree_.levels[0].group_of_rank.end());
+  n_nodes_ = tree_.levels[0].n_groups;
 }
 
 Result<std::unique_ptr<MoeReplacement>> MoeReplacement::create(MoeLayer& layer, const moecclReplaceConfig_t& config) {
@@ -75,7 +75,7 @@ Result<std::unique_ptr<MoeReplacement>> MoeReplacement::create(MoeLayer& layer, 
     made.reset(new MoeReplacement(layer, config));
     for (const auto& c : layer.candidates()) {
       made->candidates_.push_back(std::make_unique<MoeCandidate>(made->moe_config_, made->moe_config_.placement,
-                                                                 host.tree(), c->paths.algorithm(), host.rank(),
+                                                                 made->tree_, c->paths.algorithm(), host.rank(),
                                                                  host.staging_bytes()));
       const MoeSlots& slots = made->candidates_.back()->slots;
       if (!slots.enough())
@@ -227,8 +227,7 @@ size_t MoeReplacement::next_columns() const {
   // A wrong routing, of another layer, may run a plan that this layer does not have.
   const size_t chosen = std::min(routing_->chosen_, candidates_.size() - 1);
   const algo::MoeAlgorithm algorithm = candidates_[chosen]->paths.algorithm();
-  return algorithm.dedup() || !moe_config_.shape.expert_major ? layer_.host().n_ranks()
-                                                              : moe_config_.placement.n_experts();
+  return algorithm.dedup() || !moe_config_.shape.expert_major ? n_ranks_ : moe_config_.placement.n_experts();
 }
 
 Result<std::vector<int32_t>> MoeReplacement::own_next(const int32_t* next) const {

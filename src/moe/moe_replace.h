@@ -74,6 +74,7 @@ class MoeReplacement {
   MoeLayer& layer_;
   const uint32_t rank_, n_ranks_;
   moecclReplaceConfig_t config_;
+  const plan::LevelTree tree_;  // a copy: the solver's thread may outlive the communicator
   algo::Residents residents_ = algo::Residents::kNone;
   MoeConfig moe_config_;  // the layer's, with residents if there is a residual
   std::vector<uint32_t> canonical_;

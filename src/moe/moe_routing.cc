@@ -58,8 +58,11 @@ Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, u
   ready_ = on_device_ = false;
   ++version_;
   Status status = update_all(topk_index, topk_weight, n_tokens);
-  if (!status.ok() && device_tables_ != nullptr) (void)device_tables_->clear();
-  MOECCL_TRY(std::move(status));
+  if (!status.ok()) {
+    tokens_of_.clear();  // ranks may have read different parts of it
+    if (device_tables_ != nullptr) (void)device_tables_->clear();
+    return status;
+  }
   measured_dispatch_.ns = measured_combine_.ns = measured_backward_.ns = 0;
   step_ = {number_, own_.n_tokens, chosen_, {}, 0};
   for (const algo::MoePrice& p : prices_) step_.prices_us.push_back(p.both_us());
@@ -140,7 +143,7 @@ Status MoeRouting::greet(const Status& own) {
   const size_t bytes = sizeof(Hello) + n_candidates * (sizeof(float) + depth * sizeof(algo::LevelCount));
   std::vector<std::byte> mine(bytes);
   const Hello hello{own_.n_tokens, own.code(), own_.weighted, captured_ ? static_cast<uint32_t>(chosen_) + 1 : 0,
-                    captured_ && weighted_};
+                    captured_ && captured_weighted_};
   std::memcpy(mine.data(), &hello, sizeof(hello));
   std::byte* at = mine.data() + sizeof(hello);
   guesses_ = layer_.guesses(own_.n_tokens);

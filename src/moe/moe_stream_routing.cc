@@ -76,11 +76,11 @@ Status MoeRouting::check_stream_choices(const StreamChoices& c) const {
   MOECCL_TRY(on_device("topk_index", c.index));
   MOECCL_TRY(on_device("topk_weight", c.weight));
   MOECCL_TRY(on_device("n_tokens_device", c.counted));
-  if (captured_ && (c.weight != nullptr) != weighted_)
+  if (captured_ && (c.weight != nullptr) != captured_weighted_)
     return error(moecclInvalidUsage,
                  "the routing is part of a graph, captured {} weights, and is updated {}: give topk_weight as it was "
                  "then, or capture with another routing",
-                 weighted_ ? "with" : "without", weighted_ ? "without" : "with some");
+                 captured_weighted_ ? "with" : "without", captured_weighted_ ? "without" : "with some");
   return {};
 }
 
@@ -140,7 +140,7 @@ Status MoeRouting::update_on_stream(const StreamChoices& choices, moecclStream_t
   MOECCL_TRY(host.all_gather_on(cuda_tables_->send(), cuda_tables_->recv(), cuda_tables_->block_bytes(), stream));
   weighted_ = choices.weight != nullptr;
   MOECCL_TRY(cuda_tables_->make(*on.engine, on.stream, on.captured, weighted_, target));
-  if (on.captured) captured_ = true;
+  if (on.captured) captured_ = true, captured_weighted_ = weighted_;
   measured_dispatch_.ns = measured_combine_.ns = 0;
   on_device_ = ready_ = true;
   return {};

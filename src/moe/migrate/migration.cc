@@ -92,10 +92,14 @@ Result<uint64_t> Migration::checksum_of(const void* shared, bool cuda) {
 Result<Migration::Experts> Migration::room(size_t n, bool cuda) {
   const size_t bytes = n * expert_bytes_;
   Experts e;
-  const auto fits = [&](Experts& s) { return s.cuda == cuda && (!cuda || s.device.bytes() >= bytes); };
-  if (const auto found = std::find_if(spare_.begin(), spare_.end(), fits); found != spare_.end()) {
-    e = std::move(*found);
-    spare_.erase(found);
+  // The smallest that suffices: if a rank's own experts took the room of a domain's, all rooms would grow to that size.
+  const auto holds = [](const Experts& s) { return s.cuda ? s.device.bytes() : s.host.capacity(); };
+  auto best = spare_.end();
+  for (auto s = spare_.begin(); s != spare_.end(); ++s)
+    if (s->cuda == cuda && holds(*s) >= bytes && (best == spare_.end() || holds(*s) < holds(*best))) best = s;
+  if (best != spare_.end()) {
+    e = std::move(*best);
+    spare_.erase(best);
   }
   e.cuda = cuda;
   // Never empty, because the address tells the kind of memory.

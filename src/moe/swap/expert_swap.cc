@@ -453,7 +453,7 @@ Status ExpertSwap::finish(int32_t* n_swaps) {
     }
     layer.map->swap(part.pair[0], part.pair[1]);
     ++i.n_swaps;
-    if (part.mine) layer.own_swap_us = std::max(part.moved_us, 1.0);
+    layer.own_swap_us = part.mine ? std::max(part.moved_us, 1.0) : 0;  // the largest of all ranks is the last swap's
     if (n_swaps != nullptr) ++*n_swaps;
     i.exposed_us = now_us() - begun;
   }
