@@ -11,6 +11,8 @@
 #include <string>
 #include <utility>
 
+#include "shim/mpi/cuda.h"
+
 namespace moeccl::shim {
 namespace {
 
@@ -82,11 +84,12 @@ bool quiet() {
   return value != nullptr && std::strcmp(value, "1") == 0;
 }
 
-// Returns whether `mine` holds on all ranks.
-bool all_agree(MPI_Comm comm, bool mine) {
-  int in = mine ? 1 : 0, out = 0;
-  return PMPI_Allreduce(&in, &out, 1, MPI_INT, MPI_MIN, comm) == MPI_SUCCESS && out == 1;
+// Returns the least of what the ranks give.
+int least(MPI_Comm comm, int mine) {
+  int out = 0;
+  return PMPI_Allreduce(&mine, &out, 1, MPI_INT, MPI_MIN, comm) == MPI_SUCCESS ? out : 0;
 }
+bool all_agree(MPI_Comm comm, bool mine) { return least(comm, mine ? 1 : 0) == 1; }
 
 // Returns whether all ranks can meet: without an address, MoECCL's ranks meet on one host only. Collective.
 bool reachable(MPI_Comm comm, int n_ranks) {
@@ -113,6 +116,34 @@ void announce(const Served& served, MPI_Comm comm) {
   });
 }
 
+// With `mine` on each rank, returns whether MoECCL may serve comm. When only CUDA is in the way, the world's rank 0
+// says so once.
+bool all_want(MPI_Comm comm, bool mine) {
+  enum : int { kNo, kCuda, kYes };
+  const bool cuda = wish() != Wish::kAlways && may_use_cuda();
+  const int common = least(comm, !mine ? kNo : cuda ? kCuda : kYes);
+  static std::once_flag once;
+  int world_rank = 0;
+  PMPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+  if (common == kCuda && world_rank == 0 && !quiet()) {
+    std::call_once(once, [] {
+      std::fprintf(
+          stderr,
+          "moeccl-mpi: leaves communicators to MPI: a rank may use CUDA (its driver is loaded, or its machine has a "
+          "device), and this shim serves host memory only. For a program without device memory, hide the device "
+          "(CUDA_VISIBLE_DEVICES=) or set MOECCL_SHIM_MPI=always; MOECCL_SHIM_QUIET=1 hides this line\n");
+    });
+  }
+  return common == kYes;
+}
+
+// MPI sets no limit to waiting, so MoECCL does only where the user asks for one.
+moecclConfig_t patient() {
+  moecclConfig_t config = MOECCL_CONFIG_INIT;
+  if (std::getenv("MOECCL_TIMEOUT_MS") == nullptr) config.timeout_ms = INT32_MAX;
+  return config;
+}
+
 // Collective over comm; every rank comes to the same result.
 void connect(MPI_Comm comm, Served& served) {
   int between_groups = 0;
@@ -121,13 +152,14 @@ void connect(MPI_Comm comm, Served& served) {
   PMPI_Comm_rank(comm, &served.rank);
   if (between_groups != 0 || served.n_ranks < 2) return;
   const bool near = reachable(comm, served.n_ranks);  // collective, so it is called whatever this rank wants
-  if (!all_agree(comm, wish() != Wish::kOff && near)) return;
+  if (!all_want(comm, wish() != Wish::kOff && near)) return;
   moecclUniqueId id = {};
   bool good = served.rank != 0 || moecclGetUniqueId(&id) == moecclSuccess;
   if (!good) std::fprintf(stderr, "moeccl-mpi: leaves a communicator to MPI: %s\n", moecclGetLastError(nullptr));
   if (!all_agree(comm, good)) return;
   PMPI_Bcast(&id, sizeof id, MPI_BYTE, 0, comm);
-  good = moecclCommInitRank(&served.comm, served.n_ranks, id, served.rank) == moecclSuccess;
+  const moecclConfig_t config = patient();
+  good = moecclCommInitRankConfig(&served.comm, served.n_ranks, id, served.rank, &config) == moecclSuccess;
   if (!good) std::fprintf(stderr, "moeccl-mpi: leaves a communicator to MPI: %s\n", moecclGetLastError(nullptr));
   if (all_agree(comm, good)) {
     announce(served, comm);

@@ -162,8 +162,8 @@ ncclResult_t record_event(const Call& call) {
   // Before the call, as NCCL does where CUDA cannot record a launch.
   if (device::record(call.config->event(), call.stream)) return ncclSuccess;
   return fail(ncclInvalidUsage, std::string(call.function) +
-                                    ": config.launchCompletionEvent cannot be recorded: it must be a CUDA event of "
-                                    "this process's device, and there must be one");
+                                    ": config.launchCompletionEvent cannot be recorded: it must be a CUDA event, and "
+                                    "the stream a CUDA stream, of this process's device, and there must be one");
 }
 
 }  // namespace moeccl::shim

@@ -7,7 +7,9 @@
 #include <unordered_map>
 #include <utility>
 
+#include "shim/nccl/group.h"
 #include "shim/nccl/real.h"
+#include "shim/nccl/windows.h"
 
 namespace moeccl::shim {
 namespace {
@@ -61,7 +63,10 @@ void wait_unused(const Comm& comm) {
 }
 
 ncclResult_t free_comm(Comm& comm) {
-  if (comm.real != nullptr) return MOECCL_FORWARD(CommDestroy, std::exchange(comm.real, nullptr));
+  drop_windows(reinterpret_cast<ncclComm_t>(&comm));
+  if (comm.real != nullptr) {
+    return forward_in_group([&] { return MOECCL_FORWARD(CommDestroy, std::exchange(comm.real, nullptr)); });
+  }
   if (comm.ours == nullptr) return ncclSuccess;
   return from_moeccl(moecclCommDestroy(std::exchange(comm.ours, nullptr)));
 }

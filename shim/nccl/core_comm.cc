@@ -20,13 +20,6 @@ ncclResult_t null_out(const char* function, const char* name) {
   return fail(ncclInvalidArgument, std::string(function) + ": " + name + " is NULL: give the address of a variable");
 }
 
-// Makes a call that the real library gets as it is; in an open group, inside that library's own group.
-template <class F>
-ncclResult_t forward_in_group(F call) {
-  const ncclResult_t opened = enter_real_group();
-  return opened == ncclSuccess ? call() : opened;
-}
-
 CommPtr new_comm(const InitConfig& config, int device) {
   auto comm = std::make_shared<Comm>();
   comm->device = device;
@@ -105,7 +98,8 @@ ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
     Target target;
     const ncclResult_t result = resolve(function, handle, &target);
     if (result != ncclSuccess) return result;
-    return abort ? MOECCL_FORWARD(CommAbort, handle) : MOECCL_FORWARD(CommDestroy, handle);
+    return forward_in_group(
+        [&] { return abort ? MOECCL_FORWARD(CommAbort, handle) : MOECCL_FORWARD(CommDestroy, handle); });
   }
   {
     const std::lock_guard lock(comm->mutex);
@@ -114,7 +108,9 @@ ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
       return ncclSuccess;
     }
   }
-  if (comm->real != nullptr && abort) return MOECCL_FORWARD(CommAbort, std::exchange(comm->real, nullptr));
+  if (comm->real != nullptr && abort) {
+    return forward_in_group([&] { return MOECCL_FORWARD(CommAbort, std::exchange(comm->real, nullptr)); });
+  }
   comm->given_up = true;
   if (abort && comm->ours != nullptr) (void)moecclCommAbort(comm->ours);
   drop_jobs_from(*comm);
@@ -198,7 +194,7 @@ ncclResult_t CommRevoke(ncclComm_t comm, int flags) {
   Target target;
   const ncclResult_t result = resolve("ncclCommRevoke", comm, &target, Need::kMade);
   if (result != ncclSuccess) return result;
-  if (target.real != nullptr) return MOECCL_FORWARD(CommRevoke, target.real, flags);
+  if (target.real != nullptr) return forward_in_group([&] { return MOECCL_FORWARD(CommRevoke, target.real, flags); });
   if (flags != NCCL_REVOKE_DEFAULT) return fail(ncclInvalidArgument, "ncclCommRevoke: give NCCL_REVOKE_DEFAULT");
   target.ours->revoked = true;
   target.ours->given_up = true;
@@ -317,6 +313,9 @@ ncclResult_t CommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) return MOECCL_FORWARD(CommGetAsyncError, target.real, out);
   *out = target.ours->state.load(std::memory_order_acquire);  // released by the thread that made it
+  // It may have been handed to NCCL since resolve() looked.
+  if (*out != ncclInProgress && target.ours->real != nullptr)
+    return MOECCL_FORWARD(CommGetAsyncError, target.ours->real, out);
   const bool settled = target.ours->settled.load(std::memory_order_acquire);
   if (*out == ncclSuccess && (!settled || target.ours->children.load(std::memory_order_acquire) > 0))
     *out = ncclInProgress;

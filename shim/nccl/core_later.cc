@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "shim/nccl/core.h"
+#include "shim/nccl/group.h"
 #include "shim/nccl/join.h"
 #include "shim/nccl/real.h"
 
@@ -30,7 +31,7 @@ ncclResult_t CommSuspend(ncclComm_t comm, int flags) {
   Target target;
   const ncclResult_t result = resolve("ncclCommSuspend", comm, &target);
   if (result != ncclSuccess) return result;
-  if (target.real != nullptr) return MOECCL_FORWARD(CommSuspend, target.real, flags);
+  if (target.real != nullptr) return forward_in_group([&] { return MOECCL_FORWARD(CommSuspend, target.real, flags); });
   if (flags != NCCL_SUSPEND_MEM) {
     return fail(ncclInvalidArgument, "ncclCommSuspend: flags is " + std::to_string(flags) + ": give NCCL_SUSPEND_MEM");
   }
@@ -44,7 +45,7 @@ ncclResult_t CommResume(ncclComm_t comm) {
   Target target;
   const ncclResult_t result = resolve("ncclCommResume", comm, &target, Need::kMade);
   if (result != ncclSuccess) return result;
-  if (target.real != nullptr) return MOECCL_FORWARD(CommResume, target.real);
+  if (target.real != nullptr) return forward_in_group([&] { return MOECCL_FORWARD(CommResume, target.real); });
   if (!target.ours->suspended.exchange(false)) {
     return fail(ncclInvalidUsage, "ncclCommResume: the communicator is not suspended");
   }

@@ -66,6 +66,15 @@ bool find_window(ncclWindow_t window, ncclComm_t comm, uint32_t* number) {
   return true;
 }
 
+void drop_windows(ncclComm_t comm) {
+  const std::lock_guard lock(ours().mutex);
+  std::erase_if(ours().windows, [comm](const auto& entry) {
+    if (entry.second.comm != comm) return false;
+    delete reinterpret_cast<char*>(entry.first);
+    return true;
+  });
+}
+
 namespace core {
 
 ncclResult_t MemAlloc(void** ptr, size_t size) {
@@ -256,7 +265,7 @@ ncclResult_t DevCommCreate(ncclComm_t comm, ncclDevCommRequirements_t const* wan
   const ncclResult_t result = resolve("ncclDevCommCreate", comm, &target);
   if (result != ncclSuccess) return result;
   if (target.real == nullptr) return no_device_api("ncclDevCommCreate");
-  return MOECCL_FORWARD(DevCommCreate, target.real, wanted, dev_comm);
+  return forward_in_group([&] { return MOECCL_FORWARD(DevCommCreate, target.real, wanted, dev_comm); });
 }
 
 ncclResult_t DevCommDestroy(ncclComm_t comm, ncclDevComm_t const* dev_comm) {

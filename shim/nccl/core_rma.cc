@@ -61,7 +61,8 @@ ncclResult_t put_now(Comm& comm, Rma::Put put, cudaStream_t stream) {
   std::vector<std::byte> copy;
   if (put.n_bytes > 0 && device::owns(put.bytes)) {
     copy.resize(put.n_bytes);
-    if (!device::read(copy.data(), put.bytes, put.n_bytes, stream))
+    // A stream of MoECCL's has just been waited for.
+    if (!device::read(copy.data(), put.bytes, put.n_bytes, device::may_be_stream(stream) ? stream : nullptr))
       return fail(ncclUnhandledCudaError, std::string(put.function) + ": localbuff cannot be read from its device");
     put.bytes = copy.data();
   }

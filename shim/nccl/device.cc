@@ -129,6 +129,11 @@ bool owns(const void* pointer) {
   return driver().pointer_attribute(&managed, kIsManaged, reinterpret_cast<uint64_t>(pointer)) != 0 || managed == 0;
 }
 
+bool may_be_stream(const void* stream) {
+  const auto value = reinterpret_cast<uintptr_t>(stream);
+  return value <= 2 || (value % 8 == 0 && value > 4096);
+}
+
 bool read(void* to, const void* from, size_t bytes, void* stream) {
   const DuringCaptures relaxed;
   return present() && driver().copy_to_host(to, reinterpret_cast<uint64_t>(from), bytes, stream) == 0 &&
@@ -144,11 +149,12 @@ bool write(void* to, const void* from, size_t bytes) {
 
 bool synchronize(void* stream) {
   const DuringCaptures relaxed;
-  return present() && driver().synchronize(stream) == 0;
+  return may_be_stream(stream) && present() && driver().synchronize(stream) == 0;
 }
 
 bool record(void* event, void* stream) {
-  return present() && driver().record_event != nullptr && driver().record_event(event, stream) == 0;
+  return may_be_stream(stream) && present() && driver().record_event != nullptr &&
+         driver().record_event(event, stream) == 0;
 }
 
 void* allocate(size_t bytes) {

@@ -31,6 +31,10 @@ class Current {
 bool names(const void* pointer);
 // Returns whether the host cannot read `pointer`: device memory that is not managed.
 bool owns(const void* pointer);
+// Returns whether a handle may be a CUDA stream: a pointer to something aligned, or one of the driver's names for
+// default streams. The driver reads what a handle points to, so it must never get one of MoECCL's, which are numbers
+// that end in 0xC2.
+bool may_be_stream(const void* stream);
 // Copies device memory to the host, after the work that is on the stream already. Returns false on failure.
 bool read(void* to, const void* from, size_t bytes, void* stream);
 
@@ -38,7 +42,7 @@ bool read(void* to, const void* from, size_t bytes, void* stream);
 bool write(void* to, const void* from, size_t bytes);
 // Waits for the work on a CUDA stream. Returns false without CUDA, and for anything but such a stream.
 bool synchronize(void* stream);
-// Records a CUDA event on the stream. Returns false without CUDA.
+// Records a CUDA event on the stream. Returns false without CUDA, and for anything but a CUDA stream.
 bool record(void* event, void* stream);
 
 // Returns memory of the current device, making one current if none was; null when none is left. release() frees it.

@@ -68,6 +68,12 @@ ncclResult_t group_start();
 ncclResult_t group_end(ncclSimInfo_t* simulate);
 // Called before the real library gets a call of an open group that is not a Call: opens its group as well.
 ncclResult_t enter_real_group();
+// Makes such a call.
+template <class F>
+ncclResult_t forward_in_group(F call) {
+  const ncclResult_t opened = enter_real_group();
+  return opened == ncclSuccess ? call() : opened;
+}
 // Notes that a call of an open group failed its checks: the group issues nothing and ends with this. Returns `result`.
 ncclResult_t fail_group(ncclResult_t result);
 // Adds work to an open group. It runs at the group's end, after its collectives and messages; work that waits runs

@@ -306,6 +306,7 @@ ncclResult_t Rma::leave(const Put& put, Peer& peer, const std::atomic<bool>& giv
       const ncclResult_t result = post(put, peer, &posted);
       if (result != ncclSuccess || posted) return result;
     }
+    fetch_for_others();  // the peer may be waiting for room here, too
     if (!pause()) continue;
     const std::string where = std::string(put.function) + ": " + rank_text(put.peer);
     if (ended(peer.process)) return fail(ncclRemoteError, where + " is gone: its process has ended");
@@ -320,42 +321,74 @@ ncclResult_t Rma::leave(const Put& put, Peer& peer, const std::atomic<bool>& giv
   }
 }
 
+// Copies one parcel into its window; *text says what went wrong. Called under the lock.
+ncclResult_t Rma::take(uint64_t number, int from, std::string* text) {
+  const From::Parcel p = of(*board_, from).parcels[number % kParcels];
+  const Board::Window* w = p.window < n_windows_ ? &board_->windows[p.window] : nullptr;
+  const bool fits = w != nullptr && w->state.load(std::memory_order_relaxed) == Board::kLive && p.offset <= w->bytes &&
+                    p.bytes <= w->bytes - p.offset;
+  *text = "ncclWaitSignal: " + std::to_string(p.bytes) + " bytes of " + rank_text(from);
+  if (!fits) {
+    *text += " were for a window that was deregistered";
+    return ncclInvalidUsage;
+  }
+  const Door& door = peers_[static_cast<size_t>(from)]->door;
+  const std::string path = "/proc/" + std::to_string(door.pid) + "/fd/" + std::to_string(p.file);
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  std::vector<char> for_device(w->on_device != 0 ? p.bytes : 0);
+  char* to = w->on_device != 0 ? for_device.data() : reinterpret_cast<char*>(w->address + p.offset);
+  uint64_t done = 0;
+  while (file >= 0 && done < p.bytes) {
+    const ssize_t went = pread(file, to + done, p.bytes - done, static_cast<off_t>(done));
+    if (went < 0 && errno == EINTR) continue;
+    if (went <= 0) break;
+    done += static_cast<uint64_t>(went);
+  }
+  if (file >= 0) close(file);
+  if (file < 0 || done < p.bytes) {
+    *text += " cannot be fetched: its process has ended or freed its communicator too early";
+    return ncclRemoteError;
+  }
+  if (!for_device.empty() && !device::write(reinterpret_cast<void*>(w->address + p.offset), to, p.bytes)) {
+    *text += " cannot be copied into a window on the device";
+    return ncclUnhandledCudaError;
+  }
+  return ncclSuccess;
+}
+
 // Fetches what rank `from` has left here, before its signals are reported.
 ncclResult_t Rma::fetch(int from) {
   From& box = of(*board_, from);
   const std::lock_guard lock(mutex_);
   uint64_t n = box.fetched.load(std::memory_order_relaxed);
   for (; n < box.posted.load(std::memory_order_acquire); ++n) {  // released in post()
-    const From::Parcel p = box.parcels[n % kParcels];
-    const Board::Window* w = p.window < n_windows_ ? &board_->windows[p.window] : nullptr;
-    const bool fits = w != nullptr && w->state.load(std::memory_order_relaxed) == Board::kLive &&
-                      p.offset <= w->bytes && p.bytes <= w->bytes - p.offset;
-    const Door& door = peers_[static_cast<size_t>(from)]->door;
-    const std::string path = "/proc/" + std::to_string(door.pid) + "/fd/" + std::to_string(p.file);
-    const int file = fits ? ::open(path.c_str(), O_RDONLY | O_CLOEXEC) : -1;
-    std::vector<char> for_device(fits && w->on_device != 0 ? p.bytes : 0);
-    char* to = !fits ? nullptr : w->on_device != 0 ? for_device.data() : reinterpret_cast<char*>(w->address + p.offset);
-    uint64_t done = 0;
-    while (file >= 0 && done < p.bytes) {
-      const ssize_t went = pread(file, to + done, p.bytes - done, static_cast<off_t>(done));
-      if (went < 0 && errno == EINTR) continue;
-      if (went <= 0) break;
-      done += static_cast<uint64_t>(went);
-    }
-    if (file >= 0) close(file);
-    if (done == p.bytes && !for_device.empty() &&
-        !device::write(reinterpret_cast<void*>(w->address + p.offset), to, p.bytes)) {
-      return fail(ncclUnhandledCudaError, "ncclWaitSignal: " + std::to_string(p.bytes) + " bytes of " +
-                                              rank_text(from) + " cannot be copied into a window on the device");
-    }
+    std::string text;
+    const ncclResult_t result = take(n, from, &text);
     box.fetched.store(n + 1, std::memory_order_release);  // acquired in post()
-    if (file >= 0 && done == p.bytes) continue;
-    return fail(fits ? ncclRemoteError : ncclInvalidUsage,
-                "ncclWaitSignal: " + std::to_string(p.bytes) + " bytes of " + rank_text(from) +
-                    (fits ? " cannot be fetched: its process has ended or freed its communicator too early"
-                          : " were for a window that was deregistered"));
+    if (result != ncclSuccess) return fail(result, text);
   }
   return ncclSuccess;
+}
+
+// Fetches what any rank has left here, because it may be unable to go on before. Called while this rank waits itself. A
+// parcel that cannot be fetched stays for the wait that wants it, which reports the failure.
+void Rma::fetch_for_others() {
+  for (int from = 0; from < n_ranks_; ++from) {
+    if (!has_left(from)) continue;
+    From& box = of(*board_, from);
+    const std::lock_guard lock(mutex_);
+    uint64_t n = box.fetched.load(std::memory_order_relaxed);
+    std::string text;
+    while (n < box.posted.load(std::memory_order_acquire) &&  // released in post()
+           take(n, from, &text) == ncclSuccess) {
+      box.fetched.store(++n, std::memory_order_release);  // acquired in post()
+    }
+  }
+}
+
+bool Rma::has_left(int from) {
+  const From& box = of(*board_, from);
+  return box.posted.load(std::memory_order_relaxed) != box.fetched.load(std::memory_order_relaxed);
 }
 
 ncclResult_t Rma::put(const Put& put, const std::atomic<bool>& given_up) {
@@ -396,7 +429,13 @@ ncclResult_t Rma::wait_for(const ncclWaitSignalDesc_t& wanted, const std::atomic
   if (result != ncclSuccess && result != ncclRemoteError) return result;
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(settings().timeout_ms);
   for (Pause pause; count.load(std::memory_order_acquire) < until;) {  // released in put()
+    // The peer's next puts may wait for room here, and its signals with them.
+    if (has_left(wanted.peer)) {
+      const ncclResult_t fetched = fetch(wanted.peer);
+      if (fetched != ncclSuccess) return fetched;
+    }
     if (!pause() && result == ncclSuccess) continue;
+    fetch_for_others();
     const bool gone = result != ncclSuccess || ended(peer->process);
     const bool late = std::chrono::steady_clock::now() > end;
     const uint64_t came = count.load(std::memory_order_acquire);

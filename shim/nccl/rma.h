@@ -3,7 +3,7 @@
 // into the peer's window, by memcpy within a process and by process_vm_writev between two. The signal is a counter in
 // memory that the ranks share. No other thread has to help, and ranks that never put cost nothing. Where the system
 // forbids such writes (kernel.yama.ptrace_scope, a container's seccomp), and for windows on a device, the bytes lie in
-// an in-memory file until the peer waits for the signal and fetches them.
+// an in-memory file until the peer fetches them, which it does whenever it waits for a signal or for room.
 #pragma once
 
 #include <sys/types.h>
@@ -84,7 +84,10 @@ class Rma {
   ncclResult_t write(const Put& put, Peer& peer, uint64_t address);
   ncclResult_t leave(const Put& put, Peer& peer, const std::atomic<bool>& given_up);
   ncclResult_t post(const Put& put, Peer& peer, bool* posted);
+  ncclResult_t take(uint64_t number, int from, std::string* text);
   ncclResult_t fetch(int from);
+  void fetch_for_others();
+  bool has_left(int from);
   ncclResult_t wait_for(const ncclWaitSignalDesc_t& wanted, const std::atomic<bool>& given_up);
   static From& of(Board& board, int rank);
 

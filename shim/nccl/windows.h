@@ -8,5 +8,7 @@ namespace moeccl::shim {
 
 // Returns whether `window` is a live one of this communicator; if so, *number is its number under Rma.
 bool find_window(ncclWindow_t window, ncclComm_t comm, uint32_t* number);
+// Forgets the windows of a communicator that ends.
+void drop_windows(ncclComm_t comm);
 
 }  // namespace moeccl::shim

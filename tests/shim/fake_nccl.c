@@ -17,8 +17,9 @@ struct ncclComm {
 
 static struct {
   const char* name;
-  int calls;
+  int calls, grouped;
 } counters[128];
+static _Thread_local int depth; /* of the thread's groups */
 
 void fake_count(const char* name);
 #define count fake_count
@@ -27,6 +28,7 @@ void fake_count(const char* name) {
     if (counters[i].name == NULL) counters[i].name = name;
     if (strcmp(counters[i].name, name) != 0) continue;
     __atomic_add_fetch(&counters[i].calls, 1, __ATOMIC_RELAXED);
+    if (depth > 0) __atomic_add_fetch(&counters[i].grouped, 1, __ATOMIC_RELAXED);
     return;
   }
 }
@@ -35,6 +37,14 @@ void fake_count(const char* name) {
 EXPORT int fakeNcclCalls(const char* name) {
   for (int i = 0; i < 128 && counters[i].name != NULL; ++i) {
     if (strcmp(counters[i].name, name) == 0) return counters[i].calls;
+  }
+  return 0;
+}
+
+/* Returns how often it was called inside a group. */
+EXPORT int fakeNcclGroupedCalls(const char* name) {
+  for (int i = 0; i < 128 && counters[i].name != NULL; ++i) {
+    if (strcmp(counters[i].name, name) == 0) return counters[i].grouped;
   }
   return 0;
 }
@@ -126,9 +136,11 @@ EXPORT ncclTeam_t ncclTeamWorld(ncclComm_t comm) {
 }
 EXPORT ncclResult_t ncclGroupStart(void) {
   count("GroupStart");
+  ++depth;
   return ncclSuccess;
 }
 EXPORT ncclResult_t ncclGroupEnd(void) {
   count("GroupEnd");
+  --depth;
   return ncclSuccess;
 }

@@ -17,13 +17,15 @@ const char* fake_path() {
   return path != nullptr ? path : "";
 }
 
-// Returns the counter of the stand-in, once the shim has opened it.
-int fake_calls(const char* name) {
+// Returns a counter of the stand-in, once the shim has opened it.
+int ask_fake(const char* counter, const char* name) {
   void* fake = dlopen(fake_path(), RTLD_NOW | RTLD_NOLOAD);
   if (fake == nullptr) return 0;
-  auto calls = reinterpret_cast<int (*)(const char*)>(dlsym(fake, "fakeNcclCalls"));
+  auto calls = reinterpret_cast<int (*)(const char*)>(dlsym(fake, counter));
   return calls == nullptr ? -1 : calls(name);
 }
+int fake_calls(const char* name) { return ask_fake("fakeNcclCalls", name); }
+int grouped_calls(const char* name) { return ask_fake("fakeNcclGroupedCalls", name); }
 
 // Called inside a forked child, before its first NCCL call.
 void set_shim(const char* mode, bool has_nccl) {
@@ -47,6 +49,79 @@ TEST(ShimForward, AnOperatorThatIsDestroyedInAGroupOutlivesTheGroupsCalls) {
     EXPECT_NCCL(ncclGroupEnd());
     EXPECT_EQ(x[3], 0xfa) << "the stand-in's mark";
     EXPECT_EQ(fake_calls("RedOpDestroy"), 1);
+  });
+}
+
+// NCCL defers these calls to the end of a group, so it must know of the group.
+TEST(ShimForward, CallsThatNcclGroupsReachItInAGroup) {
+  in_processes(1, [](int) {
+    set_shim("nccl", true);
+    ncclUniqueId id;
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    const auto in_group = [&](const char* name, const auto& call) {
+      ncclComm_t comm = nullptr;
+      ASSERT_NCCL(ncclCommInitRank(&comm, 3, id, 1));
+      const int ended = fake_calls("GroupEnd");
+      ASSERT_NCCL(ncclGroupStart());
+      (void)call(comm);
+      EXPECT_EQ(grouped_calls(name), 1) << name;
+      EXPECT_EQ(fake_calls("GroupEnd"), ended) << name;
+      EXPECT_NCCL(ncclGroupEnd());
+      EXPECT_EQ(fake_calls("GroupEnd"), ended + 1) << name;
+    };
+    in_group("DevCommCreate", [](ncclComm_t c) { return ncclDevCommCreate(c, nullptr, nullptr); });
+    in_group("CommSuspend", [](ncclComm_t c) { return ncclCommSuspend(c, NCCL_SUSPEND_MEM); });
+    in_group("CommResume", ncclCommResume);
+    in_group("CommRevoke", [](ncclComm_t c) { return ncclCommRevoke(c, NCCL_REVOKE_DEFAULT); });
+    in_group("CommAbort", ncclCommAbort);
+    in_group("CommDestroy", ncclCommDestroy);
+  });
+}
+
+// The same for communicators that the shim has made and handed to NCCL.
+TEST(ShimForward, CommunicatorsThatWereHandedOverEndInNcclsGroup) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    set_shim(rank == 1 ? "nccl" : "auto", true);
+    ncclComm_t first = nullptr, second = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&first, 2, meet(*board, rank), rank));
+    if (rank == 0) {
+      ASSERT_NCCL(ncclGetUniqueId(&board->id));
+      board->counters[0] = 1;
+    }
+    while (board->counters[0] == 0) usleep(1000);
+    ASSERT_NCCL(ncclCommInitRank(&second, 2, board->id, rank));
+    ASSERT_NCCL(ncclGroupStart());
+    EXPECT_NCCL(ncclCommAbort(first));
+    EXPECT_NCCL(ncclCommDestroy(second));
+    EXPECT_EQ(grouped_calls("CommAbort"), 1);
+    EXPECT_EQ(grouped_calls("CommDestroy"), 1);
+    EXPECT_NCCL(ncclGroupEnd());
+  });
+}
+
+// The last question comes while the communicator changes hands.
+TEST(ShimForward, AskingNeverFailsWhileTheBackgroundHandsOver) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    set_shim(rank == 1 ? "nccl" : "auto", true);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    for (int round = 1; round <= 300 && !::testing::Test::HasFailure(); ++round) {
+      if (rank == 0) {
+        ASSERT_NCCL(ncclGetUniqueId(&board->id));
+        board->counters[0] = round;
+      }
+      while (board->counters[0] < round) std::this_thread::yield();
+      ncclComm_t comm = nullptr;
+      ASSERT_EQ(ncclCommInitRankConfig(&comm, 2, board->id, rank, &config), ncclInProgress);
+      board->counters[1]++;
+      while (board->counters[1] < 2 * round) std::this_thread::yield();  // both have copied the id
+      ncclResult_t state = ncclInProgress;
+      while (state == ncclInProgress) ASSERT_NCCL(ncclCommGetAsyncError(comm, &state)) << "round " << round;
+      EXPECT_NCCL(state);
+      EXPECT_NCCL(ncclCommDestroy(comm));
+    }
   });
 }
 
@@ -289,6 +364,30 @@ TEST(ShimForward, DeviceMemoryWithoutNcclIsAnErrorAndNoCrash) {
         << ncclGetLastError(comm);
     void* p = nullptr;
     EXPECT_EQ(ncclMemAlloc(&p, 8), ncclInvalidUsage) << "host memory is not what a CUDA program asks for";
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+// A CUDA driver crashes when it gets a handle of MoECCL's.
+TEST(ShimForward, AStreamOfMoecclsIsNotGivenToCuda) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    set_shim("auto", false);
+    use_device();
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    const HostStream stream;
+    float x = 1, y = 0;
+    ASSERT_NCCL(ncclAllReduce(&x, &y, 1, ncclFloat32, ncclSum, comm, stream.get()));
+    EXPECT_NCCL(ncclSignal(1 - rank, 0, 0, 0, comm, stream.get()));
+    EXPECT_EQ(y, 2) << "the signal waits for its stream";
+    ncclWaitSignalDesc_t wanted = {1, 1 - rank, 0, 0};
+    EXPECT_NCCL(ncclWaitSignal(1, &wanted, comm, stream.get()));
+    ncclCollConfig_t config = NCCL_COLLCONFIG_INITIALIZER;
+    config.launchCompletionEvent = reinterpret_cast<cudaEvent_t>(&x);
+    EXPECT_EQ(ncclAllReduceConfig(&x, &y, 1, ncclFloat32, ncclSum, comm, stream.get(), &config), ncclInvalidUsage);
+    EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("a CUDA stream"), std::string::npos)
+        << ncclGetLastError(nullptr);
     EXPECT_NCCL(ncclCommDestroy(comm));
   });
 }

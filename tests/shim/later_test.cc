@@ -184,6 +184,31 @@ TEST(ShimLater, WhatIsAskedAndWhatIsRefused) {
   });
 }
 
+TEST(ShimLater, WindowsEndWithTheirCommunicator) {
+  in_processes(1, [](int) {
+    setenv("MOECCL_SHIM_NCCL", std::getenv("MOECCL_TEST_FAKE_NCCL"), 1);
+    char memory[64] = {};
+    void* pointer = nullptr;
+    for (const bool abort : {false, true}) {
+      ncclUniqueId id;
+      ncclComm_t comm = nullptr, next = nullptr;
+      ncclWindow_t window = nullptr;
+      ASSERT_NCCL(ncclGetUniqueId(&id));
+      ASSERT_NCCL(ncclCommInitRank(&comm, 1, id, 0));
+      ASSERT_NCCL(ncclCommWindowRegister(comm, memory, sizeof memory, &window, NCCL_WIN_DEFAULT));
+      EXPECT_EQ(ncclGetPeerDevicePointer(window, 0, 0, &pointer), ncclInvalidUsage);
+      ASSERT_NCCL(abort ? ncclCommAbort(comm) : ncclCommDestroy(comm));
+      EXPECT_EQ(ncclGetPeerDevicePointer(window, 0, 0, &pointer), ncclSystemError)
+          << "what is no window of MoECCL's goes to the stand-in for NCCL";
+      // The next communicator often gets the same handle.
+      ASSERT_NCCL(ncclGetUniqueId(&id));
+      ASSERT_NCCL(ncclCommInitRank(&next, 1, id, 0));
+      EXPECT_EQ(ncclWinGetUserPtr(next, window, &pointer), ncclInvalidArgument);
+      EXPECT_NCCL(ncclCommDestroy(next));
+    }
+  });
+}
+
 // Returns the predicted time of a call, which shows the plan that would run it: the cheapest, or a more expensive one
 // that its config asks for.
 float predicted(size_t count, ncclComm_t comm, const ncclCollConfig_t* config) {

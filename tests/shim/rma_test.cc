@@ -124,6 +124,88 @@ TEST(ShimRma, APeerThatNeverFetchesIsNamed) {
   });
 }
 
+// There is room for 256 puts.
+TEST(ShimRma, ARankThatWaitsFetchesMorePutsThanThereIsRoomFor) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    forbid_writing();
+    WithWindow w(*board, 2, rank, 300);
+    const auto put_all = [&] {
+      for (int i = 0; i < 300; ++i) {
+        const unsigned char byte = pattern(rank, i, 0);
+        ASSERT_NCCL(w.put(&byte, 1, 1 - rank, static_cast<size_t>(i)));
+      }
+    };
+    const auto wait_for_all = [&] {
+      ASSERT_NCCL(w.wait(1 - rank, 300));
+      for (int i = 0; i < 300; ++i) ASSERT_EQ(w.memory[static_cast<size_t>(i)], pattern(1 - rank, i, 0)) << i;
+    };
+    if (rank == 0) {
+      put_all();
+      ASSERT_NCCL(w.wait(1, 1, 1));
+    } else {
+      wait_for_all();
+      ASSERT_NCCL(ncclSignal(0, 1, 0, 0, w.comm, nullptr));
+    }
+    // Both put first, and wait for room.
+    put_all();
+    wait_for_all();
+    ASSERT_NCCL(ncclSignal(1 - rank, 2, 0, 0, w.comm, nullptr));  // fetched, so both may end
+    ASSERT_NCCL(w.wait(1 - rank, 1, 2));
+  });
+}
+
+// Rank 0 waits for rank 1, which waits for rank 2, which waits for room on rank 0.
+TEST(ShimRma, ARankThatWaitsFetchesFromAll) {
+  Board* board = new_board();
+  in_processes(3, [&](int rank) {
+    forbid_writing();
+    WithWindow w(*board, 3, rank, 16);
+    const unsigned char byte = 5;
+    if (rank == 2) {
+      for (int i = 0; i < 300; ++i) ASSERT_NCCL(w.put(&byte, 1, 0, 3));
+      ASSERT_NCCL(ncclSignal(1, 0, 0, 0, w.comm, nullptr));
+      ASSERT_NCCL(w.wait(0));
+    } else if (rank == 1) {
+      ASSERT_NCCL(w.wait(2));
+      ASSERT_NCCL(ncclSignal(0, 0, 0, 0, w.comm, nullptr));
+    } else {
+      ASSERT_NCCL(w.wait(1));
+      ASSERT_NCCL(w.wait(2, 300));
+      EXPECT_EQ(w.memory[3], 5);
+      ASSERT_NCCL(ncclSignal(2, 0, 0, 0, w.comm, nullptr));
+    }
+  });
+}
+
+// What rank 2 has left went with it. Only a wait for rank 2 fails.
+TEST(ShimRma, BytesThatAreLostFailTheWaitForThem) {
+  Board* board = new_board();
+  const auto work = [&](int rank) {
+    forbid_writing();
+    WithWindow w(*board, 3, rank, 16);
+    const unsigned char byte = 5;
+    if (rank == 2) {
+      ASSERT_NCCL(w.put(&byte, 1, 0, 3));
+      board->counters[0] = getpid();
+      _exit(0);
+    }
+    while (board->counters[0] == 0) usleep(1000);
+    while (access(("/proc/" + std::to_string(board->counters[0]) + "/fd/0").c_str(), F_OK) == 0) usleep(1000);
+    if (rank == 1) {
+      usleep(200000);
+      ASSERT_NCCL(ncclSignal(0, 0, 0, 0, w.comm, nullptr));
+      ASSERT_NCCL(w.wait(0));
+    } else {
+      ASSERT_NCCL(w.wait(1));
+      EXPECT_EQ(w.wait(2), ncclRemoteError);
+      EXPECT_NE(last().find("1 bytes of rank 2 cannot be fetched"), std::string::npos) << last();
+      ASSERT_NCCL(ncclSignal(1, 0, 0, 0, w.comm, nullptr));
+    }
+  };
+  in_processes(3, work);
+}
+
 TEST(ShimRma, RanksMayBeThreads) {
   Board* board = new_board();
   in_threads(3, [&](int rank) { go_round(*board, 3, rank, 1000, 300); });

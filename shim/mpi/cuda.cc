@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shim/mpi/cuda.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <string_view>
+
+namespace moeccl::shim {
+namespace {
+
+std::string_view variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+bool look() {
+  const std::string_view driver = variable("MOECCL_CUDA_DRIVER");
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  // CUDA ignores the list from its first invalid entry on.
+  if (driver == "none" || (visible != nullptr && (*visible == '\0' || *visible == '-'))) return false;
+  void* loaded = dlopen(driver.empty() ? "libcuda.so.1" : driver.data(), RTLD_LAZY | RTLD_NOLOAD);
+  if (loaded != nullptr) {
+    dlclose(loaded);
+    return true;
+  }
+  // The program may load the driver after the communicator has been taken over.
+  constexpr const char* kDevices[] = {"/dev/nvidiactl", "/dev/dxg" /* WSL */, "/dev/nvmap" /* Tegra */};
+  return std::any_of(std::begin(kDevices), std::end(kDevices), [](const char* d) { return access(d, F_OK) == 0; });
+}
+
+}  // namespace
+
+bool may_use_cuda() {
+  static const bool may = look();
+  return may;
+}
+
+}  // namespace moeccl::shim
