@@ -76,8 +76,8 @@ class PostedPuts {
   virtual bool taken(uint64_t count) const = 0;
   // Returns whether the network still reads a source, of post() or of a put() that is not done.
   virtual bool reads_sources() const = 0;
-  // Takes the sources back from an operation that failed: ends the connection if they are still read. Otherwise the peer
-  // could receive what their owner stores there next, and take it for the operation's data.
+  // Takes the sources back from an operation that failed: ends the connection if they are still read. Otherwise the
+  // peer could receive what their owner stores there next, and take it for the operation's data.
   virtual void withdraw() = 0;
 
  protected:

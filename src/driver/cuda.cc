@@ -96,10 +96,8 @@ bool loaded() {
 }
 
 Context current_context() {
-  // A process that uses CUDA has already loaded its driver.
-  if (!loaded()) return nullptr;
   Context context = nullptr;
-  if (driver() == nullptr || driver()->cuCtxGetCurrent(&context) != 0) return nullptr;
+  if (!loaded() || driver() == nullptr || driver()->cuCtxGetCurrent(&context) != 0) return nullptr;
   return context;
 }
 

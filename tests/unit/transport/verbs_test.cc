@@ -433,7 +433,8 @@ TEST_F(Verbs, LentMemoryIsReadWhereItLiesUntilItIsTakenBack) {
   EXPECT_EQ(fake().counts().regions, regions);
 }
 
-// The owner of a failed operation's memory may write to it at once. The peer must not take that for the operation's data.
+// The owner of a failed operation's memory may write to it at once. The peer must not take that for the operation's
+// data.
 TEST_F(Verbs, WithdrawnSourcesDoNotReachThePeer) {
   NetworkFabrics ranks(fake_verbs::kNetworks[0], 2);
   ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
