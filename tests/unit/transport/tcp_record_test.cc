@@ -126,7 +126,7 @@ TEST_P(TcpRecord, OfAnotherKeyDirectionOrConnectionIsRefused) {
 }
 
 TEST_P(TcpRecord, OfNoSizeThatIsSentIsRefusedThoughItsSealIsRight) {
-  for (const size_t bytes : {kRecordBytes + 1, size_t{0}}) {
+  for ([[maybe_unused]] const size_t bytes : {kRecordBytes + 1, size_t{0}}) {
     RecordSealer sealer(cipher(), key_of(1));
     RecordOpener opener(cipher(), key_of(1));
     // The peer holds the keys but lies. seal() asserts only in debug builds.

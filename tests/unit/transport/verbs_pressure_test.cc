@@ -18,8 +18,6 @@ namespace {
 
 using transport::PutState;
 
-const FakeVerbs& fake() { return FakeVerbs::get(); }
-
 using VerbsPressure = OverFakeVerbs;
 
 Result<std::unique_ptr<transport::Endpoint>> open_two_rails(const transport::NetworkOptions& options) {
