@@ -440,8 +440,7 @@ void Execution::abandon() {
   }
   const auto same_process = [](const transport::Link& l) { return l.view().same_process; };
   wait_for_peers([&] { return any_uses(same_process); }, kThreadsEnd_ns);
-  for (uint32_t p = 0; p < f.n_ranks; ++p)
-    if (p != f.rank) take_sources_back(f.link(p));
+  take_sources_back(f);
 }
 
 }  // namespace moeccl::exec

@@ -279,9 +279,9 @@ void MessageTask::let_go() { fabric().recorder.end(record_, true); }
 
 void MessageTask::abandon() {
   Fabric& f = fabric();
-  transport::Link& link = f.link(message_.peer);
+  const transport::Link& link = f.link(message_.peer);
   if (!message_.is_send) return;
-  take_sources_back(link);
+  take_sources_back(f);
   if (!link.view().same_process) return;
   wait_for_peers([&] { return link.board().progress.reads_message_of.load(std::memory_order_seq_cst) == f.rank + 1; });
 }

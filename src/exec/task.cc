@@ -285,12 +285,14 @@ void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns) {
   for (const int64_t start = now_ns(); in_use() && now_ns() - start < most_ns;) driver::sleep_ns(kShortSleep_ns);
 }
 
-void take_sources_back(transport::Link& link) {
-  constexpr int64_t kReadsEnd_ns = 100'000'000;
-  transport::PostedPuts* const posts = link.posted_puts();
-  if (posts == nullptr) return;
-  wait_for_peers([&] { return posts->reads_sources(); }, kReadsEnd_ns);
-  posts->withdraw();
+void take_sources_back(Fabric& fabric) {
+  constexpr int64_t kReadsEnd_ns = 100'000'000;  // for all links together
+  std::vector<transport::PostedPuts*> all;
+  for (uint32_t p = 0; p < fabric.n_ranks; ++p)
+    if (p != fabric.rank && fabric.link(p).posted_puts() != nullptr) all.push_back(fabric.link(p).posted_puts());
+  const auto reads = [](transport::PostedPuts* posts) { return posts->reads_sources(); };
+  wait_for_peers([&] { return std::any_of(all.begin(), all.end(), reads); }, kReadsEnd_ns);
+  for (transport::PostedPuts* posts : all) posts->withdraw();
 }
 
 Status publish_failure(Task& task, const Status& status) {

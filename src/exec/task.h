@@ -77,8 +77,8 @@ Progress poll_contained(T& task) {
 // Waits until `in_use` returns false, for at most `most_ns`. Peers look at each other's health every millisecond.
 void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns = 1'000'000'000);
 
-// Called where an operation has failed: returns when the network reads no source of this rank any more.
-void take_sources_back(transport::Link& link);
+// Called where an operation has failed: returns when no network reads a source of this rank any more.
+void take_sources_back(Fabric& fabric);
 
 // Runs all tasks to their ends and returns the first failure after all have ended. Every wait has an end: the
 // communicator's timeout, an abort, or a failed or dead peer.

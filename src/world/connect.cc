@@ -354,8 +354,7 @@ class Connector {
       peer.stamp = all_[r].stamp;
       peer.can_read = topology::path_between({true, peer.same_process, can_read_}) == topology::PairPath::kReads;
       if (!peer.same_process) {
-        peer.heap_memory = heaps_[all_[r].process];
-        peer.heap = peer.heap_memory != nullptr ? peer.heap_memory->data() : nullptr;
+        peer.heap = heaps_[all_[r].process];
         peer.heap_bytes = peer.heap != nullptr ? all_[r].heap_bytes : 0;
         peer.process = watches_[r];
       }

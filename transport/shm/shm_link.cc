@@ -11,7 +11,7 @@ ShmLink::ShmLink(ShmPeer peer) : peer_(std::move(peer)) {
   const Segment& s = *peer_.segment;
   peer_words_ = {&s.board(), {s.blocks(0) + peer_.own_rank, s.blocks(1) + peer_.own_rank}};
   view_.staging = view_.messages = s.staging();
-  view_.heap = peer_.heap;
+  view_.heap = peer_.heap != nullptr ? peer_.heap->data() : nullptr;
   view_.heap_bytes = peer_.heap_bytes;
   view_.same_process = peer_.same_process;
   view_.outboxes = s.outbox(0);

@@ -14,8 +14,9 @@ namespace moeccl::transport::shm {
 struct ShmPeer {
   uint32_t own_rank = 0, peer_rank = 0;
   std::shared_ptr<Segment> segment;  // the peer's; shared because the thread ranks of a process use one mapping
-  std::byte* heap = nullptr;         // the peer's symmetric heap, mapped here
-  std::shared_ptr<driver::Mapping> heap_memory;  // shared by the links of all communicators with the peer's process
+  // The peer's symmetric heap, mapped here; shared by the links of all communicators with the peer's process. Null for
+  // our own process.
+  std::shared_ptr<driver::Mapping> heap;
   size_t heap_bytes = 0;
   bool same_process = false;
   int pid = 0;  // the peer's process

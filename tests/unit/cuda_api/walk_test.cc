@@ -284,32 +284,24 @@ TEST(KernelSide, AGroupThatCannotBeCapturedIssuesNothing) {
 
 // As on host memory: the call's place in the group counts, and peers may use other streams.
 TEST(KernelSide, AGroupKeepsTheOrderOfItsCallsOnWhateverStreams) {
-  const RankOptions options = walk_options();
-  run_ranks(
-      2,
-      [&](int rank, moecclComm_t) {
-        CudaDevice device;
-        moecclComm_t comm = join(rank, 2, device, options);
-        ASSERT_NE(comm, nullptr);
-        DeviceBuffer a(device, 4000), b(device, 4000), c(device, 4000);
-        a.put(floats(1000, static_cast<float>(rank + 1)), nullptr);
-        b.put(floats(1000, static_cast<float>(rank + 5)), nullptr);
-        c.put(floats(1000, static_cast<float>(rank + 7)), nullptr);
-        void *first = device.make_stream(), *second = device.make_stream();
-        MOECCL_ASSERT_OK(moecclGroupStart());
-        MOECCL_EXPECT_OK(moecclAllReduce(a.data(), a.data(), 1000, moecclFloat32, moecclSum, comm, as_stream(first)));
-        MOECCL_EXPECT_OK(
-            moecclBroadcast(b.data(), b.data(), 1000, moecclFloat32, 0, comm, as_stream(rank == 0 ? first : second)));
-        MOECCL_EXPECT_OK(moecclAllReduce(c.data(), c.data(), 1000, moecclFloat32, moecclMax, comm, as_stream(first)));
-        MOECCL_EXPECT_OK(moecclGroupEnd());
-        for (void* s : {first, second}) device.synchronize(s);
-        EXPECT_EQ(a.get(), floats(1000, 3));
-        EXPECT_EQ(b.get(), floats(1000, 5));
-        EXPECT_EQ(c.get(), floats(1000, 8));
-        EXPECT_EQ(moecclCommDestroy(comm), moecclSuccess) << moecclGetLastError(comm);
-        for (void* s : {first, second}) device.end_stream(s);
-      },
-      options);
+  run_on_devices(2, walk_options(), [](int rank, moecclComm_t comm, CudaDevice& device, void* first) {
+    DeviceBuffer a(device, 4000), b(device, 4000), c(device, 4000);
+    a.put(floats(1000, static_cast<float>(rank + 1)), nullptr);
+    b.put(floats(1000, static_cast<float>(rank + 5)), nullptr);
+    c.put(floats(1000, static_cast<float>(rank + 7)), nullptr);
+    void* second = device.make_stream();
+    MOECCL_ASSERT_OK(moecclGroupStart());
+    MOECCL_EXPECT_OK(moecclAllReduce(a.data(), a.data(), 1000, moecclFloat32, moecclSum, comm, as_stream(first)));
+    MOECCL_EXPECT_OK(
+        moecclBroadcast(b.data(), b.data(), 1000, moecclFloat32, 0, comm, as_stream(rank == 0 ? first : second)));
+    MOECCL_EXPECT_OK(moecclAllReduce(c.data(), c.data(), 1000, moecclFloat32, moecclMax, comm, as_stream(first)));
+    MOECCL_EXPECT_OK(moecclGroupEnd());
+    for (void* s : {first, second}) device.synchronize(s);
+    EXPECT_EQ(a.get(), floats(1000, 3));
+    EXPECT_EQ(b.get(), floats(1000, 5));
+    EXPECT_EQ(c.get(), floats(1000, 8));
+    device.end_stream(second);
+  });
 }
 
 TEST(KernelSide, OneThreadDrivesSeveralRanksInAGroup) {

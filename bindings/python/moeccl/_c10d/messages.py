@@ -209,8 +209,11 @@ class _Incoming(_Channel):
             work = o.match(self.sender, tag)
         fits = work is not None and _bytes_of(work.tensor) == n
         try:
-            spare = torch.empty(0 if fits else n, dtype=torch.uint8)
-            where = work.tensor.data_ptr() if work is not None and fits else spare.data_ptr()
+            if work is not None and fits:
+                where = work.tensor.data_ptr()
+            else:
+                spare = torch.empty(n, dtype=torch.uint8)
+                where = spare.data_ptr()
             if n > _INLINE:
                 self.move(False, where, n)
             elif n > 0:
