@@ -65,6 +65,14 @@ std::vector<int32_t> Corpus::choose(size_t layer, size_t token) const {
   return chosen;
 }
 
+Floats Corpus::popularity() const {
+  constexpr double kPart = 0.4;
+  Floats bias(static_cast<size_t>(shape_.experts));
+  for (size_t e = 0; e < bias.size(); e++)
+    bias[e] = static_cast<float>(-kPart * routing_.zipf * std::log(static_cast<double>(e + 1)));
+  return bias;
+}
+
 Floats Corpus::gate(size_t layer) const {
   Floats m(shape_.hidden * static_cast<size_t>(shape_.experts), 0.0f);
   for (size_t token = 0; token < shape_.vocabulary; token++) {

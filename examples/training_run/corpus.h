@@ -25,6 +25,10 @@ class Corpus {
   void sample(uint64_t step, uint64_t number, int32_t* tokens) const;
   Floats embedding() const;         // [vocabulary][hidden], orthogonal rows
   Floats gate(size_t layer) const;  // [hidden][experts]
+  // Returns what is added to the logits when experts are chosen, [experts]. Without it the popularity that the gates
+  // start with is gone after some twenty steps, because the hidden states of an untrained model change so fast. It is
+  // too small to change the first choices.
+  Floats popularity() const;
 
  private:
   std::vector<int32_t> choose(size_t layer, size_t token) const;

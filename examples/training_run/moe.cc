@@ -11,7 +11,8 @@ Gate::Gate(const MoeSetup& s)
     : expert(s.shape.tokens() * static_cast<size_t>(s.shape.top_k)),
       weight(expert.size()),
       shape_(s.shape),
-      matrix_(s.part.take(s.shape.hidden, static_cast<size_t>(s.shape.experts), 0, 0)) {
+      matrix_(s.part.take(s.shape.hidden, static_cast<size_t>(s.shape.experts), 0, 0)),
+      popularity_(s.corpus.popularity()) {
   const Floats init = s.corpus.gate(s.layer);
   std::copy(init.begin(), init.end(), matrix_.value);
 }
@@ -21,11 +22,13 @@ void Gate::forward(const Floats& z) {
   Floats logits(n * e);
   multiply(n, z.data(), matrix_, logits.data());
   std::vector<int32_t> order(e);
+  Floats score(e);
   for (size_t t = 0; t < n; t++) {
     const float* logit = &logits[t * e];
+    for (size_t i = 0; i < e; i++) score[i] = logit[i] + popularity_[i];
     std::iota(order.begin(), order.end(), 0);
     std::partial_sort(order.begin(), order.begin() + shape_.top_k, order.end(),
-                      [&](int32_t a, int32_t b) { return logit[a] != logit[b] ? logit[a] > logit[b] : a < b; });
+                      [&](int32_t a, int32_t b) { return score[a] != score[b] ? score[a] > score[b] : a < b; });
     float sum = 0;
     for (size_t i = 0; i < k; i++) {
       expert[t * k + i] = order[i];

@@ -37,6 +37,7 @@ class Gate {
  private:
   Shape shape_;
   Weight matrix_;
+  Floats popularity_;  // of each expert: decides which experts are chosen, not how they are weighted; not learned
 };
 
 // The experts that this rank computes, slot after slot, each as one row of weights: up[hidden][inner],
