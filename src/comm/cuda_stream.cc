@@ -6,7 +6,9 @@
 #include <map>
 #include <set>
 
+#include "src/base/per_thread.h"
 #include "src/driver/thread.h"
+#include "src/exec/cuda/stream_name.h"
 #include "src/exec/cuda/urgent_stream.h"
 
 namespace moeccl::comm {
@@ -59,6 +61,33 @@ AllWaiting& all_waiting() {
   return *all;
 }
 
+using Streams = std::multimap<cuda::Context, std::unique_ptr<CudaStream>>;
+
+// The objects that threads had for CU_STREAM_PER_THREAD when they ended. Their proxies may still work, so they wait
+// here for another thread. There are as many as such streams were used or worked at the same time.
+struct Left {
+  std::mutex mutex;
+  Streams streams;
+};
+Left& left() {
+  static auto* const all = new Left;
+  return *all;
+}
+
+// A thread's objects for CU_STREAM_PER_THREAD, one for each context.
+struct OfThread {
+  ~OfThread() {
+    if (!birth.here()) {  // another thread of the parent may have held the lock
+      for (auto& [context, stream] : streams) (void)stream.release();
+      return;
+    }
+    const std::lock_guard lock(left().mutex);
+    left().streams.merge(streams);
+  }
+  const driver::Birth birth;
+  Streams streams;
+};
+
 }  // namespace
 
 Result<CudaStream*> CudaStream::of(cuda::Stream stream, cuda::Context wanted) {
@@ -76,10 +105,35 @@ Result<CudaStream*> CudaStream::of(cuda::Stream stream, cuda::Context wanted) {
                  "stream belongs to another CUDA context than the communicator's: give a stream that was made on the "
                  "device that was current when the communicator was initialised");
   }
+  if (exec::is_per_thread(stream)) return of_this_thread(context);
   const std::lock_guard lock(mutex);
   std::unique_ptr<CudaStream>& slot = (*streams)[{context, stream}];
   if (slot == nullptr) slot.reset(new CudaStream(context, stream));
   return slot.get();
+}
+
+CudaStream* CudaStream::of_this_thread(cuda::Context context) {
+  Streams& own = PerThread<OfThread, OfThread>::get().streams;
+  if (const auto known = own.find(context); known != own.end()) return known->second.get();
+  {
+    const std::lock_guard lock(left().mutex);
+    const auto [begin, end] = left().streams.equal_range(context);
+    const auto idle = std::find_if(begin, end, [](const auto& s) { return s.second->idle(); });
+    if (idle != end) {
+      CudaStream* const found = own.insert(left().streams.extract(idle))->second.get();
+      (void)found->proxy_.synchronize();  // takes a failure that no one has asked for
+      return found;
+    }
+  }
+  const cuda::Stream name = reinterpret_cast<cuda::Stream>(exec::kPerThread);
+  return own.emplace(context, std::unique_ptr<CudaStream>(new CudaStream(context, name)))->second.get();
+}
+
+// Returns whether all work has run and the stream knows it.
+bool CudaStream::idle() {
+  if (!proxy_.idle()) return false;
+  const std::lock_guard lock(mutex_);
+  return put_ == 0 || has_run(put_);
 }
 
 void CudaStream::prepare(cuda::Context context) {

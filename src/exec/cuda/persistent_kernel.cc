@@ -387,9 +387,7 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
     next = launched() + 1;
     a.completed = reinterpret_cast<uint64_t*>(&fabric_->own->board().progress.walked);
     a.number = next;
-    // The per-thread default stream is another one on each thread, by the same name.
-    constexpr uintptr_t kPerThread = 2;
-    if (next > 1 && (stream != last_stream_ || reinterpret_cast<uintptr_t>(stream) == kPerThread))
+    if (next > 1 && StreamName(stream) != last_stream_)
       MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, event_, 0), "the order of operations on two streams"));
   }
   uint64_t capture = 0;
@@ -405,7 +403,7 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
     return {};
   }
   *number = next;
-  last_stream_ = stream;
+  last_stream_ = StreamName(stream);
   launched_.store(next, std::memory_order_release);
   fabric_->own->board().progress.walks_called.store(next);
   if (proxy_ != nullptr) proxy_->wake();
@@ -414,7 +412,7 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
 
 bool PersistentKernel::earlier_has_ended() {
   const std::lock_guard lock(mutex_);
-  if (launched() == 0 || last_stream_ == engine_.stream()) return true;
+  if (launched() == 0 || last_stream_ == StreamName(engine_.stream())) return true;
   const driver_cuda::Current current(engine_.context());
   return driver_cuda::driver()->cuEventQuery(event_) != driver_cuda::kNotReady;
 }

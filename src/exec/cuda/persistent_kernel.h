@@ -13,6 +13,7 @@
 #include "src/exec/cuda/kernel_program.h"
 #include "src/exec/cuda/kernel_proxy.h"
 #include "src/exec/cuda/stream_engine.h"
+#include "src/exec/cuda/stream_name.h"
 #include "src/exec/task.h"
 
 namespace moeccl::exec {
@@ -109,7 +110,7 @@ class PersistentKernel {
   std::unordered_map<uint64_t, Placed> placed_;  // keyed by the program's bytes
   std::unordered_map<uint64_t, Placed*> known_;  // keyed by Choice::program_hash
   driver::cuda::Event event_ = nullptr;
-  driver::cuda::Stream last_stream_ = nullptr;    // to which the last launch went
+  StreamName last_stream_;                        // to which the last launch went
   driver::cuda::Event captured_event_ = nullptr;  // after the last launch of last_capture_
   uint64_t last_capture_ = 0;
   std::atomic<uint64_t> launched_{0};
