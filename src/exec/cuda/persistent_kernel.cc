@@ -110,7 +110,9 @@ Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine&
   w->programs_from_ = w->used_ = kUploadedAt + 64;
   constexpr unsigned kDisableTiming = 2;
   MOECCL_ASSIGN_OR_RETURN(w->upload_stream_, create_urgent_stream(engine.context()));
-  for (driver_cuda::Event* event : {&w->event_, &w->captured_event_})
+  std::vector<driver_cuda::Event*> events{&w->event_};
+  for (Capture& c : w->captures_) events.push_back(&c.last);
+  for (driver_cuda::Event* event : events)
     MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuEventCreate(event, kDisableTiming), "a CUDA event"));
   return w;
 }
@@ -121,9 +123,9 @@ PersistentKernel::~PersistentKernel() {
     (void)driver_cuda::driver()->cuStreamSynchronize(upload_stream_);
     (void)driver_cuda::driver()->cuStreamDestroy_v2(upload_stream_);
   }
-  if (captured_event_ != nullptr) {
+  for (const Capture& c : captures_) {
     const driver_cuda::Current current(engine_.context());
-    (void)driver_cuda::driver()->cuEventDestroy_v2(captured_event_);
+    if (c.last != nullptr) (void)driver_cuda::driver()->cuEventDestroy_v2(c.last);
   }
   if (event_ == nullptr) return;
   stop();  // a kernel that still waits for a peer ends now, which frees its stream
@@ -369,10 +371,21 @@ Result<uint64_t> PersistentKernel::follow_captured(driver_cuda::Stream stream) {
   uint64_t id = 0;
   MOECCL_TRY(driver_cuda::check(d.cuStreamGetCaptureInfo_v2(stream, &capturing, &id, nullptr, nullptr, nullptr),
                                 "the capture of a CUDA stream"));
-  if (id == last_capture_)
-    MOECCL_TRY(
-        driver_cuda::check(d.cuStreamWaitEvent(stream, captured_event_, 0), "the order of operations in a graph"));
+  for (const Capture& c : captures_) {
+    if (id == 0 || c.id != id) continue;  // 0: the capture has failed
+    MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, c.last, 0), "the order of operations in a graph"));
+  }
   return id;
+}
+
+Status PersistentKernel::note_captured(driver_cuda::Stream stream, uint64_t capture) {
+  auto* c = std::find_if(captures_.begin(), captures_.end() - 1, [&](const Capture& x) { return x.id == capture; });
+  c->id = 0;
+  MOECCL_TRY(
+      driver_cuda::check(driver_cuda::driver()->cuEventRecord(c->last, stream), "the order of operations in a graph"));
+  c->id = capture;
+  std::rotate(captures_.begin(), c, c + 1);
+  return {};
 }
 
 Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream, uint64_t* number) {
@@ -398,9 +411,7 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
   if (number == nullptr) {
     placed->captured = true;
     if (proxy_ != nullptr) proxy_->captured();
-    MOECCL_TRY(driver_cuda::check(d.cuEventRecord(captured_event_, stream), "the order of operations in a graph"));
-    last_capture_ = capture;
-    return {};
+    return note_captured(stream, capture);
   }
   *number = next;
   last_stream_ = StreamName(stream);
