@@ -3,60 +3,110 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "src/comm/cuda_stream.h"
 
 namespace moeccl::comm {
 
-Batches batches_of(std::vector<Call>& calls) {
-  struct Place {
-    Stream* stream;
-    std::shared_ptr<Batch> batch;
-    bool walks, in_order;
-  };
-  std::vector<Place> places;
+namespace {
+
+// A stream of a group's calls; null: this thread.
+struct Place {
+  Stream* stream = nullptr;
+  std::shared_ptr<Batch> batch;
+  bool walks = false;     // it is a CUDA stream, and the persistent kernel runs all calls
+  bool in_order = true;   // see Batch
+  bool captured = false;  // the stream is being captured
+  bool alone = true;      // its calls do not run together with those of another stream
+
+  bool at_once() const { return walks && in_order && alone; }
+  // Returns whether the stream may wait on the device for launches on other streams. A stream that waits occupies a
+  // hardware queue, which another rank may need for the kernel that this one waits for (decision 115). In a graph there
+  // are no such waits.
+  bool may_wait() const { return captured || stream->as_cuda()->may_wait(); }
+};
+
+struct Places {
+  std::vector<Place> all;
   std::vector<size_t> at;  // [calls] each call's place
+};
+
+Result<Places> places_of(const std::vector<Call>& calls) {
+  Places places;
   for (const Call& c : calls) {
-    size_t i = 0;
-    while (i < places.size() && places[i].stream != c.stream) ++i;
-    if (i == places.size())
-      places.push_back(
-          {c.stream, std::make_shared<Batch>(), c.stream != nullptr && c.stream->as_cuda() != nullptr, true});
-    const exec::PersistentKernel* const kernel = kernel_of(c);
-    places[i].walks = places[i].walks && kernel != nullptr;
-    places[i].in_order = places[i].in_order && kernel != nullptr && !kernel->has_promised();
-    at.push_back(i);
-  }
-  std::map<Communicator*, std::vector<size_t>> places_of;
-  for (size_t i = 0; places.size() > 1 && i < calls.size(); ++i) {
-    std::vector<size_t>& known = places_of[calls[i].comm];
-    if (std::find(known.begin(), known.end(), at[i]) != known.end()) continue;
-    for (const size_t k : known) {
-      const std::shared_ptr<Batch> kept = places[k].batch, left = places[at[i]].batch;
-      const auto at_once = [](const Place& p) { return p.walks && p.in_order; };
-      if (kept == left || (at_once(places[k]) && at_once(places[at[i]]))) continue;
-      for (Place& p : places)
-        if (p.batch == left) p.batch = kept;
+    const auto known =
+        std::find_if(places.all.begin(), places.all.end(), [&](const Place& p) { return p.stream == c.stream; });
+    places.at.push_back(static_cast<size_t>(known - places.all.begin()));
+    if (known == places.all.end()) {
+      places.all.push_back({.stream = c.stream, .batch = std::make_shared<Batch>()});
+      places.all.back().walks = c.stream != nullptr && c.stream->as_cuda() != nullptr;
     }
-    known.push_back(at[i]);
+    Place& p = places.all[places.at.back()];
+    const exec::PersistentKernel* const kernel = kernel_of(c);
+    p.walks = p.walks && kernel != nullptr;
+    p.in_order = p.in_order && kernel != nullptr && !kernel->has_promised();
   }
+  for (Place& p : places.all) {
+    if (!p.walks) continue;
+    MOECCL_ASSIGN_OR_RETURN(p.captured, p.stream->as_cuda()->capturing());
+  }
+  for (size_t i = 0; i < calls.size(); ++i) {
+    Place& p = places.all[places.at[i]];
+    if (!p.walks || !p.in_order || p.captured) continue;
+    p.in_order = !kernel_of(calls[i])->would_wait(p.stream->as_cuda()->stream()) || p.may_wait();
+  }
+  return places;
+}
+
+// Joins the batches of streams that share a communicator, unless the device runs all of them at once.
+void join(Places& places, const std::vector<Call>& calls) {
+  std::map<Communicator*, std::set<size_t>> of;
+  for (size_t i = 0; i < calls.size(); ++i) of[calls[i].comm].insert(places.at[i]);
+  const auto beside = [&](size_t i) { return places.all[i].at_once() && places.all[i].may_wait(); };
+  // A stream that is joined to another one does not run at once any more, which may join further ones to it.
+  for (bool joined = true; joined;) {
+    joined = false;
+    for (const auto& [comm, own] : of) {
+      if (own.size() == 1 || std::all_of(own.begin(), own.end(), beside)) continue;
+      const std::shared_ptr<Batch> kept = places.all[*own.begin()].batch;
+      for (const size_t i : own) {
+        const std::shared_ptr<Batch> left = places.all[i].batch;
+        joined = joined || left != kept;
+        for (Place& p : places.all) {
+          if (p.batch != left) continue;
+          p.batch = kept;
+          p.alone = false;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Result<Batches> batches_of(std::vector<Call>& calls) {
+  MOECCL_ASSIGN_OR_RETURN(Places places, places_of(calls));
+  join(places, calls);
   Batches batches;
-  for (const Place& p : places) {
+  for (const Place& p : places.all) {
     if (std::find(batches.begin(), batches.end(), p.batch) == batches.end()) {
       batches.push_back(p.batch);
       p.batch->stream = p.stream;
       p.batch->launchable = p.walks;
       p.batch->in_order = p.in_order;
+      p.batch->captured = p.walks && p.captured;
       continue;
     }
-    p.batch->launchable = false;
+    p.batch->launchable = p.batch->captured = false;
     // If a call has no stream, this thread runs the calls, and streams wait for it.
     p.batch->others.push_back(p.stream == nullptr ? std::exchange(p.batch->stream, nullptr) : p.stream);
   }
   for (size_t i = 0; i < calls.size(); ++i) {
-    places[at[i]].batch->calls.push_back(std::move(calls[i]));
-    places[at[i]].batch->places.push_back(i);
+    Batch& batch = *places.all[places.at[i]].batch;
+    batch.calls.push_back(std::move(calls[i]));
+    batch.places.push_back(i);
   }
   for (const auto& b : batches)
     if (!b->others.empty()) b->meeting = std::make_unique<Meeting>(b->others.size());
@@ -91,9 +141,7 @@ void launch_in_order(const Batches& batches, Chosen&& chosen) {
 }  // namespace
 
 Status launch_at_once(Batches& batches) {
-  for (auto& batch : batches) {
-    if (!batch->launchable) continue;
-    MOECCL_ASSIGN_OR_RETURN(batch->captured, batch->stream->as_cuda()->capturing());
+  for (const auto& batch : batches) {
     if (batch->captured && !batch->in_order) {
       return error(moecclUnsupported,
                    "operations called earlier on another stream have not been launched yet, so this one cannot be "

@@ -30,7 +30,7 @@ struct Batch {
   std::vector<std::shared_ptr<const exec::EarlierWork>> earlier;  // of default streams, if no CUDA stream orders it
   bool launchable = false;  // on its one stream, which is a CUDA stream: the persistent kernel runs all calls
   bool captured = false;    // the stream is being captured
-  bool in_order = false;    // nothing that was called before still has to be launched
+  bool in_order = false;    // nothing that was called before still has to be launched, and the stream may wait for it
 
   bool is_launched() const { return !walks.empty() || !launched.ok(); }
 };
@@ -40,7 +40,7 @@ using Batches = std::vector<std::shared_ptr<Batch>>;
 // Returns the calls by stream, in order of each stream's first call. Calls of one communicator on several streams stay
 // together, because a Recv on one stream may be what the peer's Send on another waits for, unless all are launched on
 // the device at once, in the order of the calls.
-Batches batches_of(std::vector<Call>& calls);
+Result<Batches> batches_of(std::vector<Call>& calls);
 
 // Launches the calls that can be launched at once. Calls in a capture must be. If one cannot be, the reason is
 // returned, and nothing has been launched outside of captures. What is left in `batches` must be driven, or watched if

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
-#include <set>
 
 #include "src/base/per_thread.h"
 #include "src/driver/thread.h"
@@ -51,10 +50,10 @@ Result<uint64_t*> take_word(cuda::Context context) {
   return word;
 }
 
-// The streams of each context that may still wait on the device.
+// The streams of each context that may still wait on the device, and how much of their work has run when they do not.
 struct AllWaiting {
   std::mutex mutex;
-  std::map<cuda::Context, std::set<CudaStream*>> of;
+  std::map<cuda::Context, std::map<CudaStream*, uint64_t>> of;
 };
 AllWaiting& all_waiting() {
   static auto* const all = new AllWaiting;
@@ -118,7 +117,8 @@ CudaStream* CudaStream::of_this_thread(cuda::Context context) {
   {
     const std::lock_guard lock(left().mutex);
     const auto [begin, end] = left().streams.equal_range(context);
-    const auto idle = std::find_if(begin, end, [](const auto& s) { return s.second->idle(); });
+    const auto idle =
+        std::find_if(begin, end, [](const auto& s) { return s.second->ended(s.second->proxy_.count().put); });
     if (idle != end) {
       CudaStream* const found = own.insert(left().streams.extract(idle))->second.get();
       (void)found->proxy_.synchronize();  // takes a failure that no one has asked for
@@ -129,9 +129,9 @@ CudaStream* CudaStream::of_this_thread(cuda::Context context) {
   return own.emplace(context, std::unique_ptr<CudaStream>(new CudaStream(context, name)))->second.get();
 }
 
-// Returns whether all work has run and the stream knows it.
-bool CudaStream::idle() {
-  if (!proxy_.idle()) return false;
+// Returns whether so much of the proxy's work has run, and the stream waits for none of it.
+bool CudaStream::ended(uint64_t n_run) {
+  if (proxy_.count().run < n_run) return false;
   const std::lock_guard lock(mutex_);
   return put_ == 0 || has_run(put_);
 }
@@ -232,25 +232,24 @@ void CudaStream::wait_until_run(uint64_t number, Query query) const {
   }
 }
 
+bool CudaStream::may_wait() {
+  // Half of the queues remain for streams that wait for these, such as the one that uses the results.
+  const size_t limit = exec::streams_that_may_wait(context_), most = limit == SIZE_MAX ? limit : limit / 2;
+  AllWaiting& all = all_waiting();
+  const std::lock_guard lock(all.mutex);
+  std::map<CudaStream*, uint64_t>& waiting = all.of[context_];
+  std::erase_if(waiting, [](const auto& w) { return w.first->ended(w.second); });
+  if (!waiting.contains(this) && waiting.size() >= most) return false;
+  waiting[this] = proxy_.count().put + 1;
+  return true;
+}
+
 // Lets the stream wait on the device until the work has run. Where too many streams wait, settle() will wait instead.
 Status CudaStream::wait_on_device(uint64_t number) {
-  {
-    // Half of the queues remain for streams that wait for these, such as the one that uses the results.
-    const size_t may_wait = exec::streams_that_may_wait(context_),
-                 most = may_wait == SIZE_MAX ? may_wait : may_wait / 2;
-    AllWaiting& all = all_waiting();
-    const std::lock_guard lock(all.mutex);
-    std::set<CudaStream*>& waiting = all.of[context_];
-    std::erase_if(waiting, [](CudaStream* s) {
-      const std::lock_guard of_stream(s->mutex_);
-      return s->has_run(s->put_);
-    });
-    if (!waiting.contains(this) && waiting.size() >= most) {
-      const std::lock_guard of_stream(mutex_);
-      unwaited_ = number;
-      return {};
-    }
-    waiting.insert(this);
+  if (!may_wait()) {
+    const std::lock_guard lock(mutex_);
+    unwaited_ = number;
+    return {};
   }
   constexpr unsigned kGreaterOrEqual = 0;
   return cuda::check(

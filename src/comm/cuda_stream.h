@@ -39,6 +39,9 @@ class CudaStream final : public Stream {
   void settle() override;
   Status synchronize() override;
 
+  // Takes the stream's place among those that may wait on the device, until the next work that is put on it has run.
+  // Returns false if all places are taken.
+  bool may_wait();
   driver::cuda::Stream stream() const { return stream_; }
   Result<bool> capturing() const;
   // Runs on the proxy thread, in its turn, while the stream continues. For work that was already launched on the
@@ -49,7 +52,7 @@ class CudaStream final : public Stream {
  private:
   CudaStream(driver::cuda::Context context, driver::cuda::Stream stream) : context_(context), stream_(stream) {}
   static CudaStream* of_this_thread(driver::cuda::Context context);
-  bool idle();
+  bool ended(uint64_t n_run);
   Status note(CudaPut& put);
   Status run(const CudaPut& put, const std::function<Status()>& work);
   void tell(const CudaPut& put, exec::StreamEngine* writer);

@@ -294,7 +294,7 @@ Status note_earlier_work(Batch& batch) {
 
 Status issue_batches(std::vector<Call>& calls) {
   MOECCL_TRY(check_self_messages(calls));
-  Batches batches = batches_of(calls);
+  MOECCL_ASSIGN_OR_RETURN(Batches batches, batches_of(calls));
   for (const auto& batch : batches) {
     if (batch->launchable) continue;
     if (batch->stream != nullptr) MOECCL_TRY(batch->stream->ready());

@@ -52,9 +52,9 @@ Status HostStream::synchronize() {
   return std::exchange(first_failure_, Status());
 }
 
-bool HostStream::idle() const {
+HostStream::Count HostStream::count() const {
   const std::lock_guard lock(mutex_);
-  return run_ == put_;
+  return {put_, run_};
 }
 
 void HostStream::run_first(std::unique_lock<std::mutex>& lock) {

@@ -55,7 +55,10 @@ class HostStream final : public Stream {
   Work hold(std::function<Status()> work) override;
   Status enqueue(Work work) override;
   Status synchronize() override;
-  bool idle() const;  // returns whether all work has run
+  struct Count {
+    uint64_t put = 0, run = 0;
+  };
+  Count count() const;  // returns how much work was put on the stream, and how much has run
 
  private:
   void loop();

@@ -421,11 +421,11 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
   return driver_cuda::check(d.cuEventRecord(event_, stream), "the order of operations on two streams");
 }
 
-bool PersistentKernel::earlier_has_ended() {
+bool PersistentKernel::would_wait(driver_cuda::Stream stream) {
   const std::lock_guard lock(mutex_);
-  if (launched() == 0 || last_stream_ == StreamName(engine_.stream())) return true;
+  if (launched() == 0 || last_stream_ == StreamName(stream)) return false;
   const driver_cuda::Current current(engine_.context());
-  return driver_cuda::driver()->cuEventQuery(event_) != driver_cuda::kNotReady;
+  return driver_cuda::driver()->cuEventQuery(event_) == driver_cuda::kNotReady;
 }
 
 Status PersistentKernel::device_state() {
@@ -526,7 +526,7 @@ Progress KernelTask::poll() {
     f.recorder.chose(record_, op_.choice.algorithm);
   }
   if (number_ == 0) {
-    if (!kernel_.earlier_has_ended()) return Progress::kBlocked;
+    if (kernel_.would_wait(kernel_.engine().stream())) return Progress::kBlocked;
     Status s = kernel_.launch(op_, kernel_.engine().stream(), &number_);
     if (!s.ok()) return fail(std::move(s));
     promise_ = nullptr;

@@ -49,9 +49,9 @@ class PersistentKernel {
   Status failure() const;
   // Returns why the device runs nothing any more, or success.
   Status device_state();
-  // Returns whether a launch to the engine's stream would wait for nothing there. Such a wait would hold up other
-  // communicators' engines, whose streams share hardware channels with it.
-  bool earlier_has_ended();
+  // Returns whether a launch to this stream would wait there for the launch before it, on another stream. The engine's
+  // stream must not wait: it would hold up other communicators' engines, whose streams share hardware channels with it.
+  bool would_wait(driver::cuda::Stream stream);
   // Makes the waiting kernels give up; nothing can be launched any more. Any thread.
   void stop();
   // Does the same because the deadline has passed.

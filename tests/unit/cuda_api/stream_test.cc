@@ -323,8 +323,8 @@ TEST_F(CudaStreams, OfOneChannelServeAGroupTogether) {
 
 // A hardware channel runs the work of its streams in turn, so a caller's stream that waits for an operation must not
 // block the library's own stream.
-void more_streams_than_channels() {
-  run_on_devices(2, device_options(RankMode::kProcesses), [](int, moecclComm_t comm, CudaDevice& device, void*) {
+void more_streams_than_channels(RankMode mode) {
+  run_on_devices(2, device_options(mode), [](int, moecclComm_t comm, CudaDevice& device, void*) {
     DeviceBuffer in(device, kCount * 4);
     in.put(floats(kCount, 1));
     std::vector<void*> streams;
@@ -344,19 +344,26 @@ void more_streams_than_channels() {
 
 TEST_F(CudaStreams, MoreThanTheChannelsOfADeviceDoNotHoldUpAnOperation) {
   setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
-  more_streams_than_channels();
+  more_streams_than_channels(RankMode::kProcesses);
 }
 // On an H100 the library's own streams have no channels of their own. Where all are taken, the call waits.
 TEST_F(CudaStreams, MoreThanTheChannelsOfAPoolDoNotHoldUpAnOperation) {
   setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
   setenv("MOECCL_TEST_CUDA_CHANNEL_POOL", "1", 1);
-  more_streams_than_channels();
+  more_streams_than_channels(RankMode::kProcesses);
+}
+// Thread ranks use the persistent kernel. A stream whose launch comes after one on another stream waits for that one,
+// whose kernel waits for the other rank's, which needs a channel too.
+TEST_F(CudaStreams, MoreThanTheChannelsOfAPoolDoNotHoldUpAPersistentKernel) {
+  setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
+  setenv("MOECCL_TEST_CUDA_CHANNEL_POOL", "1", 1);
+  more_streams_than_channels(RankMode::kThreads);
 }
 TEST_F(CudaStreams, OfAPoolOfOneChannelDoNotHoldUpAnOperation) {
   setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
   setenv("MOECCL_TEST_CUDA_CHANNEL_POOL", "1", 1);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
-  more_streams_than_channels();
+  more_streams_than_channels(RankMode::kProcesses);
   exchange_on_two_streams();
 }
 
