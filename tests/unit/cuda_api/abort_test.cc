@@ -70,6 +70,10 @@ TEST(CudaAbort, EndsAGroupThatWaitsForAStream) {
   });
 }
 
+TEST(CudaAbort, EndsABlockingCallBehindTheDefaultStream) {
+  abort_meanwhile(true, moecclAborted, [](const Held& h) { return sum(h.a, h.comm, nullptr); });
+}
+
 TEST(CudaAbort, EndsAWaitForAHostStreamBehindTheDefaultStream) {
   abort_meanwhile(true, moecclAborted, [](const Held& h) {
     moecclStream_t host = nullptr;
