@@ -1,13 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// One T for each thread, created at its first use and destroyed with the thread. A thread_local with a destructor would
-// do the same, but glibc ends the process when it has no memory to register that destructor.
+// What belongs to one thread.
 #pragma once
 
 #include <pthread.h>
 
+#include <atomic>
+#include <cstdint>
+
 namespace moeccl {
 
-// Each object needs its own Tag type, because `this_thread` belongs to the type.
+// Returns the calling thread's number, which no other thread of the process has or had.
+inline uint64_t thread_number() {
+  static std::atomic<uint64_t> last{0};
+  static thread_local uint64_t own = 0;
+  if (own == 0) own = last.fetch_add(1, std::memory_order_relaxed) + 1;
+  return own;
+}
+
+// One T for each thread, created at its first use and destroyed with the thread. A thread_local with a destructor would
+// do the same, but glibc ends the process when it has no memory to register that destructor. Each object needs its own
+// Tag type, because `this_thread` belongs to the type.
 template <class T, class Tag>
 class PerThread {
  public:

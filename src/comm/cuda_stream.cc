@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
-#include <set>
 
+#include "src/base/per_thread.h"
 #include "src/driver/thread.h"
+#include "src/exec/cuda/stream_name.h"
 #include "src/exec/cuda/urgent_stream.h"
 
 namespace moeccl::comm {
@@ -49,15 +50,42 @@ Result<uint64_t*> take_word(cuda::Context context) {
   return word;
 }
 
-// The streams of each context that may still wait on the device.
+// The streams of each context that may still wait on the device, and how much of their work has run when they do not.
 struct AllWaiting {
   std::mutex mutex;
-  std::map<cuda::Context, std::set<CudaStream*>> of;
+  std::map<cuda::Context, std::map<CudaStream*, uint64_t>> of;
 };
 AllWaiting& all_waiting() {
   static auto* const all = new AllWaiting;
   return *all;
 }
+
+using Streams = std::multimap<cuda::Context, std::unique_ptr<CudaStream>>;
+
+// The objects that threads had for CU_STREAM_PER_THREAD when they ended. Their proxies may still work, so they wait
+// here for another thread. There are as many as such streams were used or worked at the same time.
+struct Left {
+  std::mutex mutex;
+  Streams streams;
+};
+Left& left() {
+  static auto* const all = new Left;
+  return *all;
+}
+
+// A thread's objects for CU_STREAM_PER_THREAD, one for each context.
+struct OfThread {
+  ~OfThread() {
+    if (!birth.here()) {  // another thread of the parent may have held the lock
+      for (auto& [context, stream] : streams) (void)stream.release();
+      return;
+    }
+    const std::lock_guard lock(left().mutex);
+    left().streams.merge(streams);
+  }
+  const driver::Birth birth;
+  Streams streams;
+};
 
 }  // namespace
 
@@ -76,10 +104,36 @@ Result<CudaStream*> CudaStream::of(cuda::Stream stream, cuda::Context wanted) {
                  "stream belongs to another CUDA context than the communicator's: give a stream that was made on the "
                  "device that was current when the communicator was initialised");
   }
+  if (exec::is_per_thread(stream)) return of_this_thread(context);
   const std::lock_guard lock(mutex);
   std::unique_ptr<CudaStream>& slot = (*streams)[{context, stream}];
   if (slot == nullptr) slot.reset(new CudaStream(context, stream));
   return slot.get();
+}
+
+CudaStream* CudaStream::of_this_thread(cuda::Context context) {
+  Streams& own = PerThread<OfThread, OfThread>::get().streams;
+  if (const auto known = own.find(context); known != own.end()) return known->second.get();
+  {
+    const std::lock_guard lock(left().mutex);
+    const auto [begin, end] = left().streams.equal_range(context);
+    const auto idle =
+        std::find_if(begin, end, [](const auto& s) { return s.second->ended(s.second->proxy_.count().put); });
+    if (idle != end) {
+      CudaStream* const found = own.insert(left().streams.extract(idle))->second.get();
+      (void)found->proxy_.synchronize();  // takes a failure that no one has asked for
+      return found;
+    }
+  }
+  const cuda::Stream name = reinterpret_cast<cuda::Stream>(exec::kPerThread);
+  return own.emplace(context, std::unique_ptr<CudaStream>(new CudaStream(context, name)))->second.get();
+}
+
+// Returns whether so much of the proxy's work has run, and the stream waits for none of it.
+bool CudaStream::ended(uint64_t n_run) {
+  if (proxy_.count().run < n_run) return false;
+  const std::lock_guard lock(mutex_);
+  return put_ == 0 || has_run(put_);
 }
 
 void CudaStream::prepare(cuda::Context context) {
@@ -178,25 +232,24 @@ void CudaStream::wait_until_run(uint64_t number, Query query) const {
   }
 }
 
+bool CudaStream::may_wait() {
+  // Half of the queues remain for streams that wait for these, such as the one that uses the results.
+  const size_t limit = exec::streams_that_may_wait(context_), most = limit == SIZE_MAX ? limit : limit / 2;
+  AllWaiting& all = all_waiting();
+  const std::lock_guard lock(all.mutex);
+  std::map<CudaStream*, uint64_t>& waiting = all.of[context_];
+  std::erase_if(waiting, [](const auto& w) { return w.first->ended(w.second); });
+  if (!waiting.contains(this) && waiting.size() >= most) return false;
+  waiting[this] = proxy_.count().put + 1;
+  return true;
+}
+
 // Lets the stream wait on the device until the work has run. Where too many streams wait, settle() will wait instead.
 Status CudaStream::wait_on_device(uint64_t number) {
-  {
-    // Half of the queues remain for streams that wait for these, such as the one that uses the results.
-    const size_t may_wait = exec::streams_that_may_wait(context_),
-                 most = may_wait == SIZE_MAX ? may_wait : may_wait / 2;
-    AllWaiting& all = all_waiting();
-    const std::lock_guard lock(all.mutex);
-    std::set<CudaStream*>& waiting = all.of[context_];
-    std::erase_if(waiting, [](CudaStream* s) {
-      const std::lock_guard of_stream(s->mutex_);
-      return s->has_run(s->put_);
-    });
-    if (!waiting.contains(this) && waiting.size() >= most) {
-      const std::lock_guard of_stream(mutex_);
-      unwaited_ = number;
-      return {};
-    }
-    waiting.insert(this);
+  if (!may_wait()) {
+    const std::lock_guard lock(mutex_);
+    unwaited_ = number;
+    return {};
   }
   constexpr unsigned kGreaterOrEqual = 0;
   return cuda::check(

@@ -24,8 +24,8 @@ class CudaStream final : public Stream {
  public:
   // Returns the object for the caller's stream. These objects live as long as the process, because stream handles are
   // reused. `wanted` is the context of the communicator that uses the stream; the names 1 and 2 mean its default
-  // streams. If it is null, the context that is current on this thread is used. Returns InvalidUsage if there is none,
-  // or if the stream belongs to another context.
+  // streams, and 2 (CU_STREAM_PER_THREAD) means that of the calling thread. If it is null, the context that is current
+  // on this thread is used. Returns InvalidUsage if there is none, or if the stream belongs to another context.
   static Result<CudaStream*> of(driver::cuda::Stream stream, driver::cuda::Context wanted);
   // Allocates what some dozen streams need. An allocation may wait for the device, and so for a kernel that waits for
   // this rank; a communicator calls this before it runs anything. Without the memory, the first operation tries again.
@@ -39,6 +39,9 @@ class CudaStream final : public Stream {
   void settle() override;
   Status synchronize() override;
 
+  // Takes the stream's place among those that may wait on the device, until the next work that is put on it has run.
+  // Returns false if all places are taken.
+  bool may_wait();
   driver::cuda::Stream stream() const { return stream_; }
   Result<bool> capturing() const;
   // Runs on the proxy thread, in its turn, while the stream continues. For work that was already launched on the
@@ -48,6 +51,8 @@ class CudaStream final : public Stream {
 
  private:
   CudaStream(driver::cuda::Context context, driver::cuda::Stream stream) : context_(context), stream_(stream) {}
+  static CudaStream* of_this_thread(driver::cuda::Context context);
+  bool ended(uint64_t n_run);
   Status note(CudaPut& put);
   Status run(const CudaPut& put, const std::function<Status()>& work);
   void tell(const CudaPut& put, exec::StreamEngine* writer);

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "src/base/per_thread.h"
+#include "src/comm/batches.h"
 #include "src/comm/cuda_stream.h"
-#include "src/comm/meeting.h"
 #include "src/driver/thread.h"
 
 namespace moeccl::comm {
@@ -52,28 +52,6 @@ class ChainTask final : public exec::Task {
   std::vector<Call*> calls_;
   size_t next_ = 0;
   std::unique_ptr<exec::Task> running_;
-};
-
-// Returns the persistent kernel that runs the call, or null if a thread drives it.
-exec::PersistentKernel* kernel_of(const Call& c) { return c.operation != nullptr ? c.runner().kernel() : nullptr; }
-
-// The calls that go to one stream, or to this thread, together. Calls of one communicator on several streams are one
-// batch, which runs when all of these streams have come to it and which all of them wait for.
-struct Batch {
-  Stream* stream = nullptr;  // where the batch runs; null: on this thread
-  std::vector<Call> calls;
-  std::vector<size_t> places;                             // [calls] where the call stands in its group
-  std::vector<std::pair<Communicator*, uint64_t>> turns;  // tickets, taken when the batch is issued
-  std::vector<Stream*> others;                            // more streams of the calls
-  std::unique_ptr<Meeting> meeting;                       // with the others; null if there are none
-  std::vector<uint64_t> walks;  // the calls' numbers, if all were launched on the persistent kernel
-  Status launched;
-  std::vector<std::shared_ptr<const exec::EarlierWork>> earlier;  // of default streams, if no CUDA stream orders it
-  bool launchable = false;  // on its one stream, which is a CUDA stream: the persistent kernel runs all calls
-  bool captured = false;    // the stream is being captured
-  bool in_order = false;    // nothing that was called before still has to be launched
-
-  bool is_launched() const { return !walks.empty() || !launched.ok(); }
 };
 
 void add_messages(const Batch& batch, std::vector<std::unique_ptr<exec::Task>>& tasks) {
@@ -142,16 +120,6 @@ Status watch(const Batch& batch, Status status) {
   return status;
 }
 
-// Launches a call on the caller's stream, unless an earlier one of the batch has failed. In a capture it becomes a node
-// of the graph.
-void launch(Batch& batch, const Call& c) {
-  if (!batch.launched.ok()) return;
-  uint64_t number = 0;
-  batch.launched =
-      kernel_of(c)->launch(*c.operation, batch.stream->as_cuda()->stream(), batch.captured ? nullptr : &number);
-  if (batch.launched.ok() && !batch.captured) batch.walks.push_back(number);
-}
-
 // Drives all calls on this thread. Each kind of memory of each communicator is driven separately.
 Status run(Batch& batch, Status status) {
   if (!status.ok()) {
@@ -216,98 +184,6 @@ Status check_self_messages(const std::vector<Call>& calls) {
                    comm->rank(), sent.bytes);
     }
   }
-  return {};
-}
-
-using Batches = std::vector<std::shared_ptr<Batch>>;
-
-// Returns the calls by stream, in order of each stream's first call. Calls of one communicator on several streams stay
-// together, because a Recv on one stream may be what the peer's Send on another waits for, unless all are launched on
-// the device at once, in the order of the calls.
-Batches batches_of(std::vector<Call>& calls) {
-  struct Place {
-    Stream* stream;
-    std::shared_ptr<Batch> batch;
-    bool walks, in_order;
-  };
-  std::vector<Place> places;
-  std::vector<size_t> at;  // [calls] each call's place
-  for (const Call& c : calls) {
-    size_t i = 0;
-    while (i < places.size() && places[i].stream != c.stream) ++i;
-    if (i == places.size())
-      places.push_back(
-          {c.stream, std::make_shared<Batch>(), c.stream != nullptr && c.stream->as_cuda() != nullptr, true});
-    const exec::PersistentKernel* const kernel = kernel_of(c);
-    places[i].walks = places[i].walks && kernel != nullptr;
-    places[i].in_order = places[i].in_order && kernel != nullptr && !kernel->has_promised();
-    at.push_back(i);
-  }
-  std::map<Communicator*, std::vector<size_t>> places_of;
-  for (size_t i = 0; places.size() > 1 && i < calls.size(); ++i) {
-    std::vector<size_t>& known = places_of[calls[i].comm];
-    if (std::find(known.begin(), known.end(), at[i]) != known.end()) continue;
-    for (const size_t k : known) {
-      const std::shared_ptr<Batch> kept = places[k].batch, left = places[at[i]].batch;
-      const auto at_once = [](const Place& p) { return p.walks && p.in_order; };
-      if (kept == left || (at_once(places[k]) && at_once(places[at[i]]))) continue;
-      for (Place& p : places)
-        if (p.batch == left) p.batch = kept;
-    }
-    known.push_back(at[i]);
-  }
-  Batches batches;
-  for (const Place& p : places) {
-    if (std::find(batches.begin(), batches.end(), p.batch) == batches.end()) {
-      batches.push_back(p.batch);
-      p.batch->stream = p.stream;
-      p.batch->launchable = p.walks;
-      p.batch->in_order = p.in_order;
-      continue;
-    }
-    p.batch->launchable = false;
-    // If a call has no stream, this thread runs the calls, and streams wait for it.
-    p.batch->others.push_back(p.stream == nullptr ? std::exchange(p.batch->stream, nullptr) : p.stream);
-  }
-  for (size_t i = 0; i < calls.size(); ++i) {
-    places[at[i]].batch->calls.push_back(std::move(calls[i]));
-    places[at[i]].batch->places.push_back(i);
-  }
-  for (const auto& b : batches)
-    if (!b->others.empty()) b->meeting = std::make_unique<Meeting>(b->others.size());
-  return batches;
-}
-
-// Launches the calls of some batches in the order in which they stand in the group, on whatever streams they lie: peers
-// may have put them on other streams.
-template <class Chosen>
-void launch_in_order(const Batches& batches, Chosen&& chosen) {
-  std::vector<std::tuple<size_t, Batch*, const Call*>> all;
-  for (const auto& batch : batches) {
-    for (size_t i = 0; chosen(*batch) && i < batch->calls.size(); ++i)
-      all.emplace_back(batch->places[i], batch.get(), &batch->calls[i]);
-  }
-  std::sort(all.begin(), all.end());
-  for (const auto& [place, batch, call] : all) launch(*batch, *call);
-}
-
-// Launches the calls that can be launched at once. Calls in a capture must be. If one cannot be, the reason is
-// returned, and nothing has been launched outside of captures. What is left in `batches` must be driven, or watched if
-// it was launched.
-Status launch_at_once(Batches& batches) {
-  for (auto& batch : batches) {
-    if (!batch->launchable) continue;
-    MOECCL_ASSIGN_OR_RETURN(batch->captured, batch->stream->as_cuda()->capturing());
-    if (batch->captured && !batch->in_order) {
-      return error(moecclUnsupported,
-                   "operations called earlier on another stream have not been launched yet, so this one cannot be "
-                   "captured: wait for them first (moecclStreamSynchronize)");
-    }
-  }
-  launch_in_order(batches, [](const Batch& b) { return b.captured; });
-  for (auto& batch : batches) MOECCL_TRY(batch->launched);
-  std::erase_if(batches, [](const auto& b) { return b->captured; });
-  launch_in_order(batches, [](const Batch& b) { return b.launchable && b.in_order; });
   return {};
 }
 
@@ -418,7 +294,7 @@ Status note_earlier_work(Batch& batch) {
 
 Status issue_batches(std::vector<Call>& calls) {
   MOECCL_TRY(check_self_messages(calls));
-  Batches batches = batches_of(calls);
+  MOECCL_ASSIGN_OR_RETURN(Batches batches, batches_of(calls));
   for (const auto& batch : batches) {
     if (batch->launchable) continue;
     if (batch->stream != nullptr) MOECCL_TRY(batch->stream->ready());

@@ -52,6 +52,11 @@ Status HostStream::synchronize() {
   return std::exchange(first_failure_, Status());
 }
 
+HostStream::Count HostStream::count() const {
+  const std::lock_guard lock(mutex_);
+  return {put_, run_};
+}
+
 void HostStream::run_first(std::unique_lock<std::mutex>& lock) {
   std::function<Status()> work = std::move(queue_.front());
   queue_.pop_front();

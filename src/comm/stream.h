@@ -55,6 +55,10 @@ class HostStream final : public Stream {
   Work hold(std::function<Status()> work) override;
   Status enqueue(Work work) override;
   Status synchronize() override;
+  struct Count {
+    uint64_t put = 0, run = 0;
+  };
+  Count count() const;  // returns how much work was put on the stream, and how much has run
 
  private:
   void loop();
@@ -62,7 +66,7 @@ class HostStream final : public Stream {
 
   const driver::Birth birth_;  // a forked child has its queue but not its thread
   const bool waiters_run_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::list<std::function<Status()>> queue_;
   uint64_t put_ = 0, run_ = 0;

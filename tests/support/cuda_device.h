@@ -58,10 +58,10 @@ class CudaDevice {
   // Emulation only: how often this thread waited for the device, took memory of it, or copied to or from it.
   int host_waits() { return call<int()>("moeccl_emulated_host_waits"); }
 
-  // Emulation only: makes the process's next call of the driver's function fail with `error`.
-  void refuse(const char* function, int error) {
-    auto* f = reinterpret_cast<void (*)(const char*, int, int)>(dlsym(library_, "moeccl_emulated_refuse"));
-    if (f != nullptr) f(function, error, 1);
+  // Emulation only: makes the process's next call of the driver's function, or that after so many others, fail.
+  void refuse(const char* function, int error, int after = 0) {
+    auto* f = reinterpret_cast<void (*)(const char*, int, int, int)>(dlsym(library_, "moeccl_emulated_refuse"));
+    if (f != nullptr) f(function, error, after, 1);
   }
 
   // Allocates memory of cuMemMap, as allocators with growing segments do. Release it with release_mapped().

@@ -110,7 +110,9 @@ Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine&
   w->programs_from_ = w->used_ = kUploadedAt + 64;
   constexpr unsigned kDisableTiming = 2;
   MOECCL_ASSIGN_OR_RETURN(w->upload_stream_, create_urgent_stream(engine.context()));
-  for (driver_cuda::Event* event : {&w->event_, &w->captured_event_})
+  std::vector<driver_cuda::Event*> events{&w->event_};
+  for (Capture& c : w->captures_) events.push_back(&c.last);
+  for (driver_cuda::Event* event : events)
     MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuEventCreate(event, kDisableTiming), "a CUDA event"));
   return w;
 }
@@ -121,9 +123,9 @@ PersistentKernel::~PersistentKernel() {
     (void)driver_cuda::driver()->cuStreamSynchronize(upload_stream_);
     (void)driver_cuda::driver()->cuStreamDestroy_v2(upload_stream_);
   }
-  if (captured_event_ != nullptr) {
+  for (const Capture& c : captures_) {
     const driver_cuda::Current current(engine_.context());
-    (void)driver_cuda::driver()->cuEventDestroy_v2(captured_event_);
+    if (c.last != nullptr) (void)driver_cuda::driver()->cuEventDestroy_v2(c.last);
   }
   if (event_ == nullptr) return;
   stop();  // a kernel that still waits for a peer ends now, which frees its stream
@@ -369,10 +371,21 @@ Result<uint64_t> PersistentKernel::follow_captured(driver_cuda::Stream stream) {
   uint64_t id = 0;
   MOECCL_TRY(driver_cuda::check(d.cuStreamGetCaptureInfo_v2(stream, &capturing, &id, nullptr, nullptr, nullptr),
                                 "the capture of a CUDA stream"));
-  if (id == last_capture_)
-    MOECCL_TRY(
-        driver_cuda::check(d.cuStreamWaitEvent(stream, captured_event_, 0), "the order of operations in a graph"));
+  for (const Capture& c : captures_) {
+    if (id == 0 || c.id != id) continue;  // 0: the capture has failed
+    MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, c.last, 0), "the order of operations in a graph"));
+  }
   return id;
+}
+
+Status PersistentKernel::note_captured(driver_cuda::Stream stream, uint64_t capture) {
+  auto* c = std::find_if(captures_.begin(), captures_.end() - 1, [&](const Capture& x) { return x.id == capture; });
+  c->id = 0;
+  MOECCL_TRY(
+      driver_cuda::check(driver_cuda::driver()->cuEventRecord(c->last, stream), "the order of operations in a graph"));
+  c->id = capture;
+  std::rotate(captures_.begin(), c, c + 1);
+  return {};
 }
 
 Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream, uint64_t* number) {
@@ -387,9 +400,7 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
     next = launched() + 1;
     a.completed = reinterpret_cast<uint64_t*>(&fabric_->own->board().progress.walked);
     a.number = next;
-    // The per-thread default stream is another one on each thread, by the same name.
-    constexpr uintptr_t kPerThread = 2;
-    if (next > 1 && (stream != last_stream_ || reinterpret_cast<uintptr_t>(stream) == kPerThread))
+    if (next > 1 && StreamName(stream) != last_stream_)
       MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, event_, 0), "the order of operations on two streams"));
   }
   uint64_t capture = 0;
@@ -400,23 +411,21 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
   if (number == nullptr) {
     placed->captured = true;
     if (proxy_ != nullptr) proxy_->captured();
-    MOECCL_TRY(driver_cuda::check(d.cuEventRecord(captured_event_, stream), "the order of operations in a graph"));
-    last_capture_ = capture;
-    return {};
+    return note_captured(stream, capture);
   }
   *number = next;
-  last_stream_ = stream;
+  last_stream_ = StreamName(stream);
   launched_.store(next, std::memory_order_release);
   fabric_->own->board().progress.walks_called.store(next);
   if (proxy_ != nullptr) proxy_->wake();
   return driver_cuda::check(d.cuEventRecord(event_, stream), "the order of operations on two streams");
 }
 
-bool PersistentKernel::earlier_has_ended() {
+bool PersistentKernel::would_wait(driver_cuda::Stream stream) {
   const std::lock_guard lock(mutex_);
-  if (launched() == 0 || last_stream_ == engine_.stream()) return true;
+  if (launched() == 0 || last_stream_ == StreamName(stream)) return false;
   const driver_cuda::Current current(engine_.context());
-  return driver_cuda::driver()->cuEventQuery(event_) != driver_cuda::kNotReady;
+  return driver_cuda::driver()->cuEventQuery(event_) == driver_cuda::kNotReady;
 }
 
 Status PersistentKernel::device_state() {
@@ -517,7 +526,7 @@ Progress KernelTask::poll() {
     f.recorder.chose(record_, op_.choice.algorithm);
   }
   if (number_ == 0) {
-    if (!kernel_.earlier_has_ended()) return Progress::kBlocked;
+    if (kernel_.would_wait(kernel_.engine().stream())) return Progress::kBlocked;
     Status s = kernel_.launch(op_, kernel_.engine().stream(), &number_);
     if (!s.ok()) return fail(std::move(s));
     promise_ = nullptr;

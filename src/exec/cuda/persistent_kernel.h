@@ -4,6 +4,7 @@
 // watches for its end on the host, so that deadlines, aborts and lost peers end it as they end every operation.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -13,6 +14,7 @@
 #include "src/exec/cuda/kernel_program.h"
 #include "src/exec/cuda/kernel_proxy.h"
 #include "src/exec/cuda/stream_engine.h"
+#include "src/exec/cuda/stream_name.h"
 #include "src/exec/task.h"
 
 namespace moeccl::exec {
@@ -47,9 +49,9 @@ class PersistentKernel {
   Status failure() const;
   // Returns why the device runs nothing any more, or success.
   Status device_state();
-  // Returns whether a launch to the engine's stream would wait for nothing there. Such a wait would hold up other
-  // communicators' engines, whose streams share hardware channels with it.
-  bool earlier_has_ended();
+  // Returns whether a launch to this stream would wait there for the launch before it, on another stream. The engine's
+  // stream must not wait: it would hold up other communicators' engines, whose streams share hardware channels with it.
+  bool would_wait(driver::cuda::Stream stream);
   // Makes the waiting kernels give up; nothing can be launched any more. Any thread.
   void stop();
   // Does the same because the deadline has passed.
@@ -85,6 +87,7 @@ class PersistentKernel {
   const std::atomic<uint64_t>& uploaded() const;
   void fill(const Operation& op, moeccl::cuda::WalkArgs& a) const;
   Result<uint64_t> follow_captured(driver::cuda::Stream stream);
+  Status note_captured(driver::cuda::Stream stream, uint64_t capture);
   Status start(const Operation& op, const moeccl::cuda::WalkArgs& a, driver::cuda::Stream stream) const;
   size_t peers_at() const { return moeccl::cuda::walk_header_bytes(n_ranks_) + 2 * half_bytes_; }
   size_t splits_at() const { return peers_at() + n_ranks_ * sizeof(moeccl::cuda::WalkPeer); }
@@ -109,9 +112,15 @@ class PersistentKernel {
   std::unordered_map<uint64_t, Placed> placed_;  // keyed by the program's bytes
   std::unordered_map<uint64_t, Placed*> known_;  // keyed by Choice::program_hash
   driver::cuda::Event event_ = nullptr;
-  driver::cuda::Stream last_stream_ = nullptr;    // to which the last launch went
-  driver::cuda::Event captured_event_ = nullptr;  // after the last launch of last_capture_
-  uint64_t last_capture_ = 0;
+  StreamName last_stream_;  // to which the last launch went
+  // A capture with launches of this kernel.
+  struct Capture {
+    uint64_t id = 0;                     // the driver's; 0: none
+    driver::cuda::Event last = nullptr;  // after its last launch
+  };
+  // Several captures may be open at the same time. The one that was used last comes first; the driver does not say when
+  // one ends, so the last one makes room.
+  std::array<Capture, 8> captures_;
   std::atomic<uint64_t> launched_{0};
   std::atomic<uint32_t> promised_{0};
   std::unique_ptr<KernelProxy> proxy_;

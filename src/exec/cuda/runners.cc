@@ -97,8 +97,7 @@ class StreamRunner : public Runner {
       MOECCL_TRY(work->wait_ready(fabric()));
       work->add(&engine_);
     } else {
-      // A blocking call runs after the work that is still in the default stream.
-      MOECCL_TRY(driver::cuda::check(driver::cuda::driver()->cuStreamSynchronize(nullptr), "the default stream"));
+      MOECCL_TRY(after_default_stream());
     }
     return engine_.status();
   }
@@ -126,6 +125,14 @@ class StreamRunner : public Runner {
   }
 
  private:
+  // A blocking call runs after the work that is still in the default stream. An abort ends this wait, too.
+  Status after_default_stream() {
+    MOECCL_ASSIGN_OR_RETURN(const auto earlier, EarlierWork::of_default_stream(engine_.context()));
+    StreamWork now;
+    now.ready = earlier->end();
+    return now.wait_ready(fabric());
+  }
+
   StreamEngine& engine_;
 };
 

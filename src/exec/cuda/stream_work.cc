@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "src/base/clock.h"
 #include "src/driver/thread.h"
 #include "src/exec/fabric.h"
 
@@ -21,12 +22,15 @@ StreamWork::Scope::Scope(StreamWork& work) { current_work = &work; }
 StreamWork::Scope::~Scope() { current_work = nullptr; }
 Status StreamWork::wait_ready(const Fabric& fabric) const {
   if (!put.ok() || ready == nullptr) return put;
+  // The event of a stream without work comes within some microseconds.
+  constexpr int64_t kWithoutSleep_ns = 10'000;
+  const int64_t began_ns = now_ns();
   int rc = 0;
   while ((rc = cuda::driver()->cuEventQuery(ready)) == cuda::kNotReady) {
     if (fabric.aborted.load(std::memory_order_relaxed))
       return error(moecclAborted, "the communicator was aborted before its operation began");
     if (fabric.failed()) return fabric.failure();
-    driver::sleep_ns(20'000);
+    if (now_ns() - began_ns > kWithoutSleep_ns) driver::sleep_ns(20'000);
   }
   return cuda::check(rc, "the given CUDA stream");
 }

@@ -49,8 +49,11 @@ thread_local std::array<uint64_t, kMostFunctions> own_calls{};  // by CallCount'
 
 struct Calls {
   std::mutex mutex;
-  std::vector<const CallCount*> known;                 // indexed by CallCount's index
-  std::map<std::string, std::pair<int, int>> refused;  // error, and how many more times
+  std::vector<const CallCount*> known;  // indexed by CallCount's index
+  struct Refusal {
+    int error = kOk, after = 0, times = 0;  // so many calls more pass, and so many after them fail
+  };
+  std::map<std::string, Refusal> refused;
 };
 Calls& calls() {
   static auto* const all = new Calls;
@@ -87,7 +90,8 @@ uint64_t CallCount::of(const char* name, bool own_thread) {
 int refusal(const char* function) {
   const std::lock_guard lock(calls().mutex);
   const auto it = calls().refused.find(function);
-  return it == calls().refused.end() || it->second.second-- <= 0 ? kOk : it->second.first;
+  if (it == calls().refused.end() || it->second.after-- > 0 || it->second.times-- <= 0) return kOk;
+  return it->second.error;
 }
 
 void count_host_wait() { ++host_waits; }
@@ -163,10 +167,10 @@ EXPORT int moeccl_emulated_host_waits() { return host_waits; }
 EXPORT uint64_t moeccl_emulated_calls(const char* name) { return CallCount::of(name, false); }
 EXPORT uint64_t moeccl_emulated_own_calls(const char* name) { return CallCount::of(name, true); }
 
-// For tests: makes the process's next `times` calls of the function of this name fail with `error`.
-EXPORT void moeccl_emulated_refuse(const char* name, int error, int times) {
+// For tests: makes `times` calls of the function of this name in this process fail with `error`, after `after` others.
+EXPORT void moeccl_emulated_refuse(const char* name, int error, int after, int times) {
   const std::lock_guard lock(calls().mutex);
-  calls().refused[name] = {error, times};
+  calls().refused[name] = {error, after, times};
 }
 
 EXPORT int cuInit(unsigned flags) {

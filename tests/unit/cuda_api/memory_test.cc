@@ -57,6 +57,37 @@ TEST(CudaMemory, IpcHandlesServeWhereThereAreNoDescriptors) {
   unsetenv("MOECCL_TEST_CUDA_NO_VMM");
 }
 
+// The first rank of a process maps the segments of other processes for all of its ranks. If it cannot, no rank waits
+// for another one, and all say why they have no CUDA memory.
+TEST(CudaMemory, ASegmentThatAProcessCannotLockIsNamedByAllRanks) {
+  const RankOptions options = device_options(RankMode::kMixed);
+  Meeting refused;
+  run_ranks(
+      4,
+      [&](int rank, moecclComm_t) {
+        CudaDevice device;
+        ASSERT_TRUE(device.ok());
+        if (!device.emulated()) GTEST_SKIP() << "needs a driver that refuses on purpose";
+        // Ranks 1 and 3 are one process. Each of them first locks a segment of its own.
+        if (rank == 1) device.refuse("cuMemHostRegister_v2", 999, 2);
+        ASSERT_TRUE(refused.meet(4));
+        const Stopwatch watch;
+        moecclComm_t comm = join(rank, 4, device, options);
+        ASSERT_NE(comm, nullptr);
+        MOECCL_EXPECT_WITHIN(watch, 30'000);
+        DeviceBuffer x(device, 64);
+        EXPECT_EQ(moecclAllReduce(x.data(), x.data(), 16, moecclFloat32, moecclSum, comm, nullptr), moecclUnsupported);
+        const std::string said = moecclGetLastError(comm);
+        for (const char* words : {"rank 1", "page-locking", "(999)"})
+          EXPECT_NE(said.find(words), std::string::npos) << words << " in: " << said;
+        int32_t one = 1;
+        MOECCL_EXPECT_OK(moecclAllReduce(&one, &one, 1, moecclInt32, moecclSum, comm, nullptr));
+        EXPECT_EQ(one, 4);
+        EXPECT_EQ(moecclCommDestroy(comm), moecclSuccess);
+      },
+      options);
+}
+
 // Memory without an IPC handle, such as that of PyTorch's expandable segments.
 TEST(CudaMemory, BuffersOfMappedMemoryServeProcesses) { run_world(RankMode::kProcesses, true, true); }
 TEST(CudaMemory, BuffersOfMappedMemoryServeThreads) { run_world(RankMode::kThreads, false, true); }

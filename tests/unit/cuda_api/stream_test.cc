@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The caller's CUDA streams: first used while graphs are captured, from several devices, more than the hardware has
-// channels, and with a driver that refuses.
+// The caller's CUDA streams: from several devices, more than the hardware has channels, and with a driver that refuses.
 #include <chrono>
 #include <thread>
 
@@ -10,97 +9,6 @@ namespace moeccl::testing {
 namespace {
 
 constexpr size_t kCount = 3000;
-
-// CU_STREAM_CAPTURE_MODE_GLOBAL, _THREAD_LOCAL and _RELAXED. torch.cuda.graph uses the first.
-class CudaCapture : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Modes, CudaCapture, ::testing::Values(0, 1, 2));
-
-// In the first mode, a test's allocations and waits would end another thread rank's capture, so ranks begin and end
-// together. A blocking call of the library itself does not end a capture.
-void meet(moecclComm_t comm, const DeviceBuffer& word) {
-  MOECCL_EXPECT_OK(moecclAllReduce(word.data(), word.data(), 1, moecclFloat32, moecclMax, comm, nullptr));
-}
-
-TEST_P(CudaCapture, MayBeginOnAStreamThatWasNeverUsed) {
-  run_on_devices(2, device_options(RankMode::kThreads), [](int, moecclComm_t comm, CudaDevice& device, void* stream) {
-    DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), word(device, 4);
-    in.put(floats(kCount, 2));
-    meet(comm, word);
-    device.begin_capture(stream, GetParam());
-    MOECCL_EXPECT_OK(moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
-    void* graph = device.end_capture(stream);
-    meet(comm, word);
-    ASSERT_NE(graph, nullptr);
-    void* instance = device.instantiate(graph);
-    for (int replay = 0; replay < 2; ++replay) device.launch_graph(instance, stream);
-    EXPECT_EQ(sum.get(stream), floats(kCount, 4));
-    MOECCL_EXPECT_OK(moecclStreamSynchronize(as_stream(stream)));
-    device.end_graph(graph, instance);
-  });
-}
-
-// Allocations and queries for other operations do not become part of a graph that some thread captures.
-TEST_P(CudaCapture, IsNotEndedByOperationsOnOtherStreams) {
-  run_on_devices(
-      2, device_options(RankMode::kThreads), [](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
-        DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), came(device, kCount * 4), word(device, 4);
-        in.put(floats(kCount, 2));
-        void* other = device.make_stream();
-        meet(comm, word);
-        device.begin_capture(stream, GetParam());
-        MOECCL_EXPECT_OK(
-            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
-        // A thread of the library drives these, and queries events and waits for its stream in the meantime.
-        MOECCL_EXPECT_OK(moecclGroupStart());
-        MOECCL_EXPECT_OK(moecclSend(in.data(), kCount, moecclFloat32, 1 - rank, comm, as_stream(other)));
-        MOECCL_EXPECT_OK(moecclRecv(came.data(), kCount, moecclFloat32, 1 - rank, comm, as_stream(other)));
-        MOECCL_EXPECT_OK(moecclGroupEnd());
-        moecclResult_t state = moecclInProgress;
-        while (moecclCommGetAsyncError(comm, &state) == moecclSuccess && state == moecclInProgress)
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        EXPECT_EQ(state, moecclSuccess) << moecclGetLastError(comm);
-        void* graph = device.end_capture(stream);
-        meet(comm, word);
-        ASSERT_NE(graph, nullptr);
-        EXPECT_EQ(came.get(other), floats(kCount, 2));
-        void* instance = device.instantiate(graph);
-        device.launch_graph(instance, stream);
-        EXPECT_EQ(sum.get(stream), floats(kCount, 4));
-        device.end_graph(graph, instance);
-        device.end_stream(other);
-      });
-}
-
-// The second stream is forked from the first inside the capture, and nothing but the library joins it again.
-TEST_P(CudaCapture, OrdersOperationsOnForkedStreams) {
-  run_on_devices(2, device_options(RankMode::kThreads), [](int, moecclComm_t comm, CudaDevice& device, void* stream) {
-    DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), twice(device, kCount * 4), word(device, 4);
-    in.put(floats(kCount, 2));
-    void *forked = device.make_stream(), *event = device.make_event();
-    meet(comm, word);
-    void* graph = nullptr;
-    for (int capture = 0; capture < 2; ++capture) {
-      if (graph != nullptr) device.end_graph(graph, device.instantiate(graph));
-      device.begin_capture(stream, GetParam());
-      device.record(event, stream);
-      device.wait_event(forked, event);
-      MOECCL_EXPECT_OK(
-          moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(forked)));
-      MOECCL_EXPECT_OK(
-          moecclAllReduce(sum.data(), twice.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
-      graph = device.end_capture(stream);
-      meet(comm, word);
-      ASSERT_NE(graph, nullptr) << "the second operation does not follow the first";
-    }
-    void* instance = device.instantiate(graph);
-    for (int replay = 0; replay < 2; ++replay) device.launch_graph(instance, stream);
-    EXPECT_EQ(twice.get(stream), floats(kCount, 8));
-    meet(comm, word);
-    device.end_graph(graph, instance);
-    device.end_event(event);
-    device.end_stream(forked);
-  });
-}
 
 // An allocation may wait for the device, and there for a kernel that waits for this very call.
 TEST(CudaFirstOperation, AllocatesNothing) {
@@ -415,8 +323,8 @@ TEST_F(CudaStreams, OfOneChannelServeAGroupTogether) {
 
 // A hardware channel runs the work of its streams in turn, so a caller's stream that waits for an operation must not
 // block the library's own stream.
-void more_streams_than_channels() {
-  run_on_devices(2, device_options(RankMode::kProcesses), [](int, moecclComm_t comm, CudaDevice& device, void*) {
+void more_streams_than_channels(RankMode mode) {
+  run_on_devices(2, device_options(mode), [](int, moecclComm_t comm, CudaDevice& device, void*) {
     DeviceBuffer in(device, kCount * 4);
     in.put(floats(kCount, 1));
     std::vector<void*> streams;
@@ -436,19 +344,26 @@ void more_streams_than_channels() {
 
 TEST_F(CudaStreams, MoreThanTheChannelsOfADeviceDoNotHoldUpAnOperation) {
   setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
-  more_streams_than_channels();
+  more_streams_than_channels(RankMode::kProcesses);
 }
 // On an H100 the library's own streams have no channels of their own. Where all are taken, the call waits.
 TEST_F(CudaStreams, MoreThanTheChannelsOfAPoolDoNotHoldUpAnOperation) {
   setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
   setenv("MOECCL_TEST_CUDA_CHANNEL_POOL", "1", 1);
-  more_streams_than_channels();
+  more_streams_than_channels(RankMode::kProcesses);
+}
+// Thread ranks use the persistent kernel. A stream whose launch comes after one on another stream waits for that one,
+// whose kernel waits for the other rank's, which needs a channel too.
+TEST_F(CudaStreams, MoreThanTheChannelsOfAPoolDoNotHoldUpAPersistentKernel) {
+  setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
+  setenv("MOECCL_TEST_CUDA_CHANNEL_POOL", "1", 1);
+  more_streams_than_channels(RankMode::kThreads);
 }
 TEST_F(CudaStreams, OfAPoolOfOneChannelDoNotHoldUpAnOperation) {
   setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
   setenv("MOECCL_TEST_CUDA_CHANNEL_POOL", "1", 1);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
-  more_streams_than_channels();
+  more_streams_than_channels(RankMode::kProcesses);
   exchange_on_two_streams();
 }
 

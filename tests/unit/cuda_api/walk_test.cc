@@ -304,6 +304,33 @@ TEST(KernelSide, AGroupKeepsTheOrderOfItsCallsOnWhateverStreams) {
   });
 }
 
+// The second communicator keeps the first stream's calls from being launched at once. Those of the first communicator
+// on the other stream must not overtake them.
+TEST(KernelSide, AGroupKeepsTheOrderOfItsCallsWhereAHostThreadLaunchesSomeOfThem) {
+  run_on_devices(2, walk_options(), [](int rank, moecclComm_t comm, CudaDevice& device, void* first) {
+    moecclComm_t other = nullptr;
+    MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, rank, &other, nullptr));
+    DeviceBuffer a(device, 4000), b(device, 4000), c(device, 4000), d(device, 4000), e(device, 4000);
+    for (DeviceBuffer* x : {&a, &b, &c, &d}) x->put(floats(1000, static_cast<float>(rank + 1)), nullptr);
+    void *second = device.make_stream(), *third = device.make_stream();
+    MOECCL_ASSERT_OK(moecclGroupStart());
+    MOECCL_EXPECT_OK(moecclAllReduce(a.data(), a.data(), 1000, moecclFloat32, moecclSum, comm, as_stream(first)));
+    MOECCL_EXPECT_OK(
+        moecclBroadcast(b.data(), b.data(), 1000, moecclFloat32, 0, comm, as_stream(rank == 0 ? second : first)));
+    MOECCL_EXPECT_OK(moecclAllReduce(c.data(), c.data(), 1000, moecclFloat32, moecclMax, other, as_stream(first)));
+    MOECCL_EXPECT_OK(moecclSend(d.data(), 1000, moecclFloat32, 1 - rank, other, as_stream(third)));
+    MOECCL_EXPECT_OK(moecclRecv(e.data(), 1000, moecclFloat32, 1 - rank, other, as_stream(third)));
+    MOECCL_EXPECT_OK(moecclGroupEnd());
+    for (void* s : {first, second, third}) device.synchronize(s);
+    EXPECT_EQ(a.get(), floats(1000, 3));
+    EXPECT_EQ(b.get(), floats(1000, 1));
+    EXPECT_EQ(c.get(), floats(1000, 2));
+    EXPECT_EQ(e.get(), floats(1000, static_cast<float>(2 - rank)));
+    MOECCL_EXPECT_OK(moecclCommDestroy(other));
+    for (void* s : {second, third}) device.end_stream(s);
+  });
+}
+
 TEST(KernelSide, OneThreadDrivesSeveralRanksInAGroup) {
   const RankOptions options = walk_options();
   run_ranks(

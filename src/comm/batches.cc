@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/comm/batches.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "src/comm/cuda_stream.h"
+
+namespace moeccl::comm {
+
+namespace {
+
+// A stream of a group's calls; null: this thread.
+struct Place {
+  Stream* stream = nullptr;
+  std::shared_ptr<Batch> batch;
+  bool walks = false;     // it is a CUDA stream, and the persistent kernel runs all calls
+  bool in_order = true;   // see Batch
+  bool captured = false;  // the stream is being captured
+  bool alone = true;      // its calls do not run together with those of another stream
+
+  bool at_once() const { return walks && in_order && alone; }
+  // Returns whether the stream may wait on the device for launches on other streams. A stream that waits occupies a
+  // hardware queue, which another rank may need for the kernel that this one waits for (decision 115). In a graph there
+  // are no such waits.
+  bool may_wait() const { return captured || stream->as_cuda()->may_wait(); }
+};
+
+struct Places {
+  std::vector<Place> all;
+  std::vector<size_t> at;  // [calls] each call's place
+};
+
+Result<Places> places_of(const std::vector<Call>& calls) {
+  Places places;
+  for (const Call& c : calls) {
+    const auto known =
+        std::find_if(places.all.begin(), places.all.end(), [&](const Place& p) { return p.stream == c.stream; });
+    places.at.push_back(static_cast<size_t>(known - places.all.begin()));
+    if (known == places.all.end()) {
+      places.all.push_back({.stream = c.stream, .batch = std::make_shared<Batch>()});
+      places.all.back().walks = c.stream != nullptr && c.stream->as_cuda() != nullptr;
+    }
+    Place& p = places.all[places.at.back()];
+    const exec::PersistentKernel* const kernel = kernel_of(c);
+    p.walks = p.walks && kernel != nullptr;
+    p.in_order = p.in_order && kernel != nullptr && !kernel->has_promised();
+  }
+  for (Place& p : places.all) {
+    if (!p.walks) continue;
+    MOECCL_ASSIGN_OR_RETURN(p.captured, p.stream->as_cuda()->capturing());
+  }
+  for (size_t i = 0; i < calls.size(); ++i) {
+    Place& p = places.all[places.at[i]];
+    if (!p.walks || !p.in_order || p.captured) continue;
+    p.in_order = !kernel_of(calls[i])->would_wait(p.stream->as_cuda()->stream()) || p.may_wait();
+  }
+  return places;
+}
+
+// Joins the batches of streams that share a communicator, unless the device runs all of them at once.
+void join(Places& places, const std::vector<Call>& calls) {
+  std::map<Communicator*, std::set<size_t>> of;
+  for (size_t i = 0; i < calls.size(); ++i) of[calls[i].comm].insert(places.at[i]);
+  const auto beside = [&](size_t i) { return places.all[i].at_once() && places.all[i].may_wait(); };
+  // A stream that is joined to another one does not run at once any more, which may join further ones to it.
+  for (bool joined = true; joined;) {
+    joined = false;
+    for (const auto& [comm, own] : of) {
+      if (own.size() == 1 || std::all_of(own.begin(), own.end(), beside)) continue;
+      const std::shared_ptr<Batch> kept = places.all[*own.begin()].batch;
+      for (const size_t i : own) {
+        const std::shared_ptr<Batch> left = places.all[i].batch;
+        joined = joined || left != kept;
+        for (Place& p : places.all) {
+          if (p.batch != left) continue;
+          p.batch = kept;
+          p.alone = false;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Result<Batches> batches_of(std::vector<Call>& calls) {
+  MOECCL_ASSIGN_OR_RETURN(Places places, places_of(calls));
+  join(places, calls);
+  Batches batches;
+  for (const Place& p : places.all) {
+    if (std::find(batches.begin(), batches.end(), p.batch) == batches.end()) {
+      batches.push_back(p.batch);
+      p.batch->stream = p.stream;
+      p.batch->launchable = p.walks;
+      p.batch->in_order = p.in_order;
+      p.batch->captured = p.walks && p.captured;
+      continue;
+    }
+    p.batch->launchable = p.batch->captured = false;
+    // If a call has no stream, this thread runs the calls, and streams wait for it.
+    p.batch->others.push_back(p.stream == nullptr ? std::exchange(p.batch->stream, nullptr) : p.stream);
+  }
+  for (size_t i = 0; i < calls.size(); ++i) {
+    Batch& batch = *places.all[places.at[i]].batch;
+    batch.calls.push_back(std::move(calls[i]));
+    batch.places.push_back(i);
+  }
+  for (const auto& b : batches)
+    if (!b->others.empty()) b->meeting = std::make_unique<Meeting>(b->others.size());
+  return batches;
+}
+
+namespace {
+
+// Launches a call on the caller's stream, unless an earlier one of the batch has failed. In a capture it becomes a node
+// of the graph.
+void launch(Batch& batch, const Call& c) {
+  if (!batch.launched.ok()) return;
+  uint64_t number = 0;
+  batch.launched =
+      kernel_of(c)->launch(*c.operation, batch.stream->as_cuda()->stream(), batch.captured ? nullptr : &number);
+  if (batch.launched.ok() && !batch.captured) batch.walks.push_back(number);
+}
+
+// Launches the calls of some batches in the order in which they stand in the group, on whatever streams they lie: peers
+// may have put them on other streams.
+template <class Chosen>
+void launch_in_order(const Batches& batches, Chosen&& chosen) {
+  std::vector<std::tuple<size_t, Batch*, const Call*>> all;
+  for (const auto& batch : batches) {
+    for (size_t i = 0; chosen(*batch) && i < batch->calls.size(); ++i)
+      all.emplace_back(batch->places[i], batch.get(), &batch->calls[i]);
+  }
+  std::sort(all.begin(), all.end());
+  for (const auto& [place, batch, call] : all) launch(*batch, *call);
+}
+
+}  // namespace
+
+Status launch_at_once(Batches& batches) {
+  for (const auto& batch : batches) {
+    if (batch->captured && !batch->in_order) {
+      return error(moecclUnsupported,
+                   "operations called earlier on another stream have not been launched yet, so this one cannot be "
+                   "captured: wait for them first (moecclStreamSynchronize)");
+    }
+  }
+  launch_in_order(batches, [](const Batch& b) { return b.captured; });
+  for (auto& batch : batches) MOECCL_TRY(batch->launched);
+  std::erase_if(batches, [](const auto& b) { return b->captured; });
+  launch_in_order(batches, [](const Batch& b) { return b.launchable && b.in_order; });
+  return {};
+}
+
+}  // namespace moeccl::comm

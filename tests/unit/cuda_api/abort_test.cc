@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Aborts while calls wait for the earlier work of a CUDA stream, which may never end.
+#include <chrono>
+#include <functional>
+#include <future>
+#include <thread>
+
+#include "tests/support/cuda_ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+constexpr size_t kCount = 3000;
+
+moecclResult_t sum(DeviceBuffer& x, moecclComm_t comm, moecclStream_t stream) {
+  return moecclAllReduce(x.data(), x.data(), kCount, moecclFloat32, moecclSum, comm, stream);
+}
+
+// A rank, and a stream that the program holds.
+struct Held {
+  moecclComm_t comm;
+  CudaDevice& device;
+  void* stream;
+  DeviceBuffer &a, &b;
+};
+
+// Holds the rank's stream, or the default stream, and makes the call on another thread. The call waits until this one
+// aborts the communicator.
+void abort_meanwhile(bool default_stream, moecclResult_t wanted, const std::function<moecclResult_t(Held)>& call) {
+  Meeting done;
+  // Processes on one device are driven step by step.
+  run_on_devices(2, device_options(RankMode::kProcesses),
+                 [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+                   if (rank == 1) {
+                     EXPECT_TRUE(done.meet(2));
+                     return;
+                   }
+                   DeviceBuffer a(device, kCount * 4), b(device, kCount * 4);
+                   uint64_t* const word = device.make_word();
+                   device.hold(default_stream ? nullptr : stream, word, 1);
+                   std::promise<moecclResult_t> result;
+                   std::future<moecclResult_t> returned = result.get_future();
+                   std::thread caller([&] {
+                     device.make_current();
+                     result.set_value(call({comm, device, stream, a, b}));
+                   });
+                   EXPECT_EQ(returned.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
+                   const Stopwatch watch;
+                   MOECCL_EXPECT_OK(moecclCommAbort(comm));
+                   EXPECT_EQ(returned.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+                   MOECCL_EXPECT_WITHIN(watch, 1000);
+                   std::atomic_ref(*word).store(1);
+                   caller.join();
+                   EXPECT_EQ(returned.get(), wanted);
+                   moecclResult_t state = moecclSuccess;
+                   MOECCL_EXPECT_OK(moecclCommGetAsyncError(comm, &state));
+                   EXPECT_EQ(state, moecclAborted);
+                   device.synchronize(stream);
+                   device.end_word(word);
+                   done.arrive();
+                 });
+}
+
+TEST(CudaAbort, EndsAGroupThatWaitsForAStream) {
+  abort_meanwhile(false, moecclAborted, [](const Held& h) {
+    MOECCL_EXPECT_OK(moecclGroupStart());
+    MOECCL_EXPECT_OK(sum(h.a, h.comm, nullptr));
+    MOECCL_EXPECT_OK(sum(h.b, h.comm, as_stream(h.stream)));
+    return moecclGroupEnd();
+  });
+}
+
+TEST(CudaAbort, EndsABlockingCallBehindTheDefaultStream) {
+  abort_meanwhile(true, moecclAborted, [](const Held& h) { return sum(h.a, h.comm, nullptr); });
+}
+
+TEST(CudaAbort, EndsAWaitForAHostStreamBehindTheDefaultStream) {
+  abort_meanwhile(true, moecclAborted, [](const Held& h) {
+    moecclStream_t host = nullptr;
+    MOECCL_EXPECT_OK(moecclStreamCreate(&host));
+    MOECCL_EXPECT_OK(sum(h.a, h.comm, host));
+    const moecclResult_t result = moecclStreamSynchronize(host);
+    MOECCL_EXPECT_OK(moecclStreamDestroy(host));
+    return result;
+  });
+}
+
+// With one hardware channel, the call waits in its stream's place (decision 115). The operation reports the abort.
+TEST(CudaAbort, EndsACallThatWaitsInItsStreamsPlace) {
+  const Setting channels("MOECCL_TEST_CUDA_CHANNELS", "1"), pool("MOECCL_TEST_CUDA_CHANNEL_POOL", "1"),
+      connections("CUDA_DEVICE_MAX_CONNECTIONS", "1");
+  abort_meanwhile(false, moecclSuccess, [](const Held& h) { return sum(h.a, h.comm, as_stream(h.stream)); });
+}
+
+// A group's calls promise the persistent kernel their launches. The thread of a stream that the group waits for may
+// still hold the calls when their communicator has ended; what it lets go of then must not be the communicator's. The
+// address sanitizer would see it.
+TEST(CudaAbort, CallsMayOutliveTheirCommunicator) {
+  const Setting no_wait("MOECCL_TEST_CUDA_IMPLICIT_SYNC", "0");  // where the communicator gives its memory back
+  run_on_devices(2, device_options(RankMode::kThreads),
+                 [](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+                   const size_t large = rank == 0 ? 256 << 20 : 4;
+                   moecclComm_t aborted = nullptr;
+                   MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, rank, &aborted, nullptr));
+                   DeviceBuffer x(device, kCount * 4), from(device, large), to(device, large);
+                   void* const busy = device.make_stream();
+                   // The stream's thread keeps the group until it has told the stream of the end of this copy.
+                   MOECCL_EXPECT_OK(moecclGroupStart());
+                   MOECCL_EXPECT_OK(moecclSend(from.data(), large, moecclUint8, rank, comm, as_stream(busy)));
+                   MOECCL_EXPECT_OK(moecclRecv(to.data(), large, moecclUint8, rank, comm, as_stream(busy)));
+                   MOECCL_EXPECT_OK(moecclGroupEnd());
+                   MOECCL_EXPECT_OK(moecclGroupStart());
+                   MOECCL_EXPECT_OK(sum(x, aborted, as_stream(stream)));
+                   MOECCL_EXPECT_OK(moecclSend(from.data(), 4, moecclUint8, 1 - rank, aborted, as_stream(busy)));
+                   MOECCL_EXPECT_OK(moecclRecv(to.data(), 4, moecclUint8, 1 - rank, aborted, as_stream(busy)));
+                   MOECCL_EXPECT_OK(moecclGroupEnd());
+                   MOECCL_EXPECT_OK(moecclCommAbort(aborted));
+                   (void)moecclCommDestroy(aborted);  // may return the abort
+                   for (void* s : {stream, busy}) device.synchronize(s);
+                   device.end_stream(busy);
+                 });
+}
+
+}  // namespace
+}  // namespace moeccl::testing

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Captures of the caller's CUDA streams, in every mode: on streams that were never used, beside other operations, of
+// forked streams, and several at the same time.
+#include <array>
+#include <chrono>
+#include <thread>
+
+#include "tests/support/cuda_ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+constexpr size_t kCount = 3000;
+
+// CU_STREAM_CAPTURE_MODE_GLOBAL, _THREAD_LOCAL and _RELAXED. torch.cuda.graph uses the first.
+class CudaCapture : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Modes, CudaCapture, ::testing::Values(0, 1, 2));
+
+// In the first mode, a test's allocations and waits would end another thread rank's capture, so ranks begin and end
+// together. A blocking call of the library itself does not end a capture.
+void meet(moecclComm_t comm, const DeviceBuffer& word) {
+  MOECCL_EXPECT_OK(moecclAllReduce(word.data(), word.data(), 1, moecclFloat32, moecclMax, comm, nullptr));
+}
+
+TEST_P(CudaCapture, MayBeginOnAStreamThatWasNeverUsed) {
+  run_on_devices(2, device_options(RankMode::kThreads), [](int, moecclComm_t comm, CudaDevice& device, void* stream) {
+    DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), word(device, 4);
+    in.put(floats(kCount, 2));
+    meet(comm, word);
+    device.begin_capture(stream, GetParam());
+    MOECCL_EXPECT_OK(moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
+    void* graph = device.end_capture(stream);
+    meet(comm, word);
+    ASSERT_NE(graph, nullptr);
+    void* instance = device.instantiate(graph);
+    for (int replay = 0; replay < 2; ++replay) device.launch_graph(instance, stream);
+    EXPECT_EQ(sum.get(stream), floats(kCount, 4));
+    MOECCL_EXPECT_OK(moecclStreamSynchronize(as_stream(stream)));
+    device.end_graph(graph, instance);
+  });
+}
+
+// Allocations and queries for other operations do not become part of a graph that some thread captures.
+TEST_P(CudaCapture, IsNotEndedByOperationsOnOtherStreams) {
+  run_on_devices(
+      2, device_options(RankMode::kThreads), [](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+        DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), came(device, kCount * 4), word(device, 4);
+        in.put(floats(kCount, 2));
+        void* other = device.make_stream();
+        meet(comm, word);
+        device.begin_capture(stream, GetParam());
+        MOECCL_EXPECT_OK(
+            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
+        // A thread of the library drives these, and queries events and waits for its stream in the meantime.
+        MOECCL_EXPECT_OK(moecclGroupStart());
+        MOECCL_EXPECT_OK(moecclSend(in.data(), kCount, moecclFloat32, 1 - rank, comm, as_stream(other)));
+        MOECCL_EXPECT_OK(moecclRecv(came.data(), kCount, moecclFloat32, 1 - rank, comm, as_stream(other)));
+        MOECCL_EXPECT_OK(moecclGroupEnd());
+        moecclResult_t state = moecclInProgress;
+        while (moecclCommGetAsyncError(comm, &state) == moecclSuccess && state == moecclInProgress)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        EXPECT_EQ(state, moecclSuccess) << moecclGetLastError(comm);
+        void* graph = device.end_capture(stream);
+        meet(comm, word);
+        ASSERT_NE(graph, nullptr);
+        EXPECT_EQ(came.get(other), floats(kCount, 2));
+        void* instance = device.instantiate(graph);
+        device.launch_graph(instance, stream);
+        EXPECT_EQ(sum.get(stream), floats(kCount, 4));
+        device.end_graph(graph, instance);
+        device.end_stream(other);
+      });
+}
+
+// The second stream is forked from the first inside the capture, and nothing but the library joins it again.
+TEST_P(CudaCapture, OrdersOperationsOnForkedStreams) {
+  run_on_devices(2, device_options(RankMode::kThreads), [](int, moecclComm_t comm, CudaDevice& device, void* stream) {
+    DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), twice(device, kCount * 4), word(device, 4);
+    in.put(floats(kCount, 2));
+    void *forked = device.make_stream(), *event = device.make_event();
+    meet(comm, word);
+    void* graph = nullptr;
+    for (int capture = 0; capture < 2; ++capture) {
+      if (graph != nullptr) device.end_graph(graph, device.instantiate(graph));
+      device.begin_capture(stream, GetParam());
+      device.record(event, stream);
+      device.wait_event(forked, event);
+      MOECCL_EXPECT_OK(
+          moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(forked)));
+      MOECCL_EXPECT_OK(
+          moecclAllReduce(sum.data(), twice.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
+      graph = device.end_capture(stream);
+      meet(comm, word);
+      ASSERT_NE(graph, nullptr) << "the second operation does not follow the first";
+    }
+    void* instance = device.instantiate(graph);
+    for (int replay = 0; replay < 2; ++replay) device.launch_graph(instance, stream);
+    EXPECT_EQ(twice.get(stream), floats(kCount, 8));
+    meet(comm, word);
+    device.end_graph(graph, instance);
+    device.end_event(event);
+    device.end_stream(forked);
+  });
+}
+
+// Their operations come in turn. In each of them, as above, only the library joins the forked stream.
+TEST_P(CudaCapture, OrdersOperationsInEachOfSeveralAtOnce) {
+  run_on_devices(2, device_options(RankMode::kThreads), [](int, moecclComm_t comm, CudaDevice& device, void* stream) {
+    struct One {
+      explicit One(CudaDevice& device) : in(device, kCount * 4), sum(device, kCount * 4), twice(device, kCount * 4) {}
+      DeviceBuffer in, sum, twice;
+      void *origin = nullptr, *forked = nullptr, *event = nullptr, *graph = nullptr;
+    };
+    std::array<One, 3> all{One(device), One(device), One(device)};
+    DeviceBuffer word(device, 4);
+    float value = 1;
+    for (One& c : all) {
+      c.origin = device.make_stream();
+      c.forked = device.make_stream();
+      c.event = device.make_event();
+      c.in.put(floats(kCount, value++));
+    }
+    meet(comm, word);
+    for (const One& c : all) {
+      device.begin_capture(c.origin, GetParam());
+      device.record(c.event, c.origin);
+      device.wait_event(c.forked, c.event);
+    }
+    for (const One& c : all) {
+      MOECCL_EXPECT_OK(
+          moecclAllReduce(c.in.data(), c.sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(c.forked)));
+    }
+    for (const One& c : all) {
+      MOECCL_EXPECT_OK(
+          moecclAllReduce(c.sum.data(), c.twice.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(c.origin)));
+    }
+    for (One& c : all) c.graph = device.end_capture(c.origin);
+    meet(comm, word);
+    value = 1;
+    for (const One& c : all) {
+      ASSERT_NE(c.graph, nullptr) << "the second operation does not follow the first";
+      void* instance = device.instantiate(c.graph);
+      for (int replay = 0; replay < 2; ++replay) device.launch_graph(instance, stream);
+      device.synchronize(stream);
+      device.end_graph(c.graph, instance);
+    }
+    for (One& c : all) EXPECT_EQ(c.twice.get(stream), floats(kCount, 4 * value++));
+    meet(comm, word);
+    for (const One& c : all) {
+      device.end_event(c.event);
+      device.end_stream(c.forked);
+      device.end_stream(c.origin);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace moeccl::testing
