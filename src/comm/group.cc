@@ -126,7 +126,10 @@ Status run(Batch& batch, Status status) {
     // Nothing runs. On the other communicators, peers would wait for this rank, or take its next call for this one.
     const Status skipped =
         error(moecclRemoteError, "a group was not run because one of its communicators failed: {}", status.message());
-    for (const auto& [comm, ticket] : batch.turns) comm->break_off(skipped);
+    for (const auto& [comm, ticket] : batch.turns) {
+      const Status own = comm->usable();  // one that has failed, or is being aborted, reports that
+      comm->break_off(own.ok() ? skipped : own);
+    }
     return status;
   }
   std::vector<exec::Runner*> memories;  // one for each kind of memory
