@@ -149,8 +149,12 @@ Status Selector::can_ever_run(moecclOp_t op, const std::string& algorithm) const
                ordinary.message());
 }
 
-std::string Selector::forced_where_it_fits(moecclOp_t op) const {
-  return can_ever_run(op, forced_[op]).ok() ? forced_[op] : "";
+void Selector::warn_of_force(moecclOp_t op, uint64_t problem_class, const std::string& sentence) const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!warned_.insert(hash_combine(static_cast<uint64_t>(op), problem_class)).second) return;
+  }
+  log(at_.rank == 0 ? LogLevel::kWarn : LogLevel::kInfo, "{}: {}", exec::op_name(op), sentence);
 }
 
 Status Selector::obeys_force(const plan::Shape& shape) const {
@@ -283,11 +287,18 @@ void Selector::unpin() {
   forget_last();
 }
 
+std::shared_ptr<const plan::Profile> Selector::profile() const {
+  const std::lock_guard lock(mutex_);
+  if (shown_ == nullptr) shown_ = std::make_shared<const plan::Profile>(at_.profile);
+  return shown_;
+}
+
 void Selector::set_profile(const plan::Profile& profile) {
   const std::lock_guard lock(mutex_);
   const uint32_t cores = at_.profile.cores;
   const int host_level = at_.profile.host_level;
   at_.profile = profile;
+  shown_ = nullptr;
   profile_hash_ = profile.hash();
   corrector_ = {};
   // Where the tree has no bandwidth, drop the profile's link figure: cost.h then prices the copies instead.
@@ -593,6 +604,7 @@ void Selector::observe(const exec::Timing& t) {
                             ? at_.profile.find_plan(o.op, o.algorithm, o.reach)->curve.at(o.bytes)
                             : 0;
   if (!corrector_.observe(at_.profile, o)) return;
+  shown_ = nullptr;
   epoch_.fetch_add(1, std::memory_order_release);
   version_.fetch_add(1, std::memory_order_release);
   log(LogLevel::kInfo,

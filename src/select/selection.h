@@ -143,10 +143,11 @@ class Selector {
   void set_profile(const plan::Profile& profile);
   bool asks_reach() const { return at_.heap_reach; }
   const plan::LevelTree& tree() const { return at_.tree; }
-  const plan::Profile& profile() const { return at_.profile; }
-  // Returns the forced algorithm for an operation whose plan comes from a routing or a placement; empty: none is
-  // forced, or it can never run here.
-  std::string forced_where_it_fits(moecclOp_t op) const;
+  // Returns the profile as it is now. The thread that runs operations may correct it, which makes another one.
+  std::shared_ptr<const plan::Profile> profile() const;
+  // For operations whose plan comes from a routing or a placement: logs why the forced algorithm gives way, once for
+  // each class of problems.
+  void warn_of_force(moecclOp_t op, uint64_t problem_class, const std::string& sentence) const;
   // Returns the forced algorithm; empty: none.
   const std::string& forced(moecclOp_t op) const { return forced_[op]; }
 
@@ -187,10 +188,11 @@ class Selector {
   void keep(uint64_t hash, const std::shared_ptr<PlanSlot>& made);
 
   Setting at_;
+  mutable std::shared_ptr<const plan::Profile> shown_;  // a copy of at_.profile; null: nobody has asked since it changed
   uint64_t profile_hash_ = 0;
   bool has_plan_fits_ = false;  // the profile's plans were measured on this topology and number of ranks
   std::string forced_[MOECCL_NUM_OPS];
-  std::unordered_set<uint64_t> warned_;  // classes of shapes, since the last force()
+  mutable std::unordered_set<uint64_t> warned_;  // classes of shapes and of problems, since the last force()
 
   // Choices are made on the caller's thread, and made again on the thread that runs operations.
   mutable std::mutex mutex_;
