@@ -288,9 +288,14 @@ void Selector::unpin() {
 }
 
 std::shared_ptr<const plan::Profile> Selector::profile() const {
-  const std::lock_guard lock(mutex_);
-  if (shown_ == nullptr) shown_ = std::make_shared<const plan::Profile>(at_.profile);
+  const std::lock_guard lock(shown_mutex_);
   return shown_;
+}
+
+void Selector::show_profile() {
+  auto copy = std::make_shared<const plan::Profile>(at_.profile);
+  const std::lock_guard lock(shown_mutex_);
+  shown_ = std::move(copy);
 }
 
 void Selector::set_profile(const plan::Profile& profile) {
@@ -298,7 +303,6 @@ void Selector::set_profile(const plan::Profile& profile) {
   const uint32_t cores = at_.profile.cores;
   const int host_level = at_.profile.host_level;
   at_.profile = profile;
-  shown_ = nullptr;
   profile_hash_ = profile.hash();
   corrector_ = {};
   // Where the tree has no bandwidth, drop the profile's link figure: cost.h then prices the copies instead.
@@ -306,6 +310,7 @@ void Selector::set_profile(const plan::Profile& profile) {
     if (at_.tree.levels[l].link.bytes_per_ns <= 0) at_.profile.links[l] = {};
   at_.profile.cores = cores;  // this communicator's own
   if (at_.profile.host_level < 0) at_.profile.host_level = host_level;
+  show_profile();
   has_plan_fits_ =
       !at_.profile.plans.empty() && at_.profile.n_ranks == at_.tree.n_ranks && at_.profile.tree_hash == at_.tree.hash();
   forget_choices();
@@ -604,7 +609,7 @@ void Selector::observe(const exec::Timing& t) {
                             ? at_.profile.find_plan(o.op, o.algorithm, o.reach)->curve.at(o.bytes)
                             : 0;
   if (!corrector_.observe(at_.profile, o)) return;
-  shown_ = nullptr;
+  show_profile();
   epoch_.fetch_add(1, std::memory_order_release);
   version_.fetch_add(1, std::memory_order_release);
   log(LogLevel::kInfo,

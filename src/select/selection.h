@@ -74,7 +74,7 @@ class Selector {
     uint64_t staging_bytes = 0;  // of one operation
     plan::Profile profile = {};
   };
-  explicit Selector(Setting setting) : at_(std::move(setting)) {}
+  explicit Selector(Setting setting) : at_(std::move(setting)) { show_profile(); }
 
   // Parses MOECCL_PLAN: "allreduce:ring,alltoall:2dh". An algorithm that can never apply only causes a warning, because
   // the variable is for all communicators of a process, which differ.
@@ -182,13 +182,13 @@ class Selector {
   Status applies_to(const plan::Shape& shape, const std::string& algorithm) const;
   // Warns once for each class of shapes for which the forced algorithm gives way.
   void warn_of_force(const PlanSlot& cached);
+  void show_profile();
   void forget_choices();
   void forget_last();
   Result<std::shared_ptr<PlanSlot>> find_or_build(const PlanKey& key);
   void keep(uint64_t hash, const std::shared_ptr<PlanSlot>& made);
 
   Setting at_;
-  mutable std::shared_ptr<const plan::Profile> shown_;  // a copy of at_.profile; null: nobody has asked since it changed
   uint64_t profile_hash_ = 0;
   bool has_plan_fits_ = false;  // the profile's plans were measured on this topology and number of ranks
   std::string forced_[MOECCL_NUM_OPS];
@@ -196,6 +196,9 @@ class Selector {
 
   // Choices are made on the caller's thread, and made again on the thread that runs operations.
   mutable std::mutex mutex_;
+  // Inside mutex_, because makers of plans ask for the profile.
+  mutable std::mutex shown_mutex_;
+  std::shared_ptr<const plan::Profile> shown_;  // a copy of at_.profile
   std::atomic<uint32_t> epoch_{1};
   std::atomic<uint64_t> version_{1};
   uint32_t last_epoch_ = 0, plans_epoch_ = 1;

@@ -116,15 +116,14 @@ struct MadeLayer {
   std::string algorithm, page;
 };
 
-// Makes a layer with a routing of no special kind, and returns what it runs.
+// Makes a layer with a routing of one token, which fits wherever the layer does, and returns what it runs.
 MadeLayer layer_of(moecclComm_t comm, const moecclMoeConfig_t& config) {
   moecclMoe_t moe = nullptr;
   moecclRouting_t routing = nullptr;
   MOECCL_EXPECT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
   std::vector<int32_t> index;
-  for (size_t i = 0; i < config.max_tokens * static_cast<size_t>(config.top_k); ++i)
-    index.push_back(static_cast<int32_t>(i) % config.n_experts);
-  MOECCL_EXPECT_COMM_OK(moecclRoutingCreate(&routing, moe, index.data(), nullptr, config.max_tokens), comm);
+  for (int32_t k = 0; k < config.top_k; ++k) index.push_back(k);
+  MOECCL_EXPECT_COMM_OK(moecclRoutingCreate(&routing, moe, index.data(), nullptr, 1), comm);
   moecclRoutingInfo_t info{};
   info.size = sizeof(info);
   MOECCL_EXPECT_COMM_OK(moecclRoutingGetInfo(routing, &info), comm);
@@ -169,18 +168,18 @@ TEST(Force, ALayerRunsTheForcedAlgorithmIfItsConfigLeavesTheChoiceOpen) {
 TEST(Force, ALayerThatTheForcedAlgorithmDoesNotFitRunsAnother) {
   RankOptions options{.mode = RankMode::kProcesses};
   options.config.topology = kTopology;
+  options.config.staging_bytes = 1 << 18;
   run_ranks(
       kRanksOfTopology,
-      [](int rank, moecclComm_t comm) {
+      [&](int rank, moecclComm_t comm) {
         moecclMoeConfig_t config = layer_config();
-        const char* too_large = nullptr;  // needs more than the cap, while another algorithm does not
+        config.staging_bytes = options.config.staging_bytes;
+        const char* too_large = nullptr;  // needs more staging than there is, while another algorithm does not
         const auto check = [&](const char* algorithm) {
           config.algorithm = algorithm;
           return moecclMoeCheck(&config, kRanksOfTopology, kTopology, nullptr, 0);
         };
-        for (config.memory_cap_bytes = 4096; too_large == nullptr && config.memory_cap_bytes < (64u << 20);
-             config.memory_cap_bytes += config.memory_cap_bytes / 8) {
-          if (check(nullptr) != moecclSuccess) continue;
+        for (config.hidden_bytes = 64; check(nullptr) == moecclSuccess; config.hidden_bytes += config.hidden_bytes / 8) {
           for (const char* name : {"flat", "2dh", "hier:1", "hier:2"})
             if (check(name) == moecclOutOfMemory) too_large = name;
           if (too_large != nullptr) break;
@@ -194,7 +193,7 @@ TEST(Force, ALayerThatTheForcedAlgorithmDoesNotFitRunsAnother) {
             const MadeLayer made = layer_of(comm, config);
             EXPECT_NE(made.algorithm, too_large);
             EXPECT_NE(made.page.find(note), std::string::npos) << made.page;
-            EXPECT_NE(made.page.find("memory_cap_bytes"), std::string::npos) << made.page;
+            EXPECT_NE(made.page.find("MOECCL_STAGING_BYTES"), std::string::npos) << made.page;
           }
         });
         EXPECT_EQ(times(log, note), rank == 0 ? 1u : 0u) << log;

@@ -553,7 +553,7 @@ TEST(Swap, MisuseHasASentence) {
 // Ranks 0 and 1 hold shards of 24 bytes, ranks 2 and 3 of 8, so a pair is of ranks 0 and 1 or of ranks 2 and 3. The
 // first swap is between ranks 0 and 1 and slow, because rank 1 comes late to Finish. The second one is between the others.
 TEST(Swap, TheLastSwapSetsThePriceOfTheNext) {
-  constexpr int kSlowMs = 400;
+  static constexpr int kSlowMs = 400;
   run_ranks(4, [](int rank, moecclComm_t comm) {
     moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
     config.hidden_bytes = 4;
@@ -564,7 +564,8 @@ TEST(Swap, TheLastSwapSetsThePriceOfTheNext) {
     moecclMoe_t moe = nullptr;
     MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
     moecclExpertSwap_t swap = nullptr;
-    const moecclExpertSwapConfig_t options = eager();
+    moecclExpertSwapConfig_t options = eager();
+    options.max_tokens = kTokens;  // those of one step
     MOECCL_ASSERT_COMM_OK(moecclExpertSwapCreate(&swap, comm, &options), comm);
     const size_t bytes = rank < 2 ? 24 : 8;
     std::vector<unsigned char> shards(4 * bytes);
