@@ -62,8 +62,9 @@ MOECCL_API moecclResult_t moecclCollectGradients(const void* slots, void* shards
  * node, a rank sends (sN - s) / N experts (Appendix A.2), whereas the two calls send each sum twice; use them only if
  * replicas need the sums too. If the topology has nodes and two ranks of one node hold an expert, the node's ranks form
  * their sum first and the expert leaves the node once ("nodes"); otherwise each rank sends to the owners of the shards
- * ("direct"). moecclPlanForce(comm, moecclOpReduceGradients, ...) chooses between them. Partial sums of ranks and nodes
- * are rounded to `type`; the result is the same in every run. Every expert must have a slot. Out of place only. */
+ * ("direct"). If one does not fit the staging, the other runs. moecclPlanForce(comm, moecclOpReduceGradients, ...)
+ * chooses between them. Partial sums of ranks and nodes are rounded to `type`; the result is the same in every run.
+ * Every expert must have a slot. Out of place only. */
 MOECCL_API moecclResult_t moecclReduceGradients(const void* slots, void* shards, size_t count, moecclDataType_t type,
                                                 moecclRedOp_t op, const moecclPlacement_t* placement, moecclComm_t comm,
                                                 moecclStream_t stream);

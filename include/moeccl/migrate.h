@@ -84,7 +84,7 @@ MOECCL_API moecclResult_t moecclMigrationBegin(moecclMigration_t migration, int 
  * shared[count] is the shared expert that was passed to Send; it may be NULL with ratio 1. Neither buffer may be
  * touched before the layer's Wait, except that an expert of `held` may be read as soon as WaitExpert has returned for
  * it. CUDA memory must have no pending work. If the ranks do not agree, `held` stays as it is. Decoding takes the time
- * of another thread, and so a core. */
+ * of another thread, and so a core; moecclCommDestroy waits for it. */
 MOECCL_API moecclResult_t moecclMigrationBeginInto(moecclMigration_t migration, int layer, const void* shared,
                                                    void* held);
 /* Waits until expert `index` of the layer's oldest gather is in `held`. The index is 0..n_held-1 in the order of

@@ -46,7 +46,9 @@ typedef struct {
   size_t memory_cap_bytes; /* cap on this layer's staging and tables on this rank, in host and device memory; 0:
                               MOECCL_MOE_MEMORY_CAP or none. Staging takes half of it or, if the layer needs more
                               staging, all that the tables of any routing leave free */
-  const char* algorithm;   /* "auto" (NULL), "flat", "2dh", "hier:1", "hier:2", ...: see moecclMoeExplain */
+  const char* algorithm;   /* "flat", "2dh", "hier:1", "hier:2", ...: see moecclMoeExplain. "auto" (NULL or ""): what
+                              moecclPlanForce names for moecclOpDispatch, if this layer can run it, or else the best for
+                              each routing */
   size_t scale_bytes;      /* bytes of scales per row in moecclDispatchScaled; 0: the layer has none */
   size_t scaled_row_bytes; /* bytes of such a row without its scales (fp8 rows of a bf16 layer have half of
                               hidden_bytes); 0: hidden_bytes */

@@ -74,8 +74,9 @@ MOECCL_API moecclResult_t moecclPlanProve(moecclComm_t comm, moecclOp_t op, size
 /* Forces an algorithm for an operation: every call that it applies to uses it, whatever the prices. NULL or "auto"
  * returns to the choice by price. An algorithm may apply only to some sizes and kinds of memory ("oneshot" to data that
  * fits the staging, "direct" to buffers that peers can reach). Other calls then run as if nothing were forced, and
- * moecclPlanQuery (note), moecclPlanExplain and one warning in the log per size class say why. All ranks must force the
- * same algorithm; a difference is moecclMismatch at the next operation. For an unknown name moecclInvalidArgument lists
+ * moecclPlanQuery (note), the Explain functions and one warning in the log per size class say why. For moecclOpDispatch
+ * this holds for each layer that is created afterwards without an algorithm of its own. All ranks must force the same
+ * algorithm; a difference is moecclMismatch at the next operation. For an unknown name moecclInvalidArgument lists
  * the algorithms. moecclUnsupported says why an algorithm can never apply on this communicator, which then goes on as
  * before. MOECCL_PLAN=allreduce:ring,alltoall:2dh does the same from the environment, for all communicators of a
  * process; a communicator on which the algorithm can never apply warns and goes on. */

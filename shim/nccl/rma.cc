@@ -62,6 +62,26 @@ ncclResult_t no_board(const char* function) {
   return fail(ncclSystemError, std::string(function) + ": this rank has no memory to share signals (memfd_create)");
 }
 
+// The ranks of this process that can be put to. A thread may drive several of them, and while it waits for one, only it
+// can serve the others.
+struct RanksHere {
+  const pid_t process = getpid();
+  std::mutex mutex;  // also held while one of them fetches
+  std::vector<Rma*> all;
+};
+// A forked child has ranks of its own: its parent's are not its to fetch for, and their mutex may be held for ever. No
+// object is destroyed, because communicators may end after the program's own objects.
+RanksHere& ranks_here() {
+  static std::atomic<RanksHere*> ranks{nullptr};
+  RanksHere* now = ranks.load(std::memory_order_acquire);  // pairs with the release below
+  while (now == nullptr || now->process != getpid()) {
+    auto made = std::make_unique<RanksHere>();
+    if (ranks.compare_exchange_strong(now, made.get(), std::memory_order_release, std::memory_order_acquire))
+      now = made.release();
+  }
+  return *now;
+}
+
 bool ended(int process) {
   pollfd p = {process, POLLIN, 0};
   return process >= 0 && poll(&p, 1, 0) > 0;
@@ -93,6 +113,11 @@ struct Rma::From {
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
 Rma::~Rma() {
+  {
+    RanksHere& ranks = ranks_here();
+    const std::lock_guard lock(ranks.mutex);
+    std::erase(ranks.all, this);
+  }
   if (board_ != nullptr) {
     // Acquired in find_target().
     for (auto& w : board_->windows) w.state.store(Board::kGone, std::memory_order_release);
@@ -130,6 +155,10 @@ void Rma::meet(int rank, std::vector<Door> doors) {
     peers_.push_back(std::make_unique<Peer>());
     peers_.back()->door = d;
   }
+  if (board_ == nullptr) return;
+  RanksHere& ranks = ranks_here();
+  const std::lock_guard lock(ranks.mutex);
+  ranks.all.push_back(this);
 }
 
 bool Rma::reaches_all() const {
@@ -306,7 +335,7 @@ ncclResult_t Rma::leave(const Put& put, Peer& peer, const std::atomic<bool>& giv
       const ncclResult_t result = post(put, peer, &posted);
       if (result != ncclSuccess || posted) return result;
     }
-    fetch_for_others();  // the peer may be waiting for room here, too
+    fetch_for_others();  // the peer may be waiting for room here, too, or may be a rank of this thread
     if (!pause()) continue;
     const std::string where = std::string(put.function) + ": " + rank_text(put.peer);
     if (ended(peer.process)) return fail(ncclRemoteError, where + " is gone: its process has ended");
@@ -370,9 +399,17 @@ ncclResult_t Rma::fetch(int from) {
   return ncclSuccess;
 }
 
-// Fetches what any rank has left here, because it may be unable to go on before. Called while this rank waits itself. A
-// parcel that cannot be fetched stays for the wait that wants it, which reports the failure.
+// Fetches what any rank has left for any rank of this process, because it may be unable to go on before. Called while a
+// rank of this process waits itself.
 void Rma::fetch_for_others() {
+  RanksHere& ranks = ranks_here();
+  const std::unique_lock lock(ranks.mutex, std::try_to_lock);
+  if (!lock.owns_lock()) return;  // another thread does so
+  for (Rma* rank : ranks.all) rank->fetch_from_all();
+}
+
+// A parcel that cannot be fetched stays for the wait that wants it, which reports the failure.
+void Rma::fetch_from_all() {
   for (int from = 0; from < n_ranks_; ++from) {
     if (!has_left(from)) continue;
     From& box = of(*board_, from);

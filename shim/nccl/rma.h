@@ -3,7 +3,8 @@
 // into the peer's window, by memcpy within a process and by process_vm_writev between two. The signal is a counter in
 // memory that the ranks share. No other thread has to help, and ranks that never put cost nothing. Where the system
 // forbids such writes (kernel.yama.ptrace_scope, a container's seccomp), and for windows on a device, the bytes lie in
-// an in-memory file until the peer fetches them, which it does whenever it waits for a signal or for room.
+// an in-memory file until the peer fetches them, which its process does whenever one of its ranks waits for a signal or
+// for room.
 #pragma once
 
 #include <sys/types.h>
@@ -86,7 +87,8 @@ class Rma {
   ncclResult_t post(const Put& put, Peer& peer, bool* posted);
   ncclResult_t take(uint64_t number, int from, std::string* text);
   ncclResult_t fetch(int from);
-  void fetch_for_others();
+  static void fetch_for_others();
+  void fetch_from_all();
   bool has_left(int from);
   ncclResult_t wait_for(const ncclWaitSignalDesc_t& wanted, const std::atomic<bool>& given_up);
   static From& of(Board& board, int rank);

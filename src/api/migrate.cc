@@ -75,7 +75,12 @@ moecclResult_t moecclMigrationBegin(moecclMigration_t migration, int layer) {
 }
 
 moecclResult_t moecclMigrationBeginInto(moecclMigration_t migration, int layer, const void* shared, void* held) {
-  return with_migration(migration, [&](comm::Migration& m) { return m.begin(layer, shared, held, true); });
+  return with_migration(migration, [&](comm::Migration& m) {
+    using Pin = api::CommTable::Pin;
+    auto pin = std::make_shared<Pin>(api::CommTable::get().pin(MigrationTable::get().find(migration)->comm_handle));
+    const comm::Migration::Into into{shared, held, std::move(pin)};
+    return m.begin(layer, &into);
+  });
 }
 
 moecclResult_t moecclMigrationWaitExpert(moecclMigration_t migration, int layer, int index) {

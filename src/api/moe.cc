@@ -128,15 +128,12 @@ Status api::create_moe(moecclMoe_t* moe, moecclComm_t comm_handle, Communicator&
   MOECCL_TRY(api::clear(moe, "moe", "the address of a moecclMoe_t"));
   MOECCL_TRY(api::outside_groups("the creation of a layer"));
   auto layer = std::make_shared<Layer>(comm_handle, comm);
-  // moecclPlanForce and MOECCL_PLAN name an algorithm for layers that leave the choice open. Domains have no 2dh.
-  std::string forced = comm.selector().forced_where_it_fits(moecclOpDispatch);
-  if (domains != nullptr && forced == "2dh") forced.clear();
-  Result<moecclMoeConfig_t> open = adopt(config, "config");  // all ranks report a bad one together
-  if (open.ok() && !forced.empty() && (open->algorithm == nullptr || *open->algorithm == '\0')) {
-    open->algorithm = forced.c_str();
-    config = &*open;
-  }
-  MOECCL_ASSIGN_OR_RETURN(layer->moe, comm::MoeLayer::create(layer->channel, config, std::move(domains)));
+  comm::Selector& selector = comm.selector();
+  MOECCL_ASSIGN_OR_RETURN(layer->moe, comm::MoeLayer::create(layer->channel, config, std::move(domains),
+                                                             selector.forced(moecclOpDispatch)));
+  if (const Status& follows = layer->moe->follows_force(); !follows.ok())
+    selector.warn_of_force(moecclOpDispatch, layer->moe->config().hash(),
+                           follows.message() + "; layers of this config run the cheapest plan instead");
   MOECCL_ASSIGN_OR_RETURN(*moe, LayerTable::get().add(std::make_unique<LayerHandle>(LayerHandle{std::move(layer)})));
   return {};
 }

@@ -56,7 +56,7 @@ Result<Look> look(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t
   l.tried = l.trial.decided || !l.cached->tried.empty();
   const algo::Algorithm* a = algo::find(op, l.cached->choice.algorithm);
   l.plan = algo::build_all(*a, c.selector().shape_of(key, false), c.tree());
-  l.cost = plan::price(l.plan, c.tree(), c.selector().profile());
+  l.cost = plan::price(l.plan, c.tree(), *c.selector().profile());
   if (const double ns = c.selector().measured_ns(*a, l.plan.shape); ns > 0) l.cost.total_ns = ns;
   return l;
 }
@@ -115,7 +115,7 @@ Result<std::string> page(Communicator& c, moecclOp_t op, size_t count, moecclDat
   }
   std::string text = plan::explain({l.plan, c.tree(), l.cost, c.rank(), reason(c, l, op, apply), candidates,
                                     l.cached->measured.ns.load(std::memory_order_relaxed), c.paced()});
-  text += format("Figures: {}.\n", plan::figures_text(c.selector().profile(), c.tree()));
+  text += format("Figures: {}.\n", plan::figures_text(*c.selector().profile(), c.tree()));
   if (const auto lanes = l.cached->measured.lanes.get(); !lanes.empty()) text += exec::lanes_text(lanes);
   if (l.cached->asks_reach) {
     text += format("With all buffers from moecclMemAlloc: {} instead.\n", l.cached->choice_if_reachable.algorithm);

@@ -31,7 +31,7 @@ std::string cache_path(const Communicator& comm) {
     return "";
   }
   return format("{}/moeccl/{:016x}-{}x{}.json", folder, hash_combine(comm.tree().hash(), comm.paced() ? 1 : 0),
-                comm.n_ranks(), comm.selector().profile().cores);
+                comm.n_ranks(), comm.selector().profile()->cores);
 }
 
 // Returns rank 0's text on all ranks.
@@ -54,7 +54,7 @@ Result<std::string> from_rank_0(Communicator& comm, const std::string& text) {
 
 Result<plan::Profile> calibrate(Communicator& comm, const CalibrateOptions& options) {
   MOECCL_TRY(comm.usable());
-  plan::Profile profile = comm.selector().profile();
+  plan::Profile profile = *comm.selector().profile();
   profile.plans.clear();
   profile.levels.clear();
   profile.n_ranks = comm.n_ranks();
@@ -111,7 +111,7 @@ Status load_profile(Communicator& comm, const std::string& path) {
 
 Status save_profile(const Communicator& comm, const std::string& path) {
   const std::string text = plan::write_profile(
-      comm.selector().profile(), comm.paced() ? "EMULATED: links are paced" : "", topology::to_synthetic(comm.tree()));
+      *comm.selector().profile(), comm.paced() ? "EMULATED: links are paced" : "", topology::to_synthetic(comm.tree()));
   return driver::replace_file(path, text);
 }
 

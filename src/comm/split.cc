@@ -85,11 +85,11 @@ Result<Config> config_of_part(Communicator& parent, const moecclConfig_t* given)
 
 void inherit_profile(Communicator& parent, const Config& config, Communicator& part) {
   // If the part has its own topology, that says nothing about the parent's levels.
-  const plan::Profile& profile = parent.selector().profile();
-  if (!config.topology.empty() || profile.source.empty()) return;
-  plan::Profile of_part = plan::profile_of_part(profile, parent.tree(), part.tree());
+  const std::shared_ptr<const plan::Profile> profile = parent.selector().profile();
+  if (!config.topology.empty() || profile->source.empty()) return;
+  plan::Profile of_part = plan::profile_of_part(*profile, parent.tree(), part.tree());
   of_part.source += ", of the communicator that this one comes from";
-  of_part.host_level = part.selector().profile().host_level;
+  of_part.host_level = part.selector().profile()->host_level;
   part.selector().set_profile(of_part);
 }
 

@@ -15,12 +15,13 @@ CommunicatorHost::CommunicatorHost(Communicator& comm, FindStream find_stream)
     : comm_(comm), find_stream_(find_stream) {
   if (comm.cuda() == nullptr) return;
   const plan::Hardware device = plan::device_hardware();
-  const plan::Profile& host = comm.selector().profile();
-  on_device_ = device.profile;
-  on_device_->links = host.links;
-  on_device_->all_to_all = host.all_to_all;
-  on_device_->host_level = host.host_level;
-  on_device_->source = format("the constants of a {}", device.name);
+  const std::shared_ptr<const plan::Profile> host = comm.selector().profile();
+  plan::Profile profile = device.profile;
+  profile.links = host->links;
+  profile.all_to_all = host->all_to_all;
+  profile.host_level = host->host_level;
+  profile.source = format("the constants of a {}", device.name);
+  on_device_ = std::make_shared<const plan::Profile>(std::move(profile));
 }
 
 Status CommunicatorHost::all_gather(const void* mine, size_t bytes, void* all) {
@@ -133,10 +134,30 @@ exec::StreamEngine* CommunicatorHost::engine_for(const void* choices) {
   return comm_.is_device_memory(choices) ? &comm_.cuda()->engine() : nullptr;
 }
 
-Status CommunicatorHost::with_kernels(const void* buffer, const WithKernels& body) {
-  if (!comm_.is_device_memory(buffer)) return MoeHost::with_kernels(buffer, body);
+Result<bool> CommunicatorHost::on_device(const char* what, std::initializer_list<Buffer> buffers) const {
+  const Buffer *device = nullptr, *ordinary = nullptr;
+  for (const Buffer& b : buffers) {
+    if (b.at == nullptr) continue;
+    if (comm_.cuda() == nullptr) {
+      MOECCL_TRY(comm_.check_reach({b.at}).with_context(format("{}: {}", what, b.name)));
+      continue;
+    }
+    const driver::cuda::Pointed at = driver::cuda::pointed(b.at);
+    if (at.on_device()) device = &b;
+    if (at.type == 0) ordinary = &b;
+  }
+  if (device != nullptr && ordinary != nullptr)
+    return error(moecclInvalidArgument,
+                 "{}: {} is CUDA memory and {} is ordinary host memory: give buffers of one kind (page-locked memory "
+                 "goes with both)",
+                 what, device->name, ordinary->name);
+  return device != nullptr;
+}
+
+Status CommunicatorHost::with_kernels(bool on_device, const WithKernels& body) {
+  if (!on_device) return MoeHost::with_kernels(on_device, body);
   // The kernels run in their turn, because the engine belongs to the proxy while an operation runs.
-  return comm_.run_on_device(comm_.take_ticket(), [&](const kernels::KernelTable& table) { body(table, true); });
+  return comm_.run_on_device(comm_.take_ticket(), body);
 }
 
 }  // namespace moeccl::comm

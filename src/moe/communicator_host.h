@@ -3,7 +3,7 @@
 #pragma once
 
 #include <functional>
-#include <optional>
+#include <memory>
 
 #include "src/comm/communicator.h"
 #include "src/comm/stream.h"
@@ -22,7 +22,9 @@ class CommunicatorHost final : public MoeHost {
   uint32_t n_ranks() const override { return comm_.n_ranks(); }
   const plan::LevelTree& tree() const override { return comm_.tree(); }
   // On CUDA memory, rows move at a device's rates over the links that the communicator had when this host was created.
-  const plan::Profile& profile() const override { return on_device_ ? *on_device_ : comm_.selector().profile(); }
+  std::shared_ptr<const plan::Profile> profile() const override {
+    return on_device_ != nullptr ? on_device_ : comm_.selector().profile();
+  }
   bool paced() const override { return comm_.paced(); }
   bool deterministic() const override { return comm_.config().deterministic; }
   uint64_t staging_bytes() const override { return comm_.operation_staging_bytes(); }
@@ -39,12 +41,13 @@ class CommunicatorHost final : public MoeHost {
   Status needs_host(moecclStream_t stream) override;
   Status usable() override { return comm_.usable(); }
   void wait_idle() override { (void)comm_.wait_idle(); }
-  Status with_kernels(const void* buffer, const WithKernels& body) override;
+  Result<bool> on_device(const char* what, std::initializer_list<Buffer> buffers) const override;
+  Status with_kernels(bool on_device, const WithKernels& body) override;
 
  private:
   Communicator& comm_;
   FindStream find_stream_;
-  std::optional<plan::Profile> on_device_;  // set if all ranks of the communicator have CUDA memory
+  std::shared_ptr<const plan::Profile> on_device_;  // set if all ranks of the communicator have CUDA memory
 };
 
 }  // namespace moeccl::comm

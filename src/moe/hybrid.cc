@@ -26,7 +26,8 @@ struct ModelProblem {
 
 ModelProblem model_of(const Communicator& comm, const moecclHybridConfig_t& c) {
   const plan::LevelTree& tree = comm.tree();
-  const plan::Profile& profile = comm.selector().profile();
+  const std::shared_ptr<const plan::Profile> kept = comm.selector().profile();
+  const plan::Profile& profile = *kept;
   ModelProblem m;
   for (uint32_t l = 0; l < tree.depth(); ++l) {
     const plan::Level& level = tree.levels[l];
@@ -186,7 +187,7 @@ algo::ExpertExchange Hybrid::exchange_of(uint64_t count, uint32_t element_bytes,
           element_bytes,
           shape.reach,
           comm_.fabric_for(cuda).half_bytes,
-          algo::round_trip_bytes(comm_.tree(), comm_.selector_for(cuda).profile()),
+          algo::round_trip_bytes(comm_.tree(), *comm_.selector_for(cuda).profile()),
           shape.deterministic,
           cuda ? moeccl::cuda::kMaxSources : 0};
 }
@@ -294,7 +295,7 @@ Result<std::string> Hybrid::explain_plan(uint64_t count, uint32_t element_bytes,
   MOECCL_ASSIGN_OR_RETURN(const Exchange exchange,
                           Exchange::make(*domains_, homes_, exchange_of(count, element_bytes, false)));
   const plan::Plan plan = exchange.build_all();
-  const plan::Cost cost = plan::price(plan, comm_.tree(), comm_.selector().profile());
+  const plan::Cost cost = plan::price(plan, comm_.tree(), *comm_.selector().profile());
   const std::vector<plan::PlanCandidate> candidates{{plan.algorithm, cost.total_ns, ""}};
   return plan::explain(
       {plan, comm_.tree(), cost, comm_.rank(), "for these domains", candidates, measured, comm_.paced()});

@@ -104,19 +104,24 @@ Result<MoeConfig> MoeConfig::from(const moecclMoeConfig_t* given, const plan::Le
   }
   if (deterministic) MOECCL_TRY(algo::check_groups(tree));
   MOECCL_TRY(check_rows(config));
-  if (c.algorithm && *c.algorithm && std::strcmp(c.algorithm, "auto") != 0) {
-    MOECCL_ASSIGN_OR_RETURN(const algo::MoeAlgorithm forced, algo::parse_moe_algorithm(c.algorithm, tree));
-    if (config.domains && forced.kind == algo::PathKind::k2dh)
-      return error(moecclInvalidArgument,
-                   "config.algorithm is \"2dh\", which does not know expert domains: give auto, flat or hier:N");
-    config.algorithms = {forced};
-  } else {
-    config.algorithms = algo::moe_candidates(tree);
-    if (config.domains)
-      std::erase_if(config.algorithms, [](const algo::MoeAlgorithm& a) { return a.kind == algo::PathKind::k2dh; });
-  }
+  config.algorithms = algo::moe_candidates(tree);
+  if (config.domains)
+    std::erase_if(config.algorithms, [](const algo::MoeAlgorithm& a) { return a.kind == algo::PathKind::k2dh; });
+  if (!leaves_algorithm_open(c)) MOECCL_TRY(config.narrow_to(c.algorithm, tree));
   config.memory_cap = c.memory_cap_bytes ? c.memory_cap_bytes : static_cast<uint64_t>(env().moe_memory_cap);
   return config;
+}
+
+Status MoeConfig::narrow_to(std::string_view algorithm, const plan::LevelTree& tree) {
+  MOECCL_ASSIGN_OR_RETURN(const algo::MoeAlgorithm only, algo::parse_moe_algorithm(algorithm, tree));
+  if (domains && only.kind == algo::PathKind::k2dh)
+    return error(moecclInvalidArgument, "algorithm \"2dh\" does not know expert domains: give auto, flat or hier:N");
+  algorithms = {only};
+  return {};
+}
+
+bool leaves_algorithm_open(const moecclMoeConfig_t& config) {
+  return config.algorithm == nullptr || *config.algorithm == '\0' || std::strcmp(config.algorithm, "auto") == 0;
 }
 
 uint64_t MoeConfig::hash() const {

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "moeccl/moe.h"
@@ -17,7 +18,7 @@ struct MoeConfig {
   moecclDataType_t type = moecclBfloat16;
   algo::Placement placement;                       // the home of each expert
   std::shared_ptr<const algo::Domains> domains;    // the ranks that hold copies of experts; null: no copies
-  std::vector<algo::MoeAlgorithm> algorithms;      // the forced one, or every algorithm that the tree offers
+  std::vector<algo::MoeAlgorithm> algorithms;      // the only one to run, or every algorithm that the tree offers
   uint64_t memory_cap = 0;                         // 0: no cap
   bool trials = true;                              // run trials of plans whose prices lie close together
   uint64_t scale_bytes = 0, scaled_row_bytes = 0;  // for moecclDispatchScaled; 0: without scales
@@ -25,11 +26,16 @@ struct MoeConfig {
   // The moecclInvalidArgument error names the field, its value and the values that are accepted.
   static Result<MoeConfig> from(const moecclMoeConfig_t* config, const plan::LevelTree& tree, bool deterministic,
                                 std::shared_ptr<const algo::Domains> domains = nullptr);
+  // Leaves only this algorithm. The error says why the layer cannot run it.
+  Status narrow_to(std::string_view algorithm, const plan::LevelTree& tree);
   // Returns the number of experts that a rank computes.
   uint64_t n_held(uint32_t rank) const;
   // Returns the same value on ranks that gave the same configuration.
   uint64_t hash() const;
 };
+
+// Returns whether a config leaves the choice of the algorithm open.
+bool leaves_algorithm_open(const moecclMoeConfig_t& config);
 
 // Returns the bytes that a communicator with `staging_bytes` grants to one operation: half, in whole cache lines.
 inline uint64_t granted_staging(uint64_t staging_bytes) { return staging_bytes / 128 * 64; }

@@ -31,7 +31,7 @@ const char* MoeRouting::why_chosen() const {
 std::string MoeRouting::hiermoe_text() const {
   const MoeHost& host = layer_.host();
   const algo::HierMoeChoice model =
-      algo::hiermoe_choice(prices_, host.tree(), host.profile(), layer_.config().shape.row_bytes);
+      algo::hiermoe_choice(prices_, host.tree(), *host.profile(), layer_.config().shape.row_bytes);
   if (prices_.size() < 2 || model.both_us[model.best] <= 0) return "";
   std::string text = format("HierMoE Eq. 1-6 with {}:", model.measured ? "measured AlltoAlls" : "the topology's links");
   for (size_t c = 0; c < prices_.size(); ++c)
@@ -63,7 +63,7 @@ Result<std::string> MoeRouting::explain() const {
       layer_.config().shape.row_bytes, layer_.config().shape.expert_major ? "ExpertMajor" : "Rows");
   text += format("{} rows arrive here for {} tokens; capacity dropped {} choices of this rank\n", i.n_rows, i.n_unique,
                  i.n_dropped);
-  text += format("\ncandidates, priced from this routing (all ranks); {}\n", plan::figures_text(host.profile(), tree));
+  text += format("\ncandidates, priced from this routing (all ranks); {}\n", plan::figures_text(*host.profile(), tree));
   for (size_t c = 0; c < prices_.size(); ++c) {
     const algo::MoePrice& p = prices_[c];
     text += format("  {} {:8} dispatch {:10.1f} us, combine {:10.1f} us;", c == chosen_ ? "*" : " ",
@@ -76,8 +76,9 @@ Result<std::string> MoeRouting::explain() const {
   }
   text += hiermoe_text();
   text += format(
-      "\nchosen: {}, {}; {} chunks in {} slots x {} of {} rows ({:.1f} MiB of staging)\n", i.algorithm, why_chosen(),
-      tables_.n_chunks(), plan.slots.plan.n_slots, plan.slots.plan.depth, plan.slots.slot_rows,
+      "\nchosen: {}, {}{}; {} chunks in {} slots x {} of {} rows ({:.1f} MiB of staging)\n", i.algorithm, why_chosen(),
+      layer_.follows_force().ok() ? "" : "; " + layer_.follows_force().message(), tables_.n_chunks(),
+      plan.slots.plan.n_slots, plan.slots.plan.depth, plan.slots.slot_rows,
       static_cast<double>(algo::moe_staging_bytes(layer_.config().shape, plan.slots.plan, plan.slots.slot_rows)) /
           (1 << 20));
   text += format("this rank would send {} bytes without dedup (T * k * row)\n", i.logical_bytes);

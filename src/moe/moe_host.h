@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 
 #include "kernels/table.h"
@@ -31,8 +32,8 @@ class MoeHost {
   virtual uint32_t n_ranks() const = 0;
   virtual const plan::LevelTree& tree() const = 0;
   // The profile that prices plans; it is the same on all ranks.
-  virtual const plan::Profile& profile() const {
-    static const plan::Profile defaults;
+  virtual std::shared_ptr<const plan::Profile> profile() const {
+    static const auto defaults = std::make_shared<const plan::Profile>();
     return defaults;
   }
   virtual bool paced() const = 0;
@@ -97,11 +98,22 @@ class MoeHost {
   // Waits until this rank has nothing in flight.
   virtual void wait_idle() {}
 
-  // Calls `body` with the kernels for the memory that `buffer` lies in; they have run when this returns.
-  using WithKernels = std::function<void(const kernels::KernelTable& table, bool on_device)>;
-  virtual Status with_kernels(const void* buffer, const WithKernels& body) {
-    (void)buffer;
-    body(kernels::best(), false);
+  // A buffer that a call reads or writes, or null. The error of on_device() names it.
+  struct Buffer {
+    const char* name = "";
+    const void* at = nullptr;
+  };
+  // Returns whether the device's kernels work on these buffers of the call `what`; otherwise the host's do. Buffers of
+  // different kinds of memory are an error.
+  virtual Result<bool> on_device(const char* what, std::initializer_list<Buffer> buffers) const {
+    (void)what, (void)buffers;
+    return false;
+  }
+  // Calls `body` with the kernels of the device or of the host; they have run when this returns.
+  using WithKernels = std::function<void(const kernels::KernelTable& table)>;
+  virtual Status with_kernels(bool on_device, const WithKernels& body) {
+    (void)on_device;
+    body(kernels::best());
     return {};
   }
 };

@@ -79,14 +79,30 @@ Status compare(const std::vector<LayerAnswer>& all, uint32_t rank) {
   return {};
 }
 
+// Leaves the forced algorithm alone in the config, or returns why the layer cannot run it. All ranks come to the same
+// answer, because they compare their configs and their staging.
+Status follow(const std::string& forced, const MoeHost& host, MoeConfig& config) {
+  MoeConfig narrow = config;
+  MOECCL_TRY(narrow.narrow_to(forced, host.tree()));
+  MOECCL_TRY(fitting(narrow, host.tree(), host.staging_bytes()).status());
+  config = std::move(narrow);
+  return {};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMoeConfig_t* given,
-                                                   std::shared_ptr<const algo::Domains> domains) {
+                                                   std::shared_ptr<const algo::Domains> domains,
+                                                   const std::string& forced) {
   Result<moecclMoeConfig_t> full = adopt(given, "config");
   Result<MoeConfig> config = full.ok() ? MoeConfig::from(&*full, host.tree(), host.deterministic(), std::move(domains))
                                        : Result<MoeConfig>(full.status());
   Status own = config.ok() ? agree_with_communicator(*full, host) : config.status();
+  Status follows;
+  if (own.ok() && !forced.empty() && leaves_algorithm_open(*full)) {
+    follows = follow(forced, host, *config);
+    if (!follows.ok()) follows = std::move(follows).with_context(format("{} is forced but does not apply", forced));
+  }
   std::vector<algo::MoeAlgorithm> fit;
   if (own.ok()) {
     auto fits = fitting(*config, host.tree(), host.staging_bytes());
@@ -101,6 +117,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMo
   MOECCL_ASSIGN_OR_RETURN(const auto all, answers_of(host, mine, own, "could not create the layer"));
   MOECCL_TRY(compare(all, host.rank()));
   std::unique_ptr<MoeLayer> layer(new MoeLayer(host, std::move(*config)));
+  layer->follows_force_ = std::move(follows);
   size_t flat = fit.size();
   for (const algo::MoeAlgorithm& a : fit) {
     if (a.kind == algo::PathKind::kFlat) flat = layer->candidates_.size();
@@ -145,13 +162,17 @@ void MoeRouting::keep_step() {
 }
 
 Result<CudaRouting*> MoeLayer::cuda_routing(exec::StreamEngine& engine) {
-  if (cuda_routing_ == nullptr) {
-    // An allocation may wait for the device, where a stream may wait for this rank.
-    host_.wait_idle();
-    CudaRouting::Model s{&config_.shape, &placement_, &order_, &host_.tree(), {}, host_.rank()};
-    for (const auto& candidate : candidates_) s.candidates.push_back(&candidate->paths);
-    MOECCL_ASSIGN_OR_RETURN(cuda_routing_, CudaRouting::create(engine, s));
+  {
+    const std::lock_guard lock(tables_mutex_);
+    if (cuda_routing_ != nullptr) return cuda_routing_.get();
   }
+  // An allocation may wait for the device, where a stream may wait for this rank.
+  host_.wait_idle();
+  CudaRouting::Model s{&config_.shape, &placement_, &order_, &host_.tree(), {}, host_.rank()};
+  for (const auto& candidate : candidates_) s.candidates.push_back(&candidate->paths);
+  MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<CudaRouting> made, CudaRouting::create(engine, s));
+  const std::lock_guard lock(tables_mutex_);
+  if (cuda_routing_ == nullptr) cuda_routing_ = std::move(made);
   return cuda_routing_.get();
 }
 
@@ -297,6 +318,7 @@ Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t st
   if (!wants_weights)
     return run(moecclOpDispatch, expert_major && weighted_, g.grad_out, g.grad_in, stream, measured_backward_);
   MOECCL_TRY(needs_buffer("combine backward", "in", g.in, rows_here()));
+  MOECCL_ASSIGN_OR_RETURN(const bool on_device, dots_on_device("combine backward", g));
   MOECCL_TRY(layer_.host().needs_host(stream));
   MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream, measured_backward_));
   // The products need the rows as they were sent, so weights are applied only now. A blocking exchange of the
@@ -307,16 +329,22 @@ Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t st
     MOECCL_TRY(layer_.host().all_gather(&mine, 1, gathered_.data()));
   }
   std::vector<float> dots;
-  MOECCL_TRY(dot_and_scale(g, dots));
+  MOECCL_TRY(dot_and_scale(g, on_device, dots));
   return return_dots(dots, g.grad_weight);
 }
 
+// Returns whether dot_and_scale() runs on the device. A rank without rows may pass any pointers.
+Result<bool> MoeRouting::dots_on_device(const char* what, const CombineGradients& g) const {
+  if (rows_here() == 0) return false;
+  return layer_.host().on_device(what, {{"grad_in", g.grad_in}, {"in", g.in}});
+}
+
 // Fills `dots` by (origin, token, expert) of each local choice, and multiplies the rows of grad_in by their weights.
-Status MoeRouting::dot_and_scale(const CombineGradients& g, std::vector<float>& dots) const {
+Status MoeRouting::dot_and_scale(const CombineGradients& g, bool on_device, std::vector<float>& dots) const {
   const MoeConfig& config = layer_.config();
   const std::vector<uint32_t>& rows = tables_.choice_row;
   dots.resize(rows.size());
-  return layer_.host().with_kernels(g.grad_in, [&](const kernels::KernelTable& table, bool on_device) {
+  return layer_.host().with_kernels(on_device, [&](const kernels::KernelTable& table) {
     kernels::DotRowsArgs dot;
     dot.out = dots.data();
     dot.a = g.grad_in;

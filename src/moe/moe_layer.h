@@ -56,12 +56,16 @@ struct MoeStep {
 
 class MoeLayer {
  public:
-  // This call is collective. The host must outlive the layer.
+  // This call is collective. The host must outlive the layer. If the config leaves the algorithm open, the layer runs
+  // `forced`, unless that is empty or the layer cannot run it.
   static Result<std::unique_ptr<MoeLayer>> create(MoeHost& host, const moecclMoeConfig_t* config,
-                                                  std::shared_ptr<const algo::Domains> domains = nullptr);
+                                                  std::shared_ptr<const algo::Domains> domains = nullptr,
+                                                  const std::string& forced = {});
 
   MoeHost& host() const { return host_; }
   const MoeConfig& config() const { return config_; }
+  // Returns why the forced algorithm does not run. Success: it does, or none was forced.
+  const Status& follows_force() const { return follows_force_; }
   // The rank that computes each expert for this rank's tokens: its owner, or the rank that holds a copy in this rank's
   // domains.
   const algo::Placement& placement() const { return placement_; }
@@ -103,6 +107,7 @@ class MoeLayer {
 
   MoeHost& host_;
   MoeConfig config_;
+  Status follows_force_;
   algo::Placement placement_;
   algo::CanonicalOrder order_;
   std::shared_ptr<algo::ExpertMap> map_;
@@ -192,7 +197,8 @@ class MoeRouting {
   Status needs_elements(const char* what) const;
   Status run(moecclOp_t kind, bool weighted, const void* in, void* out, moecclStream_t stream,
              exec::Operation::Measured& measured, const exec::Operation::Scales* scales = nullptr);
-  Status dot_and_scale(const CombineGradients& g, std::vector<float>& dots) const;
+  Result<bool> dots_on_device(const char* what, const CombineGradients& g) const;
+  Status dot_and_scale(const CombineGradients& g, bool on_device, std::vector<float>& dots) const;
   Status return_dots(const std::vector<float>& dots, float* grad_weight);
   void fill_levels(moecclRoutingInfo_t& info) const;
   const char* why_chosen() const;

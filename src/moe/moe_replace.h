@@ -69,7 +69,8 @@ class MoeReplacement {
   Status ready(const char* what);
   Status usable(const char* what) const;
   Status run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream);
-  Status move_rows(const std::vector<algo::ResidualRows::Move>& moves, const void* from, void* to, bool add);
+  using Moves = std::vector<algo::ResidualRows::Move>;
+  Status move_rows(const Moves& moves, const void* from, void* to, bool add, bool on_device);
 
   MoeLayer& layer_;
   const uint32_t rank_, n_ranks_;

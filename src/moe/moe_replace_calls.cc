@@ -77,6 +77,7 @@ Status MoeReplacement::combine_backward(const MoeRouting::CombineGradients& g, m
                  kWhat);
   if (!wants_weights) return run(moecclOpDispatch, expert_major && tables_.weighted(), g.grad_out, g.grad_in, stream);
   MOECCL_TRY(needs_buffer(kWhat, "in", g.in, n_rows_));
+  MOECCL_ASSIGN_OR_RETURN(const bool on_device, routing_->dots_on_device(kWhat, g));
   // The products need the rows as they were sent. They go to the ranks that brought the tokens, whose gates chose.
   MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream));
   if (stream) {
@@ -85,17 +86,16 @@ Status MoeReplacement::combine_backward(const MoeRouting::CombineGradients& g, m
     MOECCL_TRY(layer_.host().all_gather(&mine, 1, all.data()));
   }
   std::vector<float> dots;
-  MOECCL_TRY(routing_->dot_and_scale(g, dots));
+  MOECCL_TRY(routing_->dot_and_scale(g, on_device, dots));
   return routing_->return_dots(dots, g.grad_weight);
 }
 
 // Copies row `from` of `from` to row `to` of `to` for each move, or adds it.
-Status MoeReplacement::move_rows(const std::vector<algo::ResidualRows::Move>& moves, const void* from, void* to,
-                                 bool add) {
+Status MoeReplacement::move_rows(const Moves& moves, const void* from, void* to, bool add, bool on_device) {
   if (moves.empty()) return {};
   std::vector<uint32_t> src, dst;
   for (const auto& m : moves) src.push_back(m.from), dst.push_back(m.to);
-  return layer_.host().with_kernels(to, [&](const kernels::KernelTable& table, bool) {
+  return layer_.host().with_kernels(on_device, [&](const kernels::KernelTable& table) {
     if (!add) {
       kernels::CopyRowsArgs copy;
       copy.dst = to, copy.src = from;
@@ -133,8 +133,13 @@ Status MoeReplacement::residual(const void* x, const void* dispatched, void* in)
   MOECCL_TRY(needs_buffer("residual", "in", in, n_rows_));
   MOECCL_TRY(needs_buffer("residual", "dispatched", dispatched, of_rows_.size()));
   MOECCL_TRY(needs_buffer("residual", "x", x, of_tokens_.size()));
-  MOECCL_TRY(move_rows(of_rows_, dispatched, in, !moe_config_.shape.expert_major));
-  return move_rows(of_tokens_, x, in, false);
+  // Buffers without rows to read may be in any memory.
+  MOECCL_ASSIGN_OR_RETURN(const bool on_device,
+                          layer_.host().on_device("residual", {{"in", n_rows_ > 0 ? in : nullptr},
+                                                               {"dispatched", of_rows_.empty() ? nullptr : dispatched},
+                                                               {"x", of_tokens_.empty() ? nullptr : x}}));
+  MOECCL_TRY(move_rows(of_rows_, dispatched, in, !moe_config_.shape.expert_major, on_device));
+  return move_rows(of_tokens_, x, in, false, on_device);
 }
 
 Status MoeReplacement::residual_backward(const void* grad_in, void* grad_dispatched, void* grad_x) {
@@ -142,13 +147,19 @@ Status MoeReplacement::residual_backward(const void* grad_in, void* grad_dispatc
   if (!config_.residual)
     return error(moecclInvalidUsage, "the replacement was created without config.residual: set it to 1");
   MOECCL_TRY(needs_buffer("residual's backward", "grad_in", grad_in, n_rows_));
-  const auto back = [](const std::vector<algo::ResidualRows::Move>& moves) {
-    std::vector<algo::ResidualRows::Move> mirror;
+  if (of_rows_.empty()) grad_dispatched = nullptr;
+  if (of_tokens_.empty()) grad_x = nullptr;
+  MOECCL_ASSIGN_OR_RETURN(const bool on_device,
+                          layer_.host().on_device("residual's backward", {{"grad_in", n_rows_ > 0 ? grad_in : nullptr},
+                                                                          {"grad_dispatched", grad_dispatched},
+                                                                          {"grad_x", grad_x}}));
+  const auto back = [](const Moves& moves) {
+    Moves mirror;
     for (const auto& m : moves) mirror.push_back({m.to, m.from});
     return mirror;
   };
-  if (grad_dispatched) MOECCL_TRY(move_rows(back(of_rows_), grad_in, grad_dispatched, true));
-  if (grad_x) MOECCL_TRY(move_rows(back(of_tokens_), grad_in, grad_x, true));
+  if (grad_dispatched) MOECCL_TRY(move_rows(back(of_rows_), grad_in, grad_dispatched, true, on_device));
+  if (grad_x) MOECCL_TRY(move_rows(back(of_tokens_), grad_in, grad_x, true, on_device));
   return {};
 }
 

@@ -73,7 +73,8 @@ moecclSampleProblem_t MoeReplacement::problem_of(const algo::SampleCounts& count
 void MoeReplacement::price_links() {
   moecclSampleProblem_t& problem = links_ = MOECCL_SAMPLE_PROBLEM_INIT;
   const plan::LevelTree& tree = layer_.host().tree();
-  const plan::Profile& profile = layer_.host().profile();
+  const std::shared_ptr<const plan::Profile> kept = layer_.host().profile();
+  const plan::Profile& profile = *kept;
   const uint32_t depth = tree.depth();
   inner_group_.clear(), inner_alpha_us_.clear(), inner_beta_us_.clear();
   for (uint32_t l = 0; l < depth; ++l)

@@ -204,6 +204,7 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
   std::memcpy(guesses_.data(), greetings + sizeof(Hello), guesses_.size() * sizeof(float));
   const std::byte* first_count = greetings + sizeof(Hello) + guesses_.size() * sizeof(float);
   const uint64_t tokens = std::accumulate(tokens_of_.begin(), tokens_of_.end(), uint64_t{0});
+  const std::shared_ptr<const plan::Profile> profile = host.profile();
   for (size_t c = 0; c < layer_.candidates().size(); ++c) {
     std::vector<algo::LevelCount> counts(size_t{n} * depth);
     for (uint32_t r = 0; r < n; ++r)
@@ -212,8 +213,7 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
     MOECCL_TRY(check_counts(counts, tokens_of_, layer_.config().shape.top_k, host.tree()));
     algo::MoeRows rows{algo::level_loads(host.tree(), counts), layer_.config().shape.row_bytes,
                        static_cast<double>(tokens) * layer_.config().shape.top_k / n};
-    prices_.push_back(
-        algo::price(layer_.candidates()[c]->paths.algorithm(), host.tree(), host.profile(), std::move(rows)));
+    prices_.push_back(algo::price(layer_.candidates()[c]->paths.algorithm(), host.tree(), *profile, std::move(rows)));
     both_us.push_back(prices_.back().both_us());
   }
   chosen_ = layer_.pick(both_us, guesses_);

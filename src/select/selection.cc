@@ -149,8 +149,12 @@ Status Selector::can_ever_run(moecclOp_t op, const std::string& algorithm) const
                ordinary.message());
 }
 
-std::string Selector::forced_where_it_fits(moecclOp_t op) const {
-  return can_ever_run(op, forced_[op]).ok() ? forced_[op] : "";
+void Selector::warn_of_force(moecclOp_t op, uint64_t problem_class, const std::string& sentence) const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!warned_.insert(hash_combine(static_cast<uint64_t>(op), problem_class)).second) return;
+  }
+  log(at_.rank == 0 ? LogLevel::kWarn : LogLevel::kInfo, "{}: {}", exec::op_name(op), sentence);
 }
 
 Status Selector::obeys_force(const plan::Shape& shape) const {
@@ -283,6 +287,17 @@ void Selector::unpin() {
   forget_last();
 }
 
+std::shared_ptr<const plan::Profile> Selector::profile() const {
+  const std::lock_guard lock(shown_mutex_);
+  return shown_;
+}
+
+void Selector::show_profile() {
+  auto copy = std::make_shared<const plan::Profile>(at_.profile);
+  const std::lock_guard lock(shown_mutex_);
+  shown_ = std::move(copy);
+}
+
 void Selector::set_profile(const plan::Profile& profile) {
   const std::lock_guard lock(mutex_);
   const uint32_t cores = at_.profile.cores;
@@ -295,6 +310,7 @@ void Selector::set_profile(const plan::Profile& profile) {
     if (at_.tree.levels[l].link.bytes_per_ns <= 0) at_.profile.links[l] = {};
   at_.profile.cores = cores;  // this communicator's own
   if (at_.profile.host_level < 0) at_.profile.host_level = host_level;
+  show_profile();
   has_plan_fits_ =
       !at_.profile.plans.empty() && at_.profile.n_ranks == at_.tree.n_ranks && at_.profile.tree_hash == at_.tree.hash();
   forget_choices();
@@ -593,6 +609,7 @@ void Selector::observe(const exec::Timing& t) {
                             ? at_.profile.find_plan(o.op, o.algorithm, o.reach)->curve.at(o.bytes)
                             : 0;
   if (!corrector_.observe(at_.profile, o)) return;
+  show_profile();
   epoch_.fetch_add(1, std::memory_order_release);
   version_.fetch_add(1, std::memory_order_release);
   log(LogLevel::kInfo,

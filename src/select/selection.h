@@ -74,7 +74,7 @@ class Selector {
     uint64_t staging_bytes = 0;  // of one operation
     plan::Profile profile = {};
   };
-  explicit Selector(Setting setting) : at_(std::move(setting)) {}
+  explicit Selector(Setting setting) : at_(std::move(setting)) { show_profile(); }
 
   // Parses MOECCL_PLAN: "allreduce:ring,alltoall:2dh". An algorithm that can never apply only causes a warning, because
   // the variable is for all communicators of a process, which differ.
@@ -143,10 +143,11 @@ class Selector {
   void set_profile(const plan::Profile& profile);
   bool asks_reach() const { return at_.heap_reach; }
   const plan::LevelTree& tree() const { return at_.tree; }
-  const plan::Profile& profile() const { return at_.profile; }
-  // Returns the forced algorithm for an operation whose plan comes from a routing or a placement; empty: none is
-  // forced, or it can never run here.
-  std::string forced_where_it_fits(moecclOp_t op) const;
+  // Returns the profile as it is now. The thread that runs operations may correct it, which makes another one.
+  std::shared_ptr<const plan::Profile> profile() const;
+  // For operations whose plan comes from a routing or a placement: logs why the forced algorithm gives way, once for
+  // each class of problems.
+  void warn_of_force(moecclOp_t op, uint64_t problem_class, const std::string& sentence) const;
   // Returns the forced algorithm; empty: none.
   const std::string& forced(moecclOp_t op) const { return forced_[op]; }
 
@@ -181,6 +182,7 @@ class Selector {
   Status applies_to(const plan::Shape& shape, const std::string& algorithm) const;
   // Warns once for each class of shapes for which the forced algorithm gives way.
   void warn_of_force(const PlanSlot& cached);
+  void show_profile();
   void forget_choices();
   void forget_last();
   Result<std::shared_ptr<PlanSlot>> find_or_build(const PlanKey& key);
@@ -190,10 +192,13 @@ class Selector {
   uint64_t profile_hash_ = 0;
   bool has_plan_fits_ = false;  // the profile's plans were measured on this topology and number of ranks
   std::string forced_[MOECCL_NUM_OPS];
-  std::unordered_set<uint64_t> warned_;  // classes of shapes, since the last force()
+  mutable std::unordered_set<uint64_t> warned_;  // classes of shapes and of problems, since the last force()
 
   // Choices are made on the caller's thread, and made again on the thread that runs operations.
   mutable std::mutex mutex_;
+  // Inside mutex_, because makers of plans ask for the profile.
+  mutable std::mutex shown_mutex_;
+  std::shared_ptr<const plan::Profile> shown_;  // a copy of at_.profile
   std::atomic<uint32_t> epoch_{1};
   std::atomic<uint64_t> version_{1};
   uint32_t last_epoch_ = 0, plans_epoch_ = 1;

@@ -81,6 +81,41 @@ TEST_P(ApiMessages, SeveralPerPairInOneGroupKeepTheirOrder) {
             {.mode = GetParam()});
 }
 
+// One thread drives both ranks of two communicators.
+TEST(ApiMessagesOfOneThread, ThousandsInOneGroup) {
+  RankOptions options;
+  options.init = options.destroy = false;
+  run_ranks(
+      1,
+      [](int, moecclComm_t) {
+        constexpr int kRanks = 2, kMessages = 1000;
+        constexpr size_t kSizes[] = {1, 3000, 20'000};  // in a slot; in several; read from the sender
+        moecclComm_t comms[2][kRanks];
+        for (auto& c : comms) MOECCL_ASSERT_OK(moecclCommInitAll(c, kRanks, nullptr));
+        for (const size_t count : kSizes) {
+          const int n = count > 3000 ? 300 : kMessages;
+          std::vector<int32_t> out(count);
+          std::vector<std::vector<int32_t>> in(static_cast<size_t>(4 * n), std::vector<int32_t>(count, -1));
+          for (size_t i = 0; i < count; ++i) out[i] = static_cast<int32_t>(i + count);
+          MOECCL_ASSERT_OK(moecclGroupStart());
+          for (int i = 0; i < n; ++i)
+            for (int c = 0; c < 2; ++c)
+              for (int r = 0; r < kRanks; ++r)
+                MOECCL_EXPECT_OK(moecclSend(out.data(), count, moecclInt32, 1 - r, comms[c][r], nullptr));
+          for (int i = 0; i < n; ++i)
+            for (int c = 0; c < 2; ++c)
+              for (int r = 0; r < kRanks; ++r)
+                MOECCL_EXPECT_OK(moecclRecv(in[static_cast<size_t>((2 * c + r) * n + i)].data(), count, moecclInt32,
+                                            1 - r, comms[c][r], nullptr));
+          MOECCL_ASSERT_OK(moecclGroupEnd());
+          for (const auto& got : in) ASSERT_EQ(got, out);
+        }
+        for (auto& c : comms)
+          for (moecclComm_t comm : c) MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+      },
+      options);
+}
+
 TEST_P(ApiMessages, ToOneselfNeedAGroup) {
   run_ranks(
       2,

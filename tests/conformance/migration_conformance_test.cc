@@ -2,6 +2,7 @@
 // Migration of experts through the C interface: experts arrive as they were sent (exactly, or as the codec says), an
 // epoch is switched on all ranks or on none, and misuse gives a sentence.
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <cmath>
@@ -435,6 +436,65 @@ TEST(MigrationErrors, MisuseHasASentence) {
     EXPECT_EQ(moecclMigrationCreate(&none, s.hybrid, nullptr, &bad), moecclInvalidArgument);
     EXPECT_TRUE(says("config.ratio is 0.5")) << moecclGetLastError(comm);
   });
+}
+
+// types.h: Destroy waits for running operations. The library still decodes when the gather's turn has ended.
+TEST(MigrationInto, CommDestroyWaitsUntilTheExpertsAreThere) {
+  RankOptions options;
+  options.destroy = false;
+  run_ranks(
+      1,
+      [](int, moecclComm_t comm) {
+        const Shape one = {"", 1, kT, "", {1}, 24, 1, 1, 1'000'003, 50};
+        Moving s(one, comm);
+        const std::vector<float> own = s.own(0, 0), shared(one.count, 1.0f);
+        std::vector<float> held(own.size(), -77);
+        MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, 0, own.data(), shared.data(), nullptr), comm);
+        MOECCL_ASSERT_COMM_OK(moecclMigrationBeginInto(s.migration, 0, shared.data(), held.data()), comm);
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+        const bool there = std::none_of(held.begin(), held.end(), [](float f) { return f == -77; });
+        EXPECT_TRUE(there);
+      },
+      options);
+}
+
+// Sends of all layers come before their gathers, and need small rooms where the gathers need large ones.
+TEST(MigrationMemory, StaysBelowItsBoundHoweverManySteps) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers have an allocator of their own";
+#endif
+  run_ranks(4,
+            [](int, moecclComm_t comm) {
+              // Every room has a mapping of its own, so that malloc counts it.
+              ASSERT_EQ(mallopt(M_MMAP_THRESHOLD, 1 << 16), 1);
+              const Shape shape = {"", 4, kP, "", {4}, 4, 4, 1, 100'000, 1};
+              Moving s(shape, comm);
+              moecclMigrationConfig_t shallow = MOECCL_MIGRATION_CONFIG_INIT;
+              shallow.count = shape.count;
+              shallow.ratio = 1;
+              shallow.n_layers = shape.layers;
+              shallow.depth = 1;
+              moecclMigration_t migration = nullptr;
+              MOECCL_ASSERT_COMM_OK(moecclMigrationCreate(&migration, s.hybrid, nullptr, &shallow), comm);
+              moecclMigrationInfo_t info{};
+              info.size = sizeof(info);
+              MOECCL_ASSERT_COMM_OK(moecclMigrationGetInfo(migration, 0, &info), comm);
+              const std::vector<float> own = s.own(0, 0);
+              std::vector<float> held(static_cast<size_t>(s.info.n_held) * shape.count);
+              const size_t before = mallinfo2().hblkhd;
+              for (int step = 0; step < 6; ++step) {
+                for (int l = 0; l < shape.layers; ++l)
+                  MOECCL_ASSERT_COMM_OK(moecclMigrationSend(migration, l, own.data(), nullptr, nullptr), comm);
+                for (int l = 0; l < shape.layers; ++l) MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(migration, l), comm);
+                for (int l = 0; l < shape.layers; ++l)
+                  MOECCL_ASSERT_COMM_OK(moecclMigrationWait(migration, l, nullptr, held.data(), nullptr), comm);
+                const size_t now = mallinfo2().hblkhd;
+                EXPECT_GE(now, before + info.memory_bytes / 2) << "the rooms are counted";
+                EXPECT_LE(now, before + info.memory_bytes) << "step " << step;
+              }
+              MOECCL_EXPECT_OK(moecclMigrationDestroy(migration));
+            },
+            {.mode = kP});
 }
 
 }  // namespace

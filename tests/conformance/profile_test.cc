@@ -151,6 +151,9 @@ TEST(Profile, IsCorrectedAlikeOnAllRanksWhenPlansTakeLonger) {
                 if (group) {
                   MOECCL_ASSERT_COMM_OK(moecclGroupEnd(), comm);
                 }
+                // The stream's thread may correct the profile at this moment.
+                MOECCL_ASSERT_COMM_OK(
+                    moecclProfileSave(comm, folder.file("meanwhile" + std::to_string(rank)).c_str()), comm);
                 if (i % 50 == 0) {
                   MOECCL_ASSERT_OK(moecclStreamSynchronize(stream));
                   ASSERT_EQ(out[kCount - 1], kRanks * (kRanks + 1) / 2) << i;

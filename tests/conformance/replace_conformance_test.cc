@@ -488,6 +488,39 @@ TEST(ReplaceUsage, WhatCannotWorkIsRefusedOnAllRanks) {
   });
 }
 
+// The rank that gives wrong choices keeps the number of tokens of the update before, and the other one has the new one.
+TEST(ReplaceUsage, AfterAFailedUpdateAllRanksRefuseAlike) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+    config.hidden_bytes = 16;
+    config.type = moecclFloat32;
+    config.top_k = 1;
+    config.n_experts = 2;
+    config.max_tokens = 64;
+    moecclMoe_t moe = nullptr;
+    moecclRouting_t routing = nullptr;
+    moecclReplacement_t replacement = nullptr;
+    moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
+    replace.min_gain = -1;
+    COMM_OK(moecclMoeCreate(&moe, comm, &config));
+    COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+    const std::vector<int32_t> right(64, rank), wrong(64, 7);
+    COMM_OK(moecclRoutingCreate(&routing, moe, right.data(), nullptr, 4));
+    COMM_OK(moecclReplaceBegin(replacement, routing, nullptr, nullptr));
+    EXPECT_NE(moecclRoutingUpdate(routing, rank == 0 ? right.data() : wrong.data(), nullptr, 64), moecclSuccess);
+    EXPECT_EQ(moecclReplaceBegin(replacement, routing, nullptr, nullptr), moecclInvalidUsage);
+    EXPECT_NE(std::string(moecclGetLastError(comm)).find("the routing is empty"), std::string::npos)
+        << moecclGetLastError(comm);
+    COMM_OK(moecclRoutingUpdate(routing, right.data(), nullptr, 64));
+    COMM_OK(moecclReplaceBegin(replacement, routing, nullptr, nullptr));
+    size_t rows = 0;
+    COMM_OK(moecclReplaceRows(replacement, &rows));
+    COMM_OK(moecclRoutingDestroy(routing));
+    EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
+    EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
+  });
+}
+
 // The routing runs a plan that the replacement's layer, which is forced to one, does not have.
 TEST(ReplaceUsage, ARoutingOfAnotherLayerIsRefused) {
   RankOptions options;

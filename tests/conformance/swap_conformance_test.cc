@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "moeccl/moeccl.h"
@@ -544,6 +546,64 @@ TEST(Swap, MisuseHasASentence) {
     EXPECT_EQ(moecclExpertSwapDestroy(swap), moecclSuccess);
     says(moecclExpertSwapBegin(swap), moecclInvalidArgument, "swap is not a live");
     EXPECT_EQ(moecclMoeDestroy(one), moecclSuccess);
+    EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
+  });
+}
+
+// Ranks 0 and 1 hold shards of 24 bytes, ranks 2 and 3 of 8, so a pair is of ranks 0 and 1 or of ranks 2 and 3. The
+// first swap is between ranks 0 and 1 and slow, because rank 1 comes late to Finish. The second one is between the
+// others.
+TEST(Swap, TheLastSwapSetsThePriceOfTheNext) {
+  static constexpr int kSlowMs = 400;
+  run_ranks(4, [](int rank, moecclComm_t comm) {
+    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+    config.hidden_bytes = 4;
+    config.type = moecclFloat32;
+    config.top_k = 1;
+    config.n_experts = 16;
+    config.max_tokens = kTokens;
+    moecclMoe_t moe = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
+    moecclExpertSwap_t swap = nullptr;
+    moecclExpertSwapConfig_t options = eager();
+    options.max_tokens = kTokens;  // those of one step
+    MOECCL_ASSERT_COMM_OK(moecclExpertSwapCreate(&swap, comm, &options), comm);
+    const size_t bytes = rank < 2 ? 24 : 8;
+    std::vector<unsigned char> shards(4 * bytes);
+    const moecclSwapTensor_t tensor{shards.data(), bytes, 1, 0};
+    MOECCL_ASSERT_COMM_OK(moecclExpertSwapAttach(swap, moe, &tensor, 1, nullptr, nullptr), comm);
+    moecclRouting_t routing = nullptr;
+    // All tokens choose two experts of one rank: of rank 0 first, then of rank 2, then of none that another place
+    // helps.
+    constexpr int32_t kFirst[] = {0, 8, 0};
+    for (int step = 0; step < 3; ++step) {
+      std::vector<int32_t> topk(kTokens);
+      for (size_t t = 0; t < kTokens; ++t)
+        topk[t] = step < 2 ? kFirst[step] + static_cast<int32_t>(t % 2) : static_cast<int32_t>(t % 16);
+      const moecclResult_t routed = routing == nullptr
+                                        ? moecclRoutingCreate(&routing, moe, topk.data(), nullptr, kTokens)
+                                        : moecclRoutingUpdate(routing, topk.data(), nullptr, kTokens);
+      MOECCL_ASSERT_COMM_OK(routed, comm);
+      MOECCL_ASSERT_COMM_OK(moecclExpertSwapBegin(swap), comm);
+      if (step == 0 && rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(kSlowMs));
+      MOECCL_ASSERT_COMM_OK(moecclExpertSwapFinish(swap, nullptr), comm);
+      moecclExpertSwapInfo_t info{};
+      info.size = sizeof(info);
+      MOECCL_ASSERT_COMM_OK(moecclExpertSwapGetInfo(swap, 0, &info), comm);
+      if (step < 2) {
+        ASSERT_EQ(info.n_swaps, static_cast<uint64_t>(step) + 1);
+        for (const int32_t expert : info.pair) EXPECT_EQ(expert / 8, step) << "expert " << expert;
+      }
+      if (step == 1) {
+        EXPECT_GE(info.swap_us, kSlowMs * 900.0) << "the first swap was slow";
+      }
+      if (step == 2) {
+        EXPECT_LT(info.swap_us, kSlowMs * 500.0) << "the second swap was not";
+        EXPECT_GT(info.swap_us, 0);
+      }
+    }
+    MOECCL_EXPECT_COMM_OK(moecclRoutingDestroy(routing), comm);
+    EXPECT_EQ(moecclExpertSwapDestroy(swap), moecclSuccess);
     EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
   });
 }

@@ -90,6 +90,52 @@ TEST(ShimDevice, PutsReachWindowsOfDeviceMemory) {
   });
 }
 
+// One thread drives both ranks. Its puts into device memory are left for the other rank, which has room for 256 of them
+// and is served only by this thread.
+TEST(ShimDevice, AThreadPutsMoreThanThereIsRoomForToItsOtherRank) {
+  if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";
+  in_processes(1, [](int) {
+    CudaDevice device;
+    ASSERT_TRUE(device.ok());
+    constexpr size_t kPuts = 600;
+    ncclUniqueId id;
+    ncclComm_t comms[2];
+    void* memory[2];
+    ncclWindow_t windows[2];
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    ASSERT_NCCL(ncclGroupStart());
+    for (int r = 0; r < 2; ++r) ASSERT_NCCL(ncclCommInitRank(&comms[r], 2, id, r));
+    ASSERT_NCCL(ncclGroupEnd());
+    for (int r = 0; r < 2; ++r) {
+      ASSERT_NCCL(ncclMemAlloc(&memory[r], kPuts));
+      ASSERT_NCCL(ncclCommWindowRegister(comms[r], memory[r], kPuts, &windows[r], NCCL_WIN_COLL_SYMMETRIC));
+    }
+    auto* stream = static_cast<cudaStream_t>(device.make_stream());
+    std::vector<unsigned char> values(kPuts), got(kPuts);
+    for (size_t i = 0; i < kPuts; ++i) values[i] = static_cast<unsigned char>(3 + i * 7);
+    ncclWaitSignalDesc_t wanted = {kPuts, 0, 0, 0};
+    for (const bool grouped : {true, false}) {
+      if (grouped) {
+        ASSERT_NCCL(ncclGroupStart());
+      }
+      for (size_t i = 0; i < kPuts; ++i)
+        EXPECT_NCCL(ncclPutSignal(&values[i], 1, ncclUint8, 1, windows[0], i, 0, 0, 0, comms[0], stream));
+      EXPECT_NCCL(ncclWaitSignal(1, &wanted, comms[1], stream));
+      if (grouped) {
+        ASSERT_NCCL(ncclGroupEnd());
+      }
+      device.download(got.data(), memory[1], kPuts, stream);
+      EXPECT_EQ(got, values);
+    }
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_NCCL(ncclCommWindowDeregister(comms[r], windows[r]));
+      EXPECT_NCCL(ncclMemFree(memory[r]));
+      EXPECT_NCCL(ncclCommDestroy(comms[r]));
+    }
+    device.end_stream(stream);
+  });
+}
+
 // Expects the sum 1 + 2 + .. over the communicator's ranks, in memory of the current device.
 void expect_device_sum(CudaDevice& device, ncclComm_t comm) {
   int n = 0, rank = -1;

@@ -178,6 +178,42 @@ TEST(ShimRma, ARankThatWaitsFetchesFromAll) {
   });
 }
 
+// Each process has one thread for two ranks, which puts for one of them while the other is being put to.
+TEST(ShimRma, AThreadThatWaitsFetchesForAllOfItsRanks) {
+  Board* board = new_board();
+  in_processes(2, [&](int process) {
+    forbid_writing();
+    constexpr int kPuts = 300;
+    const ncclUniqueId id = meet(*board, process);
+    ncclComm_t comms[2];
+    ncclWindow_t windows[2];
+    unsigned char memory[2][kPuts] = {}, values[kPuts];
+    for (int i = 0; i < kPuts; ++i) values[i] = pattern(process, i, 0);
+    ASSERT_NCCL(ncclGroupStart());
+    for (int i = 0; i < 2; ++i) ASSERT_NCCL(ncclCommInitRank(&comms[i], 4, id, 2 * process + i));
+    ASSERT_NCCL(ncclGroupEnd());
+    for (int i = 0; i < 2; ++i)
+      ASSERT_NCCL(ncclCommWindowRegister(comms[i], memory[i], kPuts, &windows[i], NCCL_WIN_COLL_SYMMETRIC));
+    // Rank 0 puts to rank 2, and rank 3 to rank 1.
+    const int puts = process, waits = 1 - process, to = process == 0 ? 2 : 1, from = process == 0 ? 3 : 0;
+    ASSERT_NCCL(ncclGroupStart());
+    for (size_t i = 0; i < kPuts; ++i)
+      EXPECT_NCCL(ncclPutSignal(&values[i], 1, ncclUint8, to, windows[puts], i, 0, 0, 0, comms[puts], nullptr));
+    ncclWaitSignalDesc_t wanted = {kPuts, from, 0, 0};
+    EXPECT_NCCL(ncclWaitSignal(1, &wanted, comms[waits], nullptr));
+    ASSERT_NCCL(ncclGroupEnd());
+    for (int i = 0; i < kPuts; ++i) ASSERT_EQ(memory[waits][i], pattern(1 - process, i, 0)) << i;
+    // What was put has been fetched when its sender hears so.
+    ASSERT_NCCL(ncclSignal(from, 1, 0, 0, comms[waits], nullptr));
+    wanted = {1, to, 1, 0};
+    ASSERT_NCCL(ncclWaitSignal(1, &wanted, comms[puts], nullptr));
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_NCCL(ncclCommWindowDeregister(comms[i], windows[i]));
+      EXPECT_NCCL(ncclCommDestroy(comms[i]));
+    }
+  });
+}
+
 // What rank 2 has left went with it. Only a wait for rank 2 fails.
 TEST(ShimRma, BytesThatAreLostFailTheWaitForThem) {
   Board* board = new_board();

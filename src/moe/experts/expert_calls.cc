@@ -64,7 +64,23 @@ Side side_of(Communicator& comm, bool cuda) {
   return {comm.selector_for(cuda), comm.fabric_for(cuda).half_bytes, cuda};
 }
 
-// Returns the forced kind, or the cheapest. Without `decides`, the answer changes no later one.
+// Returns success, or why this kind cannot run the call.
+Status runs(algo::ReduceKind kind, const Communicator& comm, const Checked& c, const plan::Shape& shape) {
+  MOECCL_TRY(algo::ReplicaReduce::applies(kind, shape.reach, comm.tree()));
+  return algo::ReplicaReduce(c.placement, shape, comm.tree(), kind, c.average).fits();
+}
+
+// Returns why the forced kind does not run the call. Success: it does, or none is forced. A single rank copies,
+// whatever the name.
+Status obeys_force(const Communicator& comm, const Side& side, const Checked& c, const plan::Shape& shape) {
+  using algo::ReduceKind;
+  for (const ReduceKind kind : {ReduceKind::kDirect, ReduceKind::kNodes, ReduceKind::kFlat})
+    if (side.selector.forced(moecclOpExpertAllReduce) == algo::reduce_kind_name(kind) && comm.n_ranks() > 1)
+      return runs(kind, comm, c, shape);
+  return {};
+}
+
+// Returns the forced kind if it can run, or else the cheapest. Without `decides`, the answer changes no later one.
 Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const Checked& c, const plan::Shape& shape,
                                 bool decides) {
   using algo::ReduceKind;
@@ -73,13 +89,11 @@ Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const Chec
   std::vector<Selector::Offer> offers;
   std::vector<ReduceKind> kinds;
   for (const ReduceKind kind : {ReduceKind::kDirect, ReduceKind::kNodes, ReduceKind::kFlat}) {
-    Status applies = algo::ReplicaReduce::applies(kind, shape.reach, comm.tree());
-    if (forced == algo::reduce_kind_name(kind) && applies.ok()) return kind;
-    if (applies.ok()) applies = algo::ReplicaReduce(c.placement, shape, comm.tree(), kind, c.average).fits();
-    if (!applies.ok()) {
-      why = applies;
+    if (Status applies = runs(kind, comm, c, shape); !applies.ok()) {
+      why = std::move(applies);
       continue;
     }
+    if (forced == algo::reduce_kind_name(kind)) return kind;
     kinds.push_back(kind);
     offers.push_back({algo::reduce_kind_name(kind), [&, kind] {
                         return algo::ReplicaReduce(c.placement, shape, comm.tree(), kind, c.average).build_all();
@@ -152,16 +166,33 @@ struct Kept {
   }
 };
 
+// Logs why a forced algorithm does not run the call.
+void warn_of_force(const Side& side, const ExpertCall& call, const Checked& c, const Status& why,
+                   const std::string& instead) {
+  const uint64_t bytes = call.count * c.element_bytes;
+  side.selector.warn_of_force(call.op, static_cast<uint64_t>(std::bit_width(bytes)),
+                              format("{} is forced but does not apply to experts of {} bytes: {}; {} runs instead",
+                                     side.selector.forced(call.op), bytes, why.message(), instead));
+}
+
 Status keep_reduce(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c, Kept& kept) {
   MOECCL_TRY(build_reduce(comm, side, call, c, false, kept.program, kept.choice));
   kept.binding.count = call.count;
   kept.in_bytes = kept.out_bytes = c.placement.n_slots(comm.rank()) * call.count * c.element_bytes;
   const uint64_t most_bytes = c.placement.most_slots() * call.count * c.element_bytes;
-  const std::string forced = side.selector.forced_where_it_fits(call.op);
-  const bool may_reach = forced.empty() || forced == algo::reduce_kind_name(algo::ReduceKind::kDirect);
-  if (!may_reach || !kept.asks_reach || most_bytes < algo::tuning::kAskReach || comm.n_ranks() == 1) return {};
-  kept.asks = true;
-  return build_reduce(comm, side, call, c, true, kept.reachable, kept.if_reachable);
+  const std::string& forced = side.selector.forced(call.op);
+  const Status follows =
+      obeys_force(comm, side, c,
+                  algo::replica_shape(c.placement, call.count, c.element_bytes, side.reach(false), side.staging_bytes));
+  const bool may_reach = forced.empty() || !follows.ok() || forced == algo::reduce_kind_name(algo::ReduceKind::kDirect);
+  kept.asks = may_reach && kept.asks_reach && most_bytes >= algo::tuning::kAskReach && comm.n_ranks() > 1;
+  if (kept.asks) MOECCL_TRY(build_reduce(comm, side, call, c, true, kept.reachable, kept.if_reachable));
+  const bool in_heap = kept.asks && forced == kept.if_reachable.algorithm;
+  if (!follows.ok())
+    warn_of_force(side, call, c, follows,
+                  format("{}{}", kept.choice.algorithm,
+                         in_heap ? format(", and {} where all buffers come from moecclMemAlloc,", forced) : ""));
+  return {};
 }
 
 // Returns the plan of a call that moves rows.
@@ -169,14 +200,24 @@ Result<algo::ReplicaMove> move_of(Communicator& comm, const Side& side, const Ex
   return algo::ReplicaMove::make(c.placement, comm.tree(),
                                  {call.op, call.count, c.element_bytes, side.reach(false), side.staging_bytes});
 }
-Result<algo::GradientReduce> sum_of(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c) {
+// Sets *follows to why the forced way does not run the call.
+Result<algo::GradientReduce> sum_of(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c,
+                                    Status* follows) {
   using Way = algo::GradientReduce::Way;
-  const std::string forced = side.selector.forced_where_it_fits(call.op);
-  const Way way = forced.empty() ? Way::kFewerBytes : forced == "direct" ? Way::kDirect : Way::kNodes;
-  Result<algo::GradientReduce> made = algo::GradientReduce::make(
-      c.placement, comm.tree(), {call.count, c.element_bytes, c.average, side.reach(false), side.staging_bytes, way});
-  if (!made.ok() && !forced.empty())
-    return std::move(made).status().with_context(format("reduce_gradients: {}", forced));
+  const auto make = [&](Way way) {
+    return algo::GradientReduce::make(
+        c.placement, comm.tree(), {call.count, c.element_bytes, c.average, side.reach(false), side.staging_bytes, way});
+  };
+  if (const std::string& forced = side.selector.forced(call.op); !forced.empty()) {
+    Result<algo::GradientReduce> made = make(forced == "direct" ? Way::kDirect : Way::kNodes);
+    if (made.ok()) return made;
+    if (comm.n_ranks() > 1) *follows = made.status();
+  }
+  Result<algo::GradientReduce> made = make(Way::kFewerBytes);
+  if (made.ok()) return made;
+  // The way of fewer bytes may need more staging than the other one.
+  for (const Way way : {Way::kDirect, Way::kNodes})
+    if (Result<algo::GradientReduce> other = make(way); other.ok()) return other;
   return made;
 }
 
@@ -207,8 +248,10 @@ Result<std::shared_ptr<const Kept>> keep(Communicator& comm, const Side& side, c
   if (call.op == moecclOpExpertAllReduce) {
     MOECCL_TRY(keep_reduce(comm, side, call, c, *kept));
   } else if (call.op == moecclOpReduceGradients) {
-    MOECCL_ASSIGN_OR_RETURN(const algo::GradientReduce plan, sum_of(comm, side, call, c));
+    Status follows;
+    MOECCL_ASSIGN_OR_RETURN(const algo::GradientReduce plan, sum_of(comm, side, call, c, &follows));
     keep_rows(comm, call, c, plan, *kept);
+    if (!follows.ok()) warn_of_force(side, call, c, follows, plan.name());
   } else {
     MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove plan, move_of(comm, side, call, c));
     keep_rows(comm, call, c, plan, *kept);
@@ -309,24 +352,24 @@ Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& ca
                  static_cast<int>(call.op));
   MOECCL_ASSIGN_OR_RETURN(const Checked c, check_call(comm, call));
   const Side side = side_of(comm, false);
-  const plan::Profile& profile = side.selector.profile();
+  const std::shared_ptr<const plan::Profile> profile = side.selector.profile();
   std::vector<plan::PlanCandidate> candidates;
   plan::Plan plan;
   plan::Cost cost;
+  Status follows;
   if (call.op == moecclOpExpertAllReduce) {
     const plan::Reach reach = side.reach(false);
     const plan::Shape shape = algo::replica_shape(c.placement, call.count, c.element_bytes, reach, side.staging_bytes);
     MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind chosen, choose(comm, side, c, shape, false));
+    follows = obeys_force(comm, side, c, shape);
     for (const auto kind : {algo::ReduceKind::kDirect, algo::ReduceKind::kFlat, algo::ReduceKind::kNodes}) {
       const algo::ReplicaReduce reduce(c.placement, shape, comm.tree(), kind, c.average);
-      Status applies = algo::ReplicaReduce::applies(kind, reach, comm.tree());
-      if (applies.ok()) applies = reduce.fits();
-      if (!applies.ok()) {
+      if (const Status applies = runs(kind, comm, c, shape); !applies.ok()) {
         candidates.push_back({reduce.name(), 0, applies.message()});
         continue;
       }
       plan::Plan built = reduce.build_all();
-      const plan::Cost price = plan::price(built, comm.tree(), profile);
+      const plan::Cost price = plan::price(built, comm.tree(), *profile);
       candidates.push_back({reduce.name(), price.total_ns, ""});
       if (kind != chosen) continue;
       plan = std::move(built);
@@ -344,7 +387,7 @@ Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& ca
       for (uint32_t r = 0; r < comm.n_ranks(); ++r) bound.push_back(rows.build(r));
     };
     if (reduces) {
-      MOECCL_ASSIGN_OR_RETURN(const algo::GradientReduce sum, sum_of(comm, side, call, c));
+      MOECCL_ASSIGN_OR_RETURN(const algo::GradientReduce sum, sum_of(comm, side, call, c, &follows));
       build(sum);
     } else {
       MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove move, move_of(comm, side, call, c));
@@ -355,10 +398,14 @@ Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& ca
       plan.programs.push_back(one.program);
       bindings.push_back(one.binding);
     }
-    cost = plan::price(plan, bindings, comm.tree(), profile);
+    cost = plan::price(plan, bindings, comm.tree(), *profile);
   }
-  return plan::explain({plan, comm.tree(), cost, comm.rank(), "for this placement", candidates, 0, comm.paced()}) +
-         format("Figures: {}.\n", plan::figures_text(profile, comm.tree()));
+  const std::string& forced = side.selector.forced(call.op);
+  const std::string why =
+      follows.ok() ? plan.algorithm == forced ? "forced by moecclPlanForce or MOECCL_PLAN" : "for this placement"
+                   : format("for this placement; {} is forced but does not apply: {}", forced, follows.message());
+  return plan::explain({plan, comm.tree(), cost, comm.rank(), why, candidates, 0, comm.paced()}) +
+         format("Figures: {}.\n", plan::figures_text(*profile, comm.tree()));
 }
 
 }  // namespace moeccl::comm

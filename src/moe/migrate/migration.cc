@@ -182,7 +182,7 @@ Status Migration::check_kind(int layer, bool cuda, const void* shared, const voi
   return {};
 }
 
-Status Migration::begin(int number, const void* shared, void* held, bool into) {
+Status Migration::begin(int number, const Into* into) {
   MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
   MOECCL_TRY(comm_.usable());
   if (layer->to_send.empty())
@@ -191,18 +191,21 @@ Status Migration::begin(int number, const void* shared, void* held, bool into) {
     return error(moecclInvalidUsage,
                  "the receive queue of layer {} holds {} entries, which is its depth: wait for one first", number,
                  depth_);
-  if (into) {
-    MOECCL_TRY(check_buffers(shared, held));
-    MOECCL_TRY(check_kind(number, layer->to_send.front().experts.cuda, shared, held));
+  if (into != nullptr) {
+    MOECCL_TRY(check_buffers(into->shared, into->held));
+    MOECCL_TRY(check_kind(number, layer->to_send.front().experts.cuda, into->shared, into->held));
     if (decoder_ == nullptr) decoder_ = std::make_unique<HostStream>();
   }
   auto flight = std::make_shared<Flight>();
   // The entry stays in the queue until the last step that can fail.
   Packed& entry = layer->to_send.front();
   Experts& own = entry.experts;
-  flight->into = into;
-  flight->shared = shared;
-  flight->held = held;
+  if (into != nullptr) {
+    flight->into = true;
+    flight->shared = into->shared;
+    flight->held = into->held;
+    flight->communicator = into->communicator;
+  }
   MOECCL_ASSIGN_OR_RETURN(flight->arrived, room(hybrid_.held().size(), own.cuda));
   flight->words.resize(comm_.n_ranks());
   flight->mine = {layer->begun, entry.checksum, number, moecclSuccess};
@@ -215,7 +218,7 @@ Status Migration::begin(int number, const void* shared, void* held, bool into) {
   exchange.type = moecclUint8;
   MOECCL_TRY(prepare_collective(comm_, exchange, flight->exchange));
   Stream::Work decoding;
-  if (into)
+  if (into != nullptr)
     decoding = decoder_->hold([this, flight] {
       finish(*flight, contained([&] { return decode(*flight, flight->shared, flight->held); }));
       return Status();  // wait() reports the status
@@ -238,6 +241,8 @@ Status Migration::begin(int number, const void* shared, void* held, bool into) {
 }
 
 void Migration::finish(Flight& flight, Status status) {
+  // From here on the communicator may end.
+  const std::shared_ptr<const void> communicator = std::move(flight.communicator);
   {
     const std::lock_guard lock(mutex_);
     flight.status = std::move(status);

@@ -26,8 +26,14 @@ class Migration {
   // `update`, if given, runs on each piece before it is encoded; otherwise the experts already have their values.
   Status send(int layer, const void* experts, const void* shared, moecclCodecError_t* errors,
               ExpertUpdate* update = nullptr);
-  // With `into`, a decoding thread decodes the experts into `held`; otherwise wait() decodes them.
-  Status begin(int layer, const void* shared = nullptr, void* held = nullptr, bool into = false);
+  // What a decoding thread needs. It may run behind the last turn of the gather, so it keeps the communicator alive.
+  struct Into {
+    const void* shared = nullptr;
+    void* held = nullptr;
+    std::shared_ptr<const void> communicator;
+  };
+  // With `into`, a decoding thread decodes the experts into into->held; otherwise wait() decodes them.
+  Status begin(int layer, const Into* into = nullptr);
   Status wait_expert(int layer, int index);
   Status wait(int layer, const void* shared, void* held, uint64_t* epoch);
   // Keeps the experts encoded for use_expert().
@@ -65,6 +71,7 @@ class Migration {
     bool into = false;
     const void* shared = nullptr;
     void* held = nullptr;
+    std::shared_ptr<const void> communicator;  // until the decoding has ended
     // Guarded by mutex_.
     Status status;
     size_t decoded = 0;  // experts

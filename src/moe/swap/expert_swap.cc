@@ -67,8 +67,9 @@ Result<std::vector<Answer>> answers(Communicator& comm, const Answer& mine, cons
 // are not known, a byte costs the same at every level.
 void fill_costs(const MoeHost& host, std::vector<double> (&costs)[4]) {
   const plan::LevelTree& tree = host.tree();
-  const bool measured = host.profile().all_to_all.standard.bytes_per_ns > 0;
-  const plan::AllToAllCosts fits = measured ? host.profile().all_to_all : algo::all_to_all_of_links(tree);
+  const std::shared_ptr<const plan::Profile> profile = host.profile();
+  const bool measured = profile->all_to_all.standard.bytes_per_ns > 0;
+  const plan::AllToAllCosts fits = measured ? profile->all_to_all : algo::all_to_all_of_links(tree);
   const uint32_t depth = tree.depth();
   const bool known = algo::hiermoe_knows({algo::PathKind::kHier, depth}, fits).ok() &&
                      algo::hiermoe_knows({algo::PathKind::kHier, 1}, fits).ok() && fits.intra.size() + 1 >= depth;

@@ -276,6 +276,39 @@ TEST(CudaMigrationFailure, NoRankSwitchesIfOneCannotReadItsSharedExpert) {
   });
 }
 
+// The library decodes behind the gather's turn, with the kernels of the communicator's device. A use of them after the
+// communicator's end is visible under the address sanitizer.
+TEST(CudaMigrationInto, CommDestroyWaitsUntilTheExpertsAreThere) {
+  constexpr int kExperts = 64;
+  on_devices({2, RankMode::kThreads, nullptr, {2}, kExperts}, [&](int rank, moecclComm_t comm, CudaDevice& device,
+                                                                  void* stream) {
+    moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+    const int32_t both = 2;
+    config.n_experts = kExperts;
+    config.n_levels = 1;
+    config.domain = &both;
+    moecclHybrid_t hybrid = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+    moecclMigrationConfig_t migrate = MOECCL_MIGRATION_CONFIG_INIT;
+    migrate.count = 5000;
+    const size_t bytes = migrate.count * 4;
+    moecclComm_t own = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, 0, rank, &own, nullptr), comm);
+    moecclMigration_t migration = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclMigrationCreate(&migration, hybrid, own, &migrate), own);
+    DeviceBuffer shared(device, bytes), experts(device, kExperts / 2 * bytes), held(device, kExperts * bytes);
+    shared.put(floats(migrate.count, 1));
+    experts.put(floats(kExperts / 2 * migrate.count, 1));
+    held.put(floats(kExperts * migrate.count, -77));
+    MOECCL_ASSERT_COMM_OK(moecclMigrationSend(migration, 0, experts.data(), shared.data(), nullptr), own);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationBeginInto(migration, 0, shared.data(), held.data()), own);
+    MOECCL_EXPECT_OK(moecclCommDestroy(own));
+    EXPECT_EQ(held.get(stream), floats(kExperts * migrate.count, 1));
+    MOECCL_EXPECT_OK(moecclMigrationDestroy(migration));
+    MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+  });
+}
+
 struct ReplaceWorld {
   int n;
   RankMode mode;

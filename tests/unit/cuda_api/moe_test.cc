@@ -140,5 +140,126 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CudaMoe,
                                   mode_name(info.param.mode);
                          });
 
+// One rank, so that no peer waits for a call that is refused.
+RankOptions alone() {
+  RankOptions options = device_options(RankMode::kThreads);
+  options.config.topology = nullptr;
+  return options;
+}
+
+constexpr size_t kAloneTokens = 8, kAloneWidth = 16, kAloneTopK = 2;
+
+// A layer of one rank with a routing and buffers of rows and of tokens in either kind of memory.
+struct Alone {
+  Alone(moecclComm_t c, CudaDevice& device)
+      : comm(c),
+        d_tokens(device, kAloneTokens * kAloneWidth * 4),
+        d_rows(device, kAloneTokens * kAloneTopK * kAloneWidth * 4),
+        d_more_rows(device, kAloneTokens * (kAloneTopK + 1) * kAloneWidth * 4) {
+    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+    config.hidden_bytes = kAloneWidth * 4;
+    config.type = moecclFloat32;
+    config.top_k = kAloneTopK;
+    config.n_experts = 4;
+    config.max_tokens = kAloneTokens;
+    config.layout = moecclLayoutExpertMajor;
+    EXPECT_EQ(moecclMoeCreate(&moe, comm, &config), moecclSuccess) << moecclGetLastError(comm);
+    std::vector<int32_t> index;
+    for (size_t i = 0; i < kAloneTokens * kAloneTopK; ++i) index.push_back(static_cast<int32_t>(i % 4));
+    weight.assign(index.size(), 0.5f);
+    EXPECT_EQ(moecclRoutingCreate(&routing, moe, index.data(), weight.data(), kAloneTokens), moecclSuccess)
+        << moecclGetLastError(comm);
+    d_tokens.put(std::vector<char>(tokens.size() * 4));
+    d_rows.put(std::vector<char>(rows.size() * 4));
+    d_more_rows.put(std::vector<char>(more_rows.size() * 4));
+  }
+  ~Alone() {
+    EXPECT_EQ(moecclRoutingDestroy(routing), moecclSuccess);
+    EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
+  }
+  Alone(const Alone&) = delete;
+  Alone& operator=(const Alone&) = delete;
+  // The call is refused, and the error names both arguments.
+  void refused(moecclResult_t result, const char* one, const char* other) const {
+    EXPECT_EQ(result, moecclInvalidArgument) << one << " and " << other;
+    const std::string said = moecclGetLastError(comm);
+    EXPECT_NE(said.find(std::string(one) + " is CUDA memory and " + other + " is ordinary host memory"),
+              std::string::npos)
+        << said;
+  }
+  moecclComm_t comm;
+  DeviceBuffer d_tokens, d_rows, d_more_rows;
+  std::vector<float> tokens = std::vector<float>(kAloneTokens * kAloneWidth),
+                     rows = std::vector<float>(kAloneTokens * kAloneTopK * kAloneWidth),
+                     more_rows = std::vector<float>(kAloneTokens * (kAloneTopK + 1) * kAloneWidth), weight;
+  moecclMoe_t moe = nullptr;
+  moecclRouting_t routing = nullptr;
+};
+
+TEST(CudaMoeKinds, TheInputOfGradientsOfWeightsIsOfTheKindOfTheGradients) {
+  run_on_devices(1, alone(), [&](int, moecclComm_t comm, CudaDevice& device, void*) {
+    Alone a(comm, device);
+    std::vector<float> grad(a.weight.size() + 1);
+    DeviceBuffer d_grad(device, grad.size() * 4);
+    const auto backward = [&](const void* grad_out, void* grad_in, const void* in, void* weights) {
+      return moecclCombineBackward(a.routing, grad_out, grad_in, in, static_cast<float*>(weights), nullptr);
+    };
+    a.refused(backward(a.d_tokens.data(), a.d_rows.data(), a.rows.data(), grad.data()), "grad_in", "in");
+    a.refused(backward(a.tokens.data(), a.rows.data(), a.d_rows.data(), grad.data()), "in", "grad_in");
+    // The gradient of the weights passes through the host, so it may be in either.
+    for (void* weights : {static_cast<void*>(grad.data()), static_cast<void*>(d_grad.data())}) {
+      MOECCL_EXPECT_COMM_OK(backward(a.d_tokens.data(), a.d_rows.data(), a.d_more_rows.data(), weights), comm);
+      MOECCL_EXPECT_COMM_OK(backward(a.tokens.data(), a.rows.data(), a.more_rows.data(), weights), comm);
+    }
+    // Page-locked memory goes with both.
+    void* locked = device.lock(a.rows.size() * 4);
+    std::memset(locked, 0, a.rows.size() * 4);
+    MOECCL_EXPECT_COMM_OK(backward(a.d_tokens.data(), locked, a.d_rows.data(), grad.data()), comm);
+    MOECCL_EXPECT_COMM_OK(backward(a.d_tokens.data(), a.d_rows.data(), locked, grad.data()), comm);
+    MOECCL_EXPECT_COMM_OK(backward(a.tokens.data(), locked, a.rows.data(), grad.data()), comm);
+    device.end_lock(locked);
+  });
+}
+
+TEST(CudaMoeKinds, ResidualsAndTheirBackwardTakeBuffersOfOneKind) {
+  run_on_devices(1, alone(), [&](int, moecclComm_t comm, CudaDevice& device, void*) {
+    Alone a(comm, device);
+    for (const int residual : {1, 2}) {
+      moecclReplaceConfig_t config = MOECCL_REPLACE_CONFIG_INIT;
+      config.residual = residual;
+      config.mode = moecclReplaceKeep;
+      moecclReplacement_t replacement = nullptr;
+      MOECCL_ASSERT_COMM_OK(moecclReplaceCreate(&replacement, a.moe, &config), comm);
+      MOECCL_ASSERT_COMM_OK(moecclReplaceBegin(replacement, a.routing, nullptr, nullptr), comm);
+      size_t n_rows = 0;
+      MOECCL_ASSERT_COMM_OK(moecclReplaceRows(replacement, &n_rows), comm);
+      ASSERT_LE(n_rows, kAloneTokens * (kAloneTopK + 1));
+      void *x = a.tokens.data(), *d_x = a.d_tokens.data(), *rows = a.rows.data(), *d_rows = a.d_rows.data(),
+           *in = a.more_rows.data(), *d_in = a.d_more_rows.data();
+      // Residual 1 reads what was dispatched, and residual 2 the caller's rows.
+      const char* const read = residual == 1 ? "dispatched" : "x";
+      const auto fill = [&](void* tokens, void* dispatched, void* to) {
+        return moecclReplaceResidual(replacement, tokens, dispatched, to);
+      };
+      MOECCL_EXPECT_COMM_OK(fill(x, rows, in), comm);
+      MOECCL_EXPECT_COMM_OK(fill(d_x, d_rows, d_in), comm);
+      a.refused(fill(d_x, d_rows, in), read, "in");
+      a.refused(fill(x, rows, d_in), "in", read);
+      const char* const added = residual == 1 ? "grad_dispatched" : "grad_x";
+      const auto back = [&](const void* grad, void* dispatched, void* tokens) {
+        return moecclReplaceResidualBackward(replacement, grad, dispatched, tokens);
+      };
+      MOECCL_EXPECT_COMM_OK(back(in, rows, x), comm);
+      MOECCL_EXPECT_COMM_OK(back(d_in, d_rows, d_x), comm);
+      a.refused(back(in, d_rows, d_x), added, "grad_in");
+      a.refused(back(d_in, rows, x), "grad_in", added);
+      MOECCL_ASSERT_COMM_OK(moecclReplaceCombine(replacement, d_in, d_x, nullptr), comm);
+      std::vector<float> grad(a.weight.size());
+      a.refused(moecclReplaceCombineBackward(replacement, d_x, d_in, in, grad.data(), nullptr), "grad_in", "in");
+      MOECCL_EXPECT_OK(moecclReplaceDestroy(replacement));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace moeccl::testing

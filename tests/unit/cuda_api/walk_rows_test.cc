@@ -402,5 +402,30 @@ TEST(CudaWalkRows, WhatAGraphHasCapturedBindsUpdatesAndAFailedOneFailsItsReplay)
       options);
 }
 
+TEST(CudaWalkRows, ARefusedUpdateChangesNothingOfWhatAGraphHasCaptured) {
+  const RankOptions options = row_options(nullptr);
+  run_ranks(
+      2,
+      [&](int rank, moecclComm_t) {
+        TwoRanks two(rank, options);
+        two.device.begin_capture(two.stream);
+        MOECCL_ASSERT_OK(moecclCombine(two.routing, two.in, two.out, handle(two.stream)));
+        void* graph = two.device.end_capture(two.stream);
+        void* instance = two.device.instantiate(graph);
+        for (int i = 0; i < 2; ++i) {
+          EXPECT_EQ(moecclRoutingUpdate(two.routing, two.choices.index.data(), nullptr, 20), moecclInvalidUsage) << i;
+          EXPECT_NE(two.last_error().find("captured with weights"), std::string::npos) << two.last_error();
+        }
+        MOECCL_EXPECT_OK(moecclRoutingUpdate(two.routing, two.choices.index.data(), two.choices.weight.data(), 20));
+        two.device.launch_graph(instance, two.stream);
+        two.device.synchronize(two.stream);
+        moecclResult_t state = moecclInternalError;
+        MOECCL_EXPECT_OK(moecclCommGetAsyncError(two.comm, &state));
+        EXPECT_EQ(state, moecclSuccess) << two.last_error();
+        two.device.end_graph(graph, instance);
+      },
+      options);
+}
+
 }  // namespace
 }  // namespace moeccl::testing

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <thread>
 
 namespace moeccl::comm {
 namespace {
@@ -250,7 +251,28 @@ TEST(Selection, AProfileThatDoesNotSayWhereHostsAreLeavesThemToTheCommunicator) 
   own.host_level = 0;
   const auto s_owner = selector(own);
   s_owner->set_profile(measured({}));
-  EXPECT_EQ(s_owner->profile().host_level, 0);
+  EXPECT_EQ(s_owner->profile()->host_level, 0);
+}
+
+// The thread that runs operations corrects the profile while the caller's thread reads what it was given.
+TEST(Selection, AProfileThatWasHandedOutStaysAsItIs) {
+  const auto s_owner = selector(measured({line(moecclOpAllReduce, "ring", 9000, 4)}));
+  Selector& s = *s_owner;
+  const std::shared_ptr<const plan::Profile> before = s.profile();
+  const uint64_t hash = before->hash();
+  std::thread runs([&] {
+    exec::Timing t;
+    t.op = moecclOpAllReduce;
+    t.algorithm = "ring";
+    t.block_bytes = 4096;
+    t.took_ns = 10'000'000;
+    for (int i = 0; i < 1000; ++i) s.observe(t);
+  });
+  for (int i = 0; i < 1000; ++i) (void)s.profile()->hash();
+  EXPECT_EQ(before->hash(), hash);
+  runs.join();
+  EXPECT_EQ(before->hash(), hash);
+  EXPECT_NE(s.profile()->hash(), hash);
 }
 
 TEST(Selection, ForgetsAProfileOfAnotherTopology) {
