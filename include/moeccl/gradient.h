@@ -26,8 +26,8 @@
 extern "C" {
 #endif
 
-/* Threads may call Reduce for different layers at the same time. Calls for one layer follow each other: on one stream,
- * or each after the end of the one before. */
+/* Used from one thread at a time, in the same order on all ranks. Calls for one layer do not overlap: put them on one
+ * stream, or wait for the earlier one. Layers may be on different streams. */
 typedef struct moecclGradientReturn* moecclGradientReturn_t;
 
 typedef struct {
@@ -43,7 +43,7 @@ typedef struct {
 typedef struct {
   size_t size;           /* sizeof(moecclGradientReturnInfo_t), set by the caller */
   uint64_t expert_bytes; /* one gradient on the wire: moecclCodecBytes, or count elements with ratio 1 */
-  uint64_t sent_bytes;   /* what this rank sends in one Reduce: to each owner its experts' gradients */
+  uint64_t sent_bytes;   /* what this rank sends in one Reduce */
   uint64_t memory_bytes; /* remainders of all layers, and the buffers of one Reduce */
   int32_t n_remainders;  /* experts with a remainder: n_held - n_own of moecclHybridInfo_t, or 0 with ratio 1 */
   /* [n_remainders][count] of the layer, in the order of held_experts without this rank's own. The handle owns them.

@@ -54,7 +54,7 @@ void add_remainder(const void* gradient, const float* remainder, void* sum, uint
   for (uint64_t i = 0; i < n; ++i) s[i] = Element::round(Element::load(g[i]) + remainder[i]);
 }
 
-// remainder += gradient - decoded.
+// remainder = gradient + remainder - decoded.
 template <class Element>
 void keep_remainder(const void* gradient, const void* decoded, float* remainder, uint64_t n) {
   const auto *const g = elements<Element>(gradient), *const d = elements<Element>(decoded);
@@ -265,18 +265,15 @@ Status GradientReturn::decode(const Flight& flight) const {
   return {};
 }
 
-void GradientReturn::keep_remainders(const Flight& flight) const {
+// Allocates nothing, so it cannot end halfway.
+void GradientReturn::keep_remainders(Flight& flight) const {
   const auto keep = codec_.type == moecclFloat32 ? keep_remainder<Fp32> : keep_remainder<Bf16>;
-  const size_t element = moecclTypeSize(codec_.type);
+  void* const decoded = flight.sum.data();
   for (size_t i = 0; i < foreign_.size(); ++i) {
-    const std::byte* gradient = flight.held + foreign_[i].held * whole();
-    float* remainder = flight.layer->remainders.data() + foreign_[i].remainder * codec_.count;
-    const auto use = [&](uint64_t first, uint64_t n, const void* decoded) {
-      keep(gradient + first * element, decoded, remainder + first, n);
-      return true;
-    };
-    (void)kernels::codec_decode(codec_, flight.sent.data() + i * expert_bytes_, expert_bytes_, zeros_.data(),
-                                {0, codec_.count, 1}, use);  // decodes what encode() wrote
+    const std::byte* sent = flight.sent.data() + i * expert_bytes_;
+    (void)kernels::codec_decode(codec_, sent, expert_bytes_, zeros_.data(), decoded);  // encode() wrote it
+    keep(flight.held + foreign_[i].held * whole(), decoded,
+         flight.layer->remainders.data() + foreign_[i].remainder * codec_.count, codec_.count);
   }
 }
 

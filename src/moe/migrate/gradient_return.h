@@ -43,7 +43,7 @@ class GradientReturn {
     const std::byte* held = nullptr;
     std::byte* own = nullptr;
     std::vector<std::byte> sent, arrived;  // encoded; `sent` in the order of foreign_, `arrived` by rank
-    std::vector<std::byte> sum;            // [count] gradient plus remainder
+    std::vector<std::byte> sum;            // [count] gradient plus remainder; then what was sent of it
     exec::Operation exchange;
   };
   // A call's hold on its flight, which it gives back at its end, even if its work never runs.
@@ -69,7 +69,7 @@ class GradientReturn {
   void encode(Flight& flight) const;
   Status decode(const Flight& flight) const;
   // Writes the remainders of what has arrived at the owners.
-  void keep_remainders(const Flight& flight) const;
+  void keep_remainders(Flight& flight) const;
   bool exact() const { return codec_.ratio <= 1; }
   uint64_t whole() const { return codec_.count * moecclTypeSize(codec_.type); }
   uint64_t sent_bytes() const;
