@@ -2,7 +2,6 @@
 #include "src/moe/migrate/gradient_return.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "kernels/element.h"
@@ -41,27 +40,35 @@ constexpr const char* kFields[] = {"count", "type", "ratio", "n_layers", "hybrid
 using Fp32 = kernels::Native<float>;
 using Bf16 = kernels::Narrow<kernels::Bf16, uint16_t>;
 
+// The compiler vectorizes inner loops of a fixed length whose pointers cannot alias.
+constexpr uint64_t kBatch = 16;
+
 template <class Element>
-const auto* elements(const void* from) {
-  return static_cast<const typename Element::Stored*>(from);
-}
+using Stored = typename Element::Stored;
 
 // sum = gradient + remainder for n elements, rounded to the type. The remainder must be computed from the same sum.
 template <class Element>
-void add_remainder(const void* gradient, const float* remainder, void* sum, uint64_t n) {
-  const auto* const g = elements<Element>(gradient);
-  auto* const s = static_cast<typename Element::Stored*>(sum);
-  for (uint64_t i = 0; i < n; ++i) s[i] = Element::round(Element::load(g[i]) + remainder[i]);
+void add_remainder(const void* __restrict gradient, const float* __restrict r, void* __restrict sum, uint64_t n) {
+  const auto* g = static_cast<const Stored<Element>*>(gradient);
+  auto* s = static_cast<Stored<Element>*>(sum);
+  const auto add = [](Stored<Element> a, float b) { return Element::round(Element::load(a) + b); };
+  for (; n >= kBatch; n -= kBatch, g += kBatch, r += kBatch, s += kBatch)
+    for (uint64_t i = 0; i < kBatch; ++i) s[i] = add(g[i], r[i]);
+  for (uint64_t i = 0; i < n; ++i) s[i] = add(g[i], r[i]);
 }
 
-// remainder = gradient + remainder - decoded.
+// remainder = gradient + remainder - decoded, or 0 if that is not finite.
 template <class Element>
-void keep_remainder(const void* gradient, const void* decoded, float* remainder, uint64_t n) {
-  const auto *const g = elements<Element>(gradient), *const d = elements<Element>(decoded);
-  for (uint64_t i = 0; i < n; ++i) {
-    const float left = (Element::load(g[i]) + remainder[i]) - Element::load(d[i]);
-    remainder[i] = std::isfinite(left) ? left : 0;
-  }
+void keep_remainder(const void* gradient, const void* decoded, float* __restrict r, uint64_t n) {
+  const auto* g = static_cast<const Stored<Element>*>(gradient);
+  const auto* d = static_cast<const Stored<Element>*>(decoded);
+  const auto keep = [](Stored<Element> a, float b, Stored<Element> c) {
+    const float left = (Element::load(a) + b) - Element::load(c);
+    return left - left == 0 ? left : 0.0f;
+  };
+  for (; n >= kBatch; n -= kBatch, g += kBatch, r += kBatch, d += kBatch)
+    for (uint64_t i = 0; i < kBatch; ++i) r[i] = keep(g[i], r[i], d[i]);
+  for (uint64_t i = 0; i < n; ++i) r[i] = keep(g[i], r[i], d[i]);
 }
 
 }  // namespace
