@@ -91,6 +91,7 @@ bool codec_copy(const void* expert, void* to, uint64_t count, size_t element_byt
                 const CodecUpdate& update);
 
 // Computes out = shared + residual. Returns false, with out undefined, if `encoded` was not encoded for this shape.
+// `out` may be `shared` itself: the residual is then added in place, which touches only the elements that were kept.
 bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, const void* shared, void* out);
 
 // Takes values[count] of elements [first, first + count), valid only during the call. False ends the decoding.

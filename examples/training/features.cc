@@ -290,7 +290,7 @@ class ReplicatedLayer : public TokenLayer {
 // Expert domains (HybridEP). Before each step a rank gathers the experts of its domain, and tokens go to the holder
 // with the same offset in other domains. After the step, the gradients that the holders computed are summed at the
 // owner, which is the only rank to update the expert. With a ratio, experts migrate encoded, on a separate communicator
-// that overlaps with the rest of the step.
+// that overlaps with the rest of the step. With `back`, gradients return compressed too.
 class HybridLayer : public TokenLayer {
  public:
   HybridLayer(const Feature& feature, const Place& place)
@@ -321,12 +321,20 @@ class HybridLayer : public TokenLayer {
       migrate.count = kExpertSize;
       migrate.ratio = feature.ratio;
       check(moecclMigrationCreate(&migration_, hybrid_, beside_, &migrate), "moecclMigrationCreate", beside_);
+      if (feature.back) {
+        moecclGradientReturnConfig_t back = MOECCL_GRADIENT_RETURN_CONFIG_INIT;
+        back.count = kExpertSize;
+        back.ratio = feature.ratio;
+        check(moecclGradientReturnCreate(&gradients_, hybrid_, nullptr, &back), "moecclGradientReturnCreate",
+              place.comm);
+      }
       shared_expert_.resize(kExpertSize);
       n_own_ = static_cast<size_t>(info.n_own);
     }
     gather();
   }
   ~HybridLayer() override {
+    (void)moecclGradientReturnDestroy(gradients_);
     if (migration_ != nullptr) (void)moecclMigrationDestroy(migration_);
     if (beside_ != nullptr) (void)moecclCommDestroy(beside_);
     (void)moecclHybridDestroy(hybrid_);
@@ -341,13 +349,24 @@ class HybridLayer : public TokenLayer {
  protected:
   void learn() override {
     Fixed sums(own_.size());
-    check(moecclHybridReduce(hybrid_, grad_.data(), sums.data(), kExpertSize, moecclInt64, nullptr),
-          "moecclHybridReduce", place_.comm);
+    if (gradients_ != nullptr) {
+      return_compressed(sums);
+    } else {
+      check(moecclHybridReduce(hybrid_, grad_.data(), sums.data(), kExpertSize, moecclInt64, nullptr),
+            "moecclHybridReduce", place_.comm);
+    }
     adam_.step(own_.data(), sums.data());
     gather();
   }
 
  private:
+  void return_compressed(Fixed& sums) {
+    Floats held, own(own_.size());
+    for (const int64_t g : grad_) held.push_back(from_fixed(g));
+    check(moecclGradientReturnReduce(gradients_, 0, held.data(), own.data(), nullptr), "moecclGradientReturnReduce",
+          place_.comm);
+    for (size_t i = 0; i < own.size(); i++) sums[i] = to_fixed(own[i]);
+  }
   void gather() {
     if (migration_ == nullptr) {
       check(moecclHybridGather(hybrid_, own_.data(), weights_.data(), kExpertSize * sizeof(float), nullptr),
@@ -366,6 +385,7 @@ class HybridLayer : public TokenLayer {
   moecclHybrid_t hybrid_ = nullptr;
   moecclComm_t beside_ = nullptr;
   moecclMigration_t migration_ = nullptr;
+  moecclGradientReturn_t gradients_ = nullptr;
   size_t n_own_ = 0;
   Floats own_, shared_expert_;
   Adam adam_;

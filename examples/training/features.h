@@ -29,6 +29,7 @@ struct Feature {
   bool solve = true;    // kReplaced: let the solver choose; false: every sample stays
   int32_t domain[2] = {1, 1};  // kHybrid: how many nodes, and ranks of a node, share experts
   double ratio = 0;            // kGathered, kHybrid: compression ratio; 0: experts travel without the codec
+  bool back = false;           // kHybrid: gradients return compressed by the ratio too, with error feedback
   bool shared = true;          // kGathered: encode differences from a shared expert; false: from zero
 };
 

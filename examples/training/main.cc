@@ -46,6 +46,8 @@ std::vector<Feature> features() {
   hybrid("hybrid, ranks share", 1, 2);
   hybrid("hybrid, migrated exactly", 2, 1, 1);
   hybrid("hybrid, migrated 50x", 2, 1, 50);
+  hybrid("hybrid, 50x both ways", 2, 1, 50);
+  all.back().back = true;
   add("re-placing off", Feature::kReplaced, "hier:2").solve = false;
   add("re-placing on", Feature::kReplaced, "hier:2");
   add("gathered", Feature::kGathered, "");
@@ -282,6 +284,7 @@ std::vector<Claim> claims_of(const Options& options, const std::vector<Curve>& c
   claims.push_back(
       {"codec 50x with shared expert within 1 % of exact", apart("codec 50x, shared expert", "gathered") < 0.01});
   claims.push_back({"hybrid, migrated 50x within 1 % of flat", apart("hybrid, migrated 50x", "flat") < 0.01});
+  claims.push_back({"hybrid, 50x both ways within 1.5 % of flat", apart("hybrid, 50x both ways", "flat") < 0.015});
   claims.push_back({"codec 50x without it more than 2 % off", apart("codec 50x, none shared", "gathered") > 0.02});
   return claims;
 }

@@ -8,6 +8,7 @@
 #include <moeccl/comm.h>
 #include <moeccl/elastic.h>
 #include <moeccl/experts.h>
+#include <moeccl/gradient.h>
 #include <moeccl/hybrid.h>
 #include <moeccl/migrate.h>
 #include <moeccl/moe.h>

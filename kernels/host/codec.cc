@@ -68,7 +68,7 @@ class Decoder {
       const Block b = block(first / kCodecBlock);
       const auto begin = static_cast<uint32_t>(first % kCodecBlock);
       const auto n = static_cast<uint32_t>(std::min<uint64_t>(count, b.n - begin));
-      best().copy(out, shared_ + first * kBytes, n * kBytes);
+      if (const std::byte* from = shared_ + first * kBytes; from != out) best().copy(out, from, n * kBytes);
       uint32_t i = first == next_ ? next_entry_ : b.entry_from(begin);
       for (; i < b.k; ++i) {
         const uint32_t at = b.index(i) - begin;

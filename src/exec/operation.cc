@@ -52,6 +52,9 @@ std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t ra
   if (a.count != b.count) return say("count", format("{}", a.count), format("{}", b.count));
   if (a.type != b.type) return say("type", type_name(a.type), type_name(b.type));
   if (a.reduce != b.reduce) return say("operator", reduce_name(a.reduce), reduce_name(b.reduce));
+  if (a.root != b.root && a.op == moecclOpAllToAllv)
+    return say("layer of moecclGradientReturnReduce", format("{} (from 1; 0: the collective itself)", a.root),
+               format("{}", b.root));
   if (a.root != b.root) return say("root", format("{}", a.root), format("{}", b.root));
   if (plan::facts(a.op).plan == plan::PlanOf::kRouting)
     return say("routing", format("routing and plan {:016x}", a.plan),

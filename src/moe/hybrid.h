@@ -37,6 +37,8 @@ class Hybrid {
   // Fills `op`, which keeps its plan alive.
   Status prepare_gather(const void* own, void* held, uint64_t expert_bytes, exec::Operation& op);
   Status prepare_reduce(const void* held, void* own, uint64_t count, moecclDataType_t type, exec::Operation& op);
+  // Checks the buffers of a gather or reduce.
+  Status check_buffers(const void* own, const void* held, uint64_t expert_bytes) const;
   Status info(moecclHybridInfo_t* info) const;
   Result<std::string> explain(uint64_t expert_bytes) const;
   // The gathers and reduces of open groups.
@@ -50,7 +52,6 @@ class Hybrid {
                  moecclDataType_t type, exec::Operation& op);
   template <class Exchange>
   Result<std::string> explain_plan(uint64_t count, uint32_t element_bytes, double measured_ns) const;
-  Status check_buffers(const void* own, const void* held, uint64_t expert_bytes) const;
   double measured_ns(const std::shared_ptr<PlanSlot>& last) const;
 
   Communicator& comm_;

@@ -41,6 +41,7 @@ struct Family {
   moecclRouting_t routing = nullptr;
   moecclHybrid_t hybrid = nullptr;
   moecclMigration_t migration = nullptr;
+  moecclGradientReturn_t gradients = nullptr;
   moecclReplacement_t replacement = nullptr;
   moecclSampleSolver_t solver = nullptr;
   void* heap = nullptr;
@@ -61,6 +62,9 @@ void make(Family& f) {
   moecclMigrationConfig_t migration = MOECCL_MIGRATION_CONFIG_INIT;
   migration.count = 16, migration.ratio = 1;
   MOECCL_ASSERT_OK(moecclMigrationCreate(&f.migration, f.hybrid, f.comm, &migration));
+  moecclGradientReturnConfig_t back = MOECCL_GRADIENT_RETURN_CONFIG_INIT;
+  back.count = 16;
+  MOECCL_ASSERT_OK(moecclGradientReturnCreate(&f.gradients, f.hybrid, f.comm, &back));
   moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
   MOECCL_ASSERT_OK(moecclReplaceCreate(&f.replacement, f.moe, &replace));
   MOECCL_ASSERT_OK(moecclSampleSolverCreate(&f.solver));
@@ -72,6 +76,7 @@ void make(Family& f) {
 void destroy(Family& f) {
   MOECCL_EXPECT_OK(moecclSampleSolverDestroy(f.solver));
   MOECCL_EXPECT_OK(moecclReplaceDestroy(f.replacement));
+  MOECCL_EXPECT_OK(moecclGradientReturnDestroy(f.gradients));
   MOECCL_EXPECT_OK(moecclMigrationDestroy(f.migration));
   MOECCL_EXPECT_OK(moecclHybridDestroy(f.hybrid));
   MOECCL_EXPECT_OK(moecclRoutingDestroy(f.routing));
@@ -131,6 +136,8 @@ std::string use_as_child(const Family& f) {
       {"MigrationSendFused", moecclMigrationSendFused(f.migration, 0, x, nullptr, nullptr, nullptr, nullptr)},
       {"MigrationWaitEncoded", moecclMigrationWaitEncoded(f.migration, 0, nullptr, &epoch)},
       {"MigrationUseExpert", moecclMigrationUseExpert(f.migration, 0, 0, nullptr)},
+      {"GradientReturnReduce", moecclGradientReturnReduce(f.gradients, 0, x, y, nullptr)},
+      {"GradientReturnReset", moecclGradientReturnReset(f.gradients, 0)},
       {"ReplaceRows", moecclReplaceRows(f.replacement, &bytes)},
       {"ReplaceBegin", moecclReplaceBegin(f.replacement, f.routing, nullptr, nullptr)},
       {"SampleSolverFetch", moecclSampleSolverFetch(f.solver, -1, nullptr, nullptr, nullptr)},
@@ -141,6 +148,7 @@ std::string use_as_child(const Family& f) {
   if (sentence.find("forked from") == std::string::npos) return "the sentence is \"" + sentence + "\"";
   const std::vector<std::pair<const char*, moecclResult_t>> forgotten = {
       {"ReplaceDestroy", moecclReplaceDestroy(f.replacement)},
+      {"GradientReturnDestroy", moecclGradientReturnDestroy(f.gradients)},
       {"MigrationDestroy", moecclMigrationDestroy(f.migration)},
       {"HybridDestroy", moecclHybridDestroy(f.hybrid)},
       {"RoutingDestroy", moecclRoutingDestroy(f.routing)},

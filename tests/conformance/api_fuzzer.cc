@@ -349,6 +349,28 @@ void Fuzzer::add_experts() {
     note(moecclMigrationUseExpert(m, at, number(), maybe(&use)));
   });
   add("MigrationDestroy", [this] { destroy(migrations_, moecclMigrationDestroy); });
+  add("GradientReturnCreate", [this] {
+    moecclGradientReturn_t made = nullptr;
+    moecclGradientReturnConfig_t c = MOECCL_GRADIENT_RETURN_CONFIG_INIT;
+    c.ratio = static_cast<double>(below(4));
+    c.count = c.ratio == 1 && below(4) == 0 ? huge() : below(500);  // other ratios keep remainders
+    if (rarely()) c.type = type();
+    if (rarely()) c.n_layers = static_cast<int32_t>(below(5)) - 1;
+    maybe_resize(c);
+    trim(gradients_, 6, moecclGradientReturnDestroy);
+    note(moecclGradientReturnCreate(maybe(&made), pick(hybrids_), below(2) ? comm() : nullptr, maybe(&c)), made,
+         gradients_);
+  });
+  add("GradientReturnReduce", [this] {
+    const moecclGradientReturn_t g = pick(gradients_);
+    const int at = rarely() ? number() : 0;
+    moecclGradientReturnInfo_t info{};
+    info.size = sizeof(info);
+    note(moecclGradientReturnGetInfo(g, at, maybe(&info)));
+    note(moecclGradientReturnReduce(g, at, maybe(held_.data()), maybe(out_.data()), stream()));
+    if (rarely()) note(moecclGradientReturnReset(g, at));
+  });
+  add("GradientReturnDestroy", [this] { destroy(gradients_, moecclGradientReturnDestroy); });
   add("ExpertSwapCreate", [this] {
     moecclExpertSwap_t made = nullptr;
     moecclExpertSwapConfig_t c = MOECCL_EXPERT_SWAP_CONFIG_INIT;

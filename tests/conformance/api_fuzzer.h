@@ -219,6 +219,7 @@ class Fuzzer {
   void destroy_all() {
     for (auto h : replacements_) (void)moecclReplaceDestroy(h);
     for (auto h : migrations_) (void)moecclMigrationDestroy(h);
+    for (auto h : gradients_) (void)moecclGradientReturnDestroy(h);
     for (auto h : swaps_) (void)moecclExpertSwapDestroy(h);
     for (auto h : hybrids_) (void)moecclHybridDestroy(h);
     for (auto h : routings_) (void)moecclRoutingDestroy(h);
@@ -330,6 +331,7 @@ class Fuzzer {
   std::vector<moecclRouting_t> routings_;
   std::vector<moecclHybrid_t> hybrids_;
   std::vector<moecclMigration_t> migrations_;
+  std::vector<moecclGradientReturn_t> gradients_;
   std::vector<moecclExpertSwap_t> swaps_;
   std::vector<moecclReplacement_t> replacements_;
   std::vector<moecclSampleSolver_t> solvers_;

@@ -163,6 +163,7 @@ TEST(ApiLifetime, NullMayBeDestroyed) {
     MOECCL_EXPECT_OK(moecclRoutingDestroy(nullptr));
     MOECCL_EXPECT_OK(moecclHybridDestroy(nullptr));
     MOECCL_EXPECT_OK(moecclMigrationDestroy(nullptr));
+    MOECCL_EXPECT_OK(moecclGradientReturnDestroy(nullptr));
     MOECCL_EXPECT_OK(moecclReplaceDestroy(nullptr));
     MOECCL_EXPECT_OK(moecclSampleSolverDestroy(nullptr));
     MOECCL_EXPECT_OK(moecclMemFree(nullptr));

@@ -216,6 +216,10 @@ TEST(ApiNumbers, EnumeratorsThatDoNotExistAreRefused) {
       moecclMigrationConfig_t migrate = MOECCL_MIGRATION_CONFIG_INIT;
       migrate.count = 4, migrate.ratio = 1, migrate.type = type;
       refused("MigrationCreate", moecclMigrationCreate(&migration, hybrid, comm, &migrate));
+      moecclGradientReturn_t gradients = nullptr;
+      moecclGradientReturnConfig_t back = MOECCL_GRADIENT_RETURN_CONFIG_INIT;
+      back.count = 4, back.ratio = 1, back.type = type;
+      refused("GradientReturnCreate", moecclGradientReturnCreate(&gradients, hybrid, comm, &back));
       moecclExpertSwap_t swap = nullptr;
       moecclExpertSwapConfig_t swapping = MOECCL_EXPERT_SWAP_CONFIG_INIT;
       swapping.max_function = as<moecclMaxFunction_t>(i);

@@ -137,6 +137,35 @@ void swap_without_room(int rank, moecclComm_t comm, int at_finish) {
   munmap(slots, kSlots * kSlotBytes);
 }
 
+// Rank 0 has no room for its remainders, so no rank gets an object.
+TEST_F(AddressLimit, AGradientReturnWithoutRoomFailsOnAllRanks) {
+  run_ranks(2,
+            [](int rank, moecclComm_t comm) {
+              const int32_t domain = 2;
+              moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+              config.n_experts = 2;
+              config.domain = &domain;
+              config.n_levels = 1;
+              moecclHybrid_t hybrid = nullptr;
+              MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+              moecclGradientReturnConfig_t back = MOECCL_GRADIENT_RETURN_CONFIG_INIT;
+              back.count = size_t{16} << 20;
+              moecclGradientReturn_t gradients = nullptr;
+              if (rank == 0) limit_addresses(size_t{16} << 20);
+              EXPECT_EQ(moecclGradientReturnCreate(&gradients, hybrid, nullptr, &back),
+                        rank == 0 ? moecclOutOfMemory : moecclRemoteError)
+                  << moecclGetLastError(nullptr);
+              EXPECT_EQ(gradients, nullptr);
+              const rlimit no_limit{RLIM_INFINITY, RLIM_INFINITY};
+              ASSERT_EQ(setrlimit(RLIMIT_AS, &no_limit), 0);
+              back.count = 100;  // the communicator goes on
+              MOECCL_EXPECT_COMM_OK(moecclGradientReturnCreate(&gradients, hybrid, nullptr, &back), comm);
+              MOECCL_EXPECT_OK(moecclGradientReturnDestroy(gradients));
+              MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+            },
+            {.mode = RankMode::kProcesses});
+}
+
 TEST_F(AddressLimit, ASwapWithoutRoomFailsOnAllRanksAtOnce) {
   for (const int at_finish : {0, 1})
     run_ranks(2, [&](int rank, moecclComm_t comm) { swap_without_room(rank, comm, at_finish); },

@@ -275,6 +275,44 @@ def migrate(comm):
     return out
 
 
+def return_gradients(comm):
+    """Returns gradients of which the codec keeps one in six: the rest comes in later steps, and the sums are those of all gradients."""
+    count, steps = 600, 6
+    with_hybrid = moeccl.Hybrid(comm, EXPERTS, domain=[comm.size])
+    back = moeccl.GradientReturn(with_hybrid, count, ratio=4, n_layers=2)
+    info = back.info(1)
+    held = array.array("f", [float(1 + comm.rank + i % 3) for i in range(count * with_hybrid.n_held)])
+    own, exact, sums = floats(count * with_hybrid.n_own), floats(count * with_hybrid.n_own), floats(count * with_hybrid.n_own)
+    with_hybrid.reduce(held, exact)
+    stream = moeccl.Stream()
+    for step in range(steps):
+        back.reduce(held, own, layer=1, stream=stream if step % 2 else None)
+        stream.synchronize()
+        sums = array.array("f", [a + b for a, b in zip(sums, own)])
+    kept = back.remainders(1)
+    total = array.array("f", [sum(sums) + sum(kept), 0.0])
+    comm.all_reduce(total, total)
+    wanted = array.array("f", [steps * sum(exact), 0.0])
+    comm.all_reduce(wanted, wanted)
+    used, saved = any(kept), kept.tolist()
+    back.reduce(held, own, layer=1)
+    again = floats(len(own))
+    kept[:] = array.array("f", saved)  # back to the checkpoint
+    back.reduce(held, again, layer=1)
+    back.reset(1)
+    refused = 0
+    for wrong in (lambda: back.reduce(held[:-1], own), lambda: back.reduce(held, own[:-1])):
+        try:
+            wrong()
+        except ValueError:
+            refused += 1
+    answer = (total[0] == wanted[0], used, own == again, not any(kept), refused == 2, info.n_remainders == EXPERTS - with_hybrid.n_own,
+              info.sent_bytes == info.n_remainders * info.expert_bytes)
+    kept.release()
+    back.close()
+    return answer
+
+
 def replace(comm, mode="solve"):
     """Samples move to other homes and back; sums and gradients are those of the tokens that arrived."""
     moe = layer(comm)
@@ -376,6 +414,9 @@ class Hybrid(unittest.TestCase):
 
     def test_experts_migrate_behind_the_computation(self):
         self.assertEqual(in_processes(2, migrate), [(True,) * 7] * 2)
+
+    def test_gradients_return_compressed(self):
+        self.assertEqual(in_processes(2, return_gradients), [(True,) * 7] * 2)
 
     def test_experts_change_places(self):
         wanted = (True, True, 1, True, True, True, True)

@@ -13,7 +13,7 @@ HEADERS = {
     "types": "Types and conventions", "comm": "Communicators, streams and memory", "elastic": "Shrinking and growing",
     "collectives": "Standard collectives",
     "moe": "MoE layers: dispatch and combine", "plan": "Plans", "profile": "Profiles and calibration", "experts": "Replicated experts",
-    "hybrid": "Hybrid expert domains", "migrate": "Expert migration", "codec": "The residual codec", "replace": "Re-placing combine", "swap": "Expert swap",
+    "hybrid": "Hybrid expert domains", "migrate": "Expert migration", "gradient": "Compressed return of gradients", "codec": "The residual codec", "replace": "Re-placing combine", "swap": "Expert swap",
     "pipeline": "Tensor-parallel AllToAll", "solve": "Placement solvers", "simulate": "Simulation", "topology": "Topology",
     "status": "What processes do and wait for", "version": "Version"}
 # Read with the others, but has no declarations of its own.
