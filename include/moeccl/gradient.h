@@ -14,9 +14,10 @@
  *   are state of the training as the optimizer's moments are, so a checkpoint contains them (see
  *   moecclGradientReturnInfo_t). They belong to a rank and an expert: with other domains or owners, begin with zeros.
  * Errors. A Reduce writes this rank's remainders after its exchange, so a call that fails leaves them as they were, and
- *   `own` is undefined. Other ranks may have finished the same call: before a step is repeated, go back to a
- * checkpoint, or Reset the layer on all ranks. Numbers that are not finite. If a sum of gradient and remainder is
- * infinite or NaN, its remainder becomes 0, so that a step that the program skips does not spoil those after it. */
+ *   `own` is undefined. Other ranks may have finished the same call. Before a step is repeated, go back to a
+ *   checkpoint, or Reset the layer on all ranks.
+ * Numbers that are not finite. If a sum of gradient and remainder is infinite or NaN, its remainder becomes 0, so that
+ *   a step that the program skips does not spoil those after it. */
 #ifndef MOECCL_GRADIENT_H_
 #define MOECCL_GRADIENT_H_
 
