@@ -185,7 +185,8 @@ MOECCL_API moecclResult_t moecclDispatchBackward(moecclRouting_t routing, const 
  * padding is zeros. If grad_weight[T][k] is not NULL (ExpertMajor only), in[R, row] must be the tensor that combine was
  * given, and the call also computes the gradient of the weights: <grad_out[t], in of that choice> in fp32, and 0 where
  * there is no expert. The call is collective, and either all ranks pass grad_weight or none does; a rank without tokens
- * may pass any pointer other than NULL. With grad_weight the call blocks even on a stream. */
+ * may pass any pointer other than NULL. With grad_weight the call blocks even on a stream; `in` is then of the same
+ * kind of memory as grad_in, and grad_weight may be in either. */
 MOECCL_API moecclResult_t moecclCombineBackward(moecclRouting_t routing, const void* grad_out, void* grad_in,
                                                 const void* in, float* grad_weight, moecclStream_t stream);
 

@@ -85,7 +85,8 @@ MOECCL_API moecclResult_t moecclReplaceRows(moecclReplacement_t replacement, siz
 /* Puts the residual into combine's input in[n_rows, row]. x[T, row] has this rank's tokens (residual 1: as given to
  * dispatch), and dispatched[R, row] is dispatch's output (residual 2: not read, may be NULL). With ExpertMajor the call
  * fills the rows after the first R. With Rows and residual 1 it also adds to the first R, in `type`, so the experts'
- * outputs must be there before. It blocks, runs after the default stream on CUDA memory, and is not collective. */
+ * outputs must be there before. All buffers that it reads or writes are of one kind of memory. It blocks, runs after
+ * the default stream on CUDA memory, and is not collective. */
 MOECCL_API moecclResult_t moecclReplaceResidual(moecclReplacement_t replacement, const void* x, const void* dispatched,
                                                 void* in);
 /* out[T, row] for the tokens of the samples that are now on this rank: moecclCombine's sums, with the residual if

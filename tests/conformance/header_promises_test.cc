@@ -60,13 +60,14 @@ TEST(HeaderPromises, HybridDestroyWaitsForAGatherOnAStream) {
 
 // types.h: a handle may be destroyed after its communicator, also while a background thread solves for it. A use of the
 // communicator's memory after its end is visible under the address sanitizer.
-TEST(HeaderPromises, AReplacementThatSolvesOutlivesItsCommunicator) {
+void solve_beyond_the_communicator(bool deterministic, int32_t residual) {
   RankOptions options;
+  options.config.deterministic = deterministic ? 1 : 0;
   options.config.topology = "node:2 gpu:2";
   options.destroy = false;
   run_ranks(
       4,
-      [](int rank, moecclComm_t comm) {
+      [=](int rank, moecclComm_t comm) {
         constexpr int32_t kTokens = 2048, kTopK = 8, kExperts = 256;
         moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
         config.hidden_bytes = 4;
@@ -88,6 +89,7 @@ TEST(HeaderPromises, AReplacementThatSolvesOutlivesItsCommunicator) {
         moecclReplaceConfig_t place = MOECCL_REPLACE_CONFIG_INIT;
         place.sample_tokens = 1;
         place.min_gain = -1;
+        place.residual = residual;
         moecclReplacement_t replacement = nullptr;
         MOECCL_ASSERT_COMM_OK(moecclReplaceCreate(&replacement, layer, &place), comm);
         MOECCL_EXPECT_COMM_OK(moecclReplaceBegin(replacement, routing, nullptr, nullptr), comm);
@@ -98,6 +100,11 @@ TEST(HeaderPromises, AReplacementThatSolvesOutlivesItsCommunicator) {
       },
       options);
 }
+
+TEST(HeaderPromises, AReplacementThatSolvesOutlivesItsCommunicator) { solve_beyond_the_communicator(false, 0); }
+
+// The sums of a deterministic communicator follow its tree, also when a residual comes to them.
+TEST(HeaderPromises, AReplacementThatGroupsItsSumsOutlivesItsCommunicator) { solve_beyond_the_communicator(true, 2); }
 
 // plan.h: a forced algorithm that can never run here is refused, and calls run as if nothing were forced. On one flat
 // level there are no nodes.
