@@ -449,14 +449,19 @@ TEST(ReplaceGain, ASkippedStepWaitsForTheListsOfTheLast) {
   });
 }
 
+moecclMoeConfig_t two_experts(size_t max_tokens) {
+  moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+  config.hidden_bytes = 16;
+  config.type = moecclFloat32;
+  config.top_k = 1;
+  config.n_experts = 2;
+  config.max_tokens = max_tokens;
+  return config;
+}
+
 TEST(ReplaceUsage, WhatCannotWorkIsRefusedOnAllRanks) {
   run_ranks(2, [](int rank, moecclComm_t comm) {
-    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
-    config.hidden_bytes = 16;
-    config.type = moecclFloat32;
-    config.top_k = 1;
-    config.n_experts = 2;
-    config.max_tokens = 8;
+    const moecclMoeConfig_t config = two_experts(8);
     moecclMoe_t moe = nullptr;
     moecclRouting_t routing = nullptr;
     moecclReplacement_t replacement = nullptr;
@@ -491,12 +496,7 @@ TEST(ReplaceUsage, WhatCannotWorkIsRefusedOnAllRanks) {
 // The rank that gives wrong choices keeps the number of tokens of the update before, and the other one has the new one.
 TEST(ReplaceUsage, AfterAFailedUpdateAllRanksRefuseAlike) {
   run_ranks(2, [](int rank, moecclComm_t comm) {
-    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
-    config.hidden_bytes = 16;
-    config.type = moecclFloat32;
-    config.top_k = 1;
-    config.n_experts = 2;
-    config.max_tokens = 64;
+    const moecclMoeConfig_t config = two_experts(64);
     moecclMoe_t moe = nullptr;
     moecclRouting_t routing = nullptr;
     moecclReplacement_t replacement = nullptr;

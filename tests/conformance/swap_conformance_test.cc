@@ -404,15 +404,20 @@ TEST(Swap, StaysWhereASwapDoesNotPay) {
   });
 }
 
+moecclMoeConfig_t sixteen_experts() {
+  moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+  config.hidden_bytes = 4;
+  config.type = moecclFloat32;
+  config.top_k = 1;
+  config.n_experts = 16;
+  config.max_tokens = kTokens;
+  return config;
+}
+
 // Ranks 0 and 1 hold shards of 24 bytes, ranks 2 and 3 of 8, so experts stay within their pair of ranks.
 TEST(Swap, ExpertsKeepToRanksWithShardsOfTheirSize) {
   run_ranks(4, [](int rank, moecclComm_t comm) {
-    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
-    config.hidden_bytes = 4;
-    config.type = moecclFloat32;
-    config.top_k = 1;
-    config.n_experts = 16;
-    config.max_tokens = kTokens;
+    const moecclMoeConfig_t config = sixteen_experts();
     moecclMoe_t moe = nullptr;
     MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
     moecclExpertSwap_t swap = nullptr;
@@ -556,12 +561,7 @@ TEST(Swap, MisuseHasASentence) {
 TEST(Swap, TheLastSwapSetsThePriceOfTheNext) {
   static constexpr int kSlowMs = 400;
   run_ranks(4, [](int rank, moecclComm_t comm) {
-    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
-    config.hidden_bytes = 4;
-    config.type = moecclFloat32;
-    config.top_k = 1;
-    config.n_experts = 16;
-    config.max_tokens = kTokens;
+    const moecclMoeConfig_t config = sixteen_experts();
     moecclMoe_t moe = nullptr;
     MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
     moecclExpertSwap_t swap = nullptr;

@@ -10,30 +10,11 @@
 #include "src/comm/group.h"
 #include "src/comm/split.h"
 #include "src/moe/creation.h"
+#include "src/moe/migrate/codec_config.h"
 
 namespace moeccl::comm {
 
 namespace {
-
-constexpr double kDefaultRatio = 50;  // as for experts (migration.cc)
-constexpr int32_t kMostLayers = 4096;
-
-Result<moecclGradientReturnConfig_t> checked(const moecclGradientReturnConfig_t* given) {
-  MOECCL_ASSIGN_OR_RETURN(moecclGradientReturnConfig_t c, adopt(given, "config"));
-  if (c.ratio == 0) c.ratio = kDefaultRatio;
-  if (c.n_layers == 0) c.n_layers = 1;
-  if (!(c.ratio >= 1 && c.ratio <= 1e6))
-    return error(moecclInvalidArgument, "config.ratio is {}: give 1 (exact) to 1e6, or 0 for {}", c.ratio,
-                 kDefaultRatio);
-  if (moecclTypeSize(c.type) == 0 || (c.ratio > 1 && !kernels::codec_supports(c.type)))
-    return error(moecclInvalidArgument, "config.type is {}: give moecclFloat32 or moecclBfloat16, or ratio 1",
-                 static_cast<int>(c.type));
-  if (c.count > kMostExpertElements)
-    return error(moecclInvalidArgument, "config.count is {}: an expert has at most 2^36 elements", c.count);
-  if (c.n_layers < 1 || c.n_layers > kMostLayers)
-    return error(moecclInvalidArgument, "config.n_layers is {}: give 1 to {}", c.n_layers, kMostLayers);
-  return c;
-}
 
 constexpr const char* kFields[] = {"count", "type", "ratio", "n_layers", "hybrid (its expert domains)"};
 
@@ -125,10 +106,9 @@ Result<std::unique_ptr<GradientReturn>> GradientReturn::create(const Hybrid& hyb
   std::unique_ptr<GradientReturn> made;
   AgreedFields<std::size(kFields)> mine;
   const Status own = contained([&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const moecclGradientReturnConfig_t c, checked(given));
-    const auto domains = static_cast<double>(hybrid.domains()->hash() >> 12);  // as many bits as a double holds
-    mine = {
-        {static_cast<double>(c.count), static_cast<double>(c.type), c.ratio, static_cast<double>(c.n_layers), domains}};
+    MOECCL_ASSIGN_OR_RETURN(const moecclGradientReturnConfig_t c, checked_codec_config(given));
+    mine = {{static_cast<double>(c.count), static_cast<double>(c.type), c.ratio, static_cast<double>(c.n_layers),
+             domains_field(hybrid)}};
     made.reset(new GradientReturn(hybrid, comm, c));
     return made->allocate(static_cast<size_t>(c.n_layers));
   });

@@ -10,30 +10,18 @@
 #include "src/comm/cuda_stream.h"
 #include "src/comm/split.h"
 #include "src/moe/creation.h"
+#include "src/moe/migrate/codec_config.h"
 
 namespace moeccl::comm {
 
 namespace {
 
-constexpr double kDefaultRatio = 50;  // from the paper
 constexpr int32_t kDefaultDepth = 2;  // one entry travels while the next is encoded
-constexpr int32_t kMostLayers = 4096, kMostDepth = 64;
+constexpr int32_t kMostDepth = 64;
 
 Result<moecclMigrationConfig_t> checked(const moecclMigrationConfig_t* given) {
-  MOECCL_ASSIGN_OR_RETURN(moecclMigrationConfig_t c, adopt(given, "config"));
-  if (c.ratio == 0) c.ratio = kDefaultRatio;
-  if (c.n_layers == 0) c.n_layers = 1;
+  MOECCL_ASSIGN_OR_RETURN(moecclMigrationConfig_t c, checked_codec_config(given));
   if (c.depth == 0) c.depth = kDefaultDepth;
-  if (!(c.ratio >= 1 && c.ratio <= 1e6))
-    return error(moecclInvalidArgument, "config.ratio is {}: give 1 (exact) to 1e6, or 0 for {}", c.ratio,
-                 kDefaultRatio);
-  if (moecclTypeSize(c.type) == 0 || (c.ratio > 1 && !kernels::codec_supports(c.type)))
-    return error(moecclInvalidArgument, "config.type is {}: give moecclFloat32 or moecclBfloat16, or ratio 1",
-                 static_cast<int>(c.type));
-  if (c.count > kMostExpertElements)
-    return error(moecclInvalidArgument, "config.count is {}: an expert has at most 2^36 elements", c.count);
-  if (c.n_layers < 1 || c.n_layers > kMostLayers)
-    return error(moecclInvalidArgument, "config.n_layers is {}: give 1 to {}", c.n_layers, kMostLayers);
   if (c.depth < 1 || c.depth > kMostDepth)
     return error(moecclInvalidArgument, "config.depth is {}: give 1 to {}", c.depth, kMostDepth);
   return c;
@@ -58,9 +46,8 @@ Result<std::unique_ptr<Migration>> Migration::create(const Hybrid& hybrid, Commu
   AgreedFields<std::size(kFields)> mine;
   mine.code = config.ok() ? moecclSuccess : config.status().code();
   if (config.ok()) {
-    const auto domains = static_cast<double>(hybrid.domains()->hash() >> 12);  // as many bits as a double holds
     mine = {{static_cast<double>(config->count), static_cast<double>(config->type), config->ratio,
-             static_cast<double>(config->n_layers), static_cast<double>(config->depth), domains}};
+             static_cast<double>(config->n_layers), static_cast<double>(config->depth), domains_field(hybrid)}};
   }
   const auto all_gather = [&](const void* from, size_t n, void* to) { return all_gather_bytes(comm, from, n, to); };
   MOECCL_ASSIGN_OR_RETURN(const auto all, gather_answers(comm.n_ranks(), all_gather, mine, config.status(),
@@ -200,12 +187,7 @@ Status Migration::begin(int number, const Into* into) {
   // The entry stays in the queue until the last step that can fail.
   Packed& entry = layer->to_send.front();
   Experts& own = entry.experts;
-  if (into != nullptr) {
-    flight->into = true;
-    flight->shared = into->shared;
-    flight->held = into->held;
-    flight->communicator = into->communicator;
-  }
+  if (into != nullptr) flight->into = *into;
   MOECCL_ASSIGN_OR_RETURN(flight->arrived, room(hybrid_.held().size(), own.cuda));
   flight->words.resize(comm_.n_ranks());
   flight->mine = {layer->begun, entry.checksum, number, moecclSuccess};
@@ -220,7 +202,7 @@ Status Migration::begin(int number, const Into* into) {
   Stream::Work decoding;
   if (into != nullptr)
     decoding = decoder_->hold([this, flight] {
-      finish(*flight, contained([&] { return decode(*flight, flight->shared, flight->held); }));
+      finish(*flight, contained([&] { return decode(*flight, flight->into->shared, flight->into->held); }));
       return Status();  // wait() reports the status
     });
   Stream::Work work = stream_.hold([this, flight, decoding]() mutable {
@@ -242,7 +224,8 @@ Status Migration::begin(int number, const Into* into) {
 
 void Migration::finish(Flight& flight, Status status) {
   // From here on the communicator may end.
-  const std::shared_ptr<const void> communicator = std::move(flight.communicator);
+  std::shared_ptr<const void> communicator;
+  if (flight.into) communicator = std::move(flight.into->communicator);
   {
     const std::lock_guard lock(mutex_);
     flight.status = std::move(status);
@@ -269,7 +252,7 @@ Status Migration::run(Flight& flight) {
   }
   if (gathered.ok() && flight.into) {
     gathered = contained([&]() -> Status {
-      MOECCL_ASSIGN_OR_RETURN(const uint64_t now, checksum_of(flight.shared, flight.arrived.cuda));
+      MOECCL_ASSIGN_OR_RETURN(const uint64_t now, checksum_of(flight.into->shared, flight.arrived.cuda));
       if (now != flight.packed.checksum) flight.mine.code = moecclInvalidUsage;
       return {};
     });
@@ -375,10 +358,10 @@ Status Migration::wait(int number, const void* shared, void* held, uint64_t* epo
   MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
   MOECCL_ASSIGN_OR_RETURN(const Flight* first, oldest(number, *layer));
   if (first->into) {
-    if ((shared != nullptr && shared != first->shared) || (held != nullptr && held != first->held))
+    if ((shared != nullptr && shared != first->into->shared) || (held != nullptr && held != first->into->held))
       return error(moecclInvalidArgument,
                    "layer {}: {} is not what moecclMigrationBeginInto had: give the same, or NULL", number,
-                   held != nullptr && held != first->held ? "held" : "shared");
+                   held != nullptr && held != first->into->held ? "held" : "shared");
   } else {
     MOECCL_TRY(check_buffers(shared, held));
     MOECCL_TRY(check_shared(number, *first, shared, held));

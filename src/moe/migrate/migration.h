@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "kernels/codec.h"
@@ -67,11 +68,7 @@ class Migration {
     Word mine;
     exec::Operation gather, exchange;
     uint64_t gather_ticket = 0, exchange_ticket = 0;
-    // Set by begin() for an entry that is decoded right after its gather.
-    bool into = false;
-    const void* shared = nullptr;
-    void* held = nullptr;
-    std::shared_ptr<const void> communicator;  // until the decoding has ended
+    std::optional<Into> into;  // of an entry that is decoded right after its gather
     // Guarded by mutex_.
     Status status;
     size_t decoded = 0;  // experts
