@@ -4,6 +4,7 @@
 
 #include "src/algo/builder.h"
 #include "src/algo/families.h"
+#include "src/algo/tuning.h"
 #include "src/base/hash.h"
 #include "src/plan/op.h"
 
@@ -59,7 +60,9 @@ Status Algorithm::applies(const plan::Shape& shape, const plan::LevelTree& tree)
 
 plan::Chunking Algorithm::chunking(const plan::Shape& shape, const plan::LevelTree& tree) const {
   const uint64_t bytes = chunk_bytes_for != nullptr ? chunk_bytes_for(shape, tree) : chunk_bytes;
-  return bytes == kWhole ? whole(shape) : cut(shape, layout(shape, tree), bytes);
+  if (bytes == kWhole) return whole(shape);
+  const Layout slots = layout(shape, tree);
+  return cut(shape, slots, shape.coarse && slots.n_slots == 0 ? bytes * tuning::kCoarse : bytes);
 }
 
 plan::Program Algorithm::build(const plan::Shape& shape, const plan::LevelTree& tree, uint32_t rank) const {

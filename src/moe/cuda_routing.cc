@@ -258,13 +258,15 @@ Status CudaRouting::assign(exec::StreamEngine& engine, const algo::TopK& topk) {
 // Returns the error for a token that the device found wrong, as the host's check reports it.
 Status CudaRouting::check_choices(uint32_t token) const {
   const uint32_t top_k = s_.shape->top_k;
-  std::vector<int32_t> choices(top_k);
   const auto* from = topk_.index + size_t{token} * top_k;
-  MOECCL_TRY(cuda::check(cuda::driver()->cuMemcpyDtoHAsync_v2(choices.data(), reinterpret_cast<cuda::Pointer>(from),
+  // Page-locked: see StreamEngine::fetch().
+  MOECCL_ASSIGN_OR_RETURN(const cuda::Memory copied, cuda::Memory::pinned(context_, top_k * sizeof(int32_t)));
+  auto* const choices = reinterpret_cast<int32_t*>(copied.data());
+  MOECCL_TRY(cuda::check(cuda::driver()->cuMemcpyDtoHAsync_v2(choices, reinterpret_cast<cuda::Pointer>(from),
                                                               top_k * sizeof(int32_t), stream_),
                          "choices of a token"));
   MOECCL_TRY(cuda::check(cuda::driver()->cuStreamSynchronize(stream_), "choices of a token"));
-  MOECCL_TRY(algo::check_choices(*s_.order, choices, token));
+  MOECCL_TRY(algo::check_choices(*s_.order, {choices, top_k}, token));
   return error(moecclInternalError,
                "topk_index[{}] was found wrong on the device, and right on the host: did it change?", token);
 }

@@ -210,6 +210,7 @@ plan::Shape Selector::shape_of(const PlanKey& key, bool reachable) const {
   s.scaled = key.scaled;
   s.reach = at_.reach;
   if (reachable) s.reach.views = s.reach.reads = true;
+  s.coarse = at_.coarse;
   s.staging_bytes = at_.staging_bytes;
   if (key.op == moecclOpTensorAllToAll)
     s.pipeline_chunks = pipeline_chunks(at_.tree, at_.profile, key.count * key.element_bytes);

@@ -73,6 +73,7 @@ class Selector {
     bool deterministic = false;
     uint64_t staging_bytes = 0;  // of one operation
     plan::Profile profile = {};
+    bool coarse = false;  // see plan::Shape
   };
   explicit Selector(Setting setting) : at_(std::move(setting)) { show_profile(); }
 

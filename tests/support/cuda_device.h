@@ -123,7 +123,10 @@ class CudaDevice {
               0);
     if (stream == nullptr) synchronize(nullptr);
   }
+  // Waits for the stream before it copies: a copy to memory that is not page-locked holds a lock of the driver while it
+  // waits, and another rank's thread may need the lock to get on.
   void download(void* to, const void* from, size_t bytes, void* stream = nullptr) {
+    synchronize(stream);
     if (bytes > 0) {
       EXPECT_EQ((call<int(void*, uint64_t, size_t, void*)>("cuMemcpyDtoHAsync_v2", to, reinterpret_cast<uint64_t>(from),
                                                            bytes, stream)),

@@ -22,6 +22,8 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 API = os.path.join(HERE, "bin", "cuda_api_test")
+STACKS = os.path.join(HERE, "lib", "stacks.so")
+STACKS = STACKS if os.path.exists(STACKS) else ""
 LOGS = os.path.join(HERE, "logs", "each-test")
 RESULT = re.compile(r"^\[ *(OK|FAILED|SKIPPED) *\] (\S+?)(?:,.*?)? \((\d+) ms\)$", re.M)
 
@@ -65,7 +67,8 @@ def run(tests: list[str], number: int, end: float, hang: float, table: Table) ->
         path = os.path.join(LOGS, f"{number}-{len(tests)}.log")
         with open(path, "w", encoding="utf-8") as log:
             process = subprocess.Popen([API, "--gtest_filter=" + ":".join(tests)], stdout=log, stderr=subprocess.STDOUT,
-                                       stdin=subprocess.DEVNULL, start_new_session=True)
+                                       stdin=subprocess.DEVNULL, start_new_session=True,
+                                       env={**os.environ, **({"LD_PRELOAD": STACKS} if STACKS else {})})
         size, moved, n_rows, text = -1, time.time(), 0, ""
         while True:
             ended = process.poll() is not None
@@ -83,6 +86,9 @@ def run(tests: list[str], number: int, end: float, hang: float, table: Table) ->
                 break
             time.sleep(0.2)
         try:
+            if not ended and STACKS:
+                os.killpg(process.pid, signal.SIGUSR2)  # all threads write their stacks to the log
+                time.sleep(1.5)
             os.killpg(process.pid, signal.SIGKILL)  # also what the tests have forked
         except ProcessLookupError:
             pass

@@ -173,11 +173,17 @@ void StreamEngine::clear(void* dst, size_t bytes) {
 kernels::Scalar StreamEngine::read_scalar(const void* element, moecclDataType_t type) {
   const cuda::Current current(context_);
   alignas(8) std::byte value[8] = {};
-  note(cuda::check(cuda::driver()->cuMemcpyDtoHAsync_v2(value, reinterpret_cast<cuda::Pointer>(element),
-                                                        moecclTypeSize(type), stream_),
-                   "the operator's scalar"));
-  (void)synchronize();
+  fetch(value, element, moecclTypeSize(type));
   return kernels::scalar_from(value, type);
+}
+
+void StreamEngine::fetch(void* host, const void* device, size_t bytes) {
+  size_t at = 0;
+  if (!reserve(bytes, &at)) return;
+  note(cuda::check(cuda::driver()->cuMemcpyDtoHAsync_v2(pinned_.data() + at, reinterpret_cast<cuda::Pointer>(device),
+                                                        bytes, stream_),
+                   "results to the host"));
+  if (synchronize().ok()) std::memcpy(host, pinned_.data() + at, bytes);
 }
 
 // Allocates nothing: an allocation may wait for the device, and so for a caller's stream that waits for this rank.
@@ -361,11 +367,7 @@ void dot_rows(const kernels::DotRowsArgs& a) {
     if (a.b_index != nullptr) k.b_index = list(a.b_index + begin, k.count);
     k.row_elements = a.row_elements;
     current_engine->launch(typed("moeccl_dot_rows", kType), &k, 2 * k.count * row_bytes);
-    current_engine->note(
-        cuda::check(cuda::driver()->cuMemcpyDtoHAsync_v2(a.out + begin, reinterpret_cast<cuda::Pointer>(k.out),
-                                                         k.count * sizeof(float), current_engine->stream()),
-                    "products to the host"));
-    (void)current_engine->synchronize();
+    current_engine->fetch(a.out + begin, k.out, k.count * sizeof(float));
   }
 }
 

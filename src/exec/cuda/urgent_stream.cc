@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/exec/cuda/urgent_stream.h"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "src/base/clock.h"
@@ -23,40 +28,75 @@ constexpr unsigned kNonBlocking = 1;
 constexpr size_t kMostStreams = 33, kWordStride = 8;
 // A store takes 4 us on an idle device, but processes that share it take turns of some milliseconds.
 constexpr int64_t kLimit_ns = 300'000'000;
+// The whole measurement takes little more than kLimit_ns. If it was cut short, only so many streams may wait.
+constexpr int64_t kMost_ns = 5'000'000'000;
+constexpr size_t kLeastKnown = 2;
 
-// Streams of ordinary priority that wait for the host, as callers' streams wait for an operation to end.
+// Streams of ordinary priority that wait for the host, as callers' streams wait for an operation to end. All are made
+// before the first waits: a driver may hold up cuStreamCreate while streams wait. For the same reason a thread lets them
+// go after kMost_ns whatever the measuring thread is doing: another thread of the program may be creating a stream, and
+// hold a lock of the driver that the measuring thread needs.
 class Waiting {
  public:
   explicit Waiting(uint64_t* go) : go_(go) {}
   ~Waiting() {
-    std::atomic_ref(*go_).store(1, std::memory_order_release);
+    let_go();
+    if (timer_.joinable()) timer_.join();
     for (const cuda::Stream s : streams_) {
       (void)cuda::driver()->cuStreamSynchronize(s);
       (void)cuda::driver()->cuStreamDestroy_v2(s);
     }
   }
+  Status create() {
+    streams_.reserve(kMostStreams);
+    for (size_t i = 0; i < kMostStreams; ++i) {
+      cuda::Stream s = nullptr;
+      MOECCL_TRY(cuda::check(cuda::driver()->cuStreamCreate(&s, kNonBlocking), "a CUDA stream"));
+      streams_.push_back(s);
+    }
+    MOECCL_ASSIGN_OR_RETURN(timer_, driver::start_thread("moeccl-try", [this] {
+      std::unique_lock lock(mutex_);
+      (void)over_.wait_for(lock, std::chrono::nanoseconds(kMost_ns), [&] { return gone_; });
+      gone_ = true;
+      std::atomic_ref(*go_).store(1, std::memory_order_release);
+    }));
+    return {};
+  }
   Status add() {
-    cuda::Stream s = nullptr;
-    MOECCL_TRY(cuda::check(cuda::driver()->cuStreamCreate(&s, kNonBlocking), "a CUDA stream"));
-    streams_.push_back(s);
     constexpr unsigned kGreaterOrEqual = 0;
     const auto word = reinterpret_cast<cuda::Pointer>(go_);
-    return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(s, word, 1, kGreaterOrEqual), "a stream that waits");
+    return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(streams_[n_waiting_++], word, 1, kGreaterOrEqual),
+                       "a stream that waits");
+  }
+  // Returns false if the streams were let go before.
+  bool let_go() {
+    const std::lock_guard lock(mutex_);
+    const bool first = !std::exchange(gone_, true);
+    std::atomic_ref(*go_).store(1, std::memory_order_release);
+    over_.notify_all();
+    return first;
   }
 
  private:
   uint64_t* go_;
   std::vector<cuda::Stream> streams_;
+  size_t n_waiting_ = 0;
+  std::mutex mutex_;
+  std::condition_variable over_;
+  bool gone_ = false;
+  std::thread timer_;
 };
 
-// Adds streams that wait, one by one, until a store by the urgent stream does not come.
+// Lets streams wait, one after the other, until a store by the urgent stream does not come.
 Result<size_t> try_how_many(cuda::Context context, cuda::Stream urgent) {
   MOECCL_ASSIGN_OR_RETURN(const cuda::Memory words, cuda::Memory::pinned(context, 2 * kWordStride * sizeof(uint64_t)));
   auto* const go = reinterpret_cast<uint64_t*>(words.data());
   uint64_t* const came = go + kWordStride;
   size_t n = 0;
+  bool whole = true;
   {
     Waiting waiting(go);
+    MOECCL_TRY(waiting.create());
     for (bool comes = true; comes && n < kMostStreams; n += comes) {
       MOECCL_TRY(waiting.add());
       MOECCL_TRY(
@@ -66,11 +106,13 @@ Result<size_t> try_how_many(cuda::Context context, cuda::Stream urgent) {
       while ((comes = std::atomic_ref(*came).load(std::memory_order_acquire) == n + 1) == false && now_ns() < until)
         driver::sleep_ns(20'000);
     }
+    whole = waiting.let_go();
   }
   // The last store comes when the streams no longer wait. The words must outlive it.
   MOECCL_TRY(cuda::check(cuda::driver()->cuStreamSynchronize(urgent), "the urgent stream"));
-  log(LogLevel::kInfo, "{} CUDA streams may wait at once before they hold up the library's own",
-      n < kMostStreams ? std::to_string(n) : "any number of");
+  if (!whole) n = std::min(n, kLeastKnown);
+  log(LogLevel::kInfo, "{} CUDA streams may wait at once before they hold up the library's own{}",
+      n < kMostStreams ? std::to_string(n) : "any number of", whole ? "" : ", as far as could be tried");
   return n < kMostStreams ? n : SIZE_MAX;
 }
 
@@ -91,9 +133,10 @@ Result<cuda::Stream> create_urgent_stream(cuda::Context context) {
   const cuda::Current current(context);
   int lowest = 0, highest = 0;
   MOECCL_TRY(cuda::check(cuda::driver()->cuCtxGetStreamPriorityRange(&lowest, &highest), "the streams' priorities"));
+  // Under the lock, because the driver may not return while another thread's streams wait in try_how_many().
+  const std::lock_guard lock(tried().mutex);
   cuda::Stream stream = nullptr;
   MOECCL_TRY(cuda::check(cuda::driver()->cuStreamCreateWithPriority(&stream, kNonBlocking, highest), "a CUDA stream"));
-  const std::lock_guard lock(tried().mutex);
   auto& result = tried().result;
   auto it = result.find(context);
   if (it == result.end()) it = result.emplace(context, try_how_many(context, stream)).first;

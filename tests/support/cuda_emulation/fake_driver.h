@@ -64,6 +64,8 @@ struct Context {
   std::atomic<int> failed{0};  // once a kernel of the context has failed, every call returns this error
   std::shared_ptr<Channels> channels;
   bool shares_channels = false;
+  std::mutex busy;      // held by a call that waits inside the driver, and taken by every other call
+  std::mutex pageable;  // held while a copy between a stream and memory that is not page-locked waits for the stream
 
   std::mutex mutex;                              // guards the following fields
   int retained = 0;                              // how many times
@@ -79,6 +81,7 @@ struct Context {
 Context* context_of_device(int device);
 Context* current_context();
 bool is_context(const void* context);
+inline void wait_for_busy(Context& context) { const std::lock_guard lock(context.busy); }
 // Returns the error that a test wants from the function (moeccl_emulated_refuse).
 int refusal(const char* function);
 
@@ -88,6 +91,7 @@ int refusal(const char* function);
   Context* const name = current_context();                                   \
   if (name == nullptr) return kInvalidContext;                               \
   if (const int refused = refusal(__func__); refused != kOk) return refused; \
+  wait_for_busy(*name);                                                      \
   if (name->failed != 0) return name->failed.load()
 
 // Objects by the handles that callers hold.

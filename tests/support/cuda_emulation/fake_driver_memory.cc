@@ -306,6 +306,8 @@ int after_pageable(const void* host, size_t bytes, void* stream) {
   }
   const std::shared_ptr<Stream> s = stream_of(stream);
   if (s == nullptr || is_captured(*s)) return kOk;
+  // On an H200, another thread's copy of this kind waits meanwhile, whatever its stream.
+  const std::lock_guard one_at_a_time(s->context->pageable);
   s->wait_for(s->submitted());
   return s->context->failed.load();
 }

@@ -242,9 +242,27 @@ EXPORT int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   if (greatest != nullptr) *greatest = 1 - Channels::kPriorities;
   return kOk;
 }
+namespace {
+
+// On an H200, a call that makes a stream may not return while nearly all channels of the pool have streams that wait, and
+// no other call of the context returns before it.
+void wait_for_channels(Context& context) {
+  const std::shared_ptr<Channel> pool = context.channels->pool;
+  if (pool == nullptr || pool->orders.size() < 2) return;
+  const std::lock_guard busy(context.busy);
+  const auto full = [&] {
+    const std::lock_guard lock(pool->mutex);
+    return std::count_if(pool->orders.begin(), pool->orders.end(), [](const auto& o) { return o.empty(); }) < 2;
+  };
+  while (full() && context.failed == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+}  // namespace
+
 EXPORT int cuStreamCreateWithPriority(void** stream, unsigned flags, int priority) {
   MOECCL_IN_CONTEXT(context);
   if (flags > 1) return kInvalidValue;
+  wait_for_channels(*context);
   priority = std::clamp(priority, 1 - Channels::kPriorities, 0);
   *stream = streams().add(Stream::make(context, flags, priority, Stream::Kind::kMade));
   return kOk;
@@ -252,6 +270,7 @@ EXPORT int cuStreamCreateWithPriority(void** stream, unsigned flags, int priorit
 EXPORT int cuStreamCreate(void** stream, unsigned flags) {
   MOECCL_IN_CONTEXT(context);
   if (flags > 1) return kInvalidValue;
+  wait_for_channels(*context);
   *stream = streams().add(Stream::make(context, flags, 0, Stream::Kind::kMade));
   return kOk;
 }
