@@ -244,10 +244,10 @@ void bench_tables(Bench& bench, const Buffers& m) {
   args.expert_offsets = reinterpret_cast<int64_t*>(results->data() + 40960);
   args.expert_counts = reinterpret_cast<int32_t*>(results->data() + 49152);
   ns = bench.time([&] {
-    launch("moeccl_table_count", &args, plan.n_tiles());
+    launch("moeccl_table_count", &args, size_t{plan.n_tiles()} * 32);  // a warp for each tile
     launch("moeccl_table_scan", &args, size_t{plan.n_counters()} * 256);
     launch("moeccl_table_blocks", &args, size_t{args.is.n_sources} * args.is.n_chunks);
-    launch("moeccl_table_fill", &args, plan.n_tiles());
+    launch("moeccl_table_fill", &args, size_t{plan.n_tiles()} * 32);
   });
   const std::vector<unsigned char> got = fetch(e, args.counts, sizeof(cuda::TableCounts));
   cuda::TableCounts counts{};

@@ -240,7 +240,7 @@ MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState&
     a.net.state->given[w.lane] = w.given;
     a.net.state->used[w.lane] = w.used;
   }
-  if (thread_index() == 0) s.last = add_release_device(&a.header->left, 1) + 1 == grid_blocks();
+  if (thread_index() == 0) s.last = grid_blocks() == 1 || add_release_device(&a.header->left, 1) + 1 == grid_blocks();
   block_sync();
   if (s.last == 0) return;
   WalkHeader& h = *a.header;
@@ -263,10 +263,15 @@ MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState&
     // Release: pairs with the acquire in walk_enter() of the peer.
     if (p != a.rank && !walk_is_elsewhere(a, p)) store_release_system(walk_done(a.peers[p].header) + a.rank, w.seq);
   }
-  if (walk_has_net(a) && !failed && thread_index() == 0) walk_net_done(a, w);
-  block_sync();
-  // Release: pairs with the acquire in exec::KernelTask::poll() and of peers' hosts.
-  if (thread_index() == 0 && a.completed != nullptr) store_release_system(a.completed, a.number);
+  const bool net = walk_has_net(a);
+  if (net) {
+    if (!failed && thread_index() == 0) walk_net_done(a, w);
+    block_sync();
+  }
+  // Release: pairs with the acquire in exec::KernelTask::poll() and of peers' hosts. A thread of another warp, so that
+  // it does not wait for the stores to peers.
+  if (thread_index() == (net ? 0 : block_threads() - 1) && a.completed != nullptr)
+    store_release_system(a.completed, a.number);
 }
 
 // Finds the operation's number and this block's place, and loads the program into shared memory when it fits.

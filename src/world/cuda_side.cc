@@ -380,9 +380,8 @@ class CudaSide::Connector {
           std::find(known.begin(), known.end(), other) == known.end())
         known.push_back(other);
     }
-    side_->selector_ = std::make_unique<Selector>(
-        Selector::Setting{n_.rank, tree_, reach, false, false, n_.config->deterministic, f.half_bytes, profile(),
-                          true});
+    side_->selector_ = std::make_unique<Selector>(Selector::Setting{
+        n_.rank, tree_, reach, false, false, n_.config->deterministic, f.half_bytes, profile(), true});
     return side_->selector_->force_from_text(n_.config->plan);
   }
 

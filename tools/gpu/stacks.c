@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For a machine without a debugger: preloaded, it writes the stack of every thread to stderr when the process gets SIGUSR2,
- * and that of the thread that crashes. Lines have the form object(+0xoffset); addr2line -Cfe on the same object, not stripped,
- * names them. To build it: cc -shared -fPIC -O1 -o stacks.so tools/gpu/stacks.c */
+/* For a machine without a debugger: preloaded, it writes the stack of every thread to stderr when the process gets
+ * SIGUSR2, and that of the thread that crashes. Lines have the form object(+0xoffset); addr2line -Cfe on the same
+ * object, not stripped, names them. To build it: cc -shared -fPIC -O1 -o stacks.so tools/gpu/stacks.c */
 #define _GNU_SOURCE
 #include <execinfo.h>
 #include <fcntl.h>

@@ -4,6 +4,7 @@
 backend gloo on the CPU. The losses and the weights must agree.
 
   LD_PRELOAD=.../libmoeccl-nccl.so tools/gpu/torch_train.py [N_PROCESSES]     exits 0 when they agree; needs PyTorch"""
+import faulthandler
 import os
 import sys
 
@@ -14,6 +15,7 @@ def train(rank, world, backend, port):
     import torch
     import torch.distributed as dist
 
+    faulthandler.dump_traceback_later(25)  # the log then says where a rank waits
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     device = torch.device("cuda:0" if backend == "nccl" else "cpu")
     if backend == "nccl":
@@ -47,6 +49,7 @@ def train(rank, world, backend, port):
             assert bool((got == p).all()), f"all_to_all: rank {rank} has {got} from {p}"
     weights = torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
     dist.destroy_process_group()
+    faulthandler.cancel_dump_traceback_later()
     return losses, weights
 
 

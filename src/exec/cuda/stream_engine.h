@@ -49,8 +49,8 @@ class StreamEngine {
   void clear(void* dst, size_t bytes);  // fills with zeros
   // Returns one element of device memory as it is when the stream gets here. Waits on the host; notes a failure.
   kernels::Scalar read_scalar(const void* element, moecclDataType_t type);
-  // Copies device memory to the host, through page-locked memory, and waits on the host. A copy to ordinary memory would
-  // wait for a lock of the driver, which other threads hold while such copies of theirs wait for their streams.
+  // Copies device memory to the host, through page-locked memory, and waits on the host. A copy to ordinary memory
+  // would wait for a lock of the driver, which other threads hold while such copies of theirs wait for their streams.
   void fetch(void* host, const void* device, size_t bytes);
   // Copies host memory to an address that kernels can read until the stream has passed this point.
   const void* upload(const void* host, size_t bytes);

@@ -33,9 +33,9 @@ constexpr int64_t kMost_ns = 5'000'000'000;
 constexpr size_t kLeastKnown = 2;
 
 // Streams of ordinary priority that wait for the host, as callers' streams wait for an operation to end. All are made
-// before the first waits: a driver may hold up cuStreamCreate while streams wait. For the same reason a thread lets them
-// go after kMost_ns whatever the measuring thread is doing: another thread of the program may be creating a stream, and
-// hold a lock of the driver that the measuring thread needs.
+// before the first waits: a driver may hold up cuStreamCreate while streams wait. For the same reason a thread lets
+// them go after kMost_ns whatever the measuring thread is doing: another thread of the program may be creating a
+// stream, and hold a lock of the driver that the measuring thread needs.
 class Waiting {
  public:
   explicit Waiting(uint64_t* go) : go_(go) {}
@@ -55,11 +55,11 @@ class Waiting {
       streams_.push_back(s);
     }
     MOECCL_ASSIGN_OR_RETURN(timer_, driver::start_thread("moeccl-try", [this] {
-      std::unique_lock lock(mutex_);
-      (void)over_.wait_for(lock, std::chrono::nanoseconds(kMost_ns), [&] { return gone_; });
-      gone_ = true;
-      std::atomic_ref(*go_).store(1, std::memory_order_release);
-    }));
+                              std::unique_lock lock(mutex_);
+                              (void)over_.wait_for(lock, std::chrono::nanoseconds(kMost_ns), [&] { return gone_; });
+                              gone_ = true;
+                              std::atomic_ref(*go_).store(1, std::memory_order_release);
+                            }));
     return {};
   }
   Status add() {

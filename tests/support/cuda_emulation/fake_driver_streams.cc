@@ -244,8 +244,8 @@ EXPORT int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 }
 namespace {
 
-// On an H200, a call that makes a stream may not return while nearly all channels of the pool have streams that wait, and
-// no other call of the context returns before it.
+// On an H200, a call that makes a stream may not return while nearly all channels of the pool have streams that wait,
+// and no other call of the context returns before it.
 void wait_for_channels(Context& context) {
   const std::shared_ptr<Channel> pool = context.channels->pool;
   if (pool == nullptr || pool->orders.size() < 2) return;
