@@ -18,6 +18,8 @@ void* driver() {
   static void* const library = [] {
     const char* named = moeccl::trusted_variable("MOECCL_CUDA_DRIVER");
     std::string name = named != nullptr ? named : "";
+    // Ranks may share a device (docs/cuda.md, "Several ranks on one device").
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     if (name.empty())
       name = "libcuda.so.1";
     else if (const std::string why = moeccl::why_not_loaded(&name); name != "none" && !why.empty())

@@ -105,6 +105,11 @@ void MoeBench::prepare(Candidate& c, Place place, const char* call, const Operat
   c.graphs[place] = gpu::end_capture(stream_);
 }
 
+// Ranks that share a device must not fill buffers or make graphs while the replay of another one waits for them.
+void MoeBench::meet_before_replay() {
+  if (options_.cuda_graph) team_.barrier();
+}
+
 void MoeBench::run_once(Candidate& c, Place place, const char* call, const Operation& operation) {
   if (!options_.cuda_graph) return demand(operation(nullptr), call);
   gpu::launch_graph(c.graphs[place], stream_);
@@ -119,6 +124,7 @@ uint64_t MoeBench::verify(Candidate& c) {
          " rows where the routing gives " + std::to_string(oracle_.n_rows()));
   const auto run = [&](Place place, const char* call, const Operation& operation) {
     prepare(c, place, call, operation);
+    meet_before_replay();
     run_once(c, place, call, operation);
   };
   oracle_.fill_tokens(host(tokens_));
@@ -141,6 +147,7 @@ uint64_t MoeBench::verify_backward(Candidate& c) {
   const bool weights = with_weights();
   const auto run = [&](Place place, const char* call, const Operation& operation) {
     prepare(c, place, call, operation);
+    meet_before_replay();
     run_once(c, place, call, operation);
   };
   blot(combined_);

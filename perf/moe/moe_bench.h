@@ -79,6 +79,7 @@ class MoeBench {
   std::vector<double> slowest(const std::vector<double>& mine) const;
   Candidate create(const std::string& algorithm);
   void allocate();
+  void meet_before_replay();
   // Runs an operation to its end. With --cudagraph it is a replay of what prepare() has captured.
   void prepare(Candidate& c, Place place, const char* call, const Operation& operation);
   void run_once(Candidate& c, Place place, const char* call, const Operation& operation);

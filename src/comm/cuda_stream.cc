@@ -173,7 +173,12 @@ Result<cuda::Event> CudaStream::take_event() {
 
 Stream::Work CudaStream::hold(std::function<Status()> work) {
   auto put = std::make_shared<CudaPut>();
-  Work held = proxy_.hold([this, put, work = std::move(work)] { return run(*put, work); });
+  put->in_flight = std::make_unique<cuda::InFlight>(context_);
+  Work held = proxy_.hold([this, put, work = std::move(work)] {
+    Status status = run(*put, work);
+    put->in_flight = nullptr;
+    return status;
+  });
   held.on_cuda = std::move(put);
   return held;
 }

@@ -9,6 +9,7 @@
 
 #include "src/comm/stream.h"
 #include "src/driver/cuda.h"
+#include "src/driver/cuda_idle.h"
 #include "src/exec/cuda/stream_work.h"
 
 namespace moeccl::comm {
@@ -18,6 +19,7 @@ struct CudaPut {
   uint64_t number = 0;  // the count of work with it, which the stream waits for; 0: it was not put
   driver::cuda::Event ready = nullptr;
   Status status;  // of putting the work on the stream
+  std::unique_ptr<driver::cuda::InFlight> in_flight;
 };
 
 class CudaStream final : public Stream {
@@ -43,6 +45,7 @@ class CudaStream final : public Stream {
   // Returns false if all places are taken.
   bool may_wait();
   driver::cuda::Stream stream() const { return stream_; }
+  driver::cuda::Context context() const { return context_; }
   Result<bool> capturing() const;
   // Runs on the proxy thread, in its turn, while the stream continues. For work that was already launched on the
   // stream.

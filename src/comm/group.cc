@@ -252,8 +252,11 @@ struct PutWork {
 PutWork put_work_of(const std::shared_ptr<Batch>& batch) {
   PutWork works;
   if (batch->is_launched()) {
-    works.own = batch->stream->as_cuda()->hold_watch(
-        [batch] { return in_turns(*batch, [&](Status usable) { return watch(*batch, std::move(usable)); }); });
+    works.own = batch->stream->as_cuda()->hold_watch([batch] {
+      Status status = in_turns(*batch, [&](Status usable) { return watch(*batch, std::move(usable)); });
+      batch->in_flight = nullptr;
+      return status;
+    });
     return works;
   }
   if (batch->stream != nullptr) works.own = batch->stream->hold([batch] { return drive(*batch); });
@@ -303,7 +306,13 @@ Status issue_batches(std::vector<Call>& calls) {
     if (batch->stream != nullptr) MOECCL_TRY(batch->stream->ready());
     for (Stream* other : batch->others) MOECCL_TRY(other->ready());
   }
+  for (const auto& batch : batches) {
+    if (batch->launchable && !batch->captured)
+      batch->in_flight = std::make_unique<driver::cuda::InFlight>(batch->stream->as_cuda()->context());
+  }
   MOECCL_TRY(launch_at_once(batches));
+  for (const auto& batch : batches)
+    if (!batch->is_launched()) batch->in_flight = nullptr;
   // Everything that can fail comes before the tickets.
   std::vector<PutWork> works;
   for (const auto& batch : batches) {

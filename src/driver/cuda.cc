@@ -10,6 +10,7 @@
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/base/trusted_library.h"
+#include "src/driver/cuda_idle.h"
 
 namespace moeccl::driver::cuda {
 namespace {
@@ -138,11 +139,12 @@ Memory& Memory::operator=(Memory&& other) noexcept {
 
 Memory::~Memory() {
   if (data_ == nullptr) return;
-  const Current current(context_);
-  if (pinned_)
-    (void)driver()->cuMemFreeHost(data_);
-  else
-    (void)driver()->cuMemFree_v2(reinterpret_cast<Pointer>(data_));
+  when_idle(context_, [data = data_, pinned = pinned_] {
+    if (pinned)
+      (void)driver()->cuMemFreeHost(data);
+    else
+      (void)driver()->cuMemFree_v2(reinterpret_cast<Pointer>(data));
+  });
 }
 
 Status zero(Pointer at, size_t bytes) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <mutex>
 
+#include "src/driver/cuda_idle.h"
 #include "src/driver/fork_page.h"
 
 namespace moeccl::driver::cuda {
@@ -74,6 +75,13 @@ Status load_now(Function function, const std::string& name) {
 
 }  // namespace
 
+bool loads_lazily() {
+  static const auto ask = reinterpret_cast<int (*)(int*)>(driver_symbol("cuModuleGetLoadingMode"));  // CUDA 11.7
+  constexpr int kLazy = 2;
+  int mode = 0;
+  return ask != nullptr && ask(&mode) == 0 && mode == kLazy;
+}
+
 Result<std::shared_ptr<const Modules>> Modules::of(Context context, const ModuleSet& set) {
   static constinit PerProcess<Slots> all;
   Slots& slots = all.get();
@@ -92,8 +100,9 @@ Result<std::shared_ptr<const Modules>> Modules::of(Context context, const Module
 }
 
 Modules::~Modules() {
-  const Current current(context_);
-  for (const Module m : modules_) (void)driver()->cuModuleUnload(m);
+  when_idle(context_, [modules = std::move(modules_)] {
+    for (const Module m : modules) (void)driver()->cuModuleUnload(m);
+  });
 }
 
 Status Modules::load(const ModuleSet& set) {

@@ -28,6 +28,10 @@ struct Kernel {
   uint32_t blocks_on_sm = 1;  // number of blocks that fit on a multiprocessor at once
 };
 
+// Returns whether the program loads its kernels when it first launches them (CUDA_MODULE_LOADING; the default since
+// CUDA 12.2).
+bool loads_lazily();
+
 class Modules {
  public:
   // Returns the context's modules and loads them if they are not loaded yet. All functions are loaded before this

@@ -2,10 +2,12 @@
 #include "src/world/cuda_side.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "src/base/env.h"
 #include "src/base/log.h"
+#include "src/driver/cuda_idle.h"
 #include "src/driver/cuda_peers.h"
 #include "src/driver/process.h"
 #include "src/exec/cuda/runners.h"
@@ -77,6 +79,7 @@ class CudaSide::Connector {
     if (!everyone_able(why)) return std::unique_ptr<CudaSide>();
     MOECCL_TRY(make_fabric());
     MOECCL_TRY(make_kernel_side());
+    warn_of_lazy_loading();
     return std::move(side_);
   }
 
@@ -104,6 +107,18 @@ class CudaSide::Connector {
     }();
     own_.able = status.ok();
     if (!status.ok()) refuse(status);
+  }
+
+  // The first launch of a kernel that is loaded lazily may not return before the operations in flight have ended, and
+  // those of another rank on the device may wait for this rank's next call.
+  void warn_of_lazy_loading() const {
+    static std::atomic<bool> said{false};
+    const auto same = [&](const Introduction& i) { return std::equal(i.uuid, i.uuid + sizeof(i.uuid), own_.uuid); };
+    if (std::count_if(all_.begin(), all_.end(), same) < 2 || !cuda::loads_lazily() || said.exchange(true)) return;
+    log(LogLevel::kWarn,
+        "several ranks use CUDA device {}, and CUDA loads this program's kernels when it first launches them. A launch "
+        "may then wait for another rank's operation, which waits for this rank: set CUDA_MODULE_LOADING=EAGER",
+        own_.device);
   }
 
   Status make_staging(cuda::Context context) {
@@ -178,9 +193,9 @@ class CudaSide::Connector {
     const int rc = cuda::driver()->cuMemHostRegister_v2(base, segment.bytes(), kPortable | kMapped);
     if (rc != cuda::kAlreadyRegistered) {
       MOECCL_TRY(cuda::check(rc, format("page-locking {} bytes of shared memory", segment.bytes())));
-      segment.before_unmap = [context = side_->engine_->context()](std::byte* p) {
-        const cuda::Current now(context);
-        (void)cuda::driver()->cuMemHostUnregister(p);
+      segment.end_mapping = [context = side_->engine_->context()](driver::Mapping mapping) {
+        const auto kept = std::make_shared<driver::Mapping>(std::move(mapping));
+        cuda::when_idle(context, [kept] { (void)cuda::driver()->cuMemHostUnregister(kept->data()); });
       };
     }
     cuda::Pointer seen = 0;

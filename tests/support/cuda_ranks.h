@@ -38,6 +38,13 @@ inline std::vector<char> floats(size_t n, float value) {
   return bytes;
 }
 
+// Waits for all ranks. Comes before calls that wait for the whole device, such as cuMemFreeHost: while one waits for
+// another rank's operation, that rank's thread cannot drive it.
+inline void all_have_ended(moecclComm_t comm) {
+  float x = 0;
+  EXPECT_EQ(moecclAllReduce(&x, &x, 1, moecclFloat32, moecclSum, comm, nullptr), moecclSuccess);
+}
+
 // Returns options for ranks that join on a device themselves.
 inline RankOptions device_options(RankMode mode, int deadline_ms = 120'000, int timeout_ms = 60'000) {
   RankOptions options{.mode = mode, .deadline_ms = deadline_ms, .init = false};

@@ -43,9 +43,10 @@ class Table:
                 print(line, file=to, flush=True)
 
 
-def names_of(patterns: list[str]) -> list[str]:
-    names: list[str] = []
-    for pattern in patterns:
+def names_of(patterns: list[str]) -> dict[str, int]:
+    """Returns the tests in the order of the patterns, each with the number of its pattern."""
+    names: dict[str, int] = {}
+    for number, pattern in enumerate(patterns):
         listed = subprocess.run([API, "--gtest_list_tests", f"--gtest_filter={pattern}"], capture_output=True, text=True, check=True)
         suite = ""
         for line in listed.stdout.splitlines():
@@ -53,12 +54,12 @@ def names_of(patterns: list[str]) -> list[str]:
             if not line.startswith(" "):
                 suite = name if name.endswith(".") else ""
             elif suite and suite + name not in names:
-                names.append(suite + name)
+                names[suite + name] = number
     return names
 
 
-def run(tests: list[str], number: int, end: float, hang: float, table: Table) -> None:
-    """Runs the tests one after the other, in as few processes as they allow."""
+def run(tests: list[str], rank: dict[str, int], number: int, end: float, hang: float, table: Table) -> None:
+    """Runs the tests one after the other. A process runs those of one pattern, because gtest keeps to an order of its own."""
     while tests:
         if time.time() > end - 1:
             for name in tests:
@@ -66,7 +67,8 @@ def run(tests: list[str], number: int, end: float, hang: float, table: Table) ->
             return
         path = os.path.join(LOGS, f"{number}-{len(tests)}.log")
         with open(path, "w", encoding="utf-8") as log:
-            process = subprocess.Popen([API, "--gtest_filter=" + ":".join(tests)], stdout=log, stderr=subprocess.STDOUT,
+            now_run = [t for t in tests if rank[t] == rank[tests[0]]]
+            process = subprocess.Popen([API, "--gtest_filter=" + ":".join(now_run)], stdout=log, stderr=subprocess.STDOUT,
                                        stdin=subprocess.DEVNULL, start_new_session=True,
                                        env={**os.environ, **({"LD_PRELOAD": STACKS} if STACKS else {})})
         size, moved, n_rows, text = -1, time.time(), 0, ""
@@ -97,9 +99,9 @@ def run(tests: list[str], number: int, end: float, hang: float, table: Table) ->
             result = "CRASHED" if ended else "cut" if time.time() > end else "HUNG"
             table.row(result, "", started[-1], text[text.rfind("[ RUN") + len(started[-1]) + 13:])
             tests.remove(started[-1])
-        elif ended and tests:
-            table.row("CRASHED", "", " ".join(tests), text[-240:])
-            return
+        elif ended and (left := [t for t in now_run if t in tests]):
+            table.row("CRASHED", "", " ".join(left), text[-240:])
+            tests[:] = [t for t in tests if t not in left]
 
 
 def main() -> int:
@@ -120,7 +122,9 @@ def main() -> int:
         print(f"no test matches {' '.join(args.filters)}: see bin/cuda_api_test --gtest_list_tests", file=sys.stderr)
         return 2
     end = table.began + args.seconds
-    threads = [threading.Thread(target=run, args=(tests[i::args.processes], i, end, args.hang, table)) for i in range(args.processes)]
+    order = list(tests)
+    threads = [threading.Thread(target=run, args=(order[i::args.processes], tests, i, end, args.hang, table))
+               for i in range(args.processes)]
     for t in threads:
         t.start()
     for t in threads:

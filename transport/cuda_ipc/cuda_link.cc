@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "src/driver/cuda_idle.h"
+
 namespace moeccl::transport::cuda_ipc {
 
 namespace cuda = driver::cuda;
@@ -22,8 +24,8 @@ Opened Opened::of(cuda::VirtualMemory memory) {
 
 Opened::~Opened() {
   if (data_ == nullptr) return;
-  const cuda::Current current(context_);
-  (void)cuda::driver()->cuIpcCloseMemHandle(reinterpret_cast<cuda::Pointer>(data_));
+  cuda::wait_until_idle(context_,
+                        [&] { (void)cuda::driver()->cuIpcCloseMemHandle(reinterpret_cast<cuda::Pointer>(data_)); });
 }
 
 Result<Opened> Opened::open(cuda::Context context, const cuda::IpcHandle& handle) {

@@ -55,10 +55,10 @@ class Segment {
   const SegmentShape& shape() const { return shape_; }
   size_t bytes() const { return bytes_; }
   std::byte* base() const { return base_; }
-  // Called before the mapping ends, for code that told a device about it.
-  std::function<void(std::byte* base)> before_unmap;
+  // Takes the mapping in the end, for code that told a device about it and has to tell it first that it ends.
+  std::function<void(driver::Mapping mapping)> end_mapping;
   ~Segment() {
-    if (before_unmap && base_ != nullptr) before_unmap(base_);
+    if (end_mapping && base_ != nullptr) end_mapping(std::move(mapping_));
   }
   const Fd& fd() const { return fd_; }
   // For use when all peers have the descriptor: a mapping needs none.

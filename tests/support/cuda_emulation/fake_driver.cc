@@ -134,6 +134,11 @@ void Context::drain_kernels() {
 void synchronizes(Context& context) {
   if (rule("IMPLICIT_SYNC")) context.drain();
 }
+void synchronizes_alone(Context& context) {
+  if (!rule("IMPLICIT_SYNC")) return;
+  const std::lock_guard busy(context.busy);
+  context.drain();
+}
 
 Context* context_of_device(int device) {
   static auto* const mutex = new std::mutex;

@@ -152,6 +152,8 @@ int put(void* stream, std::function<void()> run);
 int put(const std::shared_ptr<Stream>& stream, Item item);
 // For calls that implicitly wait for all of the context's streams.
 void synchronizes(Context& context);
+// The same for calls during which no other call of the context returns, as an H200 has shown of cuMemFree.
+void synchronizes_alone(Context& context);
 // For calls that may wait for the device and are therefore not allowed during a capture (fake_driver_graphs.cc).
 // Returns 0 when the call is allowed.
 int unsafe_call();

@@ -77,7 +77,7 @@ EXPORT int cuMemFree_v2(uint64_t p) {
   count_host_wait();
   MOECCL_IN_CONTEXT(context);
   MOECCL_UNSAFE();
-  synchronizes(*context);
+  synchronizes_alone(*context);
   const std::lock_guard lock(machine().mutex);
   const auto it = machine().device.find(p);
   if (it == machine().device.end() || it->second.opened > 0 || it->second.mapped) return kInvalidValue;
@@ -101,7 +101,7 @@ EXPORT int cuMemHostAlloc(void** p, size_t bytes, unsigned) {
 EXPORT int cuMemFreeHost(void* p) {
   MOECCL_IN_CONTEXT(context);
   MOECCL_UNSAFE();
-  synchronizes(*context);
+  synchronizes_alone(*context);
   const std::lock_guard lock(machine().mutex);
   const auto it = machine().pinned.find(reinterpret_cast<uint64_t>(p));
   if (it == machine().pinned.end()) return kInvalidValue;
@@ -119,7 +119,7 @@ EXPORT int cuMemHostRegister_v2(void* p, size_t bytes, unsigned) {
 EXPORT int cuMemHostUnregister(void* p) {
   MOECCL_IN_CONTEXT(context);
   MOECCL_UNSAFE();
-  synchronizes(*context);
+  synchronizes_alone(*context);
   const std::lock_guard lock(machine().mutex);
   return machine().pinned.erase(reinterpret_cast<uint64_t>(p)) > 0 ? kOk : kNotRegistered;
 }

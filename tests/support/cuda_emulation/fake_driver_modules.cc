@@ -123,7 +123,7 @@ EXPORT int cuModuleUnload(void* module) {
   MOECCL_UNSAFE();
   const std::shared_ptr<Module> m = modules().remove(module);
   if (m == nullptr) return kInvalidHandle;
-  synchronizes(*m->context);
+  synchronizes_alone(*m->context);
   const std::lock_guard lock(m->mutex);
   for (const auto& [name, handle] : m->functions) (void)functions().remove(handle);
   return kOk;

@@ -70,7 +70,7 @@ EXPORT int cuIpcOpenMemHandle_v2(uint64_t* out, HandleBytes handle, unsigned) {
 EXPORT int cuIpcCloseMemHandle(uint64_t p) {
   MOECCL_IN_CONTEXT(context);
   MOECCL_UNSAFE();
-  synchronizes(*context);
+  synchronizes_alone(*context);
   const std::lock_guard lock(machine().mutex);
   const auto it = machine().device.find(p);
   if (it == machine().device.end() || it->second.opened == 0) return kInvalidValue;

@@ -178,6 +178,7 @@ TEST_P(CudaExperts, ShardsMayBeInPageLockedHostMemory) {
       MOECCL_ASSERT_COMM_OK(moecclPlaceWeights(locked, d_placed.data(), count, moecclFloat32, &next.given, comm, s),
                             comm);
       EXPECT_EQ(d_placed.get(stream), want_slots) << "count " << count;
+      all_have_ended(comm);
       device.end_lock(locked);
     }
   });

@@ -217,6 +217,7 @@ TEST(CudaMoeKinds, TheInputOfGradientsOfWeightsIsOfTheKindOfTheGradients) {
     MOECCL_EXPECT_COMM_OK(backward(a.d_tokens.data(), locked, a.d_rows.data(), grad.data()), comm);
     MOECCL_EXPECT_COMM_OK(backward(a.d_tokens.data(), a.d_rows.data(), locked, grad.data()), comm);
     MOECCL_EXPECT_COMM_OK(backward(a.tokens.data(), locked, a.rows.data(), grad.data()), comm);
+    all_have_ended(comm);
     device.end_lock(locked);
   });
 }

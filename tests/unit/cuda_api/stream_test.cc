@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The caller's CUDA streams: from several devices, more than the hardware has channels, and with a driver that refuses.
+#include <barrier>
 #include <chrono>
 #include <thread>
 
@@ -319,6 +320,28 @@ TEST_F(CudaStreams, OfOneChannelServeAGroupTogether) {
   setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
   exchange_on_two_streams();
+}
+
+// The driver's calls that free memory wait for all work of the context, and let no other call return meanwhile.
+TEST_F(CudaStreams, OfAnOperationInFlightDoNotHoldUpTheEndOfAnotherCommunicator) {
+  constexpr size_t kLarge = 2'000'000;  // more than a message without a receiver takes
+  std::barrier both(2);
+  run_on_devices(2, device_options(RankMode::kThreads), [&](int rank, moecclComm_t comm, CudaDevice& device, void* s) {
+    moecclComm_t other = nullptr;
+    MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, rank, &other, nullptr));
+    DeviceBuffer x(device, kLarge * 4);
+    x.put(floats(kLarge, static_cast<float>(rank)));
+    if (rank == 0) {
+      MOECCL_EXPECT_OK(moecclSend(x.data(), kLarge, moecclFloat32, 1, comm, as_stream(s)));
+    }
+    both.arrive_and_wait();
+    EXPECT_EQ(moecclCommDestroy(other), moecclSuccess);
+    both.arrive_and_wait();  // the Recv comes after both have destroyed the other communicator
+    if (rank == 1) {
+      MOECCL_EXPECT_OK(moecclRecv(x.data(), kLarge, moecclFloat32, 0, comm, as_stream(s)));
+    }
+    EXPECT_EQ(x.get(s), floats(kLarge, 0));
+  });
 }
 
 // A hardware channel runs the work of its streams in turn, so a caller's stream that waits for an operation must not
