@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/driver/cuda_probe.h"
+#include "src/driver/cuda/probe.h"
 #include "topology/probes.h"
 
 namespace moeccl::topology {

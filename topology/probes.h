@@ -13,7 +13,7 @@ namespace moeccl::topology {
 struct ProbeSources {
   std::string sysfs_root = "/sys";
   std::string hwloc_library, ibv_library, nvml_library, cuda_library;
-  bool cuda = false;  // ask the CUDA driver too; src/driver/cuda_probe.h says why this is not the default
+  bool cuda = false;  // ask the CUDA driver too; src/driver/cuda/probe.h says why this is not the default
 };
 
 struct Probe {

@@ -8,7 +8,7 @@
 
 #include "src/comm/group.h"
 #include "src/comm/meeting.h"
-#include "src/driver/cuda_idle.h"
+#include "src/driver/cuda/idle.h"
 
 namespace moeccl::comm {
 

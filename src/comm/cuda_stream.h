@@ -9,7 +9,7 @@
 
 #include "src/comm/stream.h"
 #include "src/driver/cuda.h"
-#include "src/driver/cuda_idle.h"
+#include "src/driver/cuda/idle.h"
 #include "src/exec/cuda/stream_work.h"
 
 namespace moeccl::comm {

@@ -10,7 +10,7 @@
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/base/trusted_library.h"
-#include "src/driver/cuda_idle.h"
+#include "src/driver/cuda/idle.h"
 
 namespace moeccl::driver::cuda {
 namespace {

@@ -143,7 +143,7 @@ class Current {
 Status zero(Pointer at, size_t bytes);
 
 // Zeroed memory of the context's device. It is freed with its owner, on any thread.
-// Its memory is freed when no operation is in flight on the context (cuda_idle.h).
+// Its memory is freed when no operation is in flight on the context (cuda/idle.h).
 class Memory {
  public:
   Memory() = default;

@@ -7,8 +7,8 @@
 
 #include "src/base/env.h"
 #include "src/base/log.h"
-#include "src/driver/cuda_idle.h"
-#include "src/driver/cuda_peers.h"
+#include "src/driver/cuda/idle.h"
+#include "src/driver/cuda/peers.h"
 #include "src/driver/process.h"
 #include "src/exec/cuda/runners.h"
 #include "src/exec/task.h"

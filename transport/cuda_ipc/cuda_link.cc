@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "src/driver/cuda_idle.h"
+#include "src/driver/cuda/idle.h"
 
 namespace moeccl::transport::cuda_ipc {
 

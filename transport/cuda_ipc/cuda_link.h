@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "src/driver/cuda.h"
-#include "src/driver/cuda_vmm.h"
+#include "src/driver/cuda/vmm.h"
 #include "transport/transport.h"
 
 namespace moeccl::transport::cuda_ipc {

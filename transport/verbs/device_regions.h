@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "src/driver/cuda_rdma.h"
+#include "src/driver/cuda/rdma.h"
 #include "transport/verbs/queue_pair.h"
 #include "transport/verbs/regions.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/table.h"
-#include "src/driver/cuda_modules.h"
+#include "src/driver/cuda/modules.h"
 
 namespace moeccl::exec {
 

@@ -10,7 +10,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/fd.h"
-#include "src/driver/cuda_vmm.h"
+#include "src/driver/cuda/vmm.h"
 #include "src/driver/memory.h"
 #include "src/driver/socket.h"
 #include "tests/gpu/ladder/ladder.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/driver/cuda_idle.h"
+#include "src/driver/cuda/idle.h"
 
 #include <condition_variable>
 #include <map>

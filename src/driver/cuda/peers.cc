@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/driver/cuda_peers.h"
+#include "src/driver/cuda/peers.h"
 
 #include <algorithm>
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/driver/cuda_modules.h"
+#include "src/driver/cuda/modules.h"
 
 #include <algorithm>
 #include <array>
 #include <mutex>
 
-#include "src/driver/cuda_idle.h"
+#include "src/driver/cuda/idle.h"
 #include "src/driver/fork_page.h"
 
 namespace moeccl::driver::cuda {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/driver/cuda_rdma.h"
+#include "src/driver/cuda/rdma.h"
 
 namespace moeccl::driver::cuda {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/driver/cuda_vmm.h"
+#include "src/driver/cuda/vmm.h"
 
 #include <utility>
 #include <vector>
