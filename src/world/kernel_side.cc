@@ -256,8 +256,8 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
   reach.staging = !joining.several_hosts();
   reach.views = reach.reads = reach.staging && !joining.other_processes();
   // An operation's start costs 1 us less than on the step-by-step path (device_profile() in cuda_side.cc). Within the
-  // kernel, a step costs a barrier of some blocks, and a signal costs a store and a poll. These are guesses until a GPU
-  // has been measured (docs/gpu-results.md).
+  // kernel, a step costs a barrier of some blocks, and a signal costs a store and a poll. These are guesses until
+  // several GPUs have been measured (docs/gpu-results.md).
   plan::Profile profile = s.profile;
   profile.signal_ns = 1000;
   profile.step_ns = 700;

@@ -21,7 +21,7 @@ constexpr uint32_t kThreads = 256;
 // A block is worth starting for this much work: 256 threads with four 16-byte loads each.
 constexpr size_t kBlockBytes = size_t{kThreads} * 64;
 // Larger copies go to the copy engine, which takes no multiprocessors. Starting it costs about as much as a launch. The
-// value is a guess until a GPU has been measured (docs/gpu-results.md).
+// value is a guess until several GPUs have been measured.
 constexpr size_t kCopyEngineBytes = 4u << 20;
 
 thread_local StreamEngine* current_engine = nullptr;

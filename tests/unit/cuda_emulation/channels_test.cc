@@ -70,6 +70,21 @@ TEST(EmulatedChannels, OfAPoolAreTakenByAnyStreamUntilNoneIsFree) {
   });
 }
 
+TEST(EmulatedChannels, OfAPoolMustNotAllWaitWhileAStreamIsMade) {
+  const Settings pool = {
+      {"MOECCL_TEST_CUDA_CHANNELS", "1"}, {"MOECCL_TEST_CUDA_CHANNEL_POOL", "1"}, {"CUDA_DEVICE_MAX_CONNECTIONS", "3"}};
+  in_process(pool, [] {
+    (void)use(0);
+    void *first = make_stream(), *second = make_stream(), *third = nullptr, *fourth = nullptr;
+    uint64_t* const words = make_pinned();
+    EXPECT_EQ(wait_value(first, words, 1), 0);
+    EXPECT_EQ(call("cuStreamCreate", &third, 1u), 0) << "two are free";
+    EXPECT_EQ(wait_value(second, words, 1), 0);
+    EXPECT_TRUE(waits([&] { EXPECT_EQ(call("cuStreamCreate", &fourth, 1u), 0); }, [&] { store(words, 1); }, true));
+    for (void* s : {first, second, third, fourth}) EXPECT_EQ(synchronize(s), 0);
+  });
+}
+
 TEST(EmulatedChannels, AKernelLeavesItsChannelAndWhatComesAfterItOnItsStreamDoesNot) {
   in_process(channels("1"), [] {
     (void)use(0);

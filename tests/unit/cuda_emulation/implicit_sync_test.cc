@@ -111,6 +111,42 @@ TEST(EmulatedImplicitSync, ACopyToMemoryThatIsNotPageLockedReturnsWhenItIsDone) 
   });
 }
 
+TEST(EmulatedImplicitSync, AFreeThatWaitsHoldsUpTheContextsOtherCalls) {
+  in_process(kStrict, [] {
+    (void)use(0);
+    const uint64_t memory = make_memory();
+    void* event = nullptr;
+    Busy busy;
+    std::thread free([&] {
+      (void)use(0);
+      EXPECT_EQ(call("cuMemFree_v2", memory), 0);
+    });
+    some_time();
+    EXPECT_TRUE(busy.holds_up([&] { EXPECT_EQ(call("cuEventCreate", &event, 0u), 0); }));
+    free.join();
+  });
+}
+
+TEST(EmulatedImplicitSync, APageableCopyThatWaitsHoldsUpOthersOfItsKind) {
+  in_process(kStrict, [] {
+    (void)use(0);
+    const uint64_t memory = make_memory();
+    void *idle = make_stream(), *locked = make_pinned();
+    char first[8], second[8];
+    const auto down = [&](void* to, void* s) { return call("cuMemcpyDtoHAsync_v2", to, memory, size_t{8}, s); };
+    Busy busy;
+    std::thread copy([&] {
+      (void)use(0);
+      EXPECT_EQ(down(first, busy.stream), 0);
+    });
+    some_time();
+    EXPECT_EQ(down(locked, idle), 0);
+    EXPECT_EQ(synchronize(idle), 0) << "a copy to page-locked memory needs no lock";
+    EXPECT_TRUE(busy.holds_up([&] { EXPECT_EQ(down(second, idle), 0); }));
+    copy.join();
+  });
+}
+
 TEST(EmulatedImplicitSync, TheFirstLaunchOfAFunctionWaitsForWhatRuns) {
   in_process(kStrict, [] {
     (void)use(0);
