@@ -83,6 +83,9 @@ def main():
         for size in test.sizes:
             if sizes and size not in sizes:
                 continue
+            if test.needs:
+                print(f"skip {test.module}.{test.name}: torch {torch.__version__} has no {test.needs}", flush=True)
+                continue
             began = time.monotonic()
             good = run(test, size)
             count += 1

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from support import gloo, raises, same, test
+from support import IS_TORCHS, gloo, raises, same, test
 
 
 @test()
@@ -55,7 +55,7 @@ def subgroups(rank, size, _):
     dist.barrier()
 
 
-@test(4)
+@test(4, needs="split of a group without a device")
 def splits(rank, size, _):
     half = dist.split_group(split_ranks=[[2, 0], [3, 1]])
     t = torch.tensor([float(rank)])
@@ -184,7 +184,8 @@ def timeouts(rank, size, _):
     dist.barrier()
     third = dist.new_group()
     if rank == 0:
-        raises(RuntimeError, ["200 ms"], lambda: dist.barrier(group=third, timeout=timedelta(milliseconds=200)))
+        if IS_TORCHS:  # torch's barrier has a timeout
+            raises(RuntimeError, ["200 ms"], lambda: dist.barrier(group=third, timeout=timedelta(milliseconds=200)))
         work = dist.all_reduce(torch.ones(1), async_op=True)
         raises(RuntimeError, ["wait()", "100 ms"], lambda: work.wait(timedelta(milliseconds=100)))
         dist.send(torch.ones(1), 1)
@@ -195,7 +196,7 @@ def timeouts(rank, size, _):
     dist.barrier()
 
 
-@test(3)
+@test(3, needs="monitored_barrier for other backends than gloo")
 def monitored(rank, size, _):
     dist.monitored_barrier()
     dist.monitored_barrier(timeout=timedelta(seconds=20), wait_all_ranks=True)
@@ -239,7 +240,7 @@ def aborts(rank, size, _):
     dist.barrier()
 
 
-@test(2)
+@test(2, needs="Backend in Python, which a group of several backends takes")
 def mixed_with_another_backend(rank, size, _):
     """As one of a group's backends, and under torch's wrapper, it is a Backend that torch calls."""
     mixed = dist.new_group(backend="cpu:moeccl,meta:fake")
@@ -266,7 +267,7 @@ def options_of_the_library(rank, size, _):
     same(t, torch.full((5,), 2.0))
 
 
-@test(2)
+@test(2, needs="split of a group without a device")
 def options_of_a_split(rank, size, _):
     """They are added to those of the group above."""
     from moeccl.distributed import Options
@@ -280,7 +281,7 @@ def options_of_a_split(rank, size, _):
     raises(RuntimeError, ["priority"], lambda: above.split_group([0, 1], opts=Options(priority=99)))
 
 
-@test(2)
+@test(2, needs="split of a group without a device")
 def timeouts_of_the_options(rank, size, _):
     """They count where the call gives none; a call that gives another one, and a longer one than a group can have, warn."""
     import warnings

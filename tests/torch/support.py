@@ -5,20 +5,22 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.testing
+from moeccl._c10d.base import IS_TORCHS  # False up to torch 2.13
 
 TESTS = []
 
 
 class Test:
-    def __init__(self, body, sizes, init, status):
-        self.body, self.sizes, self.init, self.status = body, sizes, init, status
+    def __init__(self, body, sizes, init, status, needs):
+        self.body, self.sizes, self.init, self.status, self.needs = body, sizes, init, status, needs
         self.name, self.module = body.__name__, body.__module__
 
 
-def test(*sizes, init=True, status=None):
-    """init: the ranks have already joined a group of all. status: the expected exit status by rank, where it is not 0."""
+def test(*sizes, init=True, status=None, needs=None):
+    """init: the ranks have already joined a group of all. status: the expected exit status by rank, where it is not 0. needs: what the
+    test asks of torch beyond version 2.6; it is skipped where torch's Backends cannot be Python's."""
     def add(body):
-        TESTS.append(Test(body, sizes or (1, 2, 3, 4), init, status or {}))
+        TESTS.append(Test(body, sizes or (1, 2, 3, 4), init, status or {}, None if IS_TORCHS else needs))
         return body
     return add
 

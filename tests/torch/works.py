@@ -133,7 +133,7 @@ def what_an_aborted_group_leaves(rank, size, _):
 
 
 
-@test(2)
+@test(2, needs="batch for a group in Python")
 def batches_of_cuda_tensors(rank, size, _):
     """The code for CUDA tensors with a host stream in the place of the CUDA stream: messages lie one behind another on it, so that two
     large sends would wait for each other."""
@@ -190,7 +190,7 @@ def coalesced_collectives(rank, size, _):
             same(given, [torch.full_like(t, size * (size + 1) / 2) for t in tensors])
 
 
-@test(2, 3)
+@test(2, 3, needs="batch for a group in Python")
 def batches_with_coalescing(rank, size, _):
     """As where torch has CUDA: torch begins and ends each batch, on both ways to the backend."""
     import moeccl.distributed

@@ -8,14 +8,17 @@
 The group handles CPU tensors, and CUDA tensors if torch has CUDA. `moeccl.distributed.Options(...)` are its pg_options.
 docs/pytorch.md says what is supported and what differs from gloo and nccl."""
 import os
+import warnings
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as _TorchBackend
 
 from ._c10d.backend import Backend
+from ._c10d.base import IS_TORCHS
 from ._c10d.failure import BackendError
-from ._c10d.group import Group
+from ._c10d.group import Group, PlainGroup
 from ._c10d.options import Options, timeout_of
 
 NAME = "moeccl"
@@ -29,12 +32,17 @@ def _create(given: Any, pg_options: Any) -> Any:
     """Makes a group for init_process_group(), or a backend if it is one of several or torch wraps it."""
     if pg_options is None:
         pg_options = Options(given.timeout)
-    elif not isinstance(pg_options, dist.distributed_c10d.C10DBackend.Options):
+    elif not isinstance(pg_options, _TorchBackend.Options):
         raise TypeError(f"pg_options is a {type(pg_options).__name__}: give moeccl.distributed.Options")
     pg_options._timeout = timeout_of(given.timeout, pg_options)
     pg_options.global_ranks_in_group = given.global_ranks_in_group
     pg_options.group_name = given.group_id
     backend = Backend(given.store, given.group_rank, given.group_size, pg_options, given.group_id)
+    if not IS_TORCHS:
+        if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 11):
+            warnings.warn(f"moeccl is tested with torch 2.11 and 2.15; with torch {torch.__version__} DistributedDataParallel may hang",
+                          stacklevel=3)
+        return PlainGroup(given.store, backend, [torch.device(d) for d in _devices()])
     if not getattr(pg_options, "direct", True) or _torch_looks() or not _is_alone(given):
         return backend
     return Group(given.store, backend, [torch.device(d) for d in _devices()])

@@ -11,11 +11,11 @@ from datetime import timedelta
 from typing import Any, Dict, List, Optional, Sequence, Set
 
 import torch
-from torch._C._distributed_c10d import Backend as _TorchBackend
 
 from .. import _abi
 from .._library import lib
 from . import barriers, calls, meeting, reducing, sparse
+from .base import Base
 from .batches import Batch
 from .failure import BackendError, failure, milliseconds
 from .kinds import OPERATORS, TYPES, kind_of
@@ -39,7 +39,7 @@ def _end_all() -> None:
         backend.shutdown()
 
 
-class Backend(_TorchBackend):
+class Backend(Base):
     """One rank's side of a process group."""
 
     def __init__(self, store: Any, rank: int, size: int, options: Any, group_name: str, split_from: Optional[int] = None) -> None:

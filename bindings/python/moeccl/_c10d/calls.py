@@ -101,13 +101,20 @@ def _blocks(call: str, whole: torch.Tensor, part: torch.Tensor, size: int, names
                          f"{names[1]} for each of the {size} ranks")
 
 
+def _factor(op: Any) -> Any:
+    if not hasattr(op, "factor"):
+        raise ValueError(f"PREMUL_SUM: torch {torch.__version__} keeps the factor to itself: multiply the tensor and use SUM, or "
+                         "use torch 2.15")
+    return op.factor
+
+
 class Reduced:
     """A tensor in a form that the library can reduce: `source` is the input, `target` takes the result, `after` copies it back."""
 
     def __init__(self, call: str, op: Any, source: torch.Tensor, target: Optional[torch.Tensor]) -> None:
         self.op, as_type = reduction(call, op, source.dtype)
         self.bare = kind_of(op)
-        self.premul = op.factor if self.op is None and self.bare not in BITWISE else None
+        self.premul = _factor(op) if self.op is None and self.bare not in BITWISE else None
         self.bitwise = None if self.op is not None or self.premul is not None else BITWISE[self.bare]
         if source.dtype.is_complex:
             source = torch.view_as_real(source.resolve_conj())
