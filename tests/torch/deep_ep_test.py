@@ -38,7 +38,8 @@ def expected_dispatch(all_inputs, rank, n_experts):
         local = idx[here] - rank * n_local
         own = (local >= 0) & (local < n_local)
         tokens = here.nonzero()[:, 0]
-        for part, value in zip(parts, (x[here], torch.where(own, local, -1), torch.where(own, weights[here], 0.0),
+        rows = x.view(torch.uint8)[here].view(x.dtype) if x.element_size() == 1 else x[here]  # torch up to 2.8 cannot index float8
+        for part, value in zip(parts, (rows, torch.where(own, local, -1), torch.where(own, weights[here], 0.0),
                                        torch.full_like(tokens, source), tokens)):
             part.append(value)
     return [torch.cat(part) for part in parts]

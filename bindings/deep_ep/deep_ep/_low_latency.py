@@ -51,9 +51,10 @@ def buffers(state, use_fp8, use_ue8m0):
 
 def _buffers(state, use_fp8, use_ue8m0):
     n, room, hidden = state.n_local, state.room, state.hidden
-    rows = torch.zeros((n, room, hidden), dtype=torch.float8_e4m3fn if use_fp8 else torch.bfloat16, device="cpu")
+    rows = torch.zeros((n, room, hidden), dtype=torch.uint8 if use_fp8 else torch.bfloat16, device="cpu")
     if not use_fp8:
         return rows, None
+    rows = rows.view(torch.float8_e4m3fn)  # torch 2.4 has no zeros of this type
     width = hidden // _fp8.GROUP // (4 if use_ue8m0 else 1)
     kind = torch.int32 if use_ue8m0 else torch.float32
     columns = torch.zeros((n, width, room), dtype=kind, device="cpu")
