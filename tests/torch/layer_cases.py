@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of layer_test.py: each is a function of (rank, number of ranks) that every rank runs."""
+import unittest
+
 import torch
 import torch.distributed as dist
 
@@ -8,6 +10,12 @@ import moeccl.torch as mt
 from moeccl.torch import ExpertParallel
 
 HIDDEN = 24
+
+
+def needs(version, what):
+    """Skips the case where torch is older than `version`, which brought `what`."""
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < version:
+        raise unittest.SkipTest(f"needs torch {version[0]}.{version[1]} for {what}, this is {torch.__version__}")
 
 
 def gathered(tensor):

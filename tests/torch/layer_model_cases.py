@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import moeccl
 import moeccl.torch as mt
 from moeccl.torch.replace import Replacing
-from layer_cases import gathered
+from layer_cases import gathered, needs
 
 HIDDEN, TOKENS, SAMPLE = 16, 24, 6
 EXPERTS = 8
@@ -138,7 +138,8 @@ def case_trains_as_one_process(rank, n):
     for mine, all_of_them in zip(model.layers, whole.layers):
         for a, b in zip(mine.experts.stacked(), all_of_them.experts.stacked()):
             torch.testing.assert_close(a, b[mine.ep.local_experts], rtol=1e-3, atol=2e-4)
-        torch.testing.assert_close(mine.router.linear.weight, all_of_them.router.linear.weight, rtol=1e-3, atol=2e-4)
+        # AdamW makes much of the rounding of small gradients: up to 5e-4 with torch 2.7, where the weights after SGD differ by 7e-8.
+        torch.testing.assert_close(mine.router.linear.weight, all_of_them.router.linear.weight, rtol=1e-3, atol=1e-3)
 
 
 def case_any_module_is_an_expert(rank, n):
@@ -240,6 +241,7 @@ def case_a_norm_may_return_another_type(rank, n):
 
 
 def case_factored_states_move_with_their_experts(rank, n):
+    needs((2, 5), "Adafactor")
     layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=TOKENS, seed=1, swap=True)
     optimizer = torch.optim.Adafactor(layer.parameters())
     x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(rank))
@@ -275,6 +277,7 @@ def case_micro_batches_and_checkpointing(rank, n):
 
 
 def case_fsdp2_wraps_the_rest(rank, n):
+    needs((2, 7), "parameters that fully_shard ignores")
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     mesh = init_device_mesh("cpu", (n,))
