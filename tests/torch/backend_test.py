@@ -22,7 +22,7 @@ import torch.distributed.fsdp
 import torch.distributed.tensor
 import training
 import works
-from support import TESTS
+from support import TESTS, VERSION
 
 SECONDS = 120
 
@@ -38,6 +38,8 @@ def rank_of(test, rank, size, where, output):
             store = dist.FileStore(where, size)
             dist.init_process_group("moeccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
         test.body(rank, size, where)
+        if VERSION < (2, 14):
+            time.sleep(0.05)  # up to 2.7 at least, a gloo group that ends may wait for ever for a thread that waits for Python
         if test.init and dist.is_initialized():
             dist.destroy_process_group()
         status = 0
@@ -76,25 +78,25 @@ def main():
     chosen = [a for a in sys.argv[1:] if not a.isdigit()]
     sizes = [int(a) for a in sys.argv[1:] if a.isdigit()]
     known = {m.__name__ for m in (collectives, groups, messages, training, works)}
-    failed = count = 0
+    failed = count = skipped = 0
     for test in TESTS:
         if chosen and not any(c in (test.name, test.module) for c in chosen):
             continue
-        for size in test.sizes:
+        if test.skipped:
+            print(f"skip {test.module}.{test.name}: {test.skipped}", flush=True)
+            skipped += 1
+        for size in () if test.skipped else test.sizes:
             if sizes and size not in sizes:
-                continue
-            if test.needs:
-                print(f"skip {test.module}.{test.name}: torch {torch.__version__} has no {test.needs}", flush=True)
                 continue
             began = time.monotonic()
             good = run(test, size)
             count += 1
             failed += not good
             print(f"{'ok  ' if good else 'FAIL'} {test.module}.{test.name}, {size} ranks, {time.monotonic() - began:.1f} s", flush=True)
-    if count == 0:
+    if count == skipped == 0:
         print(f"no test has one of these names: {chosen}; modules are {sorted(known)}")
         return 1
-    print(f"{count - failed} of {count} passed")
+    print(f"{count - failed} of {count} passed" + (f", {skipped} tests skipped" if skipped else ""))
     return 1 if failed else 0
 
 

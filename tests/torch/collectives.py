@@ -3,7 +3,7 @@
 import numpy
 import torch
 import torch.distributed as dist
-from support import IS_TORCHS, gloo, raises, same, test
+from support import VERSION, gloo, raises, same, test
 
 OPS = [dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MAX, dist.ReduceOp.MIN]
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -73,7 +73,7 @@ def all_reduce_what_gloo_lacks(rank, size, _):
     dist.all_reduce(mine, dist.ReduceOp.AVG)
     same(mine, torch.stack(every).mean(0), "AVG")
     mine = every[rank].clone()
-    if IS_TORCHS:
+    if VERSION >= (2, 13):
         dist.all_reduce(mine, dist._make_nccl_premul_sum(0.5))
         same(mine, 0.5 * torch.stack(every).sum(0), "PREMUL_SUM of a number")
         mine = every[rank].double()

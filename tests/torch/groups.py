@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from support import IS_TORCHS, gloo, raises, same, test
+from support import VERSION, gloo, raises, same, test
 
 
 @test()
@@ -23,7 +23,7 @@ def names(rank, size, _):
     before = group._get_sequence_number_for_group()
     dist.barrier()
     assert group._get_sequence_number_for_group() == before + 1
-    assert backend.supports_splitting
+    assert backend.supports_splitting == hasattr(dist.ProcessGroup, "split_group")
 
 
 @test(3, 4)
@@ -55,7 +55,19 @@ def subgroups(rank, size, _):
     dist.barrier()
 
 
-@test(4, needs="split of a group without a device")
+@test(4)
+def a_groups_own_split(rank, size, _):
+    half = dist.group.WORLD.split_group([2, 0] if rank in (0, 2) else [3, 1])
+    t = torch.tensor([float(rank)])
+    dist.all_reduce(t, group=half)
+    assert t.item() == (2.0 if rank in (0, 2) else 4.0)
+    assert (half.rank(), half.size()) == (0 if rank >= 2 else 1, 2)
+    one = dist.group.WORLD.split_group([1, 2])
+    assert (one is None) == (rank in (0, 3))
+    dist.barrier()
+
+
+@test(4, since=(2, 15), what="split_group without a device")
 def splits(rank, size, _):
     half = dist.split_group(split_ranks=[[2, 0], [3, 1]])
     t = torch.tensor([float(rank)])
@@ -184,7 +196,7 @@ def timeouts(rank, size, _):
     dist.barrier()
     third = dist.new_group()
     if rank == 0:
-        if IS_TORCHS:  # torch's barrier has a timeout
+        if VERSION >= (2, 13):  # with a timeout for the barrier
             raises(RuntimeError, ["200 ms"], lambda: dist.barrier(group=third, timeout=timedelta(milliseconds=200)))
         work = dist.all_reduce(torch.ones(1), async_op=True)
         raises(RuntimeError, ["wait()", "100 ms"], lambda: work.wait(timedelta(milliseconds=100)))
@@ -196,16 +208,22 @@ def timeouts(rank, size, _):
     dist.barrier()
 
 
-@test(3, needs="monitored_barrier for other backends than gloo")
+@test(3)
 def monitored(rank, size, _):
-    dist.monitored_barrier()
-    dist.monitored_barrier(timeout=timedelta(seconds=20), wait_all_ranks=True)
+    def barrier(group=None, timeout=None, wait_all_ranks=False):
+        if VERSION >= (2, 14):
+            dist.monitored_barrier(group, timeout, wait_all_ranks)
+        else:  # where torch offers it only for gloo
+            (group or dist.group.WORLD).monitored_barrier(timeout, wait_all_ranks)
+
+    barrier()
+    barrier(timeout=timedelta(seconds=20), wait_all_ranks=True)
     group = dist.new_group()
     wait = timedelta(milliseconds=500)
     if rank == 0:
-        raises(RuntimeError, ["Rank 1 failed to pass monitoredBarrier"], lambda: dist.monitored_barrier(group, wait))
+        raises(RuntimeError, ["Rank 1 failed to pass monitoredBarrier"], lambda: barrier(group, wait))
     elif rank == 2:
-        raises(RuntimeError, ["Rank 2 successfully reached monitoredBarrier"], lambda: dist.monitored_barrier(group, wait))
+        raises(RuntimeError, ["Rank 2 successfully reached monitoredBarrier"], lambda: barrier(group, wait))
     dist.barrier()
 
 
@@ -223,7 +241,10 @@ def a_killed_peer(rank, size, _):
     if quiet is not None:
         raises(RuntimeError, ["rank 1"], quiet.wait)
     assert time.monotonic() - began < 20
-    dist.distributed_c10d._abort_process_group()
+    if hasattr(dist.distributed_c10d, "_abort_process_group"):
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.group.WORLD.abort()
 
 
 @test(2)
@@ -240,7 +261,7 @@ def aborts(rank, size, _):
     dist.barrier()
 
 
-@test(2, needs="Backend in Python, which a group of several backends takes")
+@test(2, since=(2, 14), what="a Backend in Python")
 def mixed_with_another_backend(rank, size, _):
     """As one of a group's backends, and under torch's wrapper, it is a Backend that torch calls."""
     mixed = dist.new_group(backend="cpu:moeccl,meta:fake")
@@ -259,6 +280,20 @@ def mixed_with_another_backend(rank, size, _):
 
 
 @test(2)
+def what_an_older_torch_lacks(rank, size, _):
+    """It is refused with the version that has it, and the group of all goes on."""
+    from moeccl._c10d import base
+    from moeccl.distributed import Options
+    if VERSION < (2, 14):
+        words = ["torch 2.14 or newer", torch.__version__]
+        raises(ValueError, ["cpu:moeccl,meta:fake", *words], lambda: dist.new_group(backend="cpu:moeccl,meta:fake"))
+        raises(ValueError, ["direct", *words], lambda: dist.new_group(pg_options=Options(direct=False)))
+    raises(ImportError, ["2.4 or newer", "torch 1.13.1", "install"], lambda: base.version_of("1.13.1"))
+    assert base.version_of("2.11.0+cu130") == (2, 11)
+    dist.barrier()
+
+
+@test(2)
 def options_of_the_library(rank, size, _):
     import moeccl.distributed
     group = dist.new_group(pg_options=moeccl.distributed.Options(deterministic=1, topology=f"gpu:{size}", priority=2))
@@ -267,21 +302,23 @@ def options_of_the_library(rank, size, _):
     same(t, torch.full((5,), 2.0))
 
 
-@test(2, needs="split of a group without a device")
+@test(2)
 def options_of_a_split(rank, size, _):
     """They are added to those of the group above."""
     from moeccl.distributed import Options
     above = dist.new_group(pg_options=Options(priority=2, topology=f"gpu:{size}"))
     made = above.split_group([0, 1], opts=Options(deterministic=1))
     assert made._backend.options.config == {"priority": 2, "deterministic": 1}
-    assert dist.split_group(split_ranks=[[0, 1]], pg_options=Options(deterministic=1))._backend.options.config == {"deterministic": 1}
+    if VERSION >= (2, 15):  # without a device
+        split = dist.split_group(split_ranks=[[0, 1]], pg_options=Options(deterministic=1))
+        assert split._backend.options.config == {"deterministic": 1}
     t = torch.ones(5)
     dist.all_reduce(t, group=made)
     same(t, torch.full((5,), 2.0))
     raises(RuntimeError, ["priority"], lambda: above.split_group([0, 1], opts=Options(priority=99)))
 
 
-@test(2, needs="split of a group without a device")
+@test(2)
 def timeouts_of_the_options(rank, size, _):
     """They count where the call gives none; a call that gives another one, and a longer one than a group can have, warn."""
     import warnings
@@ -298,7 +335,7 @@ def timeouts_of_the_options(rank, size, _):
     for _unused in range(2):  # the group does not change the options
         group, said = made(pg_options=options)
         assert group._backend.options._timeout == five and not said, said
-    split = dist.split_group(split_ranks=[[0, 1]], pg_options=options)
+    split = dist.group.WORLD.split_group([0, 1], opts=options)
     assert split._backend.options._timeout == five
     group, said = made(pg_options=options, timeout=nine)
     assert group._backend.options._timeout == nine and len(said) == 1 and "0:00:05" in said[0], said
@@ -306,9 +343,9 @@ def timeouts_of_the_options(rank, size, _):
     assert not said and group._backend._comm_ms == 9000, said
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        dist.set_timeout(five, group)
+        group.set_timeout(five)
         assert group._backend._limit_ms == 5000 and not seen
-        dist.set_timeout(timedelta(seconds=30), group)
+        group.set_timeout(timedelta(seconds=30))
     assert len(seen) == 1 and "9000 ms" in str(seen[0].message) and "0:00:30" in str(seen[0].message), seen
 
 

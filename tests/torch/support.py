@@ -5,22 +5,25 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.testing
-from moeccl._c10d.base import IS_TORCHS  # False up to torch 2.13
+from moeccl._c10d.base import VERSION  # torch's, as in (2, 15)
 
 TESTS = []
 
 
 class Test:
-    def __init__(self, body, sizes, init, status, needs):
-        self.body, self.sizes, self.init, self.status, self.needs = body, sizes, init, status, needs
+    def __init__(self, body, sizes, init, status, skipped):
+        self.body, self.sizes, self.init, self.status, self.skipped = body, sizes, init, status, skipped
         self.name, self.module = body.__name__, body.__module__
 
 
-def test(*sizes, init=True, status=None, needs=None):
-    """init: the ranks have already joined a group of all. status: the expected exit status by rank, where it is not 0. needs: what the
-    test asks of torch beyond version 2.6; it is skipped where torch's Backends cannot be Python's."""
+def test(*sizes, init=True, status=None, since=None, what=None):
+    """init: the ranks have already joined a group of all. status: the expected exit status by rank, where it is not 0. since: the
+    version of torch that the test needs, for `what`; an older one skips it."""
     def add(body):
-        TESTS.append(Test(body, sizes or (1, 2, 3, 4), init, status or {}, None if IS_TORCHS else needs))
+        skipped = None
+        if since is not None and VERSION < since:
+            skipped = f"needs torch {since[0]}.{since[1]} for {what}, this is {torch.__version__}"
+        TESTS.append(Test(body, sizes or (1, 2, 3, 4), init, status or {}, skipped))
         return body
     return add
 

@@ -2,7 +2,7 @@
 """DDP and FSDP2 around a small model must give the same weights as one process with the whole batch."""
 import torch
 import torch.distributed as dist
-from support import same, test
+from support import gloo, same, test
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -72,7 +72,7 @@ def ddp_uneven(rank, size, _):
             net(torch.ones(2, 16)).sum().backward()
 
 
-@test()
+@test(since=(2, 7), what="FSDP2 on the CPU")
 def fsdp2(rank, size, _):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -86,7 +86,7 @@ def fsdp2(rank, size, _):
     same([p.full_tensor().detach() for p in net.parameters()], alone(size), "FSDP2")
 
 
-@test(2)
+@test(2, since=(2, 5), what="torch.distributed.tensor")
 def dtensor(rank, size, _):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -97,6 +97,22 @@ def dtensor(rank, size, _):
     same(spread.redistribute(mesh, [Replicate()]).to_local(), whole)
     total = spread.sum()
     same(total.full_tensor(), whole.sum())
+
+
+@test(2)
+def moe_layer(rank, size, _):
+    """A model with a layer of experts, in DDP, comes to the same weights on a group of moeccl as on one of gloo."""
+    import moeccl.torch as mt
+
+    def trained(group):
+        torch.manual_seed(5)
+        net = nn.Sequential(nn.Linear(16, 16), mt.MoELayer(16, 4, 2, ffn=32, max_tokens=8, seed=1, group=group), nn.Linear(16, 4))
+        net = DistributedDataParallel(mt.ignore_experts(net), process_group=group)
+        train(net, rank, size)
+        return [p.detach() for p in net.parameters()]
+
+    same(trained(dist.group.WORLD), trained(gloo()), "MoELayer")
+    mt.close()
 
 
 @test(2)

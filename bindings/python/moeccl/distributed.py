@@ -2,24 +2,23 @@
 """torch.distributed's backend "moeccl".
 
     import torch.distributed as dist
-    import moeccl.distributed              # not needed if moeccl is installed and torch is 2.15 or newer
+    import moeccl.distributed              # not needed if moeccl is installed and torch is 2.14 or newer
     dist.init_process_group("moeccl")      # under torchrun
 
 The group handles CPU tensors, and CUDA tensors if torch has CUDA. `moeccl.distributed.Options(...)` are its pg_options.
 docs/pytorch.md says what is supported and what differs from gloo and nccl."""
 import os
-import warnings
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend as _TorchBackend
 
+from ._c10d.base import IS_TORCHS, BaseOptions  # first, because it names a torch that is too old
 from ._c10d.backend import Backend
-from ._c10d.base import IS_TORCHS
 from ._c10d.failure import BackendError
-from ._c10d.group import Group, PlainGroup
+from ._c10d.group import Group
 from ._c10d.options import Options, timeout_of
+from ._c10d.plain import PlainGroup, check_alone, take_batches
 
 NAME = "moeccl"
 
@@ -29,19 +28,21 @@ def _devices() -> Any:
 
 
 def _create(given: Any, pg_options: Any) -> Any:
-    """Makes a group for init_process_group(), or a backend if it is one of several or torch wraps it."""
+    """Makes a group for init_process_group(), or, since torch 2.14, a backend if it is one of several or torch wraps it."""
     if pg_options is None:
         pg_options = Options(given.timeout)
-    elif not isinstance(pg_options, _TorchBackend.Options):
+    elif not isinstance(pg_options, BaseOptions):
         raise TypeError(f"pg_options is a {type(pg_options).__name__}: give moeccl.distributed.Options")
     pg_options._timeout = timeout_of(given.timeout, pg_options)
     pg_options.global_ranks_in_group = given.global_ranks_in_group
     pg_options.group_name = given.group_id
+    if not IS_TORCHS:
+        check_alone()
+        if not getattr(pg_options, "direct", True):
+            raise ValueError(f"Options(direct=False) needs torch 2.14 or newer, and this is torch {torch.__version__}: leave direct "
+                             "True, or install a newer torch")
     backend = Backend(given.store, given.group_rank, given.group_size, pg_options, given.group_id)
     if not IS_TORCHS:
-        if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 11):
-            warnings.warn(f"moeccl is tested with torch 2.11 and 2.15; with torch {torch.__version__} DistributedDataParallel may hang",
-                          stacklevel=3)
         return PlainGroup(given.store, backend, [torch.device(d) for d in _devices()])
     if not getattr(pg_options, "direct", True) or _torch_looks() or not _is_alone(given):
         return backend
@@ -66,6 +67,8 @@ def _is_alone(given: Any) -> bool:
 def register() -> None:
     """Registers "moeccl" with torch. It is torch's entry point, and importing this module calls it."""
     if NAME.upper() not in dist.Backend._plugins:
+        if not IS_TORCHS:
+            take_batches()
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=_devices())
 
 

@@ -368,6 +368,8 @@ class Backend(Base):
         if not ranks or len(set(ranks)) != len(ranks) or not all(0 <= r < self._size for r in ranks):
             raise ValueError(f"split: ranks are {list(ranks)}: give different ones from 0 to {self._size - 1}")
         inside = self._rank in ranks
+        if getattr(opts, "copy_of", None) is self._options:  # none were given
+            opts = None
         made = ctypes.c_void_p()
         color, key = (min(ranks), list(ranks).index(self._rank)) if inside else (-1, 0)
         timeout = timeout_of(timeout, opts) if timeout else getattr(opts, "_timeout", None) or self._options._timeout

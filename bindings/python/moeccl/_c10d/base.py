@@ -1,12 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a backend is built on. Up to torch 2.11 at least, no class in Python can be a torch Backend; there the whole group is one
-of Python's (group.PlainGroup), and the backend is a plain object."""
-from typing import Any
+"""What torch's versions offer to a backend in Python (docs/decisions/119-older-torch.md).
 
-from torch._C._distributed_c10d import Backend as _TorchBackend
+Since torch 2.14 a class in Python can be a torch Backend. Before that, only a whole ProcessGroup can be written in Python
+(plain.PlainGroup), and the backend is an object that torch does not know."""
+import re
+from typing import Any, Tuple
+
+import torch
+
+LEAST = (2, 4)
+
+
+def version_of(text: str) -> Tuple[int, int]:
+    """Returns torch's major and minor version, and raises where torch is too old for this backend."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    version = (int(found[1]), int(found[2])) if found is not None else LEAST
+    if version < LEAST:
+        least = ".".join(map(str, LEAST))
+        raise ImportError(f"the backend moeccl needs torch {least} or newer, and this is torch {text}: install a newer torch, or use "
+                          "moeccl.Comm, which does not need torch.distributed")
+    return version
+
+
+VERSION = version_of(torch.__version__)  # before the imports that an older torch fails
+
+from torch._C import _distributed_c10d as _c10d  # noqa: E402
+
+# Up to torch 2.6, the part of a work that is written in Python ends with Python's last reference, although torch's C++ side still
+# holds the work. A wait for what is left of it never ends.
+KEEPS_WORKS = VERSION >= (2, 7)
 
 
 class _Plain:
+    """In the place of torch's Backend, where no class in Python can be one."""
+
     def __init__(self, rank: int, size: int) -> None:
         self.__rank, self.__size = rank, size
 
@@ -16,14 +43,23 @@ class _Plain:
     def size(self) -> int:
         return self.__size
 
+    # torch calls these for a group that is bound to a device.
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Does nothing: the first call with a CUDA tensor connects."""
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """Does nothing: the ranks of a new group meet in the store, without those outside of it."""
+
 
 def _can_be_made() -> bool:
     try:
-        _TorchBackend(0, 1)
+        _c10d.Backend(0, 1)
     except TypeError:
         return False
     return True
 
 
 IS_TORCHS = _can_be_made()
-Base: Any = _TorchBackend if IS_TORCHS else _Plain
+Base: Any = _c10d.Backend if IS_TORCHS else _Plain
+BaseOptions: Any = getattr(_c10d.Backend, "Options", None) or _c10d.ProcessGroup.Options  # the latter up to torch 2.5

@@ -60,6 +60,7 @@ class BatchWork(Work):
             else:
                 every = torch.futures.collect_all([work.get_future() for work in self._works])
                 self._future = every.then(lambda ended: [t for one in ended.value() for t in one.value()])
+        self._let_go()
         return self._future
 
     def _settle(self, future: Any) -> None:

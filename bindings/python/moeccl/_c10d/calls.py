@@ -103,8 +103,8 @@ def _blocks(call: str, whole: torch.Tensor, part: torch.Tensor, size: int, names
 
 def _factor(op: Any) -> Any:
     if not hasattr(op, "factor"):
-        raise ValueError(f"PREMUL_SUM: torch {torch.__version__} keeps the factor to itself: multiply the tensor and use SUM, or "
-                         "use torch 2.15")
+        raise ValueError(f"PREMUL_SUM needs torch 2.13 or newer, and this is torch {torch.__version__}, which does not tell the factor: "
+                         "multiply the tensor and use SUM, or install a newer torch")
     return op.factor
 
 

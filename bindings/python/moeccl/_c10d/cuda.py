@@ -47,6 +47,7 @@ class CudaWork(Work):
                 self._future = torch.futures.Future(devices=[self._device])
                 self._event.wait(torch.cuda.current_stream(self._device))
                 self._future.set_result(self.outputs)  # records the current stream, so that callbacks come after it
+        self._let_go()
         return self._future
 
     def _settle(self, future: Any) -> None:

@@ -50,14 +50,14 @@ class Group(ProcessGroup):
         self._backend = backend
         self._all_reduce = backend.allreduce
         self._splits = 0
-        backend.supports_splitting = True
+        backend.supports_splitting = hasattr(ProcessGroup, "split_group")  # an older torch would make the group of a split itself
 
     def getBackendName(self) -> str:
         return "moeccl"
 
     def register_pre_hook(self, *_: Any) -> None:
         raise RuntimeError("calls on a group of moeccl do not pass torch's hooks: make it with "
-                           "pg_options=moeccl.distributed.Options(direct=False)")
+                           "pg_options=moeccl.distributed.Options(direct=False), in torch 2.14 or newer")
 
     register_post_hook = register_pre_hook
 
@@ -171,65 +171,3 @@ class Group(ProcessGroup):
         group._set_group_name(name)
         group._set_group_desc(group_desc or f"{self.group_desc}:split:{self._splits}")
         return group
-
-
-class PlainGroup(Group):
-    """The group for a torch whose Backend no class in Python can be: torch's C++ side calls this object's methods itself. It has no
-    Backend of torch's, so it can be no part of a group of several backends, and torch's wrappers for debugging do not apply."""
-
-    def __init__(self, store: Any, backend: Backend, devices: List[torch.device]) -> None:
-        ProcessGroup.__init__(self, backend.rank(), backend.size())
-        self._begin(backend)
-        self._store, self._devices = store, list(devices)
-        self._its_name = self._its_desc = ""
-
-    # torch keeps a group's name in its Backends.
-    @property
-    def group_name(self) -> str:
-        return self._its_name
-
-    def _set_group_name(self, name: str) -> None:
-        self._its_name = name
-
-    @property
-    def group_desc(self) -> str:
-        return self._its_desc
-
-    def _set_group_desc(self, desc: str) -> None:
-        self._its_desc = desc
-
-    @property
-    def _device_types(self) -> List[torch.device]:
-        return self._devices
-
-    @property
-    def options(self) -> Any:
-        return self._backend.options
-
-    def _get_backend(self, device: Any) -> Backend:
-        return self._backend
-
-    def get_group_store(self) -> Any:
-        return self._store
-
-    def name(self) -> str:
-        return "moeccl"
-
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        self._backend.monitored_barrier(_options(BarrierOptions, timeout if isinstance(timeout, BarrierOptions) else None, timeout),
-                                        wait_all_ranks)
-
-    def set_timeout(self, timeout: Any) -> None:
-        self._backend.set_timeout(timeout)
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._backend._get_sequence_number_for_group()
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Does nothing, as the backend's."""
-
-    def abort(self) -> None:
-        self._backend.abort()
-
-    def shutdown(self) -> None:
-        self._backend.shutdown()

@@ -5,17 +5,17 @@ from datetime import timedelta
 from typing import Any, Optional, cast
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend as _TorchBackend
 
 from .. import _abi
 from ..comm import fill
 from . import meeting
+from .base import BaseOptions
 
 _MEETING_MS = 60000.0  # the least time to form a group, however short its operations' timeout is: the library's own default
 _FIELDS = ("deterministic", "pace", "topology", "staging_bytes", "priority", "cuda_sms")
 
 
-class Options(_TorchBackend.Options):
+class Options(BaseOptions):  # type: ignore[misc]
     """pg_options of a group: its timeout, if the call that makes the group gives none, and the fields of moecclConfig_t
     (include/moeccl/comm.h) by name, as in Options(topology="node:2 gpu:4", deterministic=1).
 
@@ -31,6 +31,13 @@ class Options(_TorchBackend.Options):
             if name not in _FIELDS:
                 raise TypeError(f"unknown option {name}: there are timeout, direct, " + ", ".join(_FIELDS))
         self.asked, self.direct, self.config = timeout, direct, config
+        self.copy_of: Optional[Options] = None
+
+    def __deepcopy__(self, memo: Any) -> "Options":
+        """For torch 2.11 to 2.14, which copy the options of the group above for a split without options: see Backend.split()."""
+        made = Options(self._timeout, self.direct, **self.config)
+        made.asked, made.copy_of = self.asked, self
+        return made
 
 
 def timeout_of(given: timedelta, options: Any) -> timedelta:

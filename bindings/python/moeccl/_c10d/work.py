@@ -9,7 +9,7 @@ import ctypes
 import itertools
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any, Callable, Deque, List, Optional
 
 import torch
@@ -17,9 +17,14 @@ from torch._C._distributed_c10d import Work as _TorchWork
 
 from .._errors import check
 from .._library import lib
+from .base import KEEPS_WORKS
 from .failure import expired, failure, milliseconds
 
 _MOST_IN_FLIGHT = 128
+# Where torch does not keep works alive: those that nobody has waited for yet and whose future nobody has taken. Some callers never
+# do either, so the oldest goes when there are more than this.
+_MOST_KEPT = 1024
+_kept: "OrderedDict[int, Work]" = OrderedDict()
 
 
 def copy_back(after: Callable[[], None]) -> None:
@@ -40,6 +45,17 @@ class Work(_TorchWork):
         self._ended = threading.Condition(threading.Lock())
         self._future: Any = None
         self._on_end: List[Callable[[], None]] = []
+        if not KEEPS_WORKS:
+            self._keep_alive()
+
+    def _keep_alive(self) -> None:
+        _kept[id(self)] = self
+        if len(_kept) > _MOST_KEPT:
+            _kept.popitem(last=False)
+
+    def _let_go(self) -> None:
+        if not KEEPS_WORKS:
+            _kept.pop(id(self), None)
 
     def end(self, error: Optional[BaseException] = None) -> None:
         """Marks the operation as ended; only the first call counts."""
@@ -67,6 +83,7 @@ class Work(_TorchWork):
         """Blocks until the operation has ended, for at most `timeout`, and raises its failure."""
         if not self.done:
             self._wait(milliseconds(timeout))
+        self._let_go()
         if self.error is not None:
             raise self.error
         return True
@@ -115,6 +132,7 @@ class Work(_TorchWork):
             self._settle(self._future)
         elif not done:
             self.watch()
+        self._let_go()
         return self._future
 
 
