@@ -17,8 +17,8 @@
 #include "kernels/cuda/args.h"
 #include "src/base/clock.h"
 #include "src/exec/cuda/cuda_codec.h"
+#include "src/exec/cuda/cuda_tables.h"
 #include "src/exec/cuda/stream_engine.h"
-#include "src/exec/cuda/table_plan.h"
 #include "src/routing/routing.h"
 
 using namespace moeccl;
@@ -203,8 +203,6 @@ void bench_tables(Bench& bench, const Buffers& m) {
   const algo::CanonicalOrder order(tree, placement);
   const algo::Paths paths({algo::PathKind::kFlat, 1}, tree, placement, nullptr);
   const algo::RankPaths rank(paths, tree, placement, 0);
-  const exec::TablePlan plan(
-      exec::TablePlan::Layer{&paths, &rank, &placement, nullptr, &order, &shape, shape.max_tokens, 0});
   const auto n = static_cast<uint32_t>(shape.max_tokens);
   std::vector<int32_t> topk(size_t{n} * kTop);
   uint64_t local = 0;
@@ -213,43 +211,25 @@ void bench_tables(Bench& bench, const Buffers& m) {
     local += static_cast<uint64_t>(topk[i]) < kExperts / kRanks;
   }
   const std::vector<float> weight(topk.size(), 0.125f);
-  auto image = cu::Memory::device(e.context(), plan.bytes());
+  auto tables = exec::CudaTables::create(e.context(),
+                                         {&paths, &rank, &placement, nullptr, &order, &shape, shape.max_tokens, 0}, 0);
   auto results = cu::Memory::device(e.context(), 65536);
-  if (!image.ok() || !results.ok()) return bench.report("tables", 1, 1, false);
-  (void)cu::driver()->cuMemcpyHtoDAsync_v2(reinterpret_cast<cu::Pointer>(image->data()), plan.constants().data(),
-                                           plan.constants().size(), e.stream());
-  cuda::TableOwnKernelArgs own = plan.own(image->data());
-  own.topk = static_cast<const int32_t*>(e.upload(topk.data(), topk.size() * 4));
-  own.weight = static_cast<const float*>(e.upload(weight.data(), weight.size() * 4));
-  own.most_tokens = n;
-  const cuda::RouteOrderKernelArgs ordered = plan.order(image->data(), n);
-  // Launches as moe/cuda_tables.cc does.
-  const auto launch = [&](const char* kernel, const void* args, size_t n_threads) {
-    e.note(e.launch_on(e.stream(), kernel, args, n_threads));
-  };
-  double ns = bench.time([&] {
-    launch("moeccl_table_take", &own, size_t{n} * kTop);
-    launch("moeccl_route_order", &ordered, n);
-    launch("moeccl_table_pack", &own, n);
-  });
+  if (!tables.ok() || !results.ok()) return bench.report("tables", 1, 1, false);
+  exec::CudaTables& t = **tables;
+  const exec::StreamChoices choices{static_cast<const int32_t*>(e.upload(topk.data(), topk.size() * 4)),
+                                    static_cast<const float*>(e.upload(weight.data(), weight.size() * 4)), n};
+  double ns = bench.time([&] { e.note(t.pack(e, e.stream(), choices)); });
   bench.report("tables-pack", static_cast<double>(topk.size() * 8 * 2), ns, true);
   for (uint32_t r = 0; r < kRanks; ++r)
-    (void)cu::driver()->cuMemcpyAsync(
-        reinterpret_cast<cu::Pointer>(plan.blocks(image->data()) + r * plan.block_bytes()),
-        reinterpret_cast<cu::Pointer>(plan.own_block(image->data())), plan.block_bytes(), e.stream());
-  cuda::TablesKernelArgs args = plan.tables(image->data());
-  args.weighted = 1;
-  args.head = reinterpret_cast<cuda::WalkTables*>(results->data());
-  args.counts = reinterpret_cast<cuda::TableCounts*>(results->data() + 32768);
-  args.expert_offsets = reinterpret_cast<int64_t*>(results->data() + 40960);
-  args.expert_counts = reinterpret_cast<int32_t*>(results->data() + 49152);
-  ns = bench.time([&] {
-    launch("moeccl_table_count", &args, size_t{plan.n_tiles()} * 32);  // a warp for each tile
-    launch("moeccl_table_scan", &args, size_t{plan.n_counters()} * 256);
-    launch("moeccl_table_blocks", &args, size_t{args.is.n_sources} * args.is.n_chunks);
-    launch("moeccl_table_fill", &args, size_t{plan.n_tiles()} * 32);
-  });
-  const std::vector<unsigned char> got = fetch(e, args.counts, sizeof(cuda::TableCounts));
+    (void)cu::driver()->cuMemcpyAsync(reinterpret_cast<cu::Pointer>(t.recv() + r * t.block_bytes()),
+                                      reinterpret_cast<cu::Pointer>(t.send()), t.block_bytes(), e.stream());
+  exec::CudaTables::Target target;
+  target.head = reinterpret_cast<cuda::WalkTables*>(results->data());
+  target.counts = reinterpret_cast<cuda::TableCounts*>(results->data() + 32768);
+  target.expert_offsets = reinterpret_cast<int64_t*>(results->data() + 40960);
+  target.expert_counts = reinterpret_cast<int32_t*>(results->data() + 49152);
+  ns = bench.time([&] { e.note(t.make(e, e.stream(), false, true, target)); });
+  const std::vector<unsigned char> got = fetch(e, target.counts, sizeof(cuda::TableCounts));
   cuda::TableCounts counts{};
   std::memcpy(&counts, got.data(), sizeof(counts));
   bench.report("tables-make", static_cast<double>(kRanks * topk.size() * 6), ns, counts.n_rows == kRanks * local);

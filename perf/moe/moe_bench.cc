@@ -105,15 +105,17 @@ void MoeBench::prepare(Candidate& c, Place place, const char* call, const Operat
   c.graphs[place] = gpu::end_capture(stream_);
 }
 
-// Ranks that share a device must not fill buffers or make graphs while the replay of another one waits for them.
-void MoeBench::meet_before_replay() {
-  if (options_.cuda_graph) team_.barrier();
-}
-
 void MoeBench::run_once(Candidate& c, Place place, const char* call, const Operation& operation) {
   if (!options_.cuda_graph) return demand(operation(nullptr), call);
   gpu::launch_graph(c.graphs[place], stream_);
   gpu::synchronize(stream_);
+}
+
+void MoeBench::run(Candidate& c, Place place, const char* call, const Operation& operation) {
+  prepare(c, place, call, operation);
+  // Ranks that share a device must not fill buffers or make graphs while the replay of another one waits for them.
+  if (options_.cuda_graph) team_.barrier();
+  run_once(c, place, call, operation);
 }
 
 uint64_t MoeBench::verify(Candidate& c) {
@@ -122,21 +124,16 @@ uint64_t MoeBench::verify(Candidate& c) {
   if (info(c).n_rows != oracle_.n_rows())
     fail("rank " + std::to_string(team_.rank(0)) + ": " + std::to_string(info(c).n_rows) +
          " rows where the routing gives " + std::to_string(oracle_.n_rows()));
-  const auto run = [&](Place place, const char* call, const Operation& operation) {
-    prepare(c, place, call, operation);
-    meet_before_replay();
-    run_once(c, place, call, operation);
-  };
   oracle_.fill_tokens(host(tokens_));
   sent(tokens_);
   blot(rows_);
-  run(kDispatch, "moecclDispatch",
+  run(c, kDispatch, "moecclDispatch",
       [&](moecclStream_t s) { return moecclDispatch(c.routing, tokens_.data(), rows_.data(), s); });
   wrong += oracle_.check_rows(got(rows_));
   oracle_.fill_outputs(host(rows_));
   sent(rows_);
   blot(combined_);
-  run(kCombine, "moecclCombine",
+  run(c, kCombine, "moecclCombine",
       [&](moecclStream_t s) { return moecclCombine(c.routing, rows_.data(), combined_.data(), s); });
   wrong += oracle_.check_tokens(got(combined_), true);
   return options_.backward ? wrong + verify_backward(c) : wrong;
@@ -145,19 +142,14 @@ uint64_t MoeBench::verify(Candidate& c) {
 // rows_ holds the experts' outputs.
 uint64_t MoeBench::verify_backward(Candidate& c) {
   const bool weights = with_weights();
-  const auto run = [&](Place place, const char* call, const Operation& operation) {
-    prepare(c, place, call, operation);
-    meet_before_replay();
-    run_once(c, place, call, operation);
-  };
   blot(combined_);
-  run(kDispatchBackward, "moecclDispatchBackward",
+  run(c, kDispatchBackward, "moecclDispatchBackward",
       [&](moecclStream_t s) { return moecclDispatchBackward(c.routing, rows_.data(), combined_.data(), s); });
   uint64_t wrong = oracle_.check_tokens(got(combined_), false);
   oracle_.fill_gradients(host(tokens_));
   sent(tokens_);
   blot(gradient_rows_);
-  run(kCombineBackward, "moecclCombineBackward", [&](moecclStream_t s) {
+  run(c, kCombineBackward, "moecclCombineBackward", [&](moecclStream_t s) {
     return moecclCombineBackward(c.routing, tokens_.data(), gradient_rows_.data(), weights ? rows_.data() : nullptr,
                                  weights ? gradient_weights_.data() : nullptr, s);
   });

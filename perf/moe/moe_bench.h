@@ -79,10 +79,10 @@ class MoeBench {
   std::vector<double> slowest(const std::vector<double>& mine) const;
   Candidate create(const std::string& algorithm);
   void allocate();
-  void meet_before_replay();
   // Runs an operation to its end. With --cudagraph it is a replay of what prepare() has captured.
   void prepare(Candidate& c, Place place, const char* call, const Operation& operation);
   void run_once(Candidate& c, Place place, const char* call, const Operation& operation);
+  void run(Candidate& c, Place place, const char* call, const Operation& operation);  // both
   uint64_t verify(Candidate& c);
   uint64_t verify_backward(Candidate& c);
   void time_once(Candidate& c, bool keep);

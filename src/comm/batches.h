@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -28,7 +29,7 @@ struct Batch {
   std::unique_ptr<Meeting> meeting;                       // with the others; null if there are none
   std::vector<uint64_t> walks;  // the calls' numbers, if all were launched on the persistent kernel
   Status launched;
-  std::unique_ptr<driver::cuda::InFlight> in_flight;              // until the launched calls have ended
+  std::optional<driver::cuda::InFlight> in_flight;                // until the launched calls have ended
   std::vector<std::shared_ptr<const exec::EarlierWork>> earlier;  // of default streams, if no CUDA stream orders it
   bool launchable = false;  // on its one stream, which is a CUDA stream: the persistent kernel runs all calls
   bool captured = false;    // the stream is being captured

@@ -173,10 +173,10 @@ Result<cuda::Event> CudaStream::take_event() {
 
 Stream::Work CudaStream::hold(std::function<Status()> work) {
   auto put = std::make_shared<CudaPut>();
-  put->in_flight = std::make_unique<cuda::InFlight>(context_);
+  put->in_flight.emplace(context_);
   Work held = proxy_.hold([this, put, work = std::move(work)] {
     Status status = run(*put, work);
-    put->in_flight = nullptr;
+    put->in_flight.reset();
     return status;
   });
   held.on_cuda = std::move(put);

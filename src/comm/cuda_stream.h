@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "src/comm/stream.h"
@@ -19,7 +20,7 @@ struct CudaPut {
   uint64_t number = 0;  // the count of work with it, which the stream waits for; 0: it was not put
   driver::cuda::Event ready = nullptr;
   Status status;  // of putting the work on the stream
-  std::unique_ptr<driver::cuda::InFlight> in_flight;
+  std::optional<driver::cuda::InFlight> in_flight;
 };
 
 class CudaStream final : public Stream {

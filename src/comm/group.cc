@@ -254,7 +254,7 @@ PutWork put_work_of(const std::shared_ptr<Batch>& batch) {
   if (batch->is_launched()) {
     works.own = batch->stream->as_cuda()->hold_watch([batch] {
       Status status = in_turns(*batch, [&](Status usable) { return watch(*batch, std::move(usable)); });
-      batch->in_flight = nullptr;
+      batch->in_flight.reset();
       return status;
     });
     return works;
@@ -307,12 +307,11 @@ Status issue_batches(std::vector<Call>& calls) {
     for (Stream* other : batch->others) MOECCL_TRY(other->ready());
   }
   for (const auto& batch : batches) {
-    if (batch->launchable && !batch->captured)
-      batch->in_flight = std::make_unique<driver::cuda::InFlight>(batch->stream->as_cuda()->context());
+    if (batch->launchable && !batch->captured) batch->in_flight.emplace(batch->stream->as_cuda()->context());
   }
   MOECCL_TRY(launch_at_once(batches));
   for (const auto& batch : batches)
-    if (!batch->is_launched()) batch->in_flight = nullptr;
+    if (!batch->is_launched()) batch->in_flight.reset();
   // Everything that can fail comes before the tickets.
   std::vector<PutWork> works;
   for (const auto& batch : batches) {

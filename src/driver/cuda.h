@@ -142,8 +142,8 @@ class Current {
 // the default stream would join.
 Status zero(Pointer at, size_t bytes);
 
-// Zeroed memory of the context's device. It is freed with its owner, on any thread.
-// Its memory is freed when no operation is in flight on the context (cuda/idle.h).
+// Zeroed memory of the context's device. When its owner has gone, on any thread, it is freed as soon as no operation is
+// in flight on the context (cuda/idle.h).
 class Memory {
  public:
   Memory() = default;

@@ -8,9 +8,9 @@
 #include "src/base/adopt.h"
 #include "src/base/env.h"
 #include "src/base/hash.h"
+#include "src/exec/cuda/cuda_routing.h"
 #include "src/exec/cuda/row_tables.h"
 #include "src/exec/cuda/table_plan.h"
-#include "src/moe/cuda_routing.h"
 
 namespace moeccl::comm {
 
@@ -221,7 +221,7 @@ uint64_t device_bytes(const MoeConfig& config, const plan::LevelTree& tree, std:
           {paths[c], &rank, &config.placement, config.domains.get(), &order, &config.shape, slot_rows[c], 0});
       bytes = std::max<uint64_t>(bytes, plan.bytes() + exec::RowTables::bytes_bound(list_bytes / 2));
     }
-    bytes += CudaRouting::bytes_of({&config.shape, &seen, &order, &tree, {paths.begin(), paths.end()}, r});
+    bytes += exec::CudaRouting::bytes_of({&config.shape, &seen, &order, &tree, {paths.begin(), paths.end()}, r});
     most = std::max(most, bytes);
   }
   return most;

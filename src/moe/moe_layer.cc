@@ -161,16 +161,16 @@ void MoeRouting::keep_step() {
   layer_.keep_step(std::exchange(step_, {}));
 }
 
-Result<CudaRouting*> MoeLayer::cuda_routing(exec::StreamEngine& engine) {
+Result<exec::CudaRouting*> MoeLayer::cuda_routing(exec::StreamEngine& engine) {
   {
     const std::lock_guard lock(tables_mutex_);
     if (cuda_routing_ != nullptr) return cuda_routing_.get();
   }
   // An allocation may wait for the device, where a stream may wait for this rank.
   host_.wait_idle();
-  CudaRouting::Model s{&config_.shape, &placement_, &order_, &host_.tree(), {}, host_.rank()};
+  exec::CudaRouting::Model s{&config_.shape, &placement_, &order_, &host_.tree(), {}, host_.rank()};
   for (const auto& candidate : candidates_) s.candidates.push_back(&candidate->paths);
-  MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<CudaRouting> made, CudaRouting::create(engine, s));
+  MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<exec::CudaRouting> made, exec::CudaRouting::create(engine, s));
   const std::lock_guard lock(tables_mutex_);
   if (cuda_routing_ == nullptr) cuda_routing_ = std::move(made);
   return cuda_routing_.get();

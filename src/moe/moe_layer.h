@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "src/exec/cuda/cuda_routing.h"
+#include "src/exec/cuda/cuda_tables.h"
 #include "src/exec/cuda/row_tables.h"
 #include "src/moe/background.h"
-#include "src/moe/cuda_routing.h"
-#include "src/moe/cuda_tables.h"
 #include "src/moe/moe_config.h"
 #include "src/moe/moe_host.h"
 #include "src/routing/expert_map.h"
@@ -81,8 +81,8 @@ class MoeLayer {
   void give_back(std::unique_ptr<exec::RowTables> tables);
   bool has_tables() const;
   // Returns free tables for stream updates with the candidate's plan, or null after freeing those of other plans.
-  std::unique_ptr<CudaTables> take_cuda_tables(size_t candidate);
-  void give_back(std::unique_ptr<CudaTables> tables);
+  std::unique_ptr<exec::CudaTables> take_cuda_tables(size_t candidate);
+  void give_back(std::unique_ptr<exec::CudaTables> tables);
   // Returns the guesses for the next update. With one candidate or without trials, they leave prices as they are.
   std::vector<float> guesses(uint64_t n_tokens) const;
   size_t pick(std::span<const double> prices_us, std::span<const float> guesses) const;
@@ -93,7 +93,7 @@ class MoeLayer {
   // Returns the most rows of Output that any routing gives this rank.
   uint64_t most_rows() const;
   // Returns the routing for choices in device memory; creates it on the first call.
-  Result<CudaRouting*> cuda_routing(exec::StreamEngine& engine);
+  Result<exec::CudaRouting*> cuda_routing(exec::StreamEngine& engine);
   // Returns the device and page-locked memory that the layer holds in addition to its routings; with `takes`, as it is
   // once a routing has taken a set of free tables.
   uint64_t device_bytes(bool takes);
@@ -112,13 +112,13 @@ class MoeLayer {
   algo::CanonicalOrder order_;
   std::shared_ptr<algo::ExpertMap> map_;
   std::vector<std::unique_ptr<MoeCandidate>> candidates_;
-  std::unique_ptr<CudaRouting> cuda_routing_;
+  std::unique_ptr<exec::CudaRouting> cuda_routing_;
   std::mutex tables_mutex_;
   mutable std::mutex race_mutex_;
   std::optional<Race> race_;
   MoeStep last_step_;
   std::vector<std::unique_ptr<exec::RowTables>> free_tables_;
-  std::vector<std::unique_ptr<CudaTables>> free_cuda_tables_;
+  std::vector<std::unique_ptr<exec::CudaTables>> free_cuda_tables_;
 };
 
 class MoeRouting {
@@ -138,7 +138,7 @@ class MoeRouting {
   Status update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
   // Updates in the stream's order, with the plan of the last update(). It waits for nothing, except that its first call
   // for a plan is collective and allocates memory.
-  Status update_on_stream(const StreamChoices& choices, moecclStream_t stream);
+  Status update_on_stream(const exec::StreamChoices& choices, moecclStream_t stream);
   Status dispatch(const void* in, void* out, moecclStream_t stream);
   Status dispatch_scaled(const void* in, void* out, const exec::Operation::Scales& scales, moecclStream_t stream);
   Status combine(const void* in, void* out, moecclStream_t stream);
@@ -187,7 +187,7 @@ class MoeRouting {
   Status all_ready(const Status& own, const char* what);
   std::vector<std::byte> info_for_device() const;
   Status has_device_tables() const;
-  Status check_stream_choices(const StreamChoices& choices) const;
+  Status check_stream_choices(const exec::StreamChoices& choices) const;
   Status prepare_stream_updates(driver::cuda::Context context, bool captured);
   Status usable(const char* what) const;
   Status on_host(const char* what) const;  // usable(), and the arrays are on the host
@@ -213,7 +213,7 @@ class MoeRouting {
   uint64_t map_version_ = 0;
   std::vector<int32_t> slots_, local_experts_, drop_counts_;
   exec::StreamEngine* engine_ = nullptr;  // set during an update with choices in device memory
-  CudaRouting* cuda_ = nullptr;           // set together with engine_
+  exec::CudaRouting* cuda_ = nullptr;     // set together with engine_
   std::vector<uint64_t> tokens_of_;       // [n_ranks]
   std::vector<algo::LevelCount> counts_;  // scratch
   std::vector<std::byte> gathered_;       // scratch
@@ -230,7 +230,7 @@ class MoeRouting {
   // For the persistent kernel; null without one.
   std::unique_ptr<exec::RowTables> device_tables_;
   // For updates on a stream, whose lists and counts only the device knows.
-  std::unique_ptr<CudaTables> cuda_tables_;
+  std::unique_ptr<exec::CudaTables> cuda_tables_;
   bool on_device_ = false;  // the last update was on a stream
   // A graph holds an operation on this routing, so updates keep its plan and keep to weights or to none.
   bool captured_ = false, captured_weighted_ = false;

@@ -379,11 +379,11 @@ void MoeLayer::give_back(std::unique_ptr<exec::RowTables> tables) {
   free_tables_.push_back(std::move(tables));
 }
 
-std::unique_ptr<CudaTables> MoeLayer::take_cuda_tables(size_t candidate) {
+std::unique_ptr<exec::CudaTables> MoeLayer::take_cuda_tables(size_t candidate) {
   const std::lock_guard lock(tables_mutex_);
   for (auto it = free_cuda_tables_.begin(); it != free_cuda_tables_.end(); ++it) {
     if ((*it)->candidate() != candidate) continue;
-    std::unique_ptr<CudaTables> tables = std::move(*it);
+    std::unique_ptr<exec::CudaTables> tables = std::move(*it);
     free_cuda_tables_.erase(it);
     return tables;
   }
@@ -391,7 +391,7 @@ std::unique_ptr<CudaTables> MoeLayer::take_cuda_tables(size_t candidate) {
   return nullptr;
 }
 
-void MoeLayer::give_back(std::unique_ptr<CudaTables> tables) {
+void MoeLayer::give_back(std::unique_ptr<exec::CudaTables> tables) {
   if (tables == nullptr) return;
   tables->wait();  // its kernels write to the RowTables that are given back next
   const std::lock_guard lock(tables_mutex_);

@@ -65,7 +65,7 @@ Status MoeRouting::on_host(const char* what) const {
                what);
 }
 
-Status MoeRouting::check_stream_choices(const StreamChoices& c) const {
+Status MoeRouting::check_stream_choices(const exec::StreamChoices& c) const {
   MOECCL_TRY(check_arguments(c.index, c.n_tokens));
   const MoeHost& host = layer_.host();
   const auto on_device = [&](const char* name, const void* p) -> Status {
@@ -107,13 +107,13 @@ Status MoeRouting::prepare_stream_updates(driver::cuda::Context context, bool ca
     if (config.memory_cap > 0 && bytes > config.memory_cap)
       return error(moecclOutOfMemory, "updates on a stream need {} bytes, memory_cap_bytes allows {}", bytes,
                    config.memory_cap);
-    MOECCL_ASSIGN_OR_RETURN(cuda_tables_, CudaTables::create(context, setting, chosen_));
+    MOECCL_ASSIGN_OR_RETURN(cuda_tables_, exec::CudaTables::create(context, setting, chosen_));
     return {};
   }();
   return all_ready(own, "make room for updates on a stream");
 }
 
-Status MoeRouting::update_on_stream(const StreamChoices& choices, moecclStream_t stream) {
+Status MoeRouting::update_on_stream(const exec::StreamChoices& choices, moecclStream_t stream) {
   wait_for_readers();
   MOECCL_TRY(usable("update on a stream"));
   if (layer_.map() != nullptr)
@@ -130,7 +130,7 @@ Status MoeRouting::update_on_stream(const StreamChoices& choices, moecclStream_t
   step_ = {};
   const size_t n = layer_.placement().n_local(host.rank());
   std::byte* info = const_cast<std::byte*>(device_tables_->device_info());
-  CudaTables::Target target;
+  exec::CudaTables::Target target;
   target.head = const_cast<moeccl::cuda::WalkTables*>(device_tables_->device());
   target.counts = reinterpret_cast<TableCounts*>(info);
   target.expert_offsets = reinterpret_cast<int64_t*>(info + offsets_at());

@@ -335,17 +335,21 @@ def timeouts_of_the_options(rank, size, _):
     for _unused in range(2):  # the group does not change the options
         group, said = made(pg_options=options)
         assert group._backend.options._timeout == five and not said, said
-    split = dist.group.WORLD.split_group([0, 1], opts=options)
+    if VERSION >= (2, 15):  # without a device
+        split = dist.split_group(split_ranks=[[0, 1]], pg_options=options)
+    else:
+        split = dist.group.WORLD.split_group([0, 1], opts=options)
     assert split._backend.options._timeout == five
     group, said = made(pg_options=options, timeout=nine)
     assert group._backend.options._timeout == nine and len(said) == 1 and "0:00:05" in said[0], said
     group, said = made(pg_options=Options(timeout=nine), timeout=nine)
     assert not said and group._backend._comm_ms == 9000, said
+    set_timeout = getattr(dist, "set_timeout", lambda timeout, group: group.set_timeout(timeout))
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        group.set_timeout(five)
+        set_timeout(five, group)
         assert group._backend._limit_ms == 5000 and not seen
-        group.set_timeout(timedelta(seconds=30))
+        set_timeout(timedelta(seconds=30), group)
     assert len(seen) == 1 and "9000 ms" in str(seen[0].message) and "0:00:30" in str(seen[0].message), seen
 
 

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 import moeccl
 import moeccl.torch as mt
+from moeccl._c10d.base import VERSION  # torch's, as in (2, 15)
 from moeccl.torch import ExpertParallel
 
 HIDDEN = 24
@@ -14,7 +15,7 @@ HIDDEN = 24
 
 def needs(version, what):
     """Skips the case where torch is older than `version`, which brought `what`."""
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < version:
+    if VERSION < version:
         raise unittest.SkipTest(f"needs torch {version[0]}.{version[1]} for {what}, this is {torch.__version__}")
 
 

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import moeccl
 import moeccl.torch as mt
 from moeccl.torch.replace import Replacing
-from layer_cases import gathered, needs
+from layer_cases import VERSION, gathered, needs
 
 HIDDEN, TOKENS, SAMPLE = 16, 24, 6
 EXPERTS = 8
@@ -139,7 +139,8 @@ def case_trains_as_one_process(rank, n):
         for a, b in zip(mine.experts.stacked(), all_of_them.experts.stacked()):
             torch.testing.assert_close(a, b[mine.ep.local_experts], rtol=1e-3, atol=2e-4)
         # AdamW makes much of the rounding of small gradients: up to 5e-4 with torch 2.7, where the weights after SGD differ by 7e-8.
-        torch.testing.assert_close(mine.router.linear.weight, all_of_them.router.linear.weight, rtol=1e-3, atol=1e-3)
+        atol = 1e-3 if VERSION == (2, 7) else 2e-4
+        torch.testing.assert_close(mine.router.linear.weight, all_of_them.router.linear.weight, rtol=1e-3, atol=atol)
 
 
 def case_any_module_is_an_expert(rank, n):

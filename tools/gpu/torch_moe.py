@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""moeccl.Comm, MoELayer and, with torch 2.15 or newer, torch.distributed's backend "moeccl" on CUDA tensors, in processes that all
-use device 0. Each result is compared with the same one on CPU tensors.
+"""moeccl.Comm, torch.distributed's backend "moeccl" and MoELayer on CUDA tensors, in processes that all use device 0. Each result
+is compared with the same one on CPU tensors.
 
   PYTHONPATH=bindings/python LIBMOECCL=.../libmoeccl.so.1 tools/gpu/torch_moe.py [N_PROCESSES]     exits 0 when they agree"""
 import faulthandler
@@ -104,16 +104,11 @@ def worker(rank, world, port):
     device, host = torch.device("cuda:0"), torch.device("cpu")
     torch.cuda.set_device(device)
     torch.zeros(1, device=device)
-    backend = "gloo"
-    if tuple(int(v) for v in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 15):  # docs/pytorch.md
-        import moeccl.distributed  # noqa: F401  registers the backend
-        backend = "moeccl"
-    dist.init_process_group(backend, rank=rank, world_size=world)
+    dist.init_process_group("moeccl", rank=rank, world_size=world)
     comm = moeccl.torch.comm_of()
     on_device, on_host = collectives(comm, device), collectives(comm, host)
-    if backend == "moeccl":
-        on_device.update(c10d(rank, world, device))
-        on_host.update(c10d(rank, world, host))
+    on_device.update(c10d(rank, world, device))
+    on_host.update(c10d(rank, world, host))
     for name, value in on_host.items():
         apart = float((on_device[name] - value).abs().max())
         assert apart < 1e-5, f"rank {rank}: {name} on the device is {apart} from the one on the host"
@@ -123,7 +118,7 @@ def worker(rank, world, port):
     worst = max(abs(a - b) / abs(b) for a, b in zip(on_device, on_host))
     assert worst < 1e-3, f"rank {rank}: losses on the device {on_device}, on the host {on_host}"
     if rank == 0:
-        print(f"{world} processes on one device (torch {torch.__version__}, {backend}): MoELayer's loss {on_device[0]:.4f} -> "
+        print(f"{world} processes on one device (torch {torch.__version__}): MoELayer's loss {on_device[0]:.4f} -> "
               f"{on_device[-1]:.4f}, the host's {on_host[-1]:.4f}; largest relative difference {worst:.1e}", flush=True)
     moeccl.torch.close()
     dist.destroy_process_group()

@@ -15,7 +15,7 @@ namespace {
 
 struct State {
   size_t in_flight = 0;
-  bool calling = false;  // a thread runs `later`, or a call of its own
+  bool calling = false;  // a thread runs `later`
   std::vector<std::function<void()>> later;
 };
 struct States {
@@ -77,16 +77,8 @@ void wait_until_idle(Context context, const std::function<void()>& call) {
   std::unique_lock lock(all.mutex);
   State& state = all.of[context];
   all.changed.wait(lock, [&] { return !state.calling && state.in_flight == 0; });
-  state.calling = true;
-  lock.unlock();
-  {
-    const Current current(context);
-    call();
-  }
-  lock.lock();
-  state.calling = false;
-  all.changed.notify_all();
-  run_later(context, state, lock);
+  state.later.push_back(call);
+  run_later(context, state, lock);  // here and now, because nothing is in flight
 }
 
 }  // namespace moeccl::driver::cuda

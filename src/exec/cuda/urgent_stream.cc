@@ -55,10 +55,11 @@ class Waiting {
       streams_.push_back(s);
     }
     MOECCL_ASSIGN_OR_RETURN(timer_, driver::start_thread("moeccl-try", [this] {
-                              std::unique_lock lock(mutex_);
-                              (void)over_.wait_for(lock, std::chrono::nanoseconds(kMost_ns), [&] { return gone_; });
-                              gone_ = true;
-                              std::atomic_ref(*go_).store(1, std::memory_order_release);
+                              {
+                                std::unique_lock lock(mutex_);
+                                (void)over_.wait_for(lock, std::chrono::nanoseconds(kMost_ns), [&] { return gone_; });
+                              }
+                              (void)let_go();
                             }));
     return {};
   }

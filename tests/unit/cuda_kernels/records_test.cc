@@ -47,7 +47,7 @@ Own draw(const plan::LevelTree& tree, Random& random) {
   return o;
 }
 
-// Launches in the order of moe/cuda_routing.cc.
+// Launches in the order of exec/cuda/cuda_routing.cc.
 class OnDevice {
  public:
   OnDevice(const Own& own, const plan::LevelTree& tree, const algo::CanonicalOrder& order, Random& random)

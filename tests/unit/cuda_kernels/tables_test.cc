@@ -26,7 +26,7 @@ struct RankOnDevice {
   std::byte* base() { return reinterpret_cast<std::byte*>(image.data()); }
 };
 
-// Launches as moe/cuda_tables.cc does, for all ranks of a cluster.
+// Launches as exec/cuda/cuda_tables.cc does, for all ranks of a cluster.
 class OnDevice {
  public:
   OnDevice(const test::MoeCluster& cluster, Random& random) : c_(cluster), random_(random), ranks_(cluster.n()) {

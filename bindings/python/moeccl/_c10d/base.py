@@ -22,7 +22,8 @@ def version_of(text: str) -> Tuple[int, int]:
     return version
 
 
-VERSION = version_of(torch.__version__)  # before the imports that an older torch fails
+# Before the imports that an older torch fails. Sphinx builds the reference with a stand-in for torch, whose version is no str.
+VERSION = version_of(str(torch.__version__))
 
 from torch._C import _distributed_c10d as _c10d  # noqa: E402
 

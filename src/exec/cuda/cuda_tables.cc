@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/moe/cuda_tables.h"
+#include "src/exec/cuda/cuda_tables.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "src/driver/thread.h"
+#include "src/exec/cuda/cuda_routing.h"
 #include "src/exec/cuda/urgent_stream.h"
-#include "src/moe/cuda_routing.h"
 
-namespace moeccl::comm {
+namespace moeccl::exec {
 
 namespace cuda = driver::cuda;
 using namespace moeccl::cuda;
@@ -19,7 +19,7 @@ constexpr size_t kThreads = 256, kWarp = 32;
 
 }  // namespace
 
-Result<std::unique_ptr<CudaTables>> CudaTables::create(cuda::Context context, const exec::TablePlan::Layer& setting,
+Result<std::unique_ptr<CudaTables>> CudaTables::create(cuda::Context context, const TablePlan::Layer& setting,
                                                        size_t candidate) {
   std::unique_ptr<CudaTables> t(new CudaTables(setting, candidate));
   const cuda::Current current(context);
@@ -31,7 +31,7 @@ Result<std::unique_ptr<CudaTables>> CudaTables::create(cuda::Context context, co
   const cuda::Driver& d = *cuda::driver();
   constexpr unsigned kDisableTiming = 2;
   MOECCL_TRY(cuda::check(d.cuEventCreate(&t->made_, kDisableTiming), "a CUDA event"));
-  MOECCL_ASSIGN_OR_RETURN(const cuda::Stream stream, exec::create_urgent_stream(context));
+  MOECCL_ASSIGN_OR_RETURN(const cuda::Stream stream, create_urgent_stream(context));
   Status status = cuda::check(d.cuMemcpyHtoDAsync_v2(reinterpret_cast<cuda::Pointer>(t->memory_.data()), staged.data(),
                                                      constants.size(), stream),
                               "a plan's tables to the device");
@@ -54,7 +54,7 @@ void CudaTables::wait() const {
   while (cuda::driver()->cuEventQuery(made_) == cuda::kNotReady) driver::sleep_ns(20'000);
 }
 
-Status CudaTables::pack(const exec::StreamEngine& engine, cuda::Stream stream, const StreamChoices& choices) {
+Status CudaTables::pack(const StreamEngine& engine, cuda::Stream stream, const StreamChoices& choices) {
   const cuda::Current current(context_);
   std::byte* base = memory_.data();
   TableOwnKernelArgs own = plan_.own(base);
@@ -68,7 +68,7 @@ Status CudaTables::pack(const exec::StreamEngine& engine, cuda::Stream stream, c
   return engine.launch_on(stream, "moeccl_table_pack", &own, n);
 }
 
-Status CudaTables::make(const exec::StreamEngine& engine, cuda::Stream stream, bool captured, bool weighted,
+Status CudaTables::make(const StreamEngine& engine, cuda::Stream stream, bool captured, bool weighted,
                         const Target& target) {
   const cuda::Current current(context_);
   TablesKernelArgs a = plan_.tables(memory_.data());
@@ -85,4 +85,4 @@ Status CudaTables::make(const exec::StreamEngine& engine, cuda::Stream stream, b
   return cuda::check(cuda::driver()->cuEventRecord(made_, stream), "a routing's update on a stream");
 }
 
-}  // namespace moeccl::comm
+}  // namespace moeccl::exec

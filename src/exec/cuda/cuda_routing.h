@@ -19,10 +19,10 @@
 #include "src/exec/cuda/stream_engine.h"
 #include "src/routing/routing.h"
 
-namespace moeccl::comm {
+namespace moeccl::exec {
 
 // Puts choices into canonical order and drops those beyond drop.capacity; 0: no capacity, and no lists.
-Status launch_route_order(const exec::StreamEngine& engine, driver::cuda::Stream stream,
+Status launch_route_order(const StreamEngine& engine, driver::cuda::Stream stream,
                           const moeccl::cuda::RouteOrderKernelArgs& order, const moeccl::cuda::RouteKernelArgs& lists,
                           const moeccl::cuda::RouteDropKernelArgs& drop);
 
@@ -37,17 +37,17 @@ class CudaRouting {
     uint32_t rank = 0;
   };
   // The objects that `setting` points to must outlive the result; the engine need not. Allocates for max_tokens tokens.
-  static Result<std::unique_ptr<CudaRouting>> create(exec::StreamEngine& engine, const Model& setting);
+  static Result<std::unique_ptr<CudaRouting>> create(StreamEngine& engine, const Model& setting);
   ~CudaRouting();
 
   // index: device memory, ready when the default stream is; weight: either kind of memory. Waits for the device once.
   // The errors are those of OwnChoices::assign.
-  Status assign(exec::StreamEngine& engine, const algo::TopK& topk);
+  Status assign(StreamEngine& engine, const algo::TopK& topk);
   // Returns the counts of the last assign().
   void counts(size_t candidate, std::vector<algo::LevelCount>& levels) const;
   // Writes the records of a candidate and the choices that remain, like OwnChoices::assign and RecordWriter::write.
   // Waits for the device once.
-  Status write(exec::StreamEngine& engine, size_t candidate, algo::OwnChoices& own, algo::RecordWriter& writer);
+  Status write(StreamEngine& engine, size_t candidate, algo::OwnChoices& own, algo::RecordWriter& writer);
   // Returns the memory_bytes() of an object with this setting.
   static size_t bytes_of(const Model& setting);
   // Counts device memory and page-locked host memory.
@@ -64,9 +64,9 @@ class CudaRouting {
   void lay_out();
   size_t pinned_bytes() const { return std::max(end_ - summary_, tables_.size() * sizeof(uint32_t)); }
   Status upload_tables();
-  void launch_order(exec::StreamEngine& engine);
-  void launch_counts(exec::StreamEngine& engine);
-  void launch(exec::StreamEngine& engine, const char* kernel, const void* args, size_t n_threads);
+  void launch_order(StreamEngine& engine);
+  void launch_counts(StreamEngine& engine);
+  void launch(StreamEngine& engine, const char* kernel, const void* args, size_t n_threads);
   moeccl::cuda::RouteRecordsKernelArgs records_args(const Candidate& c) const;
   Status check_choices(uint32_t token) const;
   void note(int result, const char* what);
@@ -96,4 +96,4 @@ class CudaRouting {
   size_t own_n_experts_ = 0, own_expert_ = 0, own_choice_ = 0, own_weight_ = 0, words_ = 0, end_ = 0;
 };
 
-}  // namespace moeccl::comm
+}  // namespace moeccl::exec

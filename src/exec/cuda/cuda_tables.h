@@ -13,7 +13,7 @@
 #include "src/exec/cuda/stream_engine.h"
 #include "src/exec/cuda/table_plan.h"
 
-namespace moeccl::comm {
+namespace moeccl::exec {
 
 // Choices in device memory.
 struct StreamChoices {
@@ -26,14 +26,14 @@ struct StreamChoices {
 class CudaTables {
  public:
   // The objects that `setting` points to must outlive the result. Waits for the device.
-  static Result<std::unique_ptr<CudaTables>> create(driver::cuda::Context context,
-                                                    const exec::TablePlan::Layer& setting, size_t candidate);
+  static Result<std::unique_ptr<CudaTables>> create(driver::cuda::Context context, const TablePlan::Layer& setting,
+                                                    size_t candidate);
 
   ~CudaTables();
 
   // pack() launches the kernels before the AllGather of block_bytes() bytes from send() into recv(), and make() those
   // after it. Both return without waiting for the kernels; nothing else may use these tables until they have run.
-  Status pack(const exec::StreamEngine& engine, driver::cuda::Stream stream, const StreamChoices& choices);
+  Status pack(const StreamEngine& engine, driver::cuda::Stream stream, const StreamChoices& choices);
   // Device memory that describes a routing as a whole, in the order of moecclRoutingDeviceInfo_t.
   struct Target {
     moeccl::cuda::WalkTables* head = nullptr;
@@ -42,7 +42,7 @@ class CudaTables {
     int32_t* expert_counts = nullptr;
   };
   // `captured` says that the kernels go into a graph, whose replays wait() does not see.
-  Status make(const exec::StreamEngine& engine, driver::cuda::Stream stream, bool captured, bool weighted,
+  Status make(const StreamEngine& engine, driver::cuda::Stream stream, bool captured, bool weighted,
               const Target& target);
   // Blocks the host until the last make() has run.
   void wait() const;
@@ -55,13 +55,13 @@ class CudaTables {
   size_t memory_bytes() const { return memory_.bytes(); }
 
  private:
-  CudaTables(const exec::TablePlan::Layer& setting, size_t candidate) : plan_(setting), candidate_(candidate) {}
+  CudaTables(const TablePlan::Layer& setting, size_t candidate) : plan_(setting), candidate_(candidate) {}
 
-  exec::TablePlan plan_;
+  TablePlan plan_;
   size_t candidate_;
   driver::cuda::Context context_ = nullptr;
   driver::cuda::Memory memory_;
   driver::cuda::Event made_ = nullptr;
 };
 
-}  // namespace moeccl::comm
+}  // namespace moeccl::exec

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/moe/cuda_routing.h"
+#include "src/exec/cuda/cuda_routing.h"
 
 #include <algorithm>
 #include <cstring>
@@ -10,7 +10,7 @@
 
 #include "src/exec/cuda/urgent_stream.h"
 
-namespace moeccl::comm {
+namespace moeccl::exec {
 
 namespace cuda = driver::cuda;
 using namespace moeccl::cuda;
@@ -35,7 +35,7 @@ uint32_t tiles(uint64_t n_tokens, uint32_t tile) { return static_cast<uint32_t>(
 
 }  // namespace
 
-Result<std::unique_ptr<CudaRouting>> CudaRouting::create(exec::StreamEngine& engine, const Model& setting) {
+Result<std::unique_ptr<CudaRouting>> CudaRouting::create(StreamEngine& engine, const Model& setting) {
   std::unique_ptr<CudaRouting> r(new CudaRouting(setting));
   const cuda::Current current(engine.context());
   r->context_ = engine.context();
@@ -46,7 +46,7 @@ Result<std::unique_ptr<CudaRouting>> CudaRouting::create(exec::StreamEngine& eng
         "routing on the device of {} tokens a rank with top_k {}: records of up to {} bytes, at most 16 GiB are "
         "possible; give topk_index in host memory or fewer tokens a step",
         setting.shape->max_tokens, setting.shape->top_k, r->end_ - r->words_);
-  MOECCL_ASSIGN_OR_RETURN(r->stream_, exec::create_urgent_stream(engine.context()));
+  MOECCL_ASSIGN_OR_RETURN(r->stream_, create_urgent_stream(engine.context()));
   MOECCL_ASSIGN_OR_RETURN(r->device_, cuda::Memory::device(engine.context(), r->end_));
   MOECCL_ASSIGN_OR_RETURN(r->pinned_, cuda::Memory::pinned(engine.context(), r->pinned_bytes()));
   MOECCL_TRY(r->upload_tables());
@@ -147,7 +147,7 @@ Status CudaRouting::finish() {
   return std::exchange(status_, Status());
 }
 
-Status launch_route_order(const exec::StreamEngine& engine, cuda::Stream stream, const RouteOrderKernelArgs& order,
+Status launch_route_order(const StreamEngine& engine, cuda::Stream stream, const RouteOrderKernelArgs& order,
                           const RouteKernelArgs& lists, const RouteDropKernelArgs& drop) {
   MOECCL_TRY(engine.launch_on(stream, "moeccl_route_order", &order, size_t{order.n_tokens} * order.top_k));
   if (drop.capacity == 0) return {};
@@ -158,11 +158,11 @@ Status launch_route_order(const exec::StreamEngine& engine, cuda::Stream stream,
   return engine.launch_on(stream, "moeccl_route_drop", &drop, size_t{drop.n_experts} * 256);
 }
 
-void CudaRouting::launch(exec::StreamEngine& engine, const char* kernel, const void* args, size_t n_threads) {
+void CudaRouting::launch(StreamEngine& engine, const char* kernel, const void* args, size_t n_threads) {
   if (status_.ok()) status_ = engine.launch_on(stream_, kernel, args, n_threads);
 }
 
-void CudaRouting::launch_order(exec::StreamEngine& engine) {
+void CudaRouting::launch_order(StreamEngine& engine) {
   const auto n_tokens = static_cast<uint32_t>(topk_.n_tokens);
   const uint32_t top_k = s_.shape->top_k, n_experts = s_.placement->n_experts();
   const RouteOrderKernelArgs order{topk_.index, at<uint32_t>(position_), n_tokens,          top_k,
@@ -190,7 +190,7 @@ constexpr uint32_t kWarpThreads = 32;
 
 }  // namespace
 
-void CudaRouting::launch_counts(exec::StreamEngine& engine) {
+void CudaRouting::launch_counts(StreamEngine& engine) {
   for (const Candidate& c : candidates_) {
     RouteLevelsKernelArgs levels{};
     levels.key = at<uint32_t>(key_);
@@ -228,7 +228,7 @@ RouteRecordsKernelArgs CudaRouting::records_args(const Candidate& c) const {
   return a;
 }
 
-Status CudaRouting::assign(exec::StreamEngine& engine, const algo::TopK& topk) {
+Status CudaRouting::assign(StreamEngine& engine, const algo::TopK& topk) {
   const cuda::Current current(context_);
   const cuda::Driver& d = *cuda::driver();
   topk_ = topk;
@@ -275,8 +275,7 @@ void CudaRouting::counts(size_t candidate, std::vector<algo::LevelCount>& levels
   algo::sum_levels(*s_.tree, {seen<uint32_t>(candidates_[candidate].rows), n_slots_}, levels);
 }
 
-Status CudaRouting::write(exec::StreamEngine& engine, size_t candidate, algo::OwnChoices& own,
-                          algo::RecordWriter& writer) {
+Status CudaRouting::write(StreamEngine& engine, size_t candidate, algo::OwnChoices& own, algo::RecordWriter& writer) {
   const cuda::Current current(context_);
   const Candidate& c = candidates_[candidate];
   const RouteRecordsKernelArgs a = records_args(c);
@@ -317,4 +316,4 @@ Status CudaRouting::write(exec::StreamEngine& engine, size_t candidate, algo::Ow
   return {};
 }
 
-}  // namespace moeccl::comm
+}  // namespace moeccl::exec
