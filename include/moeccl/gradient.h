@@ -13,11 +13,13 @@
  *   the type of the gradients, because bf16 would round away small gradients that are added to a larger remainder. They
  *   are state of the training as the optimizer's moments are, so a checkpoint contains them (see
  *   moecclGradientReturnInfo_t). They belong to a rank and an expert: with other domains or owners, begin with zeros.
- * Errors. A Reduce writes this rank's remainders after its exchange, so a call that fails leaves them as they were, and
- *   `own` is undefined. Other ranks may have finished the same call. Before a step is repeated, go back to a
- *   checkpoint, or Reset the layer on all ranks.
+ * Errors. A Reduce writes this rank's remainders after its exchange, so a call that fails leaves them as they were.
+ *   Work that has been queued on a CUDA stream runs all the same, and changes them. `own` is undefined. Other ranks may
+ *   have finished the same call. Before a step is repeated, go back to a checkpoint, or Reset the layer on all ranks.
+ *
  * Numbers that are not finite. If a sum of gradient and remainder is infinite or NaN, its remainder becomes 0, so that
- *   a step that the program skips does not spoil those after it. */
+ *   a step that the program skips does not spoil those after it.
+ */
 #ifndef MOECCL_GRADIENT_H_
 #define MOECCL_GRADIENT_H_
 
@@ -37,9 +39,11 @@ typedef struct {
   moecclDataType_t type; /* moecclFloat32 or moecclBfloat16; with ratio 1 any */
   double ratio;          /* of the codec; 0: 50. 1: exact, every Reduce is a moecclHybridReduce */
   int32_t n_layers;      /* 0: 1 */
+  int32_t device_memory; /* 1: gradients and remainders are CUDA memory of the communicator's device; 0: host memory.
+                            With ratio 1 it has no effect */
 } moecclGradientReturnConfig_t;
 #define MOECCL_GRADIENT_RETURN_CONFIG_INIT \
-  { sizeof(moecclGradientReturnConfig_t), 0, moecclFloat32, 0, 0 }
+  { sizeof(moecclGradientReturnConfig_t), 0, moecclFloat32, 0, 0, 0 }
 
 typedef struct {
   size_t size;           /* sizeof(moecclGradientReturnInfo_t), set by the caller */
@@ -48,7 +52,8 @@ typedef struct {
   uint64_t memory_bytes; /* remainders of all layers, and the buffers of one Reduce */
   int32_t n_remainders;  /* experts with a remainder: n_held - n_own of moecclHybridInfo_t, or 0 with ratio 1 */
   /* [n_remainders][count] of the layer, in the order of held_experts without this rank's own. The handle owns them.
-   * While no Reduce of the layer runs, the caller may read them for a checkpoint and write those of a checkpoint. */
+   * While no Reduce of the layer runs, the caller may read them for a checkpoint and write those of a checkpoint. With
+   * device_memory they are CUDA memory, and the address stays the same. */
   float* remainders;
 } moecclGradientReturnInfo_t;
 
@@ -67,8 +72,8 @@ MOECCL_API moecclResult_t moecclGradientReturnGetInfo(moecclGradientReturn_t gra
  * ranks, each sum rounded to `type`. The bits depend on the input alone. Each holder encodes the sum of its gradient
  * and its remainder, rounded to `type`, as the residual to zeros (codec.h), sends it to the owner, and keeps sum minus
  * decoded. `held` may not change before the call has ended. The buffers may not overlap. With a stream, encoding and
- * decoding also run in the stream's order, on another thread. CUDA memory is moecclUnsupported, except with ratio 1.
- * The call is collective, and cannot be part of a group. */
+ * decoding also run in the stream's order: on the device for CUDA memory on a CUDA stream, where a capture may contain
+ * the call, and otherwise on another thread. The call is collective, and cannot be part of a group. */
 MOECCL_API moecclResult_t moecclGradientReturnReduce(moecclGradientReturn_t gradients, int layer, const void* held,
                                                      void* own, moecclStream_t stream);
 /* Sets this rank's remainders of the layer to 0. Call it on all ranks, while no Reduce of the layer runs. The call is

@@ -111,6 +111,24 @@ struct CodecDecodeArgs {
   size_t count;
   uint32_t keep, keep_last;
 };
+// The compressed return of gradients (moeccl/gradient.h): n gradients, each encoded to zeros as round(gradient +
+// remainder). The same arguments serve the encoding and, after it, the update of the remainders.
+struct GradientArgs {
+  const void* gradients;              // [][count]
+  float* remainders;                  // [n][count]
+  const uint32_t *which, *remainder;  // [n]: the index among the gradients, and among the remainders
+  void* encoded;                      // [n][expert_bytes]
+  size_t count, expert_bytes;
+  uint32_t n, keep, keep_last;
+  CodecHeaderBits header;  // all 0: the encoded gradients have theirs
+};
+// out[n][count] += the decoded gradients.
+struct CodecAddArgs {
+  void* out;
+  const void* encoded;  // [n][expert_bytes]
+  size_t count, expert_bytes;
+  uint32_t n, keep, keep_last;
+};
 // Sets *bad = 1 when an expert has another header, or its last block (only there can it be) has too large an index.
 struct CodecCheckArgs {
   const void* encoded;

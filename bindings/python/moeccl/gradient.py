@@ -22,14 +22,16 @@ class GradientReturn:
     """The return of gradients of a model's layers. The constructor is collective: all ranks pass the same.
 
     count: elements of an expert's gradient. ratio: of the codec; 0: 50; 1: exact, as Hybrid.reduce(). comm: another communicator of the
-    hybrid's ranks, which lets gradients and tokens travel at the same time."""
+    hybrid's ranks, which lets gradients and tokens travel at the same time. device_memory: gradients and remainders are CUDA memory of the
+    communicator's device."""
 
     def __init__(self, hybrid: Hybrid, count: int, type: int = FLOAT32, ratio: float = 0, n_layers: int = 1,
-                 comm: Optional[Comm] = None) -> None:
+                 comm: Optional[Comm] = None, device_memory: bool = False) -> None:
         config = _abi.moecclGradientReturnConfig_t()
         size = type_size(type)
         config.count, config.type, config.ratio = number("count", count, SIZE), type, ratio
-        config.n_layers = number("n_layers", n_layers)
+        config.n_layers, config.device_memory = number("n_layers", n_layers), int(device_memory)
+        self._on_device = device_memory and ratio != 1
         self._comm, self._n_own, self._n_held, self._expert = comm or hybrid.comm, hybrid.n_own, hybrid.n_held, count * size
         self._count = count
         handle = ctypes.c_void_p()
@@ -55,7 +57,10 @@ class GradientReturn:
 
     def remainders(self, layer: int = 0) -> memoryview:
         """Returns the layer's remainders as a writable view of floats [n_remainders * count], valid until close(). Copy them to a
-        checkpoint, and write those of a checkpoint into the view, while no reduce() of the layer runs."""
+        checkpoint, and write those of a checkpoint into the view, while no reduce() of the layer runs. With device_memory they are CUDA
+        memory at the address info(layer).remainders, and this call is an error."""
+        if self._on_device:
+            raise TypeError("the remainders are CUDA memory: copy from and to the address info(layer).remainders")
         info = self._info(layer)
         n = info.n_remainders * self._count
         if n == 0:
@@ -65,7 +70,7 @@ class GradientReturn:
 
     def reduce(self, held: Any, own: Any, layer: int = 0, stream: Any = None) -> None:
         """own[n_own, count] = this rank's own gradients in held[n_held, count] plus what the other holders send, encoded. The call is
-        collective. Buffers are host memory unless ratio is 1."""
+        collective. Buffers are CUDA memory if device_memory was set, otherwise host memory; with ratio 1 they may be either."""
         buffers = [Buffer(held), Buffer(own, True)]
         try:
             for name, buffer, experts in (("held", buffers[0], self._n_held), ("own", buffers[1], self._n_own)):

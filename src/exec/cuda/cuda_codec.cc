@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 
+#include "src/base/format.h"
 #include "src/exec/cuda/urgent_stream.h"
 
 namespace moeccl::exec {
@@ -56,9 +57,13 @@ void CudaCodec::note(int result, const char* what) {
 
 void CudaCodec::after_default_stream() { note(cuda::driver()->cuStreamSynchronize(nullptr), "the default stream"); }
 
-void CudaCodec::launch(const char* kernel, const void* args, size_t blocks) {
+void CudaCodec::launch(const std::string& kernel, const void* args, size_t blocks) {
   Status launched = engine_.launch_blocks(stream_, kernel, args, blocks);
   if (status_.ok()) status_ = std::move(launched);
+}
+
+std::string CudaCodec::typed(const char* kernel) const {
+  return format("{}_{}", kernel, static_cast<int>(shape_.type));
 }
 
 void CudaCodec::download(size_t bytes) {
@@ -90,7 +95,7 @@ Status CudaCodec::encode(const void* experts, const void* shared, void* encoded,
     }
     auto* const lost = reinterpret_cast<moeccl::cuda::CodecError*>(device_.data());
     const CodecEncodeArgs args{from, shared, to, lost, shape_.count, keep_, keep_last_, header_};
-    launch(shape_.type == moecclFloat32 ? "moeccl_codec_encode_7" : "moeccl_codec_encode_9", &args, n_blocks_);
+    launch(typed("moeccl_codec_encode"), &args, n_blocks_);
     if (errors == nullptr) continue;
     download(n_blocks_ * sizeof(moeccl::cuda::CodecError));
     note(cuda::driver()->cuStreamSynchronize(stream_), "the codec on the device");
@@ -121,9 +126,33 @@ Status CudaCodec::decode(const void* encoded, const void* shared, void* held, si
       continue;
     }
     const CodecDecodeArgs args{to, shared, from, shape_.count, keep_, keep_last_};
-    launch(shape_.type == moecclFloat32 ? "moeccl_codec_decode_7" : "moeccl_codec_decode_9", &args, n_blocks_);
+    launch(typed("moeccl_codec_decode"), &args, n_blocks_);
   }
   return finish();
+}
+
+GradientArgs CudaCodec::arguments(const Gradients& g) const {
+  return {g.gradients,   g.remainders, g.which, g.remainder, g.encoded, shape_.count,
+          expert_bytes_, g.n,          keep_,   keep_last_,  {}};
+}
+
+Status CudaCodec::encode_on(cuda::Stream stream, const Gradients& g) const {
+  if (g.n * n_blocks_ == 0) return {};
+  GradientArgs args = arguments(g);
+  args.header = header_;
+  return engine_.launch_blocks(stream, typed("moeccl_gradient_encode"), &args, g.n * n_blocks_);
+}
+
+Status CudaCodec::keep_on(cuda::Stream stream, const Gradients& g) const {
+  if (g.n * n_blocks_ == 0) return {};
+  const GradientArgs args = arguments(g);
+  return engine_.launch_blocks(stream, typed("moeccl_gradient_keep"), &args, g.n * n_blocks_);
+}
+
+Status CudaCodec::add_on(cuda::Stream stream, const void* encoded, void* out, uint32_t n) const {
+  if (n * n_blocks_ == 0) return {};
+  const CodecAddArgs args{out, encoded, shape_.count, expert_bytes_, n, keep_, keep_last_};
+  return engine_.launch_blocks(stream, typed("moeccl_codec_add"), &args, n * n_blocks_);
 }
 
 Result<bool> CudaCodec::valid(const void* encoded, size_t n) {

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "kernels/codec.h"
 #include "kernels/cuda/args.h"
@@ -26,6 +27,20 @@ class CudaCodec {
   Status encode(const void* experts, const void* shared, void* encoded, size_t n, kernels::CodecError* errors);
   // Computes held[n][count] = shared + encoded, after the work in the default stream. Fails only if the device does.
   Status decode(const void* encoded, const void* shared, void* held, size_t n);
+  // encoded[n][expert_bytes], of gradients[which[i]][count] with remainders[remainder[i]][count].
+  struct Gradients {
+    const void* gradients;
+    float* remainders;
+    const uint32_t *which, *remainder;  // [n], in device memory
+    void* encoded;
+    uint32_t n;
+  };
+  // Work on a stream, for which these do not wait. encoded = round(gradients + remainders), coded to zeros; remainders
+  // = what that leaves; out[n][count] += encoded. Not for ratio 1.
+  Status encode_on(driver::cuda::Stream stream, const Gradients& g) const;
+  Status keep_on(driver::cuda::Stream stream, const Gradients& g) const;
+  Status add_on(driver::cuda::Stream stream, const void* encoded, void* out, uint32_t n) const;
+  driver::cuda::Stream stream() const { return stream_; }
   // Returns whether decode() can interpret all n.
   Result<bool> valid(const void* encoded, size_t n);
   // Returns kernels::checksum() of shared[count], after the work in the default stream.
@@ -36,7 +51,9 @@ class CudaCodec {
   bool exact() const { return shape_.ratio <= 1; }
   void note(int result, const char* what);
   void after_default_stream();
-  void launch(const char* kernel, const void* args, size_t blocks);
+  void launch(const std::string& kernel, const void* args, size_t blocks);
+  std::string typed(const char* kernel) const;
+  moeccl::cuda::GradientArgs arguments(const Gradients& g) const;
   void download(size_t bytes);
   Status finish();
 

@@ -9,6 +9,7 @@
 #include "src/comm/collective.h"
 #include "src/comm/group.h"
 #include "src/comm/split.h"
+#include "src/driver/cuda.h"
 #include "src/moe/creation.h"
 #include "src/moe/migrate/codec_config.h"
 
@@ -16,7 +17,8 @@ namespace moeccl::comm {
 
 namespace {
 
-constexpr const char* kFields[] = {"count", "type", "ratio", "n_layers", "hybrid (its expert domains)"};
+constexpr const char* kFields[] = {"count",    "type",          "ratio",
+                                   "n_layers", "device_memory", "hybrid (its expert domains)"};
 
 using Fp32 = kernels::Native<float>;
 using Bf16 = kernels::Narrow<kernels::Bf16, uint16_t>;
@@ -64,9 +66,7 @@ GradientReturn::~GradientReturn() {
   changed_.wait(lock, [&] { return n_flying_ == 0; });
 }
 
-Status GradientReturn::allocate(size_t n_layers) {
-  layers_.resize(n_layers);
-  if (exact()) return {};
+void GradientReturn::lay_out() {
   const std::vector<uint32_t>& owners = hybrid_.homes().owner;
   for (size_t h = 0; h < hybrid_.held().size(); ++h) {
     const uint32_t owner = owners[static_cast<size_t>(hybrid_.held()[h])];
@@ -94,8 +94,31 @@ Status GradientReturn::allocate(size_t n_layers) {
   send_at_[comm_.rank()] = sent_bytes();
   recv_at_[comm_.rank()] = received_bytes();
   send_bytes_[comm_.rank()] = recv_bytes_[comm_.rank()] = 1;
-  for (Layer& layer : layers_) layer.remainders.assign(foreign_.size() * codec_.count, 0.0f);
-  zeros_.assign(whole(), std::byte{0});
+}
+
+Status GradientReturn::allocate(size_t n_layers, bool on_device) {
+  layers_.resize(n_layers);
+  if (exact()) return {};
+  lay_out();
+  if (on_device) {
+    if (comm_.cuda() == nullptr)
+      return error(
+          moecclInvalidArgument,
+          "config.device_memory is 1, but the communicator has no CUDA device: make a context current on every "
+          "rank's thread before the communicator is created, or give 0");
+    exec::CudaGradients::Shape shape{codec_, {}, {}, {}, {}, sent_bytes() + 1, received_bytes() + 1};
+    for (const Foreign& f : foreign_) {
+      shape.foreign.push_back(static_cast<uint32_t>(f.held));
+      shape.remainder.push_back(static_cast<uint32_t>(f.remainder));
+    }
+    for (const size_t h : own_held_) shape.own.push_back(static_cast<uint32_t>(h));
+    for (uint32_t r = 0; r < comm_.n_ranks(); ++r)
+      if (r != comm_.rank() && recv_bytes_[r] > 0) shape.arrives.push_back(recv_at_[r]);
+    MOECCL_ASSIGN_OR_RETURN(device_, exec::CudaGradients::create(comm_.cuda()->engine(), std::move(shape), n_layers));
+  } else {
+    for (Layer& layer : layers_) layer.remainders.assign(foreign_.size() * codec_.count, 0.0f);
+    zeros_.assign(whole(), std::byte{0});
+  }
   spare_.push_back(make_flight());
   return {};
 }
@@ -103,14 +126,18 @@ Status GradientReturn::allocate(size_t n_layers) {
 Result<std::unique_ptr<GradientReturn>> GradientReturn::create(const Hybrid& hybrid, Communicator& comm,
                                                                const moecclGradientReturnConfig_t* given) {
   MOECCL_TRY(comm.usable());
+  if (comm.cuda() != nullptr) (void)comm.wait_idle();  // an allocation may wait for a kernel that waits for this rank
   std::unique_ptr<GradientReturn> made;
   AgreedFields<std::size(kFields)> mine;
   const Status own = contained([&]() -> Status {
     MOECCL_ASSIGN_OR_RETURN(const moecclGradientReturnConfig_t c, checked_codec_config(given));
     mine = {{static_cast<double>(c.count), static_cast<double>(c.type), c.ratio, static_cast<double>(c.n_layers),
-             domains_field(hybrid)}};
+             static_cast<double>(c.device_memory), domains_field(hybrid)}};
+    if (c.device_memory != 0 && c.device_memory != 1)
+      return error(moecclInvalidArgument, "config.device_memory is {}: give 1 for CUDA memory or 0 for host memory",
+                   c.device_memory);
     made.reset(new GradientReturn(hybrid, comm, c));
-    return made->allocate(static_cast<size_t>(c.n_layers));
+    return made->allocate(static_cast<size_t>(c.n_layers), c.device_memory == 1);
   });
   mine.code = own.code();
   const auto all_gather = [&](const void* from, size_t n, void* to) { return all_gather_bytes(comm, from, n, to); };
@@ -120,15 +147,14 @@ Result<std::unique_ptr<GradientReturn>> GradientReturn::create(const Hybrid& hyb
   return made;
 }
 
-Result<GradientReturn::Layer*> GradientReturn::layer_at(int layer) {
-  if (layer < 0 || static_cast<size_t>(layer) >= layers_.size())
-    return error(moecclInvalidArgument, "layer is {}: the gradient return has layers 0 to {}", layer,
-                 layers_.size() - 1);
-  return &layers_[static_cast<size_t>(layer)];
+Status GradientReturn::check_layer(int layer) const {
+  if (layer >= 0 && static_cast<size_t>(layer) < layers_.size()) return {};
+  return error(moecclInvalidArgument, "layer is {}: the gradient return has layers 0 to {}", layer, layers_.size() - 1);
 }
 
 std::unique_ptr<GradientReturn::Flight> GradientReturn::make_flight() const {
   auto flight = std::make_unique<Flight>();
+  if (device_ != nullptr) return flight;
   flight->sent.resize(sent_bytes() + 1);
   flight->arrived.resize(received_bytes() + 1);
   flight->sum.resize(foreign_.empty() ? 0 : whole());
@@ -162,23 +188,36 @@ GradientReturn::Lease::~Lease() {
   of_.changed_.notify_all();
 }
 
-Status GradientReturn::prepare_exchange(Flight& flight, int layer) {
+Status GradientReturn::prepare_exchange(const void* sent, void* arrived, size_t layer,
+                                        exec::Operation& exchange) const {
   CollectiveCall call{.op = moecclOpAllToAllv};
-  call.send = flight.sent.data();
-  call.recv = flight.arrived.data();
+  call.send = sent;
+  call.recv = arrived;
   call.type = moecclUint8;
   call.send_counts = send_bytes_.data();
   call.send_displs = send_at_.data();
   call.recv_counts = recv_bytes_.data();
   call.recv_displs = recv_at_.data();
-  flight.exchange.reset();
-  MOECCL_TRY(prepare_collective(comm_, call, flight.exchange));
-  flight.exchange.signature.root = static_cast<uint32_t>(layer) + 1;  // a rank in another layer is noticed
+  MOECCL_TRY(prepare_collective(comm_, call, exchange));
+  exchange.signature.root = static_cast<uint32_t>(layer) + 1;  // a rank in another layer is noticed
   return {};
 }
 
+Status GradientReturn::check_kind(const void* held, const void* own) const {
+  const bool on_device = device_ != nullptr;
+  for (const void* buffer : {held, own})
+    if (buffer != nullptr && comm_.is_device_memory(buffer) != on_device)
+      return error(
+          moecclInvalidArgument,
+          "{} is {} memory, but config.device_memory was {}: give {} memory, or create the gradient return with "
+          "{}",
+          buffer == held ? "held" : "own", on_device ? "host" : "CUDA", on_device ? 1 : 0, on_device ? "CUDA" : "host",
+          on_device ? 0 : 1);
+  return on_device ? Status() : comm_.check_reach({held, own});
+}
+
 Status GradientReturn::reduce(int number, const void* held, void* own, Stream* stream) {
-  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
+  MOECCL_TRY(check_layer(number));
   MOECCL_TRY(comm_.usable());
   if (exact()) {
     Call call{.comm = &comm_, .stream = stream, .operation = std::make_unique<exec::Operation>()};
@@ -186,38 +225,63 @@ Status GradientReturn::reduce(int number, const void* held, void* own, Stream* s
     return issue(std::move(call));
   }
   MOECCL_TRY(hybrid_.check_buffers(own, held, whole()));
-  for (const void* buffer : {held, static_cast<const void*>(own)})
-    if (buffer != nullptr && comm_.is_device_memory(buffer))
-      return error(moecclUnsupported,
-                   "{} is CUDA memory, where gradients are not encoded: copy them to host memory, use ratio 1 or call "
-                   "moecclHybridReduce",
-                   buffer == held ? "held" : "own");
-  MOECCL_TRY(comm_.check_reach({held, own}));
+  MOECCL_TRY(check_kind(held, own));
+  const auto layer = static_cast<size_t>(number);
+  if (CudaStream* cuda = stream != nullptr ? stream->as_cuda() : nullptr; device_ != nullptr && cuda != nullptr)
+    return put_on(*cuda, layer, held, own);
   if (stream != nullptr) MOECCL_TRY(stream->ready());
   const std::shared_ptr<Lease> lease = this->lease();
   Flight& flight = lease->flight();
   flight.layer = layer;
   flight.held = static_cast<const std::byte*>(held);
   flight.own = static_cast<std::byte*>(own);
-  MOECCL_TRY(prepare_exchange(flight, number));
+  flight.exchange.reset();
+  if (device_ != nullptr) {
+    MOECCL_TRY(prepare_exchange(device_->sent(layer), device_->arrived(layer), layer, flight.exchange));
+  } else {
+    MOECCL_TRY(prepare_exchange(flight.sent.data(), flight.arrived.data(), layer, flight.exchange));
+  }
   if (stream == nullptr) return run(flight, comm_.take_ticket());
   return enqueue_in_turn(comm_, *stream, [this, lease](uint64_t ticket) { return run(lease->flight(), ticket); });
 }
 
+Status GradientReturn::put_on(CudaStream& stream, size_t layer, const void* held, void* own) {
+  Call call{.comm = &comm_, .stream = &stream, .operation = std::make_unique<exec::Operation>()};
+  MOECCL_TRY(prepare_exchange(device_->sent(layer), device_->arrived(layer), layer, *call.operation));
+  MOECCL_ASSIGN_OR_RETURN(const bool captured, stream.capturing());
+  MOECCL_TRY(device_->encode(layer, held, stream.stream()));
+  MOECCL_TRY(issue(std::move(call)));
+  return device_->finish(layer, held, own, stream.stream(), captured);
+}
+
 Status GradientReturn::run(Flight& flight, uint64_t ticket) {
-  Status encoded = contained([&] {
-    encode(flight);
-    return Status();
-  });
+  Status encoded = contained([&] { return before_exchange(flight); });
   if (!encoded.ok()) comm_.break_off(encoded);  // peers would wait for what this rank does not send
   Status exchanged = comm_.run_in_turn(ticket, flight.exchange);
   MOECCL_TRY(std::move(encoded));
   MOECCL_TRY(std::move(exchanged));
-  return contained([&]() -> Status {
+  return contained([&] { return after_exchange(flight); });
+}
+
+Status GradientReturn::before_exchange(Flight& flight) const {
+  if (device_ == nullptr) {
+    encode(flight);
+    return {};
+  }
+  const driver::cuda::Current current(comm_.cuda()->engine().context());
+  MOECCL_TRY(driver::cuda::check(driver::cuda::driver()->cuStreamSynchronize(nullptr), "the default stream"));
+  MOECCL_TRY(device_->encode(flight.layer, flight.held, device_->stream()));
+  return device_->synchronize();
+}
+
+Status GradientReturn::after_exchange(Flight& flight) {
+  if (device_ == nullptr) {
     MOECCL_TRY(decode(flight));
     keep_remainders(flight);
     return {};
-  });
+  }
+  MOECCL_TRY(device_->finish(flight.layer, flight.held, flight.own, device_->stream(), false));
+  return device_->synchronize();
 }
 
 void GradientReturn::encode(Flight& flight) const {
@@ -225,7 +289,7 @@ void GradientReturn::encode(Flight& flight) const {
   const size_t element = moecclTypeSize(codec_.type);
   for (size_t i = 0; i < foreign_.size(); ++i) {
     const std::byte* gradient = flight.held + foreign_[i].held * whole();
-    const float* remainder = flight.layer->remainders.data() + foreign_[i].remainder * codec_.count;
+    const float* remainder = layers_[flight.layer].remainders.data() + foreign_[i].remainder * codec_.count;
     const auto step = [&](uint32_t, uint64_t first, uint64_t n) {
       add(gradient + first * element, remainder + first, flight.sum.data() + first * element, n);
       return true;
@@ -253,20 +317,22 @@ Status GradientReturn::decode(const Flight& flight) const {
 }
 
 // Allocates nothing, so it cannot end halfway.
-void GradientReturn::keep_remainders(Flight& flight) const {
+void GradientReturn::keep_remainders(Flight& flight) {
   const auto keep = codec_.type == moecclFloat32 ? keep_remainder<Fp32> : keep_remainder<Bf16>;
   void* const decoded = flight.sum.data();
   for (size_t i = 0; i < foreign_.size(); ++i) {
     const std::byte* sent = flight.sent.data() + i * expert_bytes_;
     (void)kernels::codec_decode(codec_, sent, expert_bytes_, zeros_.data(), decoded);  // encode() wrote it
     keep(flight.held + foreign_[i].held * whole(), decoded,
-         flight.layer->remainders.data() + foreign_[i].remainder * codec_.count, codec_.count);
+         layers_[flight.layer].remainders.data() + foreign_[i].remainder * codec_.count, codec_.count);
   }
 }
 
 Status GradientReturn::reset(int number) {
-  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
-  std::fill(layer->remainders.begin(), layer->remainders.end(), 0.0f);
+  MOECCL_TRY(check_layer(number));
+  if (device_ != nullptr) return device_->reset(static_cast<size_t>(number));
+  std::vector<float>& remainders = layers_[static_cast<size_t>(number)].remainders;
+  std::fill(remainders.begin(), remainders.end(), 0.0f);
   return {};
 }
 
@@ -290,14 +356,18 @@ uint64_t GradientReturn::sent_bytes() const {
 }
 
 Status GradientReturn::info(int number, moecclGradientReturnInfo_t* out) {
-  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
+  MOECCL_TRY(check_layer(number));
+  const auto layer = static_cast<size_t>(number);
   MOECCL_TRY(check_out(out, "info"));
   moecclGradientReturnInfo_t info{};
   info.expert_bytes = expert_bytes_;
   info.sent_bytes = sent_bytes();
   info.n_remainders = static_cast<int32_t>(foreign_.size());
-  if (!exact()) {
-    info.remainders = layer->remainders.data();
+  if (device_ != nullptr) {
+    info.remainders = device_->remainders(layer);
+    info.memory_bytes = device_->memory_bytes();
+  } else if (!exact()) {
+    info.remainders = layers_[layer].remainders.data();
     info.memory_bytes = layers_.size() * foreign_.size() * codec_.count * sizeof(float) + zeros_.size() + sent_bytes() +
                         received_bytes() + (foreign_.empty() ? 0 : whole());
   }

@@ -10,7 +10,8 @@
 
 #include "kernels/codec.h"
 #include "moeccl/gradient.h"
-#include "src/comm/stream.h"
+#include "src/comm/cuda_stream.h"
+#include "src/exec/cuda/cuda_gradients.h"
 #include "src/moe/hybrid.h"
 
 namespace moeccl::comm {
@@ -37,9 +38,9 @@ class GradientReturn {
   struct Layer {
     std::vector<float> remainders;  // [n_remainders][count]
   };
-  // The buffers of one call, which later calls reuse.
+  // The buffers of one call, which later calls reuse. On CUDA memory, device_ has those of each layer.
   struct Flight {
-    Layer* layer = nullptr;
+    size_t layer = 0;
     const std::byte* held = nullptr;
     std::byte* own = nullptr;
     std::vector<std::byte> sent, arrived;  // encoded; `sent` in the order of foreign_, `arrived` by rank
@@ -59,17 +60,23 @@ class GradientReturn {
   };
 
   GradientReturn(const Hybrid& hybrid, Communicator& comm, const moecclGradientReturnConfig_t& config);
-  Status allocate(size_t n_layers);
-  Result<Layer*> layer_at(int layer);
+  void lay_out();  // what comes from whom
+  Status allocate(size_t n_layers, bool on_device);
+  Status check_layer(int layer) const;
+  Status check_kind(const void* held, const void* own) const;
   std::shared_ptr<Lease> lease();
   std::unique_ptr<Flight> make_flight() const;
-  Status prepare_exchange(Flight& flight, int layer);
+  Status prepare_exchange(const void* sent, void* arrived, size_t layer, exec::Operation& exchange) const;
   // Takes its turn whatever happens, so that the communicator can go on.
   Status run(Flight& flight, uint64_t ticket);
+  // All of a call on a CUDA stream, for which it does not wait.
+  Status put_on(CudaStream& stream, size_t layer, const void* held, void* own);
+  Status before_exchange(Flight& flight) const;
+  Status after_exchange(Flight& flight);
   void encode(Flight& flight) const;
   Status decode(const Flight& flight) const;
   // Writes the remainders of what has arrived at the owners.
-  void keep_remainders(Flight& flight) const;
+  void keep_remainders(Flight& flight);
   bool exact() const { return codec_.ratio <= 1; }
   uint64_t whole() const { return codec_.count * moecclTypeSize(codec_.type); }
   uint64_t sent_bytes() const;
@@ -83,7 +90,8 @@ class GradientReturn {
   std::vector<size_t> own_held_;                                     // the index of each own expert among the held ones
   std::vector<size_t> send_bytes_, send_at_, recv_bytes_, recv_at_;  // of each rank
   std::vector<Layer> layers_;
-  std::vector<std::byte> zeros_;  // [count]: the shared expert of gradients
+  std::vector<std::byte> zeros_;                 // [count]: the shared expert of gradients
+  std::unique_ptr<exec::CudaGradients> device_;  // null: gradients and remainders are in host memory
   std::mutex mutex_;
   std::condition_variable changed_;
   uint32_t n_flying_ = 0;  // guarded by mutex_, as is spare_

@@ -186,6 +186,59 @@ TEST(CudaCodecKernels, EncodeDecodeCheckAndChecksumAreTheHosts) {
   }
 }
 
+// The sums of gradients and remainders, encoded to zeros, are the host's byte for byte, and what is added and kept too.
+TEST(CudaCodecKernels, GradientsAreEncodedAddedAndKeptAsOnTheHost) {
+  Random random(35);
+  for (int i = 0; i < 40; ++i) {
+    const int type = i % 2 == 0 ? moecclFloat32 : moecclBfloat16;
+    const size_t size = kTypeSizes[type], count = i % 10 == 9 ? 65'000 + random.below(2000) : 1 + random.below(900);
+    const kernels::CodecShape shape{static_cast<moecclDataType_t>(type), count, i % 3 == 0 ? 50.0 : 3.0};
+    const uint32_t keep = kernels::codec_kept(shape, kernels::kCodecBlock),
+                   keep_last = kernels::codec_kept(shape, static_cast<uint32_t>(count % kernels::kCodecBlock));
+    constexpr uint32_t kAll = 4, kSent = 3;
+    const uint32_t which[kSent] = {2, 0, 3}, place[kSent] = {1, 2, 0};
+    const size_t bytes = kernels::codec_bytes(shape);
+    Buffer gradients(kAll * count * size, random.misalignment()), sums(kSent * count * size, 0);
+    Buffer out(kSent * count * size, random.misalignment()), expected(kSent * count * size, 0);
+    std::vector<float> remainders(kSent * count), kept(kSent * count);
+    for (size_t j = 0; j < kAll * count; ++j)
+      kernels::write_float(type, gradients.data() + j * size, static_cast<float>(random.below(17)) - 8);
+    for (float& r : remainders) r = static_cast<float>(random.normal());
+    std::vector<char> want(kSent * bytes);
+    const Buffer zeros(count * size, 0);
+    for (uint32_t g = 0; g < kSent; ++g) {
+      const std::byte* in = gradients.data() + which[g] * count * size;
+      std::byte* sum = sums.data() + g * count * size;
+      float* r = &remainders[place[g] * count];
+      for (size_t j = 0; j < count; ++j)
+        kernels::write_float(type, sum + j * size, static_cast<float>(kernels::read_float(type, in + j * size)) + r[j]);
+      kernels::codec_encode(*kernels::select_codec("reference"), shape, sum, zeros.data(), want.data() + g * bytes);
+      std::byte* base = expected.data() + g * count * size;
+      for (size_t j = 0; j < count; ++j) {
+        kernels::write_float(type, base + j * size, static_cast<float>(j % 5));
+        kernels::write_float(type, out.data() + (g * count + j) * size, static_cast<float>(j % 5));
+      }
+      ASSERT_TRUE(kernels::codec_decode(shape, want.data() + g * bytes, bytes, base, base));
+      ASSERT_TRUE(kernels::codec_decode(shape, want.data() + g * bytes, bytes, zeros.data(), sum));
+      for (size_t j = 0; j < count; ++j)
+        kept[place[g] * count + j] = (static_cast<float>(kernels::read_float(type, in + j * size)) + r[j]) -
+                                     static_cast<float>(kernels::read_float(type, sum + j * size));
+    }
+    Buffer encoded(kSent * bytes, random.misalignment());
+    GradientArgs args{gradients.data(), remainders.data(), which, place, encoded.data(), count, bytes, kSent, keep,
+                      keep_last,        header_bits(shape)};
+    run_typed("moeccl_gradient_encode", type, args, random);
+    ASSERT_EQ(std::memcmp(encoded.data(), want.data(), want.size()), 0) << "shape " << i << ", " << count;
+    run_typed("moeccl_codec_add", type, CodecAddArgs{out.data(), encoded.data(), count, bytes, kSent, keep, keep_last},
+              random);
+    ASSERT_EQ(difference(type, expected, out), "") << "shape " << i;
+    args.header = {};
+    run_typed("moeccl_gradient_keep", type, args, random);
+    ASSERT_EQ(remainders, kept) << "shape " << i;
+    ASSERT_EQ(std::memcmp(encoded.data(), want.data(), want.size()), 0) << "shape " << i;
+  }
+}
+
 struct RouteCase {
   uint32_t n_tokens, top_k, n_experts;
   std::vector<int32_t> topk, map;
