@@ -175,7 +175,8 @@ def case_copies_have_the_same_gradients(rank, n):
 def every_feature(n):
     """Returns options for MoELayer that turn on its features, with HIDDEN, EXPERTS and 2 * SAMPLE tokens per rank."""
     norm = {"sample_tokens": SAMPLE, "norm": nn.LayerNorm(HIDDEN)}
-    return [{}, {"swap": True}, {"replica_slots": EXPERTS // n + 1}, {"domains": [n]}, {"domains": [n], "codec_ratio": 4}, norm,
+    return [{}, {"swap": True}, {"replica_slots": EXPERTS // n + 1}, {"domains": [n]}, {"domains": [n], "codec_ratio": 4},
+            {"domains": [n], "gradient_ratio": 4}, norm,
             {**norm, "shared_expert": 8}]
 
 
@@ -199,6 +200,50 @@ def case_layers_with_features_can_be_copied_and_compiled(rank, n):
             torch.testing.assert_close(run(other, other), expected, msg=lambda m: f"copies, {options}: {m}")
         if n == 2 and options == {"domains": [n]}:  # once, because compiling takes seconds
             torch.testing.assert_close(run(layer, torch.compile(layer, backend="eager")), expected, msg=lambda m: f"compiled: {m}")
+
+
+class Bare(nn.Module):
+    """A model that calls dispatch and combine itself."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(6)
+        self.ep = mt.ExpertParallel(EXPERTS, 2, HIDDEN, max_tokens=TOKENS)
+        self.gate = nn.Linear(HIDDEN, EXPERTS)
+        self.own = nn.Parameter(torch.randn(len(self.ep.local_experts), HIDDEN, HIDDEN))
+
+    def forward(self, x):
+        weights, index = torch.softmax(self.gate(x), -1).topk(2)
+        rows, counts, handle = self.ep.dispatch(x, index, weights)
+        out = torch.cat([torch.tanh(part @ m) for part, m in zip(rows.split(counts), self.own)])
+        return self.ep.combine(out, handle)
+
+
+def case_compiled_models_break_their_graphs_at_the_calls_only(rank, n):
+    if n > 2:
+        return  # once, because compiling takes seconds
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=TOKENS, seed=1, aux_loss_weight=0.1, shared_expert=8)
+    for model, calls in ((layer, {"ExpertParallel.dispatch", "Experts.forward", "ExpertParallel.combine", "_attach"}),
+                         (Bare(), {"ExpertParallel.dispatch", "ExpertParallel.combine"})):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        compiled = torch.compile(model, backend="aot_eager" if VERSION >= (2, 6) else "eager")
+        for step, tokens in enumerate((TOKENS, TOKENS, 9 + 3 * rank, rank, 1, 0 if rank else 7, 15)):
+            x, got = torch.randn((tokens, HIDDEN), generator=torch.Generator().manual_seed(10 * step + rank)), []
+            for run in (model, compiled):
+                model.zero_grad()
+                given = x.clone().requires_grad_()
+                y = run(given)
+                mt.set_aux_loss_scale(1 + step)  # after the forward pass
+                y.square().sum().backward()
+                got.append((y.detach(), given.grad, *(p.grad.clone() for p in model.parameters())))
+            torch.testing.assert_close(*got, msg=lambda m: f"step {step}: {m}")
+        mt.set_aux_loss_scale(1)
+        with torch.no_grad():
+            torch.testing.assert_close(model.eval()(x), compiled(x))
+        breaks = torch._dynamo.utils.counters["graph_break"]
+        found = {call for call in calls if any(call in reason for reason in breaks)}
+        assert found == calls and all(any(call in reason for call in calls) for reason in breaks), list(breaks)
 
 
 def case_a_failed_step_leaves_no_old_experts(rank, n):
@@ -366,6 +411,46 @@ def case_the_codec_keeps_the_largest_differences(rank, n):
     assert not torch.allclose(held.detach(), every[layer.placement.held], atol=1e-4)
 
 
+def case_compressed_gradients_arrive_or_remain(rank, n):
+    def layer_with(**options):
+        return mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=TOKENS, seed=1, domains=[n], average=False, **options)
+
+    def gradients(layer, step):
+        layer.zero_grad()
+        layer(torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(100 * step + rank))).square().sum().backward()
+        return torch.cat([p.grad.flatten(1) for p in layer.experts.parameters()], dim=1)
+
+    def kept_of(layer):
+        # What all ranks have kept of this rank's experts.
+        placement, kept = layer.placement, torch.zeros((EXPERTS, came.shape[1]))
+        kept[[e for e in placement.held if e not in placement.own]] = layer.state_dict()["remainders._extra_state"]["remainders"]
+        torch.distributed.all_reduce(kept)
+        return kept[placement.own]
+
+    exact, compressed = layer_with(), layer_with(gradient_ratio=4)
+    assert not any("remainders" in key for key in exact.state_dict())
+    state = layer_with(gradient_ratio=4).state_dict()
+    assert state["remainders._extra_state"] == {"remainders": None}, state
+    wanted, came = 0, 0
+    for step in range(4):
+        wanted, came = wanted + gradients(exact, step), came + gradients(compressed, step)
+    assert kept_of(compressed).abs().max() > 0
+    torch.testing.assert_close(came + kept_of(compressed), wanted, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(came, wanted, rtol=1e-2, atol=1e-2)
+    loaded = layer_with(gradient_ratio=4)
+    loaded.load_state_dict(compressed.state_dict())
+    assert torch.equal(gradients(loaded, 4), gradients(compressed, 4)) and torch.equal(kept_of(loaded), kept_of(compressed))
+    compressed.load_state_dict(state)  # back to the beginning
+    assert torch.equal(gradients(compressed, 0), gradients(layer_with(gradient_ratio=4), 0))
+    wide = layer_with(gradient_ratio=4, dtype=torch.float64)
+    try:
+        wide(torch.randn(TOKENS, HIDDEN, dtype=torch.float64)).sum().backward()
+    except TypeError as error:
+        assert "torch.float64" in str(error), error
+    else:
+        raise AssertionError("gradients of float64 were taken")
+
+
 def case_replaced_samples_keep_the_loss(rank, n):
     options = {"topology": "node:2 gpu:%d" % (n // 2)} if n > 2 else {}
     losses, model, _ = train(rank, 7, sample_tokens=SAMPLE, comm_options=options)
@@ -418,7 +503,8 @@ def case_rows_of_another_width_are_named(rank, n):
 
 def case_wrong_options_are_named(rank, n):
     for options, said in (({}, "give ffn"), ({"ffn": 8, "swap": True, "domains": [2]}, "swap and domains"),
-                          ({"ffn": 8, "codec_ratio": 50}, "codec_ratio is 50"), ({"ffn": 8, "norm": nn.Identity()}, "norm"),
+                          ({"ffn": 8, "codec_ratio": 50}, "codec_ratio is 50"), ({"ffn": 8, "gradient_ratio": 50}, "gradient_ratio is 50"),
+                          ({"ffn": 8, "norm": nn.Identity()}, "norm"),
                           ({"ffn": 8, "sample_tokens": 2, "domains": [2]}, "sample_tokens"),
                           ({"ffn": 8, "capacity_factor": 1.0}, "max_tokens"), ({"ffn": 8, "domains": "auto"}, "max_tokens"),
                           ({"ffn": 8, "replica_slots": 1}, "replica_slots is 1"),

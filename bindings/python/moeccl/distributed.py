@@ -19,6 +19,7 @@ from ._c10d.failure import BackendError
 from ._c10d.group import Group
 from ._c10d.options import Options, timeout_of
 from ._c10d.plain import PlainGroup, check_alone, take_batches
+from ._c10d.untraced import leave_untraced
 
 NAME = "moeccl"
 
@@ -73,5 +74,6 @@ def register() -> None:
 
 
 register()
+leave_untraced("moeccl._c10d")
 
 __all__ = ["Backend", "BackendError", "Group", "Options", "register"]

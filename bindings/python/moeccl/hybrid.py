@@ -18,6 +18,9 @@ from .streams import give_back, stream_handle
 _byref = ctypes.byref
 
 
+_STEP = ("top_k", "forward_only", "expert_s", "backward_s", "gradient_bytes", "encode_bandwidth", "decode_bandwidth", "gradient_ratio")
+
+
 class Hybrid:
     """Which ranks hold which experts besides their owners. The constructor is collective: all ranks pass the same arguments.
 
@@ -25,7 +28,7 @@ class Hybrid:
     first. With None the stream model chooses the sizes of least latency from data_bytes (a rank's tokens times top_k times row),
     expert_bytes (all experts of a rank), pre_expert_s (seconds of computation before the experts), compression and min_gain; or,
     with top_k, those of least time of a whole step. step: top_k, forward_only, expert_s, backward_s, gradient_bytes,
-    encode_bandwidth, decode_bandwidth."""
+    encode_bandwidth, decode_bandwidth, gradient_ratio."""
 
     def __init__(self, comm: Comm, n_experts: int, expert_rank: Optional[Sequence[int]] = None, domain: Optional[Sequence[int]] = None,
                  data_bytes: float = 0, expert_bytes: float = 0, pre_expert_s: float = 0, compression: float = 0,
@@ -39,7 +42,7 @@ class Hybrid:
         config.data_bytes, config.expert_bytes, config.pre_expert_s = data_bytes, expert_bytes, pre_expert_s
         config.compression, config.min_gain = compression, min_gain
         for name, value in step.items():
-            if name not in ("top_k", "forward_only", "expert_s", "backward_s", "gradient_bytes", "encode_bandwidth", "decode_bandwidth"):
+            if name not in _STEP:
                 raise TypeError(f"Hybrid has no option {name}")
             setattr(config, name, value)
         self.comm, self.n_experts = comm, config.n_experts

@@ -269,7 +269,8 @@ def domain_problem(bandwidth: Any, scale: Any = None, sizes: Any = None, latency
     level by level, the number of sub-workers of each worker.
 
     Options: data_bytes, expert_bytes, pre_expert_s, compression, min_gain. With top_k, for a whole step on this library: top_k,
-    n_experts, expert_s, backward_s, gradient_bytes, encode_bandwidth, decode_bandwidth, forward_only; latency_s: float64 [levels]."""
+    n_experts, expert_s, backward_s, gradient_bytes, encode_bandwidth, decode_bandwidth,
+    gradient_ratio, forward_only; latency_s: float64 [levels]."""
     figures = Given("bandwidth", bandwidth, _F64)
     if scale is None and sizes is None:
         raise TypeError("give scale or sizes")

@@ -16,6 +16,11 @@ DTYPES = {
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # types that combine sums
 
 
+# Decorates what torch.compile must not trace: a graph ends before the call, which runs as without torch.compile. Not
+# torch.compiler.disable, with which importing this package would import the compiler. The first call imports it.
+uncompiled = torch._disable_dynamo
+
+
 def call(comm, name, *arguments):
     """Calls the C function `name`; a failure raises moeccl.Error with the communicator's error text."""
     if torch.cuda.is_initialized():

@@ -6,7 +6,7 @@ import ctypes
 import torch
 
 from moeccl import _abi
-from ._calls import DTYPES, FLOATS, Owned, as_int32, call, int32s, listed, memory
+from ._calls import DTYPES, FLOATS, Owned, as_int32, call, int32s, listed, memory, uncompiled
 from ._group import comm_of, largest
 from .functions import Combine, Dispatch
 
@@ -179,10 +179,12 @@ class ExpertParallel:
         if topk_weights is not None and not topk_weights.is_floating_point():
             raise TypeError(f"topk_weights holds {topk_weights.dtype}: give floating point numbers")
 
+    @uncompiled
     def route(self, topk_idx, topk_weights, dtype):
         """Makes one step's routing without moving any rows. The call is collective."""
         return self.layer(dtype, topk_idx.shape[0]).route(as_int32(topk_idx), topk_weights)
 
+    @uncompiled
     def dispatch(self, x, topk_idx, topk_weights=None):
         """Returns rows[R, hidden], the number of rows of each local expert, and the step's Handle.
 
@@ -194,6 +196,7 @@ class ExpertParallel:
         rows = Dispatch.apply(x, handle)
         return rows, handle.rows_per_expert, handle
 
+    @uncompiled
     def combine(self, rows, handle):
         """y[T, hidden] = for each token the weighted sum of its experts' rows[R, hidden]."""
         if tuple(rows.shape) != (handle.n_rows, self.hidden):

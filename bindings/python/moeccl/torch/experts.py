@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The experts of a rank: any module, with its parameters stacked over the experts."""
+import functools
+
 import torch
 from torch import nn
 from torch.func import functional_call
+
+from ._calls import uncompiled
 
 ACTIVATIONS = {"gelu": nn.functional.gelu, "relu": nn.functional.relu, "silu": nn.functional.silu}
 
@@ -48,6 +52,9 @@ def seeded(make, seed):
     return made
 
 
+_call_for_few = uncompiled(functional_call)  # torch.compile would make separate programs for no row and for one
+
+
 class Experts(nn.Module):
     """The experts in this rank's slots. Each parameter of `make()` is one tensor [slots, ...], with "__" for "." in its name.
 
@@ -73,16 +80,20 @@ class Experts(nn.Module):
         """Returns the parameters [slots, ...] in the order of the expert module's."""
         return [getattr(self, mine) for mine in self._names.values()]
 
+    @functools.partial(uncompiled, recursive=False)  # each expert is compiled by itself: the numbers of rows differ in each step
     def forward(self, rows, rows_per_expert, weights=None):
-        """Returns the experts' results for rows[R, hidden] and rows_per_expert[slots]; `weights` replaces stacked() if given.
+        """Returns the experts' results for rows[R, hidden] and rows_per_expert[slots]; `weights`, if given, returns what
+        replaces stacked().
 
         An expert without rows runs too, on an empty input, so that its parameters have gradients on every rank."""
-        weights = [w.unbind(0) for w in (self.stacked() if weights is None else weights)]
+        weights = [w.unbind(0) for w in (self.stacked() if weights is None else weights())]
         if not rows_per_expert:
             return rows
         form = self._form[0].train(self.training)
-        done = [functional_call(form, {name: w[i] for name, w in zip(self._names, weights)}, (part,))
-                for i, part in enumerate(rows.split(rows_per_expert))]
+        done = []
+        for i, part in enumerate(rows.split(rows_per_expert)):
+            run = functional_call if part.shape[0] > 1 else _call_for_few
+            done.append(run(form, {name: w[i] for name, w in zip(self._names, weights)}, (part,)))
         return torch.cat(done)
 
 

@@ -7,11 +7,12 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from moeccl import _abi
+from ._calls import uncompiled
 from ._group import comm_of
 from .expert_parallel import ExpertParallel
 from .experts import MLP, Experts, seeded
 from .placement import Fixed, Hybrid, Replicated, Swapped
-from .replace import ReplaceCombine, Replacing, follow
+from .replace import Replacing, follow, replace_combine
 
 _loss_scale = [1.0]
 
@@ -33,6 +34,11 @@ class _Attach(torch.autograd.Function):
     def backward(ctx, grad):
         (loss,) = ctx.saved_tensors
         return grad, torch.full_like(loss, _loss_scale[0])
+
+
+@uncompiled  # the scale is that of the time of the backward pass
+def _attach(y, loss):
+    return _Attach.apply(y, loss)
 
 
 class _Finish(torch.autograd.Function):
@@ -77,7 +83,10 @@ class Router(nn.Module):
         if self.normalize and self.top_k > 1:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         n_experts = probabilities.shape[-1]
-        share = torch.bincount(index.reshape(-1), minlength=n_experts) / max(1, index.numel())
+        chosen = index.reshape(-1)
+        # Not bincount, which waits for the device and whose result torch.compile does not know the size of.
+        choices = torch.zeros(n_experts, dtype=torch.int64, device=x.device).scatter_add_(0, chosen, torch.ones_like(chosen))
+        share = choices / max(1, index.numel())
         loss = n_experts * (share * (probabilities.sum(0) / max(1, x.shape[0]))).sum()
         return weights, index, loss
 
@@ -108,7 +117,8 @@ class MoELayer(nn.Module):
     domains:         S_ED of each level of the communicator's topology, outermost first: experts travel inside domains, tokens
                      between them (HybridEP). "auto": the sizes of least step time, from max_tokens, the bytes of an expert and the
                      links of topology and profile; `layer.placement.domains` has them. codec_ratio: above 1, experts travel
-                     compressed, which changes results
+                     compressed, which changes results. gradient_ratio: above 1, their gradients return compressed, too; what that
+                     leaves out stays with this rank for the next step, and belongs to its checkpoint (state_dict() has it)
     sample_tokens:   tokens of a sample: y = x + experts(norm(x)) for the samples that are best placed here (NetMoE), where the layer
                      applies `norm` instead of the caller; plus shared_expert(norm(x)), which then travels with x as a separate row.
                      To make labels follow, call `layer.follow(labels)`. Prices alone choose places and plans (trials=-1), so that a
@@ -118,16 +128,17 @@ class MoELayer(nn.Module):
     def __init__(self, hidden, n_experts, top_k, ffn=None, *, group=None, expert=None, activation="gelu", bias=False,
                  shared_expert=None, max_tokens=None, normalize=True, aux_loss_weight=0.01, capacity_factor=None, align_rows=1,
                  algorithm="auto", trials=0, average=True, expert_data_group=None, seed=None, device=None, dtype=None,
-                 swap=False, swap_levels=None, replica_slots=0, n_nodes=1, domains=None, codec_ratio=1, sample_tokens=0, norm=None,
-                 comm_options=None):
+                 swap=False, swap_levels=None, replica_slots=0, n_nodes=1, domains=None, codec_ratio=1, gradient_ratio=1, sample_tokens=0,
+                 norm=None, comm_options=None):
         super().__init__()
         if (ffn is None) == (expert is None):
             raise ValueError("give ffn, the inner width of the experts, or expert, which makes one: one of the two")
         chosen = [name for name, on in (("swap", swap), ("replica_slots", replica_slots), ("domains", domains)) if on]
         if len(chosen) > 1:
             raise ValueError(f"{' and '.join(chosen)} say differently where experts are: give one of them")
-        if codec_ratio != 1 and not domains:
-            raise ValueError(f"codec_ratio is {codec_ratio} without domains, in which experts would travel: give domains")
+        for name, ratio in (("codec_ratio", codec_ratio), ("gradient_ratio", gradient_ratio)):
+            if ratio != 1 and not domains:
+                raise ValueError(f"{name} is {ratio} without domains, in which experts would travel: give domains")
         if sample_tokens and domains:
             raise ValueError("sample_tokens cannot go with domains: experts that travel leave no tokens to place")
         if norm is not None and not sample_tokens:
@@ -141,7 +152,9 @@ class MoELayer(nn.Module):
         make = expert or (lambda: MLP(hidden, ffn, activation, bias, **kind))
         if domains == "auto":
             domains = self._step_bytes(make, max_tokens, dtype)
-        self.placement = self._place(swap, swap_levels, replica_slots, n_nodes, domains, codec_ratio, dtype)
+        self.placement = self._place(swap, swap_levels, replica_slots, n_nodes, domains, (codec_ratio, gradient_ratio), dtype)
+        if domains:
+            self.remainders = self.placement.remainders
         capacity = 0 if capacity_factor is None else max(1, math.ceil(capacity_factor * top_k * max_tokens / n_experts))
         self.ep = ExpertParallel(self.placement.n_slots, top_k, hidden, self.comm, max_tokens, capacity=capacity,
                                  expert_rank=self.placement.owners(), align_rows=align_rows, algorithm=algorithm,
@@ -168,14 +181,14 @@ class MoELayer(nn.Module):
         return {"top_k": self.top_k, "data_bytes": max_tokens * self.top_k * row_bytes,
                 "expert_bytes": expert_bytes * -(-self.n_experts // self.comm.size)}
 
-    def _place(self, swap, levels, slots, n_nodes, domains, ratio, dtype):
+    def _place(self, swap, levels, slots, n_nodes, domains, ratios, dtype):
         if swap:
             size = (dtype or torch.get_default_dtype()).itemsize
             return Swapped(self.n_experts, self.comm, self.top_k, self.hidden * size, levels)
         if slots:
             return Replicated(self.n_experts, self.comm, slots, n_nodes)
         if domains:
-            return Hybrid(self.n_experts, self.comm, domains, ratio)
+            return Hybrid(self.n_experts, self.comm, domains, *ratios)
         return Fixed(self.n_experts, self.comm)
 
     def _finish_gradient(self, grad):
@@ -187,6 +200,11 @@ class MoELayer(nn.Module):
             torch.distributed.all_reduce(grad, group=self._data.group)
             ranks *= torch.distributed.get_world_size(self._data.group)
         return grad / ranks if self._average else grad
+
+    @uncompiled
+    def _weights(self):
+        """Returns the weights of the experts that run here, with what finishes their gradients."""
+        return self.placement.weights([_Finish.apply(w, self._finish_gradient) for w in self.experts.stacked()])
 
     def forward(self, x):
         if x.dim() < 1 or x.shape[-1] != self.hidden:
@@ -203,19 +221,18 @@ class MoELayer(nn.Module):
         rows, counts, handle = self.ep.dispatch(tokens if norm_after else seen.to(tokens.dtype), slots, weights)
         step = self._replacing.begin(handle) if self._replacing else None
         shared = self.shared_expert(seen) if self.shared_expert is not None else None
-        held = self.placement.weights([_Finish.apply(w, self._finish_gradient) for w in self.experts.stacked()])
-        out = self.experts(self.norm(rows) if norm_after else rows, counts, held)
+        out = self.experts(self.norm(rows) if norm_after else rows, counts, self._weights)
         out = out.to(rows.dtype)
         if step is not None:
             home = tokens if shared is None else tokens + shared.to(tokens.dtype)
-            y = ReplaceCombine.apply(out, rows, home, handle.weights, step)
+            y = replace_combine(out, rows, home, handle.weights, step)
         else:
             y = self.ep.combine(out, handle)
             y = y if shared is None else y + shared
         self.aux_loss, self.step = loss.detach(), step
         self.handle = handle
         if self.aux_loss_weight and torch.is_grad_enabled():
-            y = _Attach.apply(y, self.aux_loss_weight * loss)
+            y = _attach(y, self.aux_loss_weight * loss)
         return y.view(x.shape)
 
     def follow(self, tensor):

@@ -7,8 +7,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moeccl import _abi, _library
-from ._calls import Owned, call, dtype_of, int32s, int32s_of, listed, memory
+from ._calls import Owned, call, dtype_of, int32s, int32s_of, listed, memory, uncompiled
 from ._group import beside
+from .gradient import Remainders
 
 
 def moving(experts, optimizer):
@@ -72,6 +73,7 @@ class Swapped(Fixed):
         self.slot_of = torch.arange(n_experts, dtype=torch.int32)
         self._seen = []
 
+    @uncompiled
     def slots(self, index):
         if torch.is_grad_enabled():
             self._seen = self._seen[-7:] + [index.detach().to(device="cpu", dtype=torch.int32)]
@@ -170,6 +172,7 @@ class Replicated(Fixed):
     def numbers(self, local_slots):
         return [int(self.slot_expert[s]) for s in local_slots]
 
+    @uncompiled
     def slots(self, index):
         """Returns a replica on this rank if there is one, otherwise the replicas in turn."""
         experts = index.detach().cpu().clamp(min=0).long()
@@ -223,17 +226,19 @@ class Replicated(Fixed):
 class Hybrid(Fixed):
     """HybridEP: experts travel inside an expert domain, tokens between domains. The gather of a step's experts runs on a thread of the
     library and a separate communicator, in parallel with the router and dispatch. With `ratio` above 1, experts travel as their largest
-    differences from a shared expert. The backward pass brings the gradients of held experts to their owners.
+    differences from a shared expert. The backward pass brings the gradients of held experts to their owners, with `gradient_ratio` above 1
+    compressed.
 
     domains: the size at each level, or a dictionary of moecclHybridConfig_t's figures from which the library chooses the sizes."""
 
-    def __init__(self, n_experts, comm, domains, ratio):
+    def __init__(self, n_experts, comm, domains, ratio, gradient_ratio=1):
         super().__init__(n_experts, comm)
+        self.remainders = Remainders(self, gradient_ratio) if gradient_ratio != 1 else None
         self.ratio, self._migration, self._shared = float(ratio), None, None
         self._begun = None  # wait()'s arguments for a gather that nothing has waited for
         self.experts_comm = beside(comm)
         if isinstance(domains, dict):
-            config = _abi.moecclHybridConfig_t(n_experts=n_experts, compression=self.ratio, **domains)
+            config = _abi.moecclHybridConfig_t(n_experts=n_experts, compression=self.ratio, gradient_ratio=float(gradient_ratio), **domains)
         else:
             config = _abi.moecclHybridConfig_t(n_experts=n_experts, n_levels=len(domains))
             sizes = int32s(domains)
@@ -249,11 +254,13 @@ class Hybrid(Fixed):
         """A copy has its own queue of experts, made at its first step."""
         made = memo[id(self)] = copy.copy(self)
         made._migration, made._shared, made._begun = None, None, None
+        made.remainders = copy.deepcopy(self.remainders, memo)
         return made
 
     def numbers(self, local_slots):
         return self.own
 
+    @uncompiled
     def begin(self, experts):
         self._discard()
         flat = flatten([p.detach() for p in experts.stacked()])
@@ -275,6 +282,7 @@ class Hybrid(Fixed):
         if self._begun is not None:
             self.wait(*self._begun)
 
+    @uncompiled
     def weights(self, parameters):
         return Held.apply(self, *parameters)
 
@@ -287,6 +295,8 @@ class Hybrid(Fixed):
 
     def sum_at_owners(self, grad):
         """Returns [own, count]: for each own expert, the sum of the gradients [held, count] of all ranks that hold it."""
+        if self.remainders is not None:
+            return self.remainders.sum_at_owners(grad)
         own = grad.new_empty((len(self.own), grad.shape[1]))
         call(self.comm, "moecclHybridReduce", self.hybrid, memory(grad), memory(own), grad.shape[1], dtype_of(grad), None)
         return own

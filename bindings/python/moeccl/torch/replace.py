@@ -7,7 +7,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moeccl import _abi
-from ._calls import Owned, call, int32s, listed, memory, stream_of
+from ._calls import Owned, call, int32s, listed, memory, stream_of, uncompiled
 from ._group import largest
 from .functions import combine_gradients
 
@@ -66,6 +66,7 @@ class Replacing:
         made._free = {}
         return made
 
+    @uncompiled
     def begin(self, handle):
         """Sends all ranks all choices and starts the solver's thread. The call is collective."""
         free = self._free.setdefault(handle.layer, [])
@@ -77,6 +78,11 @@ class Replacing:
         step = Step(free, free.pop(), handle, self._residual)
         call(handle.comm, "moecclReplaceBegin", step.replacement, handle.routing, None, self._placement)
         return step
+
+
+@uncompiled
+def replace_combine(y, dispatched, x, weights, step):
+    return ReplaceCombine.apply(y, dispatched, x, weights, step)
 
 
 class ReplaceCombine(torch.autograd.Function):
@@ -113,6 +119,7 @@ class ReplaceCombine(torch.autograd.Function):
         return grad[:handle.n_rows], grad_dispatched, grad_x, grad_weights, None
 
 
+@uncompiled
 def follow(step, tensor):
     """Returns the samples of `tensor` that are on this rank after the step: it gathers tensor[samples or tokens, ...] of all ranks and
     selects from it. It is for labels, masks and positions; no gradient flows. The call is collective."""
