@@ -71,11 +71,21 @@ struct Reduction {
   moecclRedOp_t op = moecclSum;
 };
 
-Reduction find_reduction(int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
+// Returns true for what MPI refuses. It then gets the call, so that its own error goes to its own handler.
+bool refused(const void* written, int count, MPI_Datatype type) {
+  return written == MPI_IN_PLACE || count < 0 || type == MPI_DATATYPE_NULL;
+}
+
+Reduction find_reduction(const void* recv, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
   Reduction r;
   const Served* served = served_by_moeccl(comm);  // called first, because it is collective
-  if (count >= 0 && reducible(type, &r.type) && reducible(op, &r.op)) r.served = served;
+  if (!refused(recv, count, type) && reducible(type, &r.type) && reducible(op, &r.op)) r.served = served;
   return r;
+}
+
+bool overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) {
+  const auto at = reinterpret_cast<uintptr_t>(a), there = reinterpret_cast<uintptr_t>(b);
+  return at < there + b_bytes && there < at + a_bytes;
 }
 
 int result(const char* function, moecclResult_t code, MPI_Comm comm) {
@@ -91,21 +101,22 @@ int no_pack(const char* function, MPI_Comm comm) {
 namespace core {
 
 int Allreduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
-  const Reduction r = find_reduction(count, type, op, comm);
+  const Reduction r = find_reduction(recv, count, type, op, comm);
   // Passing one buffer as both, without MPI_IN_PLACE, is an error that MPI itself reports (Open MPI: for more than one
   // element).
-  const bool refused = send == recv && count > 1;
-  if (r.served == nullptr || refused) return PMPI_Allreduce(send, recv, count, type, op, comm);
+  const bool same = send == recv && count > 1;
+  if (r.served == nullptr || same) return PMPI_Allreduce(send, recv, count, type, op, comm);
   const void* from = send == MPI_IN_PLACE ? recv : send;
   return result("Allreduce",
                 moecclAllReduce(from, recv, static_cast<size_t>(count), r.type, r.op, r.served->comm, nullptr), comm);
 }
 
 int Reduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op, int root, MPI_Comm comm) {
-  const Reduction r = find_reduction(count, type, op, comm);
+  const Reduction r = find_reduction(nullptr, count, type, op, comm);
+  const bool is_root = r.served != nullptr && root == r.served->rank;
   // As in Allreduce. Without elements, Open MPI accepts it and asks no other rank.
-  const bool refused = r.served != nullptr && root == r.served->rank && send == recv && count > 0;
-  if (r.served == nullptr || refused || root < 0 || root >= r.served->n_ranks) {
+  const bool wrong = is_root ? recv == MPI_IN_PLACE || (send == recv && count > 0) : send == MPI_IN_PLACE;
+  if (r.served == nullptr || wrong || root < 0 || root >= r.served->n_ranks) {
     return PMPI_Reduce(send, recv, count, type, op, root, comm);
   }
   const void* from = send == MPI_IN_PLACE ? recv : send;
@@ -115,25 +126,27 @@ int Reduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op
 }
 
 int Reduce_scatter_block(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
-  const Reduction r = find_reduction(count, type, op, comm);
+  const Reduction r = find_reduction(recv, count, type, op, comm);
   if (r.served == nullptr) return PMPI_Reduce_scatter_block(send, recv, count, type, op, comm);
   const auto n = static_cast<size_t>(count);
-  if (send != MPI_IN_PLACE) {
-    return result("Reduce_scatter_block", moecclReduceScatter(send, recv, n, r.type, r.op, r.served->comm, nullptr),
+  const size_t bytes = n * moecclTypeSize(r.type), all = bytes * static_cast<size_t>(r.served->n_ranks);
+  const void* from = send == MPI_IN_PLACE ? recv : send;
+  if (!overlap(from, all, recv, bytes)) {
+    return result("Reduce_scatter_block", moecclReduceScatter(from, recv, n, r.type, r.op, r.served->comm, nullptr),
                   comm);
   }
   // In place, MPI's result lies at the start of recv and MoECCL's where this rank's block is; neither may touch the
-  // rest.
-  const size_t bytes = n * moecclTypeSize(r.type);
+  // rest. Buffers that overlap otherwise are wrong in MPI, but Open MPI takes them.
   const Scratch own = scratch(bytes);
-  const moecclResult_t done = moecclReduceScatter(recv, own.get(), n, r.type, r.op, r.served->comm, nullptr);
+  const moecclResult_t done = moecclReduceScatter(from, own.get(), n, r.type, r.op, r.served->comm, nullptr);
   if (done == moecclSuccess) std::memcpy(recv, own.get(), bytes);
   return result("Reduce_scatter_block", done, comm);
 }
 
 int Bcast(void* buffer, int count, MPI_Datatype type, int root, MPI_Comm comm) {
   const Served* s = served_by_moeccl(comm);
-  if (s == nullptr || count < 0 || root < 0 || root >= s->n_ranks) return PMPI_Bcast(buffer, count, type, root, comm);
+  if (s == nullptr || refused(buffer, count, type) || root < 0 || root >= s->n_ranks)
+    return PMPI_Bcast(buffer, count, type, root, comm);
   const auto n = static_cast<size_t>(count);
   const size_t bytes = payload(type, n);
   if (contiguous(type)) {
@@ -148,6 +161,12 @@ int Bcast(void* buffer, int count, MPI_Datatype type, int root, MPI_Comm comm) {
   return result("Bcast", done, comm);
 }
 
+// What MPI refuses in Allgather and Alltoall.
+bool refused_exchange(const void* send, int send_count, MPI_Datatype send_type, const void* recv, int recv_count,
+                      MPI_Datatype recv_type) {
+  return refused(recv, recv_count, recv_type) || (send != MPI_IN_PLACE && refused(nullptr, send_count, send_type));
+}
+
 // Runs Allgather and Alltoall: recv has a block from each rank; send has one block, or one for each rank.
 int exchange(const char* function, const void* send, int send_count, MPI_Datatype send_type, void* recv, int recv_count,
              MPI_Datatype recv_type, MPI_Comm comm, const Served& s, bool all_to_all) {
@@ -155,6 +174,13 @@ int exchange(const char* function, const void* send, int send_count, MPI_Datatyp
   const auto n = static_cast<size_t>(s.n_ranks), rank = static_cast<size_t>(s.rank);
   const auto n_send = static_cast<size_t>(send_count), n_recv = static_cast<size_t>(recv_count);
   const size_t block = payload(recv_type, n_recv);
+  // MPI's own call would not do: on one rank alone it would wait for the others, which are here.
+  if (!in_place && payload(send_type, n_send) != block) {
+    std::fprintf(stderr, "moeccl-mpi: MPI_%s: a block to send has %zu bytes, and one to receive %zu\n", function,
+                 payload(send_type, n_send), block);
+    PMPI_Comm_call_errhandler(comm, MPI_ERR_TRUNCATE);
+    return MPI_ERR_TRUNCATE;
+  }
   Scratch packed_send, packed_recv;
   char* to = static_cast<char*>(recv);
   if (!contiguous(recv_type)) {
@@ -187,7 +213,7 @@ int exchange(const char* function, const void* send, int send_count, MPI_Datatyp
 int Allgather(const void* send, int send_count, MPI_Datatype send_type, void* recv, int recv_count,
               MPI_Datatype recv_type, MPI_Comm comm) {
   const Served* s = served_by_moeccl(comm);
-  if (s == nullptr || recv_count < 0) {
+  if (s == nullptr || refused_exchange(send, send_count, send_type, recv, recv_count, recv_type)) {
     return PMPI_Allgather(send, send_count, send_type, recv, recv_count, recv_type, comm);
   }
   return exchange("Allgather", send, send_count, send_type, recv, recv_count, recv_type, comm, *s, false);
@@ -196,7 +222,7 @@ int Allgather(const void* send, int send_count, MPI_Datatype send_type, void* re
 int Alltoall(const void* send, int send_count, MPI_Datatype send_type, void* recv, int recv_count,
              MPI_Datatype recv_type, MPI_Comm comm) {
   const Served* s = served_by_moeccl(comm);
-  if (s == nullptr || recv_count < 0) {
+  if (s == nullptr || refused_exchange(send, send_count, send_type, recv, recv_count, recv_type)) {
     return PMPI_Alltoall(send, send_count, send_type, recv, recv_count, recv_type, comm);
   }
   return exchange("Alltoall", send, send_count, send_type, recv, recv_count, recv_type, comm, *s, true);
@@ -231,16 +257,17 @@ struct Side {
     packed = scratch(end);
     data = packed.get();
   }
-  bool meets(const Side& other) const {
-    const auto at = reinterpret_cast<uintptr_t>(data), there = reinterpret_cast<uintptr_t>(other.data);
-    return at < there + other.end && there < at + end;
-  }
+  bool meets(const Side& other) const { return overlap(data, end, other.data, other.end); }
 };
 
 int Alltoallv(const void* send, const int* send_counts, const int* send_displs, MPI_Datatype send_type, void* recv,
               const int* recv_counts, const int* recv_displs, MPI_Datatype recv_type, MPI_Comm comm) {
   const Served* s = served_by_moeccl(comm);
-  if (s == nullptr) {
+  const auto wrong = [s](const void* to, const int* counts, const int* displs, MPI_Datatype type) {
+    return counts == nullptr || displs == nullptr || refused(to, *std::min_element(counts, counts + s->n_ranks), type);
+  };
+  if (s == nullptr || wrong(recv, recv_counts, recv_displs, recv_type) ||
+      (send != MPI_IN_PLACE && wrong(nullptr, send_counts, send_displs, send_type))) {
     return PMPI_Alltoallv(send, send_counts, send_displs, send_type, recv, recv_counts, recv_displs, recv_type, comm);
   }
   const bool in_place = send == MPI_IN_PLACE;

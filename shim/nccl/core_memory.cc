@@ -22,7 +22,7 @@ struct Ours {
   struct Window {
     ncclComm_t comm = nullptr;
     void *registration = nullptr, *buffer = nullptr;
-    uint32_t number = Rma::kWindows;
+    uint32_t number = Rma::kNoWindow;
   };
   std::unordered_map<ncclWindow_t, Window> windows;
 };

@@ -105,11 +105,11 @@ ncclResult_t PutSignal(const void* send, size_t count, ncclDataType_t type, int 
   if (!find_window(window, comm, &put.window)) {
     return fail_group(fail(ncclInvalidArgument, "ncclPutSignal: peerWin is no window of this communicator"));
   }
-  if (put.window == Rma::kWindows) {
+  if (put.window == Rma::kNoWindow) {
     return fail_group(
-        fail(ncclInvalidUsage, "ncclPutSignal: peerWin came after " + std::to_string(Rma::kWindows) +
-                                   " windows of this communicator, or there is no memory to share: make another "
-                                   "communicator for it"));
+        fail(ncclInvalidUsage, "ncclPutSignal: peerWin was registered beside " + std::to_string(Rma::kWindows) +
+                                   " other windows of this communicator, or there is no memory to share: deregister "
+                                   "windows first, or make another communicator for it"));
   }
   return now_or_at_end(false, comm, kName, [put, stream](Comm& c) { return put_now(c, put, stream); });
 }

@@ -205,6 +205,8 @@ ncclResult_t settle(Comm& comm, InitConfig config) {
   std::vector<Hello> all;
   result = exchange(comm, mine, all);
   const bool forwarded = result == ncclSuccess && choose_nccl(all, failure);
+  if (std::string why; !failure.empty() && mine.has_nccl == 0 && real_nccl(&why) == nullptr)
+    failure += " (this rank: " + why + ")";
   if (!failure.empty()) result = fail(ncclInvalidUsage, failure);
   if (forwarded) result = refuse_unencrypted(reason);
   if (forwarded && result == ncclSuccess) {

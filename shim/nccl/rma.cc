@@ -91,13 +91,24 @@ bool ended(int process) {
 
 // What one rank shares with the ranks of its host. It is zero at first, and followed by a From for each rank.
 struct Rma::Board {
+  // A place for a window, which the next one may take when it is gone. Its rank's windows are told apart by their
+  // numbers.
   struct Window {
-    std::atomic<uint32_t> state;  // released when the other fields are set, or the window is gone
-    uint32_t on_device;
-    uint64_t address, bytes;
+    std::atomic<uint64_t> name;  // its number + 1, 0: free; released when the other fields are set
+    std::atomic<uint64_t> address, bytes;
+    std::atomic<uint32_t> on_device;
   };
-  enum State : uint32_t { kNotYet, kLive, kGone };
+  // Returns the place of the window, nullptr if it is gone or has not come yet.
+  Window* find(uint32_t number) {
+    for (uint32_t i = 0; i < kWindows; ++i) {
+      Window& w = windows[(number + i) % kWindows];
+      if (w.name.load(std::memory_order_acquire) == uint64_t{number} + 1) return &w;  // released in add_window()
+    }
+    return nullptr;
+  }
   uint64_t nonce;
+  std::atomic<uint32_t> n_windows;  // so far; released when the last one is in its place
+  std::atomic<uint32_t> is_over;    // all windows are gone with their communicator
   Window windows[kWindows];
 };
 struct Rma::From {
@@ -118,10 +129,7 @@ Rma::~Rma() {
     const std::lock_guard lock(ranks.mutex);
     std::erase(ranks.all, this);
   }
-  if (board_ != nullptr) {
-    // Acquired in find_target().
-    for (auto& w : board_->windows) w.state.store(Board::kGone, std::memory_order_release);
-  }
+  if (board_ != nullptr) board_->is_over.store(1, std::memory_order_release);  // acquired in find_target()
   for (const auto& p : peers_) {
     if (p->board != nullptr && p->board != board_) munmap(p->board, board_bytes_);
     if (p->process >= 0) close(p->process);
@@ -170,19 +178,29 @@ bool Rma::reaches_all() const {
 
 uint32_t Rma::add_window(void* buffer, size_t bytes, bool on_device) {
   const std::lock_guard lock(mutex_);
-  if (board_ == nullptr || n_windows_ == kWindows) return kWindows;
-  Board::Window& w = board_->windows[n_windows_];
-  w.on_device = on_device ? 1 : 0;
-  w.address = reinterpret_cast<uint64_t>(buffer);
-  w.bytes = bytes;
-  w.state.store(Board::kLive, std::memory_order_release);  // acquired in find_target()
-  return n_windows_++;
+  if (board_ == nullptr) return kNoWindow;
+  const uint32_t number = board_->n_windows.load(std::memory_order_relaxed);
+  Board::Window* w = nullptr;
+  for (uint32_t i = 0; i < kWindows && w == nullptr; ++i) {
+    Board::Window& place = board_->windows[(number + i) % kWindows];
+    if (place.name.load(std::memory_order_relaxed) == 0) w = &place;
+  }
+  if (w != nullptr) {
+    std::atomic_thread_fence(std::memory_order_release);  // pairs with the fence in find_target()
+    w->on_device.store(on_device ? 1 : 0, std::memory_order_relaxed);
+    w->address.store(reinterpret_cast<uint64_t>(buffer), std::memory_order_relaxed);
+    w->bytes.store(bytes, std::memory_order_relaxed);
+    w->name.store(uint64_t{number} + 1, std::memory_order_release);  // acquired in find()
+  }
+  // One that found no place counts, too: the next one belongs to the next one of the other ranks.
+  board_->n_windows.store(number + 1, std::memory_order_release);  // acquired in find_target()
+  return w != nullptr ? number : kNoWindow;
 }
 
 void Rma::remove_window(uint32_t number) {
   const std::lock_guard lock(mutex_);
-  if (board_ == nullptr || number >= n_windows_) return;
-  board_->windows[number].state.store(Board::kGone, std::memory_order_release);  // acquired in find_target()
+  Board::Window* w = board_ != nullptr ? board_->find(number) : nullptr;
+  if (w != nullptr) w->name.store(0, std::memory_order_release);  // acquired in find()
 }
 
 Rma::From& Rma::of(Board& board, int rank) { return reinterpret_cast<From*>(&board + 1)[rank]; }
@@ -229,10 +247,10 @@ ncclResult_t Rma::reach(const char* function, int rank, Peer** found) {
 ncclResult_t Rma::find_target(const Put& put, Peer& peer, const std::atomic<bool>& given_up, uint64_t* address,
                               bool* on_device) {
   const std::string where = std::string(put.function) + ": the window of " + rank_text(put.peer);
-  Board::Window& w = peer.board->windows[put.window];
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(settings().timeout_ms);
-  uint32_t state = Board::kNotYet;
-  for (Pause pause; (state = w.state.load(std::memory_order_acquire)) == Board::kNotYet;) {  // released in add_window()
+  // Released in add_window().
+  for (Pause pause; peer.board->n_windows.load(std::memory_order_acquire) <= put.window;) {
+    if (peer.board->is_over.load(std::memory_order_acquire) != 0) break;  // released in ~Rma()
     if (!pause()) continue;
     if (ended(peer.process)) return fail(ncclRemoteError, where + " is gone: its process has ended");
     if (given_up) return fail(ncclInvalidUsage, where + ": the communicator was aborted or revoked");
@@ -241,14 +259,23 @@ ncclResult_t Rma::find_target(const Put& put, Peer& peer, const std::atomic<bool
                                        " ms: all ranks register their windows in the same order");
     }
   }
-  if (state == Board::kGone) return fail(ncclInvalidUsage, where + " was deregistered");
-  if (put.offset > w.bytes || put.n_bytes > w.bytes - put.offset) {
-    return fail(ncclInvalidArgument, where + " has " + std::to_string(w.bytes) + " bytes: offset " +
+  Board::Window* w = peer.board->find(put.window);
+  uint64_t bytes = 0;
+  if (w != nullptr) {
+    bytes = w->bytes.load(std::memory_order_relaxed);
+    *address = w->address.load(std::memory_order_relaxed) + put.offset;
+    *on_device = w->on_device.load(std::memory_order_relaxed) != 0;
+    // What was read is the window's only if the window is still there.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (w->name.load(std::memory_order_relaxed) != uint64_t{put.window} + 1) w = nullptr;
+  }
+  if (w == nullptr || peer.board->is_over.load(std::memory_order_acquire) != 0)
+    return fail(ncclInvalidUsage, where + " was deregistered");
+  if (put.offset > bytes || put.n_bytes > bytes - put.offset) {
+    return fail(ncclInvalidArgument, where + " has " + std::to_string(bytes) + " bytes: offset " +
                                          std::to_string(put.offset) + " and " + std::to_string(put.n_bytes) +
                                          " bytes lie beyond it");
   }
-  *address = w.address + put.offset;
-  *on_device = w.on_device != 0;
   return ncclSuccess;
 }
 
@@ -353,9 +380,9 @@ ncclResult_t Rma::leave(const Put& put, Peer& peer, const std::atomic<bool>& giv
 // Copies one parcel into its window; *text says what went wrong. Called under the lock.
 ncclResult_t Rma::take(uint64_t number, int from, std::string* text) {
   const From::Parcel p = of(*board_, from).parcels[number % kParcels];
-  const Board::Window* w = p.window < n_windows_ ? &board_->windows[p.window] : nullptr;
-  const bool fits = w != nullptr && w->state.load(std::memory_order_relaxed) == Board::kLive && p.offset <= w->bytes &&
-                    p.bytes <= w->bytes - p.offset;
+  const Board::Window* w = board_->find(p.window);
+  const uint64_t bytes = w != nullptr ? w->bytes.load(std::memory_order_relaxed) : 0;
+  const bool fits = w != nullptr && p.offset <= bytes && p.bytes <= bytes - p.offset;
   *text = "ncclWaitSignal: " + std::to_string(p.bytes) + " bytes of " + rank_text(from);
   if (!fits) {
     *text += " were for a window that was deregistered";
@@ -364,8 +391,10 @@ ncclResult_t Rma::take(uint64_t number, int from, std::string* text) {
   const Door& door = peers_[static_cast<size_t>(from)]->door;
   const std::string path = "/proc/" + std::to_string(door.pid) + "/fd/" + std::to_string(p.file);
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  std::vector<char> for_device(w->on_device != 0 ? p.bytes : 0);
-  char* to = w->on_device != 0 ? for_device.data() : reinterpret_cast<char*>(w->address + p.offset);
+  const bool on_device = w->on_device.load(std::memory_order_relaxed) != 0;
+  auto* target = reinterpret_cast<char*>(w->address.load(std::memory_order_relaxed) + p.offset);
+  std::vector<char> for_device(on_device ? p.bytes : 0);
+  char* to = on_device ? for_device.data() : target;
   uint64_t done = 0;
   while (file >= 0 && done < p.bytes) {
     const ssize_t went = pread(file, to + done, p.bytes - done, static_cast<off_t>(done));
@@ -378,7 +407,7 @@ ncclResult_t Rma::take(uint64_t number, int from, std::string* text) {
     *text += " cannot be fetched: its process has ended or freed its communicator too early";
     return ncclRemoteError;
   }
-  if (!for_device.empty() && !device::write(reinterpret_cast<void*>(w->address + p.offset), to, p.bytes)) {
+  if (!for_device.empty() && !device::write(target, to, p.bytes)) {
     *text += " cannot be copied into a window on the device";
     return ncclUnhandledCudaError;
   }
@@ -432,7 +461,7 @@ ncclResult_t Rma::put(const Put& put, const std::atomic<bool>& given_up) {
   Peer* peer = nullptr;
   ncclResult_t result = reach(put.function, put.peer, &peer);
   if (result != ncclSuccess) return result;
-  if (put.window < kWindows) {
+  if (put.window != kNoWindow) {
     uint64_t address = 0;
     bool on_device = false;
     result = find_target(put, *peer, given_up, &address, &on_device);

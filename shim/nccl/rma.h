@@ -35,7 +35,8 @@ struct Door {
 class Rma {
  public:
   static constexpr int kSignals = 64, kContexts = 16;
-  static constexpr uint32_t kWindows = 1024;
+  static constexpr uint32_t kWindows = 1024;  // at a time
+  static constexpr uint32_t kNoWindow = UINT32_MAX;
   static constexpr uint64_t kParcels = 256;  // puts that a peer has not fetched, where it has to
 
   Rma() = default;
@@ -49,8 +50,8 @@ class Rma {
   void meet(int rank, std::vector<Door> doors);
   bool reaches_all() const;
 
-  // Returns the window's number, or kWindows if none is left. The n-th window of a rank belongs to the n-th of every
-  // other.
+  // Returns the window's number, or kNoWindow if there are kWindows already. The n-th window of a rank belongs to the
+  // n-th of every other.
   uint32_t add_window(void* buffer, size_t bytes, bool on_device);
   void remove_window(uint32_t number);
 
@@ -59,7 +60,7 @@ class Rma {
     int peer = 0, signal = 0, context = 0;
     const void* bytes = nullptr;
     size_t n_bytes = 0;
-    uint32_t window = kWindows;  // kWindows: the signal alone
+    uint32_t window = kNoWindow;  // kNoWindow: the signal alone
     size_t offset = 0;
   };
   // `given_up` ends a wait early: the communicator is being aborted.
@@ -97,8 +98,7 @@ class Rma {
   uint64_t nonce_ = 0;
   size_t board_bytes_ = 0;
   Board* board_ = nullptr;
-  uint32_t n_windows_ = 0;
-  std::mutex mutex_;  // guards the members below, and n_windows_
+  std::mutex mutex_;  // guards the members below, and this rank's changes to its windows
   std::vector<std::unique_ptr<Peer>> peers_;
   std::map<std::pair<int, int>, uint64_t> taken_;  // signals that were waited for, by rank and place of the counter
 };

@@ -306,6 +306,8 @@ TEST(ShimForward, OneRankWithoutNcclIsNamedByAll) {
     EXPECT_EQ(comm, nullptr);
     EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("rank 1 finds none"), std::string::npos)
         << ncclGetLastError(nullptr);
+    const bool reason = std::string(ncclGetLastError(nullptr)).find("/nonexistent/libnccl.so.2") != std::string::npos;
+    EXPECT_EQ(reason, rank == 1) << ncclGetLastError(nullptr);
   });
 }
 

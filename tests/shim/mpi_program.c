@@ -230,7 +230,6 @@ static void handles_again(void) {
   }
 }
 
-/* MPI_Finalize calls this while it deletes the attributes of MPI_COMM_SELF. All of MPI still works then. */
 /* More than 2^31 elements of a derived type on all ranks together, and more than a call of MPI_Pack takes on one. */
 static void large(void) {
   const int count = (1 << 30) + 3;
@@ -263,6 +262,62 @@ static void large(void) {
   free(data);
 }
 
+static int handled;
+static void count_errors(MPI_Comm* comm, int* code, ...) {
+  (void)comm, (void)code;
+  ++handled;
+}
+
+/* Wrong arguments give MPI's own error, once, by the communicator's own handler. */
+static void mistakes(void) {
+  MPI_Comm comm;
+  MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &n);
+  int x[64] = {0}, y[64] = {0}, counts[8], displs[8], negative[8];
+  for (int i = 0; i < 8; ++i) counts[i] = 1, displs[i] = i, negative[i] = -1;
+  for (int call = 0; call < 12; ++call) MPI_Allreduce(x, y, 1, MPI_INT, MPI_SUM, comm); /* the shim takes over */
+  MPI_Errhandler handler;
+  MPI_Comm_create_errhandler(count_errors, &handler);
+  MPI_Comm_set_errhandler(comm, handler);
+  int made = 0;
+#define REFUSED(wanted, call)                              \
+  do {                                                     \
+    int class_of = MPI_SUCCESS;                            \
+    MPI_Error_class(call, &class_of);                      \
+    expect(class_of == (wanted), #call, class_of);         \
+    expect(handled == ++made, "handled: " #call, handled); \
+  } while (0)
+  REFUSED(MPI_ERR_COUNT, MPI_Allreduce(x, y, -1, MPI_INT, MPI_SUM, comm));
+  REFUSED(MPI_ERR_COUNT, MPI_Reduce(x, y, -1, MPI_INT, MPI_SUM, 0, comm));
+  REFUSED(MPI_ERR_TYPE, MPI_Bcast(x, 1, MPI_DATATYPE_NULL, 0, comm));
+  REFUSED(MPI_ERR_ARG, MPI_Bcast(MPI_IN_PLACE, 1, MPI_INT, 0, comm));
+  REFUSED(MPI_ERR_ROOT, MPI_Bcast(x, 1, MPI_INT, 99, comm));
+  REFUSED(MPI_ERR_TYPE, MPI_Allgather(x, 1, MPI_INT, y, 1, MPI_DATATYPE_NULL, comm));
+  REFUSED(MPI_ERR_TYPE, MPI_Allgather(x, 1, MPI_DATATYPE_NULL, y, 1, MPI_INT, comm));
+  REFUSED(MPI_ERR_COUNT, MPI_Allgather(x, -1, MPI_INT, y, 1, MPI_INT, comm));
+  REFUSED(MPI_ERR_ARG, MPI_Allgather(x, 1, MPI_INT, MPI_IN_PLACE, 1, MPI_INT, comm));
+  REFUSED(MPI_ERR_TRUNCATE, MPI_Allgather(x, 1, MPI_INT, y, 2, MPI_INT, comm));
+  REFUSED(MPI_ERR_TRUNCATE, MPI_Alltoall(x, 2, MPI_INT, y, 1, MPI_INT, comm));
+  REFUSED(MPI_ERR_TYPE, MPI_Alltoall(x, 1, MPI_INT, y, 1, MPI_DATATYPE_NULL, comm));
+  REFUSED(MPI_ERR_COUNT, MPI_Alltoall(x, -1, MPI_INT, y, 1, MPI_INT, comm));
+  REFUSED(MPI_ERR_COUNT, MPI_Alltoallv(x, negative, displs, MPI_INT, y, counts, displs, MPI_INT, comm));
+  REFUSED(MPI_ERR_ARG, MPI_Alltoallv(x, NULL, displs, MPI_INT, y, counts, displs, MPI_INT, comm));
+  REFUSED(MPI_ERR_ARG, MPI_Alltoallv(x, counts, displs, MPI_INT, y, counts, NULL, MPI_INT, comm));
+  REFUSED(MPI_ERR_TYPE, MPI_Alltoallv(x, counts, displs, MPI_DATATYPE_NULL, y, counts, displs, MPI_INT, comm));
+#undef REFUSED
+  MPI_Errhandler_free(&handler);
+  /* One buffer as both is wrong without MPI_IN_PLACE, but Open MPI gives the right result. */
+  for (int i = 0; i < n; ++i) x[i] = rank + i;
+  MPI_Reduce_scatter_block(x, x, 1, MPI_INT, MPI_SUM, comm);
+  expect(x[0] == n * (n - 1) / 2 + n * rank, "Reduce_scatter_block of one buffer", x[0]);
+  int one = 1, sum = 0;
+  MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, comm);
+  expect(sum == n, "Allreduce after mistakes", sum);
+  MPI_Comm_free(&comm);
+}
+
+/* MPI_Finalize calls this while it deletes the attributes of MPI_COMM_SELF. All of MPI still works then. */
 static int at_the_end(MPI_Comm self, int key, void* value_of_it, void* extra) {
   (void)self, (void)key, (void)value_of_it, (void)extra;
   for (int call = 0; call < 12; ++call) {
@@ -296,6 +351,7 @@ int main(int argc, char** argv) {
   MPI_Comm_free(&copy);
   between_groups();
   handles_again();
+  mistakes();
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &n);
   MPI_Finalize(); /* says "all right" */

@@ -304,6 +304,53 @@ TEST(ShimRma, WindowsAreNumberedByTheirOrder) {
   });
 }
 
+// Rank 1 gives its windows back in another order than rank 0, and some windows stay.
+TEST(ShimRma, WindowsThatAreGoneMakeRoom) {
+  constexpr int kMost = 1024;  // windows at a time
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    WithWindow stays(*board, 2, rank, 8);
+    std::vector<unsigned char> memory(2 * kMost);
+    const auto add = [&](size_t at) {
+      ncclWindow_t window = nullptr;
+      EXPECT_NCCL(ncclCommWindowRegister(stays.comm, &memory[at], 1, &window, NCCL_WIN_COLL_SYMMETRIC));
+      return window;
+    };
+    const auto put = [&](ncclWindow_t window, unsigned char value) {
+      return ncclPutSignal(&value, 1, ncclUint8, 1 - rank, window, 0, 0, 0, 0, stays.comm, nullptr);
+    };
+    for (size_t round = 0; round < kMost; ++round) {
+      ncclWindow_t pair[] = {add(2 * round), add(2 * round + 1)};
+      const auto value = static_cast<unsigned char>(1 + round % 200);
+      ASSERT_NCCL(put(pair[0], value)) << last();
+      ASSERT_NCCL(put(pair[1], value)) << last();
+      ASSERT_NCCL(stays.wait(1 - rank, 2));
+      ASSERT_EQ(memory[2 * round], value);
+      ASSERT_EQ(memory[2 * round + 1], value);
+      for (const int i : {rank, 1 - rank}) ASSERT_NCCL(ncclCommWindowDeregister(stays.comm, pair[i]));
+    }
+    ASSERT_NCCL(stays.put("x", 1, 1 - rank, 0));
+    ASSERT_NCCL(stays.wait(1 - rank));
+    EXPECT_EQ(stays.memory[0], 'x');
+
+    std::vector<ncclWindow_t> all;
+    for (size_t i = 0; i < kMost; ++i) all.push_back(add(i));  // one more than there is room for
+    ASSERT_NCCL(put(all[kMost - 2], 7));
+    ASSERT_NCCL(stays.wait(1 - rank));
+    EXPECT_EQ(memory[kMost - 2], 7);
+    EXPECT_EQ(put(all.back(), 7), ncclInvalidUsage);
+    EXPECT_NE(last().find("deregister windows"), std::string::npos) << last();
+    for (ncclWindow_t window : all) ASSERT_NCCL(ncclCommWindowDeregister(stays.comm, window));
+    ncclWindow_t again = add(0);
+    ASSERT_NCCL(put(again, 8)) << last();
+    ASSERT_NCCL(stays.wait(1 - rank));
+    EXPECT_EQ(memory[0], 8);
+    ASSERT_NCCL(ncclSignal(1 - rank, 1, 0, 0, stays.comm, nullptr));
+    ASSERT_NCCL(stays.wait(1 - rank, 1, 1));
+    ASSERT_NCCL(ncclCommWindowDeregister(stays.comm, again));
+  });
+}
+
 // One thread drives all ranks. In a group, puts go before waits, whatever their order.
 TEST(ShimRma, AGroupPutsBeforeItWaits) {
   in_processes(1, [](int) {
