@@ -133,11 +133,13 @@ std::string hex(std::span<const std::byte> bytes) {
   return text;
 }
 
+// Without a job name, the parent's pid identifies the job, because ranks of one launcher are children of one process.
+bool known_by_parent(const LauncherInfo& info) { return info.job.empty() && info.master_addr.empty(); }
+
 // The name is hashed, so that its length does not depend on the job's name. It is not secret, because the listener
 // checks the caller's user.
 std::string handout_name(const LauncherInfo& info, uint32_t count) {
-  // Without a job name, the parent's pid identifies the job, because ranks of one launcher are children of one process.
-  const std::string job = info.job.empty() && info.master_addr.empty() ? format("parent {}", ::getppid()) : info.job;
+  const std::string job = known_by_parent(info) ? format("parent {}", ::getppid()) : info.job;
   const std::string text = format("{} {} {} {}:{} {} {}", ::geteuid(), info.launcher, job, info.master_addr,
                                   info.master_port, info.n_ranks, count);
   const Key hash = derive_key(std::as_bytes(std::span(text.data(), text.size())), "moeccl handout");
@@ -172,8 +174,11 @@ Result<moecclUniqueId> meet_on_one_host(const LauncherInfo& info, uint32_t count
     Result<moecclUniqueId> id = ask_for_handout(name, deadline);
     if (id.ok()) return id;
     if (deadline.passed()) {
-      return error(moecclTimeout, "rank {} found no rank 0 of the {} job: {}", info.rank, info.launcher,
-                   id.status().message());
+      const char* hint = known_by_parent(info) ? ". Ranks whose parents are different processes meet only with the "
+                                                 "same MASTER_ADDR, such as localhost"
+                                               : "";
+      return error(moecclTimeout, "rank {} found no rank 0 of the {} job: {}{}", info.rank, info.launcher,
+                   id.status().message(), hint);
     }
     driver::sleep_ns(kRetryMs * 1'000'000);
   }

@@ -67,7 +67,7 @@ struct Session::Impl {
   Status usable() const;
   Status fail(Status why);
   void end(uint16_t type, std::span<const std::byte> payload);  // sends a last message
-  Status lost_root() const;
+  std::string root_text() const;
   Result<std::vector<std::byte>> round(uint16_t type, std::span<const std::byte> body, std::span<const int> fds,
                                        Deadline deadline, std::vector<std::vector<Fd>>* fds_of = nullptr);
   Result<std::vector<std::byte>> answer_of_round(Deadline deadline, std::vector<std::vector<Fd>>* fds_of);
@@ -199,7 +199,9 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
         ": the id was made on another host or in another container, whose UNIX sockets this one cannot reach; set "
         "MOECCL_SOCKET_ADDR there";
   } else if (greeted) {
-    hint = ": the meeting point does not answer; it admits only ranks that have its id or its MOECCL_SECRET";
+    hint =
+        ": the meeting point does not answer: its process is stopped, or this rank does not have its id or its "
+        "MOECCL_SECRET";
   } else if (options.wait_for_root) {
     hint =
         ": rank 0 did not listen there in time, or has ended: check that it runs, that MASTER_ADDR is its host, and "
@@ -293,20 +295,14 @@ Status Session::Impl::usable() const {
   return {};
 }
 
-// Describes the lost root to the reader: its process and the ranks that ran in it.
-Status Session::Impl::lost_root() const {
+// " (process 4711 with rank 0)": the root's process and the ranks that run in it, as far as they are known.
+std::string Session::Impl::root_text() const {
   std::vector<int> ranks;
   for (size_t r = 0; r < peers.size(); ++r) {
     if (peers[r].with_root) ranks.push_back(static_cast<int>(r));
   }
-  std::string where;
-  if (root_pid > 0) {
-    where = format(" (process {}{})", root_pid, ranks.empty() ? "" : " with " + describe_ranks(ranks));
-  } else if (!ranks.empty()) {
-    where = format(" (in the process of {})", describe_ranks(ranks));
-  }
-  return error(moecclRemoteError, "the meeting point{} ended or lost its connection before all ranks were connected",
-               where);
+  if (root_pid > 0) return format(" (process {}{})", root_pid, ranks.empty() ? "" : " with " + describe_ranks(ranks));
+  return ranks.empty() ? "" : format(" (in the process of {})", describe_ranks(ranks));
 }
 
 // Makes a failure final and tells the others, unless it came from them.
@@ -325,10 +321,10 @@ Status Session::Impl::fail(Status why) {
       fd.reset();
       return failure;
     }
-    why = lost_root();
+    why = error(moecclRemoteError, "the meeting point{} ended or lost its connection before all ranks were connected",
+                root_text());
   } else if (why.code() == moecclTimeout) {
-    why = error(moecclTimeout, "the meeting point{} did not answer in time",
-                root_pid > 0 ? format(" (process {})", root_pid) : "");
+    why = error(moecclTimeout, "the meeting point{} did not answer in time", root_text());
   }
   failure = why;
   static_cast<void>(send(kAbandon, encode_failure(failure), {}, Deadline::after_ms(kReasonMs)));

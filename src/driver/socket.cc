@@ -322,14 +322,21 @@ Status set_lost_after(int fd, int64_t timeout_ms) {
     int level, name, value;
     const char* text;
   };
-  // Probes begin after a quarter of the time and are a tenth of it apart. TCP_USER_TIMEOUT also ends an idle connection
-  // whose probes are not answered (tcp(7)), so the number of probes does not matter.
-  const int seconds = static_cast<int>(std::clamp<int64_t>(timeout_ms / 4000, 1, 7200));
-  const int between = static_cast<int>(std::clamp<int64_t>(timeout_ms / 10'000, 1, 60));
-  const int lost_ms = static_cast<int>(std::clamp<int64_t>(timeout_ms, 1, std::numeric_limits<int>::max()));
+  // A program that waits longer than this for an operation need not wait longer for a lost host. Data in flight is then
+  // given up by the system's own limit (tcp_retries2, some 15 minutes) and not by TCP_USER_TIMEOUT, which would also
+  // end a connection whose host answers while its process is stopped and its buffers are full.
+  constexpr int64_t kMostMs = 600'000;
+  // Probes begin after a quarter of the time and are a tenth of it apart. With TCP_USER_TIMEOUT, their number does not
+  // matter (tcp(7)).
+  constexpr int kProbes = 8;
+  const int64_t probed_ms = std::min(timeout_ms, kMostMs);
+  const int seconds = static_cast<int>(std::max<int64_t>(probed_ms / 4000, 1));
+  const int between = static_cast<int>(std::max<int64_t>(probed_ms / 10'000, 1));
+  const int lost_ms = timeout_ms > kMostMs ? 0 : static_cast<int>(std::max<int64_t>(timeout_ms, 1));
   for (const Option& o :
        {Option{SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE"}, Option{IPPROTO_TCP, TCP_KEEPIDLE, seconds, "TCP_KEEPIDLE"},
         Option{IPPROTO_TCP, TCP_KEEPINTVL, between, "TCP_KEEPINTVL"},
+        Option{IPPROTO_TCP, TCP_KEEPCNT, kProbes, "TCP_KEEPCNT"},
         Option{IPPROTO_TCP, TCP_USER_TIMEOUT, lost_ms, "TCP_USER_TIMEOUT"}}) {
     if (::setsockopt(fd, o.level, o.name, &o.value, sizeof(o.value)) != 0) return system_error(o.text, errno);
   }

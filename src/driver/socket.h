@@ -116,8 +116,8 @@ void pace(int fd);
 // Returns the shortest time in microseconds between a packet of a connected TCP socket and its acknowledgement, or 0 if
 // the kernel does not report it.
 int64_t least_round_trip_us(int fd);
-// Makes a connected TCP socket give up when the peer's host has acknowledged nothing for `timeout_ms`, whether data is
-// in flight (TCP_USER_TIMEOUT) or not (keep-alive probes). Reads and writes then fail with RemoteError.
+// Makes a connected TCP socket give up when the peer's host has acknowledged nothing for `timeout_ms`, or for some 10
+// minutes (with data in flight 15) if that is less. Reads and writes then fail with RemoteError.
 Status set_lost_after(int fd, int64_t timeout_ms);
 // Returns the microseconds that packets of a connected TCP socket spend in queues on their way, by the kernel's
 // smoothed estimate, or 0 if the kernel does not report it.

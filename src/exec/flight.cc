@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -28,57 +29,76 @@
 namespace moeccl::exec {
 namespace {
 
-constexpr size_t kPages = 512;
+constexpr size_t kPages = 512;  // of one file
 constexpr size_t kPageBytes = (sizeof(FlightPage) + 4095) / 4096 * 4096;
 // The texts about hosts follow all pages.
 constexpr size_t kHostsAt = kPages * kPageBytes, kFileBytes = kHostsAt + kPages * FlightSlot::kHostsBytes;
 constexpr char kFile[] = "moeccl-flight";
 
-// The process's file. The free page with the lowest number is taken first.
-struct Store {
-  std::mutex mutex, dump;
+struct File {
   Fd fd;
   driver::Mapping mapping;
-  std::vector<bool> taken;
-  bool tried = false;
+  std::vector<bool> taken = std::vector<bool>(kPages);
 
-  FlightPage* take() {
-    const std::lock_guard lock(mutex);
-    if (!std::exchange(tried, true)) {
-      // open_of() looks for the file among a process's descriptors, and would take a child for this process.
-      auto made = [] {
-        const driver::ForkPause pause;
-        auto file = driver::shared_segment(kFile, kFileBytes, false);
-        if (file.ok()) driver::keep_from_children(file->get());
-        return file;
-      }();
-      if (!made.ok()) return nullptr;
-      auto mapped = driver::map_segment(*made, kPages * kPageBytes);
-      if (!mapped.ok()) return nullptr;
-      fd = std::move(*made);
-      mapping = std::move(*mapped);
-      taken.resize(kPages);
-    }
-    const auto free = std::find(taken.begin(), taken.end(), false);
-    if (free == taken.end()) return nullptr;
-    const auto i = static_cast<size_t>(free - taken.begin());
-    // Reserved now, so that no store into the page can fail later.
-    if (!driver::reserve_pages(fd, i * kPageBytes, kPageBytes).ok()) return nullptr;
-    *free = true;
-    return new (mapping.data() + i * kPageBytes) FlightPage;
-  }
-  void give_back(FlightPage* page) {
-    const std::lock_guard lock(mutex);
-    page->magic.store(0, std::memory_order_release);
-    const size_t i = index_of(page);
-    driver::release_pages(fd, i * kPageBytes, kPageBytes);
-    driver::release_pages(fd, hosts_at(i), FlightSlot::kHostsBytes);
-    taken[i] = false;
+  bool holds(const FlightPage* page) const {
+    const auto* at = reinterpret_cast<const std::byte*>(page);
+    return at >= mapping.data() && at < mapping.data() + kPages * kPageBytes;
   }
   size_t index_of(const FlightPage* page) const {
     return static_cast<size_t>(reinterpret_cast<const std::byte*>(page) - mapping.data()) / kPageBytes;
   }
   static size_t hosts_at(size_t i) { return kHostsAt + i * FlightSlot::kHostsBytes; }
+};
+
+// The process's files: a new one when the others are full. The free page with the lowest number is taken first.
+struct Store {
+  std::mutex mutex, dump;
+  std::deque<File> files;
+  bool failed = false;
+
+  bool add_file() {
+    // open_of() looks for the files among a process's descriptors, and would take a child for this process.
+    auto made = [] {
+      const driver::ForkPause pause;
+      auto file = driver::shared_segment(kFile, kFileBytes, false);
+      if (file.ok()) driver::keep_from_children(file->get());
+      return file;
+    }();
+    if (!made.ok()) return false;
+    auto mapped = driver::map_segment(*made, kPages * kPageBytes);
+    if (!mapped.ok()) return false;
+    files.push_back({std::move(*made), std::move(*mapped)});
+    return true;
+  }
+  FlightPage* take() {
+    const std::lock_guard lock(mutex);
+    for (size_t f = 0;; ++f) {
+      if (f == files.size() && (failed || !add_file())) break;
+      File& file = files[f];
+      const auto free = std::find(file.taken.begin(), file.taken.end(), false);
+      if (free == file.taken.end()) continue;
+      const auto i = static_cast<size_t>(free - file.taken.begin());
+      // Reserved now, so that no store into the page can fail later.
+      if (!driver::reserve_pages(file.fd, i * kPageBytes, kPageBytes).ok()) return nullptr;
+      *free = true;
+      return new (file.mapping.data() + i * kPageBytes) FlightPage;
+    }
+    failed = true;
+    return nullptr;
+  }
+  // Called under the lock.
+  File& file_of(const FlightPage* page) {
+    return *std::find_if(files.begin(), files.end(), [page](const File& f) { return f.holds(page); });
+  }
+  void give_back(FlightPage* page) {
+    const std::lock_guard lock(mutex);
+    page->magic.store(0, std::memory_order_release);
+    File& file = file_of(page);
+    const size_t i = file.index_of(page);
+    driver::release_pages(file.fd, i * kPageBytes, kPageBytes);
+    driver::release_pages(file.fd, File::hosts_at(i), FlightSlot::kHostsBytes);
+    file.taken[i] = false;
+  }
 };
 
 Store& store() {
@@ -162,8 +182,23 @@ bool read_at(int fd, size_t offset, std::span<std::byte> bytes) {
   return n == static_cast<ssize_t>(bytes.size());
 }
 
-// Reads all pages of a file. A page that changes meanwhile is partly old, which is acceptable for a human reader.
-Result<std::string> read_all(int fd, int pid) {
+// Adds the communicators of one file. A page that changes meanwhile is partly old, which is acceptable for a human
+// reader.
+void read_file(int fd, nlohmann::json* communicators) {
+  const auto page = std::make_unique<FlightPage>();
+  const std::span<std::byte> bytes(reinterpret_cast<std::byte*>(page.get()), sizeof(FlightPage));
+  for (size_t i = 0; i < kPages; ++i) {
+    if (!read_at(fd, i * kPageBytes, bytes)) break;
+    if (page->magic.load() != FlightPage::kMagic || page->bytes != sizeof(FlightPage)) continue;
+    communicators->push_back(json_of(*page));
+    std::string hosts(std::min<size_t>(page->hosts_bytes, FlightSlot::kHostsBytes), 0);
+    if (hosts.empty() || !read_at(fd, File::hosts_at(i), std::as_writable_bytes(std::span(hosts)))) continue;
+    nlohmann::json read = nlohmann::json::parse(hosts, nullptr, false);
+    if (read.is_array()) communicators->back()["hosts"] = std::move(read);
+  }
+}
+
+std::string read_all(std::span<const int> files, int pid) {
   nlohmann::json all{{"format", "moeccl-status"},
                      {"version", 1},
                      {"host", driver::host_identity().name()},
@@ -171,23 +206,13 @@ Result<std::string> read_all(int fd, int pid) {
                      {"pid", pid},
                      {"written_unix_ms", unix_ns() / 1'000'000},
                      {"communicators", nlohmann::json::array()}};
-  const auto page = std::make_unique<FlightPage>();
-  const std::span<std::byte> bytes(reinterpret_cast<std::byte*>(page.get()), sizeof(FlightPage));
-  for (size_t i = 0; i < kPages; ++i) {
-    if (!read_at(fd, i * kPageBytes, bytes)) break;
-    if (page->magic.load() != FlightPage::kMagic || page->bytes != sizeof(FlightPage)) continue;
-    all["communicators"].push_back(json_of(*page));
-    std::string hosts(std::min<size_t>(page->hosts_bytes, FlightSlot::kHostsBytes), 0);
-    if (hosts.empty() || !read_at(fd, Store::hosts_at(i), std::as_writable_bytes(std::span(hosts)))) continue;
-    nlohmann::json read = nlohmann::json::parse(hosts, nullptr, false);
-    if (read.is_array()) all["communicators"].back()["hosts"] = std::move(read);
-  }
+  for (const int fd : files) read_file(fd, &all["communicators"]);
   return all.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 Status made_none(int pid) { return error(moecclRemoteError, "pid {}: it has made no MoECCL communicator", pid); }
 
-Result<Fd> open_of(int pid) {
+Result<std::vector<Fd>> open_of(int pid) {
   const std::string folder = format("/proc/{}/fd", pid);
   const std::unique_ptr<DIR, int (*)(DIR*)> dir(opendir(folder.c_str()), closedir);
   if (dir == nullptr) {
@@ -195,16 +220,20 @@ Result<Fd> open_of(int pid) {
     return error(moecclRemoteError, "pid {}: this user may not look at it ({}): ask as its owner or as root", pid,
                  std::strerror(errno));
   }
+  std::vector<Fd> files;
   while (const dirent* entry = readdir(dir.get())) {
     char target[64] = {};
     const std::string path = folder + "/" + entry->d_name;
     if (readlink(path.c_str(), target, sizeof(target) - 1) <= 0) continue;
     if (!std::string_view(target).starts_with(format("/memfd:{}", kFile))) continue;
     Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (fd.get() >= 0) return fd;
-    return error(moecclRemoteError, "pid {}: its flight recorder cannot be opened ({})", pid, std::strerror(errno));
+    if (!fd) {
+      return error(moecclRemoteError, "pid {}: its flight recorder cannot be opened ({})", pid, std::strerror(errno));
+    }
+    files.push_back(std::move(fd));
   }
-  return made_none(pid);
+  if (files.empty()) return made_none(pid);
+  return files;
 }
 
 }  // namespace
@@ -225,8 +254,10 @@ void FlightSlot::note_hosts(std::string_view json) {
   page_->hosts_bytes = 0;
   if (!shared_ || json.empty() || json.size() > kHostsBytes) return;
   Store& own = store();
-  const auto at = static_cast<off_t>(Store::hosts_at(own.index_of(page_)));
-  const ssize_t n = pwrite(own.fd.get(), json.data(), json.size(),
+  const std::lock_guard lock(own.mutex);
+  const File& file = own.file_of(page_);
+  const auto at = static_cast<off_t>(File::hosts_at(file.index_of(page_)));
+  const ssize_t n = pwrite(file.fd.get(), json.data(), json.size(),
                            at);  // the file is in memory: either all is written, or memory is full
   if (n == static_cast<ssize_t>(json.size())) page_->hosts_bytes = static_cast<uint32_t>(json.size());
 }
@@ -236,11 +267,15 @@ Result<std::string> flight_json(int pid) {
   if (pid == 0 || pid == getpid()) {
     Store& own = store();
     const std::lock_guard lock(own.mutex);
-    if (!own.fd) return made_none(getpid());
-    return read_all(own.fd.get(), getpid());
+    if (own.files.empty()) return made_none(getpid());
+    std::vector<int> files;
+    for (const File& f : own.files) files.push_back(f.fd.get());
+    return read_all(files, getpid());
   }
-  MOECCL_ASSIGN_OR_RETURN(const Fd fd, open_of(pid));
-  return read_all(fd.get(), pid);
+  MOECCL_ASSIGN_OR_RETURN(const std::vector<Fd> opened, open_of(pid));
+  std::vector<int> files;
+  for (const Fd& fd : opened) files.push_back(fd.get());
+  return read_all(files, pid);
 }
 
 std::string dump_path(const std::string& named, const std::string& host, int pid) {

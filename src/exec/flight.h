@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flight recorder's memory. All communicators of a process write into one anonymous shared file, so that another
-// process can see what an unresponsive process is doing: /proc/PID/fd shows the file to its owner.
+// The flight recorder's memory. All communicators of a process write into anonymous shared files, so that another
+// process can see what an unresponsive process is doing: /proc/PID/fd shows the files to their owner.
 #pragma once
 
 #include <array>
@@ -59,7 +59,7 @@ struct FlightPage {
   std::array<FlightRecord, kRecords> records;
 };
 
-// A page of the process's file, or private memory where no page is left; released on destruction.
+// A page of one of the process's files, or private memory where there is none; released on destruction.
 class FlightSlot {
  public:
   FlightSlot();

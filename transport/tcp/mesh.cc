@@ -20,6 +20,9 @@ namespace {
 
 // If there is another way to the peer, one that does not answer is given up after this time.
 constexpr int64_t kTryRailMs = 3000;
+// If there is another way, a host that accepts connections has a quarter of the time that is left to shake hands. It
+// accepts them while its rank is still busy, so this is long.
+constexpr int kShakePart = 4;
 // An interface that this many hosts have not answered is used only where there is no other.
 constexpr size_t kSilentHosts = 3;
 // Tries for a connection that the other side drops before it is authenticated.
@@ -86,7 +89,7 @@ Status Mesh::shake_hands(uint32_t peer, Knocked* k) const {
   self.exchanges_keys = options_.cipher != Cipher::kNone;
   MOECCL_ASSIGN_OR_RETURN(const bootstrap::Authenticated server,
                           bootstrap::client_handshake(k->fd.get(), options_.key, self, bootstrap::Role::kLinkServer,
-                                                      options_.deadline, options_.news));
+                                                      k->way.answered, options_.news));
   if (server.peer.rank != peer || server.peer.n_ranks != options_.n_ranks) {
     return error(moecclInternalError, "rank {} of {} answers in the place of rank {}", server.peer.rank,
                  server.peer.n_ranks, peer);
@@ -155,8 +158,10 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
   for (const Rail& rail : rails) {
     if (!doors.empty() && is_silent(rail)) continue;
     const std::string to = nics[rail.peer].address.str();
-    Way way{nics_[rail.own].address, nics[rail.peer].address, rail.mbit_per_s, options_.deadline};
+    Way way{nics_[rail.own].address, nics[rail.peer].address, rail.mbit_per_s, options_.deadline, options_.deadline};
     if (rails.size() > 1) way.until = Deadline::earlier(way.until, Deadline::after_ms(kTryRailMs));
+    const bool only_way = &rail == &rails.back() && doors.empty();
+    if (!only_way) way.answered = Deadline::after_ms(options_.deadline.remaining_ms() / kShakePart);
     const size_t before = doors.size();
     for (uint32_t i = streams_for(rail, options_.streams_per_rail); i > 0 && doors.size() < kMaxStreams; --i) {
       Result<Knocked> k = knock(peer, way);
@@ -179,6 +184,7 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
                                   static_cast<uint16_t>(options_.cipher), static_cast<uint64_t>(k.way.mbit_per_s)};
     Status status = greet(peer, &k, greeting);
     for (int tries = 1; status.code() == moecclRemoteError && tries < kTries && !has_news(); ++tries) {
+      k.way.until = k.way.answered = options_.deadline;  // it has answered before
       Result<Knocked> again = knock(peer, k.way);
       status = again.status();
       if (!again.ok()) break;

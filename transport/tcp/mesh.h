@@ -49,7 +49,8 @@ class Mesh {
   struct Way {
     driver::SocketAddress from, to;
     int64_t mbit_per_s = 0;
-    Deadline until;  // of connecting
+    Deadline until;     // of connecting
+    Deadline answered;  // of the handshake
   };
   struct Knocked {
     Way way;

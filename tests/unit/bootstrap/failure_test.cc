@@ -327,6 +327,28 @@ TEST(Failure, TheDeathOfTheRootsProcessNamesItAndItsRank) {
   MOECCL_EXPECT_WITHIN(watch, 2000);
 }
 
+TEST(Failure, ARootThatIsStoppedIsNamedWithItsRank) {
+  for (const char* address : {"", "127.0.0.1"}) {
+    auto channel = make_pair_of_sockets();
+    Children host;
+    host.start([&] {
+      std::unique_ptr<Root> root = start_root(patient_ms(20'000), address);
+      static_cast<void>(driver::send_now(channel.second.get(), std::as_bytes(std::span(root->id().internal))));
+      Result<std::unique_ptr<Session>> session = Session::join(root->id(), 0, 2, soon());
+      for (;;) ::pause();
+      return 0;
+    });
+    moecclUniqueId id;
+    ASSERT_TRUE(driver::recv_exact(channel.first.get(), std::as_writable_bytes(std::span(id.internal)), soon()).ok());
+    Result<std::unique_ptr<Session>> session = Session::join(id, 1, 2, soon());
+    ASSERT_TRUE(session.ok()) << session.status().message();
+    ::kill(host.pid(0), SIGSTOP);
+    const Status s = (*session)->barrier(Deadline::after_ms(300));
+    EXPECT_EQ(s.code(), moecclTimeout);
+    EXPECT_TRUE(contains(s.message(), "rank 0) did not answer in time")) << s.message();
+  }
+}
+
 TEST(Failure, AnotherVersionIsNamedToAllAtOnce) {
   std::unique_ptr<Root> root = start_root();
   Result<UniqueId> id = decode_unique_id(root->id());

@@ -121,7 +121,12 @@ TEST(Launcher, AJobWithoutRankZeroEndsAtItsDeadline) {
   const Status s = meet_from_environment(job(1, 2, "alone"), Deadline::after_ms(200)).status();
   EXPECT_EQ(s.code(), moecclTimeout);
   EXPECT_TRUE(contains(s.message(), "rank 0")) << s.message();
+  EXPECT_FALSE(contains(s.message(), "MASTER_ADDR")) << s.message();
   MOECCL_EXPECT_WITHIN(watch, 2000);
+  LauncherInfo unnamed = job(1, 2, "");
+  unnamed.job = unnamed.master_addr = "";
+  const Status of_parent = meet_from_environment(unnamed, Deadline::after_ms(200)).status();
+  EXPECT_TRUE(contains(of_parent.message(), "the same MASTER_ADDR, such as localhost")) << of_parent.message();
 }
 
 TEST(Launcher, SeveralHostsNeedASecret) {

@@ -2,6 +2,8 @@
 #include "src/driver/socket.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -107,6 +109,27 @@ TEST(Socket, ConnectionsHaveTheListenersCongestionControlAndTheOneAskedFor) {
   // On loopback there is a value, and it is less than a second.
   EXPECT_GE(least_round_trip_us(client->get()), 0);
   EXPECT_LT(least_round_trip_us(client->get()), 1'000'000);
+}
+
+// However long operations may take, the end of an idle connection to a lost host takes minutes at most.
+TEST(Socket, LostHostsAreNoticedWhateverTheTimeout) {
+  const Result<Fd> listener = listen_at(*parse_ip_address("127.0.0.1"));
+  const Result<Fd> client = connect_to(*local_address(listener->get()), soon());
+  const auto option = [&](int name) {
+    int value = -1;
+    socklen_t size = sizeof(value);
+    EXPECT_EQ(::getsockopt(client->get(), IPPROTO_TCP, name, &value, &size), 0);
+    return value;
+  };
+  for (const int64_t timeout_ms : {int64_t{2000}, int64_t{600'000}, int64_t{INT32_MAX}}) {
+    ASSERT_TRUE(set_lost_after(client->get(), timeout_ms).ok());
+    const int idle_s = option(TCP_KEEPIDLE) + option(TCP_KEEPINTVL) * option(TCP_KEEPCNT);
+    EXPECT_LE(idle_s, 700) << timeout_ms;
+    EXPECT_LE(option(TCP_USER_TIMEOUT), 600'000) << timeout_ms;
+    if (timeout_ms <= 600'000) {
+      EXPECT_EQ(option(TCP_USER_TIMEOUT), timeout_ms);
+    }
+  }
 }
 
 TEST(Socket, WaitsEndAtTheDeadline) {

@@ -104,6 +104,32 @@ TEST(TcpMesh, AFloodOfStrangersTakesNoDescriptorsFromTheRank) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
+// One of the two ways to the peer ends at a stranger that accepts connections and says nothing.
+TEST(TcpMesh, ASilentRailIsGivenUpInTime) {
+  MeshOptions a = options_of(0), b = options_of(1);
+  a.deadline = b.deadline = Deadline::after_ms(8'000);
+  const auto two_nics = [](const MeshOptions& o) {
+    std::vector<Nic> nics;
+    for (const int net : {1, 2}) {
+      const std::string address = format("127.{}.0.{}", net, o.rank + 1);
+      nics.push_back({format("lo{}", net), *driver::parse_ip_address(address), 16, 0});
+    }
+    return std::move(*Mesh::listen(o, nics));
+  };
+  auto mesh_a = two_nics(a), mesh_b = two_nics(b);
+  const Result<Fd> silent = driver::listen_at(*driver::parse_ip_address("127.1.0.1"));
+  std::vector<Nic> seen = nics_of(*mesh_a);
+  seen[0].address = *driver::local_address(silent->get());
+  Result<std::vector<TcpPeer>> got_a = error(moecclInternalError, "not run");
+  std::thread other([&] { got_a = mesh_a->connect({{1, nics_of(*mesh_b)}}); });
+  const auto got_b = mesh_b->connect({{0, seen}});
+  other.join();
+  ASSERT_TRUE(got_a.ok()) << got_a.status().message();
+  ASSERT_TRUE(got_b.ok()) << got_b.status().message();
+  EXPECT_EQ((*got_b)[0].streams.size(), 1u);
+  EXPECT_GT(a.deadline.remaining_ms(), 4'000);
+}
+
 // Set before the connection exists, because it would stay paced otherwise.
 TEST(TcpMesh, BothEndsHaveTheCongestionControlThatIsAskedFor) {
   for (const char* asked : {"reno", "system", "pigeons"}) {
