@@ -55,8 +55,8 @@ TensorOptions parse(int argc, char** argv) {
   add_size(app, "--hidden", o.hidden, "bytes of a token (32)");
   add_size(app, "--staging", o.staging, "staging bytes of a rank (40M)");
   app.add_option("--algo", o.algorithms, "algorithms, separated by commas")->capture_default_str();
-  app.add_option("-n,--iters", o.iters, "timed iterations")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("-w,--warmup", o.warmup, "iterations before timing")->check(CLI::NonNegativeNumber);
+  app.add_option("-n,--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
+  app.add_option("-w,--warmup", o.warmup, "iterations before timing")->check(not_negative());
   app.add_option("-c,--check", o.check, "check results (1) or not (0)")->check(CLI::Range(0, 1));
   app.add_option("-J,--json", o.json, "write results to this file");
   app.add_option("--plot", o.plot, "draw the largest size's lanes into this SVG file");

@@ -168,9 +168,9 @@ class Comparison {
 int comparison_main(int argc, char** argv) {
   Options o;
   CLI::App app("AllReduce over replicated experts beside a loop of MPI_Allreduce", "compare_mpi_experts");
-  app.add_option("--experts", o.n_experts, "experts")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--slots", o.slots, "expert slots of a rank")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--iters", o.iters, "timed iterations")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--experts", o.n_experts, "experts")->check(positive())->capture_default_str();
+  app.add_option("--slots", o.slots, "expert slots of a rank")->check(positive())->capture_default_str();
+  app.add_option("--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
   app.add_option("--seed", o.seed, "of the random placement")->capture_default_str();
   app.add_flag("--private", o.private_memory, "ordinary memory, not that of moecclMemAlloc");
   add_size(app, "-b,--min", o.min_bytes, "smallest expert (bytes of float)");

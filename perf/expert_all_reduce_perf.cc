@@ -33,15 +33,13 @@ ExpertOptions parse(int argc, char** argv) {
   ExpertOptions o;
   CLI::App app("Times AllReduce over replicated experts, gradient collection and weight placement, after checking them",
                "expert_all_reduce_perf");
-  app.add_option("--experts", o.n_experts, "experts")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--slots", o.slots, "expert slots of a rank")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--experts", o.n_experts, "experts")->check(positive())->capture_default_str();
+  app.add_option("--slots", o.slots, "expert slots of a rank")->check(positive())->capture_default_str();
   app.add_option("--placement", o.placement, "random, contiguous or spread")->capture_default_str();
   add_size(app, "-b,--min", o.min_bytes, "smallest expert (bytes of float)");
   add_size(app, "-e,--max", o.max_bytes, "largest expert; sizes grow by 4");
-  app.add_option("--iters", o.iters, "timed iterations")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--warmup", o.warmup, "iterations before timing")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  app.add_option("--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
+  app.add_option("--warmup", o.warmup, "iterations before timing")->check(not_negative())->capture_default_str();
   app.add_option("--moving", o.moving_steps, "also run this many steps with a new random placement each, checked");
   app.add_option("--seed", o.seed, "of the placement")->capture_default_str();
   app.add_flag("!--no-loop", o.loop, "leave out the loop over communicators");

@@ -47,15 +47,14 @@ HybridOptions parse(int argc, char** argv) {
   add_size(app, "-b,--data", o.shape.data_bytes, "tokens of a rank (bytes); D is K times that");
   add_size(app, "-x,--expert", o.shape.expert_bytes, "one expert (bytes)");
   add_size(app, "--row", o.shape.row_bytes, "one token's row (bytes)");
-  app.add_option("--experts-per-rank", o.shape.experts_per_rank, "experts that a rank owns")
-      ->check(CLI::PositiveNumber);
+  app.add_option("--experts-per-rank", o.shape.experts_per_rank, "experts that a rank owns")->check(positive());
   app.add_option("--pre-expert", o.pre_expert_us, "computation before the experts (us); slept");
   app.add_option("-k,--topk", o.top_k, "minimum: experts of a token; sweep takes the first")->delimiter(',');
   app.add_flag("--forward-only", o.shape.forward_only, "no backward pass");
-  app.add_option("-n,--iters", o.iters, "timed iterations")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("-w,--warmup_iters", o.warmup, "iterations before timing")->check(CLI::NonNegativeNumber);
+  app.add_option("-n,--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
+  app.add_option("-w,--warmup_iters", o.warmup, "iterations before timing")->check(not_negative());
   app.add_option("--scale", o.scale, "datacentres: bytes and bandwidths are divided by this; times stay")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str();
   app.add_option("-J,--output_file", o.output_file, "write the figures as JSON");
   add_job_options(app, o.job);

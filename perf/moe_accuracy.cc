@@ -65,10 +65,10 @@ Options parse(int argc, char** argv) {
          "--scale", o.scale,
          "with --links: tokens and rates are divided by this, latencies are not; links then take what they take at "
          "full size, and the copying that a GPU would do disturbs less")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str();
   app.add_option("--again", o.timed_again, "times that a point is measured again when auto loses there")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->capture_default_str();
   app.add_option("-J,--output_file", o.json_file, "write results as JSON");
   app.add_option("--plot", o.plot_file, "draw them (SVG)");

@@ -478,8 +478,11 @@ int main(int argc, char** argv) {
       }
       only = static_cast<int>(shape);
     } else {
-      std::fprintf(stderr, "unknown option %s: see the head of plan_accuracy.cc\n", argv[i]);
-      return 2;
+      const bool asked = std::strcmp(argv[i], "--help") == 0 || std::strcmp(argv[i], "-h") == 0;
+      if (!asked) std::fprintf(stderr, "unknown option, or one without its value: %s\n", argv[i]);
+      std::fputs("Usage: plan_accuracy [--prices] [--shape N] [--op NAME] [--size BYTES]... [--candidates]\n",
+                 asked ? stdout : stderr);
+      return asked ? 0 : 2;
     }
   }
   void* page = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

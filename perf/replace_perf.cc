@@ -36,11 +36,9 @@ struct ReplaceOptions {
 ReplaceOptions parse(int argc, char** argv) {
   ReplaceOptions o;
   CLI::App app("Times combine with re-placement of samples against a plain combine of the same bytes", "replace_perf");
-  app.add_option("--samples", o.samples, "samples of a rank")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--sample-tokens", o.sample_tokens, "tokens of a sample")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--hidden", o.hidden, "elements of a row (float)")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--samples", o.samples, "samples of a rank")->check(positive())->capture_default_str();
+  app.add_option("--sample-tokens", o.sample_tokens, "tokens of a sample")->check(positive())->capture_default_str();
+  app.add_option("--hidden", o.hidden, "elements of a row (float)")->check(positive())->capture_default_str();
   app.add_option("--topk", o.top_k, "experts per token")->check(CLI::Range(1, 64))->capture_default_str();
   app.add_option("--experts", o.n_experts, "experts (2 a rank)")->check(CLI::Range(1, 65535));
   app.add_option("--locality", o.locality, "share of a sample's choices among the experts that it likes")
@@ -52,10 +50,8 @@ ReplaceOptions parse(int argc, char** argv) {
   app.add_option("--algo", o.algorithms, "comma list of auto, flat, 2dh, hier:D")
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--iters", o.iters, "timed iterations")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--warmup", o.warmup, "iterations before timing")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  app.add_option("--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
+  app.add_option("--warmup", o.warmup, "iterations before timing")->check(not_negative())->capture_default_str();
   app.add_option("--seed", o.seed, "of the routing")->capture_default_str();
   app.add_option("-J,--output_file", o.output_file, "write results as JSON");
   add_job_options(app, o.job);

@@ -38,8 +38,8 @@ struct SwapOptions {
 SwapOptions parse(int argc, char** argv) {
   SwapOptions o;
   CLI::App app("Times training steps with expert swap beside the same steps without", "swap_perf");
-  app.add_option("--tokens", o.tokens, "of a rank in a step")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--hidden", o.hidden, "elements of a row (float)")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--tokens", o.tokens, "of a rank in a step")->check(positive())->capture_default_str();
+  app.add_option("--hidden", o.hidden, "elements of a row (float)")->check(positive())->capture_default_str();
   app.add_option("--expert-bytes", o.expert_bytes, "weights of an expert; two moments and gradients are as large")
       ->capture_default_str();
   app.add_option("--topk", o.top_k, "experts per token")->check(CLI::Range(1, 64))->capture_default_str();

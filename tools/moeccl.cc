@@ -124,8 +124,10 @@ int main(int argc, char** argv) {
   PlanOptions plan;
   CLI::App* explain = app.add_subcommand("plan", "which algorithm would run an operation, why, and its steps");
   perf::add_one_of(explain, "op", plan.op, operations(), "the operation")->required();
-  explain->add_option("--count", plan.count, "elements, as in the operation's call")
-      ->check(CLI::NonNegativeNumber)
+  explain
+      ->add_option("--count", plan.count,
+                   "elements, as in the operation's call; alltoallv is planned without its counts")
+      ->check(perf::not_negative())
       ->capture_default_str();
   perf::add_one_of(explain, "--type", plan.type, types(), "element type (float32)");
   explain->add_option("--ranks", plan.ranks, "number of ranks")->check(CLI::Range(1, 1024))->capture_default_str();
@@ -159,11 +161,20 @@ int main(int argc, char** argv) {
   const CLI::App* status = add_status(app);
   const CLI::App* postmortem = add_postmortem(app);
 
-  const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
-  const auto is_first = [&](const CLI::App* c) { return c->get_name() == argv[1]; };
-  if (argc > 1 && argv[1][0] != '-' && std::none_of(commands.begin(), commands.end(), is_first)) {
-    std::fprintf(stderr, "moeccl: there is no command \"%s\": moeccl --help lists them\n", argv[1]);
-    return kBadUsage;
+  CLI::App* at = &app;
+  std::string path = "moeccl";
+  for (int i = 1; i < argc && argv[i][0] != '-'; ++i) {
+    const auto commands = at->get_subcommands([](const CLI::App*) { return true; });
+    if (commands.empty()) break;
+    const auto named =
+        std::find_if(commands.begin(), commands.end(), [&](const CLI::App* c) { return c->get_name() == argv[i]; });
+    if (named == commands.end()) {
+      std::fprintf(stderr, "%s: there is no command \"%s\": %s --help lists them\n", path.c_str(), argv[i],
+                   path.c_str());
+      return kBadUsage;
+    }
+    at = *named;
+    path += std::string(" ") + argv[i];
   }
   try {
     app.parse(argc, argv);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "perf/common/one_of.h"
 #include "tools/postmortem.h"
 
 namespace {
@@ -42,7 +43,7 @@ bool print(tools::PostMortem& all) {
 
 CLI::App* add_status(CLI::App& app) {
   CLI::App* status = app.add_subcommand("status", "what the communicators of running processes do and wait for");
-  status->add_option("pid", options.pids, "processes of this host")->required()->check(CLI::PositiveNumber);
+  status->add_option("pid", options.pids, "processes of this host")->required()->check(perf::positive());
   status->add_flag("--json", options.json, "as moecclStatus writes it, one document for each process");
   return status;
 }
@@ -61,7 +62,7 @@ int run_status() {
   for (const int pid : options.pids) {
     std::string text;
     if (!status_of(pid, &text)) {
-      std::fprintf(stderr, "status: process %d: %s\n", pid, moecclGetLastError(nullptr));
+      std::fprintf(stderr, "status: %s\n", moecclGetLastError(nullptr));
       continue;
     }
     any = true;

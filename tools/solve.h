@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "perf/common/one_of.h"
 #include "perf/common/routing.h"
 
 namespace tools {

@@ -66,10 +66,10 @@ void add_replicas(CLI::App& solve, std::function<void()>& chosen) {
   CLI::App* app =
       solve.add_subcommand("replicate", "how many replicas each expert gets, and where (adaptive replication)");
   add_trace_options(*app, o->trace);
-  app->add_option("--ranks", o->ranks, "ranks")->check(CLI::PositiveNumber)->capture_default_str();
-  app->add_option("--slots", o->slots, "expert slots of a rank")->check(CLI::PositiveNumber)->capture_default_str();
-  app->add_option("--nodes", o->nodes, "nodes")->check(CLI::PositiveNumber)->capture_default_str();
-  app->add_option("--capacity", o->capacity, "capacity factor")->check(CLI::PositiveNumber)->capture_default_str();
+  app->add_option("--ranks", o->ranks, "ranks")->check(perf::positive())->capture_default_str();
+  app->add_option("--slots", o->slots, "expert slots of a rank")->check(perf::positive())->capture_default_str();
+  app->add_option("--nodes", o->nodes, "nodes")->check(perf::positive())->capture_default_str();
+  app->add_option("--capacity", o->capacity, "capacity factor")->check(perf::positive())->capture_default_str();
   app->callback([o, &chosen] { chosen = [o] { run(*o); }; });
 }
 

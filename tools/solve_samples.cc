@@ -83,15 +83,15 @@ void add_samples(CLI::App& solve, std::function<void()>& chosen) {
   CLI::App* app = solve.add_subcommand("sample", "which device each sample goes to (NetMoE)");
   add_trace_options(*app, o->trace);
   app->add_option("--sample-tokens", o->sample_tokens, "consecutive tokens of a sample")
-      ->check(CLI::PositiveNumber)
+      ->check(perf::positive())
       ->capture_default_str();
-  app->add_option("--devices", o->devices, "devices")->check(CLI::PositiveNumber)->capture_default_str();
-  app->add_option("--nodes", o->nodes, "nodes")->check(CLI::PositiveNumber)->capture_default_str();
+  app->add_option("--devices", o->devices, "devices")->check(perf::positive())->capture_default_str();
+  app->add_option("--nodes", o->nodes, "nodes")->check(perf::positive())->capture_default_str();
   app->add_option("--row-bytes", o->row_bytes, "bytes of a token's row")
-      ->check(CLI::PositiveNumber)
+      ->check(perf::positive())
       ->capture_default_str();
-  app->add_option("--intra-gbs", o->intra_gbs, "GB/s within a node")->check(CLI::PositiveNumber)->capture_default_str();
-  app->add_option("--inter-gbs", o->inter_gbs, "GB/s between nodes")->check(CLI::PositiveNumber)->capture_default_str();
+  app->add_option("--intra-gbs", o->intra_gbs, "GB/s within a node")->check(perf::positive())->capture_default_str();
+  app->add_option("--inter-gbs", o->inter_gbs, "GB/s between nodes")->check(perf::positive())->capture_default_str();
   app->add_option("--min-gain", o->min_gain, "least gain to move for (0: 0.05)")->capture_default_str();
   app->add_flag("--predict", o->predict, "predict the next layer from the steps before instead of reading it");
   app->callback([o, &chosen] { chosen = [o] { run(*o); }; });

@@ -53,7 +53,7 @@ void add_swap(CLI::App& solve, std::function<void()>& chosen) {
       ->capture_default_str();
   app->add_option("--swaps", o->swaps, "most swaps")->check(CLI::Range(1, 100000))->capture_default_str();
   app->add_option("--row-bytes", o->row_bytes, "bytes of a token's row")
-      ->check(CLI::PositiveNumber)
+      ->check(perf::positive())
       ->capture_default_str();
   app->add_option("--migrate-us", o->migrate_us, "price of a swap")->capture_default_str();
   app->add_option("--horizon", o->horizon, "iterations that a swap has to pay for itself")->capture_default_str();

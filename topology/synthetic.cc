@@ -63,7 +63,9 @@ class Parser {
  private:
   Status wrong_at(size_t at, const std::string& wanted) const {
     const std::string found = at < text_.size() ? format("\"{}\"", printable(text_.substr(at, 12))) : "the end";
-    return error(moecclInvalidArgument, "topology, position {}: found {}, wanted {}", at + 1, found, wanted);
+    const std::string shown = printable(text_.substr(0, 64)) + (text_.size() > 64 ? "..." : "");
+    return error(moecclInvalidArgument, "topology \"{}\", position {}: found {}, wanted {}", shown, at + 1, found,
+                 wanted);
   }
   Status wrong(const std::string& wanted) const { return wrong_at(at_, wanted); }
   static std::string printable(std::string_view text) {

@@ -243,7 +243,7 @@ Bench::Samples Bench::time_graph(const Case& c, bool in_place) {
   for (int i = 0; i < options_.iters; i++) issue(c, in_place, static_cast<size_t>(i));
   on_each([&](size_t i, void* stream) { graphs[i] = gpu::end_capture(stream); });
   const auto replay = [&] { on_each([&](size_t i, void* stream) { gpu::launch_graph(graphs[i], stream); }); };
-  replay();  // the first launch of a graph uploads it
+  replay();  // warms up
   wait();
   team_.barrier();
   const auto start = Clock::now();

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "perf/common/one_of.h"
 #include "perf/common/options.h"
 
 namespace perf {
@@ -23,7 +22,9 @@ std::function<std::string(const std::string&)> whole_number(int64_t least, int64
 void add_size(CLI::App& app, const std::string& names, size_t& bytes, const std::string& help) {
   app.add_option_function<std::string>(
          names, [&bytes](const std::string& text) { bytes = static_cast<size_t>(parse_size(text)); }, help)
-      ->check([](const std::string& text) { return parse_size(text) < 0 ? "not a size: " + text : ""; });
+      ->check([](const std::string& text) {
+        return parse_size(text) < 0 ? "\"" + text + "\" is not a size: give bytes, or a number with K, M or G" : "";
+      });
 }
 
 void add_job_options(CLI::App& app, JobOptions& job) {
@@ -37,7 +38,7 @@ void add_job_options(CLI::App& app, JobOptions& job) {
   app.add_flag("--deterministic", job.deterministic, "fixed-order reductions");
   add_one_of<Memory>(&app, "--mem", job.memory,
                      {{"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}, {"cuda", Memory::kCuda}},
-                     "where buffers live (default: cuda with -g where there is a GPU, else heap: moecclMemAlloc)");
+                     "where buffers live (default: heap, which is moecclMemAlloc)");
 }
 
 void parse_or_exit(CLI::App& app, int argc, char** argv) {

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "perf/common/job.h"
+#include "perf/common/one_of.h"
 
 namespace perf {
 

@@ -102,6 +102,9 @@ void* end_capture(void* stream) {
   call("cuStreamEndCapture", stream, &graph);
   call("cuGraphInstantiateWithFlags", &instance, graph, 0ull);
   call("cuGraphDestroy", graph);
+  // The first launch would do it, while replays of ranks on the same device may already wait for this one.
+  call("cuGraphUpload", instance, stream);
+  synchronize(stream);
   return instance;
 }
 void launch_graph(void* graph, void* stream) { call("cuGraphLaunch", graph, stream); }

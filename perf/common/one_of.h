@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options whose values have names, of the perf programs and of the command `moeccl`.
+// Options whose values have names or a sign, of the perf programs and of the command `moeccl`.
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,5 +37,19 @@ CLI::Option* add_one_of(CLI::App* app, const std::string& option, T& value, cons
       ->type_name("NAME")
       ->transform(CLI::Validator(to_number, ""));
 }
+
+// Accepts numbers above 0, or from 0 on. CLI11's own checks name 1.8e308 in full as the largest number.
+inline CLI::Validator with_sign(bool zero_too) {
+  const auto check = [zero_too](std::string& text) -> std::string {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (end != text.c_str() && *end == '\0' && std::isfinite(value) && (value > 0 || (zero_too && value == 0)))
+      return {};
+    return "\"" + text + "\" is not a number " + (zero_too ? "from 0 on" : "above 0");
+  };
+  return {check, zero_too ? "NONNEGATIVE" : "POSITIVE"};
+}
+inline CLI::Validator positive() { return with_sign(false); }
+inline CLI::Validator not_negative() { return with_sign(true); }
 
 }  // namespace perf

@@ -17,34 +17,47 @@ struct Ignored {
 };
 
 void add_sizes(CLI::App& app, Options& o) {
-  add_size(app, "-b,--minbytes", o.min_bytes, "smallest size; K, M, G are binary");
-  add_size(app, "-e,--maxbytes", o.max_bytes, "largest size");
-  add_size(app, "-i,--stepbytes", o.step_bytes, "added from size to size");
-  app.add_option("-f,--stepfactor", o.step_factor, "or: multiplied from size to size (default: off)");
+  add_size(app, "-b,--minbytes", o.min_bytes, "smallest size (32M); K, M, G are binary");
+  add_size(app, "-e,--maxbytes", o.max_bytes, "largest size (32M)");
+  add_size(app, "-i,--stepbytes", o.step_bytes, "added from size to size (1M)");
+  app.add_option("-f,--stepfactor", o.step_factor, "or: multiplied from size to size (default: off)")
+      ->check(whole_number(0));
 }
 
 void add_operation(CLI::App& app, Options& o) {
   app.add_option_function<std::string>(
-         "-o,--op", [&o](const std::string& name) { o.ops = parse_red_ops(name); }, "sum/prod/min/max/avg/mulsum/all")
-      ->check([](const std::string& name) { return parse_red_ops(name).empty() ? "unknown operator " + name : ""; });
+         "-o,--op", [&o](const std::string& name) { o.ops = parse_red_ops(name); },
+         "sum (default)/prod/min/max/avg/mulsum/all")
+      ->check([](const std::string& name) {
+        return parse_red_ops(name).empty() ? "\"" + name + "\" is not one of sum, prod, min, max, avg, mulsum, all"
+                                           : "";
+      });
   app.add_option_function<std::string>(
          "-d,--datatype", [&o](const std::string& name) { o.types = parse_data_types(name); },
-         data_type_names() + "/all")
-      ->check([](const std::string& name) { return parse_data_types(name).empty() ? "unknown type " + name : ""; });
+         data_type_names() + "/all (float32)")
+      ->check([](const std::string& name) {
+        return parse_data_types(name).empty() ? "\"" + name + "\" is not one of " + data_type_names() + "/all" : "";
+      });
   app.add_option_function<std::string>(
          "-r,--root", [&o](const std::string& text) { o.root = text == "all" ? -1 : std::atoi(text.c_str()); },
-         "root rank, or all (-1)")
+         "root rank (0), or all (-1)")
       ->check([](const std::string& text) { return text == "all" ? "" : whole_number(-1)(text); });
 }
 
 void add_measurement(CLI::App& app, Options& o) {
   app.add_option("-n,--iters", o.iters, "timed iterations")->check(whole_number(1))->capture_default_str();
-  app.add_option("-w,--warmup_iters", o.warmup_iters, "iterations before timing")->capture_default_str();
+  app.add_option("-w,--warmup_iters", o.warmup_iters, "iterations before timing")
+      ->check(whole_number(0))
+      ->capture_default_str();
   app.add_option("-m,--agg_iters", o.agg_iters, "operations grouped in one iteration")
       ->check(whole_number(1))
       ->capture_default_str();
-  app.add_option("-N,--run_cycles", o.run_cycles, "times to run all sizes; 0: for ever")->capture_default_str();
-  app.add_option("-c,--check", o.check, "check iterations, every element")->capture_default_str();
+  app.add_option("-N,--run_cycles", o.run_cycles, "times to run all sizes; 0: for ever")
+      ->check(whole_number(0))
+      ->capture_default_str();
+  app.add_option("-c,--check", o.check, "check iterations, every element")
+      ->check(whole_number(0))
+      ->capture_default_str();
   app.add_option("-z,--blocking", o.blocking, "1: wait and barrier after each operation, 2: wait, 3: barrier untimed")
       ->check(CLI::Range(0, 3))
       ->capture_default_str();
@@ -82,6 +95,7 @@ void add_ours(CLI::App& app, Options& o, bool takes_matrix) {
 
 void add_ranks(CLI::App& app, Options& o) {
   add_job_options(app, o.job);
+  app.get_option("--mem")->description(app.get_option("--mem")->get_description() + "; with -g and a GPU: cuda");
   app.add_option("-t,--nthreads", o.job.threads, "threads per process: the same as --ranks when -g is 1")
       ->check(whole_number(1))
       ->capture_default_str()

@@ -16,8 +16,10 @@ std::vector<double> MoeResult::total_us() const {
   return total;
 }
 
-moecclMoe_t create_layer(const MoeOptions& options, const std::vector<int32_t>& expert_rank, size_t max_tokens,
-                         const std::string& algorithm, const Team& team) {
+namespace {
+
+moecclMoeConfig_t layer_config(const MoeOptions& options, const std::vector<int32_t>& expert_rank, size_t max_tokens,
+                               const std::string& algorithm) {
   moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
   config.hidden_bytes = options.hidden * data_type(options.type).bytes;
   config.type = options.type;
@@ -29,6 +31,14 @@ moecclMoe_t create_layer(const MoeOptions& options, const std::vector<int32_t>& 
   config.align_rows = options.align_rows;
   config.capacity = options.capacity;
   config.algorithm = algorithm.c_str();
+  return config;
+}
+
+}  // namespace
+
+moecclMoe_t create_layer(const MoeOptions& options, const std::vector<int32_t>& expert_rank, size_t max_tokens,
+                         const std::string& algorithm, const Team& team) {
+  const moecclMoeConfig_t config = layer_config(options, expert_rank, max_tokens, algorithm);
   moecclMoe_t moe = nullptr;
   check(moecclMoeCreate(&moe, team.comm(0), &config), ("moecclMoeCreate with algorithm " + algorithm).c_str(),
         team.rank(0), team.comm(0));
@@ -290,10 +300,21 @@ std::vector<MoeResult> MoeBench::run_in_turns(const std::vector<std::string>& al
   return finish();
 }
 
+// 2dh needs two levels. Hosts are a level too, so only the communicator knows how many there are.
+std::vector<std::string> MoeBench::algorithms() const {
+  if (!options_.algorithms.empty()) return options_.algorithms;
+  const std::string two_levels = "2dh";
+  const moecclMoeConfig_t config = layer_config(options_, expert_rank_, 1, two_levels);
+  moecclMoe_t moe = nullptr;
+  if (moecclMoeCreate(&moe, team_.comm(0), &config) != moecclSuccess) return {"flat", "auto"};
+  demand(moecclMoeDestroy(moe), "moecclMoeDestroy");
+  return {"flat", two_levels, "auto"};
+}
+
 std::vector<MoeResult> MoeBench::run() {
-  if (!options_.sequential) return run_in_turns(options_.algorithms);
+  if (!options_.sequential) return run_in_turns(algorithms());
   std::vector<MoeResult> results;
-  for (const std::string& algorithm : options_.algorithms)
+  for (const std::string& algorithm : algorithms())
     for (MoeResult& r : run_in_turns({algorithm})) results.push_back(std::move(r));
   return results;
 }

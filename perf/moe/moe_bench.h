@@ -75,6 +75,7 @@ class MoeBench {
   using Operation = std::function<moecclResult_t(moecclStream_t)>;
   const RankRouting& mine() const { return routing_[static_cast<size_t>(team_.rank(0))]; }
 
+  std::vector<std::string> algorithms() const;
   std::vector<MoeResult> run_in_turns(const std::vector<std::string>& algorithms);
   std::vector<double> slowest(const std::vector<double>& mine) const;
   Candidate create(const std::string& algorithm);

@@ -46,21 +46,22 @@ void add_shape(CLI::App& app, MoeOptions& o) {
   app.add_option("--model", o.model, "shape of " + model_names())->check([](const std::string& name) {
     return find_model(name) == nullptr ? "unknown model " + name + "; known: " + model_names() : "";
   });
-  app.add_option("--tokens", o.tokens, "tokens per rank (512; with a trace: at most)");
-  app.add_option("--hidden", o.hidden, "elements of a row")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--tokens", o.tokens, "tokens per rank (512; with a trace: at most)")->check(whole_number(0));
+  app.add_option("--hidden", o.hidden, "elements of a row")->check(positive())->capture_default_str();
   app.add_option("--topk", o.top_k, "experts per token")->check(CLI::Range(1, 64))->capture_default_str();
   app.add_option("--experts", o.n_experts, "routed experts")->check(CLI::Range(1, 65535))->capture_default_str();
   app.add_option_function<std::string>(
          "--dtype", [&o](const std::string& name) { o.type = parse_data_types(name)[0]; }, "element type (bf16)")
       ->check([](const std::string& name) {
         const auto types = parse_data_types(name);
-        return types.size() != 1 || !data_type(types[0]).is_float ? "not a floating-point type: " + name : "";
+        return types.size() != 1 || !data_type(types[0]).is_float
+                   ? "\"" + name + "\" is not one of float64, float32, float16, bfloat16, float8e4m3, float8e5m2"
+                   : "";
       });
   add_one_of<moecclMoeLayout_t>(&app, "--layout", o.layout,
                                 {{"expert", moecclLayoutExpertMajor}, {"rows", moecclLayoutRows}},
                                 "rows grouped by expert (default), or each token once per rank");
-  app.add_option("--align", o.align_rows, "expert layout: groups begin at a multiple of this")
-      ->check(CLI::PositiveNumber);
+  app.add_option("--align", o.align_rows, "expert layout: groups begin at a multiple of this")->check(positive());
   app.add_option("--capacity", o.capacity, "most tokens from one rank to one expert; 0: no limit");
 }
 
@@ -70,13 +71,12 @@ void add_run(CLI::App& app, MoeOptions& o) {
   app.add_option("--trace-layer", o.trace_layer, "layer of the trace");
   app.add_option("--trace-step", o.trace_step, "step of the trace");
   app.add_option("--seed", o.seed, "of the routing and the data")->capture_default_str();
-  app.add_option("--algo", o.algorithms, "comma list of auto, flat, 2dh, hier:D")
-      ->delimiter(',')
-      ->capture_default_str();
-  app.add_option("--iters", o.iters, "timed iterations")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--warmup", o.warmup, "iterations before timing")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  app.add_option(
+         "--algo", o.algorithms,
+         "comma list of auto, flat, 2dh, hier:D (default: flat, auto and, where the topology has two levels, 2dh)")
+      ->delimiter(',');
+  app.add_option("--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
+  app.add_option("--warmup", o.warmup, "iterations before timing")->check(not_negative())->capture_default_str();
   app.add_flag("--update", o.update,
                "begin each iteration with moecclRoutingUpdate, as a training step does; not timed");
   app.add_flag("--backward", o.backward, "also check and time the backward operations");
@@ -141,7 +141,8 @@ MoeOptions parse_moe_options(int argc, char** argv) {
     if (app.count("--experts") == 0) o.n_experts = model->n_experts;
   }
   if (o.cuda_graph && !o.job.on_cuda()) fail("--cudagraph: only with --mem cuda");
-  if (o.top_k > o.n_experts) fail("top-" + std::to_string(o.top_k) + " of " + std::to_string(o.n_experts) + " experts");
+  if (o.top_k > o.n_experts)
+    fail("--topk " + std::to_string(o.top_k) + ": more than the " + std::to_string(o.n_experts) + " of --experts");
   return o;
 }
 

@@ -26,7 +26,7 @@ struct MoeOptions {
   std::string routing = "uniform";
   int trace_layer = 0, trace_step = 0;
   uint64_t seed = 1;
-  std::vector<std::string> algorithms = {"flat", "2dh", "auto"};
+  std::vector<std::string> algorithms = {};  // none: flat, 2dh where the ranks are on two levels, auto
   int iters = 10, warmup = 1;
   bool backward = false, explain = false, sequential = false;
   bool update = false;      // each timed iteration begins with moecclRoutingUpdate, which is not timed

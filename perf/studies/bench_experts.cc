@@ -156,10 +156,10 @@ double measure(const Options& o, const std::vector<int>& cores, size_t bytes) {
 int experts_main(int argc, char** argv) {
   Options o;
   CLI::App app("The time of the bytes of an AllReduce over replicated experts, without ranks", "bench_experts");
-  app.add_option("--ranks", o.n_ranks, "ranks of the placement")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--experts", o.n_experts, "experts")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--slots", o.slots, "slots of a rank")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--iters", o.iters, "timed iterations")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--ranks", o.n_ranks, "ranks of the placement")->check(positive())->capture_default_str();
+  app.add_option("--experts", o.n_experts, "experts")->check(positive())->capture_default_str();
+  app.add_option("--slots", o.slots, "slots of a rank")->check(positive())->capture_default_str();
+  app.add_option("--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
   app.add_option("--seed", o.seed, "of the random placement")->capture_default_str();
   add_size(app, "-b,--min", o.min_bytes, "smallest expert (bytes of float)");
   add_size(app, "-e,--max", o.max_bytes, "largest expert; sizes grow by 4");

@@ -4,6 +4,7 @@
 //   bench_fig17 docs/hybridep_fig17.svg
 #include <cstdio>
 
+#include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "perf/common/svg.h"
 #include "src/solve/domains.h"
@@ -38,10 +39,14 @@ perf::LineChart chart(const char* title, bool fixed_size) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::string file;
+  CLI::App app("HybridEP's Fig. 17 from the model");
+  app.add_option("file", file, "draw it into this SVG file");
+  perf::parse_or_exit(app, argc, argv);
   const std::vector<perf::LineChart> charts = {chart("Fixed domain size", true), chart("Fixed p", false)};
-  if (argc < 2) return 0;
+  if (file.empty()) return 0;
   const std::string page = perf::svg_page("HybridEP Fig. 17 from the model",
                                           "Predicted, not measured; configuration: docs/solvers.md", charts, {});
-  if (!perf::write_text(argv[1], page)) perf::fail(std::string(argv[1]) + ": cannot be written");
+  if (!perf::write_text(file, page)) perf::fail(file + ": cannot be written");
   return 0;
 }

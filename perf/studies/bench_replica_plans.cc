@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "src/algo/experts/gradient_reduce.h"
 #include "src/algo/replica_move.h"
@@ -129,7 +130,9 @@ void count_bytes(uint32_t n_ranks, double zipf, const char* name) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  CLI::App app("What plans of gradient collection, gradient reduction and weight placement cost");
+  perf::parse_or_exit(app, argc, argv);
   for (const uint32_t n : {256u, 1024u, 2048u})
     for (const bool nodes : {false, true}) time_plans(n, nodes);
   count_bytes(16, 1.2, "zipf:1.2");

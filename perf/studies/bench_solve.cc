@@ -16,6 +16,7 @@
 #include <numeric>
 #include <vector>
 
+#include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "perf/common/routing.h"
 #include "perf/solve/algorithm_1.h"
@@ -345,7 +346,9 @@ void bench_replicas() {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  CLI::App app("Times the placement solvers on one core against the papers' own methods");
+  perf::parse_or_exit(app, argc, argv);
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   bench_assignment(384, 2, 21, true);
   bench_assignment(1024, 8, 11, true);

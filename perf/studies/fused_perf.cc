@@ -252,10 +252,10 @@ int fused_main(int argc, char** argv) {
   Options o;
   CLI::App app("The codec behind and fused with the program's work (HybridEP, Fig. 15); JSON lines", "fused_perf");
   app.add_option("--what", o.what, "encode, decode or both")->check(CLI::IsMember({"encode", "decode", "both"}));
-  app.add_option("-x,--expert", o.expert_mib, "experts (MiB, fp32)")->delimiter(',')->check(CLI::PositiveNumber);
-  app.add_option("-e,--experts", o.experts, "experts of the layer")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("-x,--expert", o.expert_mib, "experts (MiB, fp32)")->delimiter(',')->check(positive());
+  app.add_option("-e,--experts", o.experts, "experts of the layer")->check(positive())->capture_default_str();
   app.add_option("-t,--tokens", o.tokens, "tokens of an expert; a multiple of 4")->capture_default_str();
-  app.add_option("-n,--iters", o.iters, "timed runs of each")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("-n,--iters", o.iters, "timed runs of each")->check(positive())->capture_default_str();
   parse_or_exit(app, argc, argv);
   if (o.tokens == 0 || o.tokens % 4 != 0) fail("--tokens: give a multiple of 4");
   for (const size_t mib : o.expert_mib) {

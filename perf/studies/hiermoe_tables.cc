@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "perf/common/fail.h"
+#include "perf/common/one_of.h"
 #include "perf/common/pattern.h"
 
 namespace {
@@ -228,7 +229,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(-1.0, 1.0))
       ->capture_default_str();
   app.add_option("--seed", r.seed)->capture_default_str();
-  app.add_option("--tokens", tokens, "of each GPU")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--tokens", tokens, "of each GPU")->check(perf::positive())->capture_default_str();
   app.add_flag("--search", searches, "the nearest routing, instead of rows");
   CLI11_PARSE(app, argc, argv);
   if (searches) return search(tokens);

@@ -235,11 +235,11 @@ int migration_main(int argc, char** argv) {
       ->check(CLI::IsMember({"wait", "line"}))
       ->capture_default_str();
   add_size(app, "-x,--expert", o.expert_bytes, "wait: one expert (bytes)");
-  app.add_option("-e,--experts", o.experts, "wait: experts that a rank decodes")->check(CLI::PositiveNumber);
+  app.add_option("-e,--experts", o.experts, "wait: experts that a rank decodes")->check(positive());
   add_size(app, "-b,--bytes", o.line_bytes, "line: what each rank sends (bytes)");
   app.add_option("--line", o.line, "line: topology of two data centres")->capture_default_str();
   app.add_option("--rate", o.line_bytes_per_s, "line: its bytes a second")->capture_default_str();
-  app.add_option("-n,--iters", o.iters, "timed iterations")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("-n,--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
   add_job_options(app, o.job);
   parse_or_exit(app, argc, argv);
   if (o.what == "wait") wait_times(o);

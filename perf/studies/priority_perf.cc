@@ -36,10 +36,10 @@ PriorityOptions parse(int argc, char** argv) {
                "priority_perf");
   add_size(app, "--reduce", o.reduce_bytes, "bytes of the AllReduce (64M)");
   add_size(app, "--row", o.row_bytes, "bytes of a token (2K)");
-  app.add_option("--tokens", o.tokens, "tokens of a rank")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--tokens", o.tokens, "tokens of a rank")->check(positive())->capture_default_str();
   app.add_option("--topk", o.top_k, "experts of a token")->check(CLI::Range(1, 8))->capture_default_str();
   app.add_option("--experts", o.experts, "experts")->check(CLI::Range(8, 1024))->capture_default_str();
-  app.add_option("-n,--iters", o.iters, "timed dispatches of each kind")->check(CLI::PositiveNumber);
+  app.add_option("-n,--iters", o.iters, "timed dispatches of each kind")->check(positive());
   app.add_option("-J,--json", o.json, "write results to this file");
   app.add_flag("--real", o.real, "the links that are there, of a launcher's ranks; nothing is paced");
   add_job_options(app, o.job);

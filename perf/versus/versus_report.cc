@@ -84,14 +84,12 @@ VersusOptions parse_versus_options(int argc, char** argv, const char* program, b
   add_one_of<Split>(&app, "--split", o.split,
                     {{"distance", Split::kDistance}, {"uniform", Split::kUniform}, {"zipf", Split::kZipf}},
                     "alltoallv's blocks (default: distance, as nccl-tests)");
-  app.add_option("--repetitions", o.repetitions, "turns of each library")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  app.add_option("--repetitions", o.repetitions, "turns of each library")->check(positive())->capture_default_str();
   app.add_option("-J,--output_file", o.output_file, "write results as JSON");
   app.add_flag("--quick", o.quick, "3 short turns");
   if (!forks)
     app.add_flag("--tuned", o.tuned, "Open MPI with the shared-memory settings of its experts (see compare_mpi.cc)");
-  if (forks) app.add_option("--procs", o.procs, "ranks to fork (4)")->check(CLI::PositiveNumber);
+  if (forks) app.add_option("--procs", o.procs, "ranks to fork (4)")->check(positive());
   parse_or_exit(app, argc, argv);
   if (o.quick) {
     o.repetitions = 3;

@@ -32,6 +32,7 @@ class Command(unittest.TestCase):
 
     def test_an_unknown_command_is_named(self):
         self.refuses(["bogus"], 'there is no command "bogus"', "moeccl --help")
+        self.refuses(["solve", "bogus"], 'there is no command "bogus"', "moeccl solve --help")
 
     def test_an_unknown_name_comes_with_those_that_exist(self):
         self.refuses(["plan", "allreduc"], '"allreduc" is not one of allreduce, reduce, broadcast')
@@ -42,7 +43,8 @@ class Command(unittest.TestCase):
         self.refuses(["plan"], "op is required")
         self.refuses(["plan", "allreduce", "--ranks", "0"], "--ranks", "1 to 1024")
         self.refuses(["plan", "allreduce", "--rank", "4"], "--rank")
-        self.refuses(["plan", "allreduce", "--count", "-5"], "--count")
+        self.refuses(["plan", "allreduce", "--count", "-5"], "--count", '"-5" is not a number from 0 on')
+        self.refuses(["status", "me"], "pid", '"me" is not a number above 0')
         self.refuses([], "subcommand is required")
 
     def test_help_lists_names_without_numbers(self):

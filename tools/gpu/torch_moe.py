@@ -3,7 +3,7 @@
 """moeccl.Comm, torch.distributed's backend "moeccl" and MoELayer on CUDA tensors, in processes that all use device 0. Each result
 is compared with the same one on CPU tensors.
 
-  PYTHONPATH=bindings/python LIBMOECCL=.../libmoeccl.so.1 tools/gpu/torch_moe.py [N_PROCESSES]     exits 0 when they agree"""
+  PYTHONPATH=bindings/python LIBMOECCL=.../libmoeccl.so.0 tools/gpu/torch_moe.py [N_PROCESSES]     exits 0 when they agree"""
 import faulthandler
 import os
 import sys

@@ -24,8 +24,11 @@ TEST_F(OptionsDeathTest, AValueThatCannotBeMeantEndsTheProgramWithASentence) {
   refuses({"-u", "-3"}, "--unalign: .*\"-3\" is not a whole number from 0 to");
   refuses({"-n", "0"}, "--iters: .*\"0\" is not a whole number from 1 to 2147483647");
   refuses({"-T", "3000000"}, "--timeout: .*\"3000000\" is not a whole number from 0 to 2147483");
-  refuses({"-b", "inf"}, "not a size: inf");
-  refuses({"-e", "1e30"}, "not a size: 1e30");
+  refuses({"-b", "inf"}, "\"inf\" is not a size");
+  refuses({"-e", "1e30"}, "\"1e30\" is not a size");
+  refuses({"-w", "-3"}, "--warmup_iters: .*\"-3\" is not a whole number from 0 to");
+  refuses({"-o", "plus"}, "\"plus\" is not one of sum, prod");
+  refuses({"-d", "half8"}, "\"half8\" is not one of int8/");
   refuses({"--mem", "gpu"}, "--mem: \"gpu\" is not one of heap, malloc, cuda");
 }
 

@@ -69,11 +69,12 @@ TEST(Synthetic, UnitsOfBandwidthAndLatency) {
 
 TEST(Synthetic, ErrorsNameThePositionAndWhatIsAccepted) {
   EXPECT_EQ(complaint("node:2(bw=3XB/s) gpu:4"),
-            "topology, position 12: found \"XB/s) gpu:4\", wanted one of Mbit/s, Gbit/s, B/s, KB/s, MB/s, GB/s, TB/s");
-  EXPECT_EQ(
-      complaint("node:2 gpu:1+2+3"),
-      "topology, position 8: found \"gpu:1+2+3\", wanted one number, or one for each of the 2 groups above, not 3");
-  EXPECT_EQ(complaint(""), "topology, position 1: found the end, wanted a level such as node:2");
+            "topology \"node:2(bw=3XB/s) gpu:4\", position 12: found \"XB/s) gpu:4\", wanted one of Mbit/s, Gbit/s, "
+            "B/s, KB/s, MB/s, GB/s, TB/s");
+  EXPECT_EQ(complaint("node:2 gpu:1+2+3"),
+            "topology \"node:2 gpu:1+2+3\", position 8: found \"gpu:1+2+3\", wanted one number, or one for each of the "
+            "2 groups above, not 3");
+  EXPECT_EQ(complaint(""), "topology \"\", position 1: found the end, wanted a level such as node:2");
   EXPECT_NE(complaint("node:0 gpu:4").find("position 6: found \"0 gpu:4\", wanted a number between 1 and 1048576"),
             std::string::npos);
   EXPECT_NE(complaint("node:2 gpu:4", 9)
