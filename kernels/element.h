@@ -84,13 +84,14 @@ MOECCL_FORMAT T truncate(double v) {
   return static_cast<T>(wide);
 }
 
-// Returns weight * v in the arithmetic of rows.
+// Returns weight * v in the arithmetic of rows. Partial sums have the weight 1, and those of 64-bit integers may be
+// numbers that a double does not hold.
 template <class T>
 MOECCL_FORMAT T weigh(T v, float weight) {
   if constexpr (std::is_floating_point_v<T>)
     return static_cast<T>(weight) * v;
   else
-    return truncate<T>(static_cast<double>(weight) * static_cast<double>(v));
+    return weight == 1 ? v : truncate<T>(static_cast<double>(weight) * static_cast<double>(v));
 }
 
 }  // namespace moeccl::kernels

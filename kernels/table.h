@@ -58,7 +58,8 @@ struct CopyRowsArgs {
   bool stream = false;  // dst will not be read soon
 };
 
-// Same, with dst row = weights[i] * src row, computed in fp32 (fp64 for fp64; integers: through double, truncated).
+// Same, with dst row = weights[i] * src row, computed in fp32 (fp64 for fp64; integers: through double, truncated; a
+// weight of 1 changes nothing).
 struct ScaleRowsArgs {
   CopyRowsArgs rows;               // row_bytes must be a multiple of the type's size
   const float* weights = nullptr;  // [count]
@@ -73,11 +74,11 @@ struct RowTerm {
 
 // For i in [0, count), computes row (dst_index ? dst_index[i] : dst_first + i) of dst = sum over terms t in
 // [offsets[i], offsets[i+1]) of weights[t] * row, in term order, in fp32 (fp64 for fp64 rows; integers accumulate in
-// int64/uint64, with weights through double), rounded once to the type. A row without terms is zero. When `grouped`,
-// terms form nested groups, like partial sums at the levels of a tree. There are kMaxGroups accumulators, and a term is
-// added to the innermost (index kMaxGroups-1). `close` = g means: for the g innermost accumulators, from the inside
-// out, round the sum to the type, add it to the next outer accumulator and clear it. After the last term of a row, all
-// are closed that way. A group of one term, or of one group, passes its value through unchanged (rounding is
+// int64/uint64, with weights other than 1 through double), rounded once to the type. A row without terms is zero. When
+// `grouped`, terms form nested groups, like partial sums at the levels of a tree. There are kMaxGroups accumulators,
+// and a term is added to the innermost (index kMaxGroups-1). `close` = g means: for the g innermost accumulators, from
+// the inside out, round the sum to the type, add it to the next outer accumulator and clear it. After the last term of
+// a row, all are closed that way. A group of one term, or of one group, passes its value through unchanged (rounding is
 // idempotent).
 struct ReduceRowsArgs {
   void* dst = nullptr;

@@ -91,7 +91,8 @@ MOECCL_API moecclResult_t moecclCommDestroy(moecclComm_t comm);
  * afterwards. */
 MOECCL_API moecclResult_t moecclCommAbort(moecclComm_t comm);
 /* Sets *result to moecclSuccess, to moecclInProgress while operations run on streams, or to the communicator's error.
- */
+ * Where CUDA graphs replay its operations, this call also ends the replays that wait for a rank that has failed or is
+ * lost: nothing else does so before the timeout. */
 MOECCL_API moecclResult_t moecclCommGetAsyncError(moecclComm_t comm, moecclResult_t* result);
 MOECCL_API moecclResult_t moecclCommCount(moecclComm_t comm, int* count);
 MOECCL_API moecclResult_t moecclCommUserRank(moecclComm_t comm, int* rank);

@@ -49,7 +49,8 @@ typedef struct {
   size_t size;           /* sizeof(moecclGradientReturnInfo_t), set by the caller */
   uint64_t expert_bytes; /* one gradient on the wire: moecclCodecBytes, or count elements with ratio 1 */
   uint64_t sent_bytes;   /* what this rank sends in one Reduce */
-  uint64_t memory_bytes; /* remainders of all layers, and the buffers of one Reduce */
+  uint64_t memory_bytes; /* remainders of all layers, and the buffers of one Reduce; with device_memory those of one
+                            for each layer */
   int32_t n_remainders;  /* experts with a remainder: n_held - n_own of moecclHybridInfo_t, or 0 with ratio 1 */
   /* [n_remainders][count] of the layer, in the order of held_experts without this rank's own. The handle owns them.
    * While no Reduce of the layer runs, the caller may read them for a checkpoint and write those of a checkpoint. With
@@ -73,7 +74,8 @@ MOECCL_API moecclResult_t moecclGradientReturnGetInfo(moecclGradientReturn_t gra
  * and its remainder, rounded to `type`, as the residual to zeros (codec.h), sends it to the owner, and keeps sum minus
  * decoded. `held` may not change before the call has ended. The buffers may not overlap. With a stream, encoding and
  * decoding also run in the stream's order: on the device for CUDA memory on a CUDA stream, where a capture may contain
- * the call, and otherwise on another thread. The call is collective, and cannot be part of a group. */
+ * the call, and otherwise on another thread. Destroy graphs that contain it before the handle. The call is collective,
+ * and cannot be part of a group. */
 MOECCL_API moecclResult_t moecclGradientReturnReduce(moecclGradientReturn_t gradients, int layer, const void* held,
                                                      void* own, moecclStream_t stream);
 /* Sets this rank's remainders of the layer to 0. Call it on all ranks, while no Reduce of the layer runs. The call is

@@ -38,10 +38,10 @@ typedef struct {
   /* With top_k, the sizes are those that minimize the time of this library's whole step (moecclDomainProblem_t in
    * solve.h describes each field), with the latencies of topology and profile. 0: Eq. 8 for the forward pass. */
   int32_t top_k, forward_only;
-  double expert_s, backward_s, gradient_bytes, encode_bandwidth, decode_bandwidth;
+  double expert_s, backward_s, gradient_bytes, encode_bandwidth, decode_bandwidth, gradient_ratio;
 } moecclHybridConfig_t;
 #define MOECCL_HYBRID_CONFIG_INIT \
-  { sizeof(moecclHybridConfig_t), 0, NULL, 0, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(moecclHybridConfig_t), 0, NULL, 0, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* The handle owns all arrays; they stay valid as long as it does. */
 typedef struct {

@@ -56,8 +56,8 @@ typedef struct {
 } moecclMigrationInfo_t;
 
 /* This call is collective: all ranks pass the same config; a difference is moecclMismatch. comm is the hybrid's
- * communicator (NULL stands for it) or another one of the same ranks. The hybrid may be destroyed before the migration.
- */
+ * communicator (NULL stands for it) or another one of the same ranks and topology; a split takes the topology in its
+ * config. The hybrid may be destroyed before the migration. */
 MOECCL_API moecclResult_t moecclMigrationCreate(moecclMigration_t* migration, moecclHybrid_t hybrid, moecclComm_t comm,
                                                 const moecclMigrationConfig_t* config);
 /* Waits for gathers that have begun. This call is not collective. */

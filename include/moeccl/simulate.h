@@ -13,8 +13,9 @@ typedef struct {
   size_t size;           /* sizeof(moecclSimulateConfig_t), set by the caller */
   const char* topology;  /* "node:256(bw=50GB/s,lat=5us) gpu:8", or a file that holds such a text */
   const char* profile;   /* profile file (docs/calibration.md); NULL: the defaults, with the topology's links */
-  moecclOp_t op;         /* a standard collective; moecclOpDispatch: dispatch and combine of a routing;
-                            moecclOpExpertGather, moecclOpExpertReduce: moecclHybridGather, moecclHybridReduce */
+  moecclOp_t op;         /* a standard collective except AllToAllv; moecclOpTensorAllToAll; moecclOpDispatch: dispatch
+                            and combine of a routing; moecclOpExpertGather, moecclOpExpertReduce: moecclHybridGather,
+                            moecclHybridReduce */
   const char* algorithm; /* NULL or "auto": all that apply */
   int32_t json;          /* 1: the page is JSON, for programs */
   int32_t reserved;

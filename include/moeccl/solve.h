@@ -254,14 +254,16 @@ typedef struct {
   const double* latency_s; /* [L] one way between workers of the level; NULL: 0 */
   double expert_s;         /* n Lat^Ep of Eq. 2, forward; its backward takes twice as long */
   double backward_s;       /* computation that hides the return of the gradients; 0: twice pre_expert_s */
-  double gradient_bytes;   /* of all experts of a GPU, returned to their owners uncompressed; 0: expert_bytes */
+  double gradient_bytes;   /* of all experts of a GPU, returned to their owners; 0: expert_bytes */
   double encode_bandwidth; /* expert bytes per second of the codec, before compression; 0: takes no time */
   double decode_bandwidth;
-  int32_t forward_only; /* 1: no backward pass. 0: includes both backward AlltoAlls, the return of gradients and, with
-                           a compression above 1, the AllReduce of one shared expert */
+  int32_t forward_only;  /* 1: no backward pass. 0: includes both backward AlltoAlls, the return of gradients and, with
+                            a compression above 1, the AllReduce of one shared expert */
+  double gradient_ratio; /* gradients return encoded (moeccl/gradient.h) with this ratio; 0 or 1: exactly, summed on the
+                            way (moecclHybridReduce) */
 } moecclDomainProblem_t;
 #define MOECCL_DOMAIN_PROBLEM_INIT \
-  { sizeof(moecclDomainProblem_t), 0, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0 }
+  { sizeof(moecclDomainProblem_t), 0, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, 0 }
 
 typedef struct {
   size_t size;                         /* sizeof(moecclDomainAnswer_t), set by the caller */
@@ -269,7 +271,7 @@ typedef struct {
   int32_t keep;                        /* 1: all domains of size 1 */
   double all_gather_us, all_to_all_us; /* for the answer; all_to_all covers both AlltoAlls */
   double backward_us;                  /* both backward AlltoAlls; this field and the next two are 0 without top_k */
-  double return_us;                    /* gradients to their owners, and the shared expert's AllReduce */
+  double return_us;                    /* gradients to their owners, their codec, and the shared expert's AllReduce */
   double codec_us;                     /* encoding of a GPU's own experts, decoding of all that it holds */
 } moecclDomainAnswer_t;
 

@@ -25,9 +25,12 @@
  * Sharded optimizers. A tensor may have a different number of bytes per slot on each rank, and 0 on a rank that keeps
  *   none of it. Experts then change places only between ranks whose tensors have equal sizes. Data that is kept by
  *   expert number and not by slot (moecclCollectGradients' shards) stays where it is and is not passed.
- * Order. The object has its own communicator, so its transfers do not delay the layers' operations. All ranks make all
- *   of its calls except Test and GetInfo in the same order, one thread at a time. If a transfer fails, the ranks'
- *   weights may differ: go back to a checkpoint. */
+ *
+ * Order. The object has its own communicator, so its transfers do not delay the layers' operations. moecclCommAbort()
+ *   and moecclCommRevoke() of the communicator that it was made with end them too. All ranks make all of its calls
+ *   except Test and GetInfo in the same order, one thread at a time. If a transfer fails, the weights of ranks may
+ *   differ: go back to a checkpoint.
+ */
 #ifndef MOECCL_SWAP_H_
 #define MOECCL_SWAP_H_
 

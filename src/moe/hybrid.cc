@@ -61,6 +61,7 @@ ModelProblem model_of(const Communicator& comm, const moecclHybridConfig_t& c) {
   m.problem.encode_bandwidth = c.encode_bandwidth;
   m.problem.decode_bandwidth = c.decode_bandwidth;
   m.problem.forward_only = c.forward_only;
+  m.problem.gradient_ratio = c.gradient_ratio;
   return m;
 }
 

@@ -41,7 +41,8 @@ std::string MoeRouting::hiermoe_text() const {
   if (model.best == chosen_) return text + ", which runs\n";
   const algo::MoePrice& theirs = prices_[model.best];
   const algo::MoePrice& ours = prices_[chosen_];
-  const char* why = guesses_[chosen_] <= 0                ? "steps try another plan"
+  const char* why = model.both_us[chosen_] <= 0 ? "the equations lack a figure for a level that it uses"
+                    : guesses_[chosen_] <= 0 && algo::cheapest(prices_) != chosen_ ? "steps try another plan"
                     : theirs.both_us() < ours.both_us()   ? "steps were faster by the other plan"
                     : theirs.latency_us > ours.latency_us ? "its hops wait for one another more often"
                                                           : "the model leaves out what chunks overlap and cores copy";

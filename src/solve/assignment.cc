@@ -64,6 +64,10 @@ class Transport {
         const int64_t cost = c[b] + price_[b];
         if (cost < least) least = cost, best = b;
       }
+      // Many bins may cost the same, as those do that have none of a sample's tokens; a full one would pass the item
+      // on.
+      for (size_t b = best + 1; count_[best] >= room_[best] && b < n_bins_; ++b)
+        if (c[b] + price_[b] == least && count_[b] < room_[b]) best = b;
       bin_[ids_[i]] = static_cast<int32_t>(best);
       ++count_[best];
     }

@@ -123,6 +123,24 @@ double DomainModel::exchange(const std::vector<Level>& levels, double gpu_bytes)
   return slowest + (all - slowest) / chunks + waits;
 }
 
+// Returns the time of the return with a codec: every holder encodes its gradients and sends them to the owners itself,
+// and nothing is summed on the way. The levels' links work at the same time.
+double DomainModel::encoded_return(const std::vector<Level>& levels, double gpu_bytes) const {
+  double slowest = 0, wait = 0, inside = 1;
+  for (size_t l = levels.size(); l-- > 0;) {
+    const double holders = (levels[l].size - 1) * inside;  // of an expert, beyond this level's links
+    inside *= levels[l].size;
+    if (holders == 0) continue;
+    slowest = std::max(slowest, gpu_bytes / p_.gradient_ratio * holders / p_.bandwidth[l]);
+    wait = std::max(wait, latency(l));
+  }
+  const double foreign_bytes = gpu_bytes * (inside - 1);
+  double codec = 0;
+  if (p_.encode_bandwidth > 0) codec += foreign_bytes / p_.encode_bandwidth;
+  if (p_.decode_bandwidth > 0) codec += foreign_bytes / p_.decode_bandwidth;  // what was not sent remains
+  return slowest + wait + codec;
+}
+
 // An expert that every GPU has crosses each level's uplinks once for each group there and back, and the group's GPUs
 // share the work.
 double DomainModel::shared_all_reduce() const {
@@ -156,10 +174,11 @@ DomainTime DomainModel::step_time(const std::vector<Level>& levels) const {
   t.total_s = encode + std::max(p_.pre_expert_s, arrival) + t.all_to_all_s + p_.expert_s;
   if (p_.forward_only != 0) return t;
   // Backward: the same two AlltoAlls in reverse and twice the experts' computation. Then gradients return to their
-  // owners, uncompressed, in parallel with the backward pass of the computation before the experts.
+  // owners in parallel with the backward pass of the computation before the experts.
   t.backward_s = t.all_to_all_s;
   const double hides = p_.backward_s > 0 ? p_.backward_s : 2 * p_.pre_expert_s;
-  if (travels) t.return_s = exchange(levels, p_.gradient_bytes > 0 ? p_.gradient_bytes : p_.expert_bytes);
+  const double gradients = p_.gradient_bytes > 0 ? p_.gradient_bytes : p_.expert_bytes;
+  if (travels) t.return_s = p_.gradient_ratio > 1 ? encoded_return(levels, gradients) : exchange(levels, gradients);
   if (travels && p_.compression > 1) t.return_s += shared_all_reduce();
   t.total_s += t.backward_s + 2 * p_.expert_s + std::max(hides, t.return_s);
   return t;

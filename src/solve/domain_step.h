@@ -46,6 +46,7 @@ class DomainModel {
   double all_to_all(const std::vector<Level>& levels) const;
   double all_to_all(const std::vector<Level>& levels, size_t hops) const;
   double exchange(const std::vector<Level>& levels, double gpu_bytes) const;
+  double encoded_return(const std::vector<Level>& levels, double gpu_bytes) const;
   double shared_all_reduce() const;
 
   const moecclDomainProblem_t& p_;

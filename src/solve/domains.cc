@@ -138,7 +138,10 @@ Status check_step(const moecclDomainProblem_t& p) {
                          {"problem.backward_s", p.backward_s},
                          {"problem.gradient_bytes", p.gradient_bytes},
                          {"problem.encode_bandwidth", p.encode_bandwidth},
-                         {"problem.decode_bandwidth", p.decode_bandwidth}}));
+                         {"problem.decode_bandwidth", p.decode_bandwidth},
+                         {"problem.gradient_ratio", p.gradient_ratio}}));
+  if (p.gradient_ratio != 0 && p.gradient_ratio < 1)
+    return error(moecclInvalidArgument, "problem.gradient_ratio is {}: a ratio of 1 or more, or 0", p.gradient_ratio);
   for (int32_t l = 0; p.latency_s != nullptr && l < p.n_levels; ++l)
     if (!(p.latency_s[l] >= 0) || p.latency_s[l] > 1e6)
       return error(moecclInvalidArgument, "problem.latency_s[{}] is {}: give seconds, 0 or more", l, p.latency_s[l]);

@@ -214,7 +214,7 @@ void Fuzzer::add_domain_solvers() {
       p.top_k = rarely() ? number() : 2, p.n_experts = rarely() ? number() : 8;
       if (below(2) == 0) p.latency_s = reals(1);
       p.expert_s = real(), p.backward_s = real(), p.gradient_bytes = real();
-      p.encode_bandwidth = real(), p.decode_bandwidth = real();
+      p.encode_bandwidth = real(), p.decode_bandwidth = real(), p.gradient_ratio = real();
       p.forward_only = rarely() ? number() : 0;
     }
     maybe_resize(p);

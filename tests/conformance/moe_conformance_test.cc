@@ -169,5 +169,51 @@ TEST(MoeTraffic, MetadataIsUnderOnePercentOfPayload) {
       options);
 }
 
+// Negative products wrap in unsigned types, and so exceed what a double holds: partial sums pass on every bit of them.
+TEST(MoeIntegers, SumsOfNegativeProductsWrapInEveryPlan) {
+  constexpr int kRanks = 4, kExperts = 8, kTopK = 4, kTokens = 8;
+  RankOptions options;
+  options.config.topology = "node:2 gpu:2";
+  for (const int deterministic : {0, 1}) {
+    options.config.deterministic = deterministic;
+    for (const char* algorithm : {"flat", "2dh", "hier:1", "hier:2"}) {
+      SCOPED_TRACE(std::string(algorithm) + (deterministic ? ", deterministic" : ""));
+      run_ranks(
+          kRanks,
+          [&](int, moecclComm_t comm) {
+            moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+            config.hidden_bytes = sizeof(uint64_t), config.type = moecclUint64;
+            config.top_k = kTopK, config.n_experts = kExperts, config.max_tokens = kTokens;
+            config.layout = moecclLayoutExpertMajor, config.algorithm = algorithm;
+            std::vector<int32_t> index;
+            std::vector<float> weight;
+            std::vector<uint64_t> want(kTokens), out(kTokens);
+            for (int32_t t = 0; t < kTokens; ++t)
+              for (int32_t k = 0; k < kTopK; ++k) {
+                index.push_back((t + k) % kExperts);
+                weight.push_back(k % 2 == 0 ? -2.0f : 1.0f);
+                want[static_cast<size_t>(t)] += static_cast<uint64_t>((k % 2 == 0 ? -2 : 1) * (index.back() + 1));
+              }
+            moecclMoe_t moe = nullptr;
+            moecclRouting_t routing = nullptr;
+            MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
+            MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, index.data(), weight.data(), kTokens), comm);
+            moecclRoutingInfo_t info{};
+            info.size = sizeof(info);
+            MOECCL_ASSERT_COMM_OK(moecclRoutingGetInfo(routing, &info), comm);
+            std::vector<uint64_t> rows;  // expert e gives e + 1
+            for (int32_t l = 0; l < info.n_local_experts; ++l)
+              rows.resize(static_cast<size_t>(info.expert_offsets[l + 1]),
+                          static_cast<uint64_t>(info.local_experts[l]) + 1);
+            MOECCL_ASSERT_COMM_OK(moecclCombine(routing, rows.data(), out.data(), nullptr), comm);
+            EXPECT_EQ(out, want);
+            MOECCL_EXPECT_OK(moecclRoutingDestroy(routing));
+            MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
+          },
+          options);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace moeccl::testing

@@ -103,6 +103,7 @@ TEST(MoeRace, WithoutTrialsEqualRoutingsRunByOnePlan) {
     EXPECT_EQ(plans.size(), size_t{kSteps});
     EXPECT_EQ(std::set(plans.begin(), plans.end()).size(), 1U);
     EXPECT_EQ(page.find("steps took"), std::string::npos) << page;
+    EXPECT_EQ(page.find("steps try another plan"), std::string::npos) << page;
   });
 }
 

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <random>
+#include <string>
 #include <thread>
 
 #include "tests/support/ranks.h"
@@ -127,6 +128,47 @@ TEST(Abort, LeavesOtherCommunicatorsAlone) {
     EXPECT_NE(moecclAllReduce(&value, &value, 1, moecclFloat32, moecclSum, other, nullptr), moecclSuccess);
     EXPECT_EQ(moecclCommDestroy(other), moecclSuccess);
   });
+}
+
+// The object has a communicator that its caller cannot name. Rank 1 is alive and begins no round.
+TEST(Abort, OrARevocationEndsAnExpertSwapOfTheCommunicator) {
+  for (const bool revokes : {false, true})
+    for (const bool destroys : {false, true}) {
+      SCOPED_TRACE(std::string(revokes ? "revoked, " : "aborted, ") + (destroys ? "destroy" : "finish"));
+      Meeting ended;
+      run_ranks(2, [&](int rank, moecclComm_t comm) {
+        moecclMoeConfig_t layer = MOECCL_MOE_CONFIG_INIT;
+        layer.hidden_bytes = 4, layer.top_k = 1, layer.n_experts = 2, layer.max_tokens = 1;
+        moecclMoe_t moe = nullptr;
+        moecclExpertSwap_t swap = nullptr;
+        moecclExpertSwapConfig_t config = MOECCL_EXPERT_SWAP_CONFIG_INIT;
+        config.interval = 1;
+        MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &layer), comm);
+        MOECCL_ASSERT_COMM_OK(moecclExpertSwapCreate(&swap, comm, &config), comm);
+        MOECCL_ASSERT_COMM_OK(moecclExpertSwapAttach(swap, moe, nullptr, 0, nullptr, nullptr), comm);
+        if (rank == 1) {
+          EXPECT_TRUE(ended.wait_for(1));
+        } else {
+          MOECCL_EXPECT_COMM_OK(moecclExpertSwapBegin(swap), comm);
+          std::thread watchdog([=] {
+            std::this_thread::sleep_for(std::chrono::milliseconds(200));
+            EXPECT_EQ(revokes ? moecclCommRevoke(comm) : moecclCommAbort(comm), moecclSuccess);
+          });
+          const Stopwatch watch;
+          if (destroys)
+            EXPECT_EQ(moecclExpertSwapDestroy(swap), moecclSuccess);
+          else
+            EXPECT_EQ(moecclExpertSwapFinish(swap, nullptr), moecclAborted) << moecclGetLastError(nullptr);
+          MOECCL_EXPECT_WITHIN(watch, 200 + kLimitMs);
+          watchdog.join();
+          ended.arrive();
+        }
+        if (rank == 1 || !destroys) {
+          EXPECT_EQ(moecclExpertSwapDestroy(swap), moecclSuccess);
+        }
+        EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
+      });
+    }
 }
 
 TEST(Abort, TwiceAndBeforeDestroyIsFine) {

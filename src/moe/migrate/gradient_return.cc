@@ -184,6 +184,7 @@ GradientReturn::Lease::~Lease() {
   // Notifies under the lock, because the object may end as soon as the count is 0.
   const std::lock_guard lock(of_.mutex_);
   --of_.n_flying_;
+  flight_->exchange.promise = nullptr;  // if it did not run
   of_.spare_.push_back(std::move(flight_));
   of_.changed_.notify_all();
 }
@@ -205,8 +206,9 @@ Status GradientReturn::prepare_exchange(const void* sent, void* arrived, size_t 
 
 Status GradientReturn::check_kind(const void* held, const void* own) const {
   const bool on_device = device_ != nullptr;
+  const size_t n_held = foreign_.size() + own_held_.size();
   for (const void* buffer : {held, own})
-    if (buffer != nullptr && comm_.is_device_memory(buffer) != on_device)
+    if ((buffer == held ? n_held : own_held_.size()) * whole() > 0 && comm_.is_device_memory(buffer) != on_device)
       return error(
           moecclInvalidArgument,
           "{} is {} memory, but config.device_memory was {}: give {} memory, or create the gradient return with "
@@ -241,7 +243,14 @@ Status GradientReturn::reduce(int number, const void* held, void* own, Stream* s
   } else {
     MOECCL_TRY(prepare_exchange(flight.sent.data(), flight.arrived.data(), layer, flight.exchange));
   }
-  if (stream == nullptr) return run(flight, comm_.take_ticket());
+  Communicator::promise(flight.exchange);
+  if (stream == nullptr) {
+    std::shared_ptr<const exec::EarlierWork> earlier;
+    if (device_ != nullptr) {
+      MOECCL_ASSIGN_OR_RETURN(earlier, earlier_work(comm_, nullptr));
+    }
+    return run_after(earlier.get(), [&] { return run(flight, comm_.take_ticket()); });
+  }
   return enqueue_in_turn(comm_, *stream, [this, lease](uint64_t ticket) { return run(lease->flight(), ticket); });
 }
 
@@ -268,8 +277,7 @@ Status GradientReturn::before_exchange(Flight& flight) const {
     encode(flight);
     return {};
   }
-  const driver::cuda::Current current(comm_.cuda()->engine().context());
-  MOECCL_TRY(driver::cuda::check(driver::cuda::driver()->cuStreamSynchronize(nullptr), "the default stream"));
+  MOECCL_TRY(exec::StreamWork::current()->wait_ready(flight.exchange.runner->fabric()));
   MOECCL_TRY(device_->encode(flight.layer, flight.held, device_->stream()));
   return device_->synchronize();
 }

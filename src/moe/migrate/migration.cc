@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/moe/migrate/migration.h"
+#include "src/comm/group.h"
 
 #include <algorithm>
 #include <cstring>
@@ -69,11 +70,11 @@ Result<exec::CudaCodec*> Migration::device_codec() {
   return cuda_codec_.get();
 }
 
-Result<uint64_t> Migration::checksum_of(const void* shared, bool cuda) {
+Result<uint64_t> Migration::checksum_of(const void* shared, bool cuda, bool is_complete) {
   if (exact()) return uint64_t{0};
   if (!cuda) return kernels::checksum(shared, codec_.count * moecclTypeSize(codec_.type));
   MOECCL_ASSIGN_OR_RETURN(exec::CudaCodec * codec, device_codec());
-  return codec->checksum(shared);
+  return codec->checksum(shared, is_complete);
 }
 
 Result<Migration::Experts> Migration::room(size_t n, bool cuda) {
@@ -187,7 +188,12 @@ Status Migration::begin(int number, const Into* into) {
   // The entry stays in the queue until the last step that can fail.
   Packed& entry = layer->to_send.front();
   Experts& own = entry.experts;
-  if (into != nullptr) flight->into = *into;
+  if (into != nullptr) {
+    flight->into = *into;
+    if (own.cuda) {
+      MOECCL_ASSIGN_OR_RETURN(flight->earlier, earlier_work(comm_, nullptr));
+    }
+  }
   MOECCL_ASSIGN_OR_RETURN(flight->arrived, room(hybrid_.held().size(), own.cuda));
   flight->words.resize(comm_.n_ranks());
   flight->mine = {layer->begun, entry.checksum, number, moecclSuccess};
@@ -217,6 +223,7 @@ Status Migration::begin(int number, const Into* into) {
   flight->packed = std::move(entry);
   layer->to_send.pop_front();
   ++layer->begun;
+  Communicator::promise(flight->gather);
   flight->gather_ticket = comm_.take_ticket();
   flight->exchange_ticket = comm_.take_ticket();
   return stream_.enqueue(std::move(work));
@@ -252,7 +259,13 @@ Status Migration::run(Flight& flight) {
   }
   if (gathered.ok() && flight.into) {
     gathered = contained([&]() -> Status {
-      MOECCL_ASSIGN_OR_RETURN(const uint64_t now, checksum_of(flight.into->shared, flight.arrived.cuda));
+      if (flight.earlier != nullptr) {
+        const driver::cuda::Current current(flight.earlier->context());
+        exec::StreamWork shared;
+        shared.ready = flight.earlier->end();
+        MOECCL_TRY(shared.wait_ready(flight.gather.runner->fabric()));
+      }
+      MOECCL_ASSIGN_OR_RETURN(const uint64_t now, checksum_of(flight.into->shared, flight.arrived.cuda, true));
       if (now != flight.packed.checksum) flight.mine.code = moecclInvalidUsage;
       return {};
     });

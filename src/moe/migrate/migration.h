@@ -13,6 +13,7 @@
 #include "moeccl/migrate.h"
 #include "src/comm/stream.h"
 #include "src/exec/cuda/cuda_codec.h"
+#include "src/exec/cuda/stream_work.h"
 #include "src/moe/hybrid.h"
 #include "src/moe/migrate/expert_use.h"
 
@@ -69,6 +70,9 @@ class Migration {
     exec::Operation gather, exchange;
     uint64_t gather_ticket = 0, exchange_ticket = 0;
     std::optional<Into> into;  // of an entry that is decoded right after its gather
+    // What the default stream held before the call: the shared expert in `into` is complete at its end. Null on the
+    // host.
+    std::shared_ptr<const exec::EarlierWork> earlier;
     // Guarded by mutex_.
     Status status;
     size_t decoded = 0;  // experts
@@ -88,7 +92,7 @@ class Migration {
   Result<Layer*> layer_at(int layer);
   // Returns the codec of the communicator's device; creates it when CUDA memory is first used.
   Result<exec::CudaCodec*> device_codec();
-  Result<uint64_t> checksum_of(const void* shared, bool cuda);
+  Result<uint64_t> checksum_of(const void* shared, bool cuda, bool is_complete = false);
   Result<bool> decodes(Flight& flight);
   // Returns memory for n encoded experts and reuses that of a finished entry if there is any.
   Result<Experts> room(size_t n, bool cuda);

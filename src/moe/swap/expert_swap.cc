@@ -100,7 +100,9 @@ Result<std::unique_ptr<ExpertSwap>> ExpertSwap::create(Communicator& parent, con
   MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm,
                           split(parent, 0, static_cast<int>(parent.rank()), nullptr));
   comm->set_priority(moecclPriorityDP);
-  return std::unique_ptr<ExpertSwap>(new ExpertSwap(std::move(comm), *config));
+  std::unique_ptr<ExpertSwap> swap(new ExpertSwap(std::move(comm), parent, *config));
+  MOECCL_TRY(parent.usable());  // an abort before this moment has not ended the new communicator
+  return swap;
 }
 
 Status ExpertSwap::set_up(Layer& made, const MoeLayer& layer, std::span<const moecclSwapTensor_t> tensors,

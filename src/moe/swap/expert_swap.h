@@ -71,8 +71,8 @@ class ExpertSwap {
     std::atomic<bool> done{false};
   };
 
-  ExpertSwap(std::unique_ptr<Communicator> comm, const moecclExpertSwapConfig_t& config)
-      : comm_(std::move(comm)), config_(config) {}
+  ExpertSwap(std::unique_ptr<Communicator> comm, const Communicator& parent, const moecclExpertSwapConfig_t& config)
+      : comm_(std::move(comm)), place_(parent.companions(), *comm_), config_(config) {}
   Status set_up(Layer& made, const MoeLayer& layer, std::span<const moecclSwapTensor_t> tensors,
                 const int32_t* slot_of) const;
   Status agree(Layer& made, const MoeLayer& layer, const Status& own) const;
@@ -102,6 +102,7 @@ class ExpertSwap {
   }
 
   std::unique_ptr<Communicator> comm_;
+  Companions::Place place_;
   moecclExpertSwapConfig_t config_;
   std::vector<std::unique_ptr<Layer>> layers_;
   uint64_t n_steps_ = 0;

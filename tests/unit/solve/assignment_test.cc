@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 
+#include "tests/support/timing.h"
 #include "tests/unit/solve/random_problems.h"
 
 #if __has_include(<lemon/network_simplex.h>)
@@ -128,6 +129,20 @@ TEST(Assignment, LeavesNoCycleOfMovesThatLowersTheCost) {
       for (size_t v = 0; v < n; ++v)
         length[u * n + v] = std::min(length[u * n + v], length[u * n + k] + length[k * n + v]);
   for (size_t u = 0; u < n; ++u) EXPECT_GE(length[u * n + u], 0) << "a negative cycle passes bin " << u;
+}
+
+// All items are alike, so under the right prices every bin costs the same. When equal bins did not share the items,
+// this took a hundred times as long.
+TEST(Assignment, SpreadsItemsOverBinsOfEqualCost) {
+  Costs c;
+  c.n_items = 8192, c.n_bins = 128;
+  c.capacity.assign(128, 64);
+  for (int32_t i = 0; i < c.n_items; ++i)
+    for (int32_t b = 0; b < c.n_bins; ++b) c.cost.push_back(b);
+  const tests::Stopwatch watch;
+  const Solved s = solve(c);
+  MOECCL_EXPECT_WITHIN(watch, 500);
+  expect_consistent(c, s);
 }
 
 TEST(Assignment, UsesTheCallersWorkspaceAndSaysHowMuch) {

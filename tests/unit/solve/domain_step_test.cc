@@ -130,6 +130,25 @@ TEST(DomainStep, BackwardIsTwoAlltoAllsAndTheReturn) {
   EXPECT_EQ(s.of({1}).codec_us, 0) << "nothing travels";
 }
 
+// With 3 of 4 data centres behind a link and 8 holders in each, the link carries 24 encoded gradients of an expert for
+// the 3 exact sums.
+TEST(DomainStep, EncodedGradientsReturnFromEveryHolder) {
+  Step s({4, 8}, {1e9, 16e9}, 32, 2);
+  s.p.expert_bytes = 4e6;
+  s.p.forward_only = 0;
+  const double exact_us = s.of({4, 8}).return_us;
+  EXPECT_GT(exact_us, 3 * 4000);
+  s.p.gradient_ratio = 50;
+  s.latency = {1e-3, 1e-6};
+  EXPECT_NEAR(s.of({4, 8}).return_us, 24 * 4000.0 / 50 + 1000, 1);
+  EXPECT_NEAR(s.of({1, 8}).return_us, 7 * 250.0 / 50 + 1, 0.01);
+  EXPECT_EQ(s.of({1, 1}).return_us, 0);
+  s.p.gradient_bytes = 8e6;
+  EXPECT_NEAR(s.of({4, 8}).return_us, 48 * 4000.0 / 50 + 1000, 1);
+  s.p.encode_bandwidth = 31e9, s.p.decode_bandwidth = 62e9;
+  EXPECT_NEAR(s.of({4, 8}).return_us, 48 * 4000.0 / 50 + 1000 + 8000 + 4000, 1);
+}
+
 // Review M10: for the forward pass alone it pays to make the four data centres one domain, but the step becomes slower.
 TEST(DomainStep, AStepThatReturnsGradientsKeepsWhatTheForwardPassWouldChange) {
   Step s({4, 8}, {1.25e9 / 8, 16e9}, 32, 1);
@@ -152,6 +171,8 @@ TEST(DomainStep, AStepThatReturnsGradientsKeepsWhatTheForwardPassWouldChange) {
   EXPECT_EQ(step[0], 1);
   EXPECT_GT(s.of({4, 8}).after_us, s.of({1, 1}).after_us);
   EXPECT_LE(s.of(step).after_us, s.of({1, 1}).after_us);
+  s.p.gradient_ratio = 50;  // the way back was what did not pay
+  EXPECT_EQ(solve(0)[0], 4);
 }
 
 TEST(DomainStep, ComputationFromShapes) {
@@ -195,6 +216,9 @@ TEST(DomainStep, NamesBadArguments) {
   s.latency[0] = 0;
   s.p.decode_bandwidth = -3;
   says("problem.decode_bandwidth");
+  s.p.decode_bandwidth = 0;
+  s.p.gradient_ratio = 0.5;
+  says("problem.gradient_ratio");
 }
 
 }  // namespace

@@ -236,7 +236,7 @@ void call_domains(Fuzz& f) {
   auto latency = f.numbers(3, 1e-2);
   p.latency_s = f.or_null(latency);
   p.expert_s = f.number(1e-2), p.backward_s = f.number(1e-2), p.gradient_bytes = f.number(1e7);
-  p.encode_bandwidth = f.number(1e11), p.decode_bandwidth = f.number(1e11);
+  p.encode_bandwidth = f.number(1e11), p.decode_bandwidth = f.number(1e11), p.gradient_ratio = f.number(100);
   p.forward_only = static_cast<int32_t>(f.below(2));
   auto domain = f.integers(3, 1, 9);
   int32_t location[3];
