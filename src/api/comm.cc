@@ -151,7 +151,7 @@ moecclResult_t moecclCommAbort(moecclComm_t handle) {
 moecclResult_t moecclCommGetAsyncError(moecclComm_t handle, moecclResult_t* result) {
   return with_pinned(handle, [&](Communicator& comm) -> Status {
     if (result == nullptr) return api::null_argument("result", "the address of a moecclResult_t");
-    comm.notice_revoke();
+    comm.notice_peers();
     const bool settled = comm.settled();  // read first, so that failures up to then are seen below
     const Status s = comm.usable();
     if (!s.ok()) comm.set_last_error(s.message());

@@ -12,6 +12,7 @@
 #include "src/exec/cuda/runners.h"
 #include "src/exec/cuda/stream_work.h"
 #include "src/exec/revoked.h"
+#include "src/exec/task.h"
 #include "topology/synthetic.h"
 
 namespace moeccl::comm {
@@ -86,6 +87,7 @@ Communicator::Communicator(Membership&& m) noexcept
 
 // Uses what the constructor has left in `m`.
 void Communicator::set_up(Membership&& m) {
+  companions_ = std::make_shared<Companions>();
   // With a core for each rank, a signal arrives within a microsecond or two, so polling is cheaper than giving up the
   // core. With more ranks than cores, the rank we wait for may need ours. Measured in docs/decisions.md.
   const bool fits = m.ranks_on_host <= m.cores_on_host && !config_.crowded && !launched_crowded();
@@ -285,8 +287,13 @@ Status Communicator::run(exec::Operation& op) {
   return op.runner->run(op);
 }
 
+void Communicator::promise(exec::Operation& op) {
+  if (exec::PersistentKernel* kernel = op.runner->kernel(); kernel != nullptr) op.promise = kernel->promise();
+}
+
 Status Communicator::run_in_turn(uint64_t ticket, exec::Operation& op) {
   const Turn turn(turns_, ticket);
+  const exec::Promise until_run = std::move(op.promise);
   Status status = shielded([&]() -> Status {
     MOECCL_TRY(usable());
     return run(op);
@@ -376,6 +383,7 @@ void Communicator::abort() {
     if (cuda_->kernel_side() != nullptr) cuda_->kernel_side()->kernel().stop();
   }
   fabric_->fail(error(moecclAborted, "rank {} aborted the communicator", rank_));
+  companions_->for_each([](Communicator& c) { c.abort(); });
 }
 
 void Communicator::revoke() {
@@ -385,13 +393,24 @@ void Communicator::revoke() {
     if (cuda_->kernel_side() != nullptr) cuda_->kernel_side()->kernel().stop();
   }
   fabric_->revoke(why);
+  companions_->for_each([](Communicator& c) { c.revoke(); });
 }
 
-void Communicator::notice_revoke() {
-  if (!birth_.here() || fabric_->failed()) return;
+void Communicator::notice_peers() {
+  if (!birth_.here()) return;
+  exec::PersistentKernel* const kernel =
+      cuda_ != nullptr && cuda_->kernel_side() != nullptr ? &cuda_->kernel_side()->kernel() : nullptr;
+  const bool replays = kernel != nullptr && kernel->has_captured();
+  if (fabric_->failed()) {  // on host memory, of which the kernel knows nothing
+    if (replays) kernel->stop();
+    return;
+  }
   Status why = exec::check_revoked(*fabric_);
+  // No task looks for peers that a graph's replay waits for.
+  if (why.ok() && replays) why = exec::check_peers(cuda_->fabric());
   if (why.ok()) return;
   if (cuda_ != nullptr) cuda_->fabric().fail(why);
+  if (replays) kernel->stop();
   fabric_->fail(why);
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "src/comm/collective_call.h"
+#include "src/comm/companions.h"
 #include "src/comm/group_holds.h"
 #include "src/comm/premuls.h"
 #include "src/comm/turns.h"
@@ -117,7 +118,10 @@ class Communicator {
   Status refresh(exec::Operation& op);
   // Runs a prepared operation on this thread once its turn has come.
   Status run(exec::Operation& op);
-  // Waits for the ticket's turn, runs, stores the message of a failure, and passes the turn on.
+  // For an operation that a thread runs later than the calls of its own thread that follow: keeps its place among them.
+  static void promise(exec::Operation& op);
+  // Waits for the ticket's turn, runs, stores the message of a failure, ends the operation's promise, and passes the
+  // turn on.
   Status run_in_turn(uint64_t ticket, exec::Operation& op);
   // Runs this rank's own work on CUDA memory in its turn, with the engine's kernels. It follows the earlier work of the
   // rank's stream. For a call that is on none of the caller's streams, it waits until the work has ended. Requires
@@ -141,8 +145,9 @@ class Communicator {
   void abort();
   // Ends all operations on all ranks and forbids further ones; see moecclCommRevoke. Any thread.
   void revoke();
-  // Fails this rank too if another one has revoked the communicator. Any thread.
-  void notice_revoke();
+  // Fails this rank too if another one has revoked the communicator, or, where a graph may be waiting for it, has
+  // failed or been lost. Any thread.
+  void notice_peers();
   // Tells the peers that this rank will take no further part.
   void leave();
 
@@ -152,6 +157,9 @@ class Communicator {
 
   // Counts the calls in open groups.
   GroupHolds& group_holds() { return group_holds_; }
+
+  // The communicators that end with an abort or a revocation of this one.
+  const std::shared_ptr<Companions>& companions() const { return companions_; }
 
   PreMuls& premuls() { return premuls_; }
 
@@ -177,6 +185,7 @@ class Communicator {
   MeetingPlaces places_;
   const driver::Birth birth_;
   GroupHolds group_holds_;
+  std::shared_ptr<Companions> companions_;
   PreMuls premuls_;
   std::map<void*, std::pair<std::byte*, size_t>> registrations_;  // by handle
   std::unique_ptr<exec::Fabric> fabric_;

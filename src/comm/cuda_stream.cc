@@ -16,6 +16,8 @@ namespace cuda = driver::cuda;
 
 namespace {
 
+Home home_of(cuda::Context context) { return {context, cuda::number_of(context)}; }
+
 constexpr size_t kPage = 64 << 10, kStride = 64;
 // Page-locked memory for the words of many streams.
 struct Page {
@@ -29,11 +31,11 @@ std::mutex& words() {
 }
 
 // Returns a page with room for so many words more. Called under words().
-Result<Page*> page_of(cuda::Context context, size_t n_words) {
-  static auto* const pages = new std::map<cuda::Context, Page>;
-  Page& page = (*pages)[context];
+Result<Page*> page_of(Home home, size_t n_words) {
+  static auto* const pages = new std::map<Home, Page>;
+  Page& page = (*pages)[home];
   if (page.memory.data() == nullptr || page.used + n_words * kStride > kPage) {
-    MOECCL_ASSIGN_OR_RETURN(cuda::Memory memory, cuda::Memory::pinned(context, kPage));
+    MOECCL_ASSIGN_OR_RETURN(cuda::Memory memory, cuda::Memory::pinned(home.first, kPage));
     // The streams of a full page keep using it.
     if (page.memory.data() != nullptr) (void)new cuda::Memory(std::move(page.memory));
     page.memory = std::move(memory);
@@ -42,9 +44,9 @@ Result<Page*> page_of(cuda::Context context, size_t n_words) {
   return &page;
 }
 
-Result<uint64_t*> take_word(cuda::Context context) {
+Result<uint64_t*> take_word(Home home) {
   const std::lock_guard lock(words());
-  MOECCL_ASSIGN_OR_RETURN(Page * page, page_of(context, 1));
+  MOECCL_ASSIGN_OR_RETURN(Page * page, page_of(home, 1));
   auto* word = reinterpret_cast<uint64_t*>(page->memory.data() + page->used);
   page->used += kStride;
   return word;
@@ -53,14 +55,14 @@ Result<uint64_t*> take_word(cuda::Context context) {
 // The streams of each context that may still wait on the device, and how much of their work has run when they do not.
 struct AllWaiting {
   std::mutex mutex;
-  std::map<cuda::Context, std::map<CudaStream*, uint64_t>> of;
+  std::map<Home, std::map<CudaStream*, uint64_t>> of;
 };
 AllWaiting& all_waiting() {
   static auto* const all = new AllWaiting;
   return *all;
 }
 
-using Streams = std::multimap<cuda::Context, std::unique_ptr<CudaStream>>;
+using Streams = std::multimap<Home, std::unique_ptr<CudaStream>>;
 
 // The objects that threads had for CU_STREAM_PER_THREAD when they ended. Their proxies may still work, so they wait
 // here for another thread. There are as many as such streams were used or worked at the same time.
@@ -77,7 +79,7 @@ Left& left() {
 struct OfThread {
   ~OfThread() {
     if (!birth.here()) {  // another thread of the parent may have held the lock
-      for (auto& [context, stream] : streams) (void)stream.release();
+      for (auto& [home, stream] : streams) (void)stream.release();
       return;
     }
     const std::lock_guard lock(left().mutex);
@@ -91,7 +93,7 @@ struct OfThread {
 
 Result<CudaStream*> CudaStream::of(cuda::Stream stream, cuda::Context wanted) {
   static std::mutex mutex;
-  static auto* const streams = new std::map<std::pair<cuda::Context, cuda::Stream>, std::unique_ptr<CudaStream>>;
+  static auto* const streams = new std::map<std::pair<Home, cuda::Stream>, std::unique_ptr<CudaStream>>;
   cuda::Context context = wanted != nullptr ? wanted : cuda::current_context();
   const bool named = reinterpret_cast<uintptr_t>(stream) > 2;  // 1 and 2 are the default streams of every context
   if (named) MOECCL_TRY(cuda::check(cuda::driver()->cuStreamGetCtx(stream, &context), "the given CUDA stream"));
@@ -104,19 +106,20 @@ Result<CudaStream*> CudaStream::of(cuda::Stream stream, cuda::Context wanted) {
                  "stream belongs to another CUDA context than the communicator's: give a stream that was made on the "
                  "device that was current when the communicator was initialised");
   }
-  if (exec::is_per_thread(stream)) return of_this_thread(context);
+  const Home home = home_of(context);
+  if (exec::is_per_thread(stream)) return of_this_thread(home);
   const std::lock_guard lock(mutex);
-  std::unique_ptr<CudaStream>& slot = (*streams)[{context, stream}];
-  if (slot == nullptr) slot.reset(new CudaStream(context, stream));
+  std::unique_ptr<CudaStream>& slot = (*streams)[{home, stream}];
+  if (slot == nullptr) slot.reset(new CudaStream(home, stream));
   return slot.get();
 }
 
-CudaStream* CudaStream::of_this_thread(cuda::Context context) {
+CudaStream* CudaStream::of_this_thread(Home home) {
   Streams& own = PerThread<OfThread, OfThread>::get().streams;
-  if (const auto known = own.find(context); known != own.end()) return known->second.get();
+  if (const auto known = own.find(home); known != own.end()) return known->second.get();
   {
     const std::lock_guard lock(left().mutex);
-    const auto [begin, end] = left().streams.equal_range(context);
+    const auto [begin, end] = left().streams.equal_range(home);
     const auto idle =
         std::find_if(begin, end, [](const auto& s) { return s.second->ended(s.second->proxy_.count().put); });
     if (idle != end) {
@@ -126,7 +129,7 @@ CudaStream* CudaStream::of_this_thread(cuda::Context context) {
     }
   }
   const cuda::Stream name = reinterpret_cast<cuda::Stream>(exec::kPerThread);
-  return own.emplace(context, std::unique_ptr<CudaStream>(new CudaStream(context, name)))->second.get();
+  return own.emplace(home, std::unique_ptr<CudaStream>(new CudaStream(home, name)))->second.get();
 }
 
 // Returns whether so much of the proxy's work has run, and the stream waits for none of it.
@@ -139,7 +142,7 @@ bool CudaStream::ended(uint64_t n_run) {
 void CudaStream::prepare(cuda::Context context) {
   constexpr size_t kStreams = 64;
   const std::lock_guard lock(words());
-  (void)contained([&] { return page_of(context, kStreams).status(); });
+  (void)contained([&] { return page_of(home_of(context), kStreams).status(); });
 }
 
 Result<bool> CudaStream::capturing() const {
@@ -173,7 +176,7 @@ Result<cuda::Event> CudaStream::take_event() {
 
 Stream::Work CudaStream::hold(std::function<Status()> work) {
   auto put = std::make_shared<CudaPut>();
-  put->in_flight.emplace(context_);
+  put->in_flight.emplace();
   Work held = proxy_.hold([this, put, work = std::move(work)] {
     Status status = run(*put, work);
     put->in_flight.reset();
@@ -185,7 +188,7 @@ Stream::Work CudaStream::hold(std::function<Status()> work) {
 
 Status CudaStream::note(CudaPut& put) {
   if (done_ == nullptr) {
-    MOECCL_ASSIGN_OR_RETURN(done_, take_word(context_));
+    MOECCL_ASSIGN_OR_RETURN(done_, take_word(home_));
   }
   MOECCL_ASSIGN_OR_RETURN(put.ready, take_event());
   return cuda::check(cuda::driver()->cuEventRecord(put.ready, stream_), "the given CUDA stream");
@@ -242,7 +245,7 @@ bool CudaStream::may_wait() {
   const size_t limit = exec::streams_that_may_wait(context_), most = limit == SIZE_MAX ? limit : limit / 2;
   AllWaiting& all = all_waiting();
   const std::lock_guard lock(all.mutex);
-  std::map<CudaStream*, uint64_t>& waiting = all.of[context_];
+  std::map<CudaStream*, uint64_t>& waiting = all.of[home_];
   std::erase_if(waiting, [](const auto& w) { return w.first->ended(w.second); });
   if (!waiting.contains(this) && waiting.size() >= most) return false;
   waiting[this] = proxy_.count().put + 1;

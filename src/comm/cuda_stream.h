@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "src/comm/stream.h"
@@ -14,6 +15,9 @@
 #include "src/exec/cuda/stream_work.h"
 
 namespace moeccl::comm {
+
+// A context and its number (driver::cuda::number_of).
+using Home = std::pair<driver::cuda::Context, uint64_t>;
 
 // The position of a piece of work on the caller's stream.
 struct CudaPut {
@@ -26,9 +30,10 @@ struct CudaPut {
 class CudaStream final : public Stream {
  public:
   // Returns the object for the caller's stream. These objects live as long as the process, because stream handles are
-  // reused. `wanted` is the context of the communicator that uses the stream; the names 1 and 2 mean its default
-  // streams, and 2 (CU_STREAM_PER_THREAD) means that of the calling thread. If it is null, the context that is current
-  // on this thread is used. Returns InvalidUsage if there is none, or if the stream belongs to another context.
+  // reused. Those of a context that was reset are not used again. `wanted` is the context of the communicator that uses
+  // the stream; the names 1 and 2 mean its default streams, and 2 (CU_STREAM_PER_THREAD) means that of the calling
+  // thread. If it is null, the context that is current on this thread is used. Returns InvalidUsage if there is none,
+  // or if the stream belongs to another context.
   static Result<CudaStream*> of(driver::cuda::Stream stream, driver::cuda::Context wanted);
   // Allocates what some dozen streams need. An allocation may wait for the device, and so for a kernel that waits for
   // this rank; a communicator calls this before it runs anything. Without the memory, the first operation tries again.
@@ -54,8 +59,8 @@ class CudaStream final : public Stream {
   void watch(Work work) { (void)proxy_.enqueue(std::move(work)); }
 
  private:
-  CudaStream(driver::cuda::Context context, driver::cuda::Stream stream) : context_(context), stream_(stream) {}
-  static CudaStream* of_this_thread(driver::cuda::Context context);
+  CudaStream(Home home, driver::cuda::Stream stream) : home_(home), context_(home.first), stream_(stream) {}
+  static CudaStream* of_this_thread(Home home);
   bool ended(uint64_t n_run);
   Status note(CudaPut& put);
   Status run(const CudaPut& put, const std::function<Status()>& work);
@@ -66,6 +71,7 @@ class CudaStream final : public Stream {
   template <class Query>
   void wait_until_run(uint64_t number, Query query) const;
 
+  Home home_;
   driver::cuda::Context context_;
   driver::cuda::Stream stream_;
   uint64_t* done_ = nullptr;    // in page-locked memory, from a thread's first work on: the count of work that has run

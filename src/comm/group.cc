@@ -12,6 +12,7 @@
 #include "src/comm/batches.h"
 #include "src/comm/cuda_stream.h"
 #include "src/driver/thread.h"
+#include "src/exec/cuda/kernel_task.h"
 
 namespace moeccl::comm {
 namespace {
@@ -307,7 +308,7 @@ Status issue_batches(std::vector<Call>& calls) {
     for (Stream* other : batch->others) MOECCL_TRY(other->ready());
   }
   for (const auto& batch : batches) {
-    if (batch->launchable && !batch->captured) batch->in_flight.emplace(batch->stream->as_cuda()->context());
+    if (batch->launchable && !batch->captured) batch->in_flight.emplace();
   }
   MOECCL_TRY(launch_at_once(batches));
   for (const auto& batch : batches)

@@ -23,7 +23,7 @@ struct Call {
   Stream* stream = nullptr;                         // null: the call blocks
   std::unique_ptr<exec::Operation> operation = {};  // or `message`
   exec::Message message = {};
-  exec::PersistentKernel::Promise promise = {};  // of a launch that waits for its turn
+  exec::Promise promise = {};  // of a launch that waits for its turn
 
   exec::Runner& runner() const { return operation != nullptr ? *operation->runner : *message.runner; }
   GroupHolds* maker = nullptr;  // of another handle with which the call was made; may be null
@@ -33,19 +33,25 @@ struct Call {
 // the default stream. Null if there is none; a null stream is the calling thread.
 Result<std::shared_ptr<const exec::EarlierWork>> earlier_work(Communicator& comm, Stream* stream);
 
+// Runs `body` as the calling thread's current work, which comes after `earlier`.
+template <class Body>
+Status run_after(const exec::EarlierWork* earlier, Body&& body) {
+  if (earlier == nullptr) return body();
+  const driver::cuda::Current current(earlier->context());
+  exec::StreamWork now;
+  now.ready = earlier->end();
+  now.blocks = true;
+  const exec::StreamWork::Scope scope(now);
+  return body();
+}
+
 // Puts `body` (Status of a ticket) on the stream. The ticket is taken only after everything that can fail.
 template <class Body>
 Status enqueue_in_turn(Communicator& comm, Stream& stream, Body body) {
   auto ticket = std::make_shared<uint64_t>();
   MOECCL_ASSIGN_OR_RETURN(auto earlier, earlier_work(comm, &stream));
   Stream::Work work = stream.hold([ticket, earlier = std::move(earlier), body = std::move(body)] {
-    if (earlier == nullptr) return body(*ticket);
-    const driver::cuda::Current current(earlier->context());
-    exec::StreamWork now;
-    now.ready = earlier->end();
-    now.blocks = true;
-    const exec::StreamWork::Scope scope(now);
-    return body(*ticket);
+    return run_after(earlier.get(), [&] { return body(*ticket); });
   });
   *ticket = comm.take_ticket();
   Status status = stream.enqueue(std::move(work));

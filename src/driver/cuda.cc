@@ -102,6 +102,12 @@ Context current_context() {
   return context;
 }
 
+uint64_t number_of(Context context) {
+  static const auto ask = reinterpret_cast<int (*)(Context, unsigned long long*)>(driver_symbol("cuCtxGetId"));
+  unsigned long long number = 0;
+  return ask != nullptr && ask(context, &number) == 0 ? number : 0;
+}
+
 Pointed pointed(const void* pointer) {
   if (driver() == nullptr || pointer == nullptr) return {};
   // Numbers of the driver's interface: memory type, managed, covered by peer access (legacy IPC), pool, size of the

@@ -110,6 +110,9 @@ Status check(int result, const std::string& what);
 bool loaded();
 // Returns the context that is current on this thread, or null. Never starts CUDA by itself.
 Context current_context();
+// Returns a number that no other context of this process has had: one that was reset keeps its address. Drivers before
+// CUDA 12.0 have none, which gives 0.
+uint64_t number_of(Context context);
 // The driver's attributes of an address, read in one call.
 struct Pointed {
   uint64_t type = 0;  // a MemoryType, or 0 for ordinary host memory

@@ -10,6 +10,7 @@
 
 #include "kernels/table.h"
 #include "src/exec/lane_trace.h"
+#include "src/exec/promise.h"
 #include "src/plan/binding.h"
 #include "src/plan/plan.h"
 
@@ -90,6 +91,7 @@ struct Operation {
   const void* scale_at = nullptr;
   bool grouped = false;  // deterministic row sums
   uint8_t priority = 0;  // of the call, a moecclPriority_t; 0: the operation's own
+  Promise promise;       // while it has a ticket and waits for its turn, if the persistent kernel may run it
   // Rows with scales: element_bytes counts both, and a slot holds its rows first and then their scales.
   struct Scales {
     const void* input = nullptr;
@@ -125,6 +127,7 @@ struct Operation {
 
   // Resets everything except what a preparation sets anyway and memory that it can reuse.
   void reset() {
+    promise = nullptr;
     binding = {};
     epoch = 0;
     reduce = kernels::ReduceOp::kSum;

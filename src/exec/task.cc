@@ -114,13 +114,11 @@ Status check_revoked(const Fabric& fabric) {
   return {};
 }
 
-Status check_peer_state(Task& task, uint32_t peer, bool waits_long) {
-  const transport::Board& board = task.fabric().link(peer).board();
-  const auto state = static_cast<transport::RankState>(board.health.state.load(std::memory_order_acquire));
-  if (state == transport::RankState::kRunning) return {};
-  if (was_revoked(board)) return error(moecclAborted, "{}", failure_text(board));
-  if (!task.needs(peer) && (!waits_long || state == transport::RankState::kLeft)) return {};
-  switch (state) {
+namespace {
+
+// Returns what a peer says of its end, or success if it has left in order, or runs.
+Status how_ended(const transport::Board& board, uint32_t peer) {
+  switch (static_cast<transport::RankState>(board.health.state.load(std::memory_order_acquire))) {
     case transport::RankState::kFailed: {
       const uint32_t code = board.health.code.load(std::memory_order_relaxed);
       const bool same = code == moecclMismatch || code == moecclTimeout;
@@ -128,12 +126,37 @@ Status check_peer_state(Task& task, uint32_t peer, bool waits_long) {
     }
     case transport::RankState::kAborted:
       return error(moecclRemoteError, "rank {} aborted the communicator", peer);
-    case transport::RankState::kLeft:
-      return error(moecclRemoteError, "rank {} has destroyed its communicator and will not take part in {}", peer,
-                   task.describe());
     default:
       return {};
   }
+}
+
+}  // namespace
+
+Status check_peers(const Fabric& fabric) {
+  MOECCL_TRY(check_revoked(fabric));
+  for (uint32_t p = 0; p < fabric.n_ranks; ++p) {
+    if (p == fabric.rank) continue;
+    const transport::Board& board = fabric.link(p).board();
+    MOECCL_TRY(how_ended(board, p));
+    Status lost = fabric.link(p).check_peer();
+    const auto left = static_cast<uint32_t>(transport::RankState::kLeft);
+    if (lost.ok() || board.health.state.load(std::memory_order_acquire) == left) continue;
+    MOECCL_TRY(how_ended(board, p));  // its own text says more, if it has arrived since
+    return lost;
+  }
+  return {};
+}
+
+Status check_peer_state(Task& task, uint32_t peer, bool waits_long) {
+  const transport::Board& board = task.fabric().link(peer).board();
+  const auto state = static_cast<transport::RankState>(board.health.state.load(std::memory_order_acquire));
+  if (state == transport::RankState::kRunning) return {};
+  if (was_revoked(board)) return error(moecclAborted, "{}", failure_text(board));
+  if (!task.needs(peer) && (!waits_long || state == transport::RankState::kLeft)) return {};
+  MOECCL_TRY(how_ended(board, peer));
+  return error(moecclRemoteError, "rank {} has destroyed its communicator and will not take part in {}", peer,
+               task.describe());
 }
 
 Status check_health(Task& task, int64_t since_ns, int64_t now, bool look_alive) {

@@ -99,6 +99,9 @@ std::string failure_text(const transport::Board& board);
 // can no longer fail the task, whatever happens to it; with `waits_long`, however, failures of all peers count.
 Status check_peer_state(Task& task, uint32_t peer, bool waits_long = false);
 
+// Returns how any peer has failed or been lost, or success. For operations without a task.
+Status check_peers(const Fabric& fabric);
+
 // Returns why a rank that has been blocked since `since_ns` must give up, or success. With `look_alive` it also checks
 // whether the peers' processes are alive.
 Status check_health(Task& task, int64_t since_ns, int64_t now, bool look_alive);

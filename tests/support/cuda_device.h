@@ -32,6 +32,8 @@ class CudaDevice {
     context_ = context;
   }
   bool ok() const { return ok_; }
+  // Ends device `ordinal`'s context, as cudaDeviceReset does.
+  void reset(int ordinal = 0) { EXPECT_EQ(call<int(int)>("cuDevicePrimaryCtxReset_v2", ordinal), 0); }
   void make_current() { EXPECT_EQ((call<int(void*)>("cuCtxSetCurrent", context_)), 0); }
 
   // Returns whether processes share the device through MPS, so that their kernels run side by side.

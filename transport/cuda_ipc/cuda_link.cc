@@ -24,8 +24,9 @@ Opened Opened::of(cuda::VirtualMemory memory) {
 
 Opened::~Opened() {
   if (data_ == nullptr) return;
-  cuda::wait_until_idle(context_,
-                        [&] { (void)cuda::driver()->cuIpcCloseMemHandle(reinterpret_cast<cuda::Pointer>(data_)); });
+  // The owner of the memory may free it next.
+  cuda::soon_idle(context_,
+                  [data = data_] { (void)cuda::driver()->cuIpcCloseMemHandle(reinterpret_cast<cuda::Pointer>(data)); });
 }
 
 Result<Opened> Opened::open(cuda::Context context, const cuda::IpcHandle& handle) {

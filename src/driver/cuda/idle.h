@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of the driver that wait for all work of a context, such as cuMemFree. On an H200, no other call of the context
-// returns while one of them waits. It must therefore not come while a thread of this process still has to make calls
-// for an operation that a stream waits for: neither would end.
+// Calls of the driver that wait for all work of a context, and of the devices that reach its memory, such as cuMemFree.
+// On an H200, no other call of the context returns while one of them waits. It must therefore not come while a thread
+// of this process still has to make calls for an operation that a stream or a kernel waits for: neither would end.
 #pragma once
 
 #include <functional>
@@ -10,23 +10,31 @@
 
 namespace moeccl::driver::cuda {
 
-// An operation of this process on a context, from before a stream waits for it until none does. Any thread.
+// An operation of this process, from before a stream waits for it, or its kernel starts, until it has ended. Any
+// thread.
 class InFlight {
  public:
   // Waits while the calls below run.
-  explicit InFlight(Context context);
+  InFlight();
   ~InFlight();
   InFlight(const InFlight&) = delete;
   InFlight& operator=(const InFlight&) = delete;
-
- private:
-  const Context context_;
 };
 
-// Runs `call` now if no operation is in flight, and otherwise when the last one ends, on that thread. The context is
-// current.
+// Graphs of this process that may be in flight at any time.
+class Replays {
+ public:
+  Replays();
+  ~Replays();
+  Replays(const Replays&) = delete;
+  Replays& operator=(const Replays&) = delete;
+};
+
+// Runs `call` now if nothing of this process is in flight, and otherwise when it is so, on the thread that ends the
+// last operation. The context is current.
 void when_idle(Context context, std::function<void()> call);
-// Waits until no operation is in flight, and runs `call`.
-void wait_until_idle(Context context, const std::function<void()>& call);
+// As when_idle(), but waits for that moment, for a second at most: an operation in flight may wait for this very
+// thread.
+void soon_idle(Context context, std::function<void()> call);
 
 }  // namespace moeccl::driver::cuda

@@ -168,11 +168,11 @@ Result<bool> CudaCodec::valid(const void* encoded, size_t n) {
   return *reinterpret_cast<const uint32_t*>(pinned_.data()) == 0;
 }
 
-Result<uint64_t> CudaCodec::checksum(const void* shared) {
+Result<uint64_t> CudaCodec::checksum(const void* shared, bool is_complete) {
   if (exact() || whole_bytes_ == 0) return 0;
   const std::lock_guard lock(mutex_);
   const cuda::Current current(context_);
-  after_default_stream();
+  if (!is_complete) after_default_stream();
   // There are as many partial sums as the launch may have blocks; those of blocks that are not launched stay zero.
   note(cuda::driver()->cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(device_.data()), 0,
                                        kChecksumBlocks * sizeof(uint64_t), stream_),

@@ -43,8 +43,8 @@ class CudaCodec {
   driver::cuda::Stream stream() const { return stream_; }
   // Returns whether decode() can interpret all n.
   Result<bool> valid(const void* encoded, size_t n);
-  // Returns kernels::checksum() of shared[count], after the work in the default stream.
-  Result<uint64_t> checksum(const void* shared);
+  // Returns kernels::checksum() of shared[count], after the work in the default stream unless shared is complete.
+  Result<uint64_t> checksum(const void* shared, bool is_complete = false);
 
  private:
   CudaCodec(StreamEngine& engine, const kernels::CodecShape& shape);

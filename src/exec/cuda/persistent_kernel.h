@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // The persistent kernel of one rank: its device memory (flags and staging), which peers' kernels access, and launches
 // that each run a whole program (kernels/cuda/walk.cuh). A launch goes on any stream and returns at once. KernelTask
-// watches for its end on the host, so that deadlines, aborts and lost peers end it as they end every operation.
+// (kernel_task.h) watches for its end on the host.
 #pragma once
 
 #include <array>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <unordered_map>
 
 #include "kernels/cuda/walk_rows_args.h"
+#include "src/driver/cuda/idle.h"
 #include "src/exec/cuda/kernel_program.h"
 #include "src/exec/cuda/kernel_proxy.h"
 #include "src/exec/cuda/stream_engine.h"
 #include "src/exec/cuda/stream_name.h"
-#include "src/exec/task.h"
+#include "src/exec/fabric.h"
+#include "src/exec/operation.h"
+#include "src/exec/promise.h"
 
 namespace moeccl::exec {
 
@@ -33,16 +37,12 @@ class PersistentKernel {
   // when it is done. Null: the stream is being captured, and the operation follows those launched before in the same
   // capture, whatever stream they are on. The program that replays the graph orders it with everything else.
   Status launch(const Operation& op, driver::cuda::Stream stream, uint64_t* number);
-  // A place in the order of launches for an operation that a host thread will launch; until then others must not
-  // overtake it. The place is kept as long as this object exists.
-  struct Broken {
-    void operator()(std::atomic<uint32_t>* promised) const { promised->fetch_sub(1, std::memory_order_release); }
-  };
-  using Promise = std::unique_ptr<std::atomic<uint32_t>, Broken>;
   Promise promise() {
     promised_.fetch_add(1, std::memory_order_relaxed);
     return Promise(&promised_);
   }
+  // Returns whether a graph may replay one of its operations.
+  bool has_captured() const { return has_captured_.load(std::memory_order_acquire); }
   bool has_promised() const { return promised_.load(std::memory_order_acquire) > 0; }
 
   // Returns why the device gave up, or ok() if it did not. Any thread.
@@ -121,45 +121,15 @@ class PersistentKernel {
   // Several captures may be open at the same time. The one that was used last comes first; the driver does not say when
   // one ends, so the last one makes room.
   std::array<Capture, 8> captures_;
+  // From the first capture on: a replay may wait for one of another rank of this process.
+  std::optional<driver::cuda::Replays> replays_;
+  std::atomic<bool> has_captured_{false};
   std::atomic<uint64_t> launched_{0};
   std::atomic<uint32_t> promised_{0};
   std::unique_ptr<KernelProxy> proxy_;
 
  public:
   ~PersistentKernel();
-};
-
-// One operation on the persistent kernel, from its launch to its end.
-class KernelTask final : public Task {
- public:
-  // It was launched as `number`, or is launched on the engine's stream at the first poll.
-  KernelTask(Fabric& fabric, PersistentKernel& kernel, const Operation& op, uint64_t number)
-      : Task(fabric), kernel_(kernel), op_(op), number_(number) {}
-  KernelTask(Fabric& fabric, PersistentKernel& kernel, const Operation& op)
-      : Task(fabric), kernel_(kernel), op_(op), promise_(kernel.promise()) {}
-
-  Progress poll() override;
-  Status diagnose() override;
-  std::string describe() const override;
-  bool needs(uint32_t peer) const override;
-  // The device is told when the deadline passes, and its report names the step.
-  int64_t grace_ms() const override { return 1000; }
-  void stop() override { kernel_.stop(); }
-  void let_go() override;
-  void abandon() override;
-
- private:
-  PersistentKernel& kernel_;
-  const Operation& op_;
-  uint64_t number_ = 0;
-  PersistentKernel::Promise promise_;
-  bool watching_ = false;
-  size_t record_ = 0;      // in the flight recorder
-  uint64_t sequence_ = 0;  // number of operations of the fabric that were called before
-  int64_t began_ns_ = 0;
-  // Since when a rank on another host seems to run something else, or to have left; 0: no rank does.
-  int64_t differs_since_ns_ = 0;
-  mutable int64_t left_since_ns_ = 0;
 };
 
 }  // namespace moeccl::exec

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/exec/cuda/runners.h"
 
-#include "src/exec/cuda/persistent_kernel.h"
+#include "src/exec/cuda/kernel_task.h"
 #include "src/exec/cuda/stream_work.h"
 #include "src/exec/eager.h"
 

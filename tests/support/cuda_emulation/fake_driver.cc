@@ -138,6 +138,13 @@ void synchronizes_alone(Context& context) {
   if (!rule("IMPLICIT_SYNC")) return;
   const std::lock_guard busy(context.busy);
   context.drain();
+  uint32_t peers = 0;
+  {
+    const std::lock_guard lock(machine().mutex);
+    peers = machine().peers[context.device];
+  }
+  for (int d = 0; d < n_devices(); ++d)
+    if ((peers >> d & 1u) != 0) context_of_device(d)->drain();
 }
 
 Context* context_of_device(int device) {
@@ -332,6 +339,23 @@ EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
   if (c->retained == 0) return kInvalidContext;
   return --c->retained, kOk;
 }
+// The context keeps its address, as a real one may, and can be used again at once.
+EXPORT int cuDevicePrimaryCtxReset_v2(int device) {
+  MOECCL_CALL();
+  if (device < 0 || device >= n_devices()) return kInvalidDevice;
+  Context* const c = context_of_device(device);
+  c->drain();
+  streams().remove_if([&](const Stream& s) { return s.context == c; });
+  events().remove_if([&](const Event& e) { return e.context == c; });
+  for (const auto& s : c->all_streams()) s->end();
+  free_all(*c);
+  const std::lock_guard lock(c->mutex);
+  c->streams.clear();
+  c->legacy = nullptr;
+  c->retained = 0;
+  ++c->resets;
+  return kOk;
+}
 EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
   MOECCL_CALL();
   if (device < 0 || device >= n_devices()) return kInvalidDevice;
@@ -379,7 +403,8 @@ EXPORT int cuCtxGetId(void* context, unsigned long long* id) {
   MOECCL_CALL();
   if (context == nullptr) context = current;
   if (!is_context(context)) return kInvalidContext;
-  return *id = static_cast<unsigned long long>(static_cast<Context*>(context)->device) + 1, kOk;
+  const auto& c = *static_cast<const Context*>(context);
+  return *id = static_cast<unsigned long long>(c.resets) * kMostDevices + static_cast<unsigned>(c.device) + 1, kOk;
 }
 EXPORT int cuCtxSynchronize() {
   count_host_wait();

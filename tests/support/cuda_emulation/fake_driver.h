@@ -61,6 +61,7 @@ struct Graph;
 struct Context {
   explicit Context(int its_device);
   int device;
+  std::atomic<int> resets{0};
   std::atomic<int> failed{0};  // once a kernel of the context has failed, every call returns this error
   std::shared_ptr<Channels> channels;
   bool shares_channels = false;
@@ -118,6 +119,11 @@ class Handles {
     objects_.erase(it);
     return object;
   }
+  template <class Chosen>
+  void remove_if(Chosen&& chosen) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(objects_, [&](const auto& o) { return chosen(*o.second); });
+  }
 
  private:
   std::mutex mutex_;
@@ -152,7 +158,8 @@ int put(void* stream, std::function<void()> run);
 int put(const std::shared_ptr<Stream>& stream, Item item);
 // For calls that implicitly wait for all of the context's streams.
 void synchronizes(Context& context);
-// The same for calls during which no other call of the context returns, as an H200 has shown of cuMemFree.
+// The same for calls during which no other call of the context returns, as an H200 has shown of cuMemFree. They also
+// wait for the devices that reach this one's memory (github.com/pytorch/pytorch/issues/50925).
 void synchronizes_alone(Context& context);
 // For calls that may wait for the device and are therefore not allowed during a capture (fake_driver_graphs.cc).
 // Returns 0 when the call is allowed.
@@ -171,10 +178,15 @@ struct Allocation {
   void* pool = nullptr;  // the pool that it was taken from
   uint32_t access = 0;   // bit by device: that device's kernels may use it
 };
+struct Locked {
+  size_t bytes = 0;
+  int device = 0;          // of the context that page-locked it
+  bool allocated = false;  // by the driver, not by the program
+};
 struct Machine {
   std::mutex mutex;
   std::map<uint64_t, Allocation> device;
-  std::map<uint64_t, size_t> pinned;
+  std::map<uint64_t, Locked> pinned;
   uint32_t peers[kMostDevices] = {};  // bit by device: that device's contexts reach the memory of this one
 };
 Machine& machine();
@@ -207,6 +219,8 @@ bool reaches(const Context& context, uint64_t p, size_t bytes, bool copies = fal
 // Returns whether this processor can tell devices apart.
 bool reach_is_checked();
 
+// Frees the memory of a context that is reset.
+void free_all(const Context& context);
 void count_host_wait();
 // Returns a device's answer about NICs that reach its memory (fake_driver_rdma.cc).
 int rdma_attribute(int attribute);

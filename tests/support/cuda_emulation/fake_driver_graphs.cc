@@ -254,6 +254,10 @@ EXPORT int cuGraphInstantiateWithFlags(void** instance, void* graph, unsigned lo
   *instance = graphs().add(std::make_shared<Graph>(*g));
   return kOk;
 }
+EXPORT int cuGraphUpload(void* instance, void* stream) {
+  MOECCL_IN_CONTEXT(context);
+  return graphs().find(instance) == nullptr || stream_of(stream) == nullptr ? kInvalidHandle : kOk;
+}
 EXPORT int cuGraphLaunch(void* instance, void* stream) {
   MOECCL_IN_CONTEXT(context);
   const std::shared_ptr<Graph> g = graphs().find(instance);

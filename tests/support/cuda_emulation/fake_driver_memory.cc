@@ -50,10 +50,27 @@ bool is_pinned(uint64_t p, uint64_t* base, size_t* bytes) {
   auto it = machine().pinned.upper_bound(p);
   if (it == machine().pinned.begin()) return false;
   --it;
-  if (p >= it->first + it->second) return false;
+  if (p >= it->first + it->second.bytes) return false;
   if (base != nullptr) *base = it->first;
-  if (bytes != nullptr) *bytes = it->second;
+  if (bytes != nullptr) *bytes = it->second.bytes;
   return true;
+}
+
+void free_all(const Context& context) {
+  Machine& m = machine();
+  const std::lock_guard lock(m.mutex);
+  std::erase_if(m.device, [&](const auto& d) {
+    const Allocation& a = d.second;
+    if (a.device != context.device || a.mapped || a.opened > 0) return false;
+    munmap(reinterpret_cast<void*>(d.first), a.bytes);
+    close(a.fd);
+    return true;
+  });
+  std::erase_if(m.pinned, [&](const auto& p) {
+    if (p.second.device != context.device) return false;
+    if (p.second.allocated) munmap(reinterpret_cast<void*>(p.first), p.second.bytes);
+    return true;
+  });
 }
 
 }  // namespace moeccl::emulation::driver
@@ -95,7 +112,7 @@ EXPORT int cuMemHostAlloc(void** p, size_t bytes, unsigned) {
   void* const made = mmap(nullptr, pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (made == MAP_FAILED) return kOutOfMemory;
   const std::lock_guard lock(machine().mutex);
-  machine().pinned[reinterpret_cast<uint64_t>(made)] = pages(bytes);
+  machine().pinned[reinterpret_cast<uint64_t>(made)] = {pages(bytes), context->device, true};
   return *p = made, kOk;
 }
 EXPORT int cuMemFreeHost(void* p) {
@@ -105,7 +122,7 @@ EXPORT int cuMemFreeHost(void* p) {
   const std::lock_guard lock(machine().mutex);
   const auto it = machine().pinned.find(reinterpret_cast<uint64_t>(p));
   if (it == machine().pinned.end()) return kInvalidValue;
-  munmap(p, it->second);
+  munmap(p, it->second.bytes);
   machine().pinned.erase(it);
   return kOk;
 }
@@ -114,7 +131,8 @@ EXPORT int cuMemHostRegister_v2(void* p, size_t bytes, unsigned) {
   MOECCL_UNSAFE();
   synchronizes(*context);
   const std::lock_guard lock(machine().mutex);
-  return machine().pinned.emplace(reinterpret_cast<uint64_t>(p), bytes).second ? kOk : kAlreadyRegistered;
+  const Locked locked{bytes, context->device, false};
+  return machine().pinned.emplace(reinterpret_cast<uint64_t>(p), locked).second ? kOk : kAlreadyRegistered;
 }
 EXPORT int cuMemHostUnregister(void* p) {
   MOECCL_IN_CONTEXT(context);

@@ -173,14 +173,14 @@ std::shared_ptr<Stream> legacy_stream(Context* context) {
 }
 
 struct OwnStreams {
-  std::map<Context*, std::shared_ptr<Stream>> of;
+  std::map<std::pair<Context*, int>, std::shared_ptr<Stream>> of;  // by a context and how often it was reset
   ~OwnStreams() {
-    for (const auto& [context, stream] : of) forget(stream);
+    for (const auto& [home, stream] : of) forget(stream);
   }
 };
 std::shared_ptr<Stream> per_thread_stream(Context* context) {
   static thread_local OwnStreams own;
-  std::shared_ptr<Stream>& s = own.of[context];
+  std::shared_ptr<Stream>& s = own.of[{context, context->resets}];
   if (s == nullptr) s = Stream::make(context, 0, 0, Stream::Kind::kPerThread);
   return s;
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Aborts while calls wait for the earlier work of a CUDA stream, which may never end.
+#include <unistd.h>
+
 #include <chrono>
+#include <csignal>
 #include <functional>
 #include <future>
 #include <thread>
@@ -83,6 +86,50 @@ TEST(CudaAbort, EndsAWaitForAHostStreamBehindTheDefaultStream) {
     MOECCL_EXPECT_OK(moecclStreamDestroy(host));
     return result;
   });
+}
+
+// Nothing on the host watches a replay: the call that asks for errors looks at its peers.
+void replay_ends(RankMode mode, const std::function<void(moecclComm_t)>& leave, moecclResult_t wanted) {
+  const Setting mps("MOECCL_TEST_CUDA_MPS", "1");  // processes on one device need it for kernels that wait
+  RankOptions options = device_options(mode);
+  options.may_die = {1};
+  run_on_devices(2, options, [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+    DeviceBuffer x(device, kCount * 4);
+    device.begin_capture(stream);
+    MOECCL_EXPECT_OK(sum(x, comm, as_stream(stream)));
+    void* const graph = device.end_capture(stream);
+    ASSERT_NE(graph, nullptr);
+    void* const instance = device.instantiate(graph);
+    device.launch_graph(instance, stream);
+    device.synchronize(stream);
+    if (rank == 0) {
+      device.launch_graph(instance, stream);
+      moecclResult_t state = moecclSuccess;
+      const std::string why = failure_of(comm, &state);
+      EXPECT_EQ(state, wanted) << why;
+      EXPECT_NE(why.find("rank 1"), std::string::npos) << why;
+      const Stopwatch watch;
+      device.synchronize(stream);
+      MOECCL_EXPECT_WITHIN(watch, 1000);
+    } else {
+      usleep(300'000);
+      leave(comm);
+    }
+    device.end_graph(graph, instance);
+  });
+}
+
+TEST(CudaAbort, OfAPeerEndsAReplay) {
+  replay_ends(
+      RankMode::kThreads, [](moecclComm_t comm) { MOECCL_EXPECT_OK(moecclCommAbort(comm)); }, moecclRemoteError);
+}
+TEST(CudaAbort, ARevokedCommunicatorsReplaysEnd) {
+  replay_ends(
+      RankMode::kThreads, [](moecclComm_t comm) { MOECCL_EXPECT_OK(moecclCommRevoke(comm)); }, moecclAborted);
+}
+TEST(CudaAbort, TheDeathOfAPeerEndsAReplay) {
+  replay_ends(
+      RankMode::kProcesses, [](moecclComm_t) { kill(getpid(), SIGKILL); }, moecclRemoteError);
 }
 
 // With one hardware channel, the call waits in its stream's place (decision 115). The operation reports the abort.

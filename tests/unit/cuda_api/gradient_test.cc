@@ -154,6 +154,75 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CudaGradientReturn,
                                            World{5, RankMode::kMixed, "dc:2 gpu:2+3", {2, 2}, {4, 4, 0}},
                                            World{3, RankMode::kProcesses, nullptr, {3}, {0, 1, 2, 1, 0}, false}));
 
+// A stream of the library orders its calls on CUDA memory among those on CUDA streams, whatever each rank waits for.
+TEST(CudaGradientReturnOrder, OnAStreamOfTheLibraryACallKeepsItsPlace) {
+  const Setting mps("MOECCL_TEST_CUDA_MPS", "1");  // so that kernels of both processes may wait for one another
+  const World w{2, RankMode::kProcesses, nullptr, {2}, {0, 1, 1}};
+  on_devices(w, [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+    const Gradients kind{moecclFloat32, 50, 3000};
+    Both both(w, comm, device, kind, 1);
+    std::mt19937_64 random(test_seed() * 37 + static_cast<uint64_t>(rank));
+    DeviceBuffer d_held(device, both.n_held * both.whole() + 1), d_own(device, both.n_own * both.whole() + 1);
+    DeviceBuffer one(device, 4), two(device, 4);
+    one.put(floats(1, 1));
+    moecclStream_t hosts = nullptr;
+    MOECCL_ASSERT_OK(moecclStreamCreate(&hosts));
+    uint64_t* const word = device.make_word();
+    for (int round = 1; round <= 4; ++round) {
+      const std::vector<char> held = both.held(random, false);
+      std::vector<char> want(both.n_own * both.whole() + 1);
+      d_held.put(held);
+      d_own.put(want);
+      const bool waits = rank == round % 2;
+      if (waits) device.hold(nullptr, word, static_cast<uint64_t>(round));
+      MOECCL_ASSERT_COMM_OK(moecclGradientReturnReduce(both.on_device, 0, d_held.data(), d_own.data(), hosts), comm);
+      if (!waits) usleep(50'000);  // its call is on the device now
+      MOECCL_ASSERT_COMM_OK(
+          moecclAllReduce(one.data(), two.data(), 1, moecclFloat32, moecclSum, comm, as_stream(stream)), comm);
+      if (waits) {
+        usleep(50'000);
+        __atomic_store_n(word, static_cast<uint64_t>(round), __ATOMIC_RELEASE);
+      }
+      MOECCL_ASSERT_COMM_OK(moecclStreamSynchronize(hosts), comm);
+      EXPECT_EQ(two.get(stream), floats(1, 2));
+      MOECCL_ASSERT_COMM_OK(moecclGradientReturnReduce(both.host, 0, held.data(), want.data(), nullptr), comm);
+      EXPECT_EQ(d_own.get(stream), want);
+    }
+    MOECCL_EXPECT_OK(moecclStreamDestroy(hosts));
+    all_have_ended(comm);
+    device.end_word(word);
+  });
+}
+
+// A later operation on the default stream waits for the call's turn, so the call must not wait for that stream's end.
+TEST(CudaGradientReturnOrder, OnlyEarlierWorkOfTheDefaultStreamComesFirst) {
+  const World w{2, RankMode::kProcesses, nullptr, {2}, {0, 1, 1}};
+  on_devices(w, [&](int, moecclComm_t comm, CudaDevice& device, void* stream) {
+    const Gradients kind{moecclFloat32, 50, 300'000};
+    Both both(w, comm, device, kind, 1);
+    void* const legacy = reinterpret_cast<void*>(1);
+    DeviceBuffer d_held(device, both.n_held * both.whole() + 1), d_own(device, both.n_own * both.whole() + 1);
+    DeviceBuffer from(device, 4), to(device, 4);
+    from.put(floats(1, 7));
+    moecclStream_t hosts = nullptr;
+    MOECCL_ASSERT_OK(moecclStreamCreate(&hosts));
+    for (int round = 0; round < 6; ++round) {
+      MOECCL_ASSERT_COMM_OK(moecclGradientReturnReduce(both.on_device, 0, d_held.data(), d_own.data(), hosts), comm);
+      int rank = 0;
+      MOECCL_ASSERT_OK(moecclCommUserRank(comm, &rank));
+      MOECCL_ASSERT_OK(moecclGroupStart());
+      MOECCL_ASSERT_COMM_OK(moecclSend(from.data(), 1, moecclFloat32, 1 - rank, comm, as_stream(legacy)), comm);
+      MOECCL_ASSERT_COMM_OK(moecclRecv(to.data(), 1, moecclFloat32, 1 - rank, comm, as_stream(legacy)), comm);
+      MOECCL_ASSERT_OK(moecclGroupEnd());
+      MOECCL_ASSERT_COMM_OK(moecclStreamSynchronize(hosts), comm);
+      device.synchronize(nullptr);
+      EXPECT_EQ(to.get(stream), floats(1, 7));
+    }
+    MOECCL_EXPECT_OK(moecclStreamDestroy(hosts));
+    all_have_ended(comm);
+  });
+}
+
 // Both layers of a step in one graph, whose replays carry the remainders on.
 TEST(CudaGradientReturnGraph, ReplaysCarryTheRemaindersOn) {
   const World w{2, RankMode::kThreads, nullptr, {2}, {0, 1, 1}};

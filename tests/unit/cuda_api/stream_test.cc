@@ -344,6 +344,44 @@ TEST_F(CudaStreams, OfAnOperationInFlightDoNotHoldUpTheEndOfAnotherCommunicator)
   });
 }
 
+// The new context and its streams may have the addresses of the old ones.
+TEST_F(CudaStreams, OfAContextThatWasResetAreForgotten) {
+  std::barrier both(2);
+  static moecclUniqueId id;
+  run_ranks(
+      2,
+      [&](int rank, moecclComm_t) {
+        for (int round = 0; round < 3; ++round) {
+          CudaDevice device;
+          moecclComm_t comm = nullptr;
+          if (rank == 0) {
+            MOECCL_ASSERT_OK(moecclGetUniqueId(&id));
+          }
+          both.arrive_and_wait();
+          MOECCL_ASSERT_OK(moecclCommInitRank(&comm, 2, id, rank));
+          void* const stream = device.make_stream();
+          {
+            DeviceBuffer in(device, kCount * 4), came(device, kCount * 4);
+            in.put(floats(kCount, static_cast<float>(rank)));
+            MOECCL_EXPECT_OK(moecclGroupStart());
+            for (void* const s : {stream, reinterpret_cast<void*>(2)}) {  // the second is CU_STREAM_PER_THREAD
+              MOECCL_EXPECT_OK(moecclSend(in.data(), kCount, moecclFloat32, 1 - rank, comm, as_stream(s)));
+              MOECCL_EXPECT_OK(moecclRecv(came.data(), kCount, moecclFloat32, 1 - rank, comm, as_stream(s)));
+            }
+            MOECCL_EXPECT_OK(moecclGroupEnd());
+            EXPECT_EQ(came.get(stream), floats(kCount, static_cast<float>(1 - rank)));
+            device.synchronize(reinterpret_cast<void*>(2));
+          }
+          device.end_stream(stream);
+          MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+          both.arrive_and_wait();
+          if (rank == 0) device.reset();
+          both.arrive_and_wait();
+        }
+      },
+      device_options(RankMode::kThreads));
+}
+
 // A hardware channel runs the work of its streams in turn, so a caller's stream that waits for an operation must not
 // block the library's own stream.
 void more_streams_than_channels(RankMode mode) {

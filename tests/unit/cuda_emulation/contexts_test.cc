@@ -31,6 +31,39 @@ TEST(EmulatedContexts, CallsWithoutACurrentContextAreRefused) {
   });
 }
 
+TEST(EmulatedContexts, AResetEndsWhatBelongsToTheContext) {
+  in_process(kTwo, [] {
+    const auto number = [] {
+      unsigned long long n = 0;
+      EXPECT_EQ(call("cuCtxGetId", static_cast<void*>(nullptr), &n), 0);
+      return n;
+    };
+    void* const other = use(1);
+    const unsigned long long of_other = number();
+    void* const kept = make_stream();
+    (void)use(0);
+    const unsigned long long before = number();
+    void *const stream = make_stream(), *const event = make_event(), *const own = reinterpret_cast<void*>(2);
+    const uint64_t memory = make_memory();
+    uint64_t* const word = make_pinned();
+    EXPECT_EQ(call("cuStreamWriteValue64_v2", own, address(word), uint64_t{1}, 0u), 0);
+    EXPECT_EQ(call("cuDevicePrimaryCtxReset_v2", 0), 0);
+    (void)use(0);
+    EXPECT_NE(number(), before);
+    EXPECT_NE(number(), of_other);
+    EXPECT_EQ(synchronize(stream), kInvalidHandle);
+    EXPECT_EQ(call("cuEventQuery", event), kInvalidHandle);
+    EXPECT_NE(call("cuMemFree_v2", memory), 0);
+    EXPECT_NE(call("cuMemFreeHost", static_cast<void*>(word)), 0);
+    uint64_t* const again = make_pinned();
+    EXPECT_EQ(call("cuStreamWriteValue64_v2", own, address(again), uint64_t{1}, 0u), 0);
+    EXPECT_EQ(synchronize(own), 0);
+    EXPECT_EQ(load(again), 1u);
+    EXPECT_EQ(call("cuCtxSetCurrent", other), 0);
+    EXPECT_EQ(synchronize(kept), 0);
+  });
+}
+
 TEST(EmulatedContexts, EventsAndFunctionsStayWithTheirContextsStreams) {
   in_process(kTwo, [] {
     void* const one = use(1);

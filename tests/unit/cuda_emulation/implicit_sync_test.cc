@@ -127,6 +127,25 @@ TEST(EmulatedImplicitSync, AFreeThatWaitsHoldsUpTheContextsOtherCalls) {
   });
 }
 
+TEST(EmulatedImplicitSync, AFreeWaitsForDevicesThatReachTheMemory) {
+  in_process({{"MOECCL_TEST_CUDA_IMPLICIT_SYNC", "1"}, {"MOECCL_TEST_CUDA_DEVICES", "2"}}, [] {
+    void* const other = use(1);
+    const uint64_t first = make_memory(), second = make_memory();
+    (void)use(0);
+    const auto free = [](uint64_t memory) {
+      (void)use(1);
+      EXPECT_EQ(call("cuMemFree_v2", memory), 0);
+    };
+    {
+      Busy busy;
+      EXPECT_TRUE(busy.lets([&] { free(first); }));
+    }
+    EXPECT_EQ(call("cuCtxEnablePeerAccess", other, 0u), 0);
+    Busy busy;
+    EXPECT_TRUE(busy.holds_up([&] { free(second); }));
+  });
+}
+
 TEST(EmulatedImplicitSync, APageableCopyThatWaitsHoldsUpOthersOfItsKind) {
   in_process(kStrict, [] {
     (void)use(0);

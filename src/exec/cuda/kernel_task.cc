@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/exec/cuda/kernel_task.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/base/clock.h"
+#include "src/base/log.h"
+
+namespace moeccl::exec {
+
+namespace {
+
+// The news of what a rank on another host has launched and ended comes over other connections than its entries and the
+// news that it has left. The rank has a second to deliver both.
+constexpr int64_t kBoth_ns = 1'000'000'000;
+
+}  // namespace
+
+Progress KernelTask::poll() {
+  Fabric& f = fabric();
+  if (!watching_) {
+    watching_ = true;
+    sequence_ = f.sequence;
+    began_ns_ = now_ns();
+    record_ = f.recorder.begin(number_ > 0 ? number_ : kernel_.launched() + 1, op_.signature);
+    f.recorder.chose(record_, op_.choice.algorithm);
+  }
+  if (number_ == 0) {
+    if (kernel_.would_wait(kernel_.engine().stream())) return Progress::kBlocked;
+    in_flight_.emplace();
+    Status s = kernel_.launch(op_, kernel_.engine().stream(), &number_);
+    if (!s.ok()) return fail(std::move(s));
+    promise_ = nullptr;
+    return Progress::kMoved;
+  }
+  // Acquire: pairs with the release in walk_leave() on the device.
+  if (f.own->board().progress.walked.load(std::memory_order_acquire) < number_) return Progress::kBlocked;
+  if (Status s = kernel_.failure(); !s.ok()) {
+    log(LogLevel::kError, "rank {} of {}: {}; its last operations:", f.rank, f.n_ranks, s.message());
+    f.log_recorder();
+    return fail(std::move(s));
+  }
+  f.recorder.end(record_, false);
+  const int64_t took_ns = std::max<int64_t>(now_ns() - began_ns_, 1);
+  if (op_.measured != nullptr) op_.measured->ns.store(static_cast<double>(took_ns), std::memory_order_relaxed);
+  return Progress::kDone;
+}
+
+// The kernels compare what they run. This finds a peer that runs an operation of the other kind (one that the proxy
+// drives) in place of this one.
+Status KernelTask::diagnose() {
+  const Fabric& f = fabric();
+  MOECCL_TRY(kernel_.device_state());
+  // The device's clock starts with its wait, later than the host's.
+  if (now_ns() - began_ns_ > f.timeout_ms * 1'000'000) kernel_.expire();
+  for (uint32_t p = 0; p < f.n_ranks; ++p) {
+    if (p == f.rank) continue;
+    const transport::Board& board = f.link(p).board();
+    const transport::Entry& e = board.entries[(sequence_ + 1) % transport::kEntries];
+    if (e.seq.load(std::memory_order_acquire) != sequence_ + 1) continue;
+    if (kernel_.has_launched(p, number_)) continue;
+    if (kernel_.elsewhere(p)) {
+      if (differs_since_ns_ == 0) differs_since_ns_ = now_ns();
+      if (now_ns() - differs_since_ns_ < kBoth_ns) continue;
+    }
+    const Signature other = unpack(e.signature.load(std::memory_order_relaxed), e.count.load(std::memory_order_relaxed),
+                                   e.plan.load(std::memory_order_relaxed));
+    const bool first = f.rank < p;
+    return Status(moecclMismatch, describe_difference(std::min(f.rank, p), first ? op_.signature : other,
+                                                      std::max(f.rank, p), first ? other : op_.signature));
+  }
+  return {};
+}
+
+std::string KernelTask::describe() const {
+  return format("{} #{} of the persistent kernel (count {}, plan {}), on CUDA memory", op_name(op_.signature.op),
+                number_, op_.signature.count, op_.choice.algorithm);
+}
+
+bool KernelTask::needs(uint32_t peer) const {
+  if (kernel_.has_ended(peer, number_)) return false;
+  const auto left = static_cast<uint32_t>(transport::RankState::kLeft);
+  if (!kernel_.elsewhere(peer) || fabric().link(peer).board().health.state.load() != left) return true;
+  if (left_since_ns_ == 0) left_since_ns_ = now_ns();
+  return now_ns() - left_since_ns_ > kBoth_ns;
+}
+
+void KernelTask::let_go() {
+  fabric().recorder.end(record_, true);
+  kernel_.stop();
+}
+
+void KernelTask::abandon() {
+  Fabric& f = fabric();
+  if (number_ == 0) return;
+  // Wait until this rank's kernel, and those of peers that may be using its buffers, have left.
+  wait_for_peers([&] {
+    const auto running = [&](const transport::Board& b) {
+      return b.progress.walks_called.load(std::memory_order_acquire) >= number_ &&
+             b.progress.walked.load(std::memory_order_acquire) < number_;
+    };
+    if (running(f.own->board())) return true;
+    for (uint32_t p = 0; p < f.n_ranks; ++p)
+      if (p != f.rank && f.link(p).view().same_process && running(f.link(p).board())) return true;
+    return false;
+  });
+}
+
+}  // namespace moeccl::exec

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's frees beside operations that are in flight (docs/decisions/120-calls-that-wait-for-the-device.md).
+#include <unistd.h>
+
+#include <barrier>
+#include <functional>
+
+#include "tests/support/cuda_ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+constexpr size_t kCount = 3000;
+
+struct Rank {
+  moecclComm_t comm;
+  CudaDevice& device;
+  void* stream;
+  void *in, *out;
+
+  void all_reduce(void* on) const {
+    MOECCL_EXPECT_OK(moecclAllReduce(in, out, kCount, moecclFloat32, moecclSum, comm, as_stream(on)));
+  }
+};
+
+// Rank 1 ends another communicator, and then takes part in an operation that rank 0 has begun before.
+void end_beside(const std::function<std::function<void()>(const Rank&)>& prepare) {
+  std::barrier both(2);
+  const RankOptions options = device_options(RankMode::kThreads, 60'000, 10'000);
+  run_ranks(
+      2,
+      [&](int rank, moecclComm_t) {
+        CudaDevice device(rank);
+        moecclComm_t comm = join(rank, 2, device, options), other = nullptr;
+        ASSERT_NE(comm, nullptr);
+        MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, rank, &other, nullptr));
+        {
+          DeviceBuffer in(device, kCount * 4), out(device, kCount * 4);
+          in.put(floats(kCount, 1));
+          void* const stream = device.make_stream();
+          const auto operation = prepare({comm, device, stream, in.data(), out.data()});
+          if (rank == 0) {
+            MOECCL_EXPECT_OK(moecclCommDestroy(other));
+            both.arrive_and_wait();
+            operation();
+          } else {
+            both.arrive_and_wait();
+            usleep(300'000);  // rank 0's operation is on the device now
+            MOECCL_EXPECT_OK(moecclCommDestroy(other));
+            operation();
+          }
+          EXPECT_EQ(out.get(stream), floats(kCount, 2));
+          device.end_stream(stream);
+          both.arrive_and_wait();
+        }
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+      },
+      options);
+}
+
+TEST(CudaFrees, DoNotHoldUpABlockingCall) {
+  end_beside([](const Rank& r) { return [=] { r.all_reduce(nullptr); }; });
+}
+
+TEST(CudaFrees, DoNotHoldUpAReplay) {
+  end_beside([](const Rank& r) -> std::function<void()> {
+    r.device.begin_capture(r.stream);
+    r.all_reduce(r.stream);
+    void* const graph = r.device.end_capture(r.stream);
+    if (graph == nullptr) return [] { ADD_FAILURE() << "no graph"; };
+    void* const instance = r.device.instantiate(graph);
+    return [=] {
+      r.device.launch_graph(instance, r.stream);
+      r.device.synchronize(r.stream);
+      r.device.end_graph(graph, instance);
+    };
+  });
+}
+
+// Ranks 0 and 2 are threads of one process, which closes handles of rank 1's memory.
+TEST(CudaFrees, DoNotWaitLongToCloseHandles) {
+  const Setting mps("MOECCL_TEST_CUDA_MPS", "1"), handles("MOECCL_TEST_CUDA_NO_VMM", "1");
+  std::barrier both(2);
+  const RankOptions options = device_options(RankMode::kMixed, 60'000, 20'000);
+  run_ranks(
+      3,
+      [&](int rank, moecclComm_t) {
+        CudaDevice device(rank);
+        moecclComm_t comm = join(rank, 3, device, options), pair = nullptr;
+        ASSERT_NE(comm, nullptr);
+        MOECCL_ASSERT_OK(moecclCommSplit(comm, rank % 2, rank, &pair, nullptr));
+        DeviceBuffer in(device, kCount * 4), out(device, kCount * 4);
+        in.put(floats(kCount, 1));
+        MOECCL_EXPECT_OK(
+            moecclAllReduce(in.data(), out.data(), kCount, moecclFloat32, moecclSum, comm, nullptr));  // opens them
+        if (rank == 2) {
+          both.arrive_and_wait();
+          usleep(300'000);  // rank 0's operation is on the device now
+          const Stopwatch watch;
+          MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+          MOECCL_EXPECT_WITHIN(watch, 5000);
+        } else if (rank == 0) {
+          both.arrive_and_wait();
+        }
+        if (rank != 1) {
+          MOECCL_EXPECT_COMM_OK(moecclAllReduce(in.data(), out.data(), kCount, moecclFloat32, moecclSum, pair, nullptr),
+                                pair);
+          EXPECT_EQ(out.get(), floats(kCount, 2));
+          both.arrive_and_wait();
+        }
+        MOECCL_EXPECT_OK(moecclCommDestroy(pair));
+        if (rank != 2) {
+          MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+        }
+      },
+      options);
+}
+
+TEST(CudaFrees, DoNotHoldUpAnotherDevice) {
+  const Setting devices("MOECCL_TEST_CUDA_DEVICES", "2");
+  end_beside([](const Rank& r) { return [=] { r.all_reduce(r.stream); }; });
+}
+
+}  // namespace
+}  // namespace moeccl::testing
