@@ -112,7 +112,7 @@ class Command(unittest.TestCase):
         code, _, errors = run("status", "999999998", "999999999")
         self.assertEqual(code, 1)
         for pid in "999999998", "999999999":
-            self.assertIn(f"process {pid}", errors)
+            self.assertIn(f"pid {pid}", errors)
 
 
 if __name__ == "__main__":

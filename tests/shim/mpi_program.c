@@ -262,7 +262,7 @@ static void large(void) {
   free(data);
 }
 
-static int handled;
+static int handled, served;
 static void count_errors(MPI_Comm* comm, int* code, ...) {
   (void)comm, (void)code;
   ++handled;
@@ -297,8 +297,10 @@ static void mistakes(void) {
   REFUSED(MPI_ERR_TYPE, MPI_Allgather(x, 1, MPI_DATATYPE_NULL, y, 1, MPI_INT, comm));
   REFUSED(MPI_ERR_COUNT, MPI_Allgather(x, -1, MPI_INT, y, 1, MPI_INT, comm));
   REFUSED(MPI_ERR_ARG, MPI_Allgather(x, 1, MPI_INT, MPI_IN_PLACE, 1, MPI_INT, comm));
-  REFUSED(MPI_ERR_TRUNCATE, MPI_Allgather(x, 1, MPI_INT, y, 2, MPI_INT, comm));
-  REFUSED(MPI_ERR_TRUNCATE, MPI_Alltoall(x, 2, MPI_INT, y, 1, MPI_INT, comm));
+  if (served) { /* MPI itself may take these */
+    REFUSED(MPI_ERR_TRUNCATE, MPI_Allgather(x, 1, MPI_INT, y, 2, MPI_INT, comm));
+    REFUSED(MPI_ERR_TRUNCATE, MPI_Alltoall(x, 2, MPI_INT, y, 1, MPI_INT, comm));
+  }
   REFUSED(MPI_ERR_TYPE, MPI_Alltoall(x, 1, MPI_INT, y, 1, MPI_DATATYPE_NULL, comm));
   REFUSED(MPI_ERR_COUNT, MPI_Alltoall(x, -1, MPI_INT, y, 1, MPI_INT, comm));
   REFUSED(MPI_ERR_COUNT, MPI_Alltoallv(x, negative, displs, MPI_INT, y, counts, displs, MPI_INT, comm));
@@ -334,7 +336,8 @@ int main(int argc, char** argv) {
   int at_the_end_key = MPI_KEYVAL_INVALID;
   MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, at_the_end, &at_the_end_key, NULL);
   MPI_Comm_set_attr(MPI_COMM_SELF, at_the_end_key, NULL);
-  if (argc > 1) {
+  served = argc > 1 && strcmp(argv[1], "served") == 0;
+  if (argc > 1 && !served) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &n);
     large();

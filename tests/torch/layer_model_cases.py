@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of layer_test.py about MoELayer: losses must equal those of one process that has all experts and all tokens."""
 import copy
+import os
 
 import torch
 import torch.distributed as dist
@@ -222,12 +223,14 @@ class Bare(nn.Module):
 def case_compiled_models_break_their_graphs_at_the_calls_only(rank, n):
     if n > 2:
         return  # once, because compiling takes seconds
+    compiler = os.environ.get("MOECCL_TEST_COMPILER")  # such as inductor, which takes a minute and needs a C++ compiler
+    close = {"rtol": 1e-4, "atol": 1e-4} if compiler else {}
     layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=TOKENS, seed=1, aux_loss_weight=0.1, shared_expert=8)
     for model, calls in ((layer, {"ExpertParallel.dispatch", "Experts.forward", "ExpertParallel.combine", "_attach"}),
                          (Bare(), {"ExpertParallel.dispatch", "ExpertParallel.combine"})):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        compiled = torch.compile(model, backend="aot_eager" if VERSION >= (2, 6) else "eager")
+        compiled = torch.compile(model, backend=compiler or ("aot_eager" if VERSION >= (2, 6) else "eager"))
         for step, tokens in enumerate((TOKENS, TOKENS, 9 + 3 * rank, rank, 1, 0 if rank else 7, 15)):
             x, got = torch.randn((tokens, HIDDEN), generator=torch.Generator().manual_seed(10 * step + rank)), []
             for run in (model, compiled):
@@ -237,10 +240,10 @@ def case_compiled_models_break_their_graphs_at_the_calls_only(rank, n):
                 mt.set_aux_loss_scale(1 + step)  # after the forward pass
                 y.square().sum().backward()
                 got.append((y.detach(), given.grad, *(p.grad.clone() for p in model.parameters())))
-            torch.testing.assert_close(*got, msg=lambda m: f"step {step}: {m}")
+            torch.testing.assert_close(*got, msg=lambda m: f"step {step}: {m}", **close)
         mt.set_aux_loss_scale(1)
         with torch.no_grad():
-            torch.testing.assert_close(model.eval()(x), compiled(x))
+            torch.testing.assert_close(model.eval()(x), compiled(x), **close)
         breaks = torch._dynamo.utils.counters["graph_break"]
         found = {call for call in calls if any(call in reason for reason in breaks)}
         assert found == calls and all(any(call in reason for call in calls) for reason in breaks), list(breaks)
@@ -413,6 +416,7 @@ def case_the_codec_keeps_the_largest_differences(rank, n):
 
 def case_compressed_gradients_arrive_or_remain(rank, n):
     def layer_with(**options):
+        torch.manual_seed(4)  # of the router
         return mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=TOKENS, seed=1, domains=[n], average=False, **options)
 
     def gradients(layer, step):

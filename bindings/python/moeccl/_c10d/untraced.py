@@ -23,9 +23,10 @@ def _skipping() -> Any:
 def _functions(thing: Any, module: str) -> Iterator[FunctionType]:
     if isinstance(thing, property):
         thing = thing.fget
-    thing = inspect.unwrap(getattr(thing, "__func__", thing))
+    if isinstance(thing, (classmethod, staticmethod)):
+        thing = thing.__func__
     if isinstance(thing, FunctionType):
-        yield thing
+        yield inspect.unwrap(thing)
     elif isinstance(thing, type) and thing.__module__ == module:
         for member in vars(thing).values():
             yield from _functions(member, module)
