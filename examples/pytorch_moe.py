@@ -138,7 +138,8 @@ def make_model(options, backend):
     if backend == "gloo":
         comm = comm_of(None, name="plain", **links) if options.pace else None
         return Transformer(options, lambda seed: AllToAllMoE(**shape, seed=seed, comm=comm))
-    more = {"max_tokens": options.batch * options.length, "algorithm": options.algorithm, "comm_options": links}
+    more = {"max_tokens": options.batch * options.length, "algorithm": options.algorithm, "comm_options": links,
+            "dispatch_dtype": torch.float8_e4m3fn if options.float8 else None}
     return Transformer(options, lambda seed: MoELayer(**shape, seed=seed, **more))
 
 
@@ -199,6 +200,7 @@ def main():
                         ("length", 64), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32", help="type of parameters and rows")
+    parser.add_argument("--float8", action="store_true", help="MoECCL dispatches rows in 8 bits with a scale for each 128 elements")
     parser.add_argument("--algorithm", default="auto", help="algorithm of MoECCL's dispatch and combine")
     parser.add_argument("--topology", help="topology of MoECCL's communicator, such as 'node:2(bw=0.25GB/s) gpu:2' (default: detected)")
     parser.add_argument("--pace", action="store_true", help="slow MoECCL's links to the topology's figures (EMULATED)")

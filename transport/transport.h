@@ -68,6 +68,7 @@ struct NetworkOptions {
   std::vector<uint32_t> host_of;  // [n_ranks]; links go to the ranks of other hosts
   bootstrap::Key key = {};        // peers prove that they hold it
   int64_t timeout_ms = 0;         // of the communicator's operations
+  uint64_t memory_bytes = 0;      // of the staging that peers put to
   // Readable once the group can no longer come about, so that no rank waits for ranks that will not come; -1: none.
   int news = -1;
   Deadline deadline;         // of connecting

@@ -148,7 +148,10 @@ ncclResult_t CommWindowRegister(ncclComm_t comm, void* buffer, size_t size, nccl
   }
   void* registration = nullptr;
   result = from_moeccl(moecclCommRegister(target.ours->ours, buffer, size, &registration));
-  if (result != ncclSuccess) return result;
+  if (result != ncclSuccess) {
+    target.ours->rma.skip_window();
+    return result;
+  }
   auto* made = reinterpret_cast<ncclWindow_t>(new char);  // an address that names this window and nothing else
   const uint32_t number = target.ours->rma.add_window(buffer, size, device::owns(buffer));
   const std::lock_guard lock(ours().mutex);

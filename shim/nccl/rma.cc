@@ -197,6 +197,11 @@ uint32_t Rma::add_window(void* buffer, size_t bytes, bool on_device) {
   return w != nullptr ? number : kNoWindow;
 }
 
+void Rma::skip_window() {
+  const std::lock_guard lock(mutex_);
+  if (board_ != nullptr) board_->n_windows.fetch_add(1, std::memory_order_release);  // acquired in find_target()
+}
+
 void Rma::remove_window(uint32_t number) {
   const std::lock_guard lock(mutex_);
   Board::Window* w = board_ != nullptr ? board_->find(number) : nullptr;

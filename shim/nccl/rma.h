@@ -52,6 +52,8 @@ class Rma {
 
   // Returns the window's number, or kNoWindow if there are kWindows already. The n-th window of a rank belongs to the
   // n-th of every other.
+  // Counts a window that this rank could not register: the next one belongs to the next one of the other ranks.
+  void skip_window();
   uint32_t add_window(void* buffer, size_t bytes, bool on_device);
   void remove_window(uint32_t number);
 

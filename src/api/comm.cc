@@ -252,9 +252,9 @@ moecclResult_t moecclGroupCancel(void) {
 
 moecclResult_t moecclRedOpCreatePreMulSum(moecclRedOp_t* op, const void* scalar, moecclDataType_t type,
                                           moecclComm_t handle) {
-  return with_comm(handle, [&](Communicator& comm) { return comm::create_premul(comm, scalar, type, op); });
+  return api::with_pinned(handle, [&](Communicator& comm) { return comm::create_premul(comm, scalar, type, op); });
 }
 
 moecclResult_t moecclRedOpDestroy(moecclRedOp_t op, moecclComm_t handle) {
-  return with_comm(handle, [&](Communicator& comm) { return comm::destroy_premul(comm, op); });
+  return api::with_pinned(handle, [&](Communicator& comm) { return comm::destroy_premul(comm, op); });
 }

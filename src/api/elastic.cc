@@ -50,7 +50,10 @@ Status grow(Communicator& parent, int n_ranks, const moecclUniqueId* given, int 
   wanted.crowded = false;  // no rank is left out that would need the same cores
   MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId id, comm::agree_on_id(parent, given));
   comm::Parent from;
-  from.others_alive = [&] { return comm::all_live(parent); };
+  from.others_alive = [&]() -> Status {
+    MOECCL_TRY(comm::still_wanted(parent));
+    return comm::all_live(parent);
+  };
   return api::join(id, n_ranks, static_cast<int>(parent.rank()), wanted, out, from);
 }
 
@@ -67,7 +70,8 @@ Status grow(int n_ranks, const moecclUniqueId* id, int rank, moecclComm_t* out, 
                  "rank is {}: a rank without comm gives a number after those of the old ranks, up to {}", rank,
                  n_ranks - 1);
   }
-  MOECCL_ASSIGN_OR_RETURN(const comm::Config wanted, comm::Config::from(config));
+  // MOECCL_TOPOLOGY describes the ranks of the communicator that grows, which ignores it here too.
+  MOECCL_ASSIGN_OR_RETURN(const comm::Config wanted, comm::Config::from(config, true));
   return api::join(*id, n_ranks, rank, wanted, out);
 }
 

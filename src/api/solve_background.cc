@@ -8,6 +8,7 @@
 
 #include "src/api/convert.h"
 #include "src/api/solve_args.h"
+#include "src/driver/thread.h"
 #include "src/solve/sample.h"
 
 using namespace moeccl;
@@ -48,7 +49,7 @@ struct OwnedProblem {
 
 class BackgroundSolver {
  public:
-  BackgroundSolver() : thread_([this] { run(); }) {}
+  BackgroundSolver() : thread_(driver::started_thread("moeccl-solve", [this] { run(); })) {}
   ~BackgroundSolver() {
     {
       const std::lock_guard lock(mutex_);

@@ -35,13 +35,18 @@ class PerThread {
 
  private:
   struct Key {
-    Key() : made(pthread_key_create(&key, [](void* t) { delete static_cast<T*>(t); }) == 0) {}
+    Key() : made(pthread_key_create(&key, end) == 0) {}
     ~Key() {  // threads may outlive the library
       if (made) pthread_key_delete(key);
     }
     pthread_key_t key{};
     bool made;
   };
+  // Destructors of other keys may still call the library on this thread, which then gets a new T.
+  static void end(void* t) {
+    this_thread = nullptr;
+    delete static_cast<T*>(t);
+  }
   inline static thread_local T* this_thread = nullptr;
 };
 

@@ -14,6 +14,7 @@
 #include "src/base/env.h"
 #include "src/base/fd.h"
 #include "src/bootstrap/handshake.h"
+#include "src/driver/fork_page.h"
 
 namespace moeccl::bootstrap {
 namespace {
@@ -77,13 +78,17 @@ Result<std::string> read_secret_file(const std::string& path) {
 }
 
 Result<Key> key_of_secret(const std::string& job) {
-  static std::mutex mutex;
-  static std::map<std::string, Key>* const keys = new std::map<std::string, Key>;
-  const std::lock_guard lock(mutex);
-  if (const auto known = keys->find(job); known != keys->end()) return known->second;
+  struct Known {
+    std::mutex mutex;
+    std::map<std::string, Key> keys;
+  };
+  static constinit driver::PerProcess<Known> process;  // stretching takes long, and the program may fork meanwhile
+  Known& known = process.get();
+  const std::lock_guard lock(known.mutex);
+  if (const auto at = known.keys.find(job); at != known.keys.end()) return at->second;
   MOECCL_ASSIGN_OR_RETURN(const std::string secret, read_secret());
   MOECCL_ASSIGN_OR_RETURN(const Key key, stretched(secret, job));
-  keys->emplace(job, key);
+  known.keys.emplace(job, key);
   return key;
 }
 

@@ -196,9 +196,10 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
   MOECCL_TRY(check_overlap(comm, c, c.count * op.element_bytes, in_bytes, out_bytes));
   op.input = c.send;
   op.output = c.recv;
-  MOECCL_ASSIGN_OR_RETURN(
-      op.runner, comm.place(in_bytes > 0 && reads_send(c, comm.rank()) ? c.send : nullptr,
-                            out_bytes > 0 && writes_recv(c, comm.rank()) ? c.recv : nullptr, {in_bytes, out_bytes}));
+  const void* const reads = in_bytes > 0 && reads_send(c, comm.rank()) ? c.send : nullptr;
+  const void* const writes = out_bytes > 0 && writes_recv(c, comm.rank()) ? c.recv : nullptr;
+  if (reads == nullptr && writes == nullptr) comm.hint(c.send, c.recv);
+  MOECCL_ASSIGN_OR_RETURN(op.runner, comm.place(reads, writes, {in_bytes, out_bytes}));
   if (op.scale_at != nullptr && !op.on_device())
     return bad(c.op, "op", "an operator whose scalar is CUDA memory", "buffers of CUDA memory with it");
   if (plan::facts(c.op).private_sizes && op.on_device() && comm.cuda()->kernel_side() != nullptr)
@@ -247,7 +248,9 @@ Status prepare_message(Communicator& comm, const void* data, size_t count, moecc
              count * element,
              is_send,
              nullptr,
-             type};
+             type,
+             comm.priority_of(moecclOpSendRecv)};
+  if (count == 0) comm.hint(data, nullptr);
   MOECCL_ASSIGN_OR_RETURN(message.runner, comm.place(count > 0 ? data : nullptr, nullptr, {message.bytes}));
   return {};
 }

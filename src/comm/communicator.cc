@@ -196,6 +196,23 @@ Status Communicator::copy_across(void* dst, const void* src, size_t bytes) {
   return driver::cuda::check(driver::cuda::driver()->cuStreamSynchronize(nullptr), "the default stream");
 }
 
+void Communicator::hint(Stream* stream) const {
+  if (cuda_ != nullptr && stream != nullptr && stream->as_cuda() != nullptr) cuda_->used_last = true;
+}
+
+void Communicator::hint(const void* a, const void* b) const {
+  if (cuda_ == nullptr || (a == nullptr && b == nullptr)) return;
+  cuda_->used_last = driver::cuda::pointed(a).on_device() || driver::cuda::pointed(b).on_device();
+}
+
+Communicator::OwnExchange::OwnExchange(const Communicator& comm)
+    : used_last_(comm.cuda_ != nullptr ? &comm.cuda_->used_last : nullptr) {
+  if (used_last_ != nullptr) before_ = std::exchange(*used_last_, false);
+}
+Communicator::OwnExchange::~OwnExchange() {
+  if (used_last_ != nullptr) *used_last_ = before_;
+}
+
 Result<exec::Runner*> Communicator::place(const void* a, const void* b, Direct direct) {
   if (cuda_ == nullptr) {
     MOECCL_TRY(check_reach({a, b == a ? nullptr : b}));
@@ -261,7 +278,9 @@ Status Communicator::refresh(exec::Operation& op) {
   const auto slot_of = [&] { return static_cast<const PlanSlot*>(op.keep.get()); };
   if (op.epoch != selector_->epoch()) {
     MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<PlanSlot> chosen, selector_->choose_again(slot_of()->key));
+    const uint8_t priority = op.priority;  // of the time of the call
     attach(op, chosen, op.signature.root, op.scaled);
+    op.priority = priority;
   }
   if (slot_of()->tried.empty()) return {};
   MOECCL_ASSIGN_OR_RETURN(const Selector::Next next,

@@ -29,6 +29,8 @@
 
 namespace moeccl::comm {
 
+class Stream;
+
 class Communicator {
  public:
   // `parent` is the communicator from which this one is split and whose uplinks it shares.
@@ -118,6 +120,22 @@ class Communicator {
   Status refresh(exec::Operation& op);
   // Runs a prepared operation on this thread once its turn has come.
   Status run(exec::Operation& op);
+  // Tells of which kind of memory a call is that may bring no bytes: that of its stream, or of the pointers that it
+  // gives.
+  void hint(Stream* stream) const;
+  void hint(const void* a, const void* b) const;
+  // The library's own exchanges leave the kind of the program's last call as it was.
+  class OwnExchange {
+   public:
+    explicit OwnExchange(const Communicator& comm);
+    ~OwnExchange();
+    OwnExchange(const OwnExchange&) = delete;
+    OwnExchange& operator=(const OwnExchange&) = delete;
+
+   private:
+    bool* used_last_;
+    bool before_ = false;
+  };
   // For an operation that a thread runs later than the calls of its own thread that follow: keeps its place among them.
   static void promise(exec::Operation& op);
   // Waits for the ticket's turn, runs, stores the message of a failure, ends the operation's promise, and passes the

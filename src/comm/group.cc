@@ -11,6 +11,7 @@
 #include "src/base/per_thread.h"
 #include "src/comm/batches.h"
 #include "src/comm/cuda_stream.h"
+#include "src/driver/fork_page.h"
 #include "src/driver/thread.h"
 #include "src/exec/cuda/kernel_task.h"
 
@@ -271,11 +272,11 @@ Status put(Batch& batch, PutWork work) {
     batch.stream->as_cuda()->watch(std::move(work.own));
     return {};
   }
-  // Two groups that share several streams must come in the same order on all of these.
-  static std::mutex of_many;
+  // A group and what another thread puts on several of its streams must come in the same order on all of these.
   std::unique_lock<std::mutex> lock;
+  if (!batch.others.empty() || (batch.stream != nullptr && batch.stream->as_cuda() == nullptr))
+    lock = std::unique_lock(order_of_streams());
   if (!batch.others.empty()) {
-    lock = std::unique_lock(of_many);
     if (batch.stream != nullptr) batch.stream->note_earlier(work.own);
     for (size_t i = 0; i < batch.others.size(); ++i) batch.others[i]->note_earlier(work.of_others[i]);
   }
@@ -381,6 +382,11 @@ Result<std::shared_ptr<const exec::EarlierWork>> earlier_work(Communicator& comm
   if (comm.cuda() == nullptr || (stream != nullptr && stream->as_cuda() != nullptr))
     return std::shared_ptr<const exec::EarlierWork>();
   return exec::EarlierWork::of_default_stream(comm.cuda()->engine().context());
+}
+
+std::mutex& order_of_streams() {
+  static constinit driver::PerProcess<std::mutex> own;
+  return own.get();
 }
 
 Status issue(Call call) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "src/comm/communicator.h"
@@ -33,6 +34,9 @@ struct Call {
 // the default stream. Null if there is none; a null stream is the calling thread.
 Result<std::shared_ptr<const exec::EarlierWork>> earlier_work(Communicator& comm, Stream* stream);
 
+// Held while work is put on host streams.
+std::mutex& order_of_streams();
+
 // Runs `body` as the calling thread's current work, which comes after `earlier`.
 template <class Body>
 Status run_after(const exec::EarlierWork* earlier, Body&& body) {
@@ -53,8 +57,12 @@ Status enqueue_in_turn(Communicator& comm, Stream& stream, Body body) {
   Stream::Work work = stream.hold([ticket, earlier = std::move(earlier), body = std::move(body)] {
     return run_after(earlier.get(), [&] { return body(*ticket); });
   });
-  *ticket = comm.take_ticket();
-  Status status = stream.enqueue(std::move(work));
+  Status status;
+  {
+    const std::lock_guard lock(order_of_streams());
+    *ticket = comm.take_ticket();
+    status = stream.enqueue(std::move(work));
+  }
   stream.settle();
   return status;
 }

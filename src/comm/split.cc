@@ -11,6 +11,7 @@
 
 #include "src/bootstrap/bootstrap.h"
 #include "src/comm/collective.h"
+#include "src/exec/revoked.h"
 #include "src/exec/task.h"
 
 namespace moeccl::comm {
@@ -60,7 +61,13 @@ Status members_alive(Communicator& parent, std::span<const uint32_t> members) {
 
 }  // namespace
 
+Status still_wanted(Communicator& parent) {
+  MOECCL_TRY(parent.usable());
+  return exec::check_revoked(parent.fabric());
+}
+
 Status all_gather_bytes(Communicator& comm, const void* mine, size_t bytes, void* all) {
+  const Communicator::OwnExchange own(comm);
   return run_collective(comm,
                         {.op = moecclOpAllGather, .send = mine, .recv = all, .count = bytes, .type = moecclUint8});
 }
@@ -71,7 +78,7 @@ Result<Config> config_of_part(Communicator& parent, const moecclConfig_t* given)
   config.topology.clear();
   config.pace = false;
   if (given != nullptr) {
-    MOECCL_ASSIGN_OR_RETURN(config, Config::from(given));
+    MOECCL_ASSIGN_OR_RETURN(config, Config::from(given, true));
   }
   if (config.pace && config.topology.empty() && parent.uplinks() == nullptr) {
     return error(moecclInvalidArgument,
@@ -126,7 +133,10 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
   }
   Parent from;
   from.uplinks = std::move(uplinks);
-  from.others_alive = [&] { return members_alive(parent, members); };
+  from.others_alive = [&]() -> Status {
+    MOECCL_TRY(still_wanted(parent));
+    return members_alive(parent, members);
+  };
   auto made = Communicator::init(chosen.id, static_cast<int>(members.size()), static_cast<int>(at - members.begin()),
                                  config, from);
   if (!made.ok() && made.status().code() == moecclRemoteError) {

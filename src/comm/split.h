@@ -12,6 +12,8 @@ namespace moeccl::comm {
 Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int key, const moecclConfig_t* config);
 
 // Returns the configuration for a communicator that is made from `parent`. If `given` is null, it is inherited.
+// Returns why a communicator that comes from `parent` need not be waited for: it was aborted, revoked or has failed.
+Status still_wanted(Communicator& parent);
 Result<Config> config_of_part(Communicator& parent, const moecclConfig_t* given);
 // The measurements of the parent's links also hold for those of the part.
 void inherit_profile(Communicator& parent, const Config& config, Communicator& part);

@@ -13,6 +13,7 @@
 #include "src/base/status.h"
 #include "src/comm/group_holds.h"
 #include "src/driver/fork_page.h"
+#include "src/driver/thread.h"
 
 namespace moeccl::comm {
 
@@ -49,7 +50,8 @@ class HostStream final : public Stream {
  public:
   // With `waiters_run`, a thread in synchronize() runs the work that the stream's thread has not begun, which saves
   // waking that thread and switching to it. Without it, all work runs on the stream's thread.
-  explicit HostStream(bool waiters_run = true) : waiters_run_(waiters_run), thread_([this] { loop(); }) {}
+  explicit HostStream(bool waiters_run = true)
+      : waiters_run_(waiters_run), thread_(driver::started_thread("moeccl-stream", [this] { loop(); })) {}
   ~HostStream() override;  // runs the remaining work
   Status ready() override;
   Work hold(std::function<Status()> work) override;

@@ -37,6 +37,12 @@ Result<std::thread> start_thread(const char* name, std::function<void()> body) {
   return thread;
 }
 
+std::thread started_thread(const char* name, std::function<void()> body) {
+  Result<std::thread> thread = start_thread(name, std::move(body));
+  if (!thread.ok()) throw std::system_error(EAGAIN, std::generic_category(), thread.status().message());
+  return std::move(*thread);
+}
+
 void sleep_ns(int64_t ns) {
   const timespec time{ns / 1'000'000'000, ns % 1'000'000'000};
   (void)::nanosleep(&time, nullptr);

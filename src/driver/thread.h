@@ -14,6 +14,9 @@ namespace moeccl::driver {
 // Truncates `name` to 15 bytes (the kernel's limit). If no thread can be started, returns a Status and never throws.
 Result<std::thread> start_thread(const char* name, std::function<void()> body);
 
+// The same for constructors: throws std::system_error if no thread can be started.
+std::thread started_thread(const char* name, std::function<void()> body);
+
 void sleep_ns(int64_t ns);
 
 // Returns the kernel's number of the calling thread, as /proc/PID/task and debuggers show it.

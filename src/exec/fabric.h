@@ -153,6 +153,7 @@ struct Fabric {
   std::vector<std::byte> scratch;  // packs rows for links without a view
 
   std::atomic<bool> aborted{false};
+  std::atomic<bool> dumped{false};  // the flight recorder, because of a failure
 
   transport::Link& link(uint32_t peer) const { return *links[peer]; }
   DeviceSlots slots_with(uint32_t peer) const { return device_slots.empty() ? DeviceSlots{} : device_slots[peer]; }

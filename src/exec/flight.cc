@@ -54,7 +54,6 @@ struct File {
 struct Store {
   std::mutex mutex, dump;
   std::deque<File> files;
-  bool failed = false;
 
   bool add_file() {
     // open_of() looks for the files among a process's descriptors, and would take a child for this process.
@@ -73,7 +72,7 @@ struct Store {
   FlightPage* take() {
     const std::lock_guard lock(mutex);
     for (size_t f = 0;; ++f) {
-      if (f == files.size() && (failed || !add_file())) break;
+      if (f == files.size() && !add_file()) return nullptr;
       File& file = files[f];
       const auto free = std::find(file.taken.begin(), file.taken.end(), false);
       if (free == file.taken.end()) continue;
@@ -83,8 +82,6 @@ struct Store {
       *free = true;
       return new (file.mapping.data() + i * kPageBytes) FlightPage;
     }
-    failed = true;
-    return nullptr;
   }
   // Called under the lock.
   File& file_of(const FlightPage* page) {

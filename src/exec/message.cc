@@ -94,9 +94,7 @@ void MessageTask::begin_use() {
   begun_ = true;
 }
 
-uint32_t MessageTask::message_class() const {
-  return traffic_class(moecclOpSendRecv, fabric().priority.load(std::memory_order_relaxed));
-}
+uint32_t MessageTask::message_class() const { return traffic_class(moecclOpSendRecv, message_.priority); }
 
 Progress MessageTask::done() {
   finished_ = true;

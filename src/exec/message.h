@@ -25,6 +25,7 @@ struct Message {
   bool is_send = false;
   Runner* runner = nullptr;  // the communicator's runner for the memory of `data`
   moecclDataType_t type = moecclInt8;
+  uint8_t priority = 0;  // the communicator's when the call was made
 };
 
 class MessageTask final : public Task {

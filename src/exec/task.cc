@@ -320,10 +320,11 @@ void take_sources_back(Fabric& fabric) {
 
 Status publish_failure(Task& task, const Status& status) {
   Fabric& f = task.fabric();
-  const bool is_first = !f.failed();
-  if (is_first && !f.recorder.has_waits()) (void)contained([&] { return note_wait(task, now_ns()), Status(); });
+  // An abort or a revocation has set the failure already.
+  const bool dumps = !f.dumped.exchange(true, std::memory_order_relaxed);
+  if (dumps && !f.recorder.has_waits()) (void)contained([&] { return note_wait(task, now_ns()), Status(); });
   f.fail(status);
-  if (is_first) dump_flight();
+  if (dumps) dump_flight();
   Status first = contained([&] { return f.failure(); });
   (void)contained([&] { return task.let_go(), Status(); });
   return first;
@@ -363,7 +364,8 @@ Status drive(std::span<Task* const> tasks) {
     noted = false;
   };
   Patience patience(tasks[0]->fabric());
-  while (left > 0) {
+  constexpr uint32_t kRoundsOfMoves = 256;  // between looks for an abort
+  for (uint32_t moves = 0; left > 0;) {
     bool moved = false;
     if (!fresh) engines.progress();  // the first sends of a task need not wait for the sockets
     fresh = false;
@@ -378,6 +380,11 @@ Status drive(std::span<Task* const> tasks) {
     if (moved) {
       patience.reset();
       if (noted) forget_waits();
+      if (++moves % kRoundsOfMoves != 0) continue;
+      for (size_t i = 0; i < tasks.size(); ++i) {
+        if (ended[i] || !tasks[i]->fabric().failed()) continue;
+        if (Status s = tasks[i]->fabric().failure(); s.code() == moecclAborted) finish(i, std::move(s));
+      }
       continue;
     }
     if (!patience.wait()) continue;

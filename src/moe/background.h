@@ -8,12 +8,13 @@
 #include <thread>
 
 #include "src/base/status.h"
+#include "src/driver/thread.h"
 
 namespace moeccl::comm {
 
 class Background {
  public:
-  Background() : thread_([this] { loop(); }) {}
+  Background() : thread_(driver::started_thread("moeccl-work", [this] { loop(); })) {}
   ~Background();  // finishes the work that was started
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;

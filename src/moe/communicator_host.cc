@@ -30,6 +30,7 @@ Status CommunicatorHost::all_gather(const void* mine, size_t bytes, void* all) {
 
 Status CommunicatorHost::all_to_all_v(const void* send, const size_t* send_bytes, void* recv,
                                       const size_t* recv_bytes) {
+  const Communicator::OwnExchange own(comm_);
   const uint32_t n = comm_.n_ranks();
   std::vector<size_t> send_at(n, 0), recv_at(n, 0);
   for (uint32_t r = 1; r < n; ++r) {
@@ -55,6 +56,7 @@ Status CommunicatorHost::run(std::unique_ptr<exec::Operation> op, moecclStream_t
   }
   Call call{.comm = &comm_};
   MOECCL_TRY(find_stream_(stream, &comm_, &call.stream));
+  comm_.hint(call.stream);
   op->priority = comm_.priority_of(op->signature.op);
   MOECCL_ASSIGN_OR_RETURN(op->runner, comm_.place(op->input, op->output));
   if (const auto& scales = op->scales; scales.input != nullptr || scales.output != nullptr) {
@@ -81,6 +83,8 @@ Status CommunicatorHost::run(std::unique_ptr<exec::Operation> op, moecclStream_t
   if (in_graph && captured != nullptr) *captured = true;
   return {};
 }
+
+void CommunicatorHost::break_off(const Status& why) { comm_.break_off(why); }
 
 exec::PersistentKernel* CommunicatorHost::kernel(uint64_t staging_bytes) {
   CudaSide* cuda = comm_.cuda();

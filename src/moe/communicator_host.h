@@ -32,6 +32,7 @@ class CommunicatorHost final : public MoeHost {
   Status all_gather(const void* mine, size_t bytes, void* all) override;
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override;
   Status run(std::unique_ptr<exec::Operation> op, moecclStream_t stream, bool* captured) override;
+  void break_off(const Status& why) override;
   exec::StreamEngine* engine_for(const void* choices) override;
   exec::PersistentKernel* kernel(uint64_t staging_bytes) override;
   bool is_device_memory(const void* pointer) const override { return comm_.is_device_memory(pointer); }

@@ -149,7 +149,9 @@ uint64_t list_bytes(const MoeConfig& config, const algo::Paths& paths) {
   load.records = all_tokens;
   load.choices = all_tokens * shape.top_k;
   load.rows = all_tokens * std::min<uint64_t>(shape.top_k, local) + local * shape.align_rows;
-  load.lists = uint64_t{paths.max_out()} * (1 + paths.max_in()) + 2 * (1 + paths.max_in());
+  // A single hop sends each list from the rank's own tokens alone.
+  const uint64_t sources = paths.n_hops() == 1 ? 1 : 1 + uint64_t{paths.max_in()};
+  load.lists = paths.max_out() * sources + 2 * (1 + uint64_t{paths.max_in()});
   const uint32_t chunks = std::bit_ceil(static_cast<uint32_t>(shape.max_tokens));
   return algo::RoutingTables::bytes_bound(load, std::max(chunks, 8u));
 }

@@ -54,6 +54,9 @@ class MoeHost {
   // operation became part of a graph.
   virtual Status run(std::unique_ptr<exec::Operation> op, moecclStream_t stream, bool* captured = nullptr) = 0;
 
+  // Ends the operation that the peers of a rank wait for, when the rank has failed before its own.
+  virtual void break_off(const Status& why) { (void)why; }
+
   // Returns the engine that computes routings of choices in device memory; null: the host reads `choices`.
   virtual exec::StreamEngine* engine_for(const void* choices) {
     (void)choices;

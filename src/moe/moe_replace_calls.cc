@@ -23,7 +23,10 @@ Status MoeReplacement::usable(const char* what) const {
 Status MoeReplacement::ready(const char* what) {
   MOECCL_TRY(usable(what));
   const int64_t begun = now_ns();
-  MOECCL_TRY(background_->wait());
+  if (Status made = background_->wait(); !made.ok()) {
+    layer_.host().break_off(made);
+    return made;
+  }
   if (wait_us_ < 0) wait_us_ = static_cast<double>(now_ns() - begun) / 1000;
   return {};
 }

@@ -255,19 +255,28 @@ Status MoeRouting::exchange_records() {
   MoeHost& host = layer_.host();
   const uint32_t n = host.n_ranks();
   const Status own = write_records();
-  // Indexed [from][to]. A rank that failed and has no sizes says so to all ranks.
+  // A rank that failed and has no sizes says so to all ranks.
   constexpr uint64_t kFailed = ~uint64_t{0};
-  std::vector<uint64_t> sizes(size_t{n} * n), mine(n, kFailed);
+  std::vector<uint64_t> sizes(n), mine(n, kFailed);
   if (own.ok()) mine.assign(writer_.bytes().begin(), writer_.bytes().end());
-  MOECCL_TRY(host.all_gather(mine.data(), n * sizeof(uint64_t), sizes.data()));
+  // Few ranks exchange all sizes, which takes one message where an AllToAllv takes several. The bytes grow with n^2.
+  constexpr uint32_t kFewRanks = 64;
+  if (n <= kFewRanks) {
+    std::vector<uint64_t> all(size_t{n} * n);  // [from][to]
+    MOECCL_TRY(host.all_gather(mine.data(), n * sizeof(uint64_t), all.data()));
+    for (uint32_t r = 0; r < n; ++r) sizes[r] = all[size_t{r} * n + host.rank()];
+  } else {
+    const std::vector<size_t> one(n, sizeof(uint64_t));
+    MOECCL_TRY(host.all_to_all_v(mine.data(), one.data(), sizes.data(), one.data()));
+  }
   MOECCL_TRY(own);
   for (uint32_t r = 0; r < n; ++r)
-    if (sizes[size_t{r} * n] == kFailed) return failed_there(r, kFails, moecclRemoteError);
+    if (sizes[r] == kFailed) return failed_there(r, kFails, moecclRemoteError);
   received_bytes_.resize(n);
   size_t total = 0;
   const uint64_t top_k = layer_.config().shape.top_k;
   for (uint32_t r = 0; r < n; ++r) {
-    const uint64_t bytes = sizes[size_t{r} * n + host.rank()];
+    const uint64_t bytes = sizes[r];
     const size_t most =
         algo::message_words(tokens_of_[r], tokens_of_[r] * top_k, tokens_of_[r] * top_k) * sizeof(uint32_t);
     if (bytes > most || bytes % sizeof(uint32_t) != 0)

@@ -110,7 +110,10 @@ Status MoeRouting::prepare_stream_updates(driver::cuda::Context context, bool ca
     MOECCL_ASSIGN_OR_RETURN(cuda_tables_, exec::CudaTables::create(context, setting, chosen_));
     return {};
   }();
-  return all_ready(own, "make room for updates on a stream");
+  Status all = all_ready(own, "make room for updates on a stream");
+  // All ranks begin the next try together, too.
+  if (!all.ok()) layer_.give_back(std::move(cuda_tables_));
+  return all;
 }
 
 Status MoeRouting::update_on_stream(const exec::StreamChoices& choices, moecclStream_t stream) {

@@ -13,7 +13,7 @@ constexpr uint64_t kLeastStaging = 64 << 10, kMostStaging = uint64_t{1} << 36;
 
 }  // namespace
 
-Result<Config> Config::from(const moecclConfig_t* given) {
+Result<Config> Config::from(const moecclConfig_t* given, bool of_part) {
   MOECCL_TRY(env_status());
   const moecclConfig_t defaults = MOECCL_CONFIG_INIT;
   MOECCL_ASSIGN_OR_RETURN(const moecclConfig_t c, adopt(given != nullptr ? given : &defaults, "config"));
@@ -34,7 +34,11 @@ Result<Config> Config::from(const moecclConfig_t* given) {
   out.deterministic = c.deterministic == 1;
   out.pace = c.pace == 1;
   out.priority = c.priority;
-  out.topology = c.topology != nullptr ? c.topology : env().topology;
+  if (c.topology != nullptr) {
+    out.topology = c.topology;
+  } else if (!of_part) {
+    out.topology = env().topology;
+  }
   MOECCL_ASSIGN_OR_RETURN(out.staging_bytes, staging_of(c.staging_bytes));
   out.plan = env().plan;
   out.cuda_context = driver::cuda::current_context();

@@ -24,7 +24,9 @@ struct Config {
   bool crowded = false;          // part of a communicator with more ranks than cores: counts as crowded, too
   void* cuda_context = nullptr;  // the calling thread's at init; this rank uses its device; null: host memory only
 
-  static Result<Config> from(const moecclConfig_t* config);  // null: all defaults
+  // Null: all defaults. `of_part`: MOECCL_TOPOLOGY, which describes the ranks of the communicator that this one comes
+  // from, has no effect.
+  static Result<Config> from(const moecclConfig_t* config, bool of_part = false);
   // Returns moecclConfig_t.staging_bytes after defaults, environment and checks.
   static Result<uint64_t> staging_of(uint64_t given);
   // Writes the fields that must be the same on all ranks, for the exchange at init.

@@ -8,6 +8,7 @@
 #include "src/base/env.h"
 #include "src/driver/fork_page.h"
 #include "src/driver/process.h"
+#include "src/driver/thread.h"
 
 namespace moeccl::comm {
 
@@ -42,14 +43,16 @@ Result<SymmetricHeap*> SymmetricHeap::process_heap() {
   }
 }
 
-// As many addresses as the machine has memory. If addresses are limited, a sixteenth of what is left, because a process
-// maps the heaps of all processes of its host, and other things besides.
+// As many addresses as the machine has memory, as far as the heaps of all processes of a host fit, which each of them
+// maps: there may be as many as cores, and more. If addresses are limited, their share of a part of what is left.
 size_t SymmetricHeap::wanted_bytes() {
   if (env().heap_bytes > 0) return static_cast<size_t>(env().heap_bytes);
+  constexpr size_t kAllHeaps = size_t{1} << 46;  // half of the addresses of a process
+  const auto processes = static_cast<size_t>(std::max(1, driver::configured_cores()));
   const size_t room = driver::free_addresses();
-  if (room == SIZE_MAX) return driver::physical_memory_bytes();
-  return std::clamp(room / 16 / driver::kHugePageBytes * driver::kHugePageBytes, kLeastBytes,
-                    driver::physical_memory_bytes());
+  const size_t most = room == SIZE_MAX ? kAllHeaps / processes : room / std::max<size_t>(16, 2 * processes);
+  return std::clamp(most / driver::kHugePageBytes * driver::kHugePageBytes, kLeastBytes,
+                    std::max(kLeastBytes, driver::physical_memory_bytes()));
 }
 
 Result<SymmetricHeap*> SymmetricHeap::of_bytes(size_t bytes) {
@@ -101,7 +104,10 @@ Result<void*> SymmetricHeap::allocate(size_t bytes) {
     const auto [start, room] = *it;
     const size_t offset = (start + unit - 1) / unit * unit, skipped = offset - start;
     if (room < want + skipped) continue;
-    MOECCL_TRY(driver::reserve_huge_pages(fd_, mapping_, offset, want));
+    if (Status s = driver::reserve_huge_pages(fd_, mapping_, offset, want); !s.ok()) {
+      driver::release_pages(fd_, offset, want);  // it may have got some
+      return s;
+    }
     free_.erase(it);
     if (skipped > 0) free_[start] = skipped;
     if (room > want + skipped) free_[offset + want] = room - want - skipped;

@@ -54,7 +54,7 @@ std::string Hosts::json() const {
 Result<std::unique_ptr<HostSession>> HostSession::join(bootstrap::Session& session, const Hosts& hosts,
                                                        const bootstrap::Key& key, Deadline deadline) {
   std::unique_ptr<HostSession> made(new HostSession(session, hosts));
-  if (session.over_unix()) return made;  // there is only one host
+  if (hosts.n() == 1 && session.over_unix()) return made;
   const auto rank = static_cast<uint32_t>(session.rank());
   const uint32_t host = hosts.host_of[rank];
   const std::vector<uint32_t>& here = hosts.members[host];
@@ -96,7 +96,7 @@ Status HostSession::failure(Status why) const {
 Result<std::vector<std::vector<Fd>>> HostSession::all_gather_fds(std::span<const int> mine,
                                                                  const bootstrap::RankSet& wanted_by,
                                                                  Deadline deadline) {
-  if (all_.over_unix()) return all_.all_gather_fds(mine, wanted_by, deadline);
+  if (hosts_.n() == 1 && all_.over_unix()) return all_.all_gather_fds(mine, wanted_by, deadline);
   std::vector<std::vector<Fd>> all(hosts_.host_of.size());
   if (local_ == nullptr) return all;
   const std::vector<uint32_t>& here = hosts_.around(static_cast<uint32_t>(all_.rank()));

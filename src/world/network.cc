@@ -182,7 +182,8 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Network* 
                                     Deadline deadline) {
   transport::LocalMemory memory = fabric.own->memory(fabric.rank);
   memory.arrivals = fabric.arrivals;
-  const NetworkOptions options = options_of(session, hosts, fabric.rank, key, config, deadline);
+  NetworkOptions options = options_of(session, hosts, fabric.rank, key, config, deadline);
+  options.memory_bytes = memory.staging_bytes;
   Chosen chosen;
   if (network == nullptr) {
     MOECCL_ASSIGN_OR_RETURN(chosen, choose_network(session, options));

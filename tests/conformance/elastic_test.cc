@@ -256,6 +256,42 @@ TEST(Grow, BetweenHosts) {
   grow_twice(hosts.get(), RankMode::kProcesses);
 }
 
+// MOECCL_TOPOLOGY is for communicators that come from no other; a child of this test reads it after the fork.
+TEST(Grow, WithATopologyInTheEnvironment) {
+  ASSERT_EQ(setenv("MOECCL_TOPOLOGY", "auto", 1), 0);
+  grow_twice(nullptr, RankMode::kProcesses);
+  ASSERT_EQ(setenv("MOECCL_TOPOLOGY", "gpu:4", 1), 0);
+  run_ranks(4,
+            [](int rank, moecclComm_t comm) {
+              moecclConfig_t named = timeouts(20'000);
+              named.name = "half";
+              moecclComm_t half = nullptr;
+              MOECCL_ASSERT_OK(moecclCommSplit(comm, rank / 2, 0, &half, &named));
+              EXPECT_EQ(sum_of(1, half), 2);
+              MOECCL_EXPECT_OK(moecclCommDestroy(half));
+            },
+            {.mode = RankMode::kProcesses});
+  ASSERT_EQ(unsetenv("MOECCL_TOPOLOGY"), 0);
+}
+
+// Three processes on two hosts by name meet over a UNIX socket, so one host has a single process.
+TEST(NamedHosts, OfUnequalSizesMeetWithoutAnAddress) {
+  RankOptions options{.mode = RankMode::kProcesses, .init = false};
+  ASSERT_EQ(setenv("MOECCL_SOCKET_IFNAME", "lo", 1), 0);
+  run_ranks(
+      3,
+      [](int rank, moecclComm_t) {
+        ASSERT_EQ(setenv("MOECCL_HOST_ID", rank < 2 ? "first" : "second", 1), 0);
+        const moecclConfig_t config = timeouts(20'000);
+        moecclComm_t comm = nullptr;
+        MOECCL_ASSERT_OK(moecclCommInitRankConfig(&comm, 3, unique_id(), rank, &config));
+        EXPECT_EQ(sum_of(rank, comm), 3);
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+      },
+      options);
+  ASSERT_EQ(unsetenv("MOECCL_SOCKET_IFNAME"), 0);
+}
+
 TEST(Grow, WhatCannotGrowSaysWhatIsMissing) {
   const Shared<SharedId> shared, other;
   Meeting left;

@@ -169,6 +169,37 @@ TEST(MoeTraffic, MetadataIsUnderOnePercentOfPayload) {
       options);
 }
 
+// Above 64 ranks, sizes of records go to the ranks that need them alone.
+TEST(MoeMany, SixtySixRanksExchangeTheSizesOfTheirRecords) {
+  constexpr int kRanks = 66;
+  run_ranks(kRanks, [](int rank, moecclComm_t comm) {
+    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+    config.hidden_bytes = sizeof(int32_t), config.type = moecclInt32;
+    config.top_k = 2, config.n_experts = kRanks, config.max_tokens = 2;
+    config.layout = moecclLayoutExpertMajor;
+    moecclMoe_t moe = nullptr;
+    moecclRouting_t routing = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
+    const int32_t n_tokens = rank % 3;
+    std::vector<int32_t> index, in, out(static_cast<size_t>(n_tokens));
+    for (int32_t t = 0; t < n_tokens; ++t) {
+      index.insert(index.end(), {(rank + 7 * t) % kRanks, (rank + 7 * t + 33) % kRanks});
+      in.push_back(100 * rank + t);
+    }
+    MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, index.data(), nullptr, static_cast<size_t>(n_tokens)),
+                          comm);
+    moecclRoutingInfo_t info{};
+    info.size = sizeof(info);
+    MOECCL_ASSERT_COMM_OK(moecclRoutingGetInfo(routing, &info), comm);
+    std::vector<int32_t> rows(static_cast<size_t>(info.n_rows));
+    MOECCL_ASSERT_COMM_OK(moecclDispatch(routing, in.data(), rows.data(), nullptr), comm);
+    MOECCL_ASSERT_COMM_OK(moecclCombine(routing, rows.data(), out.data(), nullptr), comm);
+    for (size_t t = 0; t < in.size(); ++t) EXPECT_EQ(out[t], 2 * in[t]);
+    MOECCL_EXPECT_OK(moecclRoutingDestroy(routing));
+    MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
+  });
+}
+
 // Negative products wrap in unsigned types, and so exceed what a double holds: partial sums pass on every bit of them.
 TEST(MoeIntegers, SumsOfNegativeProductsWrapInEveryPlan) {
   constexpr int kRanks = 4, kExperts = 8, kTopK = 4, kTokens = 8;

@@ -171,6 +171,34 @@ TEST(Abort, OrARevocationEndsAnExpertSwapOfTheCommunicator) {
     }
 }
 
+TEST(Abort, OrARevocationEndsAGrowThatWaitsForANewRank) {
+  for (const bool revokes : {false, true}) {
+    SCOPED_TRACE(revokes ? "revoked" : "aborted");
+    run_ranks(2, [&](int rank, moecclComm_t comm) {
+      moecclUniqueId id;
+      if (rank == 0) {
+        MOECCL_ASSERT_COMM_OK(moecclCommGetUniqueId(comm, &id), comm);
+      }
+      std::thread watchdog([=] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        if (rank == 0) {
+          EXPECT_EQ(revokes ? moecclCommRevoke(comm) : moecclCommAbort(comm), moecclSuccess);
+        }
+      });
+      const Stopwatch watch;
+      moecclComm_t grown = nullptr;
+      const moecclResult_t result = moecclCommGrow(comm, 3, rank == 0 ? &id : nullptr, -1, &grown, nullptr);
+      if (rank == 0 || revokes) {
+        EXPECT_EQ(result, moecclAborted) << moecclGetLastError(comm);
+      } else {
+        EXPECT_NE(result, moecclSuccess);
+      }
+      MOECCL_EXPECT_WITHIN(watch, 300 + kLimitMs);
+      watchdog.join();
+    });
+  }
+}
+
 TEST(Abort, TwiceAndBeforeDestroyIsFine) {
   run_ranks(1, [](int, moecclComm_t comm) {
     EXPECT_EQ(moecclCommAbort(comm), moecclSuccess);

@@ -142,7 +142,19 @@ def force_and_time(comm):
             all(s.end_us >= s.start_us for s in spans), groups.n_ranks == 2)
 
 
+class OnAGpu:
+    """An array on a GPU, at an address that no CPU can read."""
+    __cuda_array_interface__ = {"data": (1 << 40, False), "shape": (4,), "typestr": "<i4", "version": 3}
+
+
 class Plans(unittest.TestCase):
+    def test_arrays_on_a_gpu_are_refused_where_the_cpu_reads(self):
+        problem = solve.swap_problem(4, 2, [2], row_bytes=1000)
+        for call in (lambda: solve.swap_count(problem, OnAGpu()), lambda: moeccl.codec.Codec(1).encode(OnAGpu(), bytes(4), bytearray(64))):
+            with self.assertRaisesRegex(TypeError, "is CUDA memory: give a copy on the CPU"):
+                call()
+
+
     def test_plans_on_processes(self):
         self.assertEqual(in_processes(4, force_and_time, topology="node:2 gpu:2"), [(True,) * 7] * 4)
 

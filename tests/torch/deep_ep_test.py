@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of bindings/deep_ep: every call against a dense reference, on 2 and 4 processes, and on 4 that count as two hosts."""
+import functools
 import multiprocessing
 import os
 import tempfile
@@ -259,6 +260,10 @@ def fp8_rows_and_scales(buffer):
     same(idx, expected[1])
     same(weights, expected[2])
     case.check_combine(handle)
+    for odd in map(functools.partial(Case, buffer), (0, 1, 2, 9)):  # scales of any width and stride, for a row or none too
+        for part in (lambda x: (16 * x[:, :3]).to(torch.uint8).contiguous(), lambda x: x[:, :8].float()[:, ::8]):
+            (_, got), *_ = odd.dispatch(x=(fp8_of(odd.x)[0], part(odd.x)))
+            same(got, expected_dispatch([(part(x), i, w) for x, i, w in odd.all], odd.rank, 16)[0])
 
 
 def biases_are_added(buffer):
@@ -678,18 +683,9 @@ class Ranks(unittest.TestCase):
             self.fail("\n".join(failures))
 
 
-class TwoRanks(Ranks):
-    n_ranks = 2
-
-
-class FourRanks(Ranks):
-    n_ranks = 4
-
-
-class FourRanksOnTwoHosts(Ranks):
-    n_ranks, hosts = 4, True
-
-
+TwoRanks = type("TwoRanks", (Ranks,), {"n_ranks": 2})
+FourRanks = type("FourRanks", (Ranks,), {"n_ranks": 4})
+FourRanksOnTwoHosts = type("FourRanksOnTwoHosts", (Ranks,), {"n_ranks": 4, "hosts": True})
 for world in (TwoRanks, FourRanks, FourRanksOnTwoHosts):
     for one in CASES:
         setattr(world, "test_" + one.__name__, lambda self, name=one.__name__: self.run_case(name))

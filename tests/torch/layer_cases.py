@@ -9,6 +9,7 @@ import moeccl
 import moeccl.torch as mt
 from moeccl._c10d.base import VERSION  # torch's, as in (2, 15)
 from moeccl.torch import ExpertParallel
+from moeccl.torch.float8 import dequantize, quantize
 
 HIDDEN = 24
 
@@ -45,8 +46,9 @@ def dense(x, index, weights, matrices):
     return y
 
 
-def compare_with_dense(ep, tokens, dtype, tolerance, holes=False, rounds=2):
-    """Compares the values, and the gradients of tokens, weights and experts, of a forward and backward through `ep`."""
+def compare_with_dense(ep, tokens, dtype, tolerance, holes=False, rounds=2, sent=lambda x: x):
+    """Compares the values, and the gradients of tokens, weights and experts, of a forward and backward through `ep`. `sent` returns tokens
+    as the experts get them."""
     rank = ep.rank
     g = torch.Generator().manual_seed(7)
     matrices = (torch.randn((ep.n_experts, ep.hidden, ep.hidden), generator=g) / ep.hidden**0.5).to(dtype)
@@ -64,7 +66,7 @@ def compare_with_dense(ep, tokens, dtype, tolerance, holes=False, rounds=2):
         (y * target).sum().backward()
 
         xs, idx, ws, ts = gathered(x), gathered(index), gathered(weights), gathered(target)
-        dense_x = torch.cat(xs).requires_grad_()
+        dense_x = torch.cat([sent(t) for t in xs]).requires_grad_()
         dense_w = torch.cat(ws).requires_grad_()
         dense_m = matrices.clone().requires_grad_()
         expected = dense(dense_x, torch.cat(idx), dense_w, dense_m)
@@ -95,6 +97,23 @@ def case_float32_with_choices_left_empty(rank, n):
 def case_bfloat16_and_float16(rank, n):
     for dtype, tolerance in ((torch.bfloat16, 6e-2), (torch.float16, 1e-2)):
         compare_with_dense(ExpertParallel(2 * n, 2, HIDDEN, max_tokens=33), 33, dtype, tolerance)
+
+
+def case_rows_travel_in_8_bits(rank, n):
+    # One block, exact: the largest element becomes 448, which is 1.75 * 2^8, and the spacing of 8 bits is an eighth at least.
+    steps = torch.tensor([[448.0, -1.75, 0.0, 2.0**-9]])
+    rows, scales = quantize(steps, torch.float8_e4m3fn)
+    assert scales.tolist() == [[1.0]] and rows.float().tolist() == steps.tolist(), (rows, scales)
+    for hidden, dtype, tolerance in ((24, torch.float32, 1e-5), (200, torch.bfloat16, 0.05), (256, torch.float64, 1e-6)):
+        for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
+            ep = ExpertParallel(3 * n, 2, hidden, max_tokens=20, align_rows=4, dispatch_dtype=kind)
+            tokens = 9 + 2 * rank if rank < 3 else 0
+            compare_with_dense(ep, tokens, dtype, tolerance, holes=True, sent=lambda x: dequantize(*quantize(x, kind), x.dtype))
+    x = torch.randn((50, 300), generator=torch.Generator().manual_seed(1)) * torch.logspace(-8, 8, 50)[:, None]
+    x[3] = 0
+    for kind, share in ((torch.float8_e4m3fn, 1 / 16), (torch.float8_e5m2, 1 / 8)):
+        back = dequantize(*quantize(x, kind), x.dtype)
+        assert ((back - x).abs() <= share * x.abs() + 2e-5 * x.abs().amax(-1, keepdim=True)).all()
 
 
 def case_a_rank_without_tokens(rank, n):

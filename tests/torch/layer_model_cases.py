@@ -414,6 +414,38 @@ def case_the_codec_keeps_the_largest_differences(rank, n):
     assert not torch.allclose(held.detach(), every[layer.placement.held], atol=1e-4)
 
 
+def case_domains_follow_a_change_of_type(rank, n):
+    def layer_with(**options):
+        torch.manual_seed(4)
+        return mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=256, max_tokens=TOKENS, seed=1, **options)
+
+    plain, layer = layer_with(), layer_with(domains=[n])
+    x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(rank))
+    for dtype in (torch.float32, torch.bfloat16, torch.float32):
+        y = layer.to(dtype)(x.to(dtype))
+        y.sum().backward()
+        torch.testing.assert_close(y, plain.to(dtype)(x.to(dtype)), rtol=0.02, atol=0.02)
+
+
+def case_a_domain_may_hold_no_expert(rank, n):
+    for options in ({}, {"gradient_ratio": 4}):
+        torch.manual_seed(4)
+        layer = mt.MoELayer(HIDDEN, 1, 1, ffn=8, max_tokens=TOKENS, seed=1, domains=[1], average=False, aux_loss_weight=0, **options)
+        x = torch.ones(TOKENS, HIDDEN, requires_grad=True)
+        layer(x).sum().backward()
+        assert x.grad.abs().max() > 0
+        if layer.placement.own:
+            assert all(p.grad.abs().max() > 0 for p in layer.experts.parameters())
+
+
+def case_rows_of_8_bits_train(rank, n):
+    losses, model, _ = train(rank, 6, dispatch_dtype=torch.float8_e4m3fn)
+    expected = reference(n, 6)[0]
+    same(losses, expected, 0.02)
+    assert losses != expected, "nothing was rounded"
+    assert losses[-1] < losses[0]
+
+
 def case_compressed_gradients_arrive_or_remain(rank, n):
     def layer_with(**options):
         torch.manual_seed(4)  # of the router
@@ -510,6 +542,8 @@ def case_wrong_options_are_named(rank, n):
                           ({"ffn": 8, "codec_ratio": 50}, "codec_ratio is 50"), ({"ffn": 8, "gradient_ratio": 50}, "gradient_ratio is 50"),
                           ({"ffn": 8, "norm": nn.Identity()}, "norm"),
                           ({"ffn": 8, "sample_tokens": 2, "domains": [2]}, "sample_tokens"),
+                          ({"ffn": 8, "sample_tokens": 2, "dispatch_dtype": torch.float8_e4m3fn}, "sample_tokens cannot go"),
+                          ({"ffn": 8, "dispatch_dtype": torch.float16}, "dispatch_dtype is torch.float16"),
                           ({"ffn": 8, "capacity_factor": 1.0}, "max_tokens"), ({"ffn": 8, "domains": "auto"}, "max_tokens"),
                           ({"ffn": 8, "replica_slots": 1}, "replica_slots is 1"),
                           ({"ffn": 8, "activation": "sine"}, "sine"), ({"ffn": 8, "swap": True, "swap_levels": [3]}, "swap_levels is [3]"),

@@ -141,7 +141,7 @@ if __name__ == "__main__":
         for name, said in run_world(given.ranks, [c for c in all_cases() if not given.cases or c.split(".")[1] in given.cases]).items():
             bad = {r: t for r, t in said.items() if t}
             failed += bool(bad)
-            print("FAILED" if bad else "ok", name, *(f"\nrank {r}: {t}" for r, t in list(bad.items())[:2]))
+            print("FAILED" if bad else "ok", name, *(f"\nrank {r}: {t}" for r, t in sorted(bad.items(), key=lambda i: "moecclRemoteError" in i[1])[:2]))
         sys.exit(bool(failed))
     else:
         unittest.main(argv=[sys.argv[0], *rest])

@@ -53,6 +53,11 @@ void TcpLink::end(const Status& why) {
   lose(why);
 }
 
+void TcpLink::let_go() noexcept {
+  put_.active = false;
+  for (const Stream& s : peer_.streams) driver::end_of_stream(s.fd());
+}
+
 int64_t TcpLink::unacknowledged_ms() {
   const std::lock_guard lock(engine_.mutex_);
   int64_t most = 0;
@@ -270,7 +275,7 @@ void TcpLink::receive(size_t stream) {
   }
   if (taken > 0) engine_.moved();
   // Signals may wait for this stream's bytes.
-  if (stream > 0 && taken > 0 && peer_.streams[0].stalled) {
+  if (stream > 0 && (taken > 0 || s.ended) && peer_.streams[0].stalled) {
     peer_.streams[0].stalled = false;
     if (Status st = parse(0); !st.ok()) lose(st);
   }
@@ -381,6 +386,7 @@ Status TcpLink::take_signals(Stream& s, const FrameHead& head, std::span<const s
     // On its own stream the puts before it have arrived; a mark beyond them would be waited for forever.
     if (&peer_.streams[i] == &s && mark > s.put_bytes_received) return protocol_error(peer_.rank, "a bad signal frame");
     if (peer_.streams[i].put_bytes_received < mark) {
+      if (peer_.streams[i].ended) return error(moecclRemoteError, "it was closed by the other side");
       *stalled = true;
       return {};
     }

@@ -46,7 +46,8 @@ class TcpLink final : public OrderedLink, private Landings {
   void land_nothing() override;
   Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes) override;
   // Everything below runs under the engine's lock.
-  void let_go() noexcept override { put_.active = false; }
+  // Ends the streams in this direction, so that the peer loses the link too.
+  void let_go() noexcept override;
   void end(const Status& why);  // after reading what has come
   void send_small();            // signals and the board, if any wait and there is room
   void append_board();          // the board's changes

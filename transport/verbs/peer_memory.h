@@ -21,7 +21,9 @@ inline constexpr uint32_t kMaxDevicePieces = 64;
 struct PutRecord {
   std::atomic<uint64_t> offset, bytes;
 };
-inline constexpr uint32_t kPutRecords = 512;
+// A receiver takes records when it has waited for a signal. A plan may make a put for each of thousands of blocks
+// before.
+inline constexpr uint32_t kPutRecords = 4096;
 
 // One rank's words as that rank has written them here. Its 8-byte writes arrive whole; `seq` of an entry, `state` and
 // `n_puts` come after what they announce.

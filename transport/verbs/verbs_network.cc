@@ -34,13 +34,15 @@ constexpr size_t kCopyBytes = 16 << 10;
 // The memory for the rings of all links together.
 constexpr size_t kRingBudget = 64 << 20, kLeastRing = 256 << 10, kMostRing = 4 << 20;
 
-// The least that a communicator registers: staging and rings.
-constexpr size_t kTrialBytes = 24 << 20;
+size_t ring_bytes_for(size_t n_peers) {
+  return std::clamp(kRingBudget / std::max<size_t>(1, n_peers), kLeastRing, kMostRing) / 4096 * 4096;
+}
 
-Status may_lock(std::span<const std::unique_ptr<Rail>> rails) {
+// Tries whether so many bytes may be locked on each rail, before the ranks agree on this network.
+Status may_lock(std::span<const std::unique_ptr<Rail>> rails, size_t bytes) {
   rlimit limit = {};
-  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur > 16 * kTrialBytes) return {};
-  MOECCL_ASSIGN_OR_RETURN(const driver::Mapping memory, driver::private_memory(kTrialBytes));
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur / 4 > bytes * rails.size()) return {};
+  MOECCL_ASSIGN_OR_RETURN(const driver::Mapping memory, driver::private_memory(bytes));
   return Region::make(rails, memory.data(), memory.size(), driver::ibv_abi::kLocalWrite).status();
 }
 
@@ -92,7 +94,11 @@ class VerbsEndpoint final : public Endpoint {
       MOECCL_ASSIGN_OR_RETURN(auto rail, Rail::open(*parts_.api, found));
       parts_.rails.push_back(std::move(rail));
     }
-    MOECCL_TRY(may_lock(parts_.rails));
+    size_t n_peers = 0;
+    for (uint32_t r = 0; r < options_.n_ranks(); ++r) n_peers += options_.remote(r) ? 1 : 0;
+    const size_t signals = options_.n_ranks() * kSigsPerPeer * sizeof(SignalLine);
+    MOECCL_TRY(
+        may_lock(parts_.rails, options_.memory_bytes + signals + copies_bytes() + n_peers * ring_bytes_for(n_peers)));
     n_queues_ = std::min<uint32_t>(settings_.queue_pairs, kMaxLanes / static_cast<uint32_t>(parts_.rails.size()));
     return make_queues();
   }
@@ -177,7 +183,7 @@ Status VerbsEndpoint::make_queues() {
 
 Status VerbsEndpoint::register_memory(const LocalMemory& own, std::span<const transport::Region> regions) {
   using namespace driver::ibv_abi;
-  ring_bytes_ = std::clamp(kRingBudget / std::max<size_t>(1, n_peers_), kLeastRing, kMostRing) / 4096 * 4096;
+  ring_bytes_ = ring_bytes_for(n_peers_);
   MOECCL_ASSIGN_OR_RETURN(driver::Mapping memory, driver::private_memory(copies_bytes() + n_peers_ * ring_bytes_));
   memory_ = std::make_shared<driver::Mapping>(std::move(memory));
   // What announces bytes is written in order; the bytes themselves may arrive in any order.

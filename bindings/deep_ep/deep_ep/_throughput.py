@@ -102,10 +102,10 @@ class Rows:
         if not self.parts:
             routing.dispatch(self.x, out)
         else:
-            beside = torch.cat([p.view(torch.uint8) for p in self.parts], dim=1)
+            beside = torch.cat([_dense(p).view(torch.uint8) for p in self.parts], dim=1)
             received = comm.scratch(n, self.scale_bytes, torch.uint8)
             routing.dispatch_scaled(self.x, beside, out, received)
-            pieces = [p.contiguous() for p in received.split(self.widths, dim=1)]
+            pieces = [_dense(p) for p in received.split(self.widths, dim=1)]
             if scales is not None:
                 scales[:n].copy_(pieces.pop(0).view(scales.dtype))
             if idx is not None:
@@ -116,6 +116,12 @@ class Rows:
         for tensor, rest in ((out, 0), (scales, 0), (idx, -1), (weights, 0)):
             if tensor is not None and tensor.size(0) > n:
                 tensor[n:].view(torch.uint8 if rest == 0 else tensor.dtype).fill_(rest)
+
+
+
+def _dense(part):
+    """Returns a copy that .view() takes for another type. contiguous() leaves a part of one row, one column or none where it is."""
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def agree(comm, rows, state, num_tokens_per_expert, worst):

@@ -50,12 +50,12 @@ class Buffer:
 
     def __init__(self, group, num_nvl_bytes=0, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=24,
                  allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False, explicitly_destroy=False,
-                 enable_shrink=False, comm=None):
+                 enable_shrink=False, comm=None, *, use_fabric=False):
         """Makes the communicator. The call is collective. group is a torch.distributed process group; without one, comm
         is an mpi4py communicator, which may also be in enable_shrink's place, where DeepEP v1.2.1 has it.
 
         MoECCL reserves memory and chooses transports itself, so num_nvl_bytes, num_rdma_bytes, num_qps_per_rank,
-        allow_nvlink_for_low_latency_mode and allow_mnnvl are stored but have no effect. The communicator ends with the
+        allow_nvlink_for_low_latency_mode, allow_mnnvl and use_fabric (by name) have no effect. The communicator ends with the
         Buffer, or at the interpreter's exit; with explicitly_destroy it ends only at destroy(), so that an exit after an
         exception waits for no call."""
         if comm is None and not isinstance(enable_shrink, bool):

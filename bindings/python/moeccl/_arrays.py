@@ -28,7 +28,7 @@ def _flat(values: Iterable[Any]) -> List[Any]:
 class Given:
     """An array from the caller: a buffer of exactly this type, or (nested) lists of numbers. None is NULL."""
 
-    def __init__(self, name: str, values: Any, kind: Any, shape: Optional[Sequence[int]] = None) -> None:
+    def __init__(self, name: str, values: Any, kind: Any, shape: Optional[Sequence[int]] = None, takes_cuda: bool = False) -> None:
         self._buffer: Optional[Buffer] = None
         self._copy: Any = None
         self.address: Optional[int] = None
@@ -45,6 +45,8 @@ class Given:
         else:
             type_name, codes = _NAMES[kind]
             self._buffer = Buffer(values)
+            if self._buffer.on_device and not takes_cuda:
+                raise TypeError(f"{name} is CUDA memory: give a copy on the CPU")
             if self._buffer.type not in codes:
                 raise TypeError(f"{name} holds elements of format {self._buffer.format!r}: give {type_name}, or lists of numbers")
             self.count = self._buffer.bytes // ctypes.sizeof(kind)

@@ -113,13 +113,14 @@ class Buffer:
     """A buffer while it is lent to the library. None stands for no buffer, without elements.
 
     data: its address; bytes: its size; itemsize: bytes of an element; type: the MoECCL type of its elements or None; format: the
-    owner's name for that type."""
-    __slots__ = ("data", "bytes", "itemsize", "type", "format", "present", "_shape", "_view", "_owner")
+    owner's name for that type; on_device: it is CUDA memory."""
+    __slots__ = ("data", "bytes", "itemsize", "type", "format", "present", "on_device", "_shape", "_view", "_owner")
 
     def __init__(self, thing: Any, writable: bool = False) -> None:
         self._view: Optional[_PyBuffer] = None
         self._owner = thing
         self._shape: Any = None
+        self.on_device = False
         if thing is None:
             self.data: Optional[int] = None
             self.bytes, self.itemsize, self.present = 0, 1, False
@@ -147,6 +148,7 @@ class Buffer:
             raise ValueError(f"the tensor of shape {tuple(tensor.shape)} is not contiguous: give tensor.contiguous()")
         self.type, self.itemsize, self.format = known
         self.data = tensor.data_ptr()
+        self.on_device = tensor.is_cuda
         self.bytes = tensor.numel() * self.itemsize
         self._shape = tensor
 
@@ -159,6 +161,7 @@ class Buffer:
                 raise ValueError(f"the CUDA array of shape {shape} is not C-contiguous: copy it")
             expected *= extent
         self.data, readonly = interface["data"]
+        self.on_device = True
         if writable and readonly:
             raise BufferError("the CUDA array is read-only, and the call writes to it")
         self.format = typestr

@@ -76,6 +76,8 @@ class Codec:
         for name, thing, writable, wanted in names:
             buffer = Buffer(thing, writable)
             buffers.append(buffer)
+            if buffer.on_device:
+                raise TypeError(f"{name} is CUDA memory: give a copy on the CPU")
             if buffer.bytes != wanted:
                 raise ValueError(f"{name} has {buffer.bytes} bytes: give {wanted}")
         return buffers

@@ -51,7 +51,7 @@ def shard(count: int, n_ranks: int) -> int:
 def popularity(comm: Comm, topk_index: Any, n_experts: int) -> "array.array[int]":
     """Returns [n_experts] (int64): how often each expert occurs in all ranks' topk_index (int32); -1 is not counted. The call is
     collective."""
-    given = Given("topk_index", topk_index, ctypes.c_int32)
+    given = Given("topk_index", topk_index, ctypes.c_int32, takes_cuda=True)
     n_experts = number("n_experts", n_experts, (1, 2**31 - 1))
     counts = made(ctypes.c_int64, n_experts)
     comm._check(lib.moecclExpertPopularity(given.address, given.count, n_experts, counts.buffer_info()[0], comm._handle, None))
@@ -65,7 +65,7 @@ def choose_replicas(comm: Comm, placement: Placement, topk_index: Any, top_k: in
 
     slot_capacity: most tokens per slot, from all ranks together; 0: no limit. popularity, dropped: arrays of n_experts int64 that
     get the choices of each expert over all ranks, and how many of these were dropped."""
-    given = Given("topk_index", topk_index, ctypes.c_int32)
+    given = Given("topk_index", topk_index, ctypes.c_int32, takes_cuda=True)
     placement.slots(comm.size, comm.rank)
     top_k = number("top_k", top_k, (1, 64))
     if given.count % top_k:

@@ -47,14 +47,11 @@ class Stream:
 
     def synchronize(self) -> None:
         """Waits for the calls that were made with this stream, then releases their buffers."""
-        lent = self._lent
-        count = len(lent)
+        lent, self._lent = self._lent, []  # another thread may lend more meanwhile, or wait too
         try:
             check(lib.moecclStreamSynchronize(self._live()))
         finally:
-            done = lent[:count]  # another thread may have lent more meanwhile
-            del lent[:count]
-            for thing in done:
+            for thing in lent:
                 thing.release()
 
     def _live(self) -> int:

@@ -163,7 +163,9 @@ Status Migration::check_kind(int layer, bool cuda, const void* shared, const voi
   const bool bytes = hybrid_.held().size() * codec_.count > 0;
   const void* const buffers[] = {exact() ? nullptr : shared, bytes ? held : nullptr};
   for (const void* buffer : buffers)
-    if (buffer != nullptr && comm_.is_device_memory(buffer) != cuda)
+    if (const bool fits =
+            buffer == nullptr || (cuda ? driver::cuda::pointed(buffer).type != 0 : !comm_.is_device_memory(buffer));
+        !fits)
       return error(moecclInvalidArgument,
                    "layer {}: {} is {} memory, but moecclMigrationSend was given {} memory: give buffers of one kind",
                    layer, buffer == held ? "held" : "shared", cuda ? "host" : "CUDA", cuda ? "CUDA" : "host");
@@ -198,6 +200,7 @@ Status Migration::begin(int number, const Into* into) {
   flight->words.resize(comm_.n_ranks());
   flight->mine = {layer->begun, entry.checksum, number, moecclSuccess};
   MOECCL_TRY(hybrid_.prepare_gather(own.data(), flight->arrived.data(), expert_bytes_, flight->gather));
+  const Communicator::OwnExchange ours(comm_);
   CollectiveCall exchange;
   exchange.op = moecclOpAllGather;
   exchange.send = &flight->mine;

@@ -262,5 +262,53 @@ TEST(CudaMoeKinds, ResidualsAndTheirBackwardTakeBuffersOfOneKind) {
   });
 }
 
+// Rank 2 has no tokens and no experts, so it has no buffers either. Its stream says that it takes part on the device.
+TEST(CudaMoeEmpty, ARankWithoutTokensAndRowsNeedsNoBuffers) {
+  run_on_devices(3, device_options(RankMode::kThreads),
+                 [](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+                   const std::vector<int32_t> owner = {0, 1};
+                   moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+                   config.hidden_bytes = sizeof(float), config.type = moecclFloat32;
+                   config.top_k = 1, config.n_experts = 2, config.max_tokens = 4;
+                   config.expert_rank = owner.data();
+                   config.layout = moecclLayoutExpertMajor;
+                   moecclMoe_t moe = nullptr;
+                   moecclRouting_t routing = nullptr;
+                   MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
+                   const size_t tokens = rank < 2 ? 3 : 0;
+                   const std::vector<int32_t> index(tokens, 1 - rank);
+                   DeviceBuffer in(device, 16), rows(device, 64), out(device, 16);
+                   in.put(floats(4, 5));
+                   const auto at = [&](const DeviceBuffer& b) { return rank < 2 ? b.data() : nullptr; };
+                   for (int step = 0; step < 3; ++step) {
+                     if (step == 0) {
+                       MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, index.data(), nullptr, tokens), comm);
+                     } else {
+                       MOECCL_ASSERT_COMM_OK(moecclRoutingUpdate(routing, index.data(), nullptr, tokens), comm);
+                     }
+                     MOECCL_ASSERT_COMM_OK(moecclDispatch(routing, at(in), at(rows), as_stream(stream)), comm);
+                     MOECCL_ASSERT_COMM_OK(moecclCombine(routing, at(rows), at(out), as_stream(stream)), comm);
+                     MOECCL_ASSERT_COMM_OK(
+                         moecclCombineBackward(routing, at(out), at(rows), nullptr, nullptr, as_stream(stream)), comm);
+                     MOECCL_ASSERT_COMM_OK(moecclDispatchBackward(routing, at(rows), at(out), as_stream(stream)), comm);
+                     if (rank < 2) {
+                       std::vector<char> got = out.get(stream);
+                       got.resize(12);
+                       EXPECT_EQ(got, floats(3, 5));
+                     }
+                   }
+                   // Without a stream, pointers say it, although nothing is read there.
+                   all_have_ended(comm);
+                   const size_t bytes = rank < 2 ? 4 : 0;
+                   const std::vector<size_t> to = {rank == 1 ? bytes : 0, rank == 0 ? bytes : 0, 0}, displs(3, 0);
+                   MOECCL_ASSERT_COMM_OK(moecclAllToAllv(in.data(), to.data(), displs.data(), out.data(), to.data(),
+                                                         displs.data(), moecclUint8, comm, nullptr),
+                                         comm);
+                   MOECCL_EXPECT_OK(moecclRoutingDestroy(routing));
+                   MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
+                   all_have_ended(comm);
+                 });
+}
+
 }  // namespace
 }  // namespace moeccl::testing

@@ -161,6 +161,8 @@ TEST(TcpEncryption, AnAttackOnTheWayEndsTheLinkAndNeverGivesWrongData) {
         EXPECT_TRUE(attacked);
         const std::string why = ranks.fabrics[0].link(1).check_peer().message();
         for (const char* part : {"rank 1", a.said}) EXPECT_NE(why.find(part), std::string::npos) << why;
+        // The other side hears of it at its next look.
+        EXPECT_TRUE(wait_until([&] { return !ranks.fabrics[1].link(0).check_peer().ok(); }));
         const uint32_t seen = ranks.number_seen(0);
         EXPECT_LT(seen, kRounds);
         for (uint32_t round = 0; round < seen; ++round)

@@ -114,9 +114,9 @@ TEST_F(VerbsPressure, MorePutsThanARankKeepsEndTheLink) {
   exec::Fabric& f = ranks[0];
   f.engine->begin();
   const std::vector<std::byte> data(64, std::byte{3});
-  for (uint32_t i = 0; i < 600; ++i) {
+  for (uint32_t i = 0; i < 4200; ++i) {
     ASSERT_TRUE(until(f, [&] {
-      const auto state = f.link(1).put(i * 4096, data.data(), data.size());
+      const auto state = f.link(1).put(i * 512, data.data(), data.size());
       return state.ok() && *state == PutState::kDone;
     }));
   }

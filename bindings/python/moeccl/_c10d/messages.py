@@ -6,6 +6,7 @@ each direction of a pair is a channel: a communicator of two, made at the first 
 a header (tag, bytes, and the data if it is small), the data, and one byte back when the receiver has it. The receiver's thread
 works only while a receive is waiting for a message; it keeps messages with other tags until their receives are posted. Sends and
 receives in any order, tags included, therefore cannot block one another, and a send has ended when its data has arrived."""
+import contextlib
 import ctypes
 import struct
 import threading
@@ -118,6 +119,8 @@ class _Channel:
             o.store.set(f"{key}/wanted", b"1")
             made = await_key(o.store, f"{key}/id", what, _MOST_MS, o.unless_broken(give_up))
             if made is None:
+                with contextlib.suppress(Exception):  # a sender that comes later need not connect
+                    o.store.delete_key(f"{key}/wanted")
                 return False
         comm = join(made, 2, 0 if sends else 1, config)
         with o.changed:

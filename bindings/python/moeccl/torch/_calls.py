@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of the C interface on tensors, whose memory goes to the library without a copy."""
 import ctypes
+import functools
 
 import torch
 
@@ -19,6 +20,8 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # types 
 # Decorates what torch.compile must not trace: a graph ends before the call, which runs as without torch.compile. Not
 # torch.compiler.disable, with which importing this package would import the compiler. The first call imports it.
 uncompiled = torch._disable_dynamo
+
+_LEGACY_DEFAULT = 1  # CU_STREAM_LEGACY: torch's default stream is 0, which the library takes for a call that blocks
 
 
 def call(comm, name, *arguments):
@@ -47,13 +50,23 @@ def dtype_of(tensor):
     return DTYPES[tensor.dtype]
 
 
+@functools.lru_cache(None)
+def _byte_on(device):
+    return torch.empty(1, dtype=torch.uint8, device=device)
+
+
+def _place_of(tensor):
+    """An empty tensor has no address. On a GPU it gets one all the same, by which the library sees that the call is one on CUDA memory."""
+    return _byte_on(tensor.device).data_ptr() if tensor.is_cuda else None
+
+
 class _Memory:
     """A tensor's address as an argument of a C function. It holds the tensor, because a frame that torch.compile splits gives up a
     tensor after its last use by name, which would be the use that takes the address."""
     __slots__ = ("_as_parameter_", "_tensor")
 
     def __init__(self, tensor):
-        self._tensor, self._as_parameter_ = tensor, tensor.data_ptr() or None
+        self._tensor, self._as_parameter_ = tensor, tensor.data_ptr() or _place_of(tensor)
 
 
 def memory(tensor):
@@ -65,7 +78,7 @@ def memory(tensor):
 def stream_of(tensor):
     """Returns the current stream of a CUDA tensor's device; None, which makes a call block, for other tensors."""
     if tensor.is_cuda:
-        return ctypes.c_void_p(torch.cuda.current_stream(tensor.device).cuda_stream)
+        return ctypes.c_void_p(torch.cuda.current_stream(tensor.device).cuda_stream or _LEGACY_DEFAULT)
     return None
 
 

@@ -86,9 +86,10 @@ class Experts(nn.Module):
         replaces stacked().
 
         An expert without rows runs too, on an empty input, so that its parameters have gradients on every rank."""
-        weights = [w.unbind(0) for w in (self.stacked() if weights is None else weights())]
+        weights = self.stacked() if weights is None else weights()
         if not rows_per_expert:
-            return rows
+            return rows + sum(w.sum() for w in weights).to(rows.dtype)  # no experts: the backward pass of weights() is collective
+        weights = [w.unbind(0) for w in weights]
         form = self._form[0].train(self.training)
         done = []
         for i, part in enumerate(rows.split(rows_per_expert)):

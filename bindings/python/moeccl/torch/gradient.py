@@ -45,13 +45,14 @@ class Remainders(nn.Module):
         if grad.dtype not in FLOATS:
             raise TypeError(f"gradient_ratio goes with experts of {' and '.join(map(str, FLOATS))}, and these are {grad.dtype}")
         kept = self.get_extra_state()["remainders"] if self._return is not None else self._loaded
-        if kept is not None and kept.numel() > 0 and kept.shape[1] != grad.shape[1]:
-            raise ValueError(f"the remainders of {kept.shape[1]} numbers of each expert do not fit experts of {grad.shape[1]}")
-        self._kind, self._loaded = (grad.shape[1], grad.dtype, grad.device), None
+        shape = (len(self._placement.held) - len(self._placement.own), grad.shape[1])
+        if kept is not None and tuple(kept.shape) != shape:
+            raise ValueError(f"the checkpoint's remainders have shape {tuple(kept.shape)}: this rank keeps {shape}")
         config = _abi.moecclGradientReturnConfig_t(count=grad.shape[1], type=dtype_of(grad), ratio=self.ratio,
                                                    device_memory=int(grad.is_cuda))
-        self._return = Owned(self._placement.comm, "moecclGradientReturnCreate", "moecclGradientReturnDestroy", self._placement.hybrid,
-                             None, ctypes.byref(config))
+        made = Owned(self._placement.comm, "moecclGradientReturnCreate", "moecclGradientReturnDestroy", self._placement.hybrid,
+                     None, ctypes.byref(config))
+        self._return, self._kind, self._loaded = made, (grad.shape[1], grad.dtype, grad.device), None
         if kept is not None:
             self._memory().copy_(kept)
 
@@ -78,4 +79,7 @@ class Remainders(nn.Module):
         elif kept is None:
             self._memory().zero_()
         else:
-            self._memory().copy_(kept)
+            memory_now = self._memory()
+            if kept.shape != memory_now.shape:
+                raise ValueError(f"the checkpoint's remainders have shape {tuple(kept.shape)}: this rank keeps {tuple(memory_now.shape)}")
+            memory_now.copy_(kept)

@@ -96,7 +96,7 @@ class MoELayer(nn.Module):
 
         self.ffn = moeccl.torch.MoELayer(hidden=256, n_experts=8, top_k=2, ffn=1024)     # instead of the dense block
 
-    hidden, n_experts, top_k, group, max_tokens, align_rows, algorithm, trials, comm_options: as for ExpertParallel
+    hidden, n_experts, top_k, group, max_tokens, align_rows, algorithm, trials, dispatch_dtype, comm_options: as for ExpertParallel
     ffn:             inner width of the experts, with `activation` "gelu", "relu", "silu" or "swiglu", and with `bias` or without
     expert:          instead of ffn, a function without arguments that makes one expert, a module that takes rows[R, hidden]
     shared_expert:   a module that every token passes too, or its inner width; each rank has it, like any dense layer
@@ -129,7 +129,7 @@ class MoELayer(nn.Module):
                  shared_expert=None, max_tokens=None, normalize=True, aux_loss_weight=0.01, capacity_factor=None, align_rows=1,
                  algorithm="auto", trials=0, average=True, expert_data_group=None, seed=None, device=None, dtype=None,
                  swap=False, swap_levels=None, replica_slots=0, n_nodes=1, domains=None, codec_ratio=1, gradient_ratio=1, sample_tokens=0,
-                 norm=None, comm_options=None):
+                 norm=None, dispatch_dtype=None, comm_options=None):
         super().__init__()
         if (ffn is None) == (expert is None):
             raise ValueError("give ffn, the inner width of the experts, or expert, which makes one: one of the two")
@@ -141,6 +141,8 @@ class MoELayer(nn.Module):
                 raise ValueError(f"{name} is {ratio} without domains, in which experts would travel: give domains")
         if sample_tokens and domains:
             raise ValueError("sample_tokens cannot go with domains: experts that travel leave no tokens to place")
+        if sample_tokens and dispatch_dtype is not None:
+            raise ValueError("sample_tokens cannot go with dispatch_dtype: the dispatched rows are the tokens that may stay")
         if norm is not None and not sample_tokens:
             raise ValueError("norm is for sample_tokens, where the layer adds the residual: apply it before the layer")
         if capacity_factor is not None and max_tokens is None:
@@ -158,7 +160,8 @@ class MoELayer(nn.Module):
         capacity = 0 if capacity_factor is None else max(1, math.ceil(capacity_factor * top_k * max_tokens / n_experts))
         self.ep = ExpertParallel(self.placement.n_slots, top_k, hidden, self.comm, max_tokens, capacity=capacity,
                                  expert_rank=self.placement.owners(), align_rows=align_rows, algorithm=algorithm,
-                                 trials=-1 if sample_tokens else trials)  # see Replacing
+                                 trials=-1 if sample_tokens else trials,  # see Replacing
+                                 dispatch_dtype=dispatch_dtype)
         self.ep._hybrid = self.placement.hybrid
         if seed is None:
             seed = int(torch.randint(0, 2**31, (1,)))  # one draw, so that ranks with equal generators keep them equal

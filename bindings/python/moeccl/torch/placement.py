@@ -263,9 +263,15 @@ class Hybrid(Fixed):
     @uncompiled
     def begin(self, experts):
         self._discard()
-        flat = flatten([p.detach() for p in experts.stacked()])
+        parameters = [p.detach() for p in experts.stacked()]
+        types = {p.dtype for p in parameters}
+        if len(types) > 1:
+            raise TypeError(f"an expert's parameters hold {' and '.join(sorted(map(str, types)))}: with domains they travel as one type")
+        flat = flatten(parameters)
         count, kind = flat.shape[1], dtype_of(flat)
-        if self._migration is None:
+        made_for = (count, kind, flat.device)
+        if self._migration is None or self._made_for != made_for:
+            self._made_for = made_for
             config = _abi.moecclMigrationConfig_t(count=count, type=kind, ratio=self.ratio)
             self._migration = Owned(self.comm, "moecclMigrationCreate", "moecclMigrationDestroy", self.hybrid,
                                     self.experts_comm.handle, ctypes.byref(config))
