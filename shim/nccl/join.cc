@@ -100,6 +100,13 @@ ncclResult_t hand_over(Comm& comm, InitConfig& config) {
   result = MOECCL_FORWARD(CommInitRankConfig, &comm.real, comm.n_ranks, word.id, comm.rank, config.pointer());
   while (result == ncclInProgress) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    {
+      const std::lock_guard lock(comm.mutex);
+      if (comm.abandoned) {
+        (void)MOECCL_FORWARD(CommAbort, std::exchange(comm.real, nullptr));
+        return fail(ncclInvalidUsage, "the communicator was aborted while it was being made");
+      }
+    }
     ncclResult_t state = ncclSuccess;
     result = MOECCL_FORWARD(CommGetAsyncError, comm.real, &state);
     if (result == ncclSuccess) result = state;

@@ -79,7 +79,8 @@ EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int n_ranks, ncclUn
                                            ncclConfig_t* config) {
   (void)config;
   count("CommInitRankConfig");
-  return id.internal[0] == 'f' ? make(comm, n_ranks, rank) : ncclInvalidArgument;
+  const ncclResult_t made = id.internal[0] == 'f' ? make(comm, n_ranks, rank) : ncclInvalidArgument;
+  return made == ncclSuccess && getenv("FAKE_NCCL_NEVER_READY") != NULL ? ncclInProgress : made;
 }
 EXPORT ncclResult_t ncclCommInitRank(ncclComm_t* comm, int n_ranks, ncclUniqueId id, int rank) {
   count("CommInitRank");
@@ -119,7 +120,7 @@ EXPORT ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
 EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   (void)comm;
   count("CommGetAsyncError");
-  *state = ncclSuccess;
+  *state = getenv("FAKE_NCCL_NEVER_READY") != NULL ? ncclInProgress : ncclSuccess;
   return ncclSuccess;
 }
 EXPORT ncclResult_t ncclAllReduce(const void* send, void* recv, size_t n, ncclDataType_t type, ncclRedOp_t op,

@@ -297,6 +297,25 @@ TEST(ShimForward, AllRanksForwardWhenOneMust) {
   });
 }
 
+TEST(ShimForward, AnAbortEndsAHandOverThatNcclDoesNotFinish) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    set_shim(rank == 1 ? "nccl" : "auto", true);
+    setenv("FAKE_NCCL_NEVER_READY", "1", 1);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t comm = nullptr;
+    ASSERT_EQ(ncclCommInitRankConfig(&comm, 2, meet(*board, rank), rank, &config), ncclInProgress);
+    const auto within = [](const char* name) {
+      for (int ms = 0; ms < 10'000 && fake_calls(name) == 0; ++ms) usleep(1000);
+      return fake_calls(name) > 0;
+    };
+    EXPECT_TRUE(within("CommGetAsyncError")) << "NCCL is not making it yet";
+    EXPECT_NCCL(ncclCommAbort(comm));
+    EXPECT_TRUE(within("CommAbort"));
+  });
+}
+
 TEST(ShimForward, OneRankWithoutNcclIsNamedByAll) {
   Board* board = new_board();
   in_processes(3, [&](int rank) {
