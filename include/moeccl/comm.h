@@ -30,9 +30,10 @@ typedef enum MOECCL_INT {
 #define MOECCL_HIGHEST_PRIORITY 8
 
 /* All zero means that every field has its default. deterministic, pace, topology, staging_bytes and priority must be
- * the same on all ranks, and so must MOECCL_PLAN, MOECCL_TRIALS, MOECCL_CALIBRATE and the content of the profile that
- * MOECCL_PROFILE names. On a difference, init fails on all ranks with moecclMismatch and names two ranks, the field and
- * both values. Timeouts, name and cuda_sms may differ between ranks. */
+ * the same on all ranks, and so must MOECCL_ENCRYPT, MOECCL_PLAN, MOECCL_TRIALS, the content of the profile that
+ * MOECCL_PROFILE names and, without a profile, MOECCL_CALIBRATE. On a difference, init fails on all ranks with
+ * moecclMismatch and names two ranks, the field and both values. Timeouts, name and cuda_sms may differ between ranks.
+ */
 typedef struct {
   size_t size;             /* sizeof(moecclConfig_t) */
   int32_t timeout_ms;      /* an operation that waits longer fails; default MOECCL_TIMEOUT_MS or 600000 */
@@ -125,11 +126,11 @@ MOECCL_API moecclResult_t moecclStreamDestroy(moecclStream_t stream);
  * therefore cannot deadlock on their order, and one thread can drive several ranks. Groups nest; the outermost End
  * issues the calls.
  *
- * A group accepts the operations of collectives.h, pipeline.h and experts.h except moecclChooseReplicas,
- * moecclSharedExpert, whose own sum is formed at the call, moecclHybridGather and -Reduce, and moecclCommInitRank,
- * -InitRankConfig and -InitAll, whose communicators exist once the group has ended. All other calls that wait for other
- * ranks return moecclInvalidUsage: dispatch and combine, splits, and calls that create layers, routings, placements or
- * profiles. Every other call takes effect at once.
+ * A group accepts the operations of collectives.h and pipeline.h, and those of experts.h except moecclChooseReplicas.
+ * It accepts moecclSharedExpert (its own sum is formed at the call), moecclHybridGather and -Reduce, and
+ * moecclCommInitRank, -InitRankConfig and -InitAll (their communicators exist once the group has ended). All other
+ * calls that wait for other ranks return moecclInvalidUsage: dispatch and combine, splits, and calls that create
+ * layers, routings, placements or profiles. Every other call takes effect at once.
  *
  * Calls on one stream, or on none, run beside each other. If the calls of a communicator lie on several streams, or on
  * streams and on none, they also run together: they begin when the earlier work of all these streams has ended, and

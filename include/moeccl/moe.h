@@ -123,7 +123,8 @@ typedef struct {
   size_t n_rows;   /* R: rows that dispatch writes and combine reads, padding included */
   size_t n_unique; /* distinct tokens received */
   int32_t n_local_experts;
-  const int32_t* local_experts; /* [n_local_experts] global expert numbers, ascending */
+  const int32_t* local_experts; /* [n_local_experts] global expert numbers, ascending unless a swap
+                                   (swap.h) has moved experts: then by slot */
   const int32_t* expert_counts; /* [n_local_experts] tokens per local expert, without padding */
   const int64_t*
       expert_offsets;        /* [n_local_experts + 1] ExpertMajor: first row of each expert's group; NULL otherwise */

@@ -44,7 +44,7 @@ struct Env {
   // MOECCL_KERNELS: forces a table of host kernels by name. Empty: the fastest that this machine runs.
   std::string kernels;
   // MOECCL_TOPOLOGY: a synthetic topology, a file or "auto" (this host). Empty: one flat level, and a level of nodes
-  // where ranks are on several hosts.
+  // where ranks are on several hosts. It does not apply to communicators that come from others (split, shrink, grow).
   std::string topology;
   // MOECCL_SECRET: admits ranks of other hosts when a launcher starts them (CommInitEnv). Never logged, never in an
   // error.
@@ -90,8 +90,8 @@ struct Env {
   // the devices of all ranks and each has 32 GiB, else MOECCL_STAGING_BYTES. The smallest value of all ranks counts.
   // Accepts K, M, G.
   int64_t cuda_staging_bytes = 0;
-  // MOECCL_CUDA_PERSISTENT: with 0, a kernel is started for each step instead of one for each operation. The same on
-  // all ranks.
+  // MOECCL_CUDA_PERSISTENT: with 0, a kernel is started for each step instead of one for each operation. If one rank
+  // has 0, all ranks do so.
   bool cuda_persistent = true;
   // MOECCL_CUDA_PERSISTENT_BYTES: the largest operation of the persistent kernel (bytes of a rank's larger buffer);
   // larger ones run step by step, where copies use no multiprocessors. Accepts K, M, G. The smallest value of all ranks
