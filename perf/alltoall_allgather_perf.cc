@@ -64,6 +64,7 @@ TensorOptions parse(int argc, char** argv) {
   app.add_flag("--explain", o.explain, "print the plan that is chosen by default");
   add_job_options(app, o.job);
   parse_or_exit(app, argc, argv);
+  if (o.min_tokens == 0) fail("-b is 0: give 1 token or more");
   if (o.step_factor < 2) fail("-f is below 2: give a factor between sizes");
   if (!(o.intra_mbs > 0) || !(o.ratio > 0)) fail("--intra and --ratio must be above 0");
   if (!o.real && o.job.threads == 1 && o.job.procs == 0) o.job.threads = o.nodes * o.tensor;
@@ -169,7 +170,8 @@ class Bench {
   // Measures all sizes up to `max_tokens`, by the lanes of paced links or by whole exchanges over real ones.
   Curves measure_links() {
     std::vector<size_t> sizes;
-    for (size_t tokens = std::max<size_t>(o_.min_tokens / 16, 256); tokens <= o_.max_tokens; tokens *= 2)
+    for (size_t tokens = std::min(o_.max_tokens, std::max<size_t>(o_.min_tokens / 16, 256)); tokens <= o_.max_tokens;
+         tokens *= 2)
       sizes.push_back(tokens);
     Curves curves;
     if (o_.real)

@@ -142,7 +142,7 @@ class DeviceSide {
 // A link whose puts land without the receiver's CPU (Capabilities::one_sided), when the receiver has an Arrivals.
 class OneSidedArrivals {
  public:
-  // Called after a signal of the peer was seen: tells Arrivals of all puts that came before it.
+  // Tells Arrivals of all puts that came before the peer's signals that have been seen. Costs a load if there are none.
   virtual Status catch_up() = 0;
 
  protected:

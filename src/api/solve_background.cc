@@ -108,9 +108,9 @@ class BackgroundSolver {
   // Gives the previous answer if it fits this problem and passes its gate, and otherwise the current placement.
   static moecclAnswerSource_t give_older(const moecclSampleProblem_t& p, const std::vector<int32_t>& last,
                                          int32_t* placement, moecclSampleAnswer_t* made) {
-    std::vector<std::byte> memory(solve::sample_bytes(p));
+    const Room memory(solve::sample_bytes(p));
     if (last.size() == static_cast<size_t>(p.n_samples) && solve::check_placement(p, last.data()).ok()) {
-      solve::Arena arena = solve::Arena(align(memory), memory.size());
+      solve::Arena arena = memory.arena();
       solve::evaluate_samples(p, last.data(), made, arena);
       if (made->gain > 0 && made->gain >= p.min_gain) {
         std::copy(last.begin(), last.end(), placement);
@@ -119,15 +119,26 @@ class BackgroundSolver {
     }
     for (int32_t i = 0; i < p.n_samples; ++i)
       placement[i] = p.current ? p.current[i] : solve::even_group(i, p.n_samples, p.n_devices);
-    solve::Arena arena = solve::Arena(align(memory), memory.size());
+    solve::Arena arena = memory.arena();
     solve::evaluate_samples(p, placement, made, arena);
     return moecclAnswerCurrent;
   }
-  static void* align(std::vector<std::byte>& memory) {
-    void* at = memory.data();
-    size_t room = memory.size();
-    return std::align(solve::Arena::kAlign, 1, at, room);
-  }
+  // Memory of the solver, which is not cleared: much of it is never touched.
+  class Room {
+   public:
+    Room() = default;
+    explicit Room(size_t bytes) : bytes_(bytes), memory_(std::make_unique_for_overwrite<std::byte[]>(bytes)) {}
+    size_t bytes() const { return bytes_; }
+    solve::Arena arena() const {
+      void* at = memory_.get();
+      size_t room = bytes_;
+      return {std::align(solve::Arena::kAlign, 1, at, room), bytes_};
+    }
+
+   private:
+    size_t bytes_ = 0;
+    std::unique_ptr<std::byte[]> memory_;
+  };
 
   void run() {
     std::unique_lock lock(mutex_);
@@ -143,8 +154,8 @@ class BackgroundSolver {
         const moecclSampleProblem_t& p = problem->problem;
         placement.resize(static_cast<size_t>(p.n_samples));
         const size_t needed = solve::sample_bytes(p);
-        if (memory_.size() < needed) memory_.resize(needed);
-        solve::Arena arena(align(memory_), memory_.size());
+        if (memory_.bytes() < needed) memory_ = Room(needed);
+        solve::Arena arena = memory_.arena();
         solve::solve_samples(p, placement.data(), &answer, arena);
         return {};
       });
@@ -169,8 +180,8 @@ class BackgroundSolver {
   std::vector<int32_t> last_;
   moecclSampleAnswer_t last_answer_{};
   Status failure_;
-  std::vector<std::byte> memory_;  // used by the thread only
-  std::thread thread_;             // last, because it uses all of the above
+  Room memory_;         // used by the thread only
+  std::thread thread_;  // last, because it uses all of the above
 };
 
 using SolverTable = api::HandleTable<BackgroundSolver, moecclSampleSolver_t, 0xC9>;

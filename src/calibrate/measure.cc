@@ -292,17 +292,22 @@ class LinkTimer {
     const auto& levels = comm_.tree().levels;
     const bool same_parent = level == 0 || levels[level - 1].group_of_rank[a] == levels[level - 1].group_of_rank[b];
     return same_parent && levels[level].group_of_rank[a] != levels[level].group_of_rank[b] &&
-           place(level, a) == place(level, b);
+           places_[level][a] == places_[level][b];
   }
-  uint32_t place(uint32_t level, uint32_t rank) const {
-    const auto& group = comm_.tree().levels[level].group_of_rank;
-    return static_cast<uint32_t>(std::count(group.begin(), group.begin() + static_cast<ptrdiff_t>(rank), group[rank]));
+  // Notes the place of each rank in its group of each level.
+  void find_places() {
+    for (const auto& level : comm_.tree().levels) {
+      std::vector<uint32_t>& places = places_.emplace_back(n_);
+      std::vector<uint32_t> so_far(level.n_groups, 0);
+      for (uint32_t r = 0; r < n_; ++r) places[r] = so_far[level.group_of_rank[r]]++;
+    }
   }
 
   // Measures HierMoE's figures: alpha and beta of the AlltoAll of all ranks, of those that meet across a level, and of
   // those within its groups. n of Eq. 2, 4 and 5 is what one rank gives, including its own block.
   Status all_to_alls(plan::AllToAllCosts& costs) {
     costs = {};
+    if (places_.empty()) find_places();
     MOECCL_TRY(all_to_all([](uint32_t, uint32_t) { return true; }, costs.standard));
     const auto& levels = comm_.tree().levels;
     for (uint32_t l = 0; l + 1 < comm_.tree().depth(); ++l) {
@@ -323,9 +328,15 @@ class LinkTimer {
       for (uint32_t b = 0; b < n_; ++b) met += meet(a, b) ? 1 : 0;
       most = std::max(most, met);
     }
-    std::vector<std::byte> in(most * std::end(kBlocks)[-1]), out(in.size());
+    // With many ranks, the small blocks suffice for a line, and the large ones would take gigabytes on each rank.
+    constexpr uint64_t kMostBuffer = 64 << 20;
+    constexpr size_t kFewestBlocks = 3;
+    std::vector<uint64_t> blocks;
+    for (const uint64_t block : kBlocks)
+      if (blocks.size() < kFewestBlocks || most * block <= kMostBuffer) blocks.push_back(block);
+    std::vector<std::byte> in(most * blocks.back()), out(in.size());
     std::vector<std::vector<size_t>> counts, displs;
-    for (const uint64_t block : kBlocks) {
+    for (const uint64_t block : blocks) {
       std::vector<size_t>& c = counts.emplace_back(n_, 0);
       std::vector<size_t>& d = displs.emplace_back(n_, 0);
       size_t at = 0;
@@ -337,7 +348,7 @@ class LinkTimer {
       }
     }
     std::vector<Stopwatch::Once> things;
-    for (size_t i = 0; i < std::size(kBlocks); ++i) {
+    for (size_t i = 0; i < blocks.size(); ++i) {
       things.emplace_back([&, i](uint32_t) {
         CollectiveCall call{.op = moecclOpAllToAllv, .send = in.data(), .recv = out.data(), .type = moecclUint8};
         call.send_counts = call.recv_counts = counts[i].data();
@@ -348,8 +359,7 @@ class LinkTimer {
     MOECCL_ASSIGN_OR_RETURN(const Stopwatch::Times times, watch_.time(things, 0, 0));
     MOECCL_TRY(watch_.enough(times, "sizes of a link"));
     std::vector<plan::Curve::Point> points;
-    for (size_t i = 0; i < std::size(kBlocks); ++i)
-      points.push_back({static_cast<double>(most * kBlocks[i]), times.ns[i]});
+    for (size_t i = 0; i < blocks.size(); ++i) points.push_back({static_cast<double>(most * blocks[i]), times.ns[i]});
     const plan::Curve curve = plan::fit_line(points);
     fit = {curve.line, curve.r2};
     return {};
@@ -358,6 +368,7 @@ class LinkTimer {
   Communicator& comm_;
   Stopwatch& watch_;
   uint32_t n_;
+  std::vector<std::vector<uint32_t>> places_;  // [level][rank]
 };
 
 }  // namespace

@@ -102,7 +102,7 @@ std::string as_text(const Page& page) {
     t += format("  {} {:10} {:>12}", &o == best ? "*" : " ", o.name, plan::time_text(o.ns));
     if (page.moe)
       t += format("  (dispatch {}, combine {})", plan::time_text(o.dispatch_ns), plan::time_text(o.combine_ns));
-    if (base != nullptr) t += format("  {:.2f}x {}", base->ns / o.ns, base->name);
+    if (base != nullptr) t += format("  {:.2f}x {}", base->ns / std::max(o.ns, 1e-9), base->name);
     if (o.closed_form_ns > 0) t += format("  HierMoE Eq. 1-6: {}", plan::time_text(o.closed_form_ns));
     t += "\n";
     for (uint32_t l = 0; l < page.tree.depth(); ++l)
@@ -170,7 +170,7 @@ Outcome priced(const plan::Plan& plan, const plan::LevelTree& tree, const plan::
   o.name = plan.algorithm;
   o.ns = cost.total_ns;
   o.level_bytes = cost.level_bytes;
-  for (const double busy : cost.busiest_ns) o.busiest_share.push_back(busy / cost.total_ns);
+  for (const double busy : cost.busiest_ns) o.busiest_share.push_back(busy / std::max(cost.total_ns, 1e-9));
   o.path = cost.path.summary();
   return o;
 }
@@ -354,12 +354,19 @@ Status simulate_layer(const moecclSimulateConfig_t& c, Page& page) {
   MOECCL_TRY(count_layer(plans, page.tree, q.placement, q.routing, with,
                          [](uint64_t steps) { return too_large(steps, true); }));
   MOECCL_TRY(price_layer(plans, page.tree, profile, q.row_bytes));
+  // Without figures for links, the clock prices only copies; the measured AlltoAlls know more. Then only plans for
+  // which there are some can be compared.
+  const bool by_equations = !algo::links_known(page.tree) && profile.links.empty() &&
+                            std::any_of(plans.begin(), plans.end(), [&](const LayerPlan& p) {
+                              return p.refusal.empty() && algo::hiermoe_knows(p.algorithm, profile.all_to_all).ok();
+                            });
   for (const LayerPlan& p : plans) {
     const algo::MoeAlgorithm& a = p.algorithm;
+    const Status knows = algo::hiermoe_knows(a, profile.all_to_all);
     Outcome o;
     o.name = a.name();
-    if (!p.refusal.empty()) {
-      o.refusal = p.refusal;
+    if (!p.refusal.empty() || (by_equations && !knows.ok())) {
+      o.refusal = !p.refusal.empty() ? p.refusal : knows.message();
       page.outcomes.push_back(std::move(o));
       continue;
     }
@@ -373,10 +380,9 @@ Status simulate_layer(const moecclSimulateConfig_t& c, Page& page) {
     }
     o.path = format("dispatch {}; combine {}", there.cost.path.summary(), back.cost.path.summary());
     o.note = format("{} chunks, {} of staging", there.n_chunks, plan::bytes_text(there.staging_bytes));
-    if (algo::hiermoe_knows(a, profile.all_to_all).ok()) {
+    if (knows.ok()) {
       o.closed_form_ns = 2 * algo::hiermoe_time(a, p.traffic, page.tree, profile.all_to_all, q.row_bytes).total_ns;
-      // Without figures for links, the clock prices only copies; the measured AlltoAlls know more.
-      if (!algo::links_known(page.tree) && profile.links.empty()) {
+      if (by_equations) {
         o.ns = o.closed_form_ns;
         o.dispatch_ns = o.combine_ns = o.ns / 2;
         o.path = "HierMoE Eq. 1-6 under the profile's AlltoAlls; no link is known";

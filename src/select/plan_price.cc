@@ -69,14 +69,23 @@ std::optional<double> price_in(const algo::Algorithm& a, plan::Shape shape, cons
 
 double plan_price_ns(const algo::Algorithm& a, const plan::Shape& shape, const LevelTree& tree,
                      const plan::Profile& profile, uint32_t most_ranks) {
-  constexpr uint32_t kFewestGroups = 2, kWorlds = 3;
+  constexpr uint32_t kLeastFanOut = 3, kWorlds = 3, kWholeToo = 8;
   const auto whole = [&] { return plan::price(algo::build_all(a, shape, tree), tree, profile).total_ns; };
   if (tree.n_ranks <= most_ranks) return whole();
-  // Only one level shrinks, the one that can do so most often, so that the worlds differ in nothing else.
-  uint32_t level = 0;
-  for (uint32_t l = 1; l < tree.depth(); ++l)
-    if (fan_out(tree, l) > fan_out(tree, level)) level = l;
-  uint32_t groups = fan_out(tree, level), doublings = 0;
+  const auto widest = [](const LevelTree& of) {
+    uint32_t level = 0;
+    for (uint32_t l = 1; l < of.depth(); ++l)
+      if (fan_out(of, l) > fan_out(of, level)) level = l;
+    return level;
+  };
+  // If one level can shrink so often, the worlds differ in nothing else. If none can, all take turns: prices are worse
+  // then, so a world that is not too large for its clock is priced as a whole.
+  const uint32_t only = widest(tree);
+  uint32_t halvings = kWorlds - 1;
+  for (uint32_t n = tree.n_ranks; n > most_ranks; n = (n + 1) / 2) ++halvings;
+  const bool one_level = (fan_out(tree, only) - 1) >> halvings > 0;
+  if (!one_level && tree.n_ranks <= kWholeToo * most_ranks) return whole();
+  uint32_t doublings = 0;
   World world{tree, profile};
   std::array<double, kWorlds> price = {};  // the smallest world first
   uint32_t priced = 0;
@@ -89,8 +98,9 @@ double plan_price_ns(const algo::Algorithm& a, const plan::Shape& shape, const L
       ++doublings;
     }
     if (priced == kWorlds) break;
-    groups = (groups + 1) / 2;
-    if (groups < kFewestGroups) return whole();
+    // No level may vanish: that would leave a tree of another kind.
+    const uint32_t level = one_level ? only : widest(world.tree);
+    if (fan_out(world.tree, level) < kLeastFanOut) return whole();
     world = half(world, level);
     if (world.tree.depth() != tree.depth()) return whole();
   }

@@ -82,6 +82,9 @@ Status check(const moecclLayout_t& v) {
   MOECCL_TRY(between("layout.context", v.context, 1, 1 << 20));
   MOECCL_TRY(between("layout.pipeline", v.pipeline, 1, 1 << 20));
   MOECCL_TRY(between("layout.data", v.data, 1, 1 << 20));
+  if (v.vertical && v.context % v.expert != 0)
+    return error(moecclInvalidArgument, "layout.context is {}: a vertical layout has a multiple of layout.expert, {}",
+                 v.context, v.expert);
   constexpr double kMostRanks = 1 << 20;  // as in problem.n_gpus
   const double ranks = static_cast<double>(switch_ranks_of(v)) * v.tensor * v.pipeline * v.data;
   if (ranks <= kMostRanks) return {};

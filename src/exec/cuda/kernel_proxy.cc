@@ -195,6 +195,11 @@ bool KernelProxy::send_one(uint32_t i, const WalkCommand& c) {
     if (!put(open_.next, record_at(s_.rank, entry->seq), record, sizeof(Record))) return false;
   }
   open_.next = 0;
+  // A one-sided link tells the peer of puts with its next signal. Where operations begin with a comparison, none comes
+  // before the peer has seen the entry, so this repeats the last one, which says nothing new.
+  for (const auto& link : links_)
+    if (link != nullptr && link->one_sided() != nullptr)
+      (void)link->signal(kProgressSig, static_cast<uint32_t>(told_ended_), static_cast<uint32_t>(told_launched_));
   return true;
 }
 
@@ -202,7 +207,9 @@ bool KernelProxy::send(uint32_t i, uint64_t head, bool& moved) {
   WalkQueue& q = queue(i);
   for (uint64_t tail = q.tail; tail < head; ++tail) {
     const WalkCommand& c = q.commands[tail % kNetCommands];
+    begun_[i] = true;
     if (!send_one(i, c)) return false;
+    begun_[i] = false;
     const auto kind = static_cast<NetCommand>(c.kind);
     moved = true;
     // Release: both pair with acquires in walk_net.cuh, walk_net_cell() and walk_net_give().
@@ -294,10 +301,11 @@ bool KernelProxy::collect() {
       done_[p] += static_cast<uint32_t>(now) - static_cast<uint32_t>(done_[p]);
       flags.push_back({done_[p], 0, p});
     }
-    if (flags.empty()) continue;
-    // A failed link brings nothing more; the operation hears of the failure from its own links.
+    // Entries come without a signal that is looked at here. A failed link brings nothing more; the operation hears of
+    // the failure from its own links.
     auto* const one_sided = links_[p]->one_sided();
     if (one_sided != nullptr && !one_sided->catch_up().ok()) continue;
+    if (flags.empty()) continue;
     {
       const std::lock_guard lock(mutex_);
       taken_.clear();
@@ -331,9 +339,11 @@ bool KernelProxy::turn() {
   // The operation's own queue is read last and sent first: what a lane gave came after this rank's entry, and must do
   // so at the peers too. Acquire: pairs with the release in walk_net_give() on the device.
   for (uint32_t i = 0; i < kNetQueues; ++i) heads[i] = atomic(queue(i).head).load(std::memory_order_acquire);
-  if (send(kNetQueues - 1, heads[kNetQueues - 1], moved)) {
-    for (uint32_t i = 0; i + 1 < kNetQueues; ++i) (void)send(i, heads[i], moved);
-  }
+  const bool entered = send(kNetQueues - 1, heads[kNetQueues - 1], moved);
+  // A command that was tried before belongs to an operation that has entered. It goes on in any case: a link with an
+  // open put takes nothing else, not even the next operation's entry.
+  for (uint32_t i = 0; i + 1 < kNetQueues; ++i)
+    if (entered || begun_[i]) (void)send(i, entered ? heads[i] : queue(i).tail + 1, moved);
   moved = tell() || moved;
   moved = collect() || moved;
   return deliver() || moved;

@@ -5,6 +5,7 @@
 // stopped.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <memory>
@@ -102,6 +103,7 @@ class KernelProxy final : public transport::Arrivals {
 
   // Used only by the thread.
   Open open_;
+  std::array<bool, moeccl::cuda::kNetQueues> begun_{};  // the queue's first command was tried, and is not through
   std::vector<uint64_t> seen_, done_;               // words [n_ranks * kSigsPerPeer]; operations that ranks have ended
   std::vector<moeccl::cuda::WalkArrival> waiting_;  // these wait for room in the kernel's ring, from waiting_from_ on
   size_t waiting_from_ = 0;

@@ -23,7 +23,11 @@ class CudaWalkHosts : public ::testing::Test {
   template <class Body>
   void run(int n, std::vector<int> weights, const Body& body, RankOptions options = mode(RankMode::kProcesses)) {
     const auto hosts = named_hosts(std::move(weights));
-    options.hosts = hosts.get();
+    run_on(*hosts, n, body, std::move(options));
+  }
+  template <class Body>
+  void run_on(TestHosts& hosts, int n, const Body& body, RankOptions options = mode(RankMode::kProcesses)) {
+    options.hosts = &hosts;
     Shared<std::atomic<int>> alone;
     run_on_devices(n, options, [&](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
       if (!device.shared_by_mps()) {
@@ -64,6 +68,29 @@ TEST_F(CudaWalkHosts, AnOperationIsOneLaunchARank) {
       EXPECT_EQ(std::memcmp(&got[static_cast<size_t>(r) * kCount * 4], floats(kCount, static_cast<float>(r + 1)).data(),
                             kCount * 4),
                 0);
+  });
+}
+
+// A put that the line has no room for may stay open when the next operation begins.
+TEST_F(CudaWalkHosts, OperationsFollowOneAnotherOverASlowLine) {
+  std::string why;
+  const auto hosts = TestHosts::create({.weights = {1, 1}, .rate = "400mbit"}, &why);
+  if (hosts == nullptr) GTEST_SKIP() << why;
+  run_on(*hosts, 2, [](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
+    constexpr size_t kCount = 2 << 20;
+    DeviceBuffer large(device, kCount * 4), small(device, 4);
+    for (int i = 1; i <= 3; ++i) {
+      if (rank == 0) large.put(floats(kCount, static_cast<float>(i)));
+      small.put(floats(1, 1));
+      for (int k = 0; k < 2; ++k) {
+        MOECCL_ASSERT_COMM_OK(
+            moecclBroadcast(large.data(), large.data(), kCount, moecclFloat32, 0, comm, as_stream(stream)), comm);
+        MOECCL_ASSERT_COMM_OK(
+            moecclAllReduce(small.data(), small.data(), 1, moecclFloat32, moecclSum, comm, as_stream(stream)), comm);
+      }
+      EXPECT_EQ(small.get(stream), floats(1, 4));
+      EXPECT_EQ(large.get(stream), floats(kCount, static_cast<float>(i)));
+    }
   });
 }
 

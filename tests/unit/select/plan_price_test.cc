@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/plan/cost.h"
+#include "tests/support/timing.h"
 #include "topology/synthetic.h"
 
 namespace moeccl::comm {
@@ -26,12 +27,15 @@ plan::LevelTree tree_of(const std::string& text) {
 struct World {
   const char* topology;
   bool one_host;
+  uint32_t most_ranks = 32;
 };
-constexpr World kWorlds[] = {{"node:32(bw=25GB/s,lat=5us) gpu:4(bw=300GB/s,lat=1us)", false},
-                             {"node:32(bw=1GB/s,lat=30us) gpu:2(bw=20GB/s,lat=2us)", false},
-                             {"rail:2(bw=10GB/s,lat=10us) node:16(bw=10GB/s,lat=5us) gpu:2", false},
-                             {"host:2(bw=1GB/s,lat=50us) rank:32", false},
-                             {"rank:64", true}};
+constexpr World kWorlds[] = {
+    {"node:32(bw=25GB/s,lat=5us) gpu:4(bw=300GB/s,lat=1us)", false},
+    {"node:32(bw=1GB/s,lat=30us) gpu:2(bw=20GB/s,lat=2us)", false},
+    {"rail:2(bw=10GB/s,lat=10us) node:16(bw=10GB/s,lat=5us) gpu:2", false},
+    {"host:2(bw=1GB/s,lat=50us) rank:32", false},
+    {"node:8(bw=25GB/s,lat=5us) numa:4(bw=100GB/s,lat=2us) gpu:4(bw=300GB/s,lat=1us)", false, 12},
+    {"rank:64", true}};
 
 // For each operation and size, computes how much longer the plan takes that extrapolated prices choose, by the clock of
 // all ranks.
@@ -56,7 +60,7 @@ TEST(PlanPrice, OfALargeWorldChoosesAsTheWholeClockDoes) {
         for (const algo::Algorithm& a : algo::algorithms()) {
           if (a.op != op || !a.applies(shape, tree).ok()) continue;
           const double whole = plan::price(algo::build_all(a, shape, tree), tree, profile).total_ns;
-          const double drawn_on = plan_price_ns(a, shape, tree, profile, 32);
+          const double drawn_on = plan_price_ns(a, shape, tree, profile, w.most_ranks);
           log_error += std::abs(std::log(drawn_on / whole));
           ++n_prices;
           if (least == 0 || whole < least) least = whole;
@@ -107,6 +111,24 @@ TEST(PlanPrice, OfThousandsOfRanksTakesMilliseconds) {
   // A node's uplink sends 8 * 4088 blocks of 4 KiB: 2.7 ms at 50 GB/s. Calls to the network take 6 us each: 25 ms.
   EXPECT_GT(ns, 2.7e6);
   EXPECT_LT(ns, 4e7);
+}
+
+// No level is wide enough to be halved alone until 128 ranks are left. Priced as a whole, this takes 16 s and 2 GiB.
+TEST(PlanPrice, OfThreeMiddlingLevelsTakesMillisecondsToo) {
+  const plan::LevelTree tree =
+      tree_of("rail:16(bw=25GB/s,lat=9us) node:32(bw=50GB/s,lat=5us) gpu:8(bw=450GB/s,lat=2us)");
+  plan::Profile profile;
+  profile.host_level = 1;
+  profile.cores = 8;
+  plan::Shape shape;
+  shape.op = moecclOpAllToAll;
+  shape.n_ranks = tree.n_ranks;
+  shape.count = 1024;
+  const tests::Stopwatch watch;
+  const double ns = plan_price_ns(*algo::find(shape.op, "flat"), shape, tree, profile);
+  MOECCL_EXPECT_WITHIN(watch, 1000);
+  EXPECT_GT(ns, 2.7e6);
+  EXPECT_LT(ns, 2e8);
 }
 
 }  // namespace
