@@ -217,6 +217,19 @@ MOECCL_DEVICE void codec_encode(const CodecEncodeArgs& a) {
   }
 }
 
+// out = base plus what was sent, where something was; out may be base.
+template <class E, class Byte>
+MOECCL_DEVICE void add_sent(const CodecPart<Byte>& p, const uint8_t* base, uint8_t* out) {
+  using Stored = typename E::Stored;
+  for (uint32_t i = thread_index(); i < p.keep; i += block_threads()) {
+    const uint32_t j = load_any<uint16_t>(p.index + i * sizeof(uint16_t));
+    if (j >= p.length) continue;  // the index came from another rank
+    const float sum =
+        E::load(load_any<Stored>(base + j * sizeof(Stored))) + E::load(load_any<Stored>(p.value + i * sizeof(Stored)));
+    store_any<Stored>(out + j * sizeof(Stored), E::round(sum));
+  }
+}
+
 template <class E>
 MOECCL_DEVICE void codec_decode(const CodecDecodeArgs& a) {
   using Stored = typename E::Stored;
@@ -227,13 +240,7 @@ MOECCL_DEVICE void codec_decode(const CodecDecodeArgs& a) {
     for (uint32_t j = thread_index(); j < p.length; j += block_threads())
       store_any<Stored>(out + j * sizeof(Stored), load_any<Stored>(base + j * sizeof(Stored)));
     block_sync();
-    for (uint32_t i = thread_index(); i < p.keep; i += block_threads()) {
-      const uint32_t j = load_any<uint16_t>(p.index + i * sizeof(uint16_t));
-      if (j >= p.length) continue;  // the index came from another rank
-      const float sum = E::load(load_any<Stored>(base + j * sizeof(Stored))) +
-                        E::load(load_any<Stored>(p.value + i * sizeof(Stored)));
-      store_any<Stored>(out + j * sizeof(Stored), E::round(sum));
-    }
+    add_sent<E>(p, base, out);
   }
 }
 
@@ -292,19 +299,12 @@ MOECCL_DEVICE void gradient_keep(const GradientArgs& a) {
 // Adds what was sent of a[n] to out[n][count].
 template <class E>
 MOECCL_DEVICE void codec_add(const CodecAddArgs& a) {
-  using Stored = typename E::Stored;
   const size_t blocks = codec_blocks(a.count);
   for (size_t i = block_index(); i < a.n * blocks; i += grid_blocks()) {
     const size_t g = i / blocks;
     const CodecPart p = codec_part<E>(a.count, at(a.encoded, g * a.expert_bytes), i % blocks, a.keep, a.keep_last);
-    uint8_t* const out = at(a.out, (g * a.count + p.first) * sizeof(Stored));
-    for (uint32_t k = thread_index(); k < p.keep; k += block_threads()) {
-      const uint32_t j = load_any<uint16_t>(p.index + k * sizeof(uint16_t));
-      if (j >= p.length) continue;  // the index came from another rank
-      const float sum =
-          E::load(load_any<Stored>(out + j * sizeof(Stored))) + E::load(load_any<Stored>(p.value + k * sizeof(Stored)));
-      store_any<Stored>(out + j * sizeof(Stored), E::round(sum));
-    }
+    uint8_t* const out = at(a.out, (g * a.count + p.first) * sizeof(typename E::Stored));
+    add_sent<E>(p, out, out);
   }
 }
 

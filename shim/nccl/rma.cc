@@ -99,17 +99,22 @@ struct Rma::Board {
     std::atomic<uint32_t> on_device;
   };
   // Returns the place of the window, nullptr if it is gone or has not come yet.
-  Window* find(uint32_t number) {
-    for (uint32_t i = 0; i < kWindows; ++i) {
-      Window& w = windows[(number + i) % kWindows];
-      if (w.name.load(std::memory_order_acquire) == uint64_t{number} + 1) return &w;  // released in add_window()
-    }
-    return nullptr;
-  }
+  Window* find(uint32_t number) { return named(uint64_t{number} + 1, number); }
+  Window* free_place(uint32_t number) { return named(0, number); }
   uint64_t nonce;
   std::atomic<uint32_t> n_windows;  // so far; released when the last one is in its place
   std::atomic<uint32_t> is_over;    // all windows are gone with their communicator
   Window windows[kWindows];
+
+ private:
+  // Looks first where a window of this number lies if its place was free.
+  Window* named(uint64_t name, uint32_t number) {
+    for (uint32_t i = 0; i < kWindows; ++i) {
+      Window& w = windows[(number + i) % kWindows];
+      if (w.name.load(std::memory_order_acquire) == name) return &w;  // released in add_window()
+    }
+    return nullptr;
+  }
 };
 struct Rma::From {
   struct Parcel {
@@ -180,11 +185,7 @@ uint32_t Rma::add_window(void* buffer, size_t bytes, bool on_device) {
   const std::lock_guard lock(mutex_);
   if (board_ == nullptr) return kNoWindow;
   const uint32_t number = board_->n_windows.load(std::memory_order_relaxed);
-  Board::Window* w = nullptr;
-  for (uint32_t i = 0; i < kWindows && w == nullptr; ++i) {
-    Board::Window& place = board_->windows[(number + i) % kWindows];
-    if (place.name.load(std::memory_order_relaxed) == 0) w = &place;
-  }
+  Board::Window* const w = board_->free_place(number);
   if (w != nullptr) {
     std::atomic_thread_fence(std::memory_order_release);  // pairs with the fence in find_target()
     w->on_device.store(on_device ? 1 : 0, std::memory_order_relaxed);

@@ -36,7 +36,6 @@ moecclResult_t message(const void* data, size_t count, moecclDataType_t type, in
   return api::member_of_group(api::guarded(comm, [&]() -> Status {
     comm::Call made{.comm = comm};
     MOECCL_TRY(api::find_stream(stream_handle, comm, &made.stream));
-    comm->hint(made.stream);
     MOECCL_TRY(comm::prepare_message(*comm, data, count, type, peer, is_send, made.message));
     return comm::issue(std::move(made));
   }));

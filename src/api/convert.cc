@@ -103,6 +103,7 @@ Status find_stream(moecclStream_t handle, const comm::Communicator* comm, comm::
   if (may_be_cuda_stream(handle) && (cuda != nullptr || driver::cuda::current_context() != nullptr)) {
     MOECCL_ASSIGN_OR_RETURN(*stream, comm::CudaStream::of(reinterpret_cast<driver::cuda::Stream>(handle),
                                                           cuda != nullptr ? cuda->context() : nullptr));
+    if (comm != nullptr) comm->hint(*stream);
     return {};
   }
   return error(moecclInvalidArgument, "stream is not a live stream: give NULL or one of moecclStreamCreate");

@@ -95,7 +95,7 @@ inline void wait_for_operations(moecclComm_t comm) {
   if (comm::Communicator* c = CommTable::get().find(comm); c != nullptr) (void)c->wait_idle();
 }
 // NULL is the blocking stream, for which *stream becomes null. `comm` is the communicator that will use the stream;
-// null for none.
+// null for none. Its next call, if it has no bytes, is on the stream's kind of memory.
 Status find_stream(moecclStream_t handle, const comm::Communicator* comm, comm::Stream** stream);
 Status null_argument(const char* name, const char* wanted);
 inline Status require(const void* pointer, const char* name, const char* wanted) {

@@ -17,7 +17,6 @@ template <class Prepare>
 Status issue(comm::Communicator& comm, moecclStream_t stream_handle, comm::GroupHolds* maker, Prepare&& prepare) {
   comm::Call call{.comm = &comm, .operation = std::make_unique<exec::Operation>(), .maker = maker};
   MOECCL_TRY(find_stream(stream_handle, &comm, &call.stream));
-  comm.hint(call.stream);
   MOECCL_TRY(prepare(*call.operation));
   return comm::issue(std::move(call));
 }

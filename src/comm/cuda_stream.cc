@@ -146,7 +146,7 @@ void CudaStream::prepare(cuda::Context context) {
 }
 
 Result<bool> CudaStream::capturing() const {
-  const cuda::Current current(context_);
+  const cuda::Current current(context());
   int capturing = 0;
   MOECCL_TRY(cuda::check(cuda::driver()->cuStreamIsCapturing(stream_, &capturing), "the given CUDA stream"));
   return capturing != 0;
@@ -196,7 +196,7 @@ Status CudaStream::note(CudaPut& put) {
 
 void CudaStream::note_earlier(Work& work) {
   const std::lock_guard in_order(enqueue_mutex_);
-  const cuda::Current current(context_);
+  const cuda::Current current(context());
   CudaPut& put = *work.on_cuda;
   put.status = contained([&] { return note(put); });
 }
@@ -205,7 +205,7 @@ Status CudaStream::enqueue(Work work) {
   // Threads of several communicators may share the stream. Work must reach the proxy in the order of its numbers,
   // because tell() stores them in that order on the proxy's thread.
   const std::lock_guard in_order(enqueue_mutex_);
-  const cuda::Current current(context_);
+  const cuda::Current current(context());
   CudaPut& put = *work.on_cuda;
   if (put.status.ok()) {
     put.status = contained([&]() -> Status {
@@ -242,7 +242,7 @@ void CudaStream::wait_until_run(uint64_t number, Query query) const {
 
 bool CudaStream::may_wait() {
   // Half of the queues remain for streams that wait for these, such as the one that uses the results.
-  const size_t limit = exec::streams_that_may_wait(context_), most = limit == SIZE_MAX ? limit : limit / 2;
+  const size_t limit = exec::streams_that_may_wait(context()), most = limit == SIZE_MAX ? limit : limit / 2;
   AllWaiting& all = all_waiting();
   const std::lock_guard lock(all.mutex);
   std::map<CudaStream*, uint64_t>& waiting = all.of[home_];
@@ -272,12 +272,12 @@ void CudaStream::settle() {
     number = unwaited_;  // it stays, because threads that share the stream may be here together
   }
   if (number == 0 || has_run(number)) return;
-  const cuda::Current current(context_);
+  const cuda::Current current(context());
   wait_until_run(number, [&] { return cuda::driver()->cuStreamQuery(stream_); });
 }
 
 Status CudaStream::run(const CudaPut& put, const std::function<Status()>& work) {
-  const cuda::Current current(context_);
+  const cuda::Current current(context());
   exec::StreamWork now;
   now.ready = put.ready;
   now.put = put.status;
@@ -318,7 +318,7 @@ void CudaStream::tell(const CudaPut& put, exec::StreamEngine* writer) {
 
 Status CudaStream::synchronize() {
   Status status = proxy_.synchronize();
-  const cuda::Current current(context_);
+  const cuda::Current current(context());
   MOECCL_TRY(std::move(status));
   return cuda::check(cuda::driver()->cuStreamSynchronize(stream_), "the given CUDA stream");
 }

@@ -51,7 +51,7 @@ class CudaStream final : public Stream {
   // Returns false if all places are taken.
   bool may_wait();
   driver::cuda::Stream stream() const { return stream_; }
-  driver::cuda::Context context() const { return context_; }
+  driver::cuda::Context context() const { return home_.first; }
   Result<bool> capturing() const;
   // Runs on the proxy thread, in its turn, while the stream continues. For work that was already launched on the
   // stream.
@@ -59,7 +59,7 @@ class CudaStream final : public Stream {
   void watch(Work work) { (void)proxy_.enqueue(std::move(work)); }
 
  private:
-  CudaStream(Home home, driver::cuda::Stream stream) : home_(home), context_(home.first), stream_(stream) {}
+  CudaStream(Home home, driver::cuda::Stream stream) : home_(home), stream_(stream) {}
   static CudaStream* of_this_thread(Home home);
   bool ended(uint64_t n_run);
   Status note(CudaPut& put);
@@ -72,7 +72,6 @@ class CudaStream final : public Stream {
   void wait_until_run(uint64_t number, Query query) const;
 
   Home home_;
-  driver::cuda::Context context_;
   driver::cuda::Stream stream_;
   uint64_t* done_ = nullptr;    // in page-locked memory, from a thread's first work on: the count of work that has run
   const void* last_ = nullptr;  // the engine that stored it last; only compared, never dereferenced

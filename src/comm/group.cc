@@ -272,10 +272,7 @@ Status put(Batch& batch, PutWork work) {
     batch.stream->as_cuda()->watch(std::move(work.own));
     return {};
   }
-  // A group and what another thread puts on several of its streams must come in the same order on all of these.
-  std::unique_lock<std::mutex> lock;
-  if (!batch.others.empty() || (batch.stream != nullptr && batch.stream->as_cuda() == nullptr))
-    lock = std::unique_lock(order_of_streams());
+  const auto lock = order_on(batch.stream, batch.others.size());
   if (!batch.others.empty()) {
     if (batch.stream != nullptr) batch.stream->note_earlier(work.own);
     for (size_t i = 0; i < batch.others.size(); ++i) batch.others[i]->note_earlier(work.of_others[i]);
@@ -384,9 +381,10 @@ Result<std::shared_ptr<const exec::EarlierWork>> earlier_work(Communicator& comm
   return exec::EarlierWork::of_default_stream(comm.cuda()->engine().context());
 }
 
-std::mutex& order_of_streams() {
+std::unique_lock<std::mutex> order_on(Stream* stream, size_t n_others) {
   static constinit driver::PerProcess<std::mutex> own;
-  return own.get();
+  const bool on_host = stream != nullptr && stream->as_cuda() == nullptr;
+  return n_others > 0 || on_host ? std::unique_lock(own.get()) : std::unique_lock<std::mutex>();
 }
 
 Status issue(Call call) {

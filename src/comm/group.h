@@ -34,8 +34,9 @@ struct Call {
 // the default stream. Null if there is none; a null stream is the calling thread.
 Result<std::shared_ptr<const exec::EarlierWork>> earlier_work(Communicator& comm, Stream* stream);
 
-// Held while work is put on host streams.
-std::mutex& order_of_streams();
+// Held while work is put on `stream` and `n_others` more: what two threads put on the same streams must come in one
+// order on all of them. A single CUDA stream needs none, and its driver may block.
+std::unique_lock<std::mutex> order_on(Stream* stream, size_t n_others);
 
 // Runs `body` as the calling thread's current work, which comes after `earlier`.
 template <class Body>
@@ -59,7 +60,7 @@ Status enqueue_in_turn(Communicator& comm, Stream& stream, Body body) {
   });
   Status status;
   {
-    const std::lock_guard lock(order_of_streams());
+    const auto lock = order_on(&stream, 0);
     *ticket = comm.take_ticket();
     status = stream.enqueue(std::move(work));
   }

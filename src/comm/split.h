@@ -11,9 +11,9 @@ namespace moeccl::comm {
 // Collective call. Returns null for a negative color.
 Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int key, const moecclConfig_t* config);
 
-// Returns the configuration for a communicator that is made from `parent`. If `given` is null, it is inherited.
 // Returns why a communicator that comes from `parent` need not be waited for: it was aborted, revoked or has failed.
 Status still_wanted(Communicator& parent);
+// Returns the configuration for a communicator that is made from `parent`. If `given` is null, it is inherited.
 Result<Config> config_of_part(Communicator& parent, const moecclConfig_t* given);
 // The measurements of the parent's links also hold for those of the part.
 void inherit_profile(Communicator& parent, const Config& config, Communicator& part);

@@ -56,7 +56,6 @@ Status CommunicatorHost::run(std::unique_ptr<exec::Operation> op, moecclStream_t
   }
   Call call{.comm = &comm_};
   MOECCL_TRY(find_stream_(stream, &comm_, &call.stream));
-  comm_.hint(call.stream);
   op->priority = comm_.priority_of(op->signature.op);
   MOECCL_ASSIGN_OR_RETURN(op->runner, comm_.place(op->input, op->output));
   if (const auto& scales = op->scales; scales.input != nullptr || scales.output != nullptr) {

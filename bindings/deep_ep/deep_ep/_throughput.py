@@ -118,7 +118,6 @@ class Rows:
                 tensor[n:].view(torch.uint8 if rest == 0 else tensor.dtype).fill_(rest)
 
 
-
 def _dense(part):
     """Returns a copy that .view() takes for another type. contiguous() leaves a part of one row, one column or none where it is."""
     return part.clone(memory_format=torch.contiguous_format)

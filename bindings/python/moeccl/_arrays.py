@@ -45,8 +45,8 @@ class Given:
         else:
             type_name, codes = _NAMES[kind]
             self._buffer = Buffer(values)
-            if self._buffer.on_device and not takes_cuda:
-                raise TypeError(f"{name} is CUDA memory: give a copy on the CPU")
+            if not takes_cuda:
+                self._buffer.on_host(name)
             if self._buffer.type not in codes:
                 raise TypeError(f"{name} holds elements of format {self._buffer.format!r}: give {type_name}, or lists of numbers")
             self.count = self._buffer.bytes // ctypes.sizeof(kind)

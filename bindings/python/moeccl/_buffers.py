@@ -198,6 +198,11 @@ class Buffer:
         if self.type is not None and form != "?" and _ways.get(type(thing)) == _ARRAY:
             _plain_numpy[thing.dtype] = self.type
 
+    def on_host(self, name: str) -> None:
+        """Raises TypeError for CUDA memory, for a call that reads or writes on the CPU."""
+        if self.on_device:
+            raise TypeError(f"{name} is CUDA memory: give a copy on the CPU")
+
     @property
     def shape(self) -> Tuple[int, ...]:
         """The extents of its dimensions."""

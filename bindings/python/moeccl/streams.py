@@ -85,6 +85,9 @@ class Stream:
             lib.moecclStreamDestroy(self._handle)
 
 
+LEGACY_DEFAULT = 1  # CU_STREAM_LEGACY. Torch's default stream is 0, and NULL would make the call block
+
+
 def stream_handle(stream: Any) -> Optional[int]:
     """Returns the moecclStream_t of a Stream or a CUDA stream (torch's, CuPy's, or its number); None for None."""
     if stream is None:

@@ -106,6 +106,7 @@ Status GradientReturn::allocate(size_t n_layers, bool on_device) {
           moecclInvalidArgument,
           "config.device_memory is 1, but the communicator has no CUDA device: make a context current on every "
           "rank's thread before the communicator is created, or give 0");
+    (void)comm_.wait_idle();  // an allocation may wait for a kernel that waits for this rank
     exec::CudaGradients::Shape shape{codec_, {}, {}, {}, {}, sent_bytes() + 1, received_bytes() + 1};
     for (const Foreign& f : foreign_) {
       shape.foreign.push_back(static_cast<uint32_t>(f.held));
@@ -126,7 +127,6 @@ Status GradientReturn::allocate(size_t n_layers, bool on_device) {
 Result<std::unique_ptr<GradientReturn>> GradientReturn::create(const Hybrid& hybrid, Communicator& comm,
                                                                const moecclGradientReturnConfig_t* given) {
   MOECCL_TRY(comm.usable());
-  if (comm.cuda() != nullptr) (void)comm.wait_idle();  // an allocation may wait for a kernel that waits for this rank
   std::unique_ptr<GradientReturn> made;
   AgreedFields<std::size(kFields)> mine;
   const Status own = contained([&]() -> Status {

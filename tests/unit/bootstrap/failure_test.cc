@@ -297,18 +297,24 @@ TEST(Failure, AKilledProcessIsNoticedThoughItsChildKeepsTheSocket) {
   EXPECT_TRUE(contains(s.message(), format("rank 1 (process {})", victim.pid(0)))) << s.message();
 }
 
-TEST(Failure, TheDeathOfTheRootsProcessNamesItAndItsRank) {
+// Starts a child process that has the root and rank 0 of two ranks, and that waits from then on.
+moecclUniqueId start_root_and_rank_0(Children& host, const std::string& address) {
   auto channel = make_pair_of_sockets();
-  Children host;
   host.start([&] {
-    std::unique_ptr<Root> root = start_root();
+    std::unique_ptr<Root> root = start_root(patient_ms(20'000), address);
     static_cast<void>(driver::send_now(channel.second.get(), std::as_bytes(std::span(root->id().internal))));
     Result<std::unique_ptr<Session>> session = Session::join(root->id(), 0, 2, soon());
     for (;;) ::pause();
     return 0;
   });
-  moecclUniqueId id;
-  ASSERT_TRUE(driver::recv_exact(channel.first.get(), std::as_writable_bytes(std::span(id.internal)), soon()).ok());
+  moecclUniqueId id{};
+  EXPECT_TRUE(driver::recv_exact(channel.first.get(), std::as_writable_bytes(std::span(id.internal)), soon()).ok());
+  return id;
+}
+
+TEST(Failure, TheDeathOfTheRootsProcessNamesItAndItsRank) {
+  Children host;
+  const moecclUniqueId id = start_root_and_rank_0(host, "");
   Result<std::unique_ptr<Session>> session = Session::join(id, 1, 2, soon());
   ASSERT_TRUE(session.ok()) << session.status().message();
   std::thread killer([&] {
@@ -329,17 +335,8 @@ TEST(Failure, TheDeathOfTheRootsProcessNamesItAndItsRank) {
 
 TEST(Failure, ARootThatIsStoppedIsNamedWithItsRank) {
   for (const char* address : {"", "127.0.0.1"}) {
-    auto channel = make_pair_of_sockets();
     Children host;
-    host.start([&] {
-      std::unique_ptr<Root> root = start_root(patient_ms(20'000), address);
-      static_cast<void>(driver::send_now(channel.second.get(), std::as_bytes(std::span(root->id().internal))));
-      Result<std::unique_ptr<Session>> session = Session::join(root->id(), 0, 2, soon());
-      for (;;) ::pause();
-      return 0;
-    });
-    moecclUniqueId id;
-    ASSERT_TRUE(driver::recv_exact(channel.first.get(), std::as_writable_bytes(std::span(id.internal)), soon()).ok());
+    const moecclUniqueId id = start_root_and_rank_0(host, address);
     Result<std::unique_ptr<Session>> session = Session::join(id, 1, 2, soon());
     ASSERT_TRUE(session.ok()) << session.status().message();
     ::kill(host.pid(0), SIGSTOP);

@@ -96,18 +96,22 @@ TEST(PlanPrice, OfASmallWorldIsTheClocks) {
   EXPECT_EQ(plan_price_ns(flat, shape, tree, {}), plan::price(algo::build_all(flat, shape, tree), tree, {}).total_ns);
 }
 
-// Four thousand ranks: the programs of all ranks would take 2 GiB and half a minute.
-TEST(PlanPrice, OfThousandsOfRanksTakesMilliseconds) {
-  const plan::LevelTree tree = tree_of("node:512(bw=50GB/s,lat=5us) gpu:8(bw=450GB/s,lat=2us)");
+// 1024 elements to each rank, on hosts of 8 cores.
+double price_of_flat_all_to_all(const plan::LevelTree& tree, int host_level) {
   plan::Profile profile;
-  profile.host_level = 0;
+  profile.host_level = host_level;
   profile.cores = 8;
   plan::Shape shape;
   shape.op = moecclOpAllToAll;
   shape.n_ranks = tree.n_ranks;
   shape.count = 1024;
-  const algo::Algorithm& flat = *algo::find(shape.op, "flat");
-  const double ns = plan_price_ns(flat, shape, tree, profile);
+  return plan_price_ns(*algo::find(shape.op, "flat"), shape, tree, profile);
+}
+
+// Four thousand ranks: the programs of all ranks would take 2 GiB and half a minute.
+TEST(PlanPrice, OfThousandsOfRanksTakesMilliseconds) {
+  const plan::LevelTree tree = tree_of("node:512(bw=50GB/s,lat=5us) gpu:8(bw=450GB/s,lat=2us)");
+  const double ns = price_of_flat_all_to_all(tree, 0);
   // A node's uplink sends 8 * 4088 blocks of 4 KiB: 2.7 ms at 50 GB/s. Calls to the network take 6 us each: 25 ms.
   EXPECT_GT(ns, 2.7e6);
   EXPECT_LT(ns, 4e7);
@@ -117,15 +121,8 @@ TEST(PlanPrice, OfThousandsOfRanksTakesMilliseconds) {
 TEST(PlanPrice, OfThreeMiddlingLevelsTakesMillisecondsToo) {
   const plan::LevelTree tree =
       tree_of("rail:16(bw=25GB/s,lat=9us) node:32(bw=50GB/s,lat=5us) gpu:8(bw=450GB/s,lat=2us)");
-  plan::Profile profile;
-  profile.host_level = 1;
-  profile.cores = 8;
-  plan::Shape shape;
-  shape.op = moecclOpAllToAll;
-  shape.n_ranks = tree.n_ranks;
-  shape.count = 1024;
   const tests::Stopwatch watch;
-  const double ns = plan_price_ns(*algo::find(shape.op, "flat"), shape, tree, profile);
+  const double ns = price_of_flat_all_to_all(tree, 1);
   MOECCL_EXPECT_WITHIN(watch, 1000);
   EXPECT_GT(ns, 2.7e6);
   EXPECT_LT(ns, 2e8);

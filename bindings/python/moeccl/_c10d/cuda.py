@@ -10,10 +10,9 @@ import torch
 from .. import _abi
 from .._errors import check
 from .._library import lib
+from ..streams import LEGACY_DEFAULT
 from .failure import failure
 from .work import Work, copy_back
-
-_LEGACY_DEFAULT = 1  # CU_STREAM_LEGACY, because NULL would make the call block
 
 
 class CudaWork(Work):
@@ -60,7 +59,7 @@ def _device(backend: Any, comm: int) -> torch.device:
 
 def _stream(device: torch.device) -> Any:
     stream = torch.cuda.current_stream(device)
-    return stream, stream.cuda_stream or _LEGACY_DEFAULT
+    return stream, stream.cuda_stream or LEGACY_DEFAULT
 
 
 def _record(thing: Any, stream: Any) -> None:

@@ -8,6 +8,7 @@ import torch
 import moeccl
 from moeccl import _abi, _library
 from moeccl._owned import at_the_end
+from moeccl.streams import LEGACY_DEFAULT
 
 DTYPES = {
     torch.float32: _abi.moecclFloat32, torch.float64: _abi.moecclFloat64, torch.float16: _abi.moecclFloat16,
@@ -20,8 +21,6 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # types 
 # Decorates what torch.compile must not trace: a graph ends before the call, which runs as without torch.compile. Not
 # torch.compiler.disable, with which importing this package would import the compiler. The first call imports it.
 uncompiled = torch._disable_dynamo
-
-_LEGACY_DEFAULT = 1  # CU_STREAM_LEGACY: torch's default stream is 0, which the library takes for a call that blocks
 
 
 def call(comm, name, *arguments):
@@ -78,7 +77,7 @@ def memory(tensor):
 def stream_of(tensor):
     """Returns the current stream of a CUDA tensor's device; None, which makes a call block, for other tensors."""
     if tensor.is_cuda:
-        return ctypes.c_void_p(torch.cuda.current_stream(tensor.device).cuda_stream or _LEGACY_DEFAULT)
+        return ctypes.c_void_p(torch.cuda.current_stream(tensor.device).cuda_stream or LEGACY_DEFAULT)
     return None
 
 

@@ -45,9 +45,7 @@ class Remainders(nn.Module):
         if grad.dtype not in FLOATS:
             raise TypeError(f"gradient_ratio goes with experts of {' and '.join(map(str, FLOATS))}, and these are {grad.dtype}")
         kept = self.get_extra_state()["remainders"] if self._return is not None else self._loaded
-        shape = (len(self._placement.held) - len(self._placement.own), grad.shape[1])
-        if kept is not None and tuple(kept.shape) != shape:
-            raise ValueError(f"the checkpoint's remainders have shape {tuple(kept.shape)}: this rank keeps {shape}")
+        self._check(kept, grad.shape[1])
         config = _abi.moecclGradientReturnConfig_t(count=grad.shape[1], type=dtype_of(grad), ratio=self.ratio,
                                                    device_memory=int(grad.is_cuda))
         made = Owned(self._placement.comm, "moecclGradientReturnCreate", "moecclGradientReturnDestroy", self._placement.hybrid,
@@ -55,6 +53,11 @@ class Remainders(nn.Module):
         self._return, self._kind, self._loaded = made, (grad.shape[1], grad.dtype, grad.device), None
         if kept is not None:
             self._memory().copy_(kept)
+
+    def _check(self, kept, count):
+        shape = (len(self._placement.held) - len(self._placement.own), count)
+        if kept is not None and tuple(kept.shape) != shape:
+            raise ValueError(f"the checkpoint's remainders have shape {tuple(kept.shape)}: this rank keeps {shape}")
 
     def _memory(self):
         """Returns the library's remainders as a tensor [experts of other ranks, count]."""
@@ -79,7 +82,5 @@ class Remainders(nn.Module):
         elif kept is None:
             self._memory().zero_()
         else:
-            memory_now = self._memory()
-            if kept.shape != memory_now.shape:
-                raise ValueError(f"the checkpoint's remainders have shape {tuple(kept.shape)}: this rank keeps {tuple(memory_now.shape)}")
-            memory_now.copy_(kept)
+            self._check(kept, self._kind[0])
+            self._memory().copy_(kept)
