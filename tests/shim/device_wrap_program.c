@@ -7,6 +7,7 @@ int cudaSetDevice(int);
 int cudaGetDevice(int*);
 int cudaDeviceGetAttribute(int*, int, int);
 int cudaDeviceCanAccessPeer(int*, int, int);
+int cudaDeviceSynchronize(void);
 int fake_current(void);
 
 #define EXPECT(what)                                   \
@@ -28,5 +29,6 @@ int main(void) {
   EXPECT(cudaDeviceCanAccessPeer(&can, 0, 4) == 0 && can == 1);
   EXPECT(cudaDeviceCanAccessPeer(&can, 0, 3) == 0 && can == 1);
   EXPECT(cudaSetDevice(-1) != 0);
+  EXPECT(cudaDeviceSynchronize() == 0);
   return 0;
 }

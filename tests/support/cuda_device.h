@@ -199,9 +199,13 @@ class CudaDevice {
     EXPECT_EQ((call<int(void*, void**, size_t*)>("cuGraphGetNodes", graph, nullptr, &n)), 0);
     return n;
   }
+  // Also uploads the graph: the first launch would do it, and might wait there for another rank's replay.
   void* instantiate(void* graph) {
-    void* instance = nullptr;
+    void *instance = nullptr, *stream = make_stream();
     EXPECT_EQ((call<int(void**, void*, unsigned long long)>("cuGraphInstantiateWithFlags", &instance, graph, 0ull)), 0);
+    EXPECT_EQ((call<int(void*, void*)>("cuGraphUpload", instance, stream)), 0);
+    synchronize(stream);
+    end_stream(stream);
     return instance;
   }
   void launch_graph(void* instance, void* s) { EXPECT_EQ((call<int(void*, void*)>("cuGraphLaunch", instance, s)), 0); }

@@ -14,6 +14,7 @@ typedef int (*SetCall)(int);
 typedef int (*PropertiesCall)(void*, int);
 typedef int (*AttributeCall)(int*, int, int);
 typedef int (*BusCall)(char*, int, int);
+typedef int (*StreamCall)(void*);
 typedef int (*PeerCall)(int*, int, int);
 
 static _Thread_local int chosen = -1; /* the number that the program gave */
@@ -58,6 +59,9 @@ EXPORT int cudaDeviceGetAttribute(int* value, int attribute, int device) {
 EXPORT int cudaDeviceGetPCIBusId(char* id, int bytes, int device) {
   return ((BusCall)dlsym(RTLD_NEXT, "cudaDeviceGetPCIBusId"))(id, bytes, wrapped(device));
 }
+/* A device of its own would not wait here for the streams of other ranks, which may wait for this one: only for the
+ * default stream, on which programs like nccl-tests prepare and check their data. */
+EXPORT int cudaDeviceSynchronize(void) { return ((StreamCall)dlsym(RTLD_NEXT, "cudaStreamSynchronize"))(NULL); }
 EXPORT int cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   if (wrapped(device) == wrapped(peer)) return *can = 1, 0;
   return ((PeerCall)dlsym(RTLD_NEXT, "cudaDeviceCanAccessPeer"))(can, wrapped(device), wrapped(peer));

@@ -99,7 +99,7 @@ def worker(rank, world, port):
     import torch.distributed as dist
     import moeccl.torch
 
-    faulthandler.dump_traceback_later(40, exit=True)
+    faulthandler.dump_traceback_later(25, exit=True)  # the log then says where a rank waits
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     device, host = torch.device("cuda:0"), torch.device("cpu")
     torch.cuda.set_device(device)

@@ -46,6 +46,7 @@ const std::vector<Rung>& rungs() {
       {"waits-32-high", "the same, and it has the highest priority", waits_high, 32},
       {"handshake", "two kernels wait for each other", handshake},
       {"calls", "which calls wait while a kernel spins", calls_beside_a_kernel},
+      {"calls-stream", "which calls wait while a stream waits for a word", calls_beside_a_stream},
       {"captures", "which calls a capture forbids", calls_in_captures},
       {"share-fd", "device memory for another process by descriptor", share_by_descriptor},
       {"share-ipc", "device memory for another process by IPC handle", share_by_ipc},

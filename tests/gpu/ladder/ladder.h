@@ -78,8 +78,10 @@ Result<std::string> share_by_ipc();
 // rungs_streams.cc
 Result<std::string> waits_default();
 Result<std::string> waits_high();
-Result<std::string> calls_beside_a_kernel();
 Result<std::string> calls_in_captures();
+// rungs_calls.cc
+Result<std::string> calls_beside_a_kernel();
+Result<std::string> calls_beside_a_stream();
 // rungs_kernels.cc
 Result<std::string> handshake();
 Result<std::string> clock_ticks();

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
-#include <map>
 #include <thread>
 #include <vector>
 
@@ -101,38 +100,6 @@ Result<std::string> waits(bool high) {
   return line;
 }
 
-// A kernel that spins until it is told to end, for at most kSpinMs.
-constexpr int64_t kSpinMs = 150;
-class Spinning {
- public:
-  static Result<std::unique_ptr<Spinning>> on(const Device& device, cu::Stream stream) {
-    std::unique_ptr<Spinning> s(new Spinning{device, stream});
-    MOECCL_ASSIGN_OR_RETURN(s->words_, device.pinned(64));
-    MOECCL_ASSIGN_OR_RETURN(s->kernel_, device.kernel("moeccl_ladder_spin"));
-    return s;
-  }
-  Status start() {
-    write_word(words(words_), 0);
-    write_word(words(words_) + 1, 0);
-    MOECCL_TRY(device_.launch(kernel_, stream_, SpinArgs{words(words_), words(words_) + 1, kSpinMs * 1'000'000}));
-    for (const int64_t until = now_ns() + int64_t{1'000'000'000} * patience(); read_word(words(words_)) == 0;) {
-      if (now_ns() > until) return error(moecclSystemError, "a kernel has not started after {} s", patience());
-    }
-    return {};
-  }
-  Status end() {
-    write_word(words(words_) + 1, 1);
-    return cu::check(device_.d().cuStreamSynchronize(stream_), "the spinning kernel");
-  }
-
- private:
-  Spinning(const Device& device, cu::Stream stream) : device_(device), stream_(stream) {}
-  const Device& device_;
-  cu::Stream stream_;
-  cu::Memory words_;
-  cu::Function kernel_ = nullptr;
-};
-
 struct Call {
   const char* name;
   std::function<int()> make;
@@ -142,52 +109,6 @@ struct Call {
 
 Result<std::string> waits_default() { return waits(false); }
 Result<std::string> waits_high() { return waits(true); }
-
-// Reports findings without judging them; docs/cuda.md says what the library expects.
-Result<std::string> calls_beside_a_kernel() {
-  MOECCL_ASSIGN_OR_RETURN(const Device device, Device::open());
-  const cu::Driver& d = device.d();
-  MOECCL_ASSIGN_OR_RETURN(const cu::Stream stream, device.stream());
-  MOECCL_ASSIGN_OR_RETURN(const auto spinning, Spinning::on(device, stream));
-  MOECCL_ASSIGN_OR_RETURN(const cu::Stream other, device.stream());
-  const void* image = cu::emulated() || moeccl::cuda::images().empty() ? nullptr : moeccl::cuda::images()[0].begin;
-  cu::Pointer memory = 0;
-  void* host = nullptr;
-  cu::Module module = nullptr;
-  cu::Stream fresh = nullptr;
-  cu::Event event = nullptr;
-  static char page[8192];
-  void* const aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(page) + 4095) / 4096 * 4096);
-  constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
-  const std::vector<Call> calls = {
-      {"MemAlloc", [&] { return d.cuMemAlloc_v2(&memory, 1 << 20); }},
-      {"MemFree", [&] { return d.cuMemFree_v2(memory); }},
-      {"HostAlloc", [&] { return d.cuMemHostAlloc(&host, 1 << 16, 3); }},
-      {"FreeHost", [&] { return d.cuMemFreeHost(host); }},
-      {"HostRegister", [&] { return d.cuMemHostRegister_v2(aligned, 4096, 3); }},
-      {"HostUnregister", [&] { return d.cuMemHostUnregister(aligned); }},
-      {"ModuleLoad", [&] { return d.cuModuleLoadDataEx(&module, image, 0, nullptr, nullptr); }},
-      {"ModuleUnload", [&] { return d.cuModuleUnload(module); }},
-      {"StreamCreate", [&] { return d.cuStreamCreate(&fresh, kNonBlocking); }},
-      {"StreamDestroy", [&] { return d.cuStreamDestroy_v2(fresh); }},
-      {"EventCreate", [&] { return d.cuEventCreate(&event, kNoTiming); }},
-      {"EventRecord", [&] { return d.cuEventRecord(event, other); }},
-      {"EventDestroy", [&] { return d.cuEventDestroy_v2(event); }},
-  };
-  std::string waiting, refused;
-  for (const Call& call : calls) {
-    MOECCL_TRY(spinning->start());
-    const int64_t since = now_ns();
-    const int result = call.make();
-    const double ms = milliseconds_of(now_ns() - since);
-    MOECCL_TRY(spinning->end());
-    std::fprintf(stderr, "%-16s %8.2f ms, result %d\n", call.name, ms, result);
-    if (result != 0) refused += format(" {} ({})", call.name, result);
-    if (ms > kSpinMs * 0.6) waiting += format(" {}", call.name);
-  }
-  if (!refused.empty()) return error(moecclSystemError, "refused:{}", refused);
-  return waiting.empty() ? std::string("none waits for the kernel") : format("these wait for the kernel:{}", waiting);
-}
 
 Result<std::string> calls_in_captures() {
   MOECCL_ASSIGN_OR_RETURN(const Device device, Device::open());

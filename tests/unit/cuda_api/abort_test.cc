@@ -100,6 +100,7 @@ void replay_ends(RankMode mode, const std::function<void(moecclComm_t)>& leave, 
     void* const graph = device.end_capture(stream);
     ASSERT_NE(graph, nullptr);
     void* const instance = device.instantiate(graph);
+    all_have_ended(comm);
     device.launch_graph(instance, stream);
     device.synchronize(stream);
     if (rank == 0) {

@@ -33,6 +33,7 @@ TEST_P(CudaCapture, MayBeginOnAStreamThatWasNeverUsed) {
     meet(comm, word);
     ASSERT_NE(graph, nullptr);
     void* instance = device.instantiate(graph);
+    meet(comm, word);
     for (int replay = 0; replay < 2; ++replay) device.launch_graph(instance, stream);
     EXPECT_EQ(sum.get(stream), floats(kCount, 4));
     MOECCL_EXPECT_OK(moecclStreamSynchronize(as_stream(stream)));
@@ -65,6 +66,7 @@ TEST_P(CudaCapture, IsNotEndedByOperationsOnOtherStreams) {
         ASSERT_NE(graph, nullptr);
         EXPECT_EQ(came.get(other), floats(kCount, 2));
         void* instance = device.instantiate(graph);
+        meet(comm, word);
         device.launch_graph(instance, stream);
         EXPECT_EQ(sum.get(stream), floats(kCount, 4));
         device.end_graph(graph, instance);
@@ -94,6 +96,7 @@ TEST_P(CudaCapture, OrdersOperationsOnForkedStreams) {
       ASSERT_NE(graph, nullptr) << "the second operation does not follow the first";
     }
     void* instance = device.instantiate(graph);
+    meet(comm, word);
     for (int replay = 0; replay < 2; ++replay) device.launch_graph(instance, stream);
     EXPECT_EQ(twice.get(stream), floats(kCount, 8));
     meet(comm, word);
@@ -140,6 +143,7 @@ TEST_P(CudaCapture, OrdersOperationsInEachOfSeveralAtOnce) {
     for (const One& c : all) {
       ASSERT_NE(c.graph, nullptr) << "the second operation does not follow the first";
       void* instance = device.instantiate(c.graph);
+      meet(comm, word);
       for (int replay = 0; replay < 2; ++replay) device.launch_graph(instance, stream);
       device.synchronize(stream);
       device.end_graph(c.graph, instance);

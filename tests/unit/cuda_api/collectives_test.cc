@@ -128,6 +128,7 @@ void compare_calls(int rank, int n, moecclComm_t comm, CudaDevice& device, int c
     void* s = on_stream ? stream : nullptr;
     d_in.put(in, s);
     d_out.put(blank, s);
+    all_have_ended(comm);  // the driver may have waited for a kernel to make room, and that kernel for this rank
     ASSERT_EQ(issue(c, d_in.data(), d_out.data(), comm, rank, n, reinterpret_cast<moecclStream_t>(s)), moecclSuccess)
         << moecclGetLastError(comm);
     const std::vector<char> got = d_out.get(s);

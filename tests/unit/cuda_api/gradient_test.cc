@@ -243,6 +243,7 @@ TEST(CudaGradientReturnGraph, ReplaysCarryTheRemaindersOn) {
     meet();
     ASSERT_NE(graph, nullptr);
     void* instance = device.instantiate(graph);
+    meet();
     for (int replay = 0; replay < 3; ++replay) {
       const std::vector<char> held = both.held(random, false);
       std::vector<char> want(both.n_own * both.whole() + 1);

@@ -253,6 +253,7 @@ TEST_P(CudaStreamRouting, UpdatesGiveTheHostsResultsWithoutItInGraphsToo) {
         void* graph = rank.device.end_capture(rank.stream);
         ASSERT_NE(graph, nullptr);
         void* instance = rank.device.instantiate(graph);
+        all_have_ended(rank.comm);
         for (int step = 0; step < scaled(3); ++step) {
           c = next(step);
           rank.bring(c);

@@ -113,6 +113,7 @@ TEST_F(CudaWalkHosts, AReplayRunsWithoutTheHost) {
         ASSERT_NE(graph, nullptr);
         EXPECT_EQ(device.graph_nodes(graph), 2u);
         void* instance = device.instantiate(graph);
+        all_have_ended(comm);
         for (int replay = 0; replay < 5; ++replay) {
           in.put(floats(kCount, static_cast<float>(rank + replay)));
           device.launch_graph(instance, stream);
@@ -170,6 +171,7 @@ TEST_F(CudaWalkHosts, BlocksOfUnequalSizesAreOneLaunchARank) {
     MOECCL_ASSERT_OK(exchange());
     void* graph = device.end_capture(stream);
     void* instance = device.instantiate(graph);
+    all_have_ended(comm);
     for (int replay = 0; replay < 3; ++replay) {
       out.put(floats(kMost, -1), stream);
       device.launch_graph(instance, stream);

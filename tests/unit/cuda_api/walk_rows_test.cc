@@ -232,6 +232,7 @@ TEST_P(CudaWalkRows, GraphsReplayEveryUpdateWithTheBitsOfHostMemory) {
               ASSERT_NE(graphs[o], nullptr);
               EXPECT_EQ(device.graph_nodes(graphs[o]), 1u);
               instances[o] = device.instantiate(graphs[o]);
+              all_have_ended(comm);
             }
             both.prepare(op, info.n_tokens, info.n_rows);
             device.launch_graph(instances[o], stream);
@@ -389,6 +390,7 @@ TEST(CudaWalkRows, WhatAGraphHasCapturedBindsUpdatesAndAFailedOneFailsItsReplay)
         void* graph = two.device.end_capture(two.stream);
         EXPECT_EQ(two.device.graph_nodes(graph), 1u);
         void* instance = two.device.instantiate(graph);
+        all_have_ended(two.comm);
         // The captured combine applies weights.
         EXPECT_EQ(moecclRoutingUpdate(two.routing, two.choices.index.data(), nullptr, 20), moecclInvalidUsage);
         EXPECT_NE(two.last_error().find("graph"), std::string::npos) << two.last_error();
@@ -412,6 +414,7 @@ TEST(CudaWalkRows, ARefusedUpdateChangesNothingOfWhatAGraphHasCaptured) {
         MOECCL_ASSERT_OK(moecclCombine(two.routing, two.in, two.out, handle(two.stream)));
         void* graph = two.device.end_capture(two.stream);
         void* instance = two.device.instantiate(graph);
+        all_have_ended(two.comm);
         for (int i = 0; i < 2; ++i) {
           EXPECT_EQ(moecclRoutingUpdate(two.routing, two.choices.index.data(), nullptr, 20), moecclInvalidUsage) << i;
           EXPECT_NE(two.last_error().find("captured with weights"), std::string::npos) << two.last_error();

@@ -47,6 +47,7 @@ TEST(KernelSide, ACapturedOperationIsOneNodeAndRunsAtEveryReplay) {
         ASSERT_NE(graph, nullptr);
         EXPECT_EQ(device.graph_nodes(graph), 3u);
         void* instance = device.instantiate(graph);
+        all_have_ended(comm);
         for (int replay = 0; replay < 5; ++replay) {
           const float value = static_cast<float>(rank + replay);
           in.put(floats(kCount, value));
@@ -168,6 +169,7 @@ void processes_on_one_device(const char* mps) {
         EXPECT_EQ(captured, side_by_side ? moecclSuccess : moecclUnsupported) << moecclGetLastError(comm);
         if (captured == moecclSuccess) {
           void* instance = device.instantiate(graph);
+          all_have_ended(comm);
           for (int replay = 0; replay < 3; ++replay) {
             in.put(floats(kCount, static_cast<float>(rank + replay)));
             device.launch_graph(instance, stream);

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which driver calls wait for work in flight of their context, and which keep other threads' calls waiting meanwhile.
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "kernels/cuda/image.h"
+#include "src/base/clock.h"
+#include "tests/gpu/ladder/ladder.h"
+
+namespace moeccl::cuda {
+std::vector<Image> ladder_images();
+}
+
+namespace moeccl::ladder {
+namespace {
+
+constexpr int64_t kBusyMs = 120;
+constexpr std::chrono::milliseconds kBefore{10};
+
+// Something that keeps a stream busy until end(), for at most kBusyMs: a kernel that spins, or a wait for a word.
+class Busy {
+ public:
+  static Result<std::unique_ptr<Busy>> on(const Device& device, bool kernel) {
+    std::unique_ptr<Busy> b(new Busy(device));
+    MOECCL_ASSIGN_OR_RETURN(b->stream_, device.stream());
+    MOECCL_ASSIGN_OR_RETURN(b->words_, device.pinned(64));
+    if (kernel) {
+      MOECCL_ASSIGN_OR_RETURN(b->kernel_, device.kernel("moeccl_ladder_spin"));
+    }
+    return b;
+  }
+  ~Busy() { (void)end(); }
+
+  Status start() {
+    write_word(started(), 0);
+    write_word(stop(), 0);
+    if (kernel_ == nullptr) {
+      const auto word = reinterpret_cast<cu::Pointer>(stop());
+      MOECCL_TRY(cu::check(device_.d().cuStreamWaitValue64_v2(stream_, word, 1, 0), "a stream that waits"));
+      timer_ = std::jthread([this](const std::stop_token& ended) {
+        for (int64_t ms = 0; ms < kBusyMs && !ended.stop_requested(); ++ms)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        write_word(stop(), 1);
+      });
+      return {};
+    }
+    MOECCL_TRY(device_.launch(kernel_, stream_, SpinArgs{started(), stop(), kBusyMs * 1'000'000}));
+    for (const int64_t until = now_ns() + int64_t{1'000'000'000} * patience(); read_word(started()) == 0;) {
+      if (now_ns() > until) return error(moecclSystemError, "a kernel has not started after {} s", patience());
+    }
+    return {};
+  }
+  Status end() {
+    write_word(stop(), 1);
+    timer_ = {};
+    return cu::check(device_.d().cuStreamSynchronize(stream_), "the busy stream");
+  }
+
+ private:
+  explicit Busy(const Device& device) : device_(device) {}
+  uint64_t* started() const { return words(words_); }
+  uint64_t* stop() const { return words(words_) + 1; }
+  const Device& device_;
+  cu::Stream stream_ = nullptr;
+  cu::Memory words_;
+  cu::Function kernel_ = nullptr;
+  std::jthread timer_;
+};
+
+struct Call {
+  const char* name;
+  std::function<int()> make;
+};
+
+// What the calls work on. Functions that only some drivers have are left out where they are missing.
+class Calls {
+ public:
+  static Result<std::unique_ptr<Calls>> on(const Device& device) {
+    std::unique_ptr<Calls> c(new Calls(device));
+    MOECCL_ASSIGN_OR_RETURN(c->other_, device.stream());
+    MOECCL_ASSIGN_OR_RETURN(c->word_, device.pinned(64));
+    MOECCL_ASSIGN_OR_RETURN(c->room_, device.memory(kCopied));
+    MOECCL_ASSIGN_OR_RETURN(c->stores_, device.kernel("moeccl_ladder_stores"));
+    MOECCL_TRY(c->make_graph());
+    MOECCL_TRY(c->open_library());
+    return c;
+  }
+  cu::Stream other() const { return other_; }
+  uint64_t* word() const { return words(word_); }
+  int launch(cu::Function f) const {
+    TouchArgs args{words(word_) + 1, 0, words(word_) + 2};
+    void* parameters[] = {&args};
+    return device_.d().cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, other_, parameters, nullptr);
+  }
+  int launch() const { return launch(stores_); }
+  std::vector<Call> all() {
+    const cu::Driver& d = device_.d();
+    const void* image = cu::emulated() || moeccl::cuda::images().empty() ? nullptr : moeccl::cuda::images()[0].begin;
+    constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
+    const auto room = reinterpret_cast<cu::Pointer>(room_.data());
+    std::vector<Call> calls = {
+        {"MemAlloc", [&] { return d.cuMemAlloc_v2(&memory_, 1 << 20); }},
+        {"MemFree", [&] { return d.cuMemFree_v2(memory_); }},
+        {"HostAlloc", [&] { return d.cuMemHostAlloc(&host_, 1 << 16, 3); }},
+        {"FreeHost", [&] { return d.cuMemFreeHost(host_); }},
+        {"HostRegister", [&] { return d.cuMemHostRegister_v2(aligned(), 4096, 3); }},
+        {"HostUnregister", [&] { return d.cuMemHostUnregister(aligned()); }},
+        {"ModuleLoad", [&, image] { return d.cuModuleLoadDataEx(&module_, image, 0, nullptr, nullptr); }},
+        {"ModuleUnload", [&] { return d.cuModuleUnload(module_); }},
+        {"StreamCreate", [&] { return d.cuStreamCreate(&fresh_, kNonBlocking); }},
+        {"StreamDestroy", [&] { return d.cuStreamDestroy_v2(fresh_); }},
+        {"EventCreate", [&] { return d.cuEventCreate(&event_, kNoTiming); }},
+        {"EventRecord", [&] { return d.cuEventRecord(event_, other_); }},
+        {"EventDestroy", [&] { return d.cuEventDestroy_v2(event_); }},
+        {"Launch", [&] { return launch(); }},
+        {"Upload64K", [&, room] { return d.cuMemcpyHtoDAsync_v2(room, pageable_.data(), 1 << 16, other_); }},
+        {"Upload4M", [&, room] { return d.cuMemcpyHtoDAsync_v2(room, pageable_.data(), kCopied, other_); }},
+        {"Download4M", [&, room] { return d.cuMemcpyDtoHAsync_v2(pageable_.data(), room, kCopied, other_); }},
+    };
+    if (pool_alloc_ != nullptr) {
+      calls.push_back({"AllocAsync", [&] { return pool_alloc_(&memory_, size_t{1} << 28, other_); }});
+      calls.push_back({"FreeAsync", [&] { return pool_free_(memory_, other_); }});
+    }
+    if (graph_ != nullptr) {
+      calls.push_back({"GraphInstantiate", [&] { return instantiate_(&instance_, graph_, 0); }});
+      calls.push_back({"GraphLaunchFirst", [&] { return launch_graph_(instance_, other_); }});
+      calls.push_back({"GraphLaunch", [&] { return launch_graph_(instance_, other_); }});
+    }
+    if (lazy_ != nullptr) {  // as the CUDA runtime does, which loads a kernel when a program first launches it
+      calls.push_back({"LaunchFirst", [&] { return launch(lazy_); }});
+      calls.push_back({"LaunchSecond", [&] { return launch(lazy_); }});
+    }
+    return calls;
+  }
+
+ private:
+  static constexpr size_t kCopied = 4 << 20;
+  explicit Calls(const Device& device) : device_(device), pageable_(kCopied) {}
+  void* aligned() { return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(page_) + 4095) / 4096 * 4096); }
+
+  Status make_graph() {
+    auto* const begin = symbol<int(cu::Stream, int)>("cuStreamBeginCapture_v2");
+    auto* const end = symbol<int(cu::Stream, void**)>("cuStreamEndCapture");
+    if (begin == nullptr || end == nullptr || instantiate_ == nullptr || launch_graph_ == nullptr) return {};
+    MOECCL_TRY(cu::check(begin(other_, 2), "a capture"));
+    MOECCL_TRY(cu::check(launch(), "a captured launch"));
+    return cu::check(end(other_, &graph_), "a capture");
+  }
+  Status open_library() {
+    using Load = int(void**, const void*, const int*, void**, unsigned, const int*, void**, unsigned);
+    auto* const load = symbol<Load>("cuLibraryLoadData");
+    auto* const kernel = symbol<int(cu::Function*, void*, const char*)>("cuLibraryGetKernel");
+    const std::vector<moeccl::cuda::Image> images = moeccl::cuda::ladder_images();
+    if (cu::emulated() || load == nullptr || kernel == nullptr || images.empty()) return {};
+    void* library = nullptr;
+    MOECCL_TRY(cu::check(load(&library, images[0].begin, nullptr, nullptr, 0, nullptr, nullptr, 0), "a library"));
+    return cu::check(kernel(&lazy_, library, "moeccl_ladder_loads"), "a kernel of a library");
+  }
+
+  const Device& device_;
+  cu::Stream other_ = nullptr, fresh_ = nullptr;
+  cu::Memory word_, room_;
+  cu::Function stores_ = nullptr, lazy_ = nullptr;
+  std::vector<char> pageable_;
+  cu::Pointer memory_ = 0;
+  void *host_ = nullptr, *graph_ = nullptr, *instance_ = nullptr;
+  cu::Module module_ = nullptr;
+  cu::Event event_ = nullptr;
+  char page_[8192] = {};
+  int (*pool_alloc_)(cu::Pointer*, size_t,
+                     cu::Stream) = symbol<int(cu::Pointer*, size_t, cu::Stream)>("cuMemAllocAsync");
+  int (*pool_free_)(cu::Pointer, cu::Stream) = symbol<int(cu::Pointer, cu::Stream)>("cuMemFreeAsync");
+  int (*instantiate_)(void**, void*, unsigned long long) =
+      symbol<int(void**, void*, unsigned long long)>("cuGraphInstantiateWithFlags");
+  int (*launch_graph_)(void*, cu::Stream) = symbol<int(void*, cu::Stream)>("cuGraphLaunch");
+};
+
+// Reports findings without judging them; docs/cuda.md says what the library expects.
+Result<std::string> calls_beside(bool kernel) {
+  MOECCL_ASSIGN_OR_RETURN(const Device device, Device::open());
+  MOECCL_ASSIGN_OR_RETURN(const auto busy, Busy::on(device, kernel));
+  MOECCL_ASSIGN_OR_RETURN(const auto calls, Calls::on(device));
+  MOECCL_ASSIGN_OR_RETURN(const cu::Stream third, device.stream());
+  MOECCL_ASSIGN_OR_RETURN(const cu::Memory stored, device.pinned(8));
+  std::string waiting, locking, refused;
+  for (const Call& call : calls->all()) {
+    MOECCL_TRY(busy->start());
+    // What a thread does that drives an operation in flight. It has to get through while the call waits.
+    double store_ms = 0;
+    std::thread driving([&] {
+      (void)device.d().cuCtxSetCurrent(device.context());
+      std::this_thread::sleep_for(kBefore);
+      const int64_t since = now_ns();
+      (void)device.d().cuStreamWriteValue64_v2(third, reinterpret_cast<cu::Pointer>(words(stored)), 1, 0);
+      store_ms = milliseconds_of(now_ns() - since);
+    });
+    const int64_t since = now_ns();
+    const int result = call.make();
+    const double ms = milliseconds_of(now_ns() - since);
+    driving.join();
+    MOECCL_TRY(busy->end());
+    MOECCL_TRY(cu::check(device.d().cuStreamSynchronize(calls->other()), call.name));
+    std::fprintf(stderr, "%-16s %8.2f ms, result %d, a store on another thread %8.2f ms\n", call.name, ms, result,
+                 store_ms);
+    if (result != 0) refused += format(" {} ({})", call.name, result);
+    if (ms > kBusyMs * 0.6) waiting += format(" {}", call.name);
+    if (store_ms > kBusyMs * 0.6) locking += format(" {}", call.name);
+  }
+  if (!refused.empty()) return error(moecclSystemError, "refused:{}", refused);
+  if (waiting.empty()) return std::string("none waits for the ") + (kernel ? "kernel" : "stream");
+  return format("these wait for the {}:{}; beside these no other thread's call returns:{}",
+                kernel ? "kernel" : "stream", waiting, locking.empty() ? " none" : locking);
+}
+
+}  // namespace
+
+Result<std::string> calls_beside_a_kernel() { return calls_beside(true); }
+Result<std::string> calls_beside_a_stream() { return calls_beside(false); }
+
+}  // namespace moeccl::ladder
