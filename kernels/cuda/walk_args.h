@@ -91,7 +91,19 @@ struct WalkNet {
 // kSplits is for AllToAllv: in the report, `expected` is this rank's value, `seen` the peer's, and `step` is 0 if this
 // rank sends. kNoTables: the routing's last update failed. If that was on the device, `step` is the TableFault,
 // `expected` its rank and `chunk` its value.
-enum class WalkFailure : uint64_t { kNone, kDeadline, kStopped, kMismatch, kSplits, kNoTables };
+// kMessage...: of messages_args.h.
+enum class WalkFailure : uint64_t {
+  kNone,
+  kDeadline,
+  kStopped,
+  kMismatch,
+  kSplits,
+  kNoTables,
+  kMessageLate,
+  kMessageStopped,
+  kMessageSize,
+  kMessageType
+};
 inline constexpr uint64_t kWalkStop = 1, kWalkExpire = 2;  // the deadline has passed on the host
 // In page-locked host memory. `kind` is stored last (release); the host reads it first (acquire).
 struct WalkReport {

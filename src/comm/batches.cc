@@ -7,8 +7,22 @@
 #include <tuple>
 
 #include "src/comm/cuda_stream.h"
+#include "src/world/cuda_side.h"
+#include "src/world/kernel_side.h"
 
 namespace moeccl::comm {
+
+exec::PersistentKernel* kernel_of(const Call& c) {
+  if (c.operation != nullptr) return c.runner().kernel();
+  KernelSide* const side = c.runner().on_device() ? c.comm->cuda()->kernel_side() : nullptr;
+  return side != nullptr && side->kernel().moves_messages(c.message.peer) ? &side->kernel() : nullptr;
+}
+
+std::vector<exec::Message> Batch::messages() const {
+  std::vector<exec::Message> all;
+  for (const Call& c : calls) all.push_back(c.message);
+  return all;
+}
 
 namespace {
 
@@ -20,6 +34,8 @@ struct Place {
   bool in_order = true;   // see Batch
   bool captured = false;  // the stream is being captured
   bool alone = true;      // its calls do not run together with those of another stream
+  // All calls are messages of this communicator. One launch moves them.
+  Communicator* exchanges = nullptr;
 
   bool at_once() const { return walks && in_order && alone; }
   // Returns whether the stream may wait on the device for launches on other streams. A stream that waits occupies a
@@ -42,10 +58,11 @@ Result<Places> places_of(const std::vector<Call>& calls) {
     if (known == places.all.end()) {
       places.all.push_back({.stream = c.stream, .batch = std::make_shared<Batch>()});
       places.all.back().walks = c.stream != nullptr && c.stream->as_cuda() != nullptr;
+      places.all.back().exchanges = c.operation == nullptr ? c.comm : nullptr;
     }
     Place& p = places.all[places.at.back()];
     const exec::PersistentKernel* const kernel = kernel_of(c);
-    p.walks = p.walks && kernel != nullptr;
+    p.walks = p.walks && kernel != nullptr && p.exchanges == (c.operation == nullptr ? c.comm : nullptr);
     p.in_order = p.in_order && kernel != nullptr && !kernel->has_promised();
   }
   for (Place& p : places.all) {
@@ -64,7 +81,10 @@ Result<Places> places_of(const std::vector<Call>& calls) {
 void join(Places& places, const std::vector<Call>& calls) {
   std::map<Communicator*, std::set<size_t>> of;
   for (size_t i = 0; i < calls.size(); ++i) of[calls[i].comm].insert(places.at[i]);
-  const auto beside = [&](size_t i) { return places.all[i].at_once() && places.all[i].may_wait(); };
+  // A launch of messages ends when the peers' come, which may wait for another launch of the same group.
+  const auto beside = [&](size_t i) {
+    return places.all[i].exchanges == nullptr && places.all[i].at_once() && places.all[i].may_wait();
+  };
   // A stream that is joined to another one does not run at once any more, which may join further ones to it.
   for (bool joined = true; joined;) {
     joined = false;
@@ -115,13 +135,16 @@ Result<Batches> batches_of(std::vector<Call>& calls) {
 
 namespace {
 
-// Launches a call on the caller's stream, unless an earlier one of the batch has failed. In a capture it becomes a node
-// of the graph.
+// Launches a call on the caller's stream, or all messages of the batch with its first call, unless an earlier call of
+// the batch has failed. In a capture this becomes a node of the graph.
 void launch(Batch& batch, const Call& c) {
-  if (!batch.launched.ok()) return;
+  if (!batch.launched.ok() || (batch.has_messages() && &c != &batch.calls.front())) return;
   uint64_t number = 0;
+  uint64_t* const to = batch.captured ? nullptr : &number;
+  exec::PersistentKernel& kernel = *kernel_of(c);
+  const driver::cuda::Stream stream = batch.stream->as_cuda()->stream();
   batch.launched =
-      kernel_of(c)->launch(*c.operation, batch.stream->as_cuda()->stream(), batch.captured ? nullptr : &number);
+      batch.has_messages() ? kernel.launch(batch.messages(), stream, to) : kernel.launch(*c.operation, stream, to);
   if (batch.launched.ok() && !batch.captured) batch.walks.push_back(number);
 }
 

@@ -14,9 +14,7 @@
 namespace moeccl::comm {
 
 // Returns the persistent kernel that runs the call, or null if a thread drives it.
-inline exec::PersistentKernel* kernel_of(const Call& c) {
-  return c.operation != nullptr ? c.runner().kernel() : nullptr;
-}
+exec::PersistentKernel* kernel_of(const Call& c);
 
 // The calls that go to one stream, or to this thread, together. Calls of one communicator on several streams are one
 // batch, which runs when all of these streams have come to it and which all of them wait for.
@@ -27,7 +25,8 @@ struct Batch {
   std::vector<std::pair<Communicator*, uint64_t>> turns;  // tickets, taken when the batch is issued
   std::vector<Stream*> others;                            // more streams of the calls
   std::unique_ptr<Meeting> meeting;                       // with the others; null if there are none
-  std::vector<uint64_t> walks;  // the calls' numbers, if all were launched on the persistent kernel
+  // The calls' numbers, if all were launched on the persistent kernel. Messages have one number together.
+  std::vector<uint64_t> walks;
   Status launched;
   std::optional<driver::cuda::InFlight> in_flight;                // until the launched calls have ended
   std::vector<std::shared_ptr<const exec::EarlierWork>> earlier;  // of default streams, if no CUDA stream orders it
@@ -36,6 +35,8 @@ struct Batch {
   bool in_order = false;    // nothing that was called before still has to be launched, and the stream may wait for it
 
   bool is_launched() const { return !walks.empty() || !launched.ok(); }
+  bool has_messages() const { return calls.front().operation == nullptr; }
+  std::vector<exec::Message> messages() const;
 };
 
 using Batches = std::vector<std::shared_ptr<Batch>>;

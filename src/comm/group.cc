@@ -14,6 +14,7 @@
 #include "src/driver/fork_page.h"
 #include "src/driver/thread.h"
 #include "src/exec/cuda/kernel_task.h"
+#include "src/exec/cuda/message_kernel_task.h"
 
 namespace moeccl::comm {
 namespace {
@@ -56,12 +57,18 @@ class ChainTask final : public exec::Task {
   std::unique_ptr<exec::Task> running_;
 };
 
-void add_messages(const Batch& batch, std::vector<std::unique_ptr<exec::Task>>& tasks) {
+void add_messages(Batch& batch, std::vector<std::unique_ptr<exec::Task>>& tasks) {
   std::map<std::tuple<exec::Runner*, uint32_t, bool>, const exec::MessageTask*> newest;
   std::map<Communicator*, std::vector<const exec::Message*>> own_sends;
-  for (const Call& c : batch.calls) {
+  std::map<exec::PersistentKernel*, std::vector<Call*>> on_kernels;  // one launch for each communicator
+  for (Call& c : batch.calls) {
     if (c.operation != nullptr) continue;
-    if (c.message.peer == c.comm->rank()) {
+    const bool own = c.message.peer == c.comm->rank();
+    if (exec::PersistentKernel* const kernel = kernel_of(c); kernel != nullptr && !own) {
+      on_kernels[kernel].push_back(&c);
+      continue;
+    }
+    if (own) {
       if (c.message.is_send) own_sends[c.comm].push_back(&c.message);
       continue;
     }
@@ -70,6 +77,14 @@ void add_messages(const Batch& batch, std::vector<std::unique_ptr<exec::Task>>& 
     auto task = std::make_unique<exec::MessageTask>(runner.fabric(), c.message, before);
     before = task.get();
     tasks.push_back(runner.driven(std::move(task)));
+  }
+  for (const auto& [kernel, calls] : on_kernels) {
+    std::vector<exec::Message> messages;
+    for (const Call* c : calls) messages.push_back(c->message);
+    exec::Runner& runner = calls.front()->runner();
+    tasks.push_back(
+        runner.driven(std::make_unique<exec::MessageKernelTask>(runner.fabric(), *kernel, std::move(messages), 0)));
+    for (Call* c : calls) c->promise = nullptr;  // the task has one of its own
   }
   for (const Call& c : batch.calls) {
     if (c.operation != nullptr || c.message.peer != c.comm->rank() || c.message.is_send) continue;
@@ -113,8 +128,12 @@ Status watch(const Batch& batch, Status status) {
   std::vector<exec::Task*> pointers;
   for (size_t i = 0; i < batch.walks.size(); ++i) {
     const Call& c = batch.calls[i];
-    tasks.push_back(
-        std::make_unique<exec::KernelTask>(c.runner().fabric(), *kernel_of(c), *c.operation, batch.walks[i]));
+    exec::Fabric& fabric = c.runner().fabric();
+    if (batch.has_messages())
+      tasks.push_back(
+          std::make_unique<exec::MessageKernelTask>(fabric, *kernel_of(c), batch.messages(), batch.walks[i]));
+    else
+      tasks.push_back(std::make_unique<exec::KernelTask>(fabric, *kernel_of(c), *c.operation, batch.walks[i]));
     pointers.push_back(tasks.back().get());
   }
   // Also after a failure, because the caller may use the buffers again only when the kernels have finished.

@@ -72,7 +72,7 @@ uint32_t hardware_queues() {
 struct Answer {
   uint8_t able = 0;
   uint8_t padding[7] = {};
-  uint64_t memory = 0, most_bytes = 0;
+  uint64_t memory = 0, most_bytes = 0, message_bytes = 0;
   cuda::IpcHandle handle{};
   char why[160] = {};
 };
@@ -197,13 +197,15 @@ class Joining {
   }
 
   Answer& own() { return own_; }
-  uint64_t most_bytes() const {
-    uint64_t least = ~uint64_t{0};
-    for (const Answer& a : all_) least = std::min(least, a.most_bytes);
-    return least;
-  }
+  uint64_t most_bytes() const { return least(&Answer::most_bytes); }
+  uint64_t message_bytes() const { return least(&Answer::message_bytes); }
 
  private:
+  uint64_t least(uint64_t Answer::*of) const {
+    uint64_t found = ~uint64_t{0};
+    for (const Answer& a : all_) found = std::min(found, a.*of);
+    return found;
+  }
   const KernelSide::Question& s_;
   const Neighbours& n_;
   uint32_t rank_;
@@ -219,11 +221,15 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
   if (*why = joining.known_reason(); !why->empty()) return std::unique_ptr<KernelSide>();
   std::unique_ptr<KernelSide> w(new KernelSide);
   std::unique_ptr<exec::KernelProxy> proxy;
+  const std::vector<uint32_t>& here = n.hosts->around(n.rank);
+  joining.own().message_bytes = static_cast<uint64_t>(env().cuda_message_bytes);
   const auto make = [&]() -> Status {
     MOECCL_ASSIGN_OR_RETURN(w->reserved_, joining.reserve());
     w->uuid_ = s.seats[n.rank].uuid;
-    MOECCL_ASSIGN_OR_RETURN(w->kernel_,
-                            exec::PersistentKernel::create(s.engine, n.n_ranks, s.staging_bytes / 2, w->reserved_));
+    MOECCL_ASSIGN_OR_RETURN(
+        w->kernel_,
+        exec::PersistentKernel::create(s.engine, n.n_ranks, s.staging_bytes / 2, w->reserved_,
+                                       exec::KernelMessages::area_bytes(here.size(), joining.own().message_bytes)));
     joining.own().memory = reinterpret_cast<uint64_t>(w->kernel_->memory());
     joining.own().most_bytes = static_cast<uint64_t>(env().cuda_persistent_bytes);
     if (joining.several_hosts()) {
@@ -247,7 +253,10 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
   std::vector<std::byte*> memories;
   Status opened = joining.open_all(*w->kernel_, memories, w->opened_);
   if (proxy != nullptr) MOECCL_TRY(joining.connect_network(*proxy));
-  if (opened.ok()) opened = w->kernel_->connect(s.fabric, memories, std::move(proxy));
+  std::unique_ptr<exec::KernelMessages> messages;
+  if (const uint64_t bytes = joining.message_bytes(); bytes > 0)
+    messages = std::make_unique<exec::KernelMessages>(s.fabric, here, bytes);
+  if (opened.ok()) opened = w->kernel_->connect(s.fabric, memories, std::move(proxy), std::move(messages));
   joining.note(opened);
   MOECCL_TRY(joining.exchange());
   if (*why = joining.refusal(); !why->empty()) return std::unique_ptr<KernelSide>();

@@ -69,14 +69,14 @@ inline moecclComm_t join(int rank, int n, const CudaDevice& device, const RankOp
   return comm;
 }
 
-// Runs n ranks, each on a device, with a communicator and a stream: body(rank, comm, device, stream). A body that
-// aborts its communicator sets it to null.
+// Runs n ranks, each on the device of its number where there are as many, with a communicator and a stream: body(rank,
+// comm, device, stream). A body that aborts its communicator sets it to null.
 template <class Body>
 void run_on_devices(int n, const RankOptions& options, Body&& body) {
   run_ranks(
       n,
       [&](int rank, moecclComm_t) {
-        CudaDevice device;
+        CudaDevice device(rank);
         moecclComm_t comm = join(rank, n, device, options);
         ASSERT_NE(comm, nullptr);
         void* stream = device.make_stream();

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/tables_args.h"
 #include "src/base/clock.h"
+#include "src/base/data_type.h"
 #include "src/base/hash.h"
 #include "src/driver/thread.h"
 #include "src/exec/cuda/urgent_stream.h"
@@ -26,7 +27,7 @@ namespace {
 constexpr size_t kPinnedBytes = 1u << 20;
 constexpr uint32_t kThreads = 256;
 // In page-locked memory, behind the report.
-constexpr size_t kUploadedAt = (sizeof(WalkReport) + 63) / 64 * 64;
+constexpr size_t kUploadedAt = (sizeof(WalkReport) + 63) / 64 * 64, kMessagesEndedAt = kUploadedAt + 64;
 // A graph keeps forever what it captured, so it is worth waiting once per program for the copy on the device. The copy
 // takes some 20 us unless the device's channel is held up.
 constexpr int64_t kCapturedUpload_ns = 100'000'000;
@@ -99,17 +100,19 @@ moeccl::cuda::ScalarBits bits(const kernels::Scalar& s) {
 }  // namespace
 
 Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine& engine, uint32_t n_ranks,
-                                                                   uint64_t half_bytes, uint32_t most_blocks) {
+                                                                   uint64_t half_bytes, uint32_t most_blocks,
+                                                                   size_t message_area) {
   std::unique_ptr<PersistentKernel> w(new PersistentKernel(engine));
   const driver_cuda::Current current(engine.context());
   w->n_ranks_ = n_ranks;
   w->half_bytes_ = half_bytes / 256 * 256;
   w->most_blocks_ = most_blocks;
-  const size_t bytes = w->net_at() + sizeof(moeccl::cuda::WalkNetState);
-  MOECCL_ASSIGN_OR_RETURN(w->memory_, driver_cuda::Memory::device(engine.context(), bytes));
+  w->message_area_ = message_area;
+  constexpr size_t kCounts = (1 + moeccl::cuda::kMessageChannels) * sizeof(uint32_t);
+  MOECCL_ASSIGN_OR_RETURN(w->memory_, driver_cuda::Memory::device(engine.context(), w->left_at() + kCounts));
   MOECCL_ASSIGN_OR_RETURN(w->pinned_, driver_cuda::Memory::pinned(engine.context(), kPinnedBytes));
   MOECCL_ASSIGN_OR_RETURN(w->programs_, driver_cuda::Memory::device(engine.context(), kPinnedBytes));
-  w->programs_from_ = w->used_ = kUploadedAt + 64;
+  w->programs_from_ = w->used_ = (kMessagesEndedAt + (1 + 2 * size_t{n_ranks}) * sizeof(uint64_t) + 63) / 64 * 64;
   constexpr unsigned kDisableTiming = 2;
   MOECCL_ASSIGN_OR_RETURN(w->upload_stream_, create_urgent_stream(engine.context()));
   std::vector<driver_cuda::Event*> events{&w->event_};
@@ -132,7 +135,7 @@ PersistentKernel::~PersistentKernel() {
   if (event_ == nullptr) return;
   stop();  // a kernel that still waits for a peer ends now, which frees its stream
   const driver_cuda::Current current(engine_.context());
-  if (launched() > 0) {
+  if (any_launch_) {
     while (driver_cuda::driver()->cuEventQuery(event_) == driver_cuda::kNotReady) driver::sleep_ns(50'000);
   }
   (void)driver_cuda::driver()->cuEventDestroy_v2(event_);
@@ -141,9 +144,10 @@ PersistentKernel::~PersistentKernel() {
 }
 
 Status PersistentKernel::connect(Fabric& fabric, std::span<std::byte* const> memories,
-                                 std::unique_ptr<KernelProxy> proxy) {
+                                 std::unique_ptr<KernelProxy> proxy, std::unique_ptr<KernelMessages> messages) {
   fabric_ = &fabric;
   proxy_ = std::move(proxy);
+  messages_ = std::move(messages);
   MemoryCircles::get().join(memory_.data(), memories[head_of(fabric)]);
   const driver_cuda::Current current(engine_.context());
   std::vector<WalkPeer> peers;
@@ -157,16 +161,27 @@ Status PersistentKernel::connect(Fabric& fabric, std::span<std::byte* const> mem
                      reinterpret_cast<uint8_t*>(m + moeccl::cuda::walk_header_bytes(n_ranks_)),
                      reinterpret_cast<moeccl::cuda::WalkSplit*>(m + splits_at())});
   }
-  std::byte* table = memory_.data() + peers_at();
-  MOECCL_TRY(driver_cuda::check(
-      driver_cuda::driver()->cuMemcpyHtoDAsync_v2(reinterpret_cast<driver_cuda::Pointer>(table), peers.data(),
-                                                  peers.size() * sizeof(WalkPeer), engine_.stream()),
-      "the table of peers to the device"));
+  const auto store = [&](size_t at, const auto& table) {
+    return driver_cuda::check(
+        driver_cuda::driver()->cuMemcpyHtoDAsync_v2(reinterpret_cast<driver_cuda::Pointer>(memory_.data() + at),
+                                                    table.data(), table.size() * sizeof(table[0]), engine_.stream()),
+        "the table of peers to the device");
+  };
+  MOECCL_TRY(store(peers_at(), peers));
+  std::vector<moeccl::cuda::MessagePair> pairs;
+  if (messages_ != nullptr) {
+    MOECCL_TRY(messages_->prepare(engine_.context()));
+    std::vector<std::byte*> areas(memories.begin(), memories.end());
+    for (std::byte*& m : areas) m = m == nullptr ? nullptr : m + area_at();
+    pairs = messages_->pairs(areas);
+    MOECCL_TRY(store(pairs_at(), pairs));
+  }
   return engine_.synchronize();
 }
 
 bool PersistentKernel::idle() const {
-  return fabric_->own->board().progress.walked.load(std::memory_order_acquire) == launched();
+  return fabric_->own->board().progress.walked.load(std::memory_order_acquire) == launched() &&
+         messages_ended() == messages_launched_.load(std::memory_order_acquire);
 }
 
 bool PersistentKernel::has_launched(uint32_t peer, uint64_t number) const {
@@ -396,38 +411,86 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
   MOECCL_ASSIGN_OR_RETURN(Placed * placed, place(op));
   WalkArgs a = program_of(*placed, number == nullptr);
   fill(op, a);
-  const driver_cuda::Driver& d = *driver_cuda::driver();
-  uint64_t next = 0;
+  const uint64_t next = number == nullptr ? 0 : launched() + 1;
   if (number != nullptr) {
-    next = launched() + 1;
     a.completed = reinterpret_cast<uint64_t*>(&fabric_->own->board().progress.walked);
     a.number = next;
-    if (next > 1 && StreamName(stream) != last_stream_)
-      MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, event_, 0), "the order of operations on two streams"));
   }
-  uint64_t capture = 0;
-  if (number == nullptr) {
-    MOECCL_ASSIGN_OR_RETURN(capture, follow_captured(stream));
-  }
+  MOECCL_ASSIGN_OR_RETURN(const uint64_t capture, before_launch(stream, next));
   MOECCL_TRY(start(op, a, stream));
   if (number == nullptr) {
     placed->captured = true;
-    if (!replays_.has_value() && beside_others(*fabric_)) replays_.emplace();
-    has_captured_.store(true, std::memory_order_release);
     if (proxy_ != nullptr) proxy_->captured();
-    return note_captured(stream, capture);
+    return after_launch(stream, 0, capture);
   }
   *number = next;
-  last_stream_ = StreamName(stream);
   launched_.store(next, std::memory_order_release);
   fabric_->own->board().progress.walks_called.store(next);
   if (proxy_ != nullptr) proxy_->wake();
-  return driver_cuda::check(d.cuEventRecord(event_, stream), "the order of operations on two streams");
+  return after_launch(stream, next, 0);
+}
+
+Status PersistentKernel::launch(std::span<const Message> messages, driver_cuda::Stream stream, uint64_t* number) {
+  const driver_cuda::Current current(engine_.context());
+  const std::lock_guard lock(mutex_);
+  const uint64_t next = number == nullptr ? 0 : messages_launched_ + 1;
+  moeccl::cuda::MessagesArgs a{};
+  MOECCL_ASSIGN_OR_RETURN(const uint32_t n_works,
+                          messages_->fill(messages, engine_.context(), next, messages_ended(), a));
+  a.header = reinterpret_cast<WalkHeader*>(memory_.data());
+  a.report = &report();
+  a.pairs = reinterpret_cast<const moeccl::cuda::MessagePair*>(memory_.data() + pairs_at());
+  a.left = reinterpret_cast<uint32_t*>(memory_.data() + left_at());
+  a.timeout_ns = static_cast<uint64_t>(fabric_->timeout_ms) * 1'000'000;
+  if (number != nullptr) {
+    a.ended = reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt);
+    a.channel_ended = a.ended + 1;
+    a.number = next;
+  }
+  MOECCL_ASSIGN_OR_RETURN(const uint64_t capture, before_launch(stream, next));
+  void* parameters[] = {&a};
+  const unsigned blocks = std::clamp(n_works, 1u, most_blocks_);
+  MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuLaunchKernel(engine_.function("moeccl_messages"), blocks, 1, 1,
+                                                                      kThreads, 1, 1, 0, stream, parameters, nullptr),
+                                "launching messages"));
+  if (number != nullptr) *number = messages_launched_ = next;
+  return after_launch(stream, next, capture);
+}
+
+uint64_t PersistentKernel::messages_ended() const {
+  // Acquire: pairs with the release in run_messages() on the device; below, with the one in message_done().
+  return std::atomic_ref(*reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt))
+      .load(std::memory_order_acquire);
+}
+uint64_t PersistentKernel::messages_ended(uint32_t peer, bool sends) const {
+  auto* const ended = reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt) + 1;
+  return std::atomic_ref(ended[2 * size_t{peer} + (sends ? 1 : 0)]).load(std::memory_order_acquire);
+}
+
+Result<uint64_t> PersistentKernel::before_launch(driver_cuda::Stream stream, uint64_t number) {
+  if (number == 0) return follow_captured(stream);
+  if (any_launch_ && StreamName(stream) != last_stream_) {
+    MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuStreamWaitEvent(stream, event_, 0),
+                                  "the order of operations on two streams"));
+  }
+  return uint64_t{0};
+}
+
+Status PersistentKernel::after_launch(driver_cuda::Stream stream, uint64_t number, uint64_t capture) {
+  if (number == 0) {
+    if (!replays_.has_value() && beside_others(*fabric_)) replays_.emplace();
+    has_captured_.store(true, std::memory_order_release);
+    return note_captured(stream, capture);
+  }
+  any_launch_ = true;
+  last_stream_ = StreamName(stream);
+  return driver_cuda::check(driver_cuda::driver()->cuEventRecord(event_, stream),
+                            "the order of operations on two streams");
 }
 
 bool PersistentKernel::would_wait(driver_cuda::Stream stream) {
   const std::lock_guard lock(mutex_);
-  if (launched() == 0 || last_stream_ == StreamName(stream)) return false;
+  if (!any_launch_ || last_stream_ == StreamName(stream)) return false;
   const driver_cuda::Current current(engine_.context());
   return driver_cuda::driver()->cuEventQuery(event_) == driver_cuda::kNotReady;
 }
@@ -471,6 +534,31 @@ void PersistentKernel::expire() {
   std::atomic_ref(report().stop).compare_exchange_strong(none, moeccl::cuda::kWalkExpire, std::memory_order_relaxed);
 }
 
+Status PersistentKernel::message_failure(WalkFailure kind) const {
+  const WalkReport& r = report();
+  const bool sends = load(r.step) != 0;
+  const uint64_t peer = load(r.peer), seen = load(r.seen), bytes = load(r.expected);
+  const auto type_of = [](uint64_t t) {
+    return type_name(static_cast<moecclDataType_t>(std::min<uint64_t>(t, MOECCL_NUM_DATA_TYPES)));
+  };
+  const std::string what =
+      format("{} of {} bytes {} rank {}", sends ? "send" : "receive", bytes, sends ? "to" : "from", peer);
+  switch (kind) {
+    case WalkFailure::kMessageSize:
+      return error(moecclMismatch,
+                   "ranks disagree on the size of a message: rank {} sends {} bytes, rank {} expects {}", peer, seen,
+                   fabric_->rank, bytes);
+    case WalkFailure::kMessageType:
+      return error(moecclMismatch, "ranks disagree on the type of a message: rank {} sends {}, rank {} expects {}",
+                   peer, type_of(seen), fabric_->rank, type_of(load(r.own.signature)));
+    case WalkFailure::kMessageStopped:
+      return error(moecclAborted, "{} was ended on the device", what);
+    default:
+      return error(moecclTimeout, "{} did not finish within {} ms on the device: rank {} did not {} it", what,
+                   fabric_->timeout_ms, peer, sends ? "receive" : "send");
+  }
+}
+
 Status PersistentKernel::failure() const {
   WalkReport& r = report();
   // Acquire: pairs with the release in walk_fail() on the device.
@@ -482,6 +570,7 @@ Status PersistentKernel::failure() const {
       format("{} (count {}, operation {} of the persistent kernel)", op_name(own.op), own.count, load(r.seq));
   const std::string where = format("lane {}, step {}, chunk {}", load(r.lane), load(r.step), load(r.chunk));
   const uint32_t me = fabric_->rank;
+  if (kind >= WalkFailure::kMessageLate) return message_failure(kind);
   if (kind == WalkFailure::kMismatch && peer < n_ranks_) {
     const auto other = static_cast<uint32_t>(peer);
     const Signature theirs = signature_of(r.entry);

@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/walk_rows_args.h"
 #include "src/driver/cuda/idle.h"
+#include "src/exec/cuda/kernel_messages.h"
 #include "src/exec/cuda/kernel_program.h"
 #include "src/exec/cuda/kernel_proxy.h"
 #include "src/exec/cuda/stream_engine.h"
@@ -26,17 +27,28 @@ namespace moeccl::exec {
 class PersistentKernel {
  public:
   // half_bytes: staging of one operation. most_blocks: the most blocks of a launch, more than kWalkMostLanes.
+  // message_area: KernelMessages::area_bytes().
   static Result<std::unique_ptr<PersistentKernel>> create(StreamEngine& engine, uint32_t n_ranks, uint64_t half_bytes,
-                                                          uint32_t most_blocks);
+                                                          uint32_t most_blocks, size_t message_area);
   std::byte* memory() const { return memory_.data(); }
   // memories: [n_ranks], every rank's memory() as this rank's device accesses it, with its own in its place. Ranks on
   // other hosts have none: `proxy` reaches them, and is null if there are no such ranks.
-  Status connect(Fabric& fabric, std::span<std::byte* const> memories, std::unique_ptr<KernelProxy> proxy);
+  // messages: null if they do not go through the kernel.
+  Status connect(Fabric& fabric, std::span<std::byte* const> memories, std::unique_ptr<KernelProxy> proxy,
+                 std::unique_ptr<KernelMessages> messages);
 
   // Puts the operation on the stream, after those launched before. `number` receives its number, which the board shows
   // when it is done. Null: the stream is being captured, and the operation follows those launched before in the same
   // capture, whatever stream they are on. The program that replays the graph orders it with everything else.
   Status launch(const Operation& op, driver::cuda::Stream stream, uint64_t* number);
+  // The same for messages, whose launches have numbers of their own. Each peer must be one that moves_messages().
+  Status launch(std::span<const Message> messages, driver::cuda::Stream stream, uint64_t* number);
+  // Returns whether messages to and from this rank go through launches here, on both ranks.
+  bool moves_messages(uint32_t peer) const { return messages_ != nullptr && messages_->reaches(peer); }
+  // Returns the number of the newest launch of messages that has ended.
+  uint64_t messages_ended() const;
+  // The same for the messages to or from a peer.
+  uint64_t messages_ended(uint32_t peer, bool sends) const;
   Promise promise() {
     promised_.fetch_add(1, std::memory_order_relaxed);
     return Promise(&promised_);
@@ -70,7 +82,8 @@ class PersistentKernel {
   // Returns the most bytes that a row with its scales may have: a row goes to another host in one piece.
   uint64_t most_row_bytes() const { return proxy_ != nullptr ? proxy_->net().cell_bytes : ~uint64_t{0}; }
   size_t memory_bytes() const {
-    return memory_.bytes() + pinned_.bytes() + programs_.bytes() + (proxy_ != nullptr ? proxy_->memory_bytes() : 0);
+    return memory_.bytes() + pinned_.bytes() + programs_.bytes() + (proxy_ != nullptr ? proxy_->memory_bytes() : 0) +
+           (messages_ != nullptr ? messages_->memory_bytes() : 0);
   }
   StreamEngine& engine() const { return engine_; }
 
@@ -85,15 +98,23 @@ class PersistentKernel {
   Status upload(std::byte* at, size_t bytes);
   moeccl::cuda::WalkArgs program_of(const Placed& placed, bool captured) const;
   const std::atomic<uint64_t>& uploaded() const;
+  Status message_failure(moeccl::cuda::WalkFailure kind) const;
   void fill(const Operation& op, moeccl::cuda::WalkArgs& a) const;
   Result<uint64_t> follow_captured(driver::cuda::Stream stream);
   Status note_captured(driver::cuda::Stream stream, uint64_t capture);
+  // Both for a launch with this number; 0: in a capture.
+  Result<uint64_t> before_launch(driver::cuda::Stream stream, uint64_t number);
+  Status after_launch(driver::cuda::Stream stream, uint64_t number, uint64_t capture);
   Status start(const Operation& op, const moeccl::cuda::WalkArgs& a, driver::cuda::Stream stream) const;
   size_t peers_at() const { return moeccl::cuda::walk_header_bytes(n_ranks_) + 2 * half_bytes_; }
   size_t splits_at() const { return peers_at() + n_ranks_ * sizeof(moeccl::cuda::WalkPeer); }
   size_t net_at() const {
     return splits_at() + size_t{moeccl::cuda::kWalkEntries} * n_ranks_ * sizeof(moeccl::cuda::WalkSplit);
   }
+  size_t area_at() const { return (net_at() + sizeof(moeccl::cuda::WalkNetState) + 255) / 256 * 256; }
+  // A table of pairs, and words where blocks and ways are counted.
+  size_t pairs_at() const { return area_at() + message_area_; }
+  size_t left_at() const { return pairs_at() + n_ranks_ * sizeof(moeccl::cuda::MessagePair); }
   // Returns the lanes of a launch: the program's, and one for what the network brings.
   uint32_t lanes_of(const moeccl::cuda::WalkArgs& a) const { return a.n_lanes + (proxy_ != nullptr ? 1 : 0); }
   moeccl::cuda::WalkReport& report() const { return *reinterpret_cast<moeccl::cuda::WalkReport*>(pinned_.data()); }
@@ -102,8 +123,10 @@ class PersistentKernel {
   Fabric* fabric_ = nullptr;
   uint32_t n_ranks_ = 1, most_blocks_ = 1;
   uint64_t half_bytes_ = 0;
-  driver::cuda::Memory memory_;  // header, staging, table of peers, splits, counts of the network's queues
-  driver::cuda::Memory pinned_;  // report, number of uploads, programs
+  size_t message_area_ = 0;
+  // Header, staging, table of peers, splits, counts of the network's queues, area of messages, its pairs, its count.
+  driver::cuda::Memory memory_;
+  driver::cuda::Memory pinned_;  // report, number of uploads, number of the messages that have ended, programs
   driver::cuda::Memory programs_;
   driver::cuda::Stream upload_stream_ = nullptr;
   uint64_t uploads_ = 0;
@@ -111,8 +134,9 @@ class PersistentKernel {
   std::mutex mutex_;
   std::unordered_map<uint64_t, Placed> placed_;  // keyed by the program's bytes
   std::unordered_map<uint64_t, Placed*> known_;  // keyed by Choice::program_hash
-  driver::cuda::Event event_ = nullptr;
-  StreamName last_stream_;  // to which the last launch went
+  driver::cuda::Event event_ = nullptr;          // the end of the last launch
+  StreamName last_stream_;                       // to which it went
+  bool any_launch_ = false;
   // A capture with launches of this kernel.
   struct Capture {
     uint64_t id = 0;                     // the driver's; 0: none
@@ -127,6 +151,8 @@ class PersistentKernel {
   std::atomic<uint64_t> launched_{0};
   std::atomic<uint32_t> promised_{0};
   std::unique_ptr<KernelProxy> proxy_;
+  std::unique_ptr<KernelMessages> messages_;
+  std::atomic<uint64_t> messages_launched_{0};
 
  public:
   ~PersistentKernel();

@@ -56,6 +56,7 @@ constexpr const char* kPlainKernels[] = {"moeccl_copy",
                                          "moeccl_table_scan",
                                          "moeccl_table_blocks",
                                          "moeccl_table_fill",
+                                         "moeccl_messages",
                                          "moeccl_walk_rows",
                                          "moeccl_walk_splits"};
 constexpr const char* kTypedKernels[] = {"moeccl_reduce", "moeccl_scale_rows", "moeccl_reduce_rows", "moeccl_dot_rows",

@@ -53,6 +53,7 @@ class Busy {
     }
     return {};
   }
+  cu::Stream stream() const { return stream_; }
   Status end() {
     write_word(stop(), 1);
     timer_ = {};
@@ -78,24 +79,34 @@ struct Call {
 // What the calls work on. Functions that only some drivers have are left out where they are missing.
 class Calls {
  public:
-  static Result<std::unique_ptr<Calls>> on(const Device& device) {
-    std::unique_ptr<Calls> c(new Calls(device));
+  static Result<std::unique_ptr<Calls>> on(const Device& device, cu::Stream busy) {
+    std::unique_ptr<Calls> c(new Calls(device, busy));
     MOECCL_ASSIGN_OR_RETURN(c->other_, device.stream());
     MOECCL_ASSIGN_OR_RETURN(c->word_, device.pinned(64));
     MOECCL_ASSIGN_OR_RETURN(c->room_, device.memory(kCopied));
     MOECCL_ASSIGN_OR_RETURN(c->stores_, device.kernel("moeccl_ladder_stores"));
+    MOECCL_TRY(cu::check(device.d().cuEventCreate(&c->driven_, 2), "an event"));
     MOECCL_TRY(c->make_graph());
     MOECCL_TRY(c->open_library());
     return c;
   }
   cu::Stream other() const { return other_; }
   uint64_t* word() const { return words(word_); }
-  int launch(cu::Function f) const {
+  int launch(cu::Function f, cu::Stream stream) const {
     TouchArgs args{words(word_) + 1, 0, words(word_) + 2};
     void* parameters[] = {&args};
-    return device_.d().cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, other_, parameters, nullptr);
+    return device_.d().cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, stream, parameters, nullptr);
   }
-  int launch() const { return launch(stores_); }
+  int launch() const { return launch(stores_, other_); }
+  std::vector<Call> of_a_driver(cu::Stream third) {
+    const cu::Driver& d = device_.d();
+    const auto word = reinterpret_cast<cu::Pointer>(words(word_) + 3);
+    const auto room = reinterpret_cast<cu::Pointer>(room_.data());
+    return {{"store", [=, &d] { return d.cuStreamWriteValue64_v2(third, word, 1, 0); }},
+            {"copy", [=, &d] { return d.cuMemcpyAsync(room, room + (1 << 20), 4096, third); }},
+            {"record", [=, this, &d] { return d.cuEventRecord(driven_, third); }},
+            {"launch", [=, this] { return launch(stores_, third); }}};
+  }
   std::vector<Call> all() {
     const cu::Driver& d = device_.d();
     const void* image = cu::emulated() || moeccl::cuda::images().empty() ? nullptr : moeccl::cuda::images()[0].begin;
@@ -119,6 +130,11 @@ class Calls {
         {"Upload64K", [&, room] { return d.cuMemcpyHtoDAsync_v2(room, pageable_.data(), 1 << 16, other_); }},
         {"Upload4M", [&, room] { return d.cuMemcpyHtoDAsync_v2(room, pageable_.data(), kCopied, other_); }},
         {"Download4M", [&, room] { return d.cuMemcpyDtoHAsync_v2(pageable_.data(), room, kCopied, other_); }},
+        // On the busy stream itself, as a program does that reads an operation's result.
+        {"SynchronizeBusy", [&] { return d.cuStreamSynchronize(busy_); }},
+        {"Download4KBusy", [&, room] { return d.cuMemcpyDtoHAsync_v2(pageable_.data(), room, 4096, busy_); }},
+        {"Download4MBusy", [&, room] { return d.cuMemcpyDtoHAsync_v2(pageable_.data(), room, kCopied, busy_); }},
+        {"Upload4MBusy", [&, room] { return d.cuMemcpyHtoDAsync_v2(room, pageable_.data(), kCopied, busy_); }},
     };
     if (pool_alloc_ != nullptr) {
       calls.push_back({"AllocAsync", [&] { return pool_alloc_(&memory_, size_t{1} << 28, other_); }});
@@ -130,15 +146,15 @@ class Calls {
       calls.push_back({"GraphLaunch", [&] { return launch_graph_(instance_, other_); }});
     }
     if (lazy_ != nullptr) {  // as the CUDA runtime does, which loads a kernel when a program first launches it
-      calls.push_back({"LaunchFirst", [&] { return launch(lazy_); }});
-      calls.push_back({"LaunchSecond", [&] { return launch(lazy_); }});
+      calls.push_back({"LaunchFirst", [&] { return launch(lazy_, other_); }});
+      calls.push_back({"LaunchSecond", [&] { return launch(lazy_, other_); }});
     }
     return calls;
   }
 
  private:
   static constexpr size_t kCopied = 4 << 20;
-  explicit Calls(const Device& device) : device_(device), pageable_(kCopied) {}
+  Calls(const Device& device, cu::Stream busy) : device_(device), busy_(busy), pageable_(kCopied) {}
   void* aligned() { return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(page_) + 4095) / 4096 * 4096); }
 
   Status make_graph() {
@@ -161,14 +177,14 @@ class Calls {
   }
 
   const Device& device_;
-  cu::Stream other_ = nullptr, fresh_ = nullptr;
+  cu::Stream busy_, other_ = nullptr, fresh_ = nullptr;
   cu::Memory word_, room_;
   cu::Function stores_ = nullptr, lazy_ = nullptr;
   std::vector<char> pageable_;
   cu::Pointer memory_ = 0;
   void *host_ = nullptr, *graph_ = nullptr, *instance_ = nullptr;
   cu::Module module_ = nullptr;
-  cu::Event event_ = nullptr;
+  cu::Event event_ = nullptr, driven_ = nullptr;
   char page_[8192] = {};
   int (*pool_alloc_)(cu::Pointer*, size_t,
                      cu::Stream) = symbol<int(cu::Pointer*, size_t, cu::Stream)>("cuMemAllocAsync");
@@ -182,20 +198,23 @@ class Calls {
 Result<std::string> calls_beside(bool kernel) {
   MOECCL_ASSIGN_OR_RETURN(const Device device, Device::open());
   MOECCL_ASSIGN_OR_RETURN(const auto busy, Busy::on(device, kernel));
-  MOECCL_ASSIGN_OR_RETURN(const auto calls, Calls::on(device));
+  MOECCL_ASSIGN_OR_RETURN(const auto calls, Calls::on(device, busy->stream()));
   MOECCL_ASSIGN_OR_RETURN(const cu::Stream third, device.stream());
-  MOECCL_ASSIGN_OR_RETURN(const cu::Memory stored, device.pinned(8));
   std::string waiting, locking, refused;
   for (const Call& call : calls->all()) {
     MOECCL_TRY(busy->start());
     // What a thread does that drives an operation in flight. It has to get through while the call waits.
-    double store_ms = 0;
+    double longest_ms = 0;
+    std::string longest;
     std::thread driving([&] {
       (void)device.d().cuCtxSetCurrent(device.context());
       std::this_thread::sleep_for(kBefore);
-      const int64_t since = now_ns();
-      (void)device.d().cuStreamWriteValue64_v2(third, reinterpret_cast<cu::Pointer>(words(stored)), 1, 0);
-      store_ms = milliseconds_of(now_ns() - since);
+      for (const Call& c : calls->of_a_driver(third)) {
+        const int64_t since = now_ns();
+        (void)c.make();
+        const double ms = milliseconds_of(now_ns() - since);
+        if (ms > longest_ms) longest_ms = ms, longest = c.name;
+      }
     });
     const int64_t since = now_ns();
     const int result = call.make();
@@ -203,11 +222,11 @@ Result<std::string> calls_beside(bool kernel) {
     driving.join();
     MOECCL_TRY(busy->end());
     MOECCL_TRY(cu::check(device.d().cuStreamSynchronize(calls->other()), call.name));
-    std::fprintf(stderr, "%-16s %8.2f ms, result %d, a store on another thread %8.2f ms\n", call.name, ms, result,
-                 store_ms);
+    std::fprintf(stderr, "%-16s %8.2f ms, result %d; on another thread %s takes %8.2f ms\n", call.name, ms, result,
+                 longest.c_str(), longest_ms);
     if (result != 0) refused += format(" {} ({})", call.name, result);
     if (ms > kBusyMs * 0.6) waiting += format(" {}", call.name);
-    if (store_ms > kBusyMs * 0.6) locking += format(" {}", call.name);
+    if (longest_ms > kBusyMs * 0.6) locking += format(" {} ({})", call.name, longest);
   }
   if (!refused.empty()) return error(moecclSystemError, "refused:{}", refused);
   if (waiting.empty()) return std::string("none waits for the ") + (kernel ? "kernel" : "stream");

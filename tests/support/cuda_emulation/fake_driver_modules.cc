@@ -51,7 +51,7 @@ void load(Function& f) {
 
 bool waits_for_blocks(const Kernel& kernel) {
   return std::strncmp(kernel.name, "moeccl_walk", 11) == 0 || std::strncmp(kernel.name, "moeccl_ladder", 13) == 0 ||
-         std::strstr(kernel.name, "_together") != nullptr;
+         std::strstr(kernel.name, "moeccl_messages") != nullptr || std::strstr(kernel.name, "_together") != nullptr;
 }
 // Returns the registers of a thread. Kernels that wait for each other promise two blocks of 256 threads on a
 // multiprocessor, others four. The kernel of the tests fills a multiprocessor with a warp.

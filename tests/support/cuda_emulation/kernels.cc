@@ -2,6 +2,7 @@
 // All kernels of kernels/cuda and of the ladder, compiled for the launch emulation.
 #include "tests/gpu/ladder/kernels.cu"
 #include "kernels/cuda/copy.cu"
+#include "kernels/cuda/messages.cu"
 #include "kernels/cuda/reduce.cu"
 #include "kernels/cuda/route.cu"
 #include "kernels/cuda/rows.cu"

@@ -38,8 +38,10 @@ TEST(KernelSide, ACapturedOperationIsOneNodeAndRunsAtEveryReplay) {
         const size_t counts[3] = {1, 1, 1}, displs[3] = {0, 1, 2};
         MOECCL_ASSERT_OK(moecclAllToAllv(in.data(), counts, displs, sum.data(), counts, displs, moecclFloat32, comm,
                                          as_stream(stream)));
-        // Operations that a host thread drives cannot be captured, and the error says so.
+        // Operations that a host thread drives cannot be captured, and the error says so: here a group of both kinds.
         MOECCL_ASSERT_OK(moecclGroupStart());
+        MOECCL_ASSERT_OK(
+            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
         MOECCL_ASSERT_OK(moecclSend(in.data(), 1, moecclFloat32, (rank + 1) % 3, comm, as_stream(stream)));
         MOECCL_ASSERT_OK(moecclRecv(sum.data(), 1, moecclFloat32, (rank + 2) % 3, comm, as_stream(stream)));
         EXPECT_EQ(moecclGroupEnd(), moecclUnsupported);

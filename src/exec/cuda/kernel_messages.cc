@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/exec/cuda/kernel_messages.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/base/data_type.h"
+
+namespace moeccl::exec {
+
+namespace cuda = moeccl::cuda;
+
+namespace {
+
+cuda::MessageBuffer buffer_of(const Message& m) {
+  return {reinterpret_cast<uint8_t*>(m.data), m.bytes | static_cast<uint64_t>(m.type) << cuda::kMessageTypeShift};
+}
+
+Status check_own(uint32_t rank, const Message& received, const Message& sent) {
+  if (sent.bytes != received.bytes) {
+    return error(moecclMismatch, "rank {} sends {} bytes to itself and receives {}", rank, sent.bytes, received.bytes);
+  }
+  if (sent.type != received.type) {
+    return error(moecclMismatch, "rank {} sends {} to itself and receives {}", rank, type_name(sent.type),
+                 type_name(received.type));
+  }
+  return {};
+}
+
+}  // namespace
+
+bool KernelMessages::reaches(uint32_t peer) const { return std::find(here_.begin(), here_.end(), peer) != here_.end(); }
+
+size_t KernelMessages::memory_bytes() const {
+  size_t bytes = 0;
+  for (const List& l : lists_) bytes += l.memory.bytes();
+  return bytes;
+}
+
+// A rank's box and slots for a peer stand at the peer's place among the ranks of the host.
+std::vector<cuda::MessagePair> KernelMessages::pairs(std::span<std::byte* const> areas) const {
+  const size_t slots = cuda::kMessageWays * cuda::kMessageBuffers * slot_bytes_;
+  const auto box = [](std::byte* area, size_t place) { return reinterpret_cast<cuda::MessageBox*>(area) + place; };
+  const auto slots_of = [&](std::byte* area, size_t place) {
+    return reinterpret_cast<uint8_t*>(area) + cuda::message_boxes_bytes(here_.size()) + place * slots;
+  };
+  std::vector<cuda::MessagePair> all(areas.size());
+  const auto own = static_cast<size_t>(std::find(here_.begin(), here_.end(), fabric_.rank) - here_.begin());
+  for (size_t place = 0; place < here_.size(); ++place) {
+    std::byte *const mine = areas[fabric_.rank], *const theirs = areas[here_[place]];
+    all[here_[place]] = {box(mine, place), slots_of(mine, place), box(theirs, own), slots_of(theirs, own)};
+  }
+  return all;
+}
+
+Result<uint32_t> KernelMessages::fill(std::span<const Message> messages, driver::cuda::Context context, uint64_t number,
+                                      uint64_t n_ended, cuda::MessagesArgs& a) {
+  if (messages.size() > cuda::kMostMessages) {
+    return error(moecclUnsupported, "a group of {} messages on CUDA memory: at most {} are possible", messages.size(),
+                 cuda::kMostMessages);
+  }
+  std::map<std::pair<uint32_t, bool>, std::vector<const Message*>> channels;  // by peer and direction
+  for (const Message& m : messages) channels[{m.peer, m.is_send}].push_back(&m);
+  std::vector<cuda::MessageBuffer> buffers;
+  uint32_t n_works = 0;
+  const auto add = [&](uint32_t peer, uint8_t flags, size_t first) {
+    uint32_t ways = 1;
+    for (size_t i = first; i < buffers.size(); ++i)
+      ways = std::max(ways, cuda::message_ways(cuda::message_bytes(buffers[i]), slot_bytes_));
+    n_works += ways;
+    a.channels[a.n_channels++] = {static_cast<uint16_t>(peer), static_cast<uint16_t>(first),
+                                  static_cast<uint16_t>(buffers.size() - first), flags, static_cast<uint8_t>(ways)};
+  };
+  for (const auto& [key, list] : channels) {
+    const auto& [peer, is_send] = key;
+    const size_t first = buffers.size();
+    if (peer == fabric_.rank) {
+      if (is_send) continue;
+      const auto& sends = channels[{peer, true}];  // the group has checked that they pair up
+      for (size_t i = 0; i < list.size(); ++i) {
+        MOECCL_TRY(check_own(peer, *list[i], *sends[i]));
+        buffers.push_back(buffer_of(*list[i]));
+        buffers.push_back(buffer_of(*sends[i]));
+      }
+      add(peer, cuda::kMessageSelf, first);
+      continue;
+    }
+    for (const Message* m : list) buffers.push_back(buffer_of(*m));
+    const bool direct = fabric_.link(peer).view().same_process;
+    add(peer, static_cast<uint8_t>((is_send ? cuda::kMessageSends : 0) | (direct ? cuda::kMessageDirect : 0)), first);
+  }
+  a.slot_bytes = slot_bytes_;
+  if (buffers.size() <= cuda::kMessagesInside) {
+    std::copy(buffers.begin(), buffers.end(), a.messages);
+  } else {
+    MOECCL_ASSIGN_OR_RETURN(a.more, keep(buffers, context, number, n_ended));
+  }
+  return n_works;
+}
+
+Status KernelMessages::prepare(driver::cuda::Context context) {
+  constexpr size_t kLists = 2, kMessages = 4096;
+  for (size_t i = 0; i < kLists; ++i) {
+    MOECCL_ASSIGN_OR_RETURN(auto memory,
+                            driver::cuda::Memory::pinned(context, kMessages * sizeof(cuda::MessageBuffer)));
+    lists_.push_back({std::move(memory)});
+  }
+  return {};
+}
+
+Result<const cuda::MessageBuffer*> KernelMessages::keep(std::span<const cuda::MessageBuffer> messages,
+                                                        driver::cuda::Context context, uint64_t number,
+                                                        uint64_t n_ended) {
+  auto list = std::find_if(lists_.begin(), lists_.end(), [&](const List& l) {
+    return !l.captured && l.number <= n_ended && l.memory.bytes() >= messages.size_bytes();
+  });
+  if (list == lists_.end()) {
+    MOECCL_ASSIGN_OR_RETURN(auto memory, driver::cuda::Memory::pinned(context, messages.size_bytes()));
+    lists_.push_back({std::move(memory)});
+    list = lists_.end() - 1;
+  }
+  list->number = number;
+  list->captured = number == 0;
+  std::memcpy(list->memory.data(), messages.data(), messages.size_bytes());
+  return reinterpret_cast<const cuda::MessageBuffer*>(list->memory.data());
+}
+
+}  // namespace moeccl::exec
