@@ -32,6 +32,10 @@ class CudaDevice {
     context_ = context;
   }
   bool ok() const { return ok_; }
+  int count() {
+    int n = 0;
+    return call<int(int*)>("cuDeviceGetCount", &n) == 0 ? n : 0;
+  }
   // Ends device `ordinal`'s context, as cudaDeviceReset does.
   void reset(int ordinal = 0) { EXPECT_EQ(call<int(int)>("cuDevicePrimaryCtxReset_v2", ordinal), 0); }
   void make_current() { EXPECT_EQ((call<int(void*)>("cuCtxSetCurrent", context_)), 0); }

@@ -91,6 +91,8 @@ def run(tests: list[str], rank: dict[str, int], number: int, end: float, hang: f
             if not ended and STACKS:
                 os.killpg(process.pid, signal.SIGUSR2)  # all threads write their stacks to the log
                 time.sleep(1.5)
+                with open(path, "a", encoding="utf-8") as log:  # a process may hang in the kernel
+                    subprocess.run(["ps", "-o", "pid,ppid,stat,wchan:24,args", "-g", str(process.pid)], stdout=log, check=False)
             os.killpg(process.pid, signal.SIGKILL)  # also what the tests have forked
         except ProcessLookupError:
             pass
