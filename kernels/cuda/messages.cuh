@@ -233,6 +233,7 @@ MOECCL_DEVICE void run_messages(const MessagesArgs& a) {
     s.failed = load_acquire_device(&a.header->failed);
     s.n_works = s.n_left = s.chosen = 0;
     if (s.failed == 0) message_works(a, s);
+    if (block_index() == 0 && a.begun != nullptr) store_relaxed_system(a.begun, a.number);
   }
   block_sync();
   while (s.n_left > 0 && s.failed == 0) {

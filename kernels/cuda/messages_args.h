@@ -67,9 +67,9 @@ struct MessagesArgs {
   WalkReport* report;
   const MessagePair* pairs;   // [n_ranks]
   const MessageBuffer* more;  // the messages, if they are not in `messages`
-  // Page-locked: both get `number`, one when the launch has ended, and channel_ended[2 * peer + sends] before it. Null
-  // in a graph.
-  uint64_t *ended, *channel_ended;
+  // Page-locked: they get `number` when the launch has begun, when it has ended, and in between channel_ended[2 * peer
+  // + sends]. Null in a graph.
+  uint64_t *begun, *ended, *channel_ended;
   uint64_t number;
   uint32_t* left;  // blocks that have ended; behind it, of each channel, ways that have
   uint64_t slot_bytes, timeout_ns;

@@ -58,10 +58,18 @@ std::string MessageKernelTask::describe() const {
   return text + ", on CUDA memory";
 }
 
+// What a rank has sent before it left is here, and is taken once this rank's launch has begun, which may wait for other
+// work in its stream.
 bool MessageKernelTask::needs(uint32_t peer) const {
-  return std::any_of(messages_.begin(), messages_.end(), [&](const Message& m) {
+  constexpr int64_t kTaken_ns = 1'000'000'000;
+  const bool open = std::any_of(messages_.begin(), messages_.end(), [&](const Message& m) {
     return m.peer == peer && (number_ == 0 || kernel_.messages_ended(peer, m.is_send) < number_);
   });
+  const auto left = static_cast<uint32_t>(transport::RankState::kLeft);
+  if (!open || peer == fabric().rank || fabric().link(peer).board().health.state.load() != left) return open;
+  if (number_ == 0 || kernel_.messages_begun() < number_) return false;
+  if (left_since_ns_ == 0) left_since_ns_ = now_ns();
+  return now_ns() - left_since_ns_ > kTaken_ns;
 }
 
 void MessageKernelTask::end_records(bool failed) {

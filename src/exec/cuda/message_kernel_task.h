@@ -41,6 +41,7 @@ class MessageKernelTask final : public Task {
   std::optional<driver::cuda::InFlight> in_flight_;  // if this task launches them
   std::vector<size_t> records_;                      // in the flight recorder
   int64_t began_ns_ = 0;
+  mutable int64_t left_since_ns_ = 0;  // 0: no rank of these messages has left
 };
 
 }  // namespace moeccl::exec

@@ -112,7 +112,7 @@ Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine&
   MOECCL_ASSIGN_OR_RETURN(w->memory_, driver_cuda::Memory::device(engine.context(), w->left_at() + kCounts));
   MOECCL_ASSIGN_OR_RETURN(w->pinned_, driver_cuda::Memory::pinned(engine.context(), kPinnedBytes));
   MOECCL_ASSIGN_OR_RETURN(w->programs_, driver_cuda::Memory::device(engine.context(), kPinnedBytes));
-  w->programs_from_ = w->used_ = (kMessagesEndedAt + (1 + 2 * size_t{n_ranks}) * sizeof(uint64_t) + 63) / 64 * 64;
+  w->programs_from_ = w->used_ = (kMessagesEndedAt + (2 + 2 * size_t{n_ranks}) * sizeof(uint64_t) + 63) / 64 * 64;
   constexpr unsigned kDisableTiming = 2;
   MOECCL_ASSIGN_OR_RETURN(w->upload_stream_, create_urgent_stream(engine.context()));
   std::vector<driver_cuda::Event*> events{&w->event_};
@@ -444,7 +444,8 @@ Status PersistentKernel::launch(std::span<const Message> messages, driver_cuda::
   a.timeout_ns = static_cast<uint64_t>(fabric_->timeout_ms) * 1'000'000;
   if (number != nullptr) {
     a.ended = reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt);
-    a.channel_ended = a.ended + 1;
+    a.begun = a.ended + 1;
+    a.channel_ended = a.ended + 2;
     a.number = next;
   }
   MOECCL_ASSIGN_OR_RETURN(const uint64_t capture, before_launch(stream, next));
@@ -462,8 +463,11 @@ uint64_t PersistentKernel::messages_ended() const {
   return std::atomic_ref(*reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt))
       .load(std::memory_order_acquire);
 }
+uint64_t PersistentKernel::messages_begun() const {
+  return load(reinterpret_cast<const uint64_t*>(pinned_.data() + kMessagesEndedAt)[1]);
+}
 uint64_t PersistentKernel::messages_ended(uint32_t peer, bool sends) const {
-  auto* const ended = reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt) + 1;
+  auto* const ended = reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt) + 2;
   return std::atomic_ref(ended[2 * size_t{peer} + (sends ? 1 : 0)]).load(std::memory_order_acquire);
 }
 

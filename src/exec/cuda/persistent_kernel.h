@@ -45,7 +45,8 @@ class PersistentKernel {
   Status launch(std::span<const Message> messages, driver::cuda::Stream stream, uint64_t* number);
   // Returns whether messages to and from this rank go through launches here, on both ranks.
   bool moves_messages(uint32_t peer) const { return messages_ != nullptr && messages_->reaches(peer); }
-  // Returns the number of the newest launch of messages that has ended.
+  // Return the number of the newest launch of messages that has begun, and that has ended.
+  uint64_t messages_begun() const;
   uint64_t messages_ended() const;
   // The same for the messages to or from a peer.
   uint64_t messages_ended(uint32_t peer, bool sends) const;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Send and Recv between ranks of a host: one launch moves the messages of a group, also in graphs.
+#include <atomic>
 #include <cstring>
 #include <random>
 
@@ -144,8 +145,14 @@ TEST(CudaMessageOrder, ASmallMessageNeedsNoReceiverYet) {
                      return;
                    }
                    all_have_ended(comm);
+                   // The launch waits for other work while the sender leaves.
+                   uint64_t* const word = device.make_word();
+                   device.hold(stream, word, 1);
                    MOECCL_ASSERT_OK(moecclRecv(x.data(), 1000, moecclFloat32, 0, comm, as_stream(stream)));
+                   usleep(1'500'000);
+                   std::atomic_ref(*word).store(1);
                    EXPECT_EQ(x.get(stream), floats(1000, 0));
+                   device.end_word(word);
                  });
 }
 

@@ -120,20 +120,22 @@ TEST_F(CudaStreams, OneThreadMayWorkOnSeveralDevicesStepByStep) {
 
 TEST_F(CudaStreams, OfAnotherDeviceAreRefused) {
   setenv("MOECCL_TEST_CUDA_DEVICES", "2", 1);
-  run_on_devices(2, device_options(RankMode::kProcesses), [](int, moecclComm_t comm, CudaDevice& device, void* stream) {
-    if (!device.emulated()) GTEST_SKIP() << "needs a second device";
-    CudaDevice second(1);
-    void* foreign = second.make_stream();
-    device.make_current();
-    DeviceBuffer in(device, 64), out(device, 64);
-    EXPECT_EQ(moecclAllReduce(in.data(), out.data(), 16, moecclFloat32, moecclSum, comm, as_stream(foreign)),
-              moecclInvalidUsage);
-    EXPECT_NE(std::string(moecclGetLastError(comm)).find("stream belongs to another CUDA context"), std::string::npos)
-        << moecclGetLastError(comm);
-    MOECCL_EXPECT_OK(moecclAllReduce(in.data(), out.data(), 16, moecclFloat32, moecclSum, comm, as_stream(stream)));
-    device.synchronize(stream);
-    second.end_stream(foreign);
-  });
+  run_on_devices(
+      2, device_options(RankMode::kProcesses), [](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+        if (!device.emulated()) GTEST_SKIP() << "needs a second device";
+        CudaDevice second(rank + 1);
+        void* foreign = second.make_stream();
+        device.make_current();
+        DeviceBuffer in(device, 64), out(device, 64);
+        EXPECT_EQ(moecclAllReduce(in.data(), out.data(), 16, moecclFloat32, moecclSum, comm, as_stream(foreign)),
+                  moecclInvalidUsage);
+        EXPECT_NE(std::string(moecclGetLastError(comm)).find("stream belongs to another CUDA context"),
+                  std::string::npos)
+            << moecclGetLastError(comm);
+        MOECCL_EXPECT_OK(moecclAllReduce(in.data(), out.data(), 16, moecclFloat32, moecclSum, comm, as_stream(stream)));
+        device.synchronize(stream);
+        second.end_stream(foreign);
+      });
 }
 
 // A rank's message to itself may cross between device memory and page-locked memory, but not ordinary memory.
