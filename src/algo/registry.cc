@@ -62,10 +62,7 @@ plan::Chunking Algorithm::chunking(const plan::Shape& shape, const plan::LevelTr
   const uint64_t bytes = chunk_bytes_for != nullptr ? chunk_bytes_for(shape, tree) : chunk_bytes;
   if (bytes == kWhole) return whole(shape);
   const Layout slots = layout(shape, tree);
-  if (!shape.coarse) return cut(shape, slots, bytes);
-  // Between hosts the wire must be busy while the next chunk is made.
-  const uint64_t longer = slots.n_slots == 0 ? tuning::kCoarse : shape.reach.staging ? tuning::kCoarseStaged : 1;
-  return cut(shape, slots, bytes * longer);
+  return cut(shape, slots, shape.coarse && slots.n_slots == 0 ? bytes * tuning::kCoarse : bytes);
 }
 
 plan::Program Algorithm::build(const plan::Shape& shape, const plan::LevelTree& tree, uint32_t rank) const {

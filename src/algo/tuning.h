@@ -41,10 +41,9 @@ inline constexpr uint64_t kFlatAllReduce = 512 << 10;  // of the message
 inline constexpr uint64_t kHierAllReduce = 1 << 20;    // of the message
 inline constexpr uint64_t kHierBlocks = 128 << 10;     // of a rank's block
 
-// How much longer chunks are on a device, without staging and with it. A chunk costs a launch for each step, some 2 us,
-// or in the persistent kernel some 10 us of barriers and flags (measured on an H200). In 10 us an NVLink port moves 4
-// MiB.
-inline constexpr uint64_t kCoarse = 16, kCoarseStaged = 8;
+// How much longer chunks without staging are where every step starts a kernel on a device. A launch takes some 2 us, in
+// which an NVLink port moves 1 MiB.
+inline constexpr uint64_t kCoarse = 16;
 
 // Asking whether all buffers can be reached costs one more synchronisation; from this size of the larger buffer on, it
 // may save more than that (docs/decisions.md).

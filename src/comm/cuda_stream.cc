@@ -6,6 +6,7 @@
 #include <map>
 
 #include "src/base/per_thread.h"
+#include "src/driver/cuda/modules.h"
 #include "src/driver/thread.h"
 #include "src/exec/cuda/stream_name.h"
 #include "src/exec/cuda/urgent_stream.h"
@@ -252,9 +253,18 @@ bool CudaStream::may_wait() {
   return true;
 }
 
-// Lets the stream wait on the device until the work has run. Where too many streams wait, settle() will wait instead.
+// Returns whether work that a thread still has to drive may keep the stream waiting on the device. The first launch of
+// a kernel that is loaded lazily waits for all streams of the context and keeps the driving thread's calls from
+// returning (decision 122), and what waits in the legacy default stream holds up the program's other streams.
+bool CudaStream::bears_waits() const {
+  constexpr uintptr_t kLegacyDefault = 1;
+  return reinterpret_cast<uintptr_t>(stream_) != kLegacyDefault && !cuda::loads_lazily();
+}
+
+// Lets the stream wait on the device until the work has run. Where it must not, or too many streams wait, settle() will
+// wait instead.
 Status CudaStream::wait_on_device(uint64_t number) {
-  if (!may_wait()) {
+  if (!bears_waits() || !may_wait()) {
     const std::lock_guard lock(mutex_);
     unwaited_ = number;
     return {};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The caller's CUDA stream: operations take their turn in it without making the host wait. A thread (the proxy) runs
-// the work that is put on it. The stream waits, on the device, for a word that counts the work that has run. Where as
-// many streams wait as the device bears (exec::streams_that_may_wait), the call waits in the stream's place.
+// the work that is put on it. The stream waits, on the device, for a word that counts the work that has run. Where that
+// could hang the program (bears_waits()), or as many streams wait as the device bears (exec::streams_that_may_wait),
+// the call waits in the stream's place.
 #pragma once
 
 #include <memory>
@@ -66,6 +67,7 @@ class CudaStream final : public Stream {
   Status run(const CudaPut& put, const std::function<Status()>& work);
   void tell(const CudaPut& put, exec::StreamEngine* writer);
   Result<driver::cuda::Event> take_event();
+  bool bears_waits() const;
   Status wait_on_device(uint64_t number);
   bool has_run(uint64_t number) const;
   template <class Query>

@@ -133,7 +133,7 @@ struct Shape {
   bool in_place = false;  // private to a rank: may change that rank's program, never its signals or the plan's hash
   bool scaled = false;    // premulsum: only the rank itself may read its Input
   Reach reach;
-  bool coarse = false;                 // on a device, where chunks are long, so that there are few
+  bool coarse = false;  // every step starts a kernel: chunks without staging are long, so that there are few
   uint64_t staging_bytes = 16u << 20;  // cap per rank on n_slots * depth * slot bytes
   // Operations of a placement (experts.h): blocks of each user buffer, the most of any rank. 0: the operation's own
   // number.

@@ -272,7 +272,7 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
   profile.step_ns = 700;
   profile.start_ns = 4000;
   w->selector_ = std::make_unique<Selector>(Selector::Setting{
-      n.rank, *n.tree, reach, false, false, n.config->deterministic, w->kernel_->half_bytes(), profile, true});
+      n.rank, *n.tree, reach, false, false, n.config->deterministic, w->kernel_->half_bytes(), profile});
   return w;
 }
 

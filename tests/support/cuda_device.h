@@ -19,7 +19,9 @@ namespace moeccl::testing {
 class CudaDevice {
  public:
   // Makes device `ordinal` modulo the number of devices current on this thread.
+  // Kernels are loaded eagerly, as ranks that share a device need it, unless the environment says otherwise.
   explicit CudaDevice(int ordinal = 0) {
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     const char* name = std::getenv("MOECCL_CUDA_DRIVER");
     library_ = dlopen(name != nullptr ? name : "libcuda.so.1", RTLD_NOW);
     if (library_ == nullptr) return;

@@ -80,10 +80,10 @@ TEST_P(CudaCapture, OrdersOperationsOnForkedStreams) {
     DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), twice(device, kCount * 4), word(device, 4);
     in.put(floats(kCount, 2));
     void *forked = device.make_stream(), *event = device.make_event();
-    meet(comm, word);
     void* graph = nullptr;
     for (int capture = 0; capture < 2; ++capture) {
       if (graph != nullptr) device.end_graph(graph, device.instantiate(graph));
+      meet(comm, word);
       device.begin_capture(stream, GetParam());
       device.record(event, stream);
       device.wait_event(forked, event);

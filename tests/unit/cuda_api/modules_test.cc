@@ -87,7 +87,7 @@ TEST(CudaModules, TooNewForTheDriverAreNotTriedAndSayWhichOneTheyNeed) {
 // Loading a function may wait for all kernels of the device. The first launch must not load, because it could wait for
 // a kernel of another rank that waits for this rank.
 TEST(CudaModules, AreWholeBeforeTheFirstOperation) {
-  const Setting lazy("MOECCL_TEST_CUDA_LAZY_LOADING", "1");
+  const Setting rule("MOECCL_TEST_CUDA_LAZY_LOADING", "1"), lazy("CUDA_MODULE_LOADING", "LAZY");
   const RankOptions options = device_options(RankMode::kThreads, 60'000, 15'000);
   std::barrier both(2);
   run_ranks(

@@ -386,6 +386,27 @@ TEST_F(CudaStreams, OfAContextThatWasResetAreForgotten) {
       device_options(RankMode::kThreads));
 }
 
+// Where the first launch of any kernel may wait for all streams, no stream may wait for a thread, and never the legacy
+// default stream.
+TEST_F(CudaStreams, WaitForAThreadOnlyWhereKernelsAreLoadedEagerly) {
+  for (const char* const mode : {"LAZY", "EAGER"}) {
+    const Setting loading("CUDA_MODULE_LOADING", mode), steps("MOECCL_CUDA_PERSISTENT", "0");
+    run_on_devices(
+        2, device_options(RankMode::kProcesses), [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+          if (!device.emulated()) GTEST_SKIP() << "only the emulated driver counts its calls";
+          DeviceBuffer x(device, kCount * 4);
+          for (void* const s : {stream, reinterpret_cast<void*>(1)}) {
+            x.put(floats(kCount, static_cast<float>(rank)));
+            const uint64_t before = device.own_calls("cuStreamWaitValue64_v2");
+            MOECCL_EXPECT_OK(moecclAllReduce(x.data(), x.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(s)));
+            const bool waits = std::string(mode) == "EAGER" && s == stream;
+            EXPECT_EQ(device.own_calls("cuStreamWaitValue64_v2") - before, waits ? 1u : 0u) << mode;
+            EXPECT_EQ(x.get(s), floats(kCount, 1));
+          }
+        });
+  }
+}
+
 // A hardware channel runs the work of its streams in turn, so a caller's stream that waits for an operation must not
 // block the library's own stream.
 void more_streams_than_channels(RankMode mode) {
