@@ -82,9 +82,9 @@ struct Env {
   int32_t cuda_sms = 0;
   // MOECCL_CUDA_IPC: with 0, staging stays in host memory even if the ranks could access each other's device memory.
   bool cuda_ipc = true;
-  // MOECCL_CUDA_MESSAGE_BYTES: bytes of a message slot in device memory, up to 64M. There are two slots for each
-  // direction of each pair of ranks in different processes. 0: messages between processes pass through page-locked host
-  // memory. The smallest value of all ranks counts. Accepts K, M.
+  // MOECCL_CUDA_MESSAGE_BYTES: half of the device memory, up to 64M, through which the messages of a pair of ranks of a
+  // host pass in one direction. It is divided into slots. 0: a thread drives messages, through page-locked memory
+  // between processes. The smallest value of all ranks counts. Accepts K, M.
   int64_t cuda_message_bytes = int64_t{1} << 20;
   // MOECCL_CUDA_STAGING_BYTES: the persistent kernel's staging on the device, in two halves. 0: 64M where NVLink joins
   // the devices of all ranks and each has 32 GiB, else MOECCL_STAGING_BYTES. The smallest value of all ranks counts.

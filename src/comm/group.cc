@@ -14,7 +14,7 @@
 #include "src/driver/fork_page.h"
 #include "src/driver/thread.h"
 #include "src/exec/cuda/kernel_task.h"
-#include "src/exec/cuda/message_kernel_task.h"
+#include "src/exec/cuda/messages/message_kernel_task.h"
 
 namespace moeccl::comm {
 namespace {

@@ -13,9 +13,9 @@
 
 #include "kernels/cuda/walk_rows_args.h"
 #include "src/driver/cuda/idle.h"
-#include "src/exec/cuda/kernel_messages.h"
 #include "src/exec/cuda/kernel_program.h"
 #include "src/exec/cuda/kernel_proxy.h"
+#include "src/exec/cuda/messages/kernel_messages.h"
 #include "src/exec/cuda/stream_engine.h"
 #include "src/exec/cuda/stream_name.h"
 #include "src/exec/fabric.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/exec/cuda/message_kernel_task.h"
+#include "src/exec/cuda/messages/message_kernel_task.h"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/exec/cuda/kernel_messages.h"
+#include "src/exec/cuda/messages/kernel_messages.h"
 
 #include <algorithm>
 #include <cstring>
