@@ -127,10 +127,6 @@ void Context::drain() {
   for (const auto& s : all_streams()) s->wait_for(s->submitted());
 }
 
-void Context::drain_kernels() {
-  for (const auto& s : all_streams()) s->wait_for_kernel();
-}
-
 void synchronizes(Context& context) {
   if (rule("IMPLICIT_SYNC")) context.drain();
 }

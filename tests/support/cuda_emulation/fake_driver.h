@@ -77,7 +77,6 @@ struct Context {
   std::vector<std::shared_ptr<Stream>> all_streams();
   // Wait for all work on the context's streams, or only for the kernels that run.
   void drain();
-  void drain_kernels();
 };
 Context* context_of_device(int device);
 Context* current_context();
@@ -136,7 +135,6 @@ struct Item {
   Context* context = nullptr;  // the context whose memory it uses
   std::function<void()> run;   // a wait returns when its condition holds or `context` has failed
   uint32_t room = 0;           // registers of the device that a kernel needs before it starts
-  bool kernel = false;
 };
 
 // An event, with how often it was recorded and how far the streams have come.

@@ -42,10 +42,10 @@ bool lazy() {
   return mode == nullptr || std::strcmp(mode, "EAGER") != 0;  // lazy since CUDA 12.2
 }
 
-// Brings a function to the device, for which running kernels may have to end.
+// Brings a function to the device, for which all streams of the context have to end. No other call returns meanwhile.
 void load(Function& f) {
   if (f.loaded) return;
-  if (rule("LAZY_LOADING")) f.module->context->drain_kernels();
+  if (rule("LAZY_LOADING")) synchronizes_alone(*f.module->context);
   f.loaded = true;
 }
 
@@ -229,7 +229,6 @@ EXPORT int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsi
                          static_cast<const char*>(parameters[0]) + kernel->bytes);
   load(*f);
   Item item;
-  item.kernel = true;
   // Kernels whose blocks wait for each other start together; others start as soon as one of their blocks can.
   const bool together = waits_for_blocks(*kernel);
   if (s->context->shares_channels)

@@ -86,13 +86,6 @@ bool Stream::idle() {
   return run_ == put_;
 }
 
-void Stream::wait_for_kernel() {
-  std::unique_lock lock(channel_->mutex);
-  // A kernel that nothing on its stream keeps from starting counts as running.
-  if (!kernel_running_ && (busy_ || queue_.empty() || !queue_.front().kernel)) return;
-  done_.wait(lock, [&, number = run_ + 1] { return run_ >= number; });
-}
-
 void Stream::end() {
   {
     const std::lock_guard lock(channel_->mutex);
@@ -126,7 +119,6 @@ void Stream::loop() {
     const bool stays = item.kind == Item::kWait || item.room > 0;
     if (!stays) leave_head();
     busy_ = true;
-    kernel_running_ = item.kernel;
     lock.unlock();
     if (delay_us > 0) usleep(static_cast<useconds_t>(delay_us));
     if (item.room > 0) Room::of(context->device).take(item.room, *context);
@@ -139,7 +131,7 @@ void Stream::loop() {
     if (item.room > 0) Room::of(context->device).give_back(item.room);
     item.run = nullptr;  // release what it holds before others learn that it is done
     lock.lock();
-    busy_ = kernel_running_ = false;
+    busy_ = false;
     if (item.kind == Item::kWait) leave_head();
     ++run_;
     done_.notify_all();

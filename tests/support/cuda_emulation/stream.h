@@ -62,8 +62,6 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void wait_for(uint64_t number);
   uint64_t submitted();
   bool idle();
-  // Waits until the kernel that runs now has ended.
-  void wait_for_kernel();
   // Lets the thread end when it has done all work.
   void end();
 
@@ -91,7 +89,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::deque<Item> queue_;
   uint64_t put_ = 0, run_ = 0;
   bool ending_ = false;
-  bool busy_ = false, kernel_running_ = false;
+  bool busy_ = false;
 };
 
 Handles<Stream>& streams();

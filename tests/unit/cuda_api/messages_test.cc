@@ -134,7 +134,8 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CudaMessages,
 
 // A message of one slot is sent before anyone receives it; that its rank then leaves does not matter.
 TEST(CudaMessageOrder, ASmallMessageNeedsNoReceiverYet) {
-  run_on_devices(2, device_options(RankMode::kThreads),
+  const Setting devices("MOECCL_TEST_CUDA_DEVICES", "2");
+  run_on_devices(2, device_options(RankMode::kProcesses),
                  [](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
                    DeviceBuffer x(device, 4000);
                    x.put(floats(1000, static_cast<float>(rank)));
@@ -145,9 +146,7 @@ TEST(CudaMessageOrder, ASmallMessageNeedsNoReceiverYet) {
                      return;
                    }
                    all_have_ended(comm);
-                   // The launch waits for other work while the sender leaves. Not on one GPU, where what the sender
-                   // frees waits for this
-                   // stream.
+                   // The launch waits for other work while the sender leaves.
                    uint64_t* const word = device.make_word();
                    if (device.emulated()) device.hold(stream, word, 1);
                    MOECCL_ASSERT_OK(moecclRecv(x.data(), 1000, moecclFloat32, 0, comm, as_stream(stream)));
@@ -233,6 +232,25 @@ TEST(CudaMessageErrors, SizesAndTypesThatDifferAreNamed) {
                      EXPECT_NE(said.find(wanted), std::string::npos) << said;
                    });
   }
+}
+
+// The memory of a process that has gone must not be written.
+TEST(CudaMessageErrors, ARankThatHasLeftReceivesNothing) {
+  const Setting devices("MOECCL_TEST_CUDA_DEVICES", "2");
+  run_on_devices(2, device_options(RankMode::kProcesses, 60'000, 20'000),
+                 [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+                   if (!device.emulated()) GTEST_SKIP() << "processes with a device each";
+                   DeviceBuffer x(device, 4000);
+                   all_have_ended(comm);
+                   if (rank == 1) return;
+                   usleep(500'000);
+                   (void)moecclSend(x.data(), 1000, moecclFloat32, 1, comm, as_stream(stream));
+                   moecclResult_t state = moecclSuccess;
+                   const std::string said = failure_of(comm, &state);
+                   EXPECT_EQ(state, moecclRemoteError) << said;
+                   EXPECT_NE(said.find("rank 1 has destroyed its communicator"), std::string::npos) << said;
+                   device.synchronize(stream);
+                 });
 }
 
 TEST(CudaMessageErrors, AMissingRankIsATimeoutThatNamesIt) {

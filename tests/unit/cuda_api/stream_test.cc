@@ -407,6 +407,24 @@ TEST_F(CudaStreams, WaitForAThreadOnlyWhereKernelsAreLoadedEagerly) {
   }
 }
 
+// cuMemFree does what the first launch of a kernel that is loaded lazily does: it waits for all streams, and no other
+// call of the context returns meanwhile, also none of the thread that drives the operation.
+TEST_F(CudaStreams, OfACallThatAThreadDrivesDoNotHangTheProgramsNextCall) {
+  const Setting lazy("CUDA_MODULE_LOADING", "LAZY"), steps("MOECCL_CUDA_PERSISTENT", "0");
+  run_on_devices(2, device_options(RankMode::kProcesses, 60'000, 10'000),
+                 [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+                   DeviceBuffer x(device, kCount * 4);
+                   x.put(floats(kCount, static_cast<float>(rank)));
+                   void* const other = device.allocate(4096);
+                   all_have_ended(comm);
+                   if (rank == 1) usleep(200'000);
+                   MOECCL_EXPECT_OK(
+                       moecclAllReduce(x.data(), x.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
+                   device.release(other);
+                   EXPECT_EQ(x.get(stream), floats(kCount, 1));
+                 });
+}
+
 // A hardware channel runs the work of its streams in turn, so a caller's stream that waits for an operation must not
 // block the library's own stream.
 void more_streams_than_channels(RankMode mode) {

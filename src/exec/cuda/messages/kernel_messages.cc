@@ -31,6 +31,10 @@ Status check_own(uint32_t rank, const Message& received, const Message& sent) {
 
 bool KernelMessages::reaches(uint32_t peer) const { return std::find(here_.begin(), here_.end(), peer) != here_.end(); }
 
+bool KernelMessages::has_left(uint32_t peer) const {
+  return fabric_.link(peer).board().health.state.load() == static_cast<uint32_t>(transport::RankState::kLeft);
+}
+
 size_t KernelMessages::memory_bytes() const {
   size_t bytes = 0;
   for (const List& l : lists_) bytes += l.memory.bytes();
@@ -84,6 +88,12 @@ Result<uint32_t> KernelMessages::fill(std::span<const Message> messages, driver:
       }
       add(peer, cuda::kMessageSelf, first);
       continue;
+    }
+    // Its memory may have gone, and a message that it has sent is here.
+    if (is_send && has_left(peer)) {
+      return error(moecclRemoteError,
+                   "rank {} has destroyed its communicator and will not receive {} bytes from rank {}", peer,
+                   list.front()->bytes, fabric_.rank);
     }
     for (const Message* m : list) buffers.push_back(buffer_of(*m));
     const bool direct = fabric_.link(peer).view().same_process;

@@ -65,8 +65,7 @@ bool MessageKernelTask::needs(uint32_t peer) const {
   const bool open = std::any_of(messages_.begin(), messages_.end(), [&](const Message& m) {
     return m.peer == peer && (number_ == 0 || kernel_.messages_ended(peer, m.is_send) < number_);
   });
-  const auto left = static_cast<uint32_t>(transport::RankState::kLeft);
-  if (!open || peer == fabric().rank || fabric().link(peer).board().health.state.load() != left) return open;
+  if (!open || peer == fabric().rank || !kernel_.has_left(peer)) return open;
   if (number_ == 0 || kernel_.messages_begun() < number_) return false;
   if (left_since_ns_ == 0) left_since_ns_ = now_ns();
   return now_ns() - left_since_ns_ > kTaken_ns;
