@@ -257,8 +257,7 @@ bool CudaStream::may_wait() {
 // a kernel that is loaded lazily waits for all streams of the context and keeps the driving thread's calls from
 // returning (decision 122), and what waits in the legacy default stream holds up the program's other streams.
 bool CudaStream::bears_waits() const {
-  constexpr uintptr_t kLegacyDefault = 1;
-  return reinterpret_cast<uintptr_t>(stream_) != kLegacyDefault && !cuda::loads_lazily();
+  return reinterpret_cast<uintptr_t>(stream_) != exec::kLegacyDefault && !cuda::loads_lazily();
 }
 
 // Lets the stream wait on the device until the work has run. Where it must not, or too many streams wait, settle() will

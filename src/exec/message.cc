@@ -23,6 +23,45 @@ MessageSlotHeader read_header(const MessageSlotHeader* h) {
 
 }  // namespace
 
+std::string Message::describe() const {
+  return format("{} of {} bytes {} rank {}", is_send ? "send" : "receive", bytes, is_send ? "to" : "from", peer);
+}
+
+size_t record(Fabric& fabric, const Message& message) {
+  Signature signature;
+  signature.op = moecclOpSendRecv;
+  signature.type = message.type;
+  signature.count = message.bytes / moecclTypeSize(message.type);
+  signature.root = message.peer;
+  const size_t made = fabric.recorder.begin(0, signature);
+  fabric.recorder.chose(made, message.is_send ? "send" : "receive");
+  return made;
+}
+
+Status sizes_differ(uint64_t sender, uint64_t sent, uint64_t receiver, uint64_t expected) {
+  return error(moecclMismatch, "ranks disagree on the size of a message: rank {} sends {} bytes, rank {} expects {}",
+               sender, sent, receiver, expected);
+}
+
+Status types_differ(uint64_t sender, uint64_t sent, uint64_t receiver, uint64_t expected) {
+  const auto name = [](uint64_t type) {
+    return type_name(static_cast<moecclDataType_t>(std::min<uint64_t>(type, MOECCL_NUM_DATA_TYPES)));
+  };
+  return error(moecclMismatch, "ranks disagree on the type of a message: rank {} sends {}, rank {} expects {}", sender,
+               name(sent), receiver, name(expected));
+}
+
+Status check_own(uint32_t rank, const Message& sent, const Message& received) {
+  if (sent.bytes != received.bytes) {
+    return error(moecclMismatch, "rank {} sends {} bytes to itself and receives {}", rank, sent.bytes, received.bytes);
+  }
+  if (sent.type != received.type) {
+    return error(moecclMismatch, "rank {} sends {} to itself and receives {}", rank, type_name(sent.type),
+                 type_name(received.type));
+  }
+  return {};
+}
+
 Progress MessageTask::poll() {
   if (before_ != nullptr && !before_->finished_) {
     // The earlier message is not done. If it has failed, so has the communicator, which ends this message too.
@@ -32,25 +71,12 @@ Progress MessageTask::poll() {
   if (record_ == 0) {
     // Two ranks may exchange messages forever without ever looking at a third one that has revoked the communicator.
     if (Status s = check_revoked(fabric()); !s.ok()) return fail(std::move(s));
-    note_begin();
+    record_ = record(fabric(), message_);
   }
   return message_.is_send ? send() : receive();
 }
 
-void MessageTask::note_begin() {
-  Signature signature;
-  signature.op = moecclOpSendRecv;
-  signature.type = message_.type;
-  signature.count = message_.bytes / moecclTypeSize(message_.type);
-  signature.root = message_.peer;
-  record_ = fabric().recorder.begin(0, signature);
-  fabric().recorder.chose(record_, message_.is_send ? "send" : "receive");
-}
-
-std::string MessageTask::describe() const {
-  return format("{} of {} bytes {} rank {} ({} moved)", message_.is_send ? "send" : "receive", message_.bytes,
-                message_.is_send ? "to" : "from", message_.peer, moved_bytes_);
-}
+std::string MessageTask::describe() const { return format("{} ({} moved)", message_.describe(), moved_bytes_); }
 
 uint32_t MessageTask::acknowledged() const {
   return static_cast<uint32_t>(
@@ -205,16 +231,9 @@ Progress MessageTask::receive() {
     }
     const MessageSlotHeader* slot_header = own_slot(taken);
     const MessageSlotHeader header = read_header(slot_header);
-    if (header.bytes != message_.bytes) {
-      return fail(error(moecclMismatch,
-                        "ranks disagree on the size of a message: rank {} sends {} bytes, rank {} expects {}",
-                        message_.peer, header.bytes, f.rank, message_.bytes));
-    }
-    if (header.type != static_cast<uint64_t>(message_.type)) {
-      const auto theirs = static_cast<moecclDataType_t>(std::min<uint64_t>(header.type, MOECCL_NUM_DATA_TYPES));
-      return fail(error(moecclMismatch, "ranks disagree on the type of a message: rank {} sends {}, rank {} expects {}",
-                        message_.peer, type_name(theirs), f.rank, type_name(message_.type)));
-    }
+    if (header.bytes != message_.bytes) return fail(sizes_differ(message_.peer, header.bytes, f.rank, message_.bytes));
+    if (const auto own = static_cast<uint64_t>(message_.type); header.type != own)
+      return fail(types_differ(message_.peer, header.type, f.rank, own));
     begin_use();
     if (header.kind != kChunks) {
       if (Progress p = receive_direct(header); p == Progress::kFailed) return p;
@@ -285,14 +304,7 @@ void MessageTask::abandon() {
 }
 
 Progress SelfMessageTask::poll() {
-  if (send_.bytes != receive_.bytes) {
-    return fail(error(moecclMismatch, "rank {} sends {} bytes to itself and receives {}", fabric().rank, send_.bytes,
-                      receive_.bytes));
-  }
-  if (send_.type != receive_.type) {
-    return fail(error(moecclMismatch, "rank {} sends {} to itself and receives {}", fabric().rank,
-                      type_name(send_.type), type_name(receive_.type)));
-  }
+  if (Status s = check_own(fabric().rank, send_, receive_); !s.ok()) return fail(std::move(s));
   if (fabric().cuda) {
     if (send_.bytes > 0 && receive_.data != send_.data) fabric().kernels->copy(receive_.data, send_.data, send_.bytes);
   } else if (send_.bytes > 0) {

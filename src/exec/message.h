@@ -26,7 +26,17 @@ struct Message {
   Runner* runner = nullptr;  // the communicator's runner for the memory of `data`
   moecclDataType_t type = moecclInt8;
   uint8_t priority = 0;  // the communicator's when the call was made
+
+  std::string describe() const;
 };
+
+// Begins a message's line in the flight recorder. Returns its number.
+size_t record(Fabric& fabric, const Message& message);
+// Return how the two ends of a message disagree.
+Status sizes_differ(uint64_t sender, uint64_t sent, uint64_t receiver, uint64_t expected);
+Status types_differ(uint64_t sender, uint64_t sent, uint64_t receiver, uint64_t expected);
+// Checks a message of a rank to itself.
+Status check_own(uint32_t rank, const Message& sent, const Message& received);
 
 class MessageTask final : public Task {
  public:
@@ -51,8 +61,7 @@ class MessageTask final : public Task {
   bool direct_possible(uint64_t& kind, uint64_t& place) const;
   uint32_t acknowledged() const;
   Progress done();
-  void note_begin();  // records it in the flight recorder
-  void begin_use();   // uses the engine from now on; called when the first bytes move
+  void begin_use();  // uses the engine from now on; called when the first bytes move
   uint32_t message_class() const;
   const MessageSlotHeader* own_slot(uint32_t number) const;
   // Returns how many bytes of a message fit into a slot.

@@ -15,6 +15,10 @@ namespace moeccl::exec {
 
 enum class Progress { kBlocked, kMoved, kDone, kFailed };
 
+inline bool has_left(const Fabric& fabric, uint32_t peer) {
+  return fabric.link(peer).board().health.state.load() == static_cast<uint32_t>(transport::RankState::kLeft);
+}
+
 class Task {
  public:
   explicit Task(Fabric& fabric) : fabric_(fabric) {}
@@ -53,6 +57,8 @@ class Task {
     return fabric_.link(peer).board().health.state.load(std::memory_order_seq_cst) ==
            static_cast<uint32_t>(transport::RankState::kRunning);
   }
+  // Returns whether `peer` has left in order. What it sent before is here.
+  bool has_left(uint32_t peer) const { return exec::has_left(fabric_, peer); }
   const Status& status() const { return status_; }
   Progress fail(Status status) {
     status_ = std::move(status);

@@ -2,10 +2,8 @@
 #include "src/exec/cuda/kernel_task.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "src/base/clock.h"
-#include "src/base/log.h"
 
 namespace moeccl::exec {
 
@@ -17,43 +15,30 @@ constexpr int64_t kBoth_ns = 1'000'000'000;
 
 }  // namespace
 
-Progress KernelTask::poll() {
+Status KernelTask::begin() {
   Fabric& f = fabric();
-  if (!watching_) {
-    watching_ = true;
-    sequence_ = f.sequence;
-    began_ns_ = now_ns();
-    record_ = f.recorder.begin(number_ > 0 ? number_ : kernel_.launched() + 1, op_.signature);
-    f.recorder.chose(record_, op_.choice.algorithm);
-  }
-  if (number_ == 0) {
-    if (kernel_.would_wait(kernel_.engine().stream())) return Progress::kBlocked;
-    in_flight_.emplace();
-    Status s = kernel_.launch(op_, kernel_.engine().stream(), &number_);
-    if (!s.ok()) return fail(std::move(s));
-    promise_ = nullptr;
-    return Progress::kMoved;
-  }
+  sequence_ = f.sequence;
+  record_ = f.recorder.begin(number_ > 0 ? number_ : kernel_.launched() + 1, op_.signature);
+  f.recorder.chose(record_, op_.choice.algorithm);
+  return {};
+}
+
+bool KernelTask::ended() const {
   // Acquire: pairs with the release in walk_leave() on the device.
-  if (f.own->board().progress.walked.load(std::memory_order_acquire) < number_) return Progress::kBlocked;
-  if (Status s = kernel_.failure(); !s.ok()) {
-    log(LogLevel::kError, "rank {} of {}: {}; its last operations:", f.rank, f.n_ranks, s.message());
-    f.log_recorder();
-    return fail(std::move(s));
-  }
-  f.recorder.end(record_, false);
+  return fabric().own->board().progress.walked.load(std::memory_order_acquire) >= number_;
+}
+
+void KernelTask::finish() {
+  fabric().recorder.end(record_, false);
   const int64_t took_ns = std::max<int64_t>(now_ns() - began_ns_, 1);
   if (op_.measured != nullptr) op_.measured->ns.store(static_cast<double>(took_ns), std::memory_order_relaxed);
-  return Progress::kDone;
 }
 
 // The kernels compare what they run. This finds a peer that runs an operation of the other kind (one that the proxy
 // drives) in place of this one.
 Status KernelTask::diagnose() {
   const Fabric& f = fabric();
-  MOECCL_TRY(kernel_.device_state());
-  // The device's clock starts with its wait, later than the host's.
-  if (now_ns() - began_ns_ > f.timeout_ms * 1'000'000) kernel_.expire();
+  MOECCL_TRY(LaunchTask::diagnose());
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
     if (p == f.rank) continue;
     const transport::Board& board = f.link(p).board();
@@ -80,8 +65,7 @@ std::string KernelTask::describe() const {
 
 bool KernelTask::needs(uint32_t peer) const {
   if (kernel_.has_ended(peer, number_)) return false;
-  const auto left = static_cast<uint32_t>(transport::RankState::kLeft);
-  if (!kernel_.elsewhere(peer) || fabric().link(peer).board().health.state.load() != left) return true;
+  if (!kernel_.elsewhere(peer) || !has_left(peer)) return true;
   if (left_since_ns_ == 0) left_since_ns_ = now_ns();
   return now_ns() - left_since_ns_ > kBoth_ns;
 }

@@ -1,46 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// An operation of the persistent kernel as the host sees it: deadlines, aborts and lost peers end it as they end every
-// operation.
+// An operation of the persistent kernel as the host sees it.
 #pragma once
 
-#include <optional>
 #include <string>
 
-#include "src/driver/cuda/idle.h"
-#include "src/exec/cuda/persistent_kernel.h"
-#include "src/exec/task.h"
+#include "src/exec/cuda/launch_task.h"
 
 namespace moeccl::exec {
 
 // One operation on the persistent kernel, from its launch to its end.
-class KernelTask final : public Task {
+class KernelTask final : public LaunchTask {
  public:
-  // It was launched as `number`, or is launched on the engine's stream at the first poll.
+  // It was launched as `number`; 0: it is launched on the engine's stream when it can be.
   KernelTask(Fabric& fabric, PersistentKernel& kernel, const Operation& op, uint64_t number)
-      : Task(fabric), kernel_(kernel), op_(op), number_(number) {}
-  KernelTask(Fabric& fabric, PersistentKernel& kernel, const Operation& op)
-      : Task(fabric), kernel_(kernel), op_(op), promise_(kernel.promise()) {}
+      : LaunchTask(fabric, kernel, number), op_(op) {}
 
-  Progress poll() override;
   Status diagnose() override;
   std::string describe() const override;
   bool needs(uint32_t peer) const override;
-  // The device is told when the deadline passes, and its report names the step.
-  int64_t grace_ms() const override { return 1000; }
-  void stop() override { kernel_.stop(); }
   void let_go() override;
   void abandon() override;
 
  private:
-  PersistentKernel& kernel_;
+  Status begin() override;
+  Status launch(driver::cuda::Stream stream, uint64_t* number) override { return kernel_.launch(op_, stream, number); }
+  bool ended() const override;
+  void finish() override;
+
   const Operation& op_;
-  uint64_t number_ = 0;
-  Promise promise_;
-  std::optional<driver::cuda::InFlight> in_flight_;  // if this task launches it
-  bool watching_ = false;
   size_t record_ = 0;      // in the flight recorder
   uint64_t sequence_ = 0;  // number of operations of the fabric that were called before
-  int64_t began_ns_ = 0;
   // Since when a rank on another host seems to run something else, or to have left; 0: no rank does.
   int64_t differs_since_ns_ = 0;
   mutable int64_t left_since_ns_ = 0;

@@ -8,7 +8,6 @@
 
 #include "kernels/cuda/tables_args.h"
 #include "src/base/clock.h"
-#include "src/base/data_type.h"
 #include "src/base/hash.h"
 #include "src/driver/thread.h"
 #include "src/exec/cuda/urgent_stream.h"
@@ -540,26 +539,20 @@ void PersistentKernel::expire() {
 
 Status PersistentKernel::message_failure(WalkFailure kind) const {
   const WalkReport& r = report();
-  const bool sends = load(r.step) != 0;
-  const uint64_t peer = load(r.peer), seen = load(r.seen), bytes = load(r.expected);
-  const auto type_of = [](uint64_t t) {
-    return type_name(static_cast<moecclDataType_t>(std::min<uint64_t>(t, MOECCL_NUM_DATA_TYPES)));
-  };
-  const std::string what =
-      format("{} of {} bytes {} rank {}", sends ? "send" : "receive", bytes, sends ? "to" : "from", peer);
+  Message m;
+  m.peer = static_cast<uint32_t>(load(r.peer));
+  m.bytes = load(r.expected);
+  m.is_send = load(r.step) != 0;
   switch (kind) {
     case WalkFailure::kMessageSize:
-      return error(moecclMismatch,
-                   "ranks disagree on the size of a message: rank {} sends {} bytes, rank {} expects {}", peer, seen,
-                   fabric_->rank, bytes);
+      return sizes_differ(m.peer, load(r.seen), fabric_->rank, m.bytes);
     case WalkFailure::kMessageType:
-      return error(moecclMismatch, "ranks disagree on the type of a message: rank {} sends {}, rank {} expects {}",
-                   peer, type_of(seen), fabric_->rank, type_of(load(r.own.signature)));
+      return types_differ(m.peer, load(r.seen), fabric_->rank, load(r.own.signature));
     case WalkFailure::kMessageStopped:
-      return error(moecclAborted, "{} was ended on the device", what);
+      return error(moecclAborted, "{} was ended on the device", m.describe());
     default:
-      return error(moecclTimeout, "{} did not finish within {} ms on the device: rank {} did not {} it", what,
-                   fabric_->timeout_ms, peer, sends ? "receive" : "send");
+      return error(moecclTimeout, "{} did not finish within {} ms on the device: rank {} did not {} it", m.describe(),
+                   fabric_->timeout_ms, m.peer, m.is_send ? "receive" : "send");
   }
 }
 

@@ -45,7 +45,6 @@ class PersistentKernel {
   Status launch(std::span<const Message> messages, driver::cuda::Stream stream, uint64_t* number);
   // Returns whether messages to and from this rank go through launches here, on both ranks.
   bool moves_messages(uint32_t peer) const { return messages_ != nullptr && messages_->reaches(peer); }
-  bool has_left(uint32_t peer) const { return messages_->has_left(peer); }
   // Return the number of the newest launch of messages that has begun, and that has ended.
   uint64_t messages_begun() const;
   uint64_t messages_ended() const;

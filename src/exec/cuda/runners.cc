@@ -146,7 +146,7 @@ class KernelRunner final : public StreamRunner {
     return status.ok() ? std::move(status) : end(std::move(status));
   }
   std::unique_ptr<Task> task(const Operation& op) override {
-    return std::make_unique<KernelTask>(fabric(), kernel_, op);
+    return std::make_unique<KernelTask>(fabric(), kernel_, op, 0);
   }
   PersistentKernel* kernel() override { return &kernel_; }
 

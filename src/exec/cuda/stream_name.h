@@ -9,7 +9,8 @@
 
 namespace moeccl::exec {
 
-// The handle CU_STREAM_PER_THREAD names another stream on each thread.
+// The handle CU_STREAM_LEGACY, and CU_STREAM_PER_THREAD, which names another stream on each thread.
+inline constexpr uintptr_t kLegacyDefault = 1;
 inline constexpr uintptr_t kPerThread = 2;
 inline bool is_per_thread(driver::cuda::Stream stream) { return reinterpret_cast<uintptr_t>(stream) == kPerThread; }
 

@@ -10,10 +10,6 @@
 #include "src/base/clock.h"
 #include "tests/gpu/ladder/ladder.h"
 
-namespace moeccl::cuda {
-std::vector<Image> ladder_images();  // written by kernels/cuda/embed.py
-}
-
 namespace moeccl::driver::cuda {
 void* driver_symbol(const char* name);
 }

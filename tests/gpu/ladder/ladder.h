@@ -7,9 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/image.h"
 #include "src/base/status.h"
 #include "src/driver/cuda.h"
 #include "tests/gpu/ladder/kernels_args.h"
+
+namespace moeccl::cuda {
+std::vector<Image> ladder_images();  // written by kernels/cuda/embed.py
+}
 
 namespace moeccl::ladder {
 

@@ -10,10 +10,6 @@
 #include "src/base/clock.h"
 #include "tests/gpu/ladder/ladder.h"
 
-namespace moeccl::cuda {
-std::vector<Image> ladder_images();
-}
-
 namespace moeccl::ladder {
 namespace {
 

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "src/base/data_type.h"
-
 namespace moeccl::exec {
 
 namespace cuda = moeccl::cuda;
@@ -16,24 +14,9 @@ cuda::MessageBuffer buffer_of(const Message& m) {
   return {reinterpret_cast<uint8_t*>(m.data), m.bytes | static_cast<uint64_t>(m.type) << cuda::kMessageTypeShift};
 }
 
-Status check_own(uint32_t rank, const Message& received, const Message& sent) {
-  if (sent.bytes != received.bytes) {
-    return error(moecclMismatch, "rank {} sends {} bytes to itself and receives {}", rank, sent.bytes, received.bytes);
-  }
-  if (sent.type != received.type) {
-    return error(moecclMismatch, "rank {} sends {} to itself and receives {}", rank, type_name(sent.type),
-                 type_name(received.type));
-  }
-  return {};
-}
-
 }  // namespace
 
 bool KernelMessages::reaches(uint32_t peer) const { return std::find(here_.begin(), here_.end(), peer) != here_.end(); }
-
-bool KernelMessages::has_left(uint32_t peer) const {
-  return fabric_.link(peer).board().health.state.load() == static_cast<uint32_t>(transport::RankState::kLeft);
-}
 
 size_t KernelMessages::memory_bytes() const {
   size_t bytes = 0;
@@ -82,7 +65,7 @@ Result<uint32_t> KernelMessages::fill(std::span<const Message> messages, driver:
       if (is_send) continue;
       const auto& sends = channels[{peer, true}];  // the group has checked that they pair up
       for (size_t i = 0; i < list.size(); ++i) {
-        MOECCL_TRY(check_own(peer, *list[i], *sends[i]));
+        MOECCL_TRY(check_own(peer, *sends[i], *list[i]));
         buffers.push_back(buffer_of(*list[i]));
         buffers.push_back(buffer_of(*sends[i]));
       }
@@ -90,7 +73,7 @@ Result<uint32_t> KernelMessages::fill(std::span<const Message> messages, driver:
       continue;
     }
     // Its memory may have gone, and a message that it has sent is here.
-    if (is_send && has_left(peer)) {
+    if (is_send && has_left(fabric_, peer)) {
       return error(moecclRemoteError,
                    "rank {} has destroyed its communicator and will not receive {} bytes from rank {}", peer,
                    list.front()->bytes, fabric_.rank);

@@ -32,7 +32,6 @@ class KernelMessages {
   // areas: [n_ranks], as this device reaches them; null for ranks of other hosts.
   std::vector<moeccl::cuda::MessagePair> pairs(std::span<std::byte* const> areas) const;
   bool reaches(uint32_t peer) const;
-  bool has_left(uint32_t peer) const;
   size_t memory_bytes() const;  // page-locked
 
   // Fills what differs between groups. Messages to this rank itself must pair up. Returns the blocks that can share the
