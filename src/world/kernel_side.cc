@@ -10,9 +10,9 @@
 
 #include "src/base/env.h"
 #include "src/base/log.h"
-#include "src/driver/fork_page.h"
 #include "src/exec/cuda/runners.h"
 #include "src/world/network.h"
+#include "src/world/reserved_blocks.h"
 
 namespace moeccl::comm {
 
@@ -20,46 +20,11 @@ namespace cuda = driver::cuda;
 
 namespace {
 
-// The blocks of persistent kernels that a device holds at once: the kernels guarantee two per multiprocessor. Blocks
-// are never shared. Kernels of two communicators may wait for each other through ranks that run them in a different
-// order, so all must be resident at once. Programs use 10 to 30 communicators, so each gets a small share of the free
-// blocks.
+// Kernels of two communicators may wait for each other through ranks that run them in a different order, so all must be
+// resident at once, and blocks are never shared. Programs use 10 to 30 communicators, so each gets a small share of the
+// free blocks.
 constexpr uint32_t kBlocksPerSm = 2, kUsualBlocks = 16, kShares = 16;
-// Enough for every program to start: a block for each lane, and one for data from the network.
-constexpr uint32_t kLeastBlocks = moeccl::cuda::kWalkMostLanes + 1;
-
-class ReservedBlocks {
- public:
-  static ReservedBlocks& get() {
-    static constinit driver::PerProcess<ReservedBlocks> all;
-    return all.get();
-  }
-  // Reserves between kLeastBlocks and `want` blocks and returns their number, or 0 if too few are free. The free blocks
-  // are divided by `shares`, so that further communicators get some too. `processes` is the number of processes that
-  // use the device, each with its own account of it; the largest number that any communicator has passed counts.
-  uint32_t take(const std::string& uuid, uint32_t capacity, uint32_t want, uint32_t shares, uint32_t processes) {
-    const std::lock_guard lock(mutex_);
-    Device& device = devices_[uuid];
-    device.processes = std::max(device.processes, processes);
-    capacity /= device.processes;
-    const uint32_t free = capacity - std::min(capacity, device.used);
-    if (free < kLeastBlocks || want < kLeastBlocks) return 0;
-    const uint32_t blocks = std::clamp(free / shares, kLeastBlocks, want);
-    device.used += blocks;
-    return blocks;
-  }
-  void give_back(const std::string& uuid, uint32_t blocks) {
-    const std::lock_guard lock(mutex_);
-    devices_[uuid].used -= blocks;
-  }
-
- private:
-  struct Device {
-    uint32_t used = 0, processes = 1;
-  };
-  std::mutex mutex_;
-  std::map<std::string, Device> devices_;
-};
+static_assert(ReservedBlocks::kLeast > moeccl::cuda::kWalkMostLanes);  // a block for each lane, and one for the network
 
 // With more streams than this, two may share a hardware queue, where a waiting kernel holds up the one that it waits
 // for.
@@ -130,6 +95,12 @@ class Joining {
     return static_cast<uint32_t>(std::count_if(
         s_.seats.begin(), s_.seats.end(), [&](const KernelSide::Seat& w) { return w.uuid == s_.seats[rank_].uuid; }));
   }
+  // Counts those of them that belong to this process.
+  uint32_t own_ranks_here() const {
+    uint32_t n = 0;
+    for (uint32_t r = 0; r < n_.n_ranks; ++r) n += s_.seats[r].uuid == s_.seats[rank_].uuid && n_.same_process(r);
+    return n;
+  }
   uint32_t processes_here() const {
     std::set<uint64_t> processes;
     for (uint32_t r = 0; r < n_.n_ranks; ++r)
@@ -155,15 +126,20 @@ class Joining {
     MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetAttribute(&sms, cuda::kMultiprocessors, s_.seats[rank_].device),
                            "the device's multiprocessors"));
     const uint32_t capacity = static_cast<uint32_t>(std::max(1, sms)) * kBlocksPerSm;
-    // A user that limits the multiprocessors gets that limit, but at most half of the free blocks.
+    // A user that limits the multiprocessors gets that limit, if it leaves half of the free blocks to others.
     const bool limited = n_.config->cuda_sms > 0;
     const uint32_t want = limited ? s_.engine.sm_limit() * kBlocksPerSm : kUsualBlocks;
-    const uint32_t blocks = ReservedBlocks::get().take(s_.seats[rank_].uuid, capacity, want,
-                                                       limited ? here + 1 : here * kShares, processes_here());
+    const uint32_t blocks = ReservedBlocks::get().take({.uuid = s_.seats[rank_].uuid,
+                                                        .communicator = n_.key,
+                                                        .ranks = own_ranks_here(),
+                                                        .capacity = capacity,
+                                                        .want = want,
+                                                        .communicators = limited ? 2 : kShares,
+                                                        .processes = processes_here()});
     if (blocks > 0) return blocks;
-    if (want < kLeastBlocks) {
+    if (want < ReservedBlocks::kLeast) {
       return error(moecclUnsupported, "MOECCL_CUDA_SMS={} is too few: the persistent kernel takes {} multiprocessors",
-                   s_.engine.sm_limit(), kLeastBlocks / kBlocksPerSm);
+                   s_.engine.sm_limit(), ReservedBlocks::kLeast / kBlocksPerSm);
     }
     return error(moecclUnsupported, "its device has no room left for another communicator's persistent kernels");
   }
