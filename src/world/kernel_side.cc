@@ -24,7 +24,6 @@ namespace {
 // resident at once, and blocks are never shared. Programs use 10 to 30 communicators, so each gets a small share of the
 // free blocks.
 constexpr uint32_t kBlocksPerSm = 2, kUsualBlocks = 16, kShares = 16;
-static_assert(ReservedBlocks::kLeast > moeccl::cuda::kWalkMostLanes);  // a block for each lane, and one for the network
 
 // With more streams than this, two may share a hardware queue, where a waiting kernel holds up the one that it waits
 // for.

@@ -18,15 +18,14 @@ uint32_t ReservedBlocks::take(const Wish& wish) {
   device.processes = std::max(device.processes, wish.processes);
   const uint32_t capacity = wish.capacity / device.processes;
   const uint32_t free = capacity - std::min(capacity, device.used);
-  if (wish.want < kLeast) return 0;
   Share& share = device.shares[wish.communicator];
   if (share.takers == 0) {
     share.takers = wish.ranks;
     share.blocks = std::max(kLeast, free / (wish.ranks * wish.communicators));
   }
-  const uint32_t blocks = std::min({share.blocks, wish.want, std::max(kLeast, free)});
+  const uint32_t blocks = std::min({share.blocks, wish.want, free});
   if (--share.takers == 0) device.shares.erase(wish.communicator);
-  if (free < blocks) return 0;
+  if (blocks < kLeast) return 0;
   device.used += blocks;
   return blocks;
 }

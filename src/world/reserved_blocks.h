@@ -7,13 +7,15 @@
 #include <mutex>
 #include <string>
 
+#include "kernels/cuda/walk_args.h"
+
 namespace moeccl::comm {
 
 // Thread-safe.
 class ReservedBlocks {
  public:
-  // Enough for every program to start.
-  static constexpr uint32_t kLeast = 8;
+  // Enough for every program to start: a block for each lane, and one for data from the network.
+  static constexpr uint32_t kLeast = moeccl::cuda::kWalkMostLanes + 1;
 
   struct Wish {
     std::string uuid;            // of the device
