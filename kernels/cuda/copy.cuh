@@ -79,6 +79,18 @@ MOECCL_DEVICE void copy_bulk(const CopyArgs& a) {
   copy_span(at(a.dst, done), at(a.src, done), a.bytes - done, team.thread, team.n_threads);
 }
 
+// Calls body(row, piece) for the share of the `lanes` threads around this one: neighbouring pieces, so that they read a
+// row's indices once, and later from the cache.
+template <class Body>
+MOECCL_DEVICE void for_each_in_share(const Team& team, uint32_t lanes, size_t rows, size_t pieces, Body&& body) {
+  const size_t n = rows * pieces, self = team.thread / lanes, all = team.n_threads / lanes;
+  size_t i = n * self / all, row = i / pieces, piece = i % pieces;
+  for (const size_t end = n * (self + 1) / all; i < end; ++i) {
+    body(row, piece);
+    if (++piece == pieces) piece = 0, ++row;
+  }
+}
+
 // Rows from this size on are cut into pieces for a warp: 4096 bytes are two rounds of four 16-byte loads in each lane.
 inline constexpr size_t kWideRow = 512, kRowPiece = 4096;
 
@@ -104,12 +116,12 @@ MOECCL_DEVICE void copy_rows(const RowsKernelArgs& a, const Team& team) {
     return;
   }
   const size_t pieces = (a.row_bytes + kRowPiece - 1) / kRowPiece;
-  for (size_t u = team.warp(); u < a.count * pieces; u += team.n_warps()) {
-    const size_t row = u / pieces, begin = u % pieces * kRowPiece;
+  for_each_in_share(team, kWarp, a.count, pieces, [&](size_t row, size_t piece) {
+    const size_t begin = piece * kRowPiece;
     const size_t bytes = a.row_bytes - begin < kRowPiece ? a.row_bytes - begin : kRowPiece;
     copy_span(at(a.dst, pick(a.dst_index, a.dst_first, row) * a.row_bytes + begin),
               at(a.src, pick(a.src_index, a.src_first, row) * a.row_bytes + begin), bytes, team.lane(), kWarp);
-  }
+  });
 }
 
 }  // namespace moeccl::cuda

@@ -8,7 +8,6 @@
 namespace moeccl::cuda {
 
 using kernels::add;
-using kernels::Bf16;
 using kernels::divide;
 using kernels::multiply;
 using kernels::Narrow;
@@ -16,8 +15,8 @@ using kernels::Native;
 using kernels::SmallFloat;
 using kernels::weigh;
 
-// fp16 has conversions in hardware, with the same results except for NaNs: the hardware turns every NaN into 0x7fff,
-// but the host keeps the sign. So a comparison of device and host must accept any NaN for any other
+// fp16 and bf16 have conversions in hardware, with the same results except for NaNs: the hardware turns every NaN into
+// 0x7fff, but the host keeps the sign. So a comparison of device and host must accept any NaN for any other
 // (kernels/float_formats.h). The sums of a GPU need that anyway: they produce one NaN, 0x7fffffff, where a CPU passes
 // on an operand's. The emulation does what the hardware does, so that a bitwise comparison fails without a GPU too.
 struct Half {
@@ -35,6 +34,19 @@ struct Half {
 #else
   static float decode(uint32_t bits) { return kernels::Fp16::decode(bits); }
   static uint32_t encode(float value) { return value != value ? 0x7fff : kernels::Fp16::encode(value); }
+#endif
+};
+
+struct BrainHalf {
+  static MOECCL_DEVICE float decode(uint32_t bits) { return kernels::Bf16::decode(bits); }
+#if defined(__CUDACC__)
+  static MOECCL_DEVICE uint32_t encode(float value) {
+    unsigned short h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(value));
+    return h;
+  }
+#else
+  static uint32_t encode(float value) { return value != value ? 0x7fff : kernels::Bf16::encode(value); }
 #endif
 };
 
@@ -80,7 +92,7 @@ using Uint64 = Native<uint64_t>;
 using Float16 = Narrow<Half, uint16_t>;
 using Float32 = Native<float>;
 using Float64 = Native<double>;
-using Bfloat16 = Narrow<Bf16, uint16_t>;
+using Bfloat16 = Narrow<BrainHalf, uint16_t>;
 using Float8e4m3 = Narrow<E4m3, uint8_t>;
 using Float8e5m2 = Narrow<SmallFloat<5, 2, true>, uint8_t>;
 

@@ -30,8 +30,12 @@ MOECCL_DEVICE_CALL void walk_call_scale_rows(const RowsKernelArgs& a, size_t thr
   scale_rows<E>(a, Team{thread, n_threads});
 }
 template <class E>
-MOECCL_DEVICE_CALL void walk_call_reduce_rows(const ReduceRowsKernelArgs& a, size_t thread, size_t n_threads) {
-  reduce_rows<E>(a, Team{thread, n_threads});
+MOECCL_DEVICE_CALL void walk_call_reduce_packs(const ReduceRowsKernelArgs& a, size_t thread, size_t n_threads) {
+  reduce_packs<E>(a, Team{thread, n_threads});
+}
+template <class E>
+MOECCL_DEVICE_CALL void walk_call_reduce_elements(const ReduceRowsKernelArgs& a, size_t thread, size_t n_threads) {
+  reduce_elements<E>(a, Team{thread, n_threads});
 }
 
 MOECCL_DEVICE void walk_scale_rows(uint32_t type, const RowsKernelArgs& a, const Team& team) {
@@ -44,11 +48,15 @@ MOECCL_DEVICE void walk_scale_rows(uint32_t type, const RowsKernelArgs& a, const
 #undef MOECCL_CASE
   }
 }
-MOECCL_DEVICE void walk_reduce_rows(uint32_t type, const ReduceRowsKernelArgs& a, const Team& team) {
+MOECCL_DEVICE void walk_reduce_rows(uint32_t type, const ReduceRowsKernelArgs& a, size_t row_bytes, const Team& team) {
+  const bool packs = has_packs(a, row_bytes);
   switch (type) {
-#define MOECCL_CASE(number, Type)                                \
-  case number:                                                   \
-    walk_call_reduce_rows<Type>(a, team.thread, team.n_threads); \
+#define MOECCL_CASE(number, Type)                                      \
+  case number:                                                         \
+    if (packs)                                                         \
+      walk_call_reduce_packs<Type>(a, team.thread, team.n_threads);    \
+    else                                                               \
+      walk_call_reduce_elements<Type>(a, team.thread, team.n_threads); \
     break;
     MOECCL_FOR_EACH_TYPE(MOECCL_CASE)
 #undef MOECCL_CASE
@@ -76,6 +84,9 @@ MOECCL_DEVICE uint8_t* walk_row_base(const WalkRowsArgs& a, const WalkState& w, 
 }
 
 MOECCL_DEVICE uint32_t walk_planes(const WalkRowsArgs& a) { return a.scale_bytes > 0 ? 2 : 1; }
+MOECCL_DEVICE size_t walk_row_bytes(const WalkRowsArgs& a, uint32_t plane) {
+  return plane == 0 ? a.walk.element_bytes - a.scale_bytes : a.scale_bytes;
+}
 
 // Rows of a step's dst from `first` on, and where they are made: in place, or in a cell for another host.
 struct WalkRowPiece {
@@ -90,7 +101,7 @@ MOECCL_DEVICE bool walk_row_pieces(const WalkRowsArgs& a, WalkRowsShared& s, Wal
                                    uint32_t chunk, uint32_t plane, uint64_t dst_first, uint64_t count, Make&& make) {
   const bool elsewhere = walk_is_elsewhere(a.walk, step.dst);
   uint8_t* const base = walk_row_base(a, w, step.dst, chunk, plane);
-  const uint64_t row_bytes = plane == 0 ? a.walk.element_bytes - a.scale_bytes : a.scale_bytes;
+  const uint64_t row_bytes = walk_row_bytes(a, plane);
   const uint64_t most = elsewhere ? a.walk.net.cell_bytes / row_bytes : count;
   const WalkPlace at{static_cast<uint64_t>(&step - w.steps), chunk, step.dst.rank, 0, 0};
   for (uint64_t first = 0; first < count; first += most) {
@@ -124,7 +135,7 @@ MOECCL_DEVICE bool walk_rows_copy(const WalkRowsArgs& a, WalkRowsShared& s, Walk
             k.dst_first = piece.dst_first;
             k.src_first = block.src_first + piece.first;
             k.count = piece.count;
-            k.row_bytes = plane == 0 ? a.walk.element_bytes - a.scale_bytes : a.scale_bytes;
+            k.row_bytes = walk_row_bytes(a, plane);
             k.weights = a.weighted == 0 || block.weights == nullptr ? nullptr : block.weights + piece.first;
           }
           block_sync();
@@ -160,7 +171,7 @@ MOECCL_DEVICE bool walk_rows_sum(const WalkRowsArgs& a, WalkRowsShared& s, WalkS
             s.sums.grouped = a.grouped;
           }
           block_sync();
-          walk_reduce_rows(a.type, s.sums, walk_team(w));
+          walk_reduce_rows(a.type, s.sums, walk_row_bytes(a, plane), walk_team(w));
         });
     if (!through) return false;
   }

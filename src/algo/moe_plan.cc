@@ -41,6 +41,16 @@ class RowProgram {
   // Waits until the peer has given back the slot that this chunk will overwrite.
   void wait_slot(uint32_t peer) { program_.wait(peer, kCredit, shape_.depth); }
 
+  // Adds the parts of each edge in turn; batched, each part of all edges in turn.
+  template <class... Parts>
+  void for_edges(const std::vector<uint32_t>& edges, Parts&&... parts) {
+    if (shape_.batched) {
+      (std::for_each(edges.begin(), edges.end(), parts), ...);
+      return;
+    }
+    for (const uint32_t e : edges) (parts(e), ...);
+  }
+
   const Paths& paths_;
   const RankRows& r_;
   const MoePlanShape& shape_;
@@ -54,10 +64,9 @@ class DispatchBuilder : RowProgram {
 
   Program build() {
     program_.lane(lane_of(paths_, 0));
-    for (const uint32_t j : turn(r_.edges.out, 0, r_.rank, false)) {
-      gather_own(j);
-      program_.signal(r_.edges.out[j].peer, kData);
-    }
+    for_edges(
+        turn(r_.edges.out, 0, r_.rank, false), [&](uint32_t j) { wait_slot(r_.edges.out[j].peer); },
+        [&](uint32_t j) { gather_own(j); }, [&](uint32_t j) { program_.signal(r_.edges.out[j].peer, kData); });
     if (paths_.n_hops() > 1) {
       program_.lane(lane_of(paths_, 1));
       for (uint32_t h = 1; h < paths_.n_hops(); ++h) forward(h);
@@ -71,22 +80,30 @@ class DispatchBuilder : RowProgram {
   Ref peer_slot(const Edge& out) const { return slot(out.peer, out.peer_index); }
 
   void gather_own(uint32_t j) {
-    const Edge& edge = r_.edges.out[j];
-    wait_slot(edge.peer);
-    program_.rows(StepKind::kGatherRows, peer_slot(edge), in(r_.rank), r_.lists.gather(j, 0));
+    program_.rows(StepKind::kGatherRows, peer_slot(r_.edges.out[j]), in(r_.rank), r_.lists.gather(j, 0));
+  }
+
+  void await(uint32_t i) {
+    if (!awaited_[i]) program_.wait(r_.edges.in[i].peer, kData);
   }
 
   void forward(uint32_t hop) {
     const std::vector<uint32_t> outs = turn(r_.edges.out, hop, r_.rank, false);
     if (outs.empty()) return;
-    for (const uint32_t j : outs) gather_own(j);
+    for_edges(
+        outs, [&](uint32_t j) { wait_slot(r_.edges.out[j].peer); }, [&](uint32_t j) { gather_own(j); });
     for (uint32_t h = 0; h < hop; ++h) {
-      for (const uint32_t i : turn(r_.edges.in, h, r_.rank, true)) {
-        if (!awaited_[i]) program_.wait(r_.edges.in[i].peer, kData);
-        awaited_[i] = forwards_ = true;
-        for (const uint32_t j : outs)
-          program_.rows(StepKind::kGatherRows, peer_slot(r_.edges.out[j]), slot(r_.rank, i), r_.lists.gather(j, 1 + i));
-      }
+      for_edges(
+          turn(r_.edges.in, h, r_.rank, true),
+          [&](uint32_t i) {
+            await(i);
+            awaited_[i] = forwards_ = true;
+          },
+          [&](uint32_t i) {
+            for (const uint32_t j : outs)
+              program_.rows(StepKind::kGatherRows, peer_slot(r_.edges.out[j]), slot(r_.rank, i),
+                            r_.lists.gather(j, 1 + i));
+          });
     }
     for (const uint32_t j : outs) program_.signal(r_.edges.out[j].peer, kData);
   }
@@ -102,11 +119,12 @@ class DispatchBuilder : RowProgram {
     if (r_.owns) program_.rows(StepKind::kScatterRows, all, own, r_.lists.scatter(0));
     if (forwards_) program_.wait(r_.rank, kForwarded);
     for (uint32_t h = 0; h < paths_.n_hops(); ++h) {
-      for (const uint32_t i : turn(r_.edges.in, h, r_.rank, true)) {
-        if (!awaited_[i]) program_.wait(r_.edges.in[i].peer, kData);
-        if (r_.owns) program_.rows(StepKind::kScatterRows, all, slot(r_.rank, i), r_.lists.scatter(1 + i));
-        program_.signal(r_.edges.in[i].peer, kCredit);
-      }
+      for_edges(
+          turn(r_.edges.in, h, r_.rank, true), [&](uint32_t i) { await(i); },
+          [&](uint32_t i) {
+            if (r_.owns) program_.rows(StepKind::kScatterRows, all, slot(r_.rank, i), r_.lists.scatter(1 + i));
+          },
+          [&](uint32_t i) { program_.signal(r_.edges.in[i].peer, kCredit); });
     }
   }
 
@@ -160,12 +178,13 @@ class CombineBuilder : RowProgram {
     if (ins.empty()) return;
     const uint32_t first = r_.edges.first_out_after(hop);
     await_returns(first);
-    for (const uint32_t i : ins) {
-      const Edge& edge = r_.edges.in[i];
-      wait_slot(edge.peer);
-      program_.rows(StepKind::kReduceRows, slot(edge.peer, edge.peer_index), sources(first), 1 + i);
-      program_.signal(edge.peer, kData);
-    }
+    for_edges(
+        ins, [&](uint32_t i) { wait_slot(r_.edges.in[i].peer); },
+        [&](uint32_t i) {
+          const Edge& edge = r_.edges.in[i];
+          program_.rows(StepKind::kReduceRows, slot(edge.peer, edge.peer_index), sources(first), 1 + i);
+        },
+        [&](uint32_t i) { program_.signal(r_.edges.in[i].peer, kData); });
   }
 
   std::vector<bool> awaited_;  // out edges whose returns some lane waits for
@@ -174,7 +193,7 @@ class CombineBuilder : RowProgram {
 }  // namespace
 
 MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major) {
-  return {std::max({1u, paths.max_in(), paths.max_out()}), moe_plan_depth(paths.n_hops() > 1), expert_major};
+  return {std::max({1u, paths.max_in(), paths.max_out()}), moe_plan_depth(paths.n_hops() > 1), expert_major, false};
 }
 
 Program build_dispatch(const Paths& paths, const RankRows& rank, const MoePlanShape& shape) {
@@ -189,7 +208,7 @@ uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree&
   uint64_t hash = tree.hash();
   const auto add = [&](uint64_t word) { hash = hash_combine(hash, word); };
   add(static_cast<uint64_t>(op)), add(static_cast<uint64_t>(paths.algorithm().kind)), add(paths.algorithm().dims);
-  add(shape.n_slots), add(shape.depth), add(shape.expert_major), add(n_chunks), add(slot_rows);
+  add(shape.n_slots), add(shape.depth), add(shape.expert_major), add(shape.batched), add(n_chunks), add(slot_rows);
   for (const uint32_t owner : placement.owner) add(owner);
   if (paths.domains_hash() != 0) add(paths.domains_hash());
   return hash;

@@ -17,6 +17,9 @@ struct MoePlanShape {
   uint32_t n_slots = 1;  // the same on all ranks and for both operations
   uint32_t depth = 2;    // rotations of staging
   bool expert_major = false;
+  // A lane waits for all peers of a hop before their rows, and signals to all of them after. The blocks of a kernel
+  // then meet once a chunk and hop, instead of once for each peer.
+  bool batched = false;
 };
 MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major);
 

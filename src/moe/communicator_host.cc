@@ -47,35 +47,40 @@ Status CommunicatorHost::all_to_all_v(const void* send, const size_t* send_bytes
                                 .recv_displs = recv_at.data()});
 }
 
-Status CommunicatorHost::run(std::unique_ptr<exec::Operation> op, moecclStream_t stream, bool* captured) {
+Result<MoeHost::Place> CommunicatorHost::place(const RowBuffers& buffers, moecclStream_t stream) {
   MOECCL_TRY(comm_.usable());
   if (Group::open_here()) {
     return error(
         moecclInvalidUsage,
         "dispatch and combine cannot be part of a group: call them outside moecclGroupStart and moecclGroupEnd");
   }
-  Call call{.comm = &comm_};
-  MOECCL_TRY(find_stream_(stream, &comm_, &call.stream));
-  op->priority = comm_.priority_of(op->signature.op);
-  MOECCL_ASSIGN_OR_RETURN(op->runner, comm_.place(op->input, op->output));
-  if (const auto& scales = op->scales; scales.input != nullptr || scales.output != nullptr) {
+  Place at;
+  MOECCL_TRY(find_stream_(stream, &comm_, &at.stream));
+  MOECCL_ASSIGN_OR_RETURN(at.runner, comm_.place(buffers.in, buffers.out));
+  if (const auto& scales = buffers.scales; scales.input != nullptr || scales.output != nullptr) {
     MOECCL_ASSIGN_OR_RETURN(const exec::Runner* theirs, comm_.place(scales.input, scales.output));
-    if ((op->input != nullptr || op->output != nullptr) && theirs != op->runner) {
+    if ((buffers.in != nullptr || buffers.out != nullptr) && theirs != at.runner) {
       return error(moecclInvalidArgument, "rows are {} memory and their scales {} memory: give both of one kind",
-                   op->on_device() ? "CUDA" : "host", theirs->on_device() ? "CUDA" : "host");
+                   at.runner->on_device() ? "CUDA" : "host", theirs->on_device() ? "CUDA" : "host");
     }
   }
+  if (buffers.tables && at.runner->on_device()) at.runner = &comm_.cuda()->kernel_side()->runner();
+  return at;
+}
+
+Status CommunicatorHost::run(std::unique_ptr<exec::Operation> op, const Place& place, bool* captured) {
+  Call call{.comm = &comm_, .stream = place.stream};
+  op->runner = place.runner;
+  op->priority = comm_.priority_of(op->signature.op);
   if (op->rows.in_tables_alone && !op->on_device()) {
     return error(moecclInvalidUsage,
                  "the routing's last update was on a stream, so only CUDA memory can follow it: give buffers there, or "
                  "update it with moecclRoutingUpdate");
   }
   bool in_graph = false;
-  if (op->on_device() && op->rows.tables != nullptr) {
-    op->runner = &comm_.cuda()->kernel_side()->runner();
-    if (const CudaStream* cuda = call.stream != nullptr ? call.stream->as_cuda() : nullptr; cuda != nullptr) {
-      MOECCL_ASSIGN_OR_RETURN(in_graph, cuda->capturing());
-    }
+  if (const CudaStream* cuda = call.stream != nullptr ? call.stream->as_cuda() : nullptr;
+      cuda != nullptr && place.on_kernel()) {
+    MOECCL_ASSIGN_OR_RETURN(in_graph, cuda->capturing());
   }
   call.operation = std::move(op);
   MOECCL_TRY(issue(std::move(call)));
@@ -85,11 +90,9 @@ Status CommunicatorHost::run(std::unique_ptr<exec::Operation> op, moecclStream_t
 
 void CommunicatorHost::break_off(const Status& why) { comm_.break_off(why); }
 
-exec::PersistentKernel* CommunicatorHost::kernel(uint64_t staging_bytes) {
+exec::PersistentKernel* CommunicatorHost::kernel() {
   CudaSide* cuda = comm_.cuda();
-  if (cuda == nullptr || cuda->kernel_side() == nullptr || staging_bytes > cuda->kernel_side()->kernel().half_bytes())
-    return nullptr;
-  return &cuda->kernel_side()->kernel();
+  return cuda == nullptr || cuda->kernel_side() == nullptr ? nullptr : &cuda->kernel_side()->kernel();
 }
 
 Result<MoeHost::OnStream> CommunicatorHost::on_stream(moecclStream_t stream_handle) {

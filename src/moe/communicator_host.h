@@ -31,10 +31,11 @@ class CommunicatorHost final : public MoeHost {
   uint64_t next_number() override { return comm_.next_number(); }
   Status all_gather(const void* mine, size_t bytes, void* all) override;
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override;
-  Status run(std::unique_ptr<exec::Operation> op, moecclStream_t stream, bool* captured) override;
+  Result<Place> place(const RowBuffers& buffers, moecclStream_t stream) override;
+  Status run(std::unique_ptr<exec::Operation> op, const Place& place, bool* captured) override;
   void break_off(const Status& why) override;
   exec::StreamEngine* engine_for(const void* choices) override;
-  exec::PersistentKernel* kernel(uint64_t staging_bytes) override;
+  exec::PersistentKernel* kernel() override;
   bool is_device_memory(const void* pointer) const override { return comm_.is_device_memory(pointer); }
   Status check_reach(std::initializer_list<const void*> pointers) const override { return comm_.check_reach(pointers); }
   Result<OnStream> on_stream(moecclStream_t stream) override;

@@ -11,6 +11,7 @@
 #include "src/exec/cuda/cuda_routing.h"
 #include "src/exec/cuda/row_tables.h"
 #include "src/exec/cuda/table_plan.h"
+#include "src/world/kernel_side.h"
 
 namespace moeccl::comm {
 
@@ -182,6 +183,12 @@ MoeSlots::MoeSlots(const MoeConfig& config, const algo::Paths& paths, uint64_t g
   slot_rows = rows_of(budget);
 }
 
+uint64_t kernel_slot_rows(const MoeConfig& config, const algo::Paths& paths, const GrantedStaging& granted) {
+  if (granted.kernel == 0) return 0;
+  const MoeSlots slots(config, paths, granted.kernel);
+  return slots.enough() ? slots.slot_rows : 0;
+}
+
 Result<std::vector<algo::MoeAlgorithm>> fitting(const MoeConfig& config, const plan::LevelTree& tree,
                                                 uint64_t granted) {
   std::vector<algo::MoeAlgorithm> fit;
@@ -229,6 +236,14 @@ uint64_t device_bytes(const MoeConfig& config, const plan::LevelTree& tree, std:
   return most;
 }
 
+// Returns the most staging that one operation may get on the persistent kernel of a communicator.
+uint64_t most_on_kernel(uint64_t granted) {
+  if (driver::cuda::driver() == nullptr) return 0;
+  const int64_t given = env().cuda_staging_bytes;
+  return given > 0 ? granted_staging(static_cast<uint64_t>(given))
+                   : std::max(granted, granted_staging(kStagingOverNvlink));
+}
+
 }  // namespace
 
 Result<uint64_t> query_size(const MoeConfig& config, const plan::LevelTree& tree, uint64_t granted) {
@@ -240,10 +255,12 @@ Result<uint64_t> query_size(const MoeConfig& config, const plan::LevelTree& tree
   for (const algo::MoeAlgorithm& a : algorithms) {
     all_paths.push_back(std::make_unique<algo::Paths>(a, tree, config.placement, config.domains.get()));
     const algo::Paths& paths = *all_paths.back();
-    const MoeSlots slots(config, paths, granted);
+    MoeSlots slots(config, paths, granted);
+    const uint64_t kernel_rows = kernel_slot_rows(config, paths, {granted, most_on_kernel(granted)});
     candidates.push_back(&paths);
-    slot_rows.push_back(slots.slot_rows);
+    slot_rows.push_back(kernel_rows > 0 ? std::min(slots.slot_rows, kernel_rows) : slots.slot_rows);
     most_lists = std::max(most_lists, list_bytes(config, paths));
+    slots.slot_rows = std::max(slots.slot_rows, kernel_rows);
     most = std::max(most, slots.table_bytes + slots.staging_bytes(config));
   }
   most += device_bytes(config, tree, candidates, slot_rows, most_lists);

@@ -40,6 +40,12 @@ bool leaves_algorithm_open(const moecclMoeConfig_t& config);
 // Returns the bytes that a communicator with `staging_bytes` grants to one operation: half, in whole cache lines.
 inline uint64_t granted_staging(uint64_t staging_bytes) { return staging_bytes / 128 * 64; }
 
+// The staging that one operation may use: in the memory of the communicator, and in that of the persistent kernel on
+// CUDA memory (0: there is none). The kernel's may be larger, and its chunks longer.
+struct GrantedStaging {
+  uint64_t host = 0, kernel = 0;
+};
+
 // The parts of a candidate that are the same on all ranks. Only this struct decides whether a candidate fits, for
 // moecclMoeCheck, moecclMoeQuerySize and moecclMoeCreate. It leaves device memory out, because ranks may differ in that
 // but must agree on this decision.
@@ -57,6 +63,10 @@ struct MoeSlots {
     return algo::moe_staging_bytes(config.shape, plan, slot_rows);
   }
 };
+
+// Returns the rows of a candidate's slot on the persistent kernel, or 0 if that has too little staging. All ranks get
+// the same number, because they have agreed on the kernel's staging.
+uint64_t kernel_slot_rows(const MoeConfig& config, const algo::Paths& paths, const GrantedStaging& granted);
 
 // Returns the algorithms that fit, or moecclOutOfMemory with the least memory that is needed and the setting to raise.
 Result<std::vector<algo::MoeAlgorithm>> fitting(const MoeConfig& config, const plan::LevelTree& tree, uint64_t granted);

@@ -76,12 +76,15 @@ Result<std::string> MoeRouting::explain() const {
     text += "\n";
   }
   text += hiermoe_text();
-  text += format(
-      "\nchosen: {}, {}{}; {} chunks in {} slots x {} of {} rows ({:.1f} MiB of staging)\n", i.algorithm, why_chosen(),
-      layer_.follows_force().ok() ? "" : "; " + layer_.follows_force().message(), tables_.n_chunks(),
-      plan.slots.plan.n_slots, plan.slots.plan.depth, plan.slots.slot_rows,
-      static_cast<double>(algo::moe_staging_bytes(layer_.config().shape, plan.slots.plan, plan.slots.slot_rows)) /
-          (1 << 20));
+  const auto cut = [&](uint32_t n_chunks, uint64_t slot_rows) {
+    const uint64_t bytes = algo::moe_staging_bytes(layer_.config().shape, plan.slots.plan, slot_rows);
+    return format("{} chunks in {} slots x {} of {} rows ({:.1f} MiB of staging)", n_chunks, plan.slots.plan.n_slots,
+                  plan.slots.plan.depth, slot_rows, static_cast<double>(bytes) / (1 << 20));
+  };
+  text += format("\nchosen: {}, {}{}; {}\n", i.algorithm, why_chosen(),
+                 layer_.follows_force().ok() ? "" : "; " + layer_.follows_force().message(),
+                 cut(host_chunks_, plan.slots.slot_rows));
+  if (device_tables_ != nullptr) text += format("on CUDA memory {}\n", cut(kernel_chunks_, plan.kernel_rows));
   text += format("this rank would send {} bytes without dedup (T * k * row)\n", i.logical_bytes);
   for (int32_t l = 0; l < i.n_levels; ++l)
     text += format("  level {:12} {:8} rows {:12} bytes payload {:10} bytes metadata ({:.2f} %)\n", i.levels[l].name,
@@ -96,7 +99,9 @@ Result<std::string> MoeRouting::explain() const {
   };
   timing("dispatch", i.predicted_dispatch_us, i.measured_dispatch_us);
   timing("combine", i.predicted_combine_us, i.measured_combine_us);
-  for (const auto& [title, program] : {std::pair("dispatch", &plan.dispatch), std::pair("combine", &plan.combine)})
+  const MoeCandidate::Programs& programs = device_tables_ != nullptr ? plan.on_kernel : plan.steps;
+  for (const auto& [title, program] :
+       {std::pair("dispatch", &programs.dispatch), std::pair("combine", &programs.combine)})
     text += format("\n{}: steps of this rank, for each chunk\n{}", title, plan::steps_text(*program, "  "));
   return text;
 }

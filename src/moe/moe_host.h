@@ -13,6 +13,7 @@
 #include "src/base/status.h"
 #include "src/driver/cuda.h"
 #include "src/exec/operation.h"
+#include "src/exec/runner.h"
 #include "src/moe/creation.h"
 #include "src/plan/levels.h"
 #include "src/plan/profile.h"
@@ -23,6 +24,8 @@ class PersistentKernel;
 }  // namespace moeccl::exec
 
 namespace moeccl::comm {
+
+class Stream;
 
 class MoeHost {
  public:
@@ -49,10 +52,26 @@ class MoeHost {
   // Blocks. Blocks are contiguous in rank order on both sides, and both sides know the sizes.
   virtual Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) = 0;
 
+  // The buffers of a dispatch or combine, and whether its lists are in device memory too.
+  struct RowBuffers {
+    const void *in = nullptr, *out = nullptr;
+    exec::Operation::Scales scales = {};
+    bool tables = false;
+  };
+  // Where an operation runs. By default in the host's memory, without streams.
+  struct Place {
+    exec::Runner* runner = nullptr;
+    Stream* stream = nullptr;
+    bool on_kernel() const { return runner != nullptr && runner->kernel() != nullptr; }
+  };
+  virtual Result<Place> place(const RowBuffers& buffers, moecclStream_t stream) {
+    (void)buffers, (void)stream;
+    return Place{};
+  }
   // Runs a dispatch or combine. The caller has filled in everything except what the communicator knows, and keeps alive
   // all that the operation points to until it has run. With a stream, the call returns at once. Sets *captured when the
   // operation became part of a graph.
-  virtual Status run(std::unique_ptr<exec::Operation> op, moecclStream_t stream, bool* captured = nullptr) = 0;
+  virtual Status run(std::unique_ptr<exec::Operation> op, const Place& place, bool* captured = nullptr) = 0;
 
   // Ends the operation that the peers of a rank wait for, when the rank has failed before its own.
   virtual void break_off(const Status& why) { (void)why; }
@@ -62,11 +81,8 @@ class MoeHost {
     (void)choices;
     return nullptr;
   }
-  // Returns the persistent kernel; null: there is none, or it cannot hold `staging_bytes` for one operation.
-  virtual exec::PersistentKernel* kernel(uint64_t staging_bytes) {
-    (void)staging_bytes;
-    return nullptr;
-  }
+  // Returns the persistent kernel; null: there is none.
+  virtual exec::PersistentKernel* kernel() { return nullptr; }
   virtual bool is_device_memory(const void* pointer) const {
     (void)pointer;
     return false;

@@ -8,22 +8,29 @@
 #include "kernels/table.h"
 #include "src/base/adopt.h"
 #include "src/base/hash.h"
+#include "src/exec/cuda/persistent_kernel.h"
 
 namespace moeccl::comm {
 
 MoeCandidate::MoeCandidate(const MoeConfig& config, const algo::Placement& seen, const plan::LevelTree& tree,
-                           algo::MoeAlgorithm algorithm, uint32_t self, uint64_t granted)
+                           algo::MoeAlgorithm algorithm, uint32_t self, const GrantedStaging& granted)
     : name(algorithm.name()),
       paths(algorithm, tree, config.placement, config.domains.get()),
-      slots(config, paths, granted),
+      slots(config, paths, granted.host),
+      kernel_rows(kernel_slot_rows(config, paths, granted)),
       rank(paths, tree, seen, self),
-      dispatch(algo::build_dispatch(paths, rank, slots.plan)),
-      combine(algo::build_combine(paths, rank, slots.plan)) {
-  const auto hash = [&](moecclOp_t op) {
-    return algo::moe_plan_hash(op, paths, tree, config.placement, slots.plan, 0, 0);
-  };
-  dispatch_hash = hash(moecclOpDispatch);
-  combine_hash = hash(moecclOpCombine);
+      steps(build(config, tree, slots.plan)) {
+  if (kernel_rows == 0) return;
+  algo::MoePlanShape batched = slots.plan;
+  batched.batched = true;
+  on_kernel = build(config, tree, batched);
+}
+
+MoeCandidate::Programs MoeCandidate::build(const MoeConfig& config, const plan::LevelTree& tree,
+                                           const algo::MoePlanShape& shape) const {
+  const auto hash = [&](moecclOp_t op) { return algo::moe_plan_hash(op, paths, tree, config.placement, shape, 0, 0); };
+  return {shape, algo::build_dispatch(paths, rank, shape), algo::build_combine(paths, rank, shape),
+          hash(moecclOpDispatch), hash(moecclOpCombine)};
 }
 
 namespace {
@@ -118,11 +125,13 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMo
   MOECCL_TRY(compare(all, host.rank()));
   std::unique_ptr<MoeLayer> layer(new MoeLayer(host, std::move(*config)));
   layer->follows_force_ = std::move(follows);
+  const exec::PersistentKernel* kernel = host.kernel();
+  const GrantedStaging granted{host.staging_bytes(), kernel != nullptr ? kernel->half_bytes() : 0};
   size_t flat = fit.size();
   for (const algo::MoeAlgorithm& a : fit) {
     if (a.kind == algo::PathKind::kFlat) flat = layer->candidates_.size();
-    layer->candidates_.push_back(std::make_unique<MoeCandidate>(layer->config_, layer->placement_, host.tree(), a,
-                                                                host.rank(), host.staging_bytes()));
+    layer->candidates_.push_back(
+        std::make_unique<MoeCandidate>(layer->config_, layer->placement_, host.tree(), a, host.rank(), granted));
   }
   if (fit.size() > 1) layer->race_.emplace(fit.size(), flat);
   return layer;
@@ -215,16 +224,18 @@ Status needs_buffer(const char* what, const char* name, const void* buffer, uint
 std::unique_ptr<exec::Operation> rows_operation(const MoeHost& host, const MoeConfig& config, const MoeCandidate& plan,
                                                 const RowsCall& call) {
   const bool dispatches = call.kind == moecclOpDispatch;
+  const uint64_t slot_rows = call.on_kernel ? plan.kernel_rows : plan.slots.slot_rows;
+  const MoeCandidate::Programs& programs = call.on_kernel ? plan.on_kernel : plan.steps;
   auto op = std::make_unique<exec::Operation>();
-  op->binding = algo::moe_binding(config.shape, call.n_chunks, plan.slots.slot_rows);
+  op->binding = algo::moe_binding(config.shape, call.n_chunks, slot_rows);
   op->signature.op = call.kind;
   // A dispatch without weights moves bytes, so rows may have any length.
   op->signature.type = dispatches && !call.weighted ? moecclUint8 : config.type;
   op->signature.plan = hash_combine(algo::moe_plan_hash(call.kind, plan.paths, host.tree(), config.placement,
-                                                        plan.slots.plan, call.n_chunks, plan.slots.slot_rows),
+                                                        programs.shape, call.n_chunks, slot_rows),
                                     call.mark);
-  op->choice = {dispatches ? &plan.dispatch : &plan.combine, op->binding.chunking, plan.name.c_str(),
-                op->signature.plan, dispatches ? plan.dispatch_hash : plan.combine_hash};
+  op->choice = {dispatches ? &programs.dispatch : &programs.combine, op->binding.chunking, plan.name.c_str(),
+                op->signature.plan, dispatches ? programs.dispatch_hash : programs.combine_hash};
   op->element_bytes = op->binding.element_bytes;
   op->grouped = config.shape.grouped;
   return op;
@@ -238,10 +249,16 @@ void bind_lists(exec::Operation& op, const algo::RoutingTables& tables, bool wei
 Status MoeRouting::run(moecclOp_t kind, bool weighted, const void* in, void* out, moecclStream_t stream,
                        exec::Operation::Measured& measured, const exec::Operation::Scales* scales) {
   const MoeConfig& config = layer_.config();
+  const MoeCandidate& plan = *layer_.candidates()[chosen_];
+  MoeHost::RowBuffers buffers{in, out, {}, device_tables_ != nullptr};
+  if (scales != nullptr) buffers.scales = *scales;
+  MOECCL_ASSIGN_OR_RETURN(const MoeHost::Place place, layer_.host().place(buffers, stream));
+  const bool on_kernel = place.on_kernel();
+  if (!on_kernel && !on_device_) cut_for_host();
+  const uint32_t n_chunks = !on_kernel ? host_chunks_ : on_device_ ? cuda_tables_->n_chunks() : kernel_chunks_;
   // The mark catches a rank that runs another routing, perhaps of another layer, or a backward pass.
-  auto op = rows_operation(
-      layer_.host(), config, *layer_.candidates()[chosen_],
-      {kind, weighted, on_device_ ? cuda_tables_->n_chunks() : tables_.n_chunks(), 2 * number_ + (weighted ? 1 : 0)});
+  auto op = rows_operation(layer_.host(), config, plan,
+                           {kind, weighted, on_kernel, n_chunks, 2 * number_ + (weighted ? 1 : 0)});
   op->rows.in_tables_alone = on_device_;
   if (!on_device_) bind_lists(*op, tables_, weighted);
   if (scales != nullptr) {
@@ -260,7 +277,7 @@ Status MoeRouting::run(moecclOp_t kind, bool weighted, const void* in, void* out
     op->rows.most_bytes = std::max(config.shape.max_tokens, layer_.most_rows()) * op->element_bytes;
   }
   const bool known = captured_;
-  Status status = layer_.host().run(std::move(op), stream, &captured_);
+  Status status = layer_.host().run(std::move(op), place, &captured_);
   if (!known) captured_weighted_ = weighted_;
   return status;
 }

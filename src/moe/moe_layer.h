@@ -24,19 +24,32 @@ namespace moeccl::comm {
 struct MoeCandidate {
   // `seen` is MoeLayer::placement(), which must outlive this object.
   MoeCandidate(const MoeConfig& config, const algo::Placement& seen, const plan::LevelTree& tree,
-               algo::MoeAlgorithm algorithm, uint32_t rank, uint64_t granted_staging);
+               algo::MoeAlgorithm algorithm, uint32_t rank, const GrantedStaging& granted);
+  // Returns the staging that its operations use, wherever they run.
+  uint64_t staging_bytes(const MoeConfig& config) const {
+    return algo::moe_staging_bytes(config.shape, slots.plan, std::max(slots.slot_rows, kernel_rows));
+  }
   std::string name;
   algo::Paths paths;
   MoeSlots slots;
+  uint64_t kernel_rows;  // of a slot on the persistent kernel; 0: there is none, or too little staging
   algo::RankPaths rank;
-  plan::Program dispatch, combine;
-  uint64_t dispatch_hash, combine_hash;  // of these programs
+  struct Programs {
+    algo::MoePlanShape shape;
+    plan::Program dispatch, combine;
+    uint64_t dispatch_hash = 0, combine_hash = 0;
+  };
+  Programs steps, on_kernel;  // on_kernel: empty without a kernel
+
+ private:
+  Programs build(const MoeConfig& config, const plan::LevelTree& tree, const algo::MoePlanShape& shape) const;
 };
 
 // A dispatch or combine by a candidate's plan, without its buffers, its lists and what the communicator knows.
 struct RowsCall {
   moecclOp_t kind = moecclOpDispatch;
   bool weighted = false;
+  bool on_kernel = false;
   uint32_t n_chunks = 1;
   uint64_t mark = 0;  // ranks that pass different marks get an error before rows move
 };
@@ -180,6 +193,7 @@ class MoeRouting {
   Status read_received(Agreement* mine);
   void note_step(const MoeStep& step, std::span<const Agreement> all);
   Status agree();
+  void cut_for_host();
   Status update_all(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
   Status keep_captured(std::span<const Hello> hellos);
   Status bring_tables();
@@ -226,7 +240,10 @@ class MoeRouting {
   algo::RecordWriter writer_;
   std::vector<uint32_t> received_;  // records of all ranks
   std::vector<size_t> received_bytes_;
+  // Its lists are cut for the persistent kernel where there is one, until the first operation that needs them cut for
+  // the host's slots.
   algo::RoutingTables tables_;
+  uint32_t host_chunks_ = 1, kernel_chunks_ = 1;  // as many as the slots of each need
   // For the persistent kernel; null without one.
   std::unique_ptr<exec::RowTables> device_tables_;
   // For updates on a stream, whose lists and counts only the device knows.

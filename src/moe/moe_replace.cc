@@ -76,7 +76,7 @@ Result<std::unique_ptr<MoeReplacement>> MoeReplacement::create(MoeLayer& layer, 
     for (const auto& c : layer.candidates()) {
       made->candidates_.push_back(std::make_unique<MoeCandidate>(made->moe_config_, made->moe_config_.placement,
                                                                  made->tree_, c->paths.algorithm(), host.rank(),
-                                                                 host.staging_bytes()));
+                                                                 GrantedStaging{host.staging_bytes(), 0}));
       const MoeSlots& slots = made->candidates_.back()->slots;
       if (!slots.enough())
         own = error(

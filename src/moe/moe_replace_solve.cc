@@ -210,7 +210,7 @@ Status MoeReplacement::build_at_home() {
     shape.top_k = layer_.config().shape.top_k + 1;
     const algo::HomeRecords records(candidates_[routing_->chosen_]->rank, views, tokens_of_, routing_->tables_, rows_);
     MOECCL_TRY(records.fill(tables_, shape, routing_->weighted_, routing_->tables_));
-    tables_.build(routing_->tables_.n_chunks());
+    tables_.build(routing_->host_chunks_);
   }
   count_sent();
   solve_us_ = static_cast<double>(now_ns() - begun) / 1000;

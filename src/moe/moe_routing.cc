@@ -24,7 +24,8 @@ struct MoeRouting::Hello {
 // What every rank sends once it has its records.
 struct MoeRouting::Agreement {
   int32_t code = moecclSuccess;
-  uint32_t min_chunks = 1;
+  uint32_t min_chunks = 1, kernel_chunks = 1;  // for the slots of the host and of the persistent kernel
+  uint32_t padding = 0;
   uint64_t largest_edge_bytes = 0;
   uint64_t needed_bytes = 0;  // > 0: the cap is exceeded
   // The layer's last step whose operations have run.
@@ -303,11 +304,11 @@ Status MoeRouting::read_received(Agreement* mine) {
   MOECCL_TRY(tables_.receive(plan.rank, config.shape, views, tokens_of_, weighted_));
   uint64_t needed_rows = 0;
   mine->min_chunks = tables_.min_chunks(plan.slots.slot_rows, &needed_rows);
+  if (layer_.has_tables()) mine->kernel_chunks = tables_.min_chunks(plan.kernel_rows, &needed_rows);
   mine->largest_edge_bytes = tables_.largest_edge_rows() * config.shape.row_bytes;
-  const uint32_t chunks = std::max(mine->min_chunks, algo::kMoePipelineChunks);
+  const uint32_t chunks = std::max({mine->min_chunks, mine->kernel_chunks, algo::kMoePipelineChunks});
   const uint64_t held = algo::RoutingTables::bytes_bound(tables_.load(), chunks);
-  uint64_t bytes = held + (writer_.words().size() + received_.size()) * sizeof(uint32_t) +
-                   algo::moe_staging_bytes(config.shape, plan.slots.plan, plan.slots.slot_rows) +
+  uint64_t bytes = held + (writer_.words().size() + received_.size()) * sizeof(uint32_t) + plan.staging_bytes(config) +
                    layer_.device_bytes(device_tables_ == nullptr);
   if (layer_.has_tables()) bytes += exec::RowTables::bytes_bound(held / 2);
   if (cuda_tables_ != nullptr) bytes += cuda_tables_->memory_bytes();
@@ -336,36 +337,49 @@ Status MoeRouting::agree() {
   mine.step_number = step.number;
   mine.step_took_us = step.took_us;
   MOECCL_ASSIGN_OR_RETURN(const std::vector<Agreement> all, answers_of(host, mine, own, kFails));
-  uint32_t chunks = 1;
+  uint32_t chunks = 1, kernel_chunks = 1;
   uint64_t largest = 0;
   for (uint32_t r = 0; r < host.n_ranks(); ++r) {
     if (all[r].needed_bytes > 0)
       return error(moecclOutOfMemory, "rank {} needs {} bytes for this routing, memory_cap_bytes allows {}", r,
                    all[r].needed_bytes, layer_.config().memory_cap);
     // At most one chunk for each token of an origin, see RoutingTables::min_chunks().
-    if (all[r].min_chunks > std::bit_ceil(layer_.config().shape.max_tokens))
-      return error(moecclRemoteError, "rank {} asks for {} chunks: {} tokens have at most {}", r, all[r].min_chunks,
-                   layer_.config().shape.max_tokens, std::bit_ceil(layer_.config().shape.max_tokens));
-    if (all[r].min_chunks == 0)
-      return error(moecclInternalError, "rank {} found no cut of this routing into slots of {} rows", r,
-                   layer_.candidates()[chosen_]->slots.slot_rows);
+    for (const uint32_t asked : {all[r].min_chunks, all[r].kernel_chunks}) {
+      if (asked > std::bit_ceil(layer_.config().shape.max_tokens))
+        return error(moecclRemoteError, "rank {} asks for {} chunks: {} tokens have at most {}", r, asked,
+                     layer_.config().shape.max_tokens, std::bit_ceil(layer_.config().shape.max_tokens));
+      if (asked == 0)
+        return error(moecclInternalError, "rank {} found no cut of this routing into slots of {} rows", r,
+                     layer_.candidates()[chosen_]->slots.slot_rows);
+    }
     chunks = std::max(chunks, all[r].min_chunks);
+    kernel_chunks = std::max(kernel_chunks, all[r].kernel_chunks);
     largest = std::max(largest, all[r].largest_edge_bytes);
   }
   note_step(step, all);
   const uint32_t useful = std::min(algo::moe_pipeline_chunks(largest), prices_[chosen_].most_chunks);
-  tables_.build(std::max(chunks, useful));
+  host_chunks_ = std::max(chunks, useful);
+  kernel_chunks_ = std::max(kernel_chunks, useful);
+  tables_.build(layer_.has_tables() ? kernel_chunks_ : host_chunks_);
   return {};
+}
+
+// Operations in flight do not read the lists: those on the persistent kernel have their own, and this is the first one
+// elsewhere since the lists were cut for the kernel.
+void MoeRouting::cut_for_host() {
+  if (tables_.n_chunks() == host_chunks_) return;
+  wait_for_readers();
+  tables_.build(host_chunks_);
 }
 
 namespace {
 
 exec::PersistentKernel* kernel_of(const MoeLayer& layer) {
-  uint64_t staging = 0;
-  for (const auto& c : layer.candidates())
-    staging = std::max(staging, algo::moe_staging_bytes(layer.config().shape, c->slots.plan, c->slots.slot_rows));
-  exec::PersistentKernel* kernel = layer.host().kernel(staging);
-  return kernel != nullptr && layer.config().shape.widest_row() <= kernel->most_row_bytes() ? kernel : nullptr;
+  exec::PersistentKernel* kernel = layer.host().kernel();
+  if (kernel == nullptr || layer.config().shape.widest_row() > kernel->most_row_bytes()) return nullptr;
+  const bool fits = std::all_of(layer.candidates().begin(), layer.candidates().end(),
+                                [](const auto& candidate) { return candidate->kernel_rows > 0; });
+  return fits ? kernel : nullptr;
 }
 
 }  // namespace

@@ -97,13 +97,13 @@ Status MoeRouting::prepare_stream_updates(driver::cuda::Context context, bool ca
   const MoeCandidate& plan = *layer_.candidates()[chosen_];
   host.wait_idle();  // an allocation may wait for the device, where a peer's kernel may wait for this rank
   const Status own = [&]() -> Status {
-    const exec::TablePlan::Layer setting{&plan.paths,     &plan.rank,    &config.placement,    config.domains.get(),
-                                         &layer_.order(), &config.shape, plan.slots.slot_rows, 0};
+    const exec::TablePlan::Layer setting{&plan.paths,     &plan.rank,    &config.placement, config.domains.get(),
+                                         &layer_.order(), &config.shape, plan.kernel_rows,  0};
     layer_.give_back(std::move(cuda_tables_));
     cuda_tables_ = layer_.take_cuda_tables(chosen_);
     if (cuda_tables_ != nullptr) return {};
-    const uint64_t bytes = exec::TablePlan(setting).bytes() + memory_bytes() + layer_.device_bytes(false) +
-                           algo::moe_staging_bytes(config.shape, plan.slots.plan, plan.slots.slot_rows);
+    const uint64_t bytes =
+        exec::TablePlan(setting).bytes() + memory_bytes() + layer_.device_bytes(false) + plan.staging_bytes(config);
     if (config.memory_cap > 0 && bytes > config.memory_cap)
       return error(moecclOutOfMemory, "updates on a stream need {} bytes, memory_cap_bytes allows {}", bytes,
                    config.memory_cap);

@@ -258,13 +258,13 @@ class CudaSide::Connector {
   // NVLink carries a megabyte. If NVLink joins the ranks' devices and they have enough memory, chunks are therefore
   // larger.
   uint64_t kernel_staging() const {
-    constexpr uint64_t kOverNvlink = uint64_t{64} << 20, kLargeDevice = uint64_t{32} << 30;
+    constexpr uint64_t kLargeDevice = uint64_t{32} << 30;
     const uint64_t usual = n_.shape.staging_bytes;
     if (env().cuda_staging_bytes > 0) return static_cast<uint64_t>(env().cuda_staging_bytes);
     if (several_hosts() || own_.reaches == 0 || cuda::device_bytes(own_.device) < kLargeDevice) return usual;
     std::vector<cuda::Uuid> devices;
     for (const Introduction& i : all_) devices.push_back(std::to_array(i.uuid));
-    return cuda::joined_by_nvlink(own_.device, devices) ? std::max(usual, kOverNvlink) : usual;
+    return cuda::joined_by_nvlink(own_.device, devices) ? std::max(usual, kStagingOverNvlink) : usual;
   }
 
   Result<transport::cuda_ipc::Opened> open(uint32_t r, cuda::Context context) {

@@ -18,6 +18,9 @@
 
 namespace moeccl::comm {
 
+// A rank's staging on the device, in two halves, where NVLink joins the ranks' devices and each has enough memory.
+inline constexpr uint64_t kStagingOverNvlink = uint64_t{64} << 20;
+
 class KernelSide {
  public:
   // A rank's device, as known to all ranks.

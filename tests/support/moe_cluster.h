@@ -143,8 +143,10 @@ class MoeCluster {
     for (uint32_t r = 0; r < n(); ++r) tables[r].build(n_chunks);
   }
 
-  plan::Plan plan(moecclOp_t op) const {
-    plan::Plan p = algo::build_moe_plan(op, *paths, test_case.tree, placement, plan_shape, domains.get());
+  plan::Plan plan(moecclOp_t op, bool batched = false) const {
+    algo::MoePlanShape shape = plan_shape;
+    shape.batched = batched;
+    plan::Plan p = algo::build_moe_plan(op, *paths, test_case.tree, placement, shape, domains.get());
     p.chunking = {slot_rows_, tables[0].n_chunks()};
     return p;
   }

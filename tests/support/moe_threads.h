@@ -88,7 +88,7 @@ class ThreadHost final : public comm::MoeHost {
     point_.meet();
     return {};
   }
-  Status run(std::unique_ptr<exec::Operation> op, moecclStream_t, bool*) override {
+  Status run(std::unique_ptr<exec::Operation> op, const Place&, bool*) override {
     point_.slots[rank_].run = op.get();
     point_.meet();
     if (rank_ == 0) interpret();

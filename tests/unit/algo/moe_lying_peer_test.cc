@@ -50,8 +50,8 @@ class RecordingHost final : public MoeHost {
     note(recv, recv_bytes);
     return {};
   }
-  Status run(std::unique_ptr<exec::Operation> op, moecclStream_t stream, bool* captured) override {
-    return host_.run(std::move(op), stream, captured);
+  Status run(std::unique_ptr<exec::Operation> op, const Place& place, bool* captured) override {
+    return host_.run(std::move(op), place, captured);
   }
 
  private:
@@ -93,7 +93,7 @@ class LyingHost final : public MoeHost {
     return {};
   }
   // Checks every address that the lists name.
-  Status run(std::unique_ptr<exec::Operation> op, moecclStream_t, bool*) override {
+  Status run(std::unique_ptr<exec::Operation> op, const Place&, bool*) override {
     ++n_runs;
     const plan::Program& program = *op->choice.program;
     const uint64_t slot = op->binding.slot_elements;

@@ -69,13 +69,15 @@ bool wasteful(const MoeCluster& cluster, moecclOp_t op) {
   return op == moecclOpDispatch && !cluster.paths->algorithm().dedup() && !cluster.test_case.shape.expert_major;
 }
 
-void prove(const MoeCluster& cluster, moecclOp_t op, bool weighted) {
-  const plan::Plan plan = cluster.plan(op);
+void prove(const MoeCluster& cluster, moecclOp_t op, bool weighted, bool batched = false) {
+  const plan::Plan plan = cluster.plan(op, batched);
   const std::vector<plan::Binding> bindings = cluster.bindings(op, weighted);
   const plan::RowExpectation rows =
       op == moecclOpDispatch ? expect_dispatch(cluster, weighted) : expect_combine(cluster, weighted);
   const Status status = plan::check({plan, bindings, &rows, nullptr, wasteful(cluster, op)});
-  EXPECT_TRUE(status.ok()) << (op == moecclOpDispatch ? "dispatch: " : "combine: ") << status.message();
+  EXPECT_TRUE(status.ok()) << (op == moecclOpDispatch ? "dispatch" : "combine") << (batched ? ", batched: " : ": ")
+                           << status.message();
+  if (!batched) prove(cluster, op, weighted, true);
 }
 
 TEST(MoePlanTest, ProvedForRandomRoutingsOnEveryTree) {

@@ -13,6 +13,8 @@ struct MoeWorld {
   const char* topology;
   moecclMoeLayout_t layout;
   bool deterministic;
+  size_t staging = 0;                // 0: the default
+  const char* kernel_staging = "0";  // 0: the default
 };
 
 std::vector<char> rows_of(std::mt19937_64& random, size_t n) {
@@ -24,12 +26,28 @@ std::vector<char> rows_of(std::mt19937_64& random, size_t n) {
   return bytes;
 }
 
+// The kernel's slots have another size than the host's, so the routing says two numbers of chunks.
+void expect_other_chunks(moecclRouting_t routing) {
+  std::vector<char> buffer(1 << 16);
+  MOECCL_ASSERT_OK(moecclMoeExplain(routing, buffer.data(), buffer.size(), nullptr));
+  const std::string text(buffer.data());
+  constexpr std::string_view kHost = "; ", kKernel = "on CUDA memory ";
+  const size_t chunks = text.find(" chunks in "), kernel = text.find(kKernel);
+  ASSERT_NE(chunks, std::string::npos) << text;
+  ASSERT_NE(kernel, std::string::npos) << text;
+  const int host = std::stoi(text.substr(text.rfind(kHost, chunks) + kHost.size()));
+  EXPECT_NE(host, std::stoi(text.substr(kernel + kKernel.size()))) << text;
+}
+
 class CudaMoe : public ::testing::TestWithParam<MoeWorld> {};
 
 TEST_P(CudaMoe, EveryDirectionGivesTheBitsOfHostMemory) {
   const MoeWorld w = GetParam();
+  // Where the kernel has other staging, host memory and CUDA memory cut the rows into different chunks.
+  const Setting staging("MOECCL_CUDA_STAGING_BYTES", w.kernel_staging);
   RankOptions options{.mode = w.mode, .deadline_ms = 120'000, .init = false};
   options.config.topology = w.topology;
+  options.config.staging_bytes = w.staging;
   options.config.deterministic = w.deterministic ? 1 : 0;
   options.config.timeout_ms = capped_ms(60'000);
   options.config.init_timeout_ms = capped_ms(60'000);
@@ -72,6 +90,7 @@ TEST_P(CudaMoe, EveryDirectionGivesTheBitsOfHostMemory) {
           MOECCL_ASSERT_OK(
               moecclRoutingCreate(&routing, moe, on_device ? static_cast<const int32_t*>(d_topk.data()) : topk.data(),
                                   on_device ? static_cast<const float*>(d_weight.data()) : weight.data(), tokens));
+          if (w.staging > 0 && tokens > 30) expect_other_chunks(routing);
           moecclRoutingInfo_t info{};
           info.size = sizeof(info);
           MOECCL_ASSERT_OK(moecclRoutingGetInfo(routing, &info));
@@ -128,17 +147,18 @@ TEST_P(CudaMoe, EveryDirectionGivesTheBitsOfHostMemory) {
       options);
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, CudaMoe,
-                         ::testing::Values(MoeWorld{1, RankMode::kThreads, nullptr, moecclLayoutExpertMajor, false},
-                                           MoeWorld{4, RankMode::kThreads, "node:2 gpu:2", moecclLayoutExpertMajor,
-                                                    false},
-                                           MoeWorld{4, RankMode::kProcesses, "node:2 gpu:2", moecclLayoutRows, false},
-                                           MoeWorld{4, RankMode::kMixed, "node:2 gpu:2", moecclLayoutExpertMajor, true},
-                                           MoeWorld{2, RankMode::kProcesses, nullptr, moecclLayoutExpertMajor, true}),
-                         [](const ::testing::TestParamInfo<MoeWorld>& info) {
-                           return std::to_string(info.index) + "_" + std::to_string(info.param.n) +
-                                  mode_name(info.param.mode);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Worlds, CudaMoe,
+    ::testing::Values(MoeWorld{1, RankMode::kThreads, nullptr, moecclLayoutExpertMajor, false},
+                      MoeWorld{4, RankMode::kThreads, "node:2 gpu:2", moecclLayoutExpertMajor, false},
+                      MoeWorld{4, RankMode::kProcesses, "node:2 gpu:2", moecclLayoutRows, false},
+                      MoeWorld{4, RankMode::kMixed, "node:2 gpu:2", moecclLayoutExpertMajor, true},
+                      MoeWorld{2, RankMode::kProcesses, nullptr, moecclLayoutExpertMajor, true},
+                      MoeWorld{4, RankMode::kThreads, "node:2 gpu:2", moecclLayoutRows, false, 64 << 10, "1M"},
+                      MoeWorld{8, RankMode::kThreads, nullptr, moecclLayoutExpertMajor, false, 1 << 20, "64K"}),
+    [](const ::testing::TestParamInfo<MoeWorld>& info) {
+      return std::to_string(info.index) + "_" + std::to_string(info.param.n) + mode_name(info.param.mode);
+    });
 
 // One rank, so that no peer waits for a call that is refused.
 RankOptions alone() {
