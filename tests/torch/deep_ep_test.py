@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of bindings/deep_ep: every call against a dense reference, on 2 and 4 processes, and on 4 that count as two hosts."""
+"""Tests of bindings/deep_ep: every call against a dense reference, on 2 and 4 processes, on 4 that count as two hosts, and on 2 whose
+calls take the way of CUDA tensors, with streams that stand in for CUDA's. With DEEP_EP_TEST_DEVICE=cuda the tensors are CUDA tensors
+of one GPU; tools/gpu-check does that."""
 import functools
 import multiprocessing
 import os
@@ -10,110 +12,9 @@ import unittest
 import with_torch  # noqa: F401 (skips where there is no torch)
 import torch
 import torch.distributed as dist
+from deep_ep_support import (DEVICE, Case, close, expected_dispatch, in_rank_of, inputs, on_streams, raises, same)
 
 SECONDS = 300  # per case
-
-
-def inputs(rank, n, hidden, n_experts, top_k, dtype=torch.bfloat16, holes=True, seed=0):
-    """Returns the inputs of a rank; every rank can compute those of all others."""
-    random = torch.Generator().manual_seed(1000 * seed + rank)
-    x = torch.randn((n, hidden), generator=random).to(dtype)
-    idx = torch.rand((n, n_experts), generator=random).topk(top_k, dim=1).indices
-    if holes and n:
-        idx[torch.rand((n, top_k), generator=random) < 0.2] = -1
-        idx[0] = -1
-    return x, idx, torch.rand((n, top_k), generator=random)
-
-
-def in_rank_of(idx, n_experts, n_ranks):
-    owner = torch.where(idx >= 0, idx // (n_experts // n_ranks), -1)
-    return torch.stack([(owner == r).any(dim=1) for r in range(n_ranks)], dim=1)
-
-
-def expected_dispatch(all_inputs, rank, n_experts):
-    """Returns (rows, local choices, weights, source rank, token) that this rank receives, in order."""
-    n_ranks, n_local = len(all_inputs), n_experts // len(all_inputs)
-    parts = [[], [], [], [], []]
-    for source, (x, idx, weights) in enumerate(all_inputs):
-        here = in_rank_of(idx, n_experts, n_ranks)[:, rank]
-        local = idx[here] - rank * n_local
-        own = (local >= 0) & (local < n_local)
-        tokens = here.nonzero()[:, 0]
-        rows = x.view(torch.uint8)[here].view(x.dtype) if x.element_size() == 1 else x[here]  # torch up to 2.8 cannot index float8
-        for part, value in zip(parts, (rows, torch.where(own, local, -1), torch.where(own, weights[here], 0.0),
-                                       torch.full_like(tokens, source), tokens)):
-            part.append(value)
-    return [torch.cat(part) for part in parts]
-
-
-def close(got, expected, tolerance):
-    assert got.shape == expected.shape, f"{got.shape} and {expected.shape}"
-    if got.numel():
-        worst = ((got.double() - expected.double()).abs() / (1 + expected.double().abs())).max().item()
-        assert worst <= tolerance, f"differs by {worst}, {tolerance} is allowed"
-
-
-def same(got, expected):
-    assert got.shape == expected.shape and got.dtype == expected.dtype, f"{got.dtype} {got.shape}, {expected.dtype} {expected.shape}"
-    assert torch.equal(got.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
-
-
-def raises(kind, words, call):
-    try:
-        call()
-    except kind as failure:
-        assert words in str(failure), f"{failure} does not say {words!r}"
-        return
-    raise AssertionError(f"{kind.__name__} with {words!r} was not raised")
-
-
-class Case:
-    """A rank's view of one case: its own inputs, those of all ranks, and the usual calls."""
-
-    def __init__(self, buffer, n_tokens, hidden=64, n_experts=16, top_k=4, **more):
-        self.buffer, self.rank, self.n_ranks, self.n_experts = buffer, buffer.rank, buffer.group_size, n_experts
-        counts = n_tokens if isinstance(n_tokens, list) else [n_tokens] * self.n_ranks
-        self.all = [inputs(r, counts[r], hidden, n_experts, top_k, **more) for r in range(self.n_ranks)]
-        self.x, self.idx, self.weights = self.all[self.rank]
-
-    def layout(self):
-        per_rank, per_host, per_expert, in_rank, _ = self.buffer.get_dispatch_layout(self.idx, self.n_experts)
-        return {"num_tokens_per_rank": per_rank, "num_tokens_per_rdma_rank": per_host, "is_token_in_rank": in_rank,
-                "num_tokens_per_expert": per_expert}
-
-    def dispatch(self, x=None, **more):
-        return self.buffer.dispatch(self.x if x is None else x, topk_idx=self.idx, topk_weights=self.weights, **self.layout(),
-                                    **more)
-
-    def expected(self):
-        return expected_dispatch(self.all, self.rank, self.n_experts)
-
-    def expected_counts(self):
-        n_local = self.n_experts // self.n_ranks
-        idx = torch.cat([i.reshape(-1) for _, i, _ in self.all])
-        return [(idx == e).sum().item() for e in range(self.rank * n_local, (self.rank + 1) * n_local)]
-
-    def check(self, result):
-        """Checks the result of a dispatch, and returns its handle."""
-        rows, idx, weights, counts, handle, _ = result
-        expected = self.expected()
-        same(rows, expected[0])
-        same(idx, expected[1])
-        same(weights, expected[2])
-        assert counts == self.expected_counts(), f"{counts} and {self.expected_counts()}"
-        return handle
-
-    def check_combine(self, handle, dtype=None, tolerance=0.02):
-        """Checks combine of rows that each rank has multiplied by its number plus 1."""
-        dtype = dtype or self.x.dtype
-        rows, idx, weights, _, _ = self.expected()
-        out, out_weights, _ = self.buffer.combine((rows * (self.rank + 1)).to(dtype), handle, topk_weights=weights)
-        factor = (in_rank_of(self.idx, self.n_experts, self.n_ranks) * torch.arange(1, self.n_ranks + 1)).sum(1, keepdim=True)
-        close(out, (self.x.to(dtype) * factor).to(dtype), tolerance)
-        same(out_weights, torch.where(self.idx >= 0, self.weights, 0.0))
-
-
-# Each case is a function of a Buffer, which all ranks call, each with its own.
 
 
 def layout_counts_tokens_once_a_rank(buffer):
@@ -312,6 +213,8 @@ def many_handles_live_together(buffer):
 def memory_of_results_is_used_again(buffer):
     case = Case(buffer, 300, hidden=2048, seed=3)
     rows = case.dispatch()[0]
+    if DEVICE != "cpu":
+        return  # torch itself keeps CUDA memory, and says when it may be used again
     address, part = rows.data_ptr(), rows[3:5]
     kept = part.clone()
     del rows
@@ -611,18 +514,55 @@ def sizes_and_streams(buffer):
     EventOverlap(EventHandle()).current_stream_wait()
 
 
+def streams_wait_for_each_other(buffer):
+    """A call comes after the caller's work, or only after the event that it is given; the caller's work comes after the call, or after
+    its event. Inputs are recorded on the Buffer's stream, and results on the caller's."""
+    from deep_ep.utils import EventHandle, EventOverlap
+    usual = buffer.__dict__.get("_stream_for")
+    streams, recorded = on_streams(buffer)
+    own, caller = buffer._stream_for(None).stream, streams.current_stream()
+    case = Case(buffer, 8)
+    layout = case.layout()
+    for asynchronous in (False, True):
+        for given in (False, True):
+            caller.after, own.after = {"early"}, {f"call {asynchronous} {given}"}
+            event = EventOverlap(EventHandle(streams)) if given else None
+            caller.after.add("late")
+            del recorded[:]
+            rows, *_, handle, done = buffer.dispatch(case.x, topk_idx=case.idx, topk_weights=case.weights, previous_event=event,
+                                                     async_finish=asynchronous, **layout)
+            assert "early" in own.after and ("late" in own.after) != given, own.after
+            assert (case.x.data_ptr(), own) in recorded and (rows.data_ptr(), caller) in recorded
+            work = f"call {asynchronous} {given}"
+            assert (work in caller.after) != asynchronous
+            if asynchronous:
+                done.current_stream_wait() if done.event._cuda is torch.cuda else caller.wait_event(done.event._event)
+            assert work in caller.after and (done.event is None) != asynchronous
+            case.check_combine(handle)
+    if usual is None:
+        del buffer._stream_for
+    else:
+        buffer._stream_for = usual
+
+
 CASES = [value for name, value in list(globals().items())
          if callable(value) and getattr(value, "__code__", None) and value.__code__.co_varnames[:1] == ("buffer", ) and
          value.__code__.co_argcount == 1 and name.islower()]
 
 
-def serve(rank, n_ranks, meeting, hosts, pipe):
+def serve(rank, n_ranks, meeting, world, pipe):
     """Serves as one rank: runs the cases whose names arrive, and sends back the results."""
-    if hosts:
+    if world == "hosts":
         os.environ["MOECCL_HOST_ID"] = f"host{rank // 2}"
     torch.set_num_threads(1)
+    if DEVICE != "cpu":
+        torch.cuda.set_device(0)
+        torch.cuda.init()
+        torch.set_default_device(DEVICE)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", world_size=n_ranks, rank=rank)
     buffer = DEEP_EP().Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
+    if world == "streams":
+        on_streams(buffer)
     for name in iter(pipe.recv, None):
         try:
             globals()[name](buffer)
@@ -635,7 +575,7 @@ def serve(rank, n_ranks, meeting, hosts, pipe):
 
 
 class Ranks(unittest.TestCase):
-    n_ranks, hosts = 0, False
+    n_ranks, world = 0, "usual"
 
     @classmethod
     def setUpClass(cls):
@@ -644,7 +584,7 @@ class Ranks(unittest.TestCase):
         cls.ranks = []
         for rank in range(cls.n_ranks):
             here, there = context.Pipe()
-            process = context.Process(target=serve, args=(rank, cls.n_ranks, cls.folder.name + "/meeting", cls.hosts, there))
+            process = context.Process(target=serve, args=(rank, cls.n_ranks, cls.folder.name + "/meeting", cls.world, there))
             process.start()
             there.close()
             cls.ranks.append((process, here))
@@ -685,8 +625,9 @@ class Ranks(unittest.TestCase):
 
 TwoRanks = type("TwoRanks", (Ranks,), {"n_ranks": 2})
 FourRanks = type("FourRanks", (Ranks,), {"n_ranks": 4})
-FourRanksOnTwoHosts = type("FourRanksOnTwoHosts", (Ranks,), {"n_ranks": 4, "hosts": True})
-for world in (TwoRanks, FourRanks, FourRanksOnTwoHosts):
+FourRanksOnTwoHosts = type("FourRanksOnTwoHosts", (Ranks,), {"n_ranks": 4, "world": "hosts"})
+TwoRanksOnStreams = type("TwoRanksOnStreams", (Ranks,), {"n_ranks": 2, "world": "streams"})
+for world in (TwoRanks, FourRanks, FourRanksOnTwoHosts, TwoRanksOnStreams):
     for one in CASES:
         setattr(world, "test_" + one.__name__, lambda self, name=one.__name__: self.run_case(name))
 del Ranks, world  # neither is a test itself

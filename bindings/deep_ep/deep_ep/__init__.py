@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepEP's interface (V1) over MoECCL, on CPU tensors: Buffer, Config, EventOverlap, topk_idx_t.
+"""DeepEP's interface (V1) over MoECCL: Buffer, Config, EventOverlap, topk_idx_t.
 
     import deep_ep
     buffer = deep_ep.Buffer(group)

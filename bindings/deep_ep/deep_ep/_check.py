@@ -14,15 +14,24 @@ def require(holds, error, sentence, *values):
         raise error(sentence.format(*values))
 
 
-def cpu(name, tensor):
+def check_tensor(name, tensor):
     require(isinstance(tensor, torch.Tensor), TypeError, "{} is a {}: give a torch tensor", name, type(tensor).__name__)
-    require(tensor.device.type == "cpu", TypeError, "{} lies on {}: deep_ep over MoECCL takes CPU tensors", name,
-            tensor.device)
+    require(tensor.device.type in ("cpu", "cuda"), TypeError,
+            "{} lies on {}: deep_ep over MoECCL takes CPU tensors and CUDA tensors", name, tensor.device)
+
+
+def check_devices(device, named):
+    """Checks that all tensors lie on this device. named: tensors by the name of their argument."""
+    for name, tensors in named.items():
+        for tensor in tensors:
+            check_tensor(name, tensor)
+            require(tensor.device == device, TypeError, "{} lies on {}, and the call's first tensor on {}: give all on one device",
+                    name, tensor.device, device)
 
 
 def check_shape(name, tensor, dtypes, shape, what):
-    """Accepts only CPU tensors of these types and this shape; None in shape means any number."""
-    cpu(name, tensor)
+    """Accepts only tensors of these types and this shape; None in shape means any number."""
+    check_tensor(name, tensor)
     fits = tensor.dim() == len(shape) and all(s in (None, t) for s, t in zip(shape, tensor.shape))
     require(fits and tensor.dtype in dtypes, TypeError if tensor.dtype not in dtypes else ValueError,
             "{} is {} {}: give {}", name, tensor.dtype, list(tensor.shape), what)
@@ -53,7 +62,7 @@ def check_rows(x, topk_idx=None, topk_weights=None, combine=False):
     require(rows.size(1) > 0, ValueError, "x has {} columns: give 1 or more", rows.size(1))
     n = rows.size(0)
     if pair:
-        cpu("x[1]", scales)
+        check_tensor("x[1]", scales)
         require(scales.dim() == 2 and scales.size(0) == n and scales.size(1) > 0, ValueError,
                 "x[1] is {}: give scales [{}, n]", list(scales.shape), n)
     require((topk_idx is None) == (topk_weights is None), ValueError,

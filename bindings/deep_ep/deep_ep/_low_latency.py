@@ -38,9 +38,10 @@ class Outputs:
 
     def __init__(self, state, n_ranks, rows, scales):
         self.rows, self.scales = rows, scales
-        self.count = torch.empty(state.n_local, dtype=torch.int32, device="cpu")
-        self.source = torch.zeros((state.n_local, state.room), dtype=torch.int32, device="cpu")
-        self.range = torch.zeros((state.n_local, n_ranks), dtype=torch.int64, device="cpu")
+        device = state.index.device
+        self.count = torch.empty(state.n_local, dtype=torch.int32, device=device)
+        self.source = torch.zeros((state.n_local, state.room), dtype=torch.int32, device=device)
+        self.range = torch.zeros((state.n_local, n_ranks), dtype=torch.int64, device=device)
 
 
 def buffers(state, use_fp8, use_ue8m0):
@@ -50,14 +51,14 @@ def buffers(state, use_fp8, use_ue8m0):
 
 
 def _buffers(state, use_fp8, use_ue8m0):
-    n, room, hidden = state.n_local, state.room, state.hidden
-    rows = torch.zeros((n, room, hidden), dtype=torch.uint8 if use_fp8 else torch.bfloat16, device="cpu")
+    n, room, hidden, device = state.n_local, state.room, state.hidden, state.index.device
+    rows = torch.zeros((n, room, hidden), dtype=torch.uint8 if use_fp8 else torch.bfloat16, device=device)
     if not use_fp8:
         return rows, None
     rows = rows.view(torch.float8_e4m3fn)  # torch 2.4 has no zeros of this type
     width = hidden // _fp8.GROUP // (4 if use_ue8m0 else 1)
     kind = torch.int32 if use_ue8m0 else torch.float32
-    columns = torch.zeros((n, width, room), dtype=kind, device="cpu")
+    columns = torch.zeros((n, width, room), dtype=kind, device=device)
     # A single column gets a stride of 1, so that it can be viewed as bytes.
     return rows, columns.transpose(1, 2) if width > 1 else columns.view(n, room, 1)
 
@@ -76,7 +77,7 @@ def dispatch(comm, state, x, out, round_scale):
     info = state.routing.info()
     state.counts = info.expert_counts[:state.n_local]
     state.offsets = info.expert_offsets[:state.n_local]
-    dense = comm.scratch(info.n_rows, state.hidden, x.dtype)
+    dense = comm.scratch(info.n_rows, state.hidden, x.dtype, x.device)
     if fp8:
         dense_scales = scales.new_empty((info.n_rows, width))
         state.routing.dispatch_scaled(x, scales, dense, dense_scales)
@@ -93,9 +94,8 @@ def dispatch(comm, state, x, out, round_scale):
 
 def _places(comm, state, info, out):
     """Records where each row of the outputs comes from."""
-    token = _native.int32_tensor(info.row_token, info.n_rows)
-    source = _native.int32_tensor(info.row_source, info.n_rows)
-    expert = torch.repeat_interleave(torch.arange(state.n_local, device="cpu"), out.count.long())
+    token, source = (_native.int32_tensor(rows, info.n_rows, out.count.device) for rows in (info.row_token, info.row_source))
+    expert = torch.repeat_interleave(torch.arange(state.n_local, device=out.count.device), out.count.long())
     for local, begin, end in state.blocks():
         out.source[local, :end - begin] = token[begin:end]
     counts = torch.bincount(expert * comm.size + source, minlength=state.n_local * comm.size).view(-1, comm.size)
@@ -112,7 +112,7 @@ def pack(state, x, dense):
 def combine(comm, state, x, weights, out):
     """out[T, hidden] = for each token the sum over its choices of weight * row. x: as the dispatch's rows, or packed. The
     call is collective."""
-    dense = x if x.dim() == 2 else pack(state, x, comm.scratch(sum(state.counts), state.hidden, torch.bfloat16))
+    dense = x if x.dim() == 2 else pack(state, x, comm.scratch(sum(state.counts), state.hidden, torch.bfloat16, x.device))
     state.routing.update(state.index, weights)
     state.routing.combine(dense, out)
 

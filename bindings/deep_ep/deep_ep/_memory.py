@@ -27,8 +27,10 @@ class Memory:
         self._returned = collections.deque()  # filled by the thread that drops a tensor
         self._lent, self._kept, self._most = 0, 0, 0
 
-    def empty(self, shape, dtype):
-        """Returns an uninitialized CPU tensor."""
+    def empty(self, shape, dtype, device):
+        """Returns an uninitialized tensor. torch itself keeps CUDA memory for the next call."""
+        if device.type != "cpu":
+            return torch.empty(shape, dtype=dtype, device=device)
         n_bytes = dtype.itemsize
         for extent in shape:
             n_bytes *= extent

@@ -9,6 +9,7 @@ import torch
 from moeccl import _abi
 from moeccl._errors import check
 from moeccl._library import lib
+from moeccl.torch._calls import stream_of
 
 TYPES = {torch.bfloat16: moeccl.BFLOAT16, torch.float16: moeccl.FLOAT16, torch.float32: moeccl.FLOAT32,
          torch.float64: moeccl.FLOAT64}
@@ -20,10 +21,16 @@ def _address(tensor):
     return tensor.data_ptr() if tensor is not None else None
 
 
-def int32_tensor(pointer, n):
+def _ready(tensor):
+    """Waits until the CUDA stream has made this tensor, for calls that have no stream."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
+
+
+def int32_tensor(pointer, n, device):
     """Copies n > 0 numbers of a C array into a tensor."""
     array = (ctypes.c_int32 * n).from_address(ctypes.addressof(pointer.contents))
-    return torch.frombuffer(array, dtype=torch.int32).clone()
+    return torch.frombuffer(array, dtype=torch.int32).to(device, copy=True)
 
 
 class Shape(typing.NamedTuple):
@@ -67,6 +74,7 @@ class Routing:
 
     def update(self, index, weight=None):
         """Sets the choices. The call is collective. index: int32 [T, top_k]; weight: float32 of that shape or None."""
+        _ready(index)
         self.layer.check(lib.moecclRoutingUpdate(self._raw, _address(index), _address(weight), index.size(0)))
 
     def info(self):
@@ -75,14 +83,14 @@ class Routing:
         return info
 
     def dispatch(self, rows, out):
-        self.layer.check(lib.moecclDispatch(self._raw, _address(rows), _address(out), None))
+        self.layer.check(lib.moecclDispatch(self._raw, _address(rows), _address(out), stream_of(out)))
 
     def dispatch_scaled(self, rows, scales, out, out_scales):
         self.layer.check(lib.moecclDispatchScaled(self._raw, _address(rows), _address(scales), _address(out),
-                                                  _address(out_scales), None))
+                                                  _address(out_scales), stream_of(out)))
 
     def combine(self, rows, out):
-        self.layer.check(lib.moecclCombine(self._raw, _address(rows), _address(out), None))
+        self.layer.check(lib.moecclCombine(self._raw, _address(rows), _address(out), stream_of(out)))
 
 
 class Layer:
@@ -103,6 +111,7 @@ class Layer:
             routing = Routing(self, self.spare.pop())
         except IndexError:
             raw = ctypes.c_void_p()
+            _ready(index)
             self.check(lib.moecclRoutingCreate(ctypes.byref(raw), self._raw, _address(index), _address(weight),
                                                index.size(0)))
             self._made.append(raw)
@@ -148,15 +157,17 @@ class Communicator:
             self._max_tokens *= 2
         return self._max_tokens
 
-    def scratch(self, n_rows, columns, dtype):
+    def scratch(self, n_rows, columns, dtype, device):
         """Returns an uninitialized tensor that is valid until the next call of this method."""
+        if device.type != "cpu":
+            return torch.empty((n_rows, columns), dtype=dtype, device=device)
         size = n_rows * columns * dtype.itemsize
         if self._scratch.numel() < size:
             self._scratch = torch.empty(size, dtype=torch.uint8, device="cpu")
         return self._scratch[:size].view(dtype).view(n_rows, columns)
 
     def all_to_all(self, send):
-        """Sends block r of the int32 tensor send[size, n] to rank r and returns the received blocks."""
+        """Sends block r of the int32 CPU tensor send[size, n] to rank r and returns the received blocks."""
         recv = torch.empty_like(send)
         self.check(lib.moecclAllToAll(_address(send), _address(recv), send.size(1), moeccl.INT32, self.raw,
                                       None))
@@ -170,7 +181,7 @@ class Communicator:
             starts = [sum(elements[:r]) for r in range(self.size)]
             arrays.append([(ctypes.c_size_t * self.size)(*elements), (ctypes.c_size_t * self.size)(*starts)])
         self.check(lib.moecclAllToAllv(_address(send), *arrays[0], _address(recv), *arrays[1], moeccl.FLOAT32,
-                                       self.raw, None))
+                                       self.raw, stream_of(recv)))
 
     def close(self):
         if self.comm is None:

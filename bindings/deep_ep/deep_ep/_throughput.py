@@ -57,7 +57,7 @@ def _round_up(n):
 def _choices(is_token_in_rank, fan):
     """Returns the ranks that each token goes to, int32 [T, fan]; -1 for none."""
     n_ranks = is_token_in_rank.size(1)
-    ranks = torch.arange(n_ranks, dtype=torch.int32, device="cpu")
+    ranks = torch.arange(n_ranks, dtype=torch.int32, device=is_token_in_rank.device)
     index = torch.where(is_token_in_rank, ranks, ranks.new_full((), -1))
     return index if fan == n_ranks else index.topk(fan, dim=1).values.contiguous()
 
@@ -92,7 +92,7 @@ class Rows:
 
     def outputs(self, memory, n_out):
         """Returns the tensors that a dispatch of n_out rows fills: rows, scales, choices, weights."""
-        return [part if part is None else memory.empty((n_out, part.size(1)), part.dtype)
+        return [part if part is None else memory.empty((n_out, part.size(1)), part.dtype, part.device)
                 for part in (self.x, self.scales, self.topk_idx, self.topk_weights)]
 
     def move(self, comm, state, outputs, n_local):
@@ -103,7 +103,7 @@ class Rows:
             routing.dispatch(self.x, out)
         else:
             beside = torch.cat([_dense(p).view(torch.uint8) for p in self.parts], dim=1)
-            received = comm.scratch(n, self.scale_bytes, torch.uint8)
+            received = comm.scratch(n, self.scale_bytes, torch.uint8, self.x.device)
             routing.dispatch_scaled(self.x, beside, out, received)
             pieces = [_dense(p) for p in received.split(self.widths, dim=1)]
             if scales is not None:
@@ -126,14 +126,14 @@ def _dense(part):
 def agree(comm, rows, state, num_tokens_per_expert, worst):
     """Exchanges the counts that ranks need from each other before rows move. The call is collective.
 
-    Returns (int32 [ranks, ranks]: tokens from each rank to each rank, tokens for each of this rank's experts)."""
-    counts = state.is_token_in_rank.sum(dim=0, dtype=torch.int32)
+    Returns (int32 [ranks, ranks] on the CPU: tokens from each rank to each rank, tokens for each of this rank's experts)."""
+    counts = state.is_token_in_rank.sum(dim=0, dtype=torch.int32).cpu()
     fan = int(state.is_token_in_rank.sum(dim=1).max()) if state.n_tokens else 0
     n_local = num_tokens_per_expert.numel() // comm.size
     send = torch.empty((comm.size, _FIELDS + comm.size + n_local), dtype=torch.int32, device="cpu")
     send[:, :_FIELDS] = torch.tensor(rows.header(fan, worst), dtype=torch.int32, device="cpu")
     send[:, _FIELDS:_FIELDS + comm.size] = counts
-    send[:, _FIELDS + comm.size:] = num_tokens_per_expert.view(comm.size, n_local)
+    send[:, _FIELDS + comm.size:] = num_tokens_per_expert.cpu().view(comm.size, n_local)
     recv = comm.all_to_all(send)
     headers = recv[:, :_FIELDS].tolist()
     for field, name in enumerate(_HEADER):
@@ -163,16 +163,16 @@ def source_rows(comm, rows, state, out):
     if info.n_rows != state.n_rows:
         raise RuntimeError(f"the routing has {info.n_rows} rows, the ranks announced {state.n_rows}")
     if state.n_rows:
-        out[:state.n_rows] = _native.int32_tensor(info.row_token, state.n_rows)
+        out[:state.n_rows] = _native.int32_tensor(info.row_token, state.n_rows, out.device)
 
 
 def combine_weights(comm, state, weights):
     """Returns float32 [T, k]: for each token the sum over its rows of weights[n_rows, k]. The call is collective."""
     weights = weights[:state.n_rows].contiguous()
-    back = torch.empty((sum(state.sent), weights.size(1)), dtype=torch.float32, device="cpu")
+    back = weights.new_empty((sum(state.sent), weights.size(1)))
     comm.all_to_all_v(weights, state.received, back, state.sent)
     tokens = state.is_token_in_rank.t().nonzero()[:, 1]  # in the order of (rank, token), the order of arrival
-    return torch.zeros((state.n_tokens, weights.size(1)), dtype=torch.float32, device="cpu").index_add_(0, tokens, back)
+    return weights.new_zeros((state.n_tokens, weights.size(1))).index_add_(0, tokens, back)
 
 
 def combine_rows(comm, state, x, biases, out):

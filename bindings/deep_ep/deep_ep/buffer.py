@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffer: the calls of DeepEP's V1 interface."""
 import functools
+import inspect
 import os
 import socket
 import threading
@@ -10,10 +11,10 @@ import moeccl
 import torch
 
 from . import _low_latency, _native, _throughput
-from ._check import (check_choices, check_group, check_layout, check_low_latency, check_rows, cpu, require,
-                     unpack_bias)
+from ._check import (check_choices, check_devices, check_group, check_layout, check_low_latency, check_rows, check_tensor,
+                     require, unpack_bias)
 from ._memory import Memory
-from ._stream import CommStream
+from ._stream import CommStream, CudaStream
 from .config import Config
 from .utils import EventHandle, EventOverlap
 
@@ -30,12 +31,50 @@ def _host():
         return socket.gethostname()
 
 
-def _close(stream, comm):
+def _close(stream, cuda, comm):
     if stream.is_own_thread():  # the last reference to the Buffer ended there, and a thread cannot wait for itself
-        threading.Thread(target=_close, args=(stream, comm), name="deep_ep-close").start()
+        threading.Thread(target=_close, args=(stream, cuda, comm), name="deep_ep-close").start()
         return
     stream.stop()
+    if cuda is not None:
+        cuda.finish()
     comm.close()
+
+
+def _tensors(thing):
+    """Yields the tensors in a tensor, a tuple of tensors or of tuples, or anything else."""
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif isinstance(thing, (tuple, list)):
+        for part in thing:
+            yield from _tensors(part)
+
+
+def _call(reads):
+    """Runs a method of Buffer on the stream of the device of its first tensor. reads: it reads inputs before it returns, also if
+    it is asynchronous."""
+
+    def wrap(method):
+        signature = inspect.signature(method)
+
+        @functools.wraps(method)
+        def run(self, *args, **kwargs):
+            given = signature.bind(self, *args, **kwargs).arguments
+            named = {name: tuple(_tensors(value)) for name, value in given.items()}
+            inputs = [tensor for tensors in named.values() for tensor in tensors]
+            device = inputs[0].device if inputs else torch.device("cpu")
+            check_devices(device, named)
+            self._at = self._stream_for(device)
+            previous = getattr(given.get("previous_event"), "event", None)
+            later = given.get("async_finish", False) or given.get("return_recv_hook", False)
+            with self._at.ordered(previous, reads, later, inputs):
+                result = method(self, *args, **kwargs)
+                self._at.lend(_tensors(result))
+                return result
+
+        return run
+
+    return wrap
 
 
 class Buffer:
@@ -43,7 +82,8 @@ class Buffer:
 
     The attributes are DeepEP's: rank, group_size, group, num_nvl_bytes, num_rdma_bytes, low_latency_mode and
     explicitly_destroy; num_sms is shared by all Buffers. One thread uses a Buffer at a time, and all ranks make the same
-    calls in the same order. Tensors are CPU tensors. Bad arguments raise TypeError, ValueError or RuntimeError before
+    calls in the same order. The tensors of a call are all CPU tensors, or all CUDA tensors of the device that was current when
+    the Buffer was made. Bad arguments raise TypeError, ValueError or RuntimeError before
     anything is sent; failures between ranks raise moeccl.Error with MoECCL's error text."""
 
     num_sms = 20
@@ -71,11 +111,16 @@ class Buffer:
         hosts = list(dict.fromkeys(host for _, host in told))
         self._host_of = [hosts.index(host) for _, host in told]
         self._n_hosts = len(hosts)
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else None
+        if device is not None:
+            torch.cuda.current_stream(device).synchronize()  # makes the device's context this thread's
         self._comm = _native.Communicator(self.group_size, self.rank, told[0][0])
         self._stream, self._memory = CommStream(), Memory()
+        self._cuda = CudaStream(device, self._stream) if device is not None else None
+        self._at = self._stream  # of the call that runs
         self._two = {}  # low-latency results: two per shape
         self._next_combine = {}
-        self._end = functools.partial(_close, self._stream, self._comm)
+        self._end = functools.partial(_close, self._stream, self._cuda, self._comm)
         if not explicitly_destroy:
             self._end = weakref.finalize(self, self._end)
 
@@ -93,13 +138,14 @@ class Buffer:
 
     @staticmethod
     def set_num_sms(new_num_sms):
-        """Sets Buffer.num_sms, which configs use; calls on CPU tensors use no SMs."""
+        """Sets Buffer.num_sms, which configs use. Calls on CPU tensors use no SMs, and those on CUDA tensors what
+        MOECCL_CUDA_SMS says."""
         require(new_num_sms % 2 == 0, ValueError, "new_num_sms is {}: give an even number", new_num_sms)
         Buffer.num_sms = new_num_sms
 
     @staticmethod
     def capture():
-        """Returns an event that stands for the caller's work so far."""
+        """Returns an event that stands for the caller's work so far: that of the current CUDA stream, where CUDA is in use."""
         return EventOverlap(EventHandle())
 
     @staticmethod
@@ -113,9 +159,9 @@ class Buffer:
             num_max_dispatch_tokens_per_rank, _native.EXPERT_MAJOR), num_ranks)
 
     def get_comm_stream(self):
-        """Returns a CPU stream, for callers that pass it on. Calls run on a thread of the Buffer; use their events to
-        wait for them."""
-        return torch.cpu.Stream()
+        """Returns the CUDA stream in whose order calls on CUDA tensors run. Without CUDA, returns a CPU stream, for callers that
+        pass it on: calls then run on a thread of the Buffer, and their events wait for them."""
+        return self._cuda.stream if self._cuda is not None else torch.cpu.Stream()
 
     def get_local_buffer_tensor(self, dtype, size=None, offset=0, use_rdma_buffer=False):
         """Raises NotImplementedError, because callers cannot access MoECCL's staging."""
@@ -130,36 +176,37 @@ class Buffer:
 
     get_combine_config = get_dispatch_config
 
+    @_call(reads=True)
     def get_dispatch_layout(self, topk_idx, num_experts, previous_event=None, async_finish=False,
                             allocate_on_comm_stream=False):
         """Computes where tokens go. topk_idx: [T, k] int64 (or int32), -1 for no choice. This call is not collective.
 
         Returns (tokens per rank int32 [ranks], per host int32 [hosts] or None for one host, per expert int32
         [num_experts], is_token_in_rank bool [T, ranks], event)."""
-        cpu("topk_idx", topk_idx)
-        self._await(previous_event)
+        check_tensor("topk_idx", topk_idx)
         check_choices(topk_idx, num_experts, self.group_size)
-        n, ranks = topk_idx.size(0), self.group_size
-        in_rank = torch.zeros((n, ranks), dtype=torch.bool, device="cpu")
-        per_rank = torch.zeros(ranks, dtype=torch.int32, device="cpu")
-        per_expert = torch.zeros(num_experts, dtype=torch.int32, device="cpu")
-        per_host = torch.zeros(self._n_hosts, dtype=torch.int32, device="cpu") if self._n_hosts > 1 else None
+        n, ranks, device = topk_idx.size(0), self.group_size, topk_idx.device
+        in_rank = torch.zeros((n, ranks), dtype=torch.bool, device=device)
+        per_rank = torch.zeros(ranks, dtype=torch.int32, device=device)
+        per_expert = torch.zeros(num_experts, dtype=torch.int32, device=device)
+        per_host = torch.zeros(self._n_hosts, dtype=torch.int32, device=device) if self._n_hosts > 1 else None
 
         def work():
             index = topk_idx.long() + 1  # 0: no choice
-            marked = torch.zeros((n, ranks + 1), dtype=torch.bool, device="cpu")
+            marked = torch.zeros((n, ranks + 1), dtype=torch.bool, device=device)
             marked.scatter_(1, (index + num_experts // ranks - 1) // (num_experts // ranks), True)
             in_rank.copy_(marked[:, 1:])
             per_rank.copy_(in_rank.sum(dim=0))
             per_expert.copy_(torch.bincount(index.view(-1), minlength=num_experts + 1)[1:])
             if per_host is not None:
-                hosts = torch.tensor(self._host_of, device="cpu")
+                hosts = torch.tensor(self._host_of, device=device)
                 for host in range(self._n_hosts):
                     per_host[host] = in_rank[:, hosts == host].any(dim=1).sum()
 
         event = self._run(work, previous_event, async_finish)
         return per_rank, per_host, per_expert, in_rank, event
 
+    @_call(reads=True)
     def dispatch(self, x, handle=None, num_tokens_per_rank=None, num_tokens_per_rdma_rank=None, is_token_in_rank=None,
                  num_tokens_per_expert=None, topk_idx=None, topk_weights=None, expert_alignment=1, num_worst_tokens=0,
                  config=None, previous_event=None, async_finish=False, allocate_on_comm_stream=False):
@@ -175,7 +222,6 @@ class Buffer:
         numbers and -1 for others; recv_topk_weights, with 0 for others; tokens for each local expert, rounded up to
         expert_alignment, or [] with num_worst_tokens; handle; event). With a handle, all but the first and last are
         None."""
-        self._await(previous_event)
         rows = check_rows(x, topk_idx, topk_weights)
         if handle is not None:
             require(topk_idx is None and topk_weights is None, ValueError,
@@ -188,7 +234,7 @@ class Buffer:
             check_choices(topk_idx, num_tokens_per_expert.numel(), self.group_size)
         state = _throughput.State(is_token_in_rank)
         n_local = num_tokens_per_expert.numel() // self.group_size
-        prefix = torch.empty((self.group_size, self.group_size), dtype=torch.int32, device="cpu")
+        prefix = torch.empty((self.group_size, self.group_size), dtype=torch.int32, device=rows.x.device)
         per_expert = []
 
         def prepare():
@@ -209,7 +255,7 @@ class Buffer:
             self._run(prepare, previous_event, False)
         state.n_out = num_worst_tokens or state.n_rows
         outputs = rows.outputs(self._memory, state.n_out)
-        source = torch.full((state.n_out, ), -1, dtype=torch.int32, device="cpu")
+        source = torch.full((state.n_out, ), -1, dtype=torch.int32, device=rows.x.device)
         event = self._run(both if num_worst_tokens else move, previous_event, async_finish)
         received, scales, idx, weights = outputs
         made = self._handle(state, prefix, source, num_tokens_per_rank)
@@ -240,6 +286,7 @@ class Buffer:
                             f"{'dispatch' if kind is _throughput.Handle else 'low_latency_dispatch'} returned, unchanged")
         return handle.state
 
+    @_call(reads=False)
     def combine(self, x, handle, topk_weights=None, bias=None, config=None, previous_event=None, async_finish=False,
                 allocate_on_comm_stream=False):
         """Sums each token's rows, without weights. The call is collective.
@@ -255,10 +302,10 @@ class Buffer:
         biases = unpack_bias(bias, x, state.n_tokens)
         require(x.size(0) in (state.n_rows, state.n_out), ValueError,
                 "x has {} rows: the handle's dispatch brought {}, give as many", x.size(0), state.n_rows)
-        out = self._memory.empty((state.n_tokens, x.size(1)), x.dtype)
+        out = self._memory.empty((state.n_tokens, x.size(1)), x.dtype, x.device)
         out_weights = None
         if topk_weights is not None:
-            cpu("topk_weights", topk_weights)
+            check_tensor("topk_weights", topk_weights)
             require(topk_weights.dtype == torch.float32 and topk_weights.shape[:1] == x.shape[:1] and
                     topk_weights.dim() == 2, ValueError, "topk_weights is {} {}: give float32 [{}, k]",
                     topk_weights.dtype, list(topk_weights.shape), x.size(0))
@@ -289,10 +336,11 @@ class Buffer:
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank, hidden, num_experts):
         """Frees the memory that the Buffer keeps for results; MoECCL does not need it to be zero."""
         check_low_latency(num_max_dispatch_tokens_per_rank, hidden, num_experts, self.group_size)
-        self._stream.drain()
+        (self._cuda or self._stream).finish()
         self._memory.drop()
         self._two, self._next_combine = {}, {}
 
+    @_call(reads=False)
     def low_latency_dispatch(self, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
                              cumulative_local_expert_recv_stats=None, dispatch_wait_recv_cost_stats=None, use_fp8=True,
                              round_scale=False, use_ue8m0=False, async_finish=False, return_recv_hook=False):
@@ -330,6 +378,7 @@ class Buffer:
         handle.state = state
         return ((out.rows, out.scales) if use_fp8 else out.rows, out.count, handle, *self._later(event, return_recv_hook))
 
+    @_call(reads=False)
     def low_latency_combine(self, x, topk_idx, topk_weights, handle, use_logfmt=False, zero_copy=False,
                             async_finish=False, return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None):
         """Sums each token's rows, with weights. The call is collective.
@@ -348,14 +397,14 @@ class Buffer:
             x = self.get_next_low_latency_combine_buffer(handle)
         weights = _low_latency.check_combine(state, x, topk_idx, topk_weights, out)
         if zero_copy:
-            self._next_combine[tuple(x.shape)].reverse()
+            self._next_combine[tuple(x.shape), x.device].reverse()
         if return_recv_hook:  # the caller may write to x and topk_weights before hook()
             if state.event is not None:
                 state.event.current_stream_wait()
             x = _low_latency.pack(state, x.detach(), x.new_empty((sum(state.counts), state.hidden)))
             weights = weights.clone()
         if out is None:
-            out = self._memory.empty((state.index.size(0), state.hidden), torch.bfloat16)
+            out = self._memory.empty((state.index.size(0), state.hidden), torch.bfloat16, x.device)
         event = self._run(lambda: _low_latency.combine(self._comm, state, x, weights, out), None,
                           async_finish or return_recv_hook)
         return (out, *self._later(event, return_recv_hook))
@@ -364,15 +413,16 @@ class Buffer:
         """Returns the bfloat16 tensor, with the shape of low_latency_dispatch's rows, that the next low_latency_combine
         with zero_copy reads. There are two, which take turns."""
         state = self._state(handle, "get_next_low_latency_combine_buffer", _low_latency.Handle)
-        shape = (state.n_local, state.room, state.hidden)
-        pair = self._next_combine.setdefault(shape, [None, None])
+        shape, device = (state.n_local, state.room, state.hidden), state.index.device
+        pair = self._next_combine.setdefault((shape, device), [None, None])
         if pair[0] is None:
             with torch.inference_mode(False):  # so that callers may write to it in whatever mode
-                pair[0] = torch.zeros(shape, dtype=torch.bfloat16, device="cpu")
+                pair[0] = torch.zeros(shape, dtype=torch.bfloat16, device=device)
         return pair[0]
 
     def _next_buffers(self, state, use_fp8, use_ue8m0):
-        pair = self._two.setdefault((state.n_local, state.room, state.hidden, use_fp8, use_ue8m0), [])
+        pair = self._two.setdefault(
+            (state.n_local, state.room, state.hidden, use_fp8, use_ue8m0, state.index.device), [])
         if len(pair) < 2:
             pair.append(_low_latency.buffers(state, use_fp8, use_ue8m0))
             return pair[-1]
@@ -384,16 +434,19 @@ class Buffer:
         require(not (async_finish and return_recv_hook), ValueError,
                 "{}: give async_finish or return_recv_hook, not both", call)
 
-    @staticmethod
-    def _await(previous_event):
-        """Waits for the work that makes the inputs, for calls that read some of them before they return."""
-        if getattr(previous_event, "event", None) is not None:
-            previous_event.event.current_stream_wait()
+    def _stream_for(self, device):
+        """Returns what orders calls on this device's tensors."""
+        if device.type != "cuda":
+            return self._stream
+        require(self._cuda is not None and self._cuda.device == device, TypeError,
+                "the tensors lie on {}, and the Buffer was made {}: call torch.cuda.set_device before you make it", device,
+                f"for {self._cuda.device}" if self._cuda is not None else "before CUDA was initialised")
+        return self._cuda
 
     def _run(self, work, previous_event, asynchronous):
         previous = getattr(previous_event, "event", None)
         self._comm.raw  # raises if the Buffer was destroyed
-        return EventOverlap(self._stream.run(work, previous, asynchronous))
+        return EventOverlap(self._at.run(work, previous, asynchronous))
 
     @staticmethod
     def _later(event, return_recv_hook):

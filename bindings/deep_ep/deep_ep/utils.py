@@ -2,17 +2,24 @@
 """EventHandle and EventOverlap: how a caller waits for a call that was made with async_finish=True."""
 import threading
 
+import torch
+
 
 class EventHandle:
-    """A point in the work of a Buffer. If made without arguments, it stands for the caller's own work so far, which a
-    CPU has already finished, so waiting for it returns at once."""
+    """A point in the work of a Buffer or of the caller. If made without arguments, it stands for the caller's own work so far:
+    that of the current CUDA stream, where CUDA is in use. A CPU has already finished its work."""
 
-    def __init__(self):
-        self._done, self._failure = None, None
+    def __init__(self, cuda=torch.cuda):
+        self._done, self._failure, self._event = None, None, None
+        if cuda.is_initialized():
+            self._event = cuda.Event()
+            self._event.record(cuda.current_stream())
+        self._cuda = cuda
 
     @classmethod
     def _pending(cls):
-        event = cls()
+        event = cls.__new__(cls)
+        event._failure, event._event = None, None
         event._done = threading.Event()
         return event
 
@@ -20,12 +27,19 @@ class EventHandle:
         self._failure = failure
         self._done.set()
 
-    def current_stream_wait(self):
-        """Returns when the work has finished; if it failed, raises its exception."""
+    def _wait(self):
+        """Returns when work on CPU tensors has finished; if it failed, raises its exception."""
         if self._done is not None:
             self._done.wait()
         if self._failure is not None:
             raise self._failure
+
+    def current_stream_wait(self):
+        """Makes the current CUDA stream wait for work on CUDA tensors; returns when work on CPU tensors has finished. If that
+        failed, raises its exception."""
+        self._wait()
+        if self._event is not None:
+            self._cuda.current_stream().wait_event(self._event)
 
 
 class EventOverlap:
@@ -37,7 +51,8 @@ class EventOverlap:
         self.event, self.extra_tensors = event, extra_tensors
 
     def current_stream_wait(self):
-        """Waits until the call's results are there; if it failed, raises its exception."""
+        """Waits until the call's results are there, or makes the current CUDA stream wait; if the call failed, raises its
+        exception."""
         if self.event is None:
             raise RuntimeError("there is no event to wait for: the call was made without async_finish=True, and its "
                                "results were there when it returned")
