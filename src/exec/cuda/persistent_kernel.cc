@@ -11,12 +11,12 @@
 #include "src/base/hash.h"
 #include "src/driver/thread.h"
 #include "src/exec/cuda/urgent_stream.h"
+#include "src/exec/cuda/walk_failure.h"
 
 namespace moeccl::exec {
 
 namespace driver_cuda = driver::cuda;
 using moeccl::cuda::WalkArgs;
-using moeccl::cuda::WalkFailure;
 using moeccl::cuda::WalkHeader;
 using moeccl::cuda::WalkPeer;
 using moeccl::cuda::WalkReport;
@@ -32,14 +32,6 @@ constexpr size_t kUploadedAt = (sizeof(WalkReport) + 63) / 64 * 64, kMessagesEnd
 constexpr int64_t kCapturedUpload_ns = 100'000'000;
 // One block is worthwhile for this much of the message, as in stream_engine.cc.
 constexpr uint64_t kBlockBytes = uint64_t{kThreads} * 64;
-
-uint64_t load(const uint64_t& word) {
-  return std::atomic_ref(const_cast<uint64_t&>(word)).load(std::memory_order_relaxed);
-}
-
-Signature signature_of(const moeccl::cuda::WalkEntry& e) {
-  return unpack(load(e.signature), load(e.count), load(e.plan));
-}
 
 // The device memory of thread ranks that know each other's. A kernel may still look at the memory of a rank that has
 // gone (it waits for that rank, and leaves when the host tells it to), so all of it is freed with the last rank.
@@ -463,7 +455,8 @@ uint64_t PersistentKernel::messages_ended() const {
       .load(std::memory_order_acquire);
 }
 uint64_t PersistentKernel::messages_begun() const {
-  return load(reinterpret_cast<const uint64_t*>(pinned_.data() + kMessagesEndedAt)[1]);
+  const auto* const ended = reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt);
+  return std::atomic_ref(const_cast<uint64_t&>(ended[1])).load(std::memory_order_relaxed);
 }
 uint64_t PersistentKernel::messages_ended(uint32_t peer, bool sends) const {
   auto* const ended = reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt) + 2;
@@ -504,31 +497,6 @@ Status PersistentKernel::device_state() {
   return rc == driver_cuda::kNotReady ? Status() : driver_cuda::check(rc, "the persistent kernel's device");
 }
 
-namespace {
-
-// Returns why an update on the device left no tables.
-Status no_tables(const std::string& what, moeccl::cuda::TableFault fault, uint64_t rank, uint64_t value) {
-  switch (fault) {
-    case moeccl::cuda::TableFault::kTokens:
-      return error(
-          moecclInvalidArgument,
-          "{} found its routing empty: rank {} counts {} tokens in n_tokens_device, more than the n_tokens rows "
-          "of its topk_index",
-          what, rank, value);
-    case moeccl::cuda::TableFault::kWeights:
-      return error(moecclMismatch,
-                   "{} found its routing empty: topk_weight must be NULL on all ranks or on none, and rank {} differs",
-                   what, rank);
-    default:
-      return error(moecclInvalidArgument,
-                   "{} found its routing empty: topk_index[{}] of rank {} names an expert that does not exist, or one "
-                   "twice",
-                   what, value, rank);
-  }
-}
-
-}  // namespace
-
 void PersistentKernel::stop() {
   std::atomic_ref(report().stop).store(moeccl::cuda::kWalkStop, std::memory_order_relaxed);
 }
@@ -537,73 +505,6 @@ void PersistentKernel::expire() {
   std::atomic_ref(report().stop).compare_exchange_strong(none, moeccl::cuda::kWalkExpire, std::memory_order_relaxed);
 }
 
-Status PersistentKernel::message_failure(WalkFailure kind) const {
-  const WalkReport& r = report();
-  Message m;
-  m.peer = static_cast<uint32_t>(load(r.peer));
-  m.bytes = load(r.expected);
-  m.is_send = load(r.step) != 0;
-  switch (kind) {
-    case WalkFailure::kMessageSize:
-      return sizes_differ(m.peer, load(r.seen), fabric_->rank, m.bytes);
-    case WalkFailure::kMessageType:
-      return types_differ(m.peer, load(r.seen), fabric_->rank, load(r.own.signature));
-    case WalkFailure::kMessageStopped:
-      return error(moecclAborted, "{} was ended on the device", m.describe());
-    default:
-      return error(moecclTimeout, "{} did not finish within {} ms on the device: rank {} did not {} it", m.describe(),
-                   fabric_->timeout_ms, m.peer, m.is_send ? "receive" : "send");
-  }
-}
-
-Status PersistentKernel::failure() const {
-  WalkReport& r = report();
-  // Acquire: pairs with the release in walk_fail() on the device.
-  const auto kind = static_cast<WalkFailure>(std::atomic_ref(r.kind).load(std::memory_order_acquire));
-  if (kind == WalkFailure::kNone) return {};
-  const Signature own = signature_of(r.own);
-  const uint64_t peer = load(r.peer);
-  const std::string what =
-      format("{} (count {}, operation {} of the persistent kernel)", op_name(own.op), own.count, load(r.seq));
-  const std::string where = format("lane {}, step {}, chunk {}", load(r.lane), load(r.step), load(r.chunk));
-  const uint32_t me = fabric_->rank;
-  if (kind >= WalkFailure::kMessageLate) return message_failure(kind);
-  if (kind == WalkFailure::kMismatch && peer < n_ranks_) {
-    const auto other = static_cast<uint32_t>(peer);
-    const Signature theirs = signature_of(r.entry);
-    const bool differ = pack(own, 0) != pack(theirs, 0) || own.count != theirs.count || own.plan != theirs.plan;
-    if (load(r.entry.seq) == load(r.seq) && differ) {
-      return Status(moecclMismatch, describe_difference(std::min(me, other), me < other ? own : theirs,
-                                                        std::max(me, other), me < other ? theirs : own));
-    }
-    return error(moecclMismatch,
-                 "rank {} and rank {} disagree on the operation, count, type, operator, root or order of an "
-                 "operation earlier than {}",
-                 std::min(me, other), std::max(me, other), what);
-  }
-  if (kind == WalkFailure::kSplits && peer < n_ranks_) {
-    const bool sends = load(r.step) == 0;
-    const uint64_t theirs = load(r.seen), ours = load(r.expected);
-    return error(moecclMismatch,
-                 "ranks disagree on the split sizes of alltoallv: rank {} sends {} elements, rank {} expects {}",
-                 sends ? me : static_cast<uint32_t>(peer), sends ? ours : theirs,
-                 sends ? static_cast<uint32_t>(peer) : me, sends ? theirs : ours);
-  }
-  if (kind == WalkFailure::kNoTables && load(r.step) != 0)
-    return no_tables(what, static_cast<moeccl::cuda::TableFault>(load(r.step)), load(r.expected), load(r.chunk));
-  if (kind == WalkFailure::kNoTables) {
-    return error(
-        moecclInvalidUsage,
-        "{} of a graph found its routing empty, because the routing's last update failed: update it before the "
-        "graph is replayed",
-        what);
-  }
-  if (kind == WalkFailure::kStopped) return error(moecclAborted, "{} was ended on the device ({})", what, where);
-  const std::string whom =
-      peer < n_ranks_ ? format("rank {}", peer) : std::string("its own blocks, which have not all started");
-  return error(moecclTimeout,
-               "{} did not finish within {} ms on the device; it waits in {} for {} (number {}, seen {})", what,
-               fabric_->timeout_ms, where, whom, load(r.expected), load(r.seen));
-}
+Status PersistentKernel::failure() const { return failure_of(report(), *fabric_); }
 
 }  // namespace moeccl::exec

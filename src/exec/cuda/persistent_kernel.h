@@ -99,7 +99,6 @@ class PersistentKernel {
   Status upload(std::byte* at, size_t bytes);
   moeccl::cuda::WalkArgs program_of(const Placed& placed, bool captured) const;
   const std::atomic<uint64_t>& uploaded() const;
-  Status message_failure(moeccl::cuda::WalkFailure kind) const;
   void fill(const Operation& op, moeccl::cuda::WalkArgs& a) const;
   Result<uint64_t> follow_captured(driver::cuda::Stream stream);
   Status note_captured(driver::cuda::Stream stream, uint64_t capture);

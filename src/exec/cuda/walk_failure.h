@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// Why the persistent kernel gave up, in words.
+#pragma once
+
+#include "kernels/cuda/walk_args.h"
+#include "src/base/status.h"
+#include "src/exec/fabric.h"
+
+namespace moeccl::exec {
+
+// Returns the error that the device reports of an operation or a message of `fabric`'s rank, or ok. The device may
+// write to the report meanwhile.
+Status failure_of(const moeccl::cuda::WalkReport& report, const Fabric& fabric);
+
+}  // namespace moeccl::exec
