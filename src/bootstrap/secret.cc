@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <map>
 #include <mutex>
@@ -62,19 +63,18 @@ Result<std::string> read_secret_file(const std::string& path) {
   if ((info.st_mode & (of_root ? 037 : 077)) != 0)
     return error(moecclInvalidUsage, "{} has mode {:o}, so that others may use it: chmod 600", path,
                  info.st_mode & 0777);
-  std::string text(kLongest + 3, '\0');
+  std::array<char, kLongest + 3> text;
   size_t n = 0;
   for (ssize_t got = 1; got != 0 && n < text.size();) {
     got = ::read(fd.get(), text.data() + n, text.size() - n);
     if (got < 0 && errno != EINTR) return system_error(path, errno);
     n += static_cast<size_t>(std::max<ssize_t>(got, 0));
   }
-  text.resize(n);
-  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  if (text.size() < kShortest || text.size() > kLongest)
+  while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r')) --n;
+  if (n < kShortest || n > kLongest)
     return error(moecclInvalidUsage, "{} holds a secret of {}{} characters: give {} to {}", path,
-                 text.size() > kLongest ? "more than " : "", std::min(text.size(), kLongest), kShortest, kLongest);
-  return text;
+                 n > kLongest ? "more than " : "", std::min(n, kLongest), kShortest, kLongest);
+  return std::string(text.data(), n);
 }
 
 Result<Key> key_of_secret(const std::string& job) {
