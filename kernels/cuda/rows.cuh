@@ -109,7 +109,7 @@ MOECCL_DEVICE typename E::Stored sum_column(const ReduceRowsKernelArgs& a, uint6
   return E::round(a.grouped ? group[0] : group[kGroups - 1]);
 }
 
-// Two terms of a row's sum, of which `left` are left; the second one is not used if it has only one.
+// The next two terms of a row's sum, which has `left` more; with only one left, the second one is not used.
 struct TermPair {
   RowTermBits term[2];
   float weight[2];

@@ -183,9 +183,9 @@ MoeSlots::MoeSlots(const MoeConfig& config, const algo::Paths& paths, uint64_t g
   slot_rows = rows_of(budget);
 }
 
-uint64_t kernel_slot_rows(const MoeConfig& config, const algo::Paths& paths, const GrantedStaging& granted) {
-  if (granted.kernel == 0) return 0;
-  const MoeSlots slots(config, paths, granted.kernel);
+uint64_t kernel_slot_rows(const MoeConfig& config, const algo::Paths& paths, uint64_t granted) {
+  if (granted == 0) return 0;
+  const MoeSlots slots(config, paths, granted);
   return slots.enough() ? slots.slot_rows : 0;
 }
 
@@ -256,7 +256,7 @@ Result<uint64_t> query_size(const MoeConfig& config, const plan::LevelTree& tree
     all_paths.push_back(std::make_unique<algo::Paths>(a, tree, config.placement, config.domains.get()));
     const algo::Paths& paths = *all_paths.back();
     MoeSlots slots(config, paths, granted);
-    const uint64_t kernel_rows = kernel_slot_rows(config, paths, {granted, most_on_kernel(granted)});
+    const uint64_t kernel_rows = kernel_slot_rows(config, paths, most_on_kernel(granted));
     candidates.push_back(&paths);
     slot_rows.push_back(kernel_rows > 0 ? std::min(slots.slot_rows, kernel_rows) : slots.slot_rows);
     most_lists = std::max(most_lists, list_bytes(config, paths));

@@ -66,7 +66,7 @@ struct MoeSlots {
 
 // Returns the rows of a candidate's slot on the persistent kernel, or 0 if that has too little staging. All ranks get
 // the same number, because they have agreed on the kernel's staging.
-uint64_t kernel_slot_rows(const MoeConfig& config, const algo::Paths& paths, const GrantedStaging& granted);
+uint64_t kernel_slot_rows(const MoeConfig& config, const algo::Paths& paths, uint64_t granted);
 
 // Returns the algorithms that fit, or moecclOutOfMemory with the least memory that is needed and the setting to raise.
 Result<std::vector<algo::MoeAlgorithm>> fitting(const MoeConfig& config, const plan::LevelTree& tree, uint64_t granted);

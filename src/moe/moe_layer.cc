@@ -17,7 +17,7 @@ MoeCandidate::MoeCandidate(const MoeConfig& config, const algo::Placement& seen,
     : name(algorithm.name()),
       paths(algorithm, tree, config.placement, config.domains.get()),
       slots(config, paths, granted.host),
-      kernel_rows(kernel_slot_rows(config, paths, granted)),
+      kernel_rows(kernel_slot_rows(config, paths, granted.kernel)),
       rank(paths, tree, seen, self),
       steps(build(config, tree, slots.plan)) {
   if (kernel_rows == 0) return;

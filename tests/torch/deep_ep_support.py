@@ -109,9 +109,6 @@ class Case:
         same(out_weights, torch.where(self.idx >= 0, self.weights, 0.0))
 
 
-# Each case is a function of a Buffer, which all ranks call, each with its own.
-
-
 class Streams:
     """Stands in for torch.cuda: streams whose work runs at once, and that know which streams' work theirs comes after."""
 

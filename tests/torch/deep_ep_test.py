@@ -17,6 +17,9 @@ from deep_ep_support import (DEVICE, Case, close, expected_dispatch, in_rank_of,
 SECONDS = 300  # per case
 
 
+# Each case is a function of a Buffer, which all ranks call, each with its own.
+
+
 def layout_counts_tokens_once_a_rank(buffer):
     case = Case(buffer, 37)
     layout, in_rank = case.layout(), in_rank_of(case.idx, 16, buffer.group_size)
@@ -518,7 +521,7 @@ def streams_wait_for_each_other(buffer):
     """A call comes after the caller's work, or only after the event that it is given; the caller's work comes after the call, or after
     its event. Inputs are recorded on the Buffer's stream, and results on the caller's."""
     from deep_ep.utils import EventHandle, EventOverlap
-    usual = buffer.__dict__.get("_stream_for")
+    usual = buffer._stream_for
     streams, recorded = on_streams(buffer)
     own, caller = buffer._stream_for(None).stream, streams.current_stream()
     case = Case(buffer, 8)
@@ -536,18 +539,15 @@ def streams_wait_for_each_other(buffer):
             work = f"call {asynchronous} {given}"
             assert (work in caller.after) != asynchronous
             if asynchronous:
-                done.current_stream_wait() if done.event._cuda is torch.cuda else caller.wait_event(done.event._event)
+                done.current_stream_wait()
             assert work in caller.after and (done.event is None) != asynchronous
             case.check_combine(handle)
-    if usual is None:
-        del buffer._stream_for
-    else:
-        buffer._stream_for = usual
+    buffer._stream_for = usual
 
 
 CASES = [value for name, value in list(globals().items())
          if callable(value) and getattr(value, "__code__", None) and value.__code__.co_varnames[:1] == ("buffer", ) and
-         value.__code__.co_argcount == 1 and name.islower()]
+         value.__code__.co_argcount == 1 and value.__module__ == __name__ and name.islower()]
 
 
 def serve(rank, n_ranks, meeting, world, pipe):

@@ -16,15 +16,14 @@ def require(holds, error, sentence, *values):
 
 def check_tensor(name, tensor):
     require(isinstance(tensor, torch.Tensor), TypeError, "{} is a {}: give a torch tensor", name, type(tensor).__name__)
-    require(tensor.device.type in ("cpu", "cuda"), TypeError,
-            "{} lies on {}: deep_ep over MoECCL takes CPU tensors and CUDA tensors", name, tensor.device)
 
 
 def check_devices(device, named):
-    """Checks that all tensors lie on this device. named: tensors by the name of their argument."""
+    """Checks that all tensors lie on this device, and that it is one for MoECCL. named: tensors by the name of their argument."""
     for name, tensors in named.items():
         for tensor in tensors:
-            check_tensor(name, tensor)
+            require(tensor.device.type in ("cpu", "cuda"), TypeError,
+                    "{} lies on {}: deep_ep over MoECCL takes CPU tensors and CUDA tensors", name, tensor.device)
             require(tensor.device == device, TypeError, "{} lies on {}, and the call's first tensor on {}: give all on one device",
                     name, tensor.device, device)
 

@@ -455,8 +455,8 @@ uint64_t PersistentKernel::messages_ended() const {
       .load(std::memory_order_acquire);
 }
 uint64_t PersistentKernel::messages_begun() const {
-  const auto* const ended = reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt);
-  return std::atomic_ref(const_cast<uint64_t&>(ended[1])).load(std::memory_order_relaxed);
+  auto* const ended = reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt);
+  return std::atomic_ref(ended[1]).load(std::memory_order_relaxed);
 }
 uint64_t PersistentKernel::messages_ended(uint32_t peer, bool sends) const {
   auto* const ended = reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt) + 2;
