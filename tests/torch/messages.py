@@ -73,6 +73,43 @@ def any_source(rank, size, _):
     dist.barrier()
 
 
+@test(3)
+def any_source_leaves_the_others(rank, size, _):
+    """A rank that begins to send while a receive from any rank waits connects later, or not at all, and the end of the group waits
+    for neither: rank 2 is slow between seeing that it is wanted and answering, and rank 1's message comes meanwhile."""
+    from moeccl._c10d import messages as module
+    for received_later in (True, False):
+        group = dist.new_group([0, 1, 2])
+        if rank == 0:
+            got = torch.zeros(1)
+            assert dist.recv(got, tag=1, group=group) == 1
+            time.sleep(1.5)  # rank 2 has answered
+            if received_later:
+                assert dist.recv(got, 2, tag=1, group=group) == 2 and got.item() == 2.0
+        elif rank == 1:
+            time.sleep(0.3)
+            dist.send(torch.ones(1), 0, tag=1, group=group)
+        else:
+            quick = module.await_key
+
+            def slow(store, key, *rest):
+                found = quick(store, key, *rest)
+                time.sleep(1.0 if key.endswith("/wanted") else 0.0)
+                return found
+
+            module.await_key = slow
+            work = dist.isend(torch.full((1,), 2.0), 0, tag=1, group=group)
+            if received_later:
+                work.wait()
+            time.sleep(1.5)
+            module.await_key = quick
+        dist.barrier()
+        began = time.monotonic()
+        dist.destroy_process_group(group)
+        took = time.monotonic() - began
+        assert took < 5, f"{took:.1f} s"
+
+
 @test(1, 2)
 def to_itself(rank, size, _):
     got = torch.zeros(4)

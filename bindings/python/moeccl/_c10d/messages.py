@@ -28,6 +28,7 @@ _SLOT = 1024  # bytes of a header with its data: small data needs one message in
 _INLINE = _SLOT - _HEADER.size
 _BYTE = _abi.moecclUint8
 _MOST_MS = 2**31 - 1
+_JOIN_MS = 60_000  # both ends are about to join
 _here = threading.local()  # is_channel: this is a channel's thread
 
 
@@ -100,27 +101,43 @@ class _Channel:
             if comm is not None:
                 lib.moecclCommDestroy(comm)
 
-    def connect(self, sends: bool, give_up: Any) -> bool:
-        """Connects the two ends. Both meet at the store first, so that neither waits in the library for a peer that does not come."""
+    def connect(self, sends: bool, give_up: Callable[[], bool]) -> bool:
+        """Connects the two ends; returns False if give_up() did so before the peer came. Each end says at the store that it is there
+        (the receiver "wanted", the sender "ready") and may leave as long as the other has not answered. Only when the receiver has
+        said that it "comes" do both enter the library, where a join cannot be left: so neither is there for a peer that does not
+        come."""
         o = self.owner
         key = f"{o.key}/{self.sender}-{self.receiver}"
         what = f"connecting rank {self.sender} to rank {self.receiver} for messages"
+
+        def await_peer(step: str, leave: Callable[[], bool]) -> Optional[bytes]:
+            return await_key(o.store, f"{key}/{step}", what, _MOST_MS, o.unless_broken(leave))
+
+        def closed() -> bool:
+            return o.closed
+
         config = _abi.moecclConfig_t()
         config.timeout_ms = _MOST_MS  # each work has its own deadline
-        config.init_timeout_ms = clamp_ms(o.timeout_ms)
+        config.init_timeout_ms = clamp_ms(min(o.timeout_ms, _JOIN_MS))
         config.staging_bytes, config.name = 1 << 16, b"messages"
         config.priority = o.priority
         if sends:
-            if await_key(o.store, f"{key}/wanted", what, _MOST_MS, o.unless_broken(give_up)) is None:
+            if await_peer("wanted", give_up) is None:
                 return False
-            made: Any = unique_id()
+            o.store.set(f"{key}/ready", b"1")
+            if await_peer("comes", closed) is None:
+                return False
+            made: Any = unique_id()  # not earlier, because an id that nobody uses ends after MOECCL_INIT_TIMEOUT_MS
             o.store.set(f"{key}/id", bytes(made))
         else:
             o.store.set(f"{key}/wanted", b"1")
-            made = await_key(o.store, f"{key}/id", what, _MOST_MS, o.unless_broken(give_up))
-            if made is None:
-                with contextlib.suppress(Exception):  # a sender that comes later need not connect
+            if await_peer("ready", give_up) is None:
+                with contextlib.suppress(Exception):  # a sender that comes later need not answer
                     o.store.delete_key(f"{key}/wanted")
+                return False
+            o.store.set(f"{key}/comes", b"1")
+            made = await_peer("id", closed)
+            if made is None:
                 return False
         comm = join(made, 2, 0 if sends else 1, config)
         with o.changed:
