@@ -39,6 +39,12 @@ class CommQueue {
   // Returns whether the oldest is done. If so, it is in *t, and *bytes says how many bytes came, or 0 if the plugin
   // does not.
   Result<bool> take_done(Transfer* t, size_t* bytes);
+  // Empties the queue of a comm that is closed: gives the tag of each transfer to its owner.
+  template <typename Give>
+  void drop(const Give& give) {
+    for (; n_ > 0; --n_, first_ = (first_ + 1) % kCapacity) give(entries_[first_].is.tag);
+    posted_ = 0;
+  }
 
  private:
   struct Posted {

@@ -64,6 +64,8 @@ Status PluginLink::open() {
 }
 
 void PluginLink::close() {
+  if (closed_) return;
+  closed_ = true;
   NetApi& api = engine_.api();
   const auto note = [&](const Status& s) {
     if (!s.ok()) log(LogLevel::kInfo, "closing the link to rank {}: {}", peer_.rank, s.message());
@@ -81,6 +83,7 @@ void PluginLink::close() {
     note(api.close_receive(p.in));
   }
   peer_.pairs.clear();
+  for (Rail& r : rails_) r.out.drop([&](uint32_t piece) { engine_.pool().give(piece); });
   down_ = true;
 }
 
@@ -301,7 +304,10 @@ bool PluginLink::unsent() const {
 }
 
 bool PluginLink::turn() {
-  if (down_) return false;
+  if (down_) {  // the peer learns it from its comms, even where only this rank's calls failed
+    close();
+    return false;
+  }
   bool moved = false;
   if (Status s = turn_receives(&moved); !s.ok()) lose(s);
   if (down_) return true;

@@ -72,7 +72,7 @@ class PluginLink final : public OrderedLink {
   Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes) override;
   // Everything below runs under the engine's lock.
   Status open();  // registers, posts the first receives
-  void close();   // the comms
+  void close();   // the comms; once
   bool turn();    // returns whether anything moved
   void let_go() noexcept override { n_open_ = 0; }
   void end(const Status& why);  // takes what still comes for a while, then loses the peer
@@ -141,7 +141,7 @@ class PluginLink final : public OrderedLink {
 
   bool bye_said_ = false, bye_seen_ = false;  // by this rank, by the peer
   bool bye_taken_ = false;                    // the peer's was taken: it says nothing any more
-  bool ending_ = false, in_ended_ = false;
+  bool ending_ = false, in_ended_ = false, closed_ = false;
   int64_t end_by_ns_ = 0;
   Status why_;
 };

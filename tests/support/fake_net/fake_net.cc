@@ -45,7 +45,7 @@ struct Script {
   int devices = 1, null = 1, late_us = 0;
   long fail = 0, unregistered = 0;
   bool refuse = false, never = false, block_accept = false, untold = false, cuda = false, gpu = false, init = false;
-  bool interfaces = false;
+  bool interfaces = false, quiet = false;
 };
 
 std::mutex mutex;  // guards everything below
@@ -71,6 +71,7 @@ void parse(const char* text) {
     if (name == "fail") sends_left_to_fail = script.fail = n;
     if (name == "locked") registrations_left_to_fail = script.unregistered = n;
     if (name == "refuse") script.refuse = true;
+    if (name == "quiet") script.quiet = true;
     if (name == "never") script.never = true;
     if (name == "accept") script.block_accept = true;
     if (name == "untold") script.untold = true;
@@ -317,7 +318,7 @@ bool move(Comm& c, FakeRequest& r) {
     char* at = in_head ? head + r.head_moved : r.data + r.moved;
     size_t n = in_head ? sizeof(r.head) - r.head_moved : r.size - r.moved;
     if (r.breaks && !in_head && r.moved >= r.size / 2) {
-      (void)shutdown(c.fd, SHUT_RDWR);
+      if (!now().quiet) (void)shutdown(c.fd, SHUT_RDWR);
       return false;
     }
     if (r.breaks && !in_head) n = std::min(n, std::max<size_t>(1, r.size / 2 - r.moved));

@@ -11,6 +11,7 @@
 //   refuse             connect fails;   never: connect never returns a comm
 //   accept=block       accept waits for its peer instead of returning no comm, as some plugins do
 //   fail=N             the N-th send of a process breaks in the middle of its message
+//   quiet              only the sender notices that; its peer does when the comm is closed
 //   locked=N           the N-th regMr of a process fails, and is not counted
 //   untold             test does not report how many bytes came
 //   cuda               its devices take CUDA memory, too

@@ -307,6 +307,38 @@ TEST(NetPluginLink, AMessageThatBreaksInTheMiddleEndsTheLink) {
   }
 }
 
+// Only the rank whose send failed hears of it from the plugin. Its peer must not wait until that rank has ended.
+TEST(NetPluginLink, AFailureOfOneSideEndsBoth) {
+  for (const int nth : {1, 4, 20}) {
+    SCOPED_TRACE(nth);
+    const FakeNet fake("v12");
+    const Nothing before = open_things(fake);
+    {
+      Ranks ranks({.n = 3, .lists = {fake.file()}});
+      ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+      fake.script(format("fail={} quiet", nth).c_str());
+      const auto data = pattern(700'000, 1);
+      const auto lost = [&] { return !ranks.link(0, 1).check_peer().ok(); };
+      for (int i = 0; i < 20 && !lost(); ++i) {
+        ASSERT_TRUE(ranks.put(0, 1, 0, data.data(), data.size()).ok());
+        ASSERT_TRUE(ranks.link(0, 1).signal(1, 1, 9).ok());
+      }
+      ASSERT_TRUE(ranks.until(0, lost));
+      ASSERT_TRUE(ranks.until(
+          1, [&] { return !ranks.link(1, 0).check_peer().ok(); }, patient_ms(5000)));
+      fake.script("");
+      // The others go on, with all of the pieces that the lost link held.
+      for (uint32_t i = 1; i <= 3; ++i) {
+        ASSERT_TRUE(ranks.put(0, 2, 0, data.data(), data.size()).ok());
+        ASSERT_TRUE(ranks.link(0, 2).signal(1, i, 9).ok());
+        ASSERT_TRUE(ranks.until(0, [&] { return ranks.word(2, 0, 1) == (uint64_t{9} << 32 | i); }));
+        EXPECT_EQ(std::memcmp(ranks.segments[2]->staging(), data.data(), data.size()), 0);
+      }
+    }
+    expect_nothing_left(fake, before);
+  }
+}
+
 // A rank that has finished leaves while no thread reads its last messages.
 TEST(NetPluginLink, LastWordsAreHeard) {
   const FakeNet fake("v12");
