@@ -324,10 +324,12 @@ TEST(Profile, IsMeasuredOnceAndThenFoundInTheUsersCache) {
   // Another topology has another file, and a broken file is measured again.
   join(2, joins, {}, "node:2 gpu:1");
   EXPECT_EQ(cached().size(), 2u);
-  write_all(path, first.substr(0, first.size() / 2));
+  write_all(path, first.substr(0, first.size() / 2) + "broken");
   join(2, joins);
-  EXPECT_GT(read_all(path).size(), first.size() / 2);
-  EXPECT_NE(read_all(path), first);
+  const std::string again = read_all(path);
+  EXPECT_NE(again.find("\"n_ranks\": 2"), std::string::npos) << again;
+  EXPECT_EQ(again.find("broken"), std::string::npos) << again;
+  EXPECT_NE(again, first);
 }
 
 // A budget that usually suffices may be too short on a busy machine.
