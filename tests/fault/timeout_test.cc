@@ -16,10 +16,22 @@ class Timeout : public ::testing::TestWithParam<RankMode> {};
 
 constexpr int kTimeoutMs = 700;
 
-void expect_timeout(moecclResult_t result, const Stopwatch& watch, const std::string& text,
+// The ranks of a test on their way into the call. The first one's deadline ends the call for all.
+struct Begin {
+  Meeting ready;
+  Shared<std::atomic<int64_t>> first_ms;
+  // Returns when n ranks have come.
+  void meet(int n) {
+    EXPECT_TRUE(ready.meet(n));
+    int64_t none = 0;
+    first_ms->compare_exchange_strong(none, now_ms());
+  }
+};
+
+void expect_timeout(moecclResult_t result, const Stopwatch& watch, int64_t first_ms, const std::string& text,
                     const std::vector<const char*>& parts) {
   EXPECT_EQ(result, moecclTimeout) << moecclGetErrorString(result) << ": " << text;
-  EXPECT_GE(watch.ms(), kTimeoutMs - 50);
+  EXPECT_GE(now_ms() - first_ms, kTimeoutMs - 50);
   MOECCL_EXPECT_WITHIN(watch, kTimeoutMs + 1000);
   for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " is not named: " << text;
 }
@@ -28,6 +40,7 @@ TEST_P(Timeout, NamesTheOperationAndTheMissingRank) {
   RankOptions options{.mode = GetParam()};
   options.config.timeout_ms = kTimeoutMs;
   Meeting late;  // the missing rank stays until the others have given up
+  Begin begin;
   run_ranks(
       3,
       [&](int rank, moecclComm_t comm) {
@@ -36,11 +49,12 @@ TEST_P(Timeout, NamesTheOperationAndTheMissingRank) {
           return;
         }
         std::vector<float> data(1000);
+        begin.meet(2);
         const Stopwatch watch;
         const moecclResult_t r =
             moecclAllReduce(data.data(), data.data(), data.size(), moecclFloat32, moecclSum, comm, nullptr);
         late.arrive();
-        expect_timeout(r, watch, moecclGetLastError(comm), {"allreduce", "rank 1"});
+        expect_timeout(r, watch, begin.first_ms->load(), moecclGetLastError(comm), {"allreduce", "rank 1"});
         EXPECT_EQ(moecclAllReduce(data.data(), data.data(), 1, moecclFloat32, moecclSum, comm, nullptr), r)
             << "it stays in its error";
       },
@@ -51,6 +65,7 @@ TEST_P(Timeout, NamesSeveralMissingRanks) {
   RankOptions options{.mode = GetParam()};
   options.config.timeout_ms = kTimeoutMs;
   Meeting late;  // the missing rank stays until the others have given up
+  Begin begin;
   run_ranks(
       5,
       [&](int rank, moecclComm_t comm) {
@@ -59,10 +74,11 @@ TEST_P(Timeout, NamesSeveralMissingRanks) {
           return;
         }
         std::vector<float> in(100), out(500);
+        begin.meet(3);
         const Stopwatch watch;
         const moecclResult_t r = moecclAllGather(in.data(), out.data(), 100, moecclFloat32, comm, nullptr);
         late.arrive();
-        expect_timeout(r, watch, moecclGetLastError(comm), {"allgather", "1", "3"});
+        expect_timeout(r, watch, begin.first_ms->load(), moecclGetLastError(comm), {"allgather", "1", "3"});
       },
       options);
 }
@@ -71,6 +87,7 @@ TEST_P(Timeout, OfARecvNamesThePeer) {
   RankOptions options{.mode = GetParam()};
   options.config.timeout_ms = kTimeoutMs;
   Meeting late;  // the missing rank stays until the others have given up
+  Begin begin;
   run_ranks(
       2,
       [&](int rank, moecclComm_t comm) {
@@ -79,24 +96,27 @@ TEST_P(Timeout, OfARecvNamesThePeer) {
           return;
         }
         float value = 0;
+        begin.meet(1);
         const Stopwatch watch;
         const moecclResult_t r = moecclRecv(&value, 1, moecclFloat32, 1, comm, nullptr);
         late.arrive();
-        expect_timeout(r, watch, moecclGetLastError(comm), {"rank 1"});
+        expect_timeout(r, watch, begin.first_ms->load(), moecclGetLastError(comm), {"rank 1"});
       },
       options);
 }
 
 TEST_P(Timeout, OfInitNamesTheMissingRanks) {
+  Begin begin;
   run_ranks(4,
-            [](int rank, moecclComm_t) {
+            [&begin](int rank, moecclComm_t) {
               if (rank == 2) return;
               moecclConfig_t config = MOECCL_CONFIG_INIT;
               config.init_timeout_ms = kTimeoutMs;
               moecclComm_t comm = nullptr;
+              begin.meet(3);
               const Stopwatch watch;
               const moecclResult_t r = moecclCommInitRankConfig(&comm, 4, unique_id(), rank, &config);
-              expect_timeout(r, watch, moecclGetLastError(nullptr), {"2"});
+              expect_timeout(r, watch, begin.first_ms->load(), moecclGetLastError(nullptr), {"2"});
             },
             {.mode = GetParam(), .init = false});
 }
