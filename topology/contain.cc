@@ -36,6 +36,9 @@ bool is_gpu(uint32_t device_class, uint32_t vendor) {
 void contain(std::vector<Node>& nodes, const std::vector<uint32_t>& core_cpus, const Attachments& attach) {
   for (Node& node : nodes) {
     switch (node.kind) {
+      case NodeKind::kHost:  // virtual machines may have no sockets to count
+        node.n_cores = static_cast<uint32_t>(core_cpus.size());
+        continue;
       case NodeKind::kSocket:
         node.parent = "host";
         break;

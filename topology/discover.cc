@@ -51,13 +51,24 @@ Result<std::string> read_whole(const std::string& path) {
   return text;
 }
 
+// hwloc lists what this process may run on; sysfs lists all processors of the machine.
+void forget_processors(Graph& part) {
+  std::erase_if(part.nodes, [](const Node& node) {
+    return node.kind == NodeKind::kHost || node.kind == NodeKind::kSocket || node.kind == NodeKind::kNuma ||
+           node.kind == NodeKind::kCache;
+  });
+}
+
 }  // namespace
 
 Result<Discovery> discover(const ProbeSources& sources) {
   Discovery found;
   std::vector<Graph> parts;
+  bool hwloc = false;
   for (const Probe& probe : kProbes) {
     Result<Graph> part = probe.run(sources);
+    if (part.ok() && probe.run == probe_hwloc) hwloc = true;
+    if (part.ok() && hwloc && probe.run == probe_sysfs) forget_processors(*part);
     found.probes.push_back({probe, part.ok() ? Status() : part.status(), part.ok() ? part.value().nodes.size() : 0});
     if (part.ok()) parts.push_back(std::move(part.value()));
   }

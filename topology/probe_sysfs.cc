@@ -44,6 +44,7 @@ class SysfsProbe {
       if (!c.last_cache_cpus.empty()) caches[c.last_cache_cpus] = c.last_cache_bytes;
       if (c.core < 0 || cores.insert({c.package, c.core}).second) core_cpus_.push_back(c.cpu);
     }
+    start(NodeKind::kHost, "host");
     for (const auto& [number, cpus] : sockets) {
       Node& node = start(NodeKind::kSocket, format("socket:{}", number));
       node.number = number;

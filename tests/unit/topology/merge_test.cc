@@ -99,6 +99,33 @@ TEST(Merge, GpusAreNumbered) {
   EXPECT_EQ(graph.of_kind(NodeKind::kGpu)[0]->id, "pci:0000:30:00.0");
 }
 
+// A container that may use two of four GPUs: the bus shows all of them, and NVML numbers the two.
+TEST(Merge, GpusThatNvmlDoesNotShowAreNoSeats) {
+  Graph bus, nvml;
+  for (const char* id : {"pci:0000:10:00.0", "pci:0000:20:00.0", "pci:0000:30:00.0", "pci:0000:40:00.0"}) {
+    bus.nodes.push_back(node(NodeKind::kGpu, id, "", "hwloc"));
+    bus.links.push_back({"pci:0000:10:00.0", id, LinkKind::kPeer, 1, {}, {"hwloc"}});
+  }
+  bus.links.erase(bus.links.begin());
+  for (const char* id : {"pci:0000:30:00.0", "pci:0000:40:00.0"}) {
+    nvml.nodes.push_back(node(NodeKind::kGpu, id, "", "nvml"));
+    nvml.nodes.back().number = static_cast<int32_t>(nvml.nodes.size()) - 1;
+  }
+  const Graph graph = merged({bus, nvml});
+  const auto gpus = graph.of_kind(NodeKind::kGpu);
+  ASSERT_EQ(gpus.size(), 2u);
+  EXPECT_EQ(gpus[0]->id, "pci:0000:30:00.0");
+  EXPECT_EQ(gpus[0]->number, 0);
+  EXPECT_TRUE(graph.links.empty());
+  ASSERT_EQ(graph.notes.size(), 1u);
+  EXPECT_NE(graph.notes[0].find("2 GPUs are on the PCI bus without an answer from the driver, left out: "
+                                "pci:0000:10:00.0, pci:0000:20:00.0"),
+            std::string::npos)
+      << graph.notes[0];
+  EXPECT_EQ(default_seats(graph, 0, 2)[1].node, "pci:0000:40:00.0");
+  EXPECT_EQ(merged({bus}).of_kind(NodeKind::kGpu).size(), 4u);  // without NVML, the bus is all there is to know
+}
+
 TEST(Graph, PciAddressesInOneForm) {
   EXPECT_EQ(normal_pci("0000:3b:00.0"), "0000:3b:00.0");
   EXPECT_EQ(normal_pci("00000000:3B:00.0"), "0000:3b:00.0");

@@ -12,6 +12,7 @@
 #include "tests/unit/topology/fake_machine.h"
 #include "tests/unit/topology/fixture.h"
 #include "topology/discover.h"
+#include "topology/hwloc_xml.h"
 #include "topology/merge.h"
 #include "topology/synthetic.h"
 #include "topology/text.h"
@@ -284,6 +285,56 @@ TEST(Discover, HwlocAndSysfsAgreeOnThisHost) {
   }
   sources.hwloc_library = "/nonexistent/libhwloc.so";
   EXPECT_EQ(probe_hwloc(sources).status().code(), moecclUnsupported);
+}
+
+// A machine of one core: PACKAGE is an object around the rest, or nothing.
+std::string small_xml(const std::string& package) {
+  const std::string sets =
+      R"( cpuset="0x00000002" complete_cpuset="0x00000002" nodeset="0x00000001" complete_nodeset="0x00000001")";
+  const std::string inner = "<object type=\"NUMANode\" os_index=\"0\"" + sets +
+                            R"( gp_index="3" local_memory="1073741824"/>)" + "<object type=\"Core\" os_index=\"1\"" +
+                            sets + " gp_index=\"4\"><object type=\"PU\" os_index=\"1\"" + sets +
+                            " gp_index=\"5\"/></object>";
+  return R"(<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE topology SYSTEM "hwloc2.dtd">
+<topology version="2.0"><object type="Machine" os_index="0" gp_index="1" allowed_cpuset="0x00000002" allowed_nodeset="0x00000001")" +
+         sets + ">" +
+         (package.empty() ? inner
+                          : "<object type=\"Package\" os_index=\"" + package + "\"" + sets + " gp_index=\"2\">" +
+                                inner + "</object>") +
+         "</object></topology>\n";
+}
+
+// hwloc leaves out processors that a cpuset forbids. sysfs has them, and must not bring them back.
+TEST(Discover, ProcessorsAreThoseOfHwloc) {
+  if (!probe_hwloc({}).ok()) GTEST_SKIP() << "hwloc is not installed";
+  const std::string file = testing::TempDir() + "/moeccl_probes_test.xml";
+  std::ofstream(file) << small_xml("7");
+  setenv("HWLOC_XMLFILE", file.c_str(), 1);
+  const auto found = discover();
+  unsetenv("HWLOC_XMLFILE");
+  std::remove(file.c_str());
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  const Graph& graph = found->graph;
+  ASSERT_EQ(graph.of_kind(NodeKind::kSocket).size(), 1u) << to_text(graph);
+  EXPECT_EQ(graph.of_kind(NodeKind::kSocket)[0]->id, "socket:7");
+  EXPECT_TRUE(graph.of_kind(NodeKind::kCache).empty()) << to_text(graph);
+  EXPECT_EQ(cpus_text(graph.nodes[0].cpus), "1");
+  EXPECT_EQ(graph.nodes[0].n_cores, 1u);
+}
+
+// As on some virtual machines: each core is one default rank all the same.
+TEST(Discover, CoresCountWithoutSockets) {
+  const auto part = read_hwloc_xml(small_xml(""), "small");
+  ASSERT_TRUE(part.ok()) << part.status().message();
+  EXPECT_EQ(merge({*part})->nodes[0].n_cores, 1u);
+  FakeMachine machine;
+  for (int cpu = 0; cpu < 4; ++cpu) machine.cpu(cpu, -1, cpu, "0-3");
+  const auto sysfs = probe_sysfs(machine.sources());
+  ASSERT_TRUE(sysfs.ok()) << sysfs.status().message();
+  const auto graph = merge({*sysfs});
+  EXPECT_EQ(graph->nodes[0].n_cores, 4u);
+  EXPECT_EQ(default_seats(*graph, 0, 0).size(), 4u);
 }
 
 TEST(Discover, FilesAndTextsGiveLevels) {
