@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -132,8 +133,9 @@ int main(int argc, char** argv) {
   perf::add_one_of(explain, "--type", plan.type, types(), "element type (float32)");
   explain->add_option("--ranks", plan.ranks, "number of ranks")->check(CLI::Range(1, 1024))->capture_default_str();
   explain->add_option("--topology", plan.topology, "such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");
-  explain->add_option("--force", plan.force, "explain this algorithm instead of the cheapest");
-  explain->add_flag("--prove", plan.prove, "and prove the plan (docs/algorithms.md)");
+  explain->add_option("--algorithm,--algo,--force", plan.force, "explain this algorithm instead of the cheapest");
+  explain->add_flag("--prove", plan.prove,
+                    "and prove that the plan is right in every order of events (moecclPlanProve)");
 
   LayerOptions layer;
   layer.config.hidden_bytes = 2 * 7168;
@@ -141,16 +143,19 @@ int main(int argc, char** argv) {
   layer.config.n_experts = 256;
   layer.config.max_tokens = 4096;
   CLI::App* check = app.add_subcommand("check", "whether a MoE layer can run, and the memory that it holds");
-  check->add_option("--hidden-bytes", layer.config.hidden_bytes, "bytes of a row")->capture_default_str();
+  check->add_option("--hidden-bytes", layer.config.hidden_bytes, "bytes of a row")
+      ->check(perf::positive())
+      ->capture_default_str();
   check->add_option("--topk", layer.config.top_k, "experts per token")->capture_default_str();
   check->add_option("--experts", layer.config.n_experts, "number of experts")->capture_default_str();
   check->add_option("--tokens", layer.config.max_tokens, "most tokens of a rank")->capture_default_str();
   check->add_option("--memory-cap", layer.config.memory_cap_bytes, "cap in bytes, such as 256M; 0 for none")
       ->transform(CLI::AsSizeValue(false))
+      ->transform(perf::no_minus_sign())
       ->capture_default_str();
   check->add_option("--ranks", layer.ranks, "number of ranks")->capture_default_str();
   check->add_option("--topology", layer.topology, "such as 'node:2 gpu:4'");
-  check->add_option("--algo", layer.algorithm, "auto, flat, 2dh, hier:D");
+  check->add_option("--algorithm,--algo", layer.algorithm, "auto, flat, 2dh, hier:D");
 
   const CLI::App* topo = add_topo(app);
   const CLI::App* doctor = add_doctor(app);
@@ -184,7 +189,12 @@ int main(int argc, char** argv) {
   if (*topo) return run_topo();
   if (*doctor) return run_doctor();
   if (solve) {
-    solve();
+    try {
+      solve();
+    } catch (const std::bad_alloc&) {
+      std::fprintf(stderr, "solve: there is not enough memory for a problem of this size\n");
+      return 1;
+    }
     return 0;
   }
   if (*simulate) return run_simulate();

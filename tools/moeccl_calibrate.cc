@@ -19,6 +19,8 @@
 #include <thread>
 #include <vector>
 
+#include "perf/common/one_of.h"
+
 namespace {
 
 struct Options {
@@ -195,15 +197,17 @@ const CLI::App* add_calibrate(CLI::App& app) {
   command->add_option("--ranks", options.ranks, "ranks on this host; without it, those of the launcher's job")
       ->check(CLI::Range(2, 1024));
   command->add_flag("--threads", options.threads, "ranks are threads of one process, instead of processes");
-  command->add_option("--topology", options.topology, "as in config.topology");
+  command->add_option("--topology", options.topology, "levels of the ranks, such as 'node:2 gpu:4', or auto");
   command->add_flag("--pace", options.pace, "links keep the topology's figures (EMULATED)");
   command->add_option("--budget", options.budget_ms, "about how many milliseconds it may take")
       ->check(CLI::Range(1.0, 3.6e6))
       ->capture_default_str();
   command->add_option("--max-bytes", options.max_bytes, "bytes of the largest buffer, such as 64M")
       ->transform(CLI::AsSizeValue(false))
+      ->transform(perf::no_minus_sign())
       ->capture_default_str();
-  command->add_option("--output", options.output, "the file to write: moeccl-profile.json, and none with --cache");
+  command->add_option("--output", options.output,
+                      "profile file (default: moeccl-profile.json; with --cache, none unless given)");
   command->add_flag("--cache", options.cache,
                     "put it into the user's cache, where jobs of the same ranks and topology look");
   return command;

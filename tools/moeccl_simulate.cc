@@ -40,16 +40,20 @@ CLI::App* add_simulate(CLI::App& app) {
   CLI::App* sub = app.add_subcommand(
       "simulate", "what an operation would take on a topology: time, bytes, critical path, gain over flat");
   perf::add_one_of(sub, "op", o.config.op, operations(), "the operation (default: dispatch, which includes combine)");
-  sub->add_option("--topology", o.topology, "such as 'node:256(bw=50GB/s,lat=5us) gpu:8(bw=150GB/s)', or a file")
+  sub->add_option("--topology", o.topology,
+                  "such as 'node:256(bw=50GB/s,lat=5us) gpu:8(bw=150GB/s)', or a file: such a text, MoECCL's JSON or "
+                  "hwloc's XML")
       ->required();
   sub->add_option("--profile", o.profile, "profile file, see docs/calibration.md");
-  sub->add_option("--algorithm", o.algorithm, "only this algorithm, and flat for comparison");
+  sub->add_option("--algorithm,--algo", o.algorithm, "only this algorithm, and flat for comparison");
   sub->add_flag("--json", o.json, "print JSON, for programs");
-  sub->add_option("--count", o.config.count, "collectives: elements, as in the call; of one expert")
+  sub->add_option("--count", o.config.count, "elements of a collective's call, or of one expert")
       ->capture_default_str();
   sub->add_option("--domain", o.domain, "sizes of expert domains, outermost level first, such as 2,4")->delimiter(',');
   sub->add_flag("--one-host", o.one_host, "collectives: ranks map each other's memory");
-  sub->add_option("--hidden-bytes", o.config.hidden_bytes, "bytes of a row (0: 14336)")->capture_default_str();
+  sub->add_option("--hidden-bytes,--row-bytes", o.config.hidden_bytes, "bytes of a row (0: 14336)")
+      ->check(perf::not_negative())
+      ->capture_default_str();
   sub->add_option("--tokens", o.config.tokens_per_rank, "tokens of a rank (0: 512, or the trace's)")
       ->capture_default_str();
   sub->add_option("--topk", o.config.top_k, "experts per token (0: 8, or the trace's)")->capture_default_str();

@@ -17,11 +17,11 @@
 
 namespace tools {
 
-// Which step of which file to use; without a file, a trace is made up from a seed.
+// Which step of which file to use; without a file, a trace is generated from a seed.
 struct TraceOptions {
   std::string path;
   int layer = 0, step = 0;
-  int tokens = 8192, k = 8, experts = 256;  // for a made-up trace
+  int tokens = 8192, k = 8, experts = 256;  // of a generated trace
   double zipf = 0.8;
 };
 void add_trace_options(CLI::App& app, TraceOptions& options);

@@ -56,7 +56,7 @@ void run(const Options& o) {
   line("inter-node tokens", static_cast<double>(a.inter_before), static_cast<double>(a.inter_after));
   line("fullest rank", static_cast<double>(a.max_load_before), static_cast<double>(a.max_load_after));
   line("predicted us", a.before_us, a.after_us);
-  std::printf("%s\n", a.keep ? "keep: contiguous placement" : "place");
+  std::printf("%s\n", a.keep ? "keep the contiguous placement" : "use this placement");
 }
 
 }  // namespace
@@ -66,8 +66,8 @@ void add_replicas(CLI::App& solve, std::function<void()>& chosen) {
   CLI::App* app =
       solve.add_subcommand("replicate", "how many replicas each expert gets, and where (adaptive replication)");
   add_trace_options(*app, o->trace);
-  app->add_option("--ranks", o->ranks, "ranks")->check(perf::positive())->capture_default_str();
-  app->add_option("--slots", o->slots, "expert slots of a rank")->check(perf::positive())->capture_default_str();
+  app->add_option("--ranks", o->ranks, "ranks")->check(CLI::Range(1, 65536))->capture_default_str();
+  app->add_option("--slots", o->slots, "expert slots of a rank")->check(CLI::Range(1, 1024))->capture_default_str();
   app->add_option("--nodes", o->nodes, "nodes")->check(perf::positive())->capture_default_str();
   app->add_option("--capacity", o->capacity, "capacity factor")->check(perf::positive())->capture_default_str();
   app->callback([o, &chosen] { chosen = [o] { run(*o); }; });

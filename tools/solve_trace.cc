@@ -15,15 +15,15 @@ void check(moecclResult_t result) {
 }
 
 void add_trace_options(CLI::App& app, TraceOptions& o) {
-  app.add_option("--trace", o.path, "routing trace (perf/TRACE.md); without it one is made up");
+  app.add_option("--trace", o.path, "routing trace (perf/TRACE.md); without it one is generated");
   app.add_option("--layer", o.layer, "layer of the trace")->capture_default_str();
   app.add_option("--step", o.step, "step of the trace")->capture_default_str();
-  app.add_option("--tokens", o.tokens, "made up: tokens of a step")
+  app.add_option("--tokens", o.tokens, "generated trace: tokens of a step")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
-  app.add_option("--topk", o.k, "made up: experts per token")->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--experts", o.experts, "made up: experts")->check(CLI::Range(1, 8192))->capture_default_str();
-  app.add_option("--zipf", o.zipf, "made up: exponent of the experts' popularity")
+  app.add_option("--topk", o.k, "generated trace: experts per token")->check(CLI::Range(1, 64))->capture_default_str();
+  app.add_option("--experts", o.experts, "generated trace: experts")->check(CLI::Range(1, 8192))->capture_default_str();
+  app.add_option("--zipf", o.zipf, "generated trace: exponent of the experts' popularity")
       ->check(CLI::Range(0.0, 10.0))
       ->capture_default_str();
 }
@@ -40,7 +40,7 @@ perf::Trace load_trace(const TraceOptions& o) {
       const auto made = perf::zipf_topk({static_cast<size_t>(o.tokens), o.k, o.experts}, {o.zipf, 1 + s / 2}, s);
       t.index.insert(t.index.end(), made.begin(), made.end());
     }
-    std::printf("made up: %d tokens, top-%d of %d experts, zipf %.2g (give --trace for a recorded routing)\n",
+    std::printf("generated trace: %d tokens, top-%d of %d experts, zipf %.2g (give --trace for a recorded routing)\n",
                 t.n_tokens, t.k, t.n_experts, o.zipf);
   }
   if (o.layer < 0 || o.layer >= t.n_layers || o.step < 0 || o.step >= t.n_steps)

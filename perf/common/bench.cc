@@ -91,7 +91,8 @@ Line Bench::describe(const Case& c) const {
   const Shape s = shape(c);
   Line line;
   line.bytes = std::max(s.send, s.recv) * data_type(c.type).bytes;
-  line.count = s.count;
+  // A matrix of AllToAllv has no count of its own.
+  line.count = s.count > 0 ? s.count : std::max(s.send, s.recv);
   line.type = data_type(c.type).name();
   line.op = collective_.reduces ? red_op_name(c.op) : "none";
   line.root = collective_.rooted ? c.root : -1;

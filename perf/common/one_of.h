@@ -51,5 +51,12 @@ inline CLI::Validator with_sign(bool zero_too) {
 }
 inline CLI::Validator positive() { return with_sign(false); }
 inline CLI::Validator not_negative() { return with_sign(true); }
+// Refuses what CLI::AsSizeValue takes for the largest number. CLI11 runs the last transform() first.
+inline CLI::Validator no_minus_sign() {
+  const auto check = [](std::string& text) -> std::string {
+    return text.starts_with('-') ? "\"" + text + "\" is negative" : std::string();
+  };
+  return {check, ""};
+}
 
 }  // namespace perf

@@ -66,7 +66,7 @@ void add_shape(CLI::App& app, MoeOptions& o) {
 }
 
 void add_run(CLI::App& app, MoeOptions& o) {
-  app.add_option("--routing", o.routing, "uniform, zipf[:exponent] or file:PATH (perf/TRACE.md)")
+  app.add_option("--routing", o.routing, "uniform, zipf[:exponent] or trace:PATH (perf/TRACE.md)")
       ->capture_default_str();
   app.add_option("--trace-layer", o.trace_layer, "layer of the trace");
   app.add_option("--trace-step", o.trace_step, "step of the trace");
@@ -110,7 +110,7 @@ void add_weights(std::vector<RankRouting>& ranks, const MoeOptions& o) {
 
 void from_trace(MoeOptions& o, std::vector<RankRouting>& ranks) {
   Trace trace;
-  const std::string wrong = read_trace(o.routing.substr(5), trace);
+  const std::string wrong = read_trace(o.routing.substr(o.routing.find(':') + 1), trace);
   if (!wrong.empty()) fail(wrong);
   if (o.trace_layer < 0 || o.trace_layer >= trace.n_layers || o.trace_step < 0 || o.trace_step >= trace.n_steps)
     fail("the trace has " + std::to_string(trace.n_layers) + " layers and " + std::to_string(trace.n_steps) + " steps");
@@ -148,13 +148,14 @@ MoeOptions parse_moe_options(int argc, char** argv) {
 
 std::vector<RankRouting> make_routing(MoeOptions& o, int n_ranks) {
   std::vector<RankRouting> ranks(static_cast<size_t>(n_ranks));
-  if (o.routing.starts_with("file:")) {
+  if (o.routing.starts_with("trace:") || o.routing.starts_with("file:")) {
     from_trace(o, ranks);
   } else {
     if (o.tokens == 0) o.tokens = kDefaultTokens;
     const TopkShape shape = {.n_tokens = o.tokens, .k = o.top_k, .n_experts = o.n_experts};
     const bool zipf = o.routing == "zipf" || o.routing.starts_with("zipf:");
-    if (!zipf && o.routing != "uniform") fail("--routing " + o.routing + ": use uniform, zipf[:exponent] or file:PATH");
+    if (!zipf && o.routing != "uniform")
+      fail("--routing " + o.routing + ": use uniform, zipf[:exponent] or trace:PATH");
     for (size_t r = 0; r < ranks.size(); r++) {
       ranks[r].n_tokens = o.tokens;
       const uint64_t seed = mix(o.seed, r);

@@ -24,7 +24,8 @@ namespace {
 Result<std::string> levels_of(const plan::LevelTree& tree, int format_wanted) {
   if (format_wanted != moecclTopologyLevels && format_wanted != moecclTopologyText)
     return error(moecclInvalidArgument,
-                 "a synthetic topology has levels and no machine: ask for moecclTopologyLevels or moecclTopologyText");
+                 "a synthetic topology has levels and no machine: only these can be shown (moecclTopologyLevels, "
+                 "moecclTopologyText; moeccl topo --levels)");
   return topology::to_synthetic(tree) + "\n";
 }
 

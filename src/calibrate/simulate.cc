@@ -24,7 +24,9 @@
 #include "src/select/pipeline_chunks.h"
 #include "src/select/routing_price.h"
 #include "src/select/selection.h"
+#include "topology/discover.h"
 #include "topology/synthetic.h"
+#include "topology/tree.h"
 
 namespace moeccl::comm {
 
@@ -92,7 +94,7 @@ const char* source_of(const Page& page, const plan::Constant& c) {
 }
 
 std::string as_text(const Page& page) {
-  std::string t = format("EMULATED: simulated, not measured\n{}\n", page.title);
+  std::string t = format("SIMULATED: nothing ran; times are predictions\n{}\n", page.title);
   const Outcome *base = flat(page), *best = fastest(page);
   for (const Outcome& o : page.outcomes) {
     if (!o.refusal.empty()) {
@@ -151,6 +153,11 @@ Result<plan::LevelTree> tree_of(const char* topology) {
   std::string text = topology;
   if (text.find(':') == std::string::npos || text.starts_with("/") || text.starts_with("./")) {
     MOECCL_ASSIGN_OR_RETURN(text, read_file(topology));
+    if (const size_t at = text.find_first_not_of(" \t\r\n");
+        at != std::string::npos && (text[at] == '{' || text[at] == '<')) {
+      MOECCL_ASSIGN_OR_RETURN(const std::vector<topology::Graph> hosts, topology::load_topology(topology));
+      return topology::level_tree(hosts, uint32_t{0});
+    }
     while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
   }
   return topology::parse_synthetic(text, 0);
@@ -338,7 +345,8 @@ Status simulate_layer(const moecclSimulateConfig_t& c, Page& page) {
   MOECCL_ASSIGN_OR_RETURN(const MoeQuestion q, moe_question(c, n, page));
   page.moe = true;
   std::vector<algo::MoeAlgorithm> wanted = algo::moe_candidates(page.tree);
-  if (c.algorithm != nullptr && std::string_view(c.algorithm) != "auto" && *c.algorithm != 0) {
+  const bool named = c.algorithm != nullptr && std::string_view(c.algorithm) != "auto" && *c.algorithm != 0;
+  if (named) {
     MOECCL_ASSIGN_OR_RETURN(const algo::MoeAlgorithm only, algo::parse_moe_algorithm(c.algorithm, page.tree));
     wanted = {only};
     if (only.kind != algo::PathKind::kFlat) wanted.push_back({algo::PathKind::kFlat, 1});
@@ -346,7 +354,8 @@ Status simulate_layer(const moecclSimulateConfig_t& c, Page& page) {
   std::optional<algo::Domains> domains;
   if (c.domain != nullptr) {
     MOECCL_ASSIGN_OR_RETURN(domains, domains_of(c, page.tree));
-    std::erase_if(wanted, [](const algo::MoeAlgorithm& a) { return a.kind == algo::PathKind::k2dh; });
+    if (std::erase_if(wanted, [](const algo::MoeAlgorithm& a) { return a.kind == algo::PathKind::k2dh; }) > 0 && named)
+      return error(moecclInvalidArgument, "algorithm is 2dh, which has no plan with domains: give flat or hier:D");
   }
   const algo::Domains* with = domains ? &*domains : nullptr;
   std::deque<LayerPlan> plans;
@@ -417,6 +426,8 @@ Result<std::string> simulate(const moecclSimulateConfig_t& config) {
     MOECCL_ASSIGN_OR_RETURN(const std::string text, read_file(page.file));
     MOECCL_ASSIGN_OR_RETURN(profile, plan::read_profile(text, page.file, profile));
     if (!profile.links.empty()) MOECCL_TRY(plan::profile_fits(profile, tree));
+    // A text without figures may also name levels whose links the profile knows.
+    if (config.one_host != 0 || profile.tree_hash == tree.hash()) profile.forget_links_within_hosts(tree);
   }
   // Every simulated rank has its own core or GPU.
   profile.cores = std::max(profile.cores, tree.n_ranks);

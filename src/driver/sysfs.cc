@@ -38,7 +38,9 @@ bool is_pci_root(std::string_view text) {
 // Converts "16.0 GT/s PCIe" and "16" to GB/s in each direction. The line code is 8b/10b up to 5 GT/s and 128b/130b from
 // 8 GT/s. (64 GT/s sends flits, which counts the same here.)
 double pcie_rate(const std::string& speed, const std::string& width) {
-  const double gt = std::strtod(speed.c_str(), nullptr), lanes = std::strtod(width.c_str(), nullptr);
+  double gt = 0, lanes = 0;
+  std::from_chars(speed.data(), speed.data() + speed.size(), gt);  // "." whatever the program's locale is
+  std::from_chars(width.data(), width.data() + width.size(), lanes);
   if (!(gt > 0 && gt < 1e4) || !(lanes > 0 && lanes <= 64)) return 0;
   return gt * lanes / 8 * (gt < 8 ? 0.8 : 128.0 / 130.0);
 }

@@ -76,6 +76,11 @@ const PlanFit* Profile::find_plan(moecclOp_t op, const std::string& algorithm, u
   return nullptr;
 }
 
+void Profile::forget_links_within_hosts(const LevelTree& tree) {
+  for (uint32_t l = 0; l < links.size() && l < tree.depth(); ++l)
+    if (static_cast<int>(l) > host_level && tree.levels[l].link.bytes_per_ns <= 0) links[l] = {};
+}
+
 const LinkCost& link_of(const LevelTree& tree, const Profile& profile, uint32_t level) {
   const bool measured =
       level < profile.links.size() && (profile.links[level].bytes_per_ns > 0 || profile.links[level].alpha_ns > 0);

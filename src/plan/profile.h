@@ -107,6 +107,9 @@ struct Profile {
 
   // Returns null if it was not measured.
   const PlanFit* find_plan(moecclOp_t op, const std::string& algorithm, uint8_t reach) const;
+  // Drops the lines of levels within a host where the tree has no bandwidth: cost.h then prices the copies instead.
+  // Both together would count the same bytes twice.
+  void forget_links_within_hosts(const LevelTree& tree);
   // Returns a number that differs when profiles differ in anything that a price depends on.
   uint64_t hash() const;
 };

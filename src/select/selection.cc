@@ -306,11 +306,9 @@ void Selector::set_profile(const plan::Profile& profile) {
   at_.profile = profile;
   profile_hash_ = profile.hash();
   corrector_ = {};
-  // Where the tree has no bandwidth, drop the profile's link figure: cost.h then prices the copies instead.
-  for (uint32_t l = 0; l < at_.profile.links.size() && l < at_.tree.depth(); ++l)
-    if (at_.tree.levels[l].link.bytes_per_ns <= 0) at_.profile.links[l] = {};
   at_.profile.cores = cores;  // this communicator's own
   if (at_.profile.host_level < 0) at_.profile.host_level = host_level;
+  at_.profile.forget_links_within_hosts(at_.tree);
   show_profile();
   has_plan_fits_ =
       !at_.profile.plans.empty() && at_.profile.n_ranks == at_.tree.n_ranks && at_.profile.tree_hash == at_.tree.hash();

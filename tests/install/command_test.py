@@ -47,6 +47,13 @@ class Command(unittest.TestCase):
         self.refuses(["status", "me"], "pid", '"me" is not a number above 0')
         self.refuses([], "subcommand is required")
 
+    def test_sizes_that_no_machine_has_are_refused(self):
+        self.refuses(["check", "--memory-cap", "-1"], "--memory-cap", '"-1" is negative')
+        self.refuses(["check", "--hidden-bytes", "-5"], "--hidden-bytes", '"-5" is not a number')
+        self.refuses(["calibrate", "--max-bytes", "-64M"], "--max-bytes", '"-64M" is negative')
+        self.refuses(["solve", "replicate", "--ranks", "2147483647"], "--ranks", "1 to 65536")
+        self.refuses(["solve", "replicate", "--slots", "65536"], "--slots", "1 to 1024")
+
     def test_help_lists_names_without_numbers(self):
         code, out, _ = run("plan", "--help")
         self.assertEqual(code, 0)

@@ -181,14 +181,14 @@ class Plans(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "format is 'xml'"):
             plan.describe_topology(format="xml")
         page = plan.simulate("node:4(bw=50GB/s,lat=5us) gpu:4", tokens_per_rank=64, n_experts=16, top_k=4)
-        self.assertIn("EMULATED", page)
+        self.assertIn("SIMULATED", page)
         self.assertIn("hier", page)
         self.assertIn("{", plan.simulate("node:2 gpu:2", "allreduce", count=1000, json=1)[:2])
         with self.assertRaisesRegex(moeccl.Error, "top"):
             plan.simulate("node:0")
         with self.assertRaisesRegex(TypeError, "unknown option colour"):
             plan.simulate("node:2", colour=1)
-        self.assertIn("EMULATED", plan.simulate("node:2 gpu:2", "expert_gather", count=1000, n_experts=8, domain=[2, 1]))
+        self.assertIn("SIMULATED", plan.simulate("node:2 gpu:2", "expert_gather", count=1000, n_experts=8, domain=[2, 1]))
 
     def test_status(self):
         with moeccl.Comm(1, moeccl.unique_id(), 0, name="alone") as comm:

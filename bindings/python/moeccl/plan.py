@@ -107,7 +107,7 @@ def status(pid: int = 0) -> Dict[str, Any]:
 
 
 def simulate(topology: str, op: Union[str, int] = "dispatch", **options: Any) -> str:
-    """Returns a page, or JSON with json=1, about the time of an operation on a cluster that is not at hand. All times are EMULATED.
+    """Returns a page, or JSON with json=1, about the time of an operation on a cluster that is not at hand. All times are simulated.
 
     Options: profile, algorithm, json, count, type, one_host, hidden_bytes, tokens_per_rank, top_k, n_experts, routing, seed,
     expert_rank, domain (lists), as in moecclSimulateConfig_t (include/moeccl/simulate.h)."""

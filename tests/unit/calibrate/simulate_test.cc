@@ -137,7 +137,7 @@ TEST(Simulate, PricesCollectivesWithSharedUplinks) {
   c.op = moecclOpAllReduce;
   c.count = 1 << 20;
   const std::string text = page(c);
-  EXPECT_NE(text.find("EMULATED"), std::string::npos);
+  EXPECT_NE(text.find("SIMULATED"), std::string::npos);
   EXPECT_NE(text.find("critical path"), std::string::npos);
   std::map<std::string, double> t = times(c);
   EXPECT_LT(t["hier"], t["flat"]);
@@ -156,6 +156,9 @@ TEST(Simulate, DomainsOverDataCentresKeepTokensOffTheSlowLinks) {
   std::map<std::string, double> t = times(c);
   EXPECT_LT(10 * t["hier:2"], plain);
   EXPECT_EQ(t.count("2dh"), 0u);
+  c.algorithm = "2dh";
+  EXPECT_NE(simulate(c).status().message().find("2dh, which has no plan with domains"), std::string::npos);
+  c.algorithm = nullptr;
   c.n_levels = 1;
   EXPECT_NE(simulate(c).status().message().find("n_levels is 1: the topology has 2 levels"), std::string::npos);
 }
@@ -174,7 +177,7 @@ TEST(Simulate, ExpertsIntoTheirDomainsAndBack) {
     c.op = op;
     c.json = 0;
     const std::string text = page(c);
-    EXPECT_NE(text.find("EMULATED"), std::string::npos) << text;
+    EXPECT_NE(text.find("SIMULATED"), std::string::npos) << text;
     EXPECT_NE(text.find("domains of 2 dc, 4 gpu"), std::string::npos) << text;
     EXPECT_NE(text.find("not simulated: ranks of several hosts"), std::string::npos) << text;
     EXPECT_NE(text.find("fastest: staged"), std::string::npos) << text;
@@ -222,6 +225,37 @@ TEST(Simulate, ReadsTheTopologyFromAFile) {
   c.topology = path.c_str();
   c.tokens_per_rank = 8;
   EXPECT_NE(page(c).find("on 4 ranks"), std::string::npos);
+  const std::string json =
+      file_with("topology.json", R"({"moeccl_topology": 1, "units": {"bandwidth": "GB/s", "latency": "ns"},
+    "hosts": [{"count": 3, "nodes": [{"id": "host", "kind": "host", "bandwidth": 25, "latency": 3000},
+      {"id": "pci:0000:01:00.0", "kind": "gpu", "parent": "host", "number": 0, "bandwidth": 25},
+      {"id": "pci:0000:02:00.0", "kind": "gpu", "parent": "host", "number": 1, "bandwidth": 25}]}]})");
+  c.topology = json.c_str();
+  EXPECT_NE(page(c).find("on 6 ranks"), std::string::npos) << page(c);
+}
+
+// Calibration measures a line for each level, also where ranks share memory and copies are what costs. A price that
+// counted both would be about twice as high.
+TEST(Simulate, WithinAHostAProfilesLineIsNotCountedBesideTheCopies) {
+  moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
+  c.topology = "core:2";
+  c.op = moecclOpAllReduce;
+  c.type = moecclFloat32;
+  c.count = 1 << 18;
+  c.one_host = 1;
+  const std::string rates = "{\"moeccl_profile\": 1, \"machine\": {\"copy_bytes_per_ns\": 10}";
+  const std::string line = R"(, "levels": [{"name": "core", "alpha_ns": 500, "bytes_per_ns": 1, "r2": 1,
+    "points": [[1024, 1000], [65536, 66000], [1048576, 1050000]]}]})";
+  const std::string without = file_with("rates.json", rates + "}"), with = file_with("line.json", rates + line);
+  c.profile = without.c_str();
+  const auto copies = times(c);
+  c.profile = with.c_str();
+  EXPECT_EQ(times(c), copies);
+  // Ranks that can only put have a link between them, which a text without figures leaves to the profile.
+  c.one_host = 0;
+  const auto linked = times(c);
+  c.profile = without.c_str();
+  EXPECT_GT(linked.at("flat"), times(c).at("flat"));
 }
 
 }  // namespace
