@@ -73,6 +73,8 @@ inline constexpr uint32_t kPaceLevels = 8;
 enum class RankState : uint32_t { kRunning = 0, kLeft = 1, kAborted = 2, kFailed = 3 };
 inline constexpr size_t kFailureText = 240;
 
+inline constexpr uint32_t kWalkTimes = 8;  // of the last operations of the persistent kernel
+
 // One rank's public words. Only that rank writes them; peers read them but never trust them.
 struct Board {
   struct alignas(kLine) {
@@ -89,6 +91,11 @@ struct Board {
     // instead.
     std::atomic<uint64_t> histories[2];
   } progress;
+  // The nanoseconds that operation k of the persistent kernel took from the start of its kernel, at k % kWalkTimes;
+  // stored by the device before `walked`.
+  struct alignas(kLine) {
+    std::atomic<uint64_t> ns[kWalkTimes];
+  } walks;
   struct alignas(kLine) {
     std::atomic<uint32_t> state;  // RankState; release, after code and text
     std::atomic<uint32_t> code;

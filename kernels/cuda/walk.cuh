@@ -253,6 +253,10 @@ MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState&
   }
   if (thread_index() <= kWalkMostLanes) h.barrier[thread_index()] = 0;
   if (thread_index() == 0) {
+    if (a.completed != nullptr) {
+      (void)load_acquire_device(&h.left);  // pairs with the release of the first block, which wrote began_ns
+      store_relaxed_system(a.took_ns, device_ns() - h.began_ns);
+    }
     h.left = 0;
     h.seq = w.seq;
     h.history = w.history;
@@ -277,6 +281,7 @@ MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState&
 // Finds the operation's number and this block's place, and loads the program into shared memory when it fits.
 MOECCL_DEVICE WalkState walk_begin(const WalkArgs& a, WalkShared& s) {
   WalkState w;
+  if (block_index() == 0 && thread_index() == 0) a.header->began_ns = device_ns();
   w.seq = a.header->seq + 1;
   w.history = walk_mix(walk_mix(walk_mix(a.header->history, a.signature), a.count), a.plan);
   const uint32_t n_lanes = walk_has_net(a) ? a.n_lanes + 1 : a.n_lanes;  // the last one takes what the network delivers

@@ -56,6 +56,7 @@ struct WalkHeader {
   uint32_t barrier[kWalkMostLanes + 1];
   uint32_t n_chunks;  // AllToAllv: of this operation, passed from its first block to the others
   uint32_t padding;
+  uint64_t began_ns;            // when this operation's kernel started, on device_ns()
   WalkEntry entries[kWalkEntries];  // operation k uses k % kWalkEntries
 };
 inline constexpr size_t walk_header_bytes(size_t n_ranks) {
@@ -126,6 +127,7 @@ struct WalkArgs {
   WalkReport* report;
   uint64_t* completed;  // on the rank's board; gets `number`. Null in a graph
   uint64_t number;
+  uint64_t* took_ns;  // beside `completed`; gets how long this kernel ran
   uint32_t rank, n_ranks;
   uint64_t signature, count, plan;  // as exec::pack() returns them; all ranks must agree on these
   const void* input;

@@ -40,10 +40,11 @@ moecclResult_t moecclGradientReturnCreate(moecclGradientReturn_t* gradients, moe
     auto handle = std::make_unique<GradientHandle>();
     handle->comm_handle = comm_handle == nullptr ? api::HybridTable::get().find(hybrid)->comm_handle : comm_handle;
     if (comm_handle != nullptr) MOECCL_TRY(api::find_comm(comm_handle, &comm));
-    MOECCL_TRY(h.same_ranks(*comm));
-    MOECCL_ASSIGN_OR_RETURN(handle->gradients, comm::GradientReturn::create(h, *comm, config));
-    MOECCL_ASSIGN_OR_RETURN(*gradients, GradientTable::get().add(std::move(handle)));
-    return {};
+    return comm->shielded([&]() -> Status {  // not the placement's communicator, which may be another one
+      MOECCL_ASSIGN_OR_RETURN(handle->gradients, comm::GradientReturn::create(h, *comm, config));
+      MOECCL_ASSIGN_OR_RETURN(*gradients, GradientTable::get().add(std::move(handle)));
+      return {};
+    });
   });
 }
 

@@ -21,16 +21,19 @@ using api::with_hybrid;
 Status create_layer(const comm::Hybrid& hybrid, moecclMoe_t* moe, moecclComm_t comm_handle, Communicator& comm,
                     const moecclMoeConfig_t* given) {
   MOECCL_ASSIGN_OR_RETURN(moecclMoeConfig_t config, adopt(given, "config"));
-  MOECCL_TRY(hybrid.same_ranks(comm));
   const auto n_experts = static_cast<int32_t>(hybrid.homes().n_experts());
-  if (config.n_experts != 0 && config.n_experts != n_experts)
-    return error(moecclInvalidArgument, "config.n_experts is {}: the hybrid placement has {}", config.n_experts,
-                 n_experts);
-  if (config.expert_rank != nullptr)
-    return error(moecclInvalidArgument, "config.expert_rank is given: the hybrid placement says who owns which expert");
+  const Status refusal = [&]() -> Status {
+    MOECCL_TRY(hybrid.same_ranks(comm));
+    if (config.n_experts != 0 && config.n_experts != n_experts)
+      return error(moecclInvalidArgument, "config.n_experts is {}: the hybrid placement has {}", config.n_experts,
+                   n_experts);
+    if (config.expert_rank == nullptr) return {};
+    return error(moecclInvalidArgument,
+                 "config.expert_rank is given: the hybrid placement says which rank owns which expert");
+  }();
   config.n_experts = n_experts;
   config.expert_rank = hybrid.expert_rank().data();
-  return api::create_moe(moe, comm_handle, comm, &config, hybrid.domains());
+  return api::create_moe(moe, comm_handle, comm, &config, hybrid.domains(), refusal);
 }
 
 }  // namespace
@@ -68,7 +71,8 @@ moecclResult_t moecclHybridMoeCreate(moecclMoe_t* moe, moecclHybrid_t hybrid, mo
   Communicator* comm = nullptr;
   if (Status s = api::find_comm(comm_handle, &comm); !s.ok()) return api::finish(s);
   return with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator&) {
-    const Status status = create_layer(h, moe, comm_handle, *comm, config);
+    // Its failure ends the layer's communicator, and not the placement's, which is another one.
+    const Status status = comm->shielded([&] { return create_layer(h, moe, comm_handle, *comm, config); });
     if (!status.ok()) comm->set_last_error(status.message());
     return status;
   });

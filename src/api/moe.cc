@@ -124,13 +124,13 @@ moecclResult_t moecclMoeQuerySize(const moecclMoeConfig_t* config, int n_ranks, 
 }
 
 Status api::create_moe(moecclMoe_t* moe, moecclComm_t comm_handle, Communicator& comm, const moecclMoeConfig_t* config,
-                       std::shared_ptr<const algo::Domains> domains) {
+                       std::shared_ptr<const algo::Domains> domains, const Status& refusal) {
   MOECCL_TRY(api::clear(moe, "moe", "the address of a moecclMoe_t"));
   MOECCL_TRY(api::outside_groups("the creation of a layer"));
   auto layer = std::make_shared<Layer>(comm_handle, comm);
   comm::Selector& selector = comm.selector();
   MOECCL_ASSIGN_OR_RETURN(layer->moe, comm::MoeLayer::create(layer->channel, config, std::move(domains),
-                                                             selector.forced(moecclOpDispatch)));
+                                                             selector.forced(moecclOpDispatch), refusal));
   if (const Status& follows = layer->moe->follows_force(); !follows.ok())
     selector.warn_of_force(moecclOpDispatch, layer->moe->config().hash(),
                            follows.message() + "; layers of this config run the cheapest plan instead");

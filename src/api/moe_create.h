@@ -10,7 +10,8 @@
 
 namespace moeccl::api {
 
+// A rank that already refuses gives its reason, so that its peers hear it instead of waiting.
 Status create_moe(moecclMoe_t* moe, moecclComm_t comm_handle, comm::Communicator& comm, const moecclMoeConfig_t* config,
-                  std::shared_ptr<const algo::Domains> domains);
+                  std::shared_ptr<const algo::Domains> domains, const Status& refusal = {});
 
 }  // namespace moeccl::api

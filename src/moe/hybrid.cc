@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kernels/cuda/args.h"
 #include "src/base/adopt.h"
@@ -101,7 +102,7 @@ Result<std::vector<uint32_t>> choose_sizes(const Communicator& comm, const moecc
   return std::vector<uint32_t>(sizes.begin(), sizes.end());
 }
 
-uint64_t placement_hash(const algo::Placement& homes, const algo::Domains& domains) {
+uint64_t hash_of(const algo::Placement& homes, const algo::Domains& domains) {
   uint64_t hash = domains.hash();
   for (const uint32_t owner : homes.owner) hash = hash_combine(hash, owner);
   return hash;
@@ -149,7 +150,14 @@ Hybrid::Hybrid(Communicator& comm, algo::Placement homes, std::shared_ptr<const 
 }
 
 Status Hybrid::same_ranks(const Communicator& comm) const {
-  if (comm.n_ranks() == homes_.n_ranks && comm.tree().hash() == comm_.tree().hash()) return {};
+  if (comm.n_ranks() == homes_.n_ranks && comm.tree().hash() == comm_.tree().hash()) {
+    if (comm.rank() == comm_.rank()) return {};
+    return error(
+        moecclInvalidArgument,
+        "this process is rank {} in comm and rank {} in the hybrid placement: give a communicator that has the "
+        "ranks in the same order",
+        comm.rank(), comm_.rank());
+  }
   return error(
       moecclInvalidArgument,
       "comm has {} ranks, or another topology than the hybrid placement of {} ranks: give a communicator of the "
@@ -173,7 +181,7 @@ Result<std::unique_ptr<Hybrid>> Hybrid::create(Communicator& comm, const moecclH
   HybridAnswer mine;
   mine.code = own.code();
   if (own.ok()) {
-    mine.hash = placement_hash(homes, *domains);
+    mine.hash = hash_of(homes, *domains);
     std::copy(domains->sizes().begin(), domains->sizes().end(), mine.domain);
   }
   MOECCL_TRY(agree(comm, mine, own));
@@ -181,6 +189,8 @@ Result<std::unique_ptr<Hybrid>> Hybrid::create(Communicator& comm, const moecclH
   hybrid->answer_ = answer;
   return hybrid;
 }
+
+uint64_t Hybrid::hash() const { return hash_of(homes_, *domains_); }
 
 algo::ExpertExchange Hybrid::exchange_of(uint64_t count, uint32_t element_bytes, bool cuda) const {
   const plan::Shape shape = comm_.selector_for(cuda).shape_of(PlanKey{}, false);
@@ -210,16 +220,18 @@ template <class Exchange>
 Status Hybrid::prepare(std::shared_ptr<PlanSlot>& last, moecclOp_t kind, const void* in, void* out, uint64_t count,
                        moecclDataType_t type, exec::Operation& op) {
   const auto element_bytes = static_cast<uint32_t>(moecclTypeSize(type));
-  MOECCL_ASSIGN_OR_RETURN(op.runner, comm_.place(in, out));
+  const uint64_t expert_bytes = count * element_bytes;
+  Communicator::Direct direct{own_.size() * expert_bytes, held_.size() * expert_bytes};
+  if (kind == moecclOpExpertReduce) std::swap(direct.a_bytes, direct.b_bytes);
+  MOECCL_ASSIGN_OR_RETURN(op.runner, comm_.place(in, out, direct));
   const bool cuda = op.on_device();
   const auto make = [&]() -> Result<Selector::Made> {
     MOECCL_ASSIGN_OR_RETURN(const Exchange exchange,
                             Exchange::make(*domains_, homes_, exchange_of(count, element_bytes, cuda)));
     return Selector::Made{exchange.build(comm_.rank()), exchange.chunking(), exchange.name(), exchange.hash()};
   };
-  MOECCL_ASSIGN_OR_RETURN(
-      const std::shared_ptr<PlanSlot> slot,
-      comm_.selector_for(cuda).only({kind, 0, count, element_bytes, false}, placement_hash(homes_, *domains_), make));
+  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<PlanSlot> slot,
+                          comm_.selector_for(cuda).only({kind, 0, count, element_bytes, false}, hash(), make));
   {
     const std::lock_guard lock(mutex_);
     last = slot;

@@ -29,6 +29,7 @@ class Hybrid {
   // Success when `comm` has the same ranks on the same topology.
   Status same_ranks(const Communicator& comm) const;
   const std::shared_ptr<const algo::Domains>& domains() const { return domains_; }
+  uint64_t hash() const;  // of the homes and the domains
   const algo::Placement& homes() const { return homes_; }
   const std::vector<int32_t>& expert_rank() const { return expert_rank_; }
   const std::vector<int32_t>& own() const { return own_; }

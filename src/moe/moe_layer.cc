@@ -100,11 +100,11 @@ Status follow(const std::string& forced, const MoeHost& host, MoeConfig& config)
 
 Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMoeConfig_t* given,
                                                    std::shared_ptr<const algo::Domains> domains,
-                                                   const std::string& forced) {
+                                                   const std::string& forced, const Status& refusal) {
   Result<moecclMoeConfig_t> full = adopt(given, "config");
   Result<MoeConfig> config = full.ok() ? MoeConfig::from(&*full, host.tree(), host.deterministic(), std::move(domains))
                                        : Result<MoeConfig>(full.status());
-  Status own = config.ok() ? agree_with_communicator(*full, host) : config.status();
+  Status own = !refusal.ok() ? refusal : config.ok() ? agree_with_communicator(*full, host) : config.status();
   Status follows;
   if (own.ok() && !forced.empty() && leaves_algorithm_open(*full)) {
     follows = follow(forced, host, *config);

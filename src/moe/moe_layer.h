@@ -70,10 +70,10 @@ struct MoeStep {
 class MoeLayer {
  public:
   // This call is collective. The host must outlive the layer. If the config leaves the algorithm open, the layer runs
-  // `forced`, unless that is empty or the layer cannot run it.
+  // `forced`, unless that is empty or the layer cannot run it. All ranks hear of a rank's own `refusal`.
   static Result<std::unique_ptr<MoeLayer>> create(MoeHost& host, const moecclMoeConfig_t* config,
                                                   std::shared_ptr<const algo::Domains> domains = nullptr,
-                                                  const std::string& forced = {});
+                                                  const std::string& forced = {}, const Status& refusal = {});
 
   MoeHost& host() const { return host_; }
   const MoeConfig& config() const { return config_; }

@@ -138,11 +138,16 @@ Status MoeRouting::update_on_stream(const exec::StreamChoices& choices, moecclSt
   target.counts = reinterpret_cast<TableCounts*>(info);
   target.expert_offsets = reinterpret_cast<int64_t*>(info + offsets_at());
   target.expert_counts = reinterpret_cast<int32_t*>(info + counts_at(n));
-  MOECCL_TRY(cuda_tables_->pack(*on.engine, on.stream, choices));
+  // Peers meet this rank in the AllGather and in what follows, whatever happens here.
+  const auto or_break_off = [&](Status status) {
+    if (!status.ok() && !on.captured) host.break_off(status);
+    return status;
+  };
+  MOECCL_TRY(or_break_off(cuda_tables_->pack(*on.engine, on.stream, choices)));
   number_ = host.next_number();
   MOECCL_TRY(host.all_gather_on(cuda_tables_->send(), cuda_tables_->recv(), cuda_tables_->block_bytes(), stream));
   weighted_ = choices.weight != nullptr;
-  MOECCL_TRY(cuda_tables_->make(*on.engine, on.stream, on.captured, weighted_, target));
+  MOECCL_TRY(or_break_off(cuda_tables_->make(*on.engine, on.stream, on.captured, weighted_, target)));
   if (on.captured) captured_ = true, captured_weighted_ = weighted_;
   measured_dispatch_.ns = measured_combine_.ns = 0;
   on_device_ = ready_ = true;

@@ -367,5 +367,48 @@ TEST(HybridErrors, NameTheArgumentAndTheRemedy) {
   });
 }
 
+// The same ranks in another order would take each other's experts for their own.
+TEST(HybridErrors, AnotherOrderOfTheRanksIsRefusedByAll) {
+  run_ranks(3, [](int rank, moecclComm_t comm) {
+    const int32_t owners[5] = {0, 1, 1, 2, 0}, domain = 3;
+    moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+    config.n_experts = 5, config.expert_rank = owners, config.n_levels = 1, config.domain = &domain;
+    moecclHybrid_t hybrid = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+    moecclComm_t turned = nullptr;  // ranks 1 and 2 change places, and rank 0 stays
+    MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, 0, -rank * (rank > 0) + 3 * (rank > 0), &turned, nullptr), comm);
+    const auto refused = [&](moecclResult_t result) {
+      EXPECT_EQ(result, rank == 0 ? moecclRemoteError : moecclInvalidArgument);
+      const std::string said = moecclGetLastError(turned);
+      EXPECT_NE(said.find(rank == 0 ? "rank 1" : "in the same order"), std::string::npos) << said;
+    };
+    moecclMoeConfig_t layer = MOECCL_MOE_CONFIG_INIT;
+    layer.hidden_bytes = 8, layer.top_k = 1, layer.max_tokens = 4;
+    moecclMoe_t moe = nullptr;
+    refused(moecclHybridMoeCreate(&moe, hybrid, turned, &layer));
+    moecclGradientReturnConfig_t gradients = MOECCL_GRADIENT_RETURN_CONFIG_INIT;
+    gradients.count = 64;
+    moecclGradientReturn_t returned = nullptr;
+    moecclMigrationConfig_t migration = MOECCL_MIGRATION_CONFIG_INIT;
+    migration.count = 64;
+    moecclMigration_t moved = nullptr;
+    EXPECT_EQ(moecclGradientReturnCreate(&returned, hybrid, turned, &gradients),
+              rank == 0 ? moecclRemoteError : moecclInvalidArgument);
+    EXPECT_EQ(moecclMigrationCreate(&moved, hybrid, turned, &migration),
+              rank == 0 ? moecclRemoteError : moecclInvalidArgument);
+    MOECCL_EXPECT_OK(moecclCommDestroy(turned));
+    // Placements with the same domains and other homes are different, too.
+    const int32_t others[5] = {0, 1, 2, 2, 0};
+    config.expert_rank = others;
+    moecclHybrid_t other = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&other, comm, &config), comm);
+    EXPECT_EQ(moecclGradientReturnCreate(&returned, rank == 0 ? hybrid : other, nullptr, &gradients), moecclMismatch);
+    EXPECT_NE(std::string(moecclGetLastError(comm)).find("homes"), std::string::npos) << moecclGetLastError(comm);
+    EXPECT_EQ(moecclMigrationCreate(&moved, rank == 0 ? hybrid : other, nullptr, &migration), moecclMismatch);
+    MOECCL_EXPECT_OK(moecclHybridDestroy(other));
+    MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+  });
+}
+
 }  // namespace
 }  // namespace moeccl::testing

@@ -106,8 +106,43 @@ struct Rank {
   bool part(moecclComm_t comm, const moecclConfig_t& config) {
     moecclComm_t all = nullptr;
     if (!ok(moecclCommSplit(comm, 0, rank, &all, &config))) return false;
-    const bool done = sum(all, 100, nullptr);
+    const bool done = sum(all, 100, nullptr) && on_two(comm, all);
     return ok(moecclCommDestroy(all)) && done;
+  }
+
+  // Calls whose communicator is another one than that of the object that they are given.
+  bool on_two(moecclComm_t comm, moecclComm_t other) {
+    moecclHybridConfig_t domains = MOECCL_HYBRID_CONFIG_INIT;
+    const int32_t both = 2;
+    domains.n_experts = 4, domains.n_levels = 1, domains.domain = &both;
+    moecclHybrid_t hybrid = nullptr;
+    if (!ok(moecclHybridCreate(&hybrid, comm, &domains))) return false;
+    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+    config.hidden_bytes = 256, config.type = moecclFloat32, config.top_k = 2, config.max_tokens = 16;
+    moecclMoe_t held = nullptr, swapped = nullptr;
+    moecclGradientReturn_t gradients = nullptr;
+    moecclMigration_t migration = nullptr;
+    moecclExpertSwap_t swap = nullptr;
+    moecclGradientReturnConfig_t of_gradients = MOECCL_GRADIENT_RETURN_CONFIG_INIT;
+    moecclMigrationConfig_t of_migration = MOECCL_MIGRATION_CONFIG_INIT;
+    of_gradients.count = of_migration.count = 64;
+    bool done = ok(moecclHybridMoeCreate(&held, hybrid, other, &config)) &&
+                ok(moecclGradientReturnCreate(&gradients, hybrid, other, &of_gradients)) &&
+                ok(moecclMigrationCreate(&migration, hybrid, other, &of_migration));
+    moecclExpertSwapConfig_t often = MOECCL_EXPERT_SWAP_CONFIG_INIT;
+    often.interval = 1, often.min_gain = -1;
+    config.n_experts = 4;
+    const moecclSwapTensor_t tensors[2] = {{b.rows.data(), 512, 0, 0}, {b.rows.data() + 512, 512, 1, 0}};
+    done = done && ok(moecclMoeCreate(&swapped, comm, &config)) && ok(moecclExpertSwapCreate(&swap, comm, &often)) &&
+           ok(moecclExpertSwapAttach(swap, swapped, tensors, 2, nullptr, nullptr)) && ok(moecclExpertSwapBegin(swap)) &&
+           ok(moecclExpertSwapFinish(swap, nullptr));
+    if (swap != nullptr) (void)ok(moecclExpertSwapDestroy(swap));
+    if (migration != nullptr) (void)ok(moecclMigrationDestroy(migration));
+    if (gradients != nullptr) (void)ok(moecclGradientReturnDestroy(gradients));
+    if (held != nullptr) (void)ok(moecclMoeDestroy(held));
+    if (swapped != nullptr) (void)ok(moecclMoeDestroy(swapped));
+    (void)ok(moecclHybridDestroy(hybrid));
+    return done;
   }
 
   void run(const moecclUniqueId& id) {

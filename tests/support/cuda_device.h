@@ -154,6 +154,12 @@ class CudaDevice {
     return s;
   }
   void end_stream(void* s) { EXPECT_EQ((call<int(void*)>("cuStreamDestroy_v2", s)), 0); }
+  // Keeps the stream busy for 0.3 s, as the caller's kernels do.
+  void keep_busy(void* s) {
+    EXPECT_EQ((call<int(void*, void (*)(void*), void*)>(
+                  "cuLaunchHostFunc", s, [](void*) { usleep(300'000); }, nullptr)),
+              0);
+  }
   void synchronize(void* s) { EXPECT_EQ((call<int(void*)>("cuStreamSynchronize", s)), 0); }
   // Allocates page-locked memory, for end_lock().
   void* lock(size_t bytes) {

@@ -404,7 +404,9 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
   fill(op, a);
   const uint64_t next = number == nullptr ? 0 : launched() + 1;
   if (number != nullptr) {
-    a.completed = reinterpret_cast<uint64_t*>(&fabric_->own->board().progress.walked);
+    transport::Board& board = fabric_->own->board();
+    a.completed = reinterpret_cast<uint64_t*>(&board.progress.walked);
+    a.took_ns = reinterpret_cast<uint64_t*>(&board.walks.ns[next % transport::kWalkTimes]);
     a.number = next;
   }
   MOECCL_ASSIGN_OR_RETURN(const uint64_t capture, before_launch(stream, next));

@@ -31,9 +31,9 @@ Result<Config> checked_codec_config(const Config* given) {
   return c;
 }
 
-// Returns the expert domains as a field that ranks compare.
-inline double domains_field(const Hybrid& hybrid) {
-  return static_cast<double>(hybrid.domains()->hash() >> 12);  // as many bits as a double holds
+// Returns the experts' homes and domains as a field that ranks compare.
+inline double placement_field(const Hybrid& hybrid) {
+  return static_cast<double>(hybrid.hash() >> 12);  // as many bits as a double holds
 }
 
 }  // namespace moeccl::comm

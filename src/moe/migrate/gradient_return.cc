@@ -18,7 +18,7 @@ namespace moeccl::comm {
 namespace {
 
 constexpr const char* kFields[] = {"count",    "type",          "ratio",
-                                   "n_layers", "device_memory", "hybrid (its expert domains)"};
+                                   "n_layers", "device_memory", "hybrid (its homes and domains)"};
 
 using Fp32 = kernels::Native<float>;
 using Bf16 = kernels::Narrow<kernels::Bf16, uint16_t>;
@@ -130,9 +130,10 @@ Result<std::unique_ptr<GradientReturn>> GradientReturn::create(const Hybrid& hyb
   std::unique_ptr<GradientReturn> made;
   AgreedFields<std::size(kFields)> mine;
   const Status own = contained([&]() -> Status {
+    MOECCL_TRY(hybrid.same_ranks(comm));
     MOECCL_ASSIGN_OR_RETURN(const moecclGradientReturnConfig_t c, checked_codec_config(given));
     mine = {{static_cast<double>(c.count), static_cast<double>(c.type), c.ratio, static_cast<double>(c.n_layers),
-             static_cast<double>(c.device_memory), domains_field(hybrid)}};
+             static_cast<double>(c.device_memory), placement_field(hybrid)}};
     if (c.device_memory != 0 && c.device_memory != 1)
       return error(moecclInvalidArgument, "config.device_memory is {}: give 1 for CUDA memory or 0 for host memory",
                    c.device_memory);
@@ -258,9 +259,14 @@ Status GradientReturn::put_on(CudaStream& stream, size_t layer, const void* held
   Call call{.comm = &comm_, .stream = &stream, .operation = std::make_unique<exec::Operation>()};
   MOECCL_TRY(prepare_exchange(device_->sent(layer), device_->arrived(layer), layer, *call.operation));
   MOECCL_ASSIGN_OR_RETURN(const bool captured, stream.capturing());
-  MOECCL_TRY(device_->encode(layer, held, stream.stream()));
+  // Peers wait for what this rank does not send, or fail to tell it that it took what they sent.
+  const auto or_break_off = [&](Status status) {
+    if (!status.ok() && !captured) comm_.break_off(status);
+    return status;
+  };
+  MOECCL_TRY(or_break_off(device_->encode(layer, held, stream.stream())));
   MOECCL_TRY(issue(std::move(call)));
-  return device_->finish(layer, held, own, stream.stream(), captured);
+  return or_break_off(device_->finish(layer, held, own, stream.stream(), captured));
 }
 
 Status GradientReturn::run(Flight& flight, uint64_t ticket) {

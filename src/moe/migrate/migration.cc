@@ -28,7 +28,7 @@ Result<moecclMigrationConfig_t> checked(const moecclMigrationConfig_t* given) {
   return c;
 }
 
-constexpr const char* kFields[] = {"count", "type", "ratio", "n_layers", "depth", "hybrid (its expert domains)"};
+constexpr const char* kFields[] = {"count", "type", "ratio", "n_layers", "depth", "hybrid (its homes and domains)"};
 
 }  // namespace
 
@@ -43,12 +43,13 @@ Migration::Migration(const Hybrid& hybrid, Communicator& comm, const moecclMigra
 Result<std::unique_ptr<Migration>> Migration::create(const Hybrid& hybrid, Communicator& comm,
                                                      const moecclMigrationConfig_t* given) {
   MOECCL_TRY(comm.usable());
-  const Result<moecclMigrationConfig_t> config = checked(given);
+  const Status same = hybrid.same_ranks(comm);
+  const Result<moecclMigrationConfig_t> config = same.ok() ? checked(given) : Result<moecclMigrationConfig_t>(same);
   AgreedFields<std::size(kFields)> mine;
   mine.code = config.ok() ? moecclSuccess : config.status().code();
   if (config.ok()) {
     mine = {{static_cast<double>(config->count), static_cast<double>(config->type), config->ratio,
-             static_cast<double>(config->n_layers), static_cast<double>(config->depth), domains_field(hybrid)}};
+             static_cast<double>(config->n_layers), static_cast<double>(config->depth), placement_field(hybrid)}};
   }
   const auto all_gather = [&](const void* from, size_t n, void* to) { return all_gather_bytes(comm, from, n, to); };
   MOECCL_ASSIGN_OR_RETURN(const auto all, gather_answers(comm.n_ranks(), all_gather, mine, config.status(),

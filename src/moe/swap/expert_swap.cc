@@ -219,14 +219,16 @@ Status ExpertSwap::attach(MoeLayer& layer, std::span<const moecclSwapTensor_t> t
   MOECCL_TRY(comm_->usable());
   // Every rank must refuse by itself, because the communicator is busy with the round that has begun.
   if (begun_) return error(moecclInvalidUsage, "attach: call moecclExpertSwapFinish first");
-  auto made = std::make_unique<Layer>();
-  const Status own = set_up(*made, layer, tensors, slot_of);
-  MOECCL_TRY(agree(*made, layer, own));
-  made->counted_at = n_steps_;
-  if (number != nullptr) *number = static_cast<int32_t>(layers_.size());
-  layers_.push_back(std::move(made));
-  layer.take_map(layers_.back()->map);
-  return {};
+  return comm_->shielded([&]() -> Status {
+    auto made = std::make_unique<Layer>();
+    const Status own = set_up(*made, layer, tensors, slot_of);
+    MOECCL_TRY(agree(*made, layer, own));
+    made->counted_at = n_steps_;
+    if (number != nullptr) *number = static_cast<int32_t>(layers_.size());
+    layers_.push_back(std::move(made));
+    layer.take_map(layers_.back()->map);
+    return {};
+  });
 }
 
 size_t ExpertSwap::n_words(const Layer& layer) const {
@@ -237,6 +239,10 @@ Status ExpertSwap::begin() {
   MOECCL_TRY(comm_->usable());
   if (begun_)
     return error(moecclInvalidUsage, "moecclExpertSwapBegin was called before: call moecclExpertSwapFinish first");
+  return comm_->shielded([this] { return start_round(); });
+}
+
+Status ExpertSwap::start_round() {
   auto round = std::make_unique<Round>();
   const uint64_t step = n_steps_ + 1;
   size_t words = 0;
@@ -400,6 +406,10 @@ Status ExpertSwap::exchange(Round& round, bool at_finish) {
   }
   if (calls.empty()) return {};
   Group& group = Group::of_this_thread();
+  const struct Cancel {  // an exception must not leave this thread's later calls in the group
+    Group& group;
+    ~Cancel() { group.cancel(); }
+  } cancel{group};
   group.start();
   for (Call& call : calls) group.add(std::move(call));
   MOECCL_TRY(group.end());

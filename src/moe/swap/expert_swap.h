@@ -84,6 +84,7 @@ class ExpertSwap {
     if (!status.ok()) comm_->break_off(status);
     return status;
   }
+  Status start_round();
   // Runs on the background thread.
   Status run(Round& round);
   void count(Part& part, std::span<int32_t> words) const;

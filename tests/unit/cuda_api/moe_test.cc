@@ -330,5 +330,61 @@ TEST(CudaMoeEmpty, ARankWithoutTokensAndRowsNeedsNoBuffers) {
                  });
 }
 
+// What a layer learns of its plans, and what the caller reads, is the time of the rows and not that of the experts that
+// work on the same stream.
+TEST(CudaMoeTimes, LeaveOutTheCallersKernels) {
+  RankOptions options = device_options(RankMode::kThreads);
+  options.config.topology = nullptr;
+  run_on_devices(2, options, [&](int, moecclComm_t comm, CudaDevice& device, void* stream) {
+    Alone a(comm, device);
+    for (int step = 0; step < 2; ++step) {
+      MOECCL_ASSERT_COMM_OK(moecclDispatch(a.routing, a.d_tokens.data(), a.d_rows.data(), as_stream(stream)), comm);
+      device.keep_busy(stream);
+      MOECCL_ASSERT_COMM_OK(moecclCombine(a.routing, a.d_rows.data(), a.d_tokens.data(), as_stream(stream)), comm);
+      device.synchronize(stream);
+    }
+    all_have_ended(comm);
+    moecclRoutingInfo_t info{};
+    info.size = sizeof(info);
+    MOECCL_ASSERT_COMM_OK(moecclRoutingGetInfo(a.routing, &info), comm);
+    EXPECT_GT(info.measured_combine_us, 0);
+    EXPECT_LT(info.measured_combine_us, 200'000);
+  });
+}
+
+// A row sum names peers by number, and a launch takes 64 buffers: with more ranks, each launch gets those that its rows
+// use. There is no persistent kernel for so many ranks.
+TEST(CudaMoeRanks, MoreRanksThanALaunchTakesBuffers) {
+  constexpr int kRanks = 66;
+  constexpr size_t kTopK = 3, kTokens = 40, kHidden = 8;
+  run_on_devices(
+      kRanks, device_options(RankMode::kThreads), [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+        moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+        config.hidden_bytes = kHidden * sizeof(float), config.type = moecclFloat32;
+        config.top_k = kTopK, config.n_experts = kRanks, config.max_tokens = kTokens;
+        config.layout = moecclLayoutExpertMajor;
+        config.algorithm = "flat";
+        moecclMoe_t moe = nullptr;
+        moecclRouting_t routing = nullptr;
+        MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
+        std::vector<int32_t> index;
+        for (size_t t = 0; t < kTokens; ++t)
+          for (size_t k = 0; k < kTopK; ++k)
+            index.push_back(static_cast<int32_t>((t * kTopK + k + static_cast<size_t>(rank)) % kRanks));
+        MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, index.data(), nullptr, kTokens), comm);
+        moecclRoutingInfo_t info{};
+        info.size = sizeof(info);
+        MOECCL_ASSERT_COMM_OK(moecclRoutingGetInfo(routing, &info), comm);
+        DeviceBuffer in(device, kTokens * config.hidden_bytes), rows(device, info.n_rows * config.hidden_bytes);
+        in.put(floats(kTokens * kHidden, static_cast<float>(rank + 1)));
+        MOECCL_ASSERT_COMM_OK(moecclDispatch(routing, in.data(), rows.data(), as_stream(stream)), comm);
+        MOECCL_ASSERT_COMM_OK(moecclCombine(routing, rows.data(), in.data(), as_stream(stream)), comm);
+        EXPECT_EQ(in.get(stream), floats(kTokens * kHidden, static_cast<float>(kTopK) * static_cast<float>(rank + 1)));
+        MOECCL_EXPECT_OK(moecclRoutingDestroy(routing));
+        MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
+        all_have_ended(comm);
+      });
+}
+
 }  // namespace
 }  // namespace moeccl::testing

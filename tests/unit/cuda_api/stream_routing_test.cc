@@ -325,6 +325,34 @@ TEST(CudaStreamRouting, WhatCannotBeIsRefusedWithItsReason) {
       options);
 }
 
+// Its peers meet a rank in the AllGather of the choices, which comes after its first kernel.
+TEST(CudaStreamRouting, ARankWhoseKernelIsRefusedIsNotWaitedFor) {
+  RankOptions options = options_of(nullptr);
+  options.config.timeout_ms = capped_ms(60'000);
+  run_ranks(
+      2,
+      [&](int number, moecclComm_t) {
+        StreamRank rank(number, kTwo, options);
+        rank.bring(draw(rank.random, 10, rank.config));
+        MOECCL_EXPECT_OK(rank.update());
+        rank.device.synchronize(rank.stream);
+        if (number == 1) {
+          rank.device.refuse("cuLaunchKernel", 999);
+          EXPECT_EQ(rank.update(), moecclSystemError);
+        } else {
+          (void)rank.update();
+        }
+        const auto begun = std::chrono::steady_clock::now();
+        moecclResult_t state = moecclSuccess;
+        while (moecclCommGetAsyncError(rank.comm, &state) == moecclSuccess &&
+               (state == moecclSuccess || state == moecclInProgress) &&
+               std::chrono::steady_clock::now() - begun < std::chrono::seconds(20))
+          usleep(1000);
+        EXPECT_EQ(state, number == 1 ? moecclSystemError : moecclRemoteError);
+      },
+      options);
+}
+
 // The size that moecclMoeQuerySize returns suffices for everything. With smaller and smaller caps, there comes one with
 // room for tables on the host but not for those on the device.
 TEST(CudaStreamRouting, CountsInTheMemoryCap) {
