@@ -3,21 +3,19 @@
 #include <moeccl/moeccl.h>
 #include <stdio.h>
 
-enum { kTokens = 2, kHidden = 7168 };
-
 int main(void) {
-  static uint16_t tokens[kTokens][kHidden], rows[64][kHidden]; /* bf16; a real program takes n_rows from `info` */
-  const int32_t experts[kTokens][2] = {{0, 5}, {3, 5}};        /* each token's two experts */
-  const float weights[kTokens][2] = {{0.7f, 0.3f}, {0.5f, 0.5f}};
+  static uint16_t tokens[2][7168], rows[64][7168]; /* bf16; a real program takes n_rows from `info` */
+  const int32_t experts[2][2] = {{0, 5}, {3, 5}};  /* each token's two experts */
+  const float weights[2][2] = {{0.7f, 0.3f}, {0.5f, 0.5f}};
   moecclMoeConfig_t layer = MOECCL_MOE_CONFIG_INIT;
   layer.hidden_bytes = sizeof tokens[0], layer.layout = moecclLayoutExpertMajor;
-  layer.n_experts = 8, layer.top_k = 2, layer.max_tokens = kTokens;
+  layer.n_experts = 8, layer.top_k = 2, layer.max_tokens = 2;
   moecclComm_t comm = NULL;
   moecclMoe_t moe;
   moecclRouting_t routing;
   moecclRoutingInfo_t info = {.size = sizeof info};
   if (moecclCommInitEnv(&comm, NULL) || moecclMoeCreate(&moe, comm, &layer) ||
-      moecclRoutingCreate(&routing, moe, experts[0], weights[0], kTokens) || moecclRoutingGetInfo(routing, &info) ||
+      moecclRoutingCreate(&routing, moe, experts[0], weights[0], 2) || moecclRoutingGetInfo(routing, &info) ||
       moecclDispatch(routing, tokens, rows, NULL) || /* here this rank's experts work on `rows` */
       moecclCombine(routing, rows, tokens, NULL))
     return fprintf(stderr, "%s\n", moecclGetLastError(comm)), 1;

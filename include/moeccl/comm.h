@@ -16,10 +16,10 @@ typedef struct {
   char internal[MOECCL_UNIQUE_ID_BYTES];
 } moecclUniqueId;
 
-/* Traffic classes (MoNTA, communication conflicts). Where communicators share a lane, the class with the higher number
- * goes first, chunk by chunk; lower classes keep a sixteenth of the lane. Auto chooses by operation: EP for MoE
- * operations, AllToAll(v) and TensorAllToAll, PP for Send/Recv, CP for AllGather, and DP for all others. Any number
- * from 1 to 8 is accepted. */
+/* Traffic classes (MoNTA, communication conflicts). Where communicators share a link, which is the network over TCP or
+ * an uplink of a paced topology, the class with the higher number goes first, chunk by chunk; lower classes keep a
+ * sixteenth of the link. Auto chooses by operation: EP for MoE operations, AllToAll(v) and TensorAllToAll, PP for
+ * Send/Recv, CP for AllGather, and DP for all others. Any number from 1 to 8 is accepted. */
 typedef enum MOECCL_INT {
   moecclPriorityAuto = 0,
   moecclPriorityDP = 1,
@@ -29,11 +29,11 @@ typedef enum MOECCL_INT {
 } moecclPriority_t;
 #define MOECCL_HIGHEST_PRIORITY 8
 
-/* All zero means that every field has its default. deterministic, pace, topology, staging_bytes and priority must be
- * the same on all ranks, and so must MOECCL_ENCRYPT, MOECCL_PLAN, MOECCL_TRIALS, the content of the profile that
- * MOECCL_PROFILE names and, without a profile, MOECCL_CALIBRATE. On a difference, init fails on all ranks with
- * moecclMismatch and names two ranks, the field and both values. Timeouts, name and cuda_sms may differ between ranks.
- */
+/* Initialise it with MOECCL_CONFIG_INIT, which gives every field its default; 0 in a field other than size means the
+ * default too. deterministic, pace, topology, staging_bytes and priority must be the same on all ranks, and so must
+ * MOECCL_ENCRYPT, MOECCL_PLAN, MOECCL_TRIALS, the content of the profile that MOECCL_PROFILE names and, without a
+ * profile, MOECCL_CALIBRATE. On a difference, init fails on all ranks with moecclMismatch and names two ranks, the
+ * field and both values. Timeouts, name and cuda_sms may differ between ranks. */
 typedef struct {
   size_t size;             /* sizeof(moecclConfig_t) */
   int32_t timeout_ms;      /* an operation that waits longer fails; default MOECCL_TIMEOUT_MS or 600000 */
@@ -41,8 +41,9 @@ typedef struct {
   int32_t deterministic;   /* 1: fixed-order reductions, bit-identical across plans and runs */
   int32_t pace;            /* 1: links are slowed down to the topology's figures (results are EMULATED) */
   const char* topology;    /* "node:2(bw=1GB/s,lat=20us) gpu:4", a file (docs/topology.md) or "auto" */
-  size_t staging_bytes;    /* cap on this rank's staging memory; default MOECCL_STAGING_BYTES or 16 MiB. Send/Recv
-                              slots take up to 2 MiB more; moecclCommMemoryUsage() counts everything */
+  size_t staging_bytes;    /* cap on this rank's staging, the library's memory into which other ranks write; default
+                              MOECCL_STAGING_BYTES or 16 MiB. Messages of Send/Recv take up to 2 MiB more;
+                              moecclCommMemoryUsage() counts everything */
   const char* name;        /* shown in errors and the flight recorder; the first 31 bytes are kept */
   int32_t priority;        /* of this communicator's traffic: a moecclPriority_t or another number up to 8 */
   int32_t cuda_sms;        /* most multiprocessors that this rank's kernels use at a time; default MOECCL_CUDA_SMS or
@@ -73,7 +74,7 @@ MOECCL_API moecclResult_t moecclCommInitEnv(moecclComm_t* comm, const moecclConf
 /* Splits by color: ranks with the same color >= 0 form a new communicator, ordered by (key, rank). A rank with a
  * negative color joins none and gets NULL. The call is collective over comm. A NULL config inherits comm's settings
  * except topology and pace. With config->pace 1 and no topology, the new communicator's ranks keep their places in
- * comm's topology and share its paced lanes. */
+ * comm's topology and share its paced links. */
 MOECCL_API moecclResult_t moecclCommSplit(moecclComm_t comm, int color, int key, moecclComm_t* new_comm,
                                           const moecclConfig_t* config);
 

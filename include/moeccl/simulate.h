@@ -44,8 +44,8 @@ typedef struct {
 /* Runs the plans of all ranks on a clock, with contention on shared uplinks, and writes a page: the time of each
  * candidate, bytes per level, the busiest uplinks, the critical path, and the gain over the flat algorithm ("no gain"
  * if there is none). It needs no communicator, moves no data and is deterministic. *needed (may be NULL) gets the full
- * length + 1. All times are simulated, on EMULATED hardware. moecclInvalidArgument names the field, the file, and the
- * line or position. */
+ * length + 1. All times are simulated: no rank runs. moecclInvalidArgument names the field, the file, and the line or
+ * position. */
 MOECCL_API moecclResult_t moecclSimulate(const moecclSimulateConfig_t* config, char* text, size_t text_bytes,
                                          size_t* needed);
 

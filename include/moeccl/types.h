@@ -7,7 +7,7 @@
  * Errors. Every function that can fail returns a moecclResult_t. On failure, moecclGetLastError() returns a sentence
  *   that says what was tried, on what, and what to do about it. No exception leaves this interface. After a failure
  *   inside a collective the communicator is in an error state: further calls on it return the same code until it is
- *   destroyed.
+ *   destroyed, except moecclCommShrink() (elastic.h).
  * Faults. The output of an operation that returned success is correct, whatever happens to other ranks meanwhile. After
  *   a failure the operation's buffers belong to the caller again, and the library does not write to them later. Ranks
  *   may differ in whether the last operation before a fault succeeded: a rank that had received all of its data reports
@@ -30,10 +30,12 @@
  *   errors.
  * CUDA. If every rank's thread had a current CUDA context when it joined, buffers may be CUDA memory, and a CUstream
  *   (cudaStream_t) cast to moecclStream_t may be passed as the stream. See docs/cuda.md.
- * Structs. Each begins with its size, which its _INIT macro sets, and grows only at its end. Zero in a field means the
- *   default. If the program is older than the library, fields that it does not know count as 0. If it is newer, fields
- *   that the library does not know must be 0; otherwise the call returns moecclInvalidArgument. Output structs are
- *   filled up to the size that the caller set.
+ * Structs. Initialise a config with its _INIT macro, never with {0}: the macro sets the size and the defaults, and some
+ *   defaults are not zero. Zero in a field means what the field's comment says. Structs with a size begin with it and
+ *   grow only at their end. If the program is older than the library, fields that it does not know count as 0. If it is
+ *   newer, fields that the library does not know must be 0; otherwise the call returns moecclInvalidArgument. Output
+ *   structs have no macro: the caller sets their size, and they are filled up to it. Elements of arrays, such as
+ *   moecclSwapTensor_t, and some small results have no size.
  * Counts are in elements of the data type unless a name says bytes. Ranks are 0..n-1.
  */
 #ifndef MOECCL_TYPES_H_
@@ -68,7 +70,7 @@ typedef enum MOECCL_INT {
   moecclRemoteError = 5,     /* another rank died or failed; the error text names it */
   moecclInProgress = 6,      /* the operation has not finished yet (only from GetAsyncError and queries) */
   moecclTimeout = 7,         /* a deadline passed; the error text names the missing ranks */
-  moecclAborted = 8,         /* moecclCommAbort() was called */
+  moecclAborted = 8,         /* moecclCommAbort() or moecclCommRevoke() was called */
   moecclMismatch = 9,        /* ranks disagree (count, type, operator, root, order); the error text names two of them */
   moecclOutOfMemory = 10,    /* memory, or a cap on it, is exhausted */
   moecclUnsupported = 11     /* not available here; the error text says why and what works instead */

@@ -17,7 +17,7 @@ def judge(given):
     """Returns the rules for the rows of hiermoe_tables, which all have one routing: uniform, even sources, 1024 tokens per GPU."""
     item = given["item"]
     if item.endswith("HD-MoE over HD2-MoE"):
-        return {"rule": ["within", 0.15], "why": "by Eq. 1-6 with Fig. 9's figures, HD over HD2 is at most 1.25 whatever the routing (docs/simulation.md); the "
+        return {"rule": ["within", 0.15], "why": "by Eq. 1-6 with Fig. 9's figures, HD over HD2 is at most 1.25 whatever the routing (docs/performance-papers.md); the "
                 "paper's times also include the time of its kernels"}
     if item.endswith("HierMoE over HD-MoE") or item.endswith("HierMoE"):
         return {"rule": ["within", 0.15], "why": "a uniform routing leaves nothing to gain by swapping experts; zipf 0.3 gives 1.04 to 1.06 over HD-MoE"}

@@ -94,7 +94,7 @@ def write(rows):
 def page(rows, papers):
     n = sum(row["verdict"] == "holds" for row in rows)
     lines = ["# The five papers compared with this library", "",
-             "This page lists results of the five papers, this library's result for each, how it was obtained, and whether the two agree.",
+             "This page lists results of the five papers ([references](references.md)), this library's result for each, how it was obtained, and whether the two agree.",
              "`perf/papers --write` writes it; `perf/papers` recomputes it and fails when a row that holds here no longer holds.", "",
              f"{n} of {len(rows)} rows hold ({datetime.date.today().isoformat()}). \"Run\" means ranks of one CPU host, on paced links where the",
              "item names bandwidths; \"simulated\" means the plan's steps under the cost reader; \"solved\" means the answer of a solver on data of",

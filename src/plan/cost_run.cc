@@ -9,7 +9,7 @@ namespace {
 
 // A core's time for a message to another host, from the sender's call to the arrival in the receiver's memory; the
 // larger part is the sender's. 8 ranks on 2 hosts of one core need 145 us for an AllToAll of 16 small messages from
-// each core (docs/tcp.md).
+// each core (docs/performance-networks.md).
 constexpr double kMessageNs = 6000;
 // The rate at which one core reads lines that are modified in another core's cache: 14 GB/s where the host has placed
 // the two close together, 1.6 to 4 where they are far apart. The value lies in between, so that plans that depend on it

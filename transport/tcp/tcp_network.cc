@@ -14,7 +14,8 @@ namespace moeccl::transport::tcp {
 namespace {
 
 // Used until they are measured: a small message between two Linux hosts takes some 25 us, and TCP carries 95.5 % of the
-// line's rate in frames of 1500 bytes (docs/tcp.md). An interface that does not know its rate counts as 10 Gbit/s.
+// line's rate in frames of 1500 bytes (docs/performance-networks.md). An interface that does not know its rate counts
+// as 10 Gbit/s.
 constexpr double kAlphaNs = 25'000;
 constexpr double kPayload = 0.955;
 constexpr int64_t kUnknownMbit = 10'000;
@@ -102,7 +103,7 @@ Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options) {
   mesh.lost_after_ms = options.timeout_ms;
   mesh.streams_per_rail = env().socket_streams;
   mesh.congestion = env().socket_congestion;
-  mesh.one_machine = options.one_machine;
+  for (uint32_t r = 0; r < options.n_ranks(); ++r) mesh.one_machine.push_back(options.shares_network(r));
   if (options.encrypt) mesh.cipher = best_cipher();
   mesh.news = options.news;
   mesh.deadline = options.deadline;

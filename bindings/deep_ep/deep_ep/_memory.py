@@ -2,7 +2,7 @@
 """Reusable memory for results: fresh pages cost several times as much as moving the rows into them.
 
 On 4 processes that each dispatch 4096 tokens of 2048 bfloat16 into 60 MB, a dispatch takes 12 ms of processor time into
-reused memory and 61 ms into new memory (docs/deepep.md)."""
+reused memory and 61 ms into new memory (docs/performance-pytorch.md)."""
 import collections
 import ctypes
 import weakref

@@ -74,7 +74,7 @@ TEST(Simulate, OrdersHierMoeAsTheirFigure13) {
 }
 
 // Table IV, HD-MoE over Megatron-LM at the paper's default K = 8, E = 128, G = 32 and G = 16: within 20 % under uniform
-// routing. docs/simulation.md lists all columns, including those that are not within 20 %, and the reasons.
+// routing. docs/performance-papers.md lists all columns, including those that are not within 20 %, and the reasons.
 TEST(Simulate, GivesTableIVsSpeedupOfHdMoe) {
   const std::string profile = file_with("fig9.json", kFig9);
   moecclSimulateConfig_t c = paper(profile);
