@@ -29,6 +29,9 @@ struct Env {
   int64_t moe_memory_cap = 0;
   // MOECCL_DEBUG: the messages that are written to stderr: ERROR, WARN, INFO or TRACE.
   LogLevel log_level = LogLevel::kWarn;
+  // MOECCL_DEBUG_FILE: the file to which messages are appended instead; %h stands for the host's name and %p for the
+  // process's number. Empty: stderr.
+  std::string log_file;
   // MOECCL_PLAN: forces algorithms; the planner checks the names. Empty: the cheapest.
   std::string plan;
   // MOECCL_PROFILE: a profile file, the same on all ranks (docs/calibration.md). Empty: none.
@@ -60,8 +63,9 @@ struct Env {
   // MOECCL_NET_PLUGIN, else NCCL_NET_PLUGIN: which of NCCL's net plugins may be loaded: a list such as "aws-ofi,ucx" of
   // files or names as in libnccl-net-<name>.so, or "none". Empty: libnccl-net.so, if there is one.
   std::string net_plugin;
-  // MOECCL_SOCKET_IFNAME: interfaces for data between hosts: names, "eth0,eth1", or "^docker0,lo" for all but these.
-  // Empty: those with a route to the peer, except for slow ones.
+  // MOECCL_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME: interfaces for data between hosts, by the beginnings of their names,
+  // as in NCCL: "eth,ib0"; "=eth0,eth1" by their whole names; "^docker" or "^=docker0,lo" for all but these. Empty:
+  // all that are up, except loopback; of these, those slower than a quarter of the fastest carry nothing.
   std::string socket_ifname;
   // MOECCL_SOCKET_STREAMS: TCP connections per interface to each rank on another host, 1 .. 8; 0: chosen by the
   // interface's rate.

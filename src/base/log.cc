@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/base/log.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <climits>
+#include <cstring>
 #include <exception>
 #include <string>
 
@@ -30,6 +33,37 @@ bool admit(int* dropped_before) {
   return lines.fetch_add(1, std::memory_order_relaxed) < kLinesPerSecond;
 }
 
+void put(int fd, std::string_view line) {
+  ssize_t n;
+  do {
+    n = ::write(fd, line.data(), line.size());
+  } while (n < 0 && errno == EINTR);
+}
+
+// Returns where lines go. A process opens the file itself at its first line, a forked one too, without a lock that a
+// fork could leave locked.
+int destination() {
+  const std::string& named = env().log_file;
+  if (named.empty()) return STDERR_FILENO;
+  static std::atomic<uint64_t> opened{0};  // process << 32 | descriptor + 1
+  const auto pid = static_cast<uint32_t>(::getpid());
+  uint64_t seen = opened.load(std::memory_order_acquire);
+  if (seen >> 32 != pid) {
+    char host[HOST_NAME_MAX + 1] = {};
+    (void)::gethostname(host, HOST_NAME_MAX);
+    const std::string path = for_process(named, host, static_cast<int>(pid));
+    int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (fd < 0) {
+      put(STDERR_FILENO, format("moeccl: {} WARN MOECCL_DEBUG_FILE: {} cannot be opened: {}; messages go to stderr\n",
+                                pid, path, std::strerror(errno)));
+      fd = STDERR_FILENO;
+    }
+    if (opened.compare_exchange_strong(seen, uint64_t{pid} << 32 | static_cast<uint32_t>(fd + 1))) return fd;
+    if (fd != STDERR_FILENO) ::close(fd);  // another thread was first
+  }
+  return static_cast<int>(seen & 0xffffffff) - 1;
+}
+
 void write_whole(std::string line) {
   if (line.size() > kMaxLineBytes) {
     line.resize(kMaxLineBytes - 4);
@@ -41,14 +75,25 @@ void write_whole(std::string line) {
   }
   line += '\n';
   const int saved = errno;  // logging must not change the errno that the caller is about to report
-  ssize_t n;
-  do {
-    n = ::write(STDERR_FILENO, line.data(), line.size());
-  } while (n < 0 && errno == EINTR);
+  put(destination(), line);
   errno = saved;
 }
 
 }  // namespace
+
+std::string for_process(std::string_view named, std::string_view host, int pid) {
+  std::string path;
+  for (size_t i = 0; i < named.size(); ++i) {
+    const char next = i + 1 < named.size() && named[i] == '%' ? named[i + 1] : 0;
+    if (next != 'h' && next != 'p') {
+      path += named[i];
+      continue;
+    }
+    path += next == 'h' ? std::string(host) : std::to_string(pid);
+    ++i;
+  }
+  return path;
+}
 
 bool log_enabled(LogLevel level) { return level <= env().log_level; }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Logging to stderr, one line at a time: "moeccl: 1234 WARN text". Each line is written whole, so that lines of
-// different threads do not mix.
+// Logging to stderr or to MOECCL_DEBUG_FILE, one line at a time: "moeccl: 1234 WARN text". Each line is written whole,
+// so that lines of different threads do not mix.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "src/base/env.h"
@@ -11,6 +12,9 @@
 namespace moeccl {
 
 bool log_enabled(LogLevel level);
+
+// Replaces %h and %p in the name of a file that several processes may name alike.
+std::string for_process(std::string_view named, std::string_view host, int pid);
 
 // Writes a line without checking the level. Control characters become '?'. After 200 lines within a second, further
 // lines of that second are dropped and counted, because a log must not slow down what it observes or fill its disk.

@@ -276,19 +276,8 @@ Result<std::string> flight_json(int pid) {
 }
 
 std::string dump_path(const std::string& named, const std::string& host, int pid) {
-  std::string path;
-  bool replaced = false;
-  for (size_t i = 0; i < named.size(); ++i) {
-    const char next = i + 1 < named.size() && named[i] == '%' ? named[i + 1] : 0;
-    if (next == 'h' || next == 'p') {
-      path += next == 'h' ? host : std::to_string(pid);
-      replaced = true;
-      ++i;
-    } else {
-      path += named[i];
-    }
-  }
-  return replaced ? path : format("{}.{}.{}.json", named, host, pid);
+  const std::string path = for_process(named, host, pid);
+  return path != named ? path : format("{}.{}.{}.json", named, host, pid);
 }
 
 void dump_flight() noexcept {

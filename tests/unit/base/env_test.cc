@@ -2,10 +2,18 @@
 #include "src/base/env.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <limits>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -139,6 +147,8 @@ TEST(Env, NcclsNameCountsWhereOursIsNotGiven) {
   EXPECT_EQ(parse({"NCCL_NET_PLUGIN=ucx"}).env.net_plugin, "ucx");
   EXPECT_EQ(parse({"MOECCL_NET_PLUGIN=ours", "NCCL_NET_PLUGIN=ucx"}).env.net_plugin, "ours");
   EXPECT_EQ(parse({"NCCL_NET_PLUGIN=ucx", "MOECCL_NET_PLUGIN="}).env.net_plugin, "ucx");
+  EXPECT_EQ(parse({"NCCL_SOCKET_IFNAME=^docker"}).env.socket_ifname, "^docker");
+  EXPECT_EQ(parse({"NCCL_SOCKET_IFNAME=^docker", "MOECCL_SOCKET_IFNAME=eth0"}).env.socket_ifname, "eth0");
   const EnvParse other = parse({"NCCL_NET_PLUGIN=\x01", "NCCL_DEBUG=INFO", "NCCL_NET_PLUGIN"});
   EXPECT_TRUE(other.status.ok() && other.warnings.empty() && other.env.net_plugin.empty());
 }
@@ -188,6 +198,48 @@ TEST(Log, OneWholeLineWithoutControlCharacters) {
   EXPECT_EQ(text.find('\n'), text.size() - 1);
   EXPECT_EQ(text.rfind("moeccl: ", 0), 0u);
   EXPECT_NE(text.find(" WARN first?second?[31m"), std::string::npos) << text;
+}
+
+// A process of its own, because env() reads the variables once.
+TEST(Log, GoesToAFileOfEachProcess) {
+  const std::string folder = testing::TempDir() + "/moeccl_log_" + std::to_string(getpid());
+  ASSERT_EQ(mkdir(folder.c_str(), 0700), 0);
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string run =
+      "MOECCL_DEBUG_FILE='" + folder + "/%p.log' '" + program +
+      "' --gtest_also_run_disabled_tests --gtest_filter=Log.DISABLED_WritesAndForks > /dev/null 2> '" + folder +
+      "/stderr'";
+  ASSERT_EQ(std::system(run.c_str()), 0);
+  std::multiset<std::string> lines;
+  size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    std::ifstream in(entry.path());
+    const std::string text((std::istreambuf_iterator<char>(in)), {});
+    if (entry.path().filename() == "stderr") {
+      EXPECT_EQ(text, "");
+      continue;
+    }
+    ++files;
+    lines.insert(text.substr(text.rfind("WARN")));
+    EXPECT_NE(text.find(entry.path().stem().string()), std::string::npos) << "the process's own number: " << text;
+  }
+  EXPECT_EQ(files, 2u);
+  EXPECT_EQ(lines, (std::multiset<std::string>{"WARN parent\n", "WARN child\n"}));
+  std::filesystem::remove_all(folder);
+  const std::string nowhere =
+      "MOECCL_DEBUG_FILE=/nonexistent/log '" + program +
+      "' --gtest_also_run_disabled_tests --gtest_filter=Log.DISABLED_WritesAndForks 2>&1 | grep -q "
+      "'MOECCL_DEBUG_FILE: /nonexistent/log cannot be opened: No such file or directory'";
+  EXPECT_EQ(std::system(nowhere.c_str()), 0);
+}
+TEST(Log, DISABLED_WritesAndForks) {
+  write_log_line(LogLevel::kWarn, "parent");
+  const pid_t child = fork();
+  if (child == 0) {
+    write_log_line(LogLevel::kWarn, "child");
+    _exit(0);
+  }
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
 }
 
 TEST(Log, AFloodIsCutAndErrorsAreNot) {
