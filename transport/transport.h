@@ -71,16 +71,18 @@ struct NetworkOptions {
   uint64_t memory_bytes = 0;      // of the staging that peers put to
   // Readable once the group can no longer come about, so that no rank waits for ranks that will not come; -1: none.
   int news = -1;
-  Deadline deadline;         // of connecting
-  bool encrypt = false;      // no data goes over the network in the clear
-  bool one_machine = false;  // MOECCL_HOST_ID: the "hosts" are network namespaces, or nothing at all, of one machine
-  std::string plugin;        // an NCCL net plugin: the name that MOECCL_NET gives; empty: any
+  Deadline deadline;               // of connecting
+  bool encrypt = false;            // no data goes over the network in the clear
+  bool one_machine = false;        // all "hosts" share this machine's addresses
+  std::vector<bool> same_network;  // [n_ranks] or empty: ranks whose "hosts" do (containers, MOECCL_HOST_ID)
+  std::string plugin;              // an NCCL net plugin: the name that MOECCL_NET gives; empty: any
   // Returns which of this host's devices the rank uses where the user does not say, nearest first, as positions in its
   // argument. An empty function or result means all.
   std::function<std::vector<uint32_t>(std::span<const std::string> devices)> nearest;
 
   uint32_t n_ranks() const { return static_cast<uint32_t>(host_of.size()); }
   bool remote(uint32_t r) const { return host_of[r] != host_of[rank]; }
+  bool shares_network(uint32_t r) const { return one_machine || (r < same_network.size() && same_network[r]); }
 };
 
 // Connections of one rank to all ranks on other hosts.
@@ -112,10 +114,13 @@ class Endpoint {
   }
   // Takes that back, because some rank's NICs cannot access its device memory.
   virtual void forget_device() {}
-  // Returns what all ranks must know of this one before they connect. It may hold a row for each peer.
+  // Returns what all ranks must know of this one before they connect.
   virtual Result<std::vector<std::byte>> offer() = 0;
-  // offers: those of all ranks, [n_ranks]; their contents are checked. `own` and `regions` must stay where they are
-  // until the links and the engine are gone. All ranks call this together, and meet once more before the first put.
+  // Returns what each rank alone must know, [n_ranks]; or nothing, on all ranks, for networks that have no such parts.
+  virtual std::vector<std::vector<std::byte>> rows() { return {}; }
+  // offers: those of all ranks, [n_ranks], each followed by its row for this rank; their contents are checked. `own`
+  // and `regions` must stay where they are until the links and the engine are gone. All ranks call this together, and
+  // meet once more before the first put.
   virtual Result<NetworkLinks> connect(const LocalMemory& own, std::span<const Region> regions,
                                        std::span<const std::vector<std::byte>> offers) = 0;
 };

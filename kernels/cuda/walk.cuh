@@ -253,7 +253,7 @@ MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState&
   }
   if (thread_index() <= kWalkMostLanes) h.barrier[thread_index()] = 0;
   if (thread_index() == 0) {
-    if (a.completed != nullptr) {
+    if (a.took_ns != nullptr) {
       (void)load_acquire_device(&h.left);  // pairs with the release of the first block, which wrote began_ns
       store_relaxed_system(a.took_ns, device_ns() - h.began_ns);
     }

@@ -127,7 +127,7 @@ struct WalkArgs {
   WalkReport* report;
   uint64_t* completed;  // on the rank's board; gets `number`. Null in a graph
   uint64_t number;
-  uint64_t* took_ns;  // beside `completed`; gets how long this kernel ran
+  uint64_t* took_ns;  // gets how long this kernel ran, before `completed`; may be null
   uint32_t rank, n_ranks;
   uint64_t signature, count, plan;  // as exec::pack() returns them; all ranks must agree on these
   const void* input;

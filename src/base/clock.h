@@ -31,14 +31,16 @@ struct Deadline {
 
   bool is_never() const { return at_ns == std::numeric_limits<int64_t>::max(); }
   bool passed() const { return !is_never() && now_ns() >= at_ns; }
+  // Rounded up; 0 when it has passed. after_ms() makes the same deadline of it.
+  int64_t left_ms() const {
+    if (is_never()) return at_ns;
+    return std::max<int64_t>(at_ns - now_ns() + 999'999, 0) / 1'000'000;
+  }
   // The timeout for poll() and epoll_wait(). It is rounded up, so that a wait never ends just before the deadline and
   // then spins. never() gives an hour instead of -1, so that every wait wakes up and checks again.
   int remaining_ms() const {
     constexpr int kLongestMs = 3'600'000;
-    if (is_never()) return kLongestMs;
-    const int64_t left_ns = at_ns - now_ns();
-    if (left_ns <= 0) return 0;
-    return static_cast<int>(std::min<int64_t>((left_ns + 999'999) / 1'000'000, kLongestMs));
+    return static_cast<int>(std::min<int64_t>(left_ms(), kLongestMs));
   }
 };
 

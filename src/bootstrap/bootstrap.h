@@ -21,6 +21,9 @@
 namespace moeccl::bootstrap {
 
 inline constexpr size_t kMaxBlobBytes = size_t{1} << 20;
+// The limits of Session::all_to_all(): for the rows of one rank, and for those of all, which the root holds once.
+inline constexpr size_t kMaxRowsBytes = size_t{16} << 20;
+inline constexpr size_t kMaxAllRowsBytes = size_t{4} << 30;
 inline constexpr size_t kMaxFdsPerRank = 4;
 inline constexpr int kMaxRanks = 65536;
 
@@ -107,6 +110,11 @@ class Session {
 
   // Returns each rank's blob of at most kMaxBlobBytes, in rank order.
   Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine, Deadline deadline);
+
+  // Sends each rank its row, [n_ranks]; returns the row that each rank sent here, in rank order. For what only one rank
+  // needs to know: with all_gather, every rank would get the rows of all.
+  Result<std::vector<std::vector<std::byte>>> all_to_all(std::span<const std::vector<std::byte>> rows,
+                                                         Deadline deadline);
 
   // Sends duplicates of at most kMaxFdsPerRank descriptors to the ranks in `wanted_by` except itself; an empty set or
   // all false means to no rank. Returns, for each rank, the descriptors that it sent here: [n_ranks][]. The caller

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "src/base/env.h"
+#include "src/base/log.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/handout.h"
 #include "src/bootstrap/handshake.h"
@@ -110,7 +111,8 @@ Result<LauncherInfo> read_dialect(const EnvironmentReader& read, const Dialect& 
 }
 
 bool is_loopback_name(const std::string& host) {
-  return host.starts_with("127.") || host == "localhost" || host == "::1" || host == "[::1]";
+  return host.starts_with("127.") || host == "localhost" || host.starts_with("localhost.") || host == "ip6-localhost" ||
+         host == "::1" || host == "[::1]";
 }
 
 bool is_this_host(const std::string& host) {
@@ -166,7 +168,7 @@ Result<moecclUniqueId> meet_on_one_host(const LauncherInfo& info, uint32_t count
   const std::string name = handout_name(info, count);
   if (info.rank == 0) {
     RootOptions options;
-    options.timeout_ms = deadline.remaining_ms();
+    options.timeout_ms = deadline.left_ms();
     options.handout_name = name;
     return start_root(options, deadline);
   }
@@ -184,6 +186,26 @@ Result<moecclUniqueId> meet_on_one_host(const LauncherInfo& info, uint32_t count
   }
 }
 
+// Returns rank 0's address. Many systems give a host's own name a loopback address (127.0.1.1), so where the name has
+// one, this is rank 0's host.
+Result<driver::SocketAddress> master_address(const LauncherInfo& info) {
+  const uint16_t port = static_cast<uint16_t>((info.master_port != 0 ? info.master_port : kDefaultMasterPort) + 1);
+  MOECCL_ASSIGN_OR_RETURN(driver::SocketAddress address, driver::resolve_host(info.master_addr, port));
+  const std::string here = address.host();
+  if (address.is_loopback()) {
+    const Result<std::string> own = address_for_other_hosts(info);
+    if (own.ok()) {
+      MOECCL_ASSIGN_OR_RETURN(address, driver::parse_ip_address(*own));
+    }
+    address.set_port(port);
+    log(LogLevel::kInfo, "MASTER_ADDR: \"{}\" is {} here; the ranks meet at {}", info.master_addr, here, address.str());
+  }
+  if (!address.is_loopback() && !address.is_any()) return address;
+  return error(moecclInvalidArgument,
+               "MASTER_ADDR: \"{}\" is {} here, which other hosts cannot reach: give the IP address of rank 0's host",
+               info.master_addr, here);
+}
+
 Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, uint32_t count, Deadline deadline) {
   if (!has_secret()) {
     return error(moecclInvalidUsage,
@@ -196,19 +218,14 @@ Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, uint32_t cou
                  "the {} job runs on several hosts: set MASTER_ADDR to the address of rank 0's host on all ranks",
                  info.launcher);
   }
-  const uint16_t master_port = info.master_port != 0 ? info.master_port : kDefaultMasterPort;
   UniqueId id;
-  MOECCL_ASSIGN_OR_RETURN(id.address, driver::resolve_host(info.master_addr, static_cast<uint16_t>(master_port + 1)));
-  if (id.address.is_loopback() || id.address.is_any()) {
-    return error(moecclInvalidArgument, "MASTER_ADDR: \"{}\" is {} here, which other hosts cannot reach",
-                 info.master_addr, id.address.str());
-  }
+  MOECCL_ASSIGN_OR_RETURN(id.address, master_address(info));
   const std::string label = format("moeccl env {} {} {}", info.job, info.n_ranks, count);
   MOECCL_ASSIGN_OR_RETURN(const Key secret, key_of_secret(info.job));
   id.key = derive_key(secret, label);
   if (info.rank != 0) return encode_unique_id(id);
   RootOptions options;
-  options.timeout_ms = deadline.remaining_ms();
+  options.timeout_ms = deadline.left_ms();
   options.socket_addr = id.address.str();
   options.key = id.key;
   return start_root(options, deadline);

@@ -2,14 +2,16 @@
 #include "src/bootstrap/messages.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "src/base/names.h"
 
 namespace moeccl::bootstrap {
 
 const char* round_name(uint16_t type) {
-  static constexpr const char* kNames[] = {"unknown", "join", "all_gather", "barrier", "all_gather_fds"};
-  static_assert(kJoin == 1 && kGather == 2 && kBarrier == 3 && kFds == 4);
+  static constexpr const char* kNames[] = {"unknown",        "join",    "all_gather", "barrier",
+                                           "all_gather_fds", "unknown", "all_to_all"};
+  static_assert(kJoin == 1 && kGather == 2 && kBarrier == 3 && kFds == 4 && kRows == 6);
   return name_among(kNames, type);
 }
 
@@ -89,6 +91,20 @@ bool decode_blobs(std::span<const std::byte> bytes, size_t n_ranks, std::vector<
   return r.done();
 }
 
+bool decode_rows(std::span<const std::byte> bytes, size_t n_ranks, std::vector<std::vector<std::byte>>* rows) {
+  Reader r(bytes);
+  rows->assign(n_ranks, {});
+  RankSet seen(n_ranks);
+  for (size_t i = 0; i < n_ranks; ++i) {
+    const uint32_t from = r.u32();
+    const std::span<const std::byte> row = r.bytes(kMaxRowsBytes);
+    if (!r.ok() || from >= n_ranks || seen[from]) return false;
+    seen[from] = true;
+    (*rows)[from].assign(row.begin(), row.end());
+  }
+  return r.done();
+}
+
 std::vector<std::byte> encode_ranks(const RankSet& ranks) {
   std::vector<std::byte> bits((ranks.size() + 7) / 8);
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -105,7 +121,8 @@ bool decode_ranks(std::span<const std::byte> bytes, size_t n_ranks, RankSet* ran
 }
 
 uint32_t wire_timeout(Deadline deadline) {
-  return deadline.is_never() ? 0 : static_cast<uint32_t>(std::max(deadline.remaining_ms(), 1));
+  constexpr int64_t kMost = std::numeric_limits<uint32_t>::max();
+  return deadline.is_never() ? 0 : static_cast<uint32_t>(std::clamp<int64_t>(deadline.left_ms(), 1, kMost));
 }
 
 Deadline deadline_of(uint32_t wire_timeout) {

@@ -22,6 +22,8 @@ enum MessageType : uint16_t {
   kGather = 2,  // the rank's blob; answered with all blobs
   kBarrier = 3,  // no contents
   kFds = 4,      // the set of ranks that want its descriptors, which are sent with the frame
+  kRows = 6,     // a blob for each rank; answered, for each rank, with its number u32 and the blob that it sent, in any
+                 // order
   // From a rank that waits for the answer to kJoin at a meeting of survivors.
   kGone = 5,  // the ranks that are gone by now
   // From a rank: its last message.
@@ -34,8 +36,7 @@ enum MessageType : uint16_t {
 };
 const char* round_name(uint16_t type);
 
-// A rank's part of a round may exceed its blob by this much.
-inline constexpr size_t kMaxRequestBytes = kMaxBlobBytes + 64;
+inline constexpr size_t kMaxRequestBytes = kMaxRowsBytes + 64;
 // The limit for all blobs of a round together. The root holds them once, and so does each rank.
 inline constexpr size_t kMaxGatheredBytes = size_t{1} << 30;
 inline constexpr size_t kMaxSentenceBytes = 2048;
@@ -53,6 +54,8 @@ bool decode_peers(std::span<const std::byte> bytes, size_t n_ranks, std::vector<
 
 std::vector<std::byte> encode_blobs(std::span<const std::vector<std::byte>> blobs);
 bool decode_blobs(std::span<const std::byte> bytes, size_t n_ranks, std::vector<std::vector<std::byte>>* blobs);
+// The answer to kRows.
+bool decode_rows(std::span<const std::byte> bytes, size_t n_ranks, std::vector<std::vector<std::byte>>* rows);
 
 std::vector<std::byte> encode_ranks(const RankSet& ranks);
 bool decode_ranks(std::span<const std::byte> bytes, size_t n_ranks, RankSet* ranks);

@@ -138,7 +138,7 @@ bool RootServer::accept_part(Connection* c, const ControlMessage& message, Reade
   const uint32_t timeout_ms = body->u32();
   const Deadline deadline = deadline_of(timeout_ms);
   give_time(timeout_ms);
-  const bool known = message.type >= kJoin && message.type <= kFds;
+  const bool known = (message.type >= kJoin && message.type <= kFds) || message.type == kRows;
   const bool in_turn = (message.type == kJoin) != joined_;
   Member& member = member_of(c->rank);
   if (!body->ok() || !known || !in_turn || member.contributed) {
@@ -190,6 +190,9 @@ void RootServer::contribute(Id, Connection* c, ControlMessage message) {
     }
     round_.blobs[static_cast<size_t>(c->rank)].assign(rest.begin(), rest.end());
   }
+  if (message.type == kRows) {
+    if (const Status why = forward_rows(c->rank, rest); !why.ok()) return fail(why);
+  }
   if (message.type == kFds) {
     RankSet wanted_by;
     if (!decode_ranks(rest, members_.size(), &wanted_by)) {
@@ -229,6 +232,24 @@ std::vector<uint32_t> RootServer::number_anew() {
   return numbers;
 }
 
+// Appends each row to the answer of its rank.
+Status RootServer::forward_rows(int src_rank, std::span<const std::byte> rows) {
+  round_.n_bytes += rows.size();
+  if (round_.n_bytes > kMaxAllRowsBytes)
+    return error(moecclInvalidArgument, "all_to_all of more than {} bytes", kMaxAllRowsBytes);
+  round_.rows.resize(members_.size());
+  Reader in(rows);
+  for (Writer& answer : round_.rows) {
+    const std::span<const std::byte> row = in.bytes(kMaxRowsBytes);
+    answer.u32(static_cast<uint32_t>(src_rank));
+    answer.bytes(row);
+    if (answer.size() > kMaxGatheredBytes)
+      return error(moecclInvalidArgument, "all_to_all of more than {} bytes for one rank", kMaxGatheredBytes);
+  }
+  return in.done() ? Status()
+                   : error(moecclInternalError, "{} sent rows for other ranks than there are", who(src_rank));
+}
+
 // Forwards them at once, without waiting for the others' parts, so that a root holds few descriptors at a time.
 void RootServer::forward_fds(int src_rank, const RankSet& wanted_by, std::vector<Fd> fds) {
   if (fds.empty()) return;
@@ -261,15 +282,18 @@ void RootServer::finish_round() {
   } else if (round_.type == kGather) {
     answer = encode_blobs(round_.blobs);
   }
+  std::vector<Writer> rows = std::move(round_.rows);
   round_ = {};
   deadline_ = Deadline::after_ms(config_.timeout_ms);
-  const auto payload = std::make_shared<const SharedPayload>(std::move(answer), payload_keys_.next());
+  auto payload = std::make_shared<const SharedPayload>(std::move(answer), payload_keys_.next());
   for (Member& m : members_) m.contributed = false;
   // This process's own ranks come last: as soon as they know, they may end the process and this root with it.
   for (const bool own : {false, true}) {
-    for (const Member& m : members_) {
+    for (size_t rank = 0; rank < members_.size(); ++rank) {
+      const Member& m = members_[rank];
       Connection* c = find(m.connection);
       if (m.in_own_process != own || c == nullptr) continue;
+      if (!rows.empty()) payload = std::make_shared<const SharedPayload>(rows[rank].take(), payload_keys_.next());
       c->queue(kDone, payload);
       flush(m.connection);
     }

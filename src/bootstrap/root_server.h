@@ -61,6 +61,7 @@ class RootServer {
     int deadline_rank = -1;  // the rank that set the deadline
     size_t n_bytes = 0;
     std::vector<std::vector<std::byte>> blobs;
+    std::vector<Writer> rows;  // of kRows: each rank's answer
   };
 
   RootServer(const Config& config, Fd listener, std::vector<HandoutListener> handouts, int stop, driver::Poller poller);
@@ -91,6 +92,7 @@ class RootServer {
   void contribute(Id id, Connection* c, ControlMessage message);
   void give_time(uint32_t timeout_ms);
   bool accept_part(Connection* c, const ControlMessage& message, Reader* body);
+  Status forward_rows(int src_rank, std::span<const std::byte> rows);
   void forward_fds(int src_rank, const RankSet& wanted_by, std::vector<Fd> fds);
   bool is_given_up(size_t rank) const;
   bool all_are_here() const;

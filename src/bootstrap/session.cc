@@ -36,6 +36,7 @@ struct Session::Impl {
   Fd root_process;  // its pidfd, if the root is in another process of this host
   int32_t root_pid = 0;
   bool over_unix = false;
+  bool greeted = false;  // the root has shaken hands, so it has been there
   int rank = 0;
   int n_ranks = 0;
   Sealer sealer;
@@ -104,6 +105,7 @@ Status Session::Impl::greet(const UniqueId& id, Deadline deadline) {
   sealer = Sealer(root.keys.send);
   opener = Opener(root.keys.receive);
   payload_keys = PayloadKeys(derive_key(root.keys.send, "moeccl payloads"));
+  greeted = true;
   return {};
 }
 
@@ -172,21 +174,22 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
   impl->gone = options.gone;
   Status last;
   int64_t backoff_us = 1000;
-  bool greeted = false;
+  bool mute = false;
   do {
     last = impl->attempt_join(id, deadline);
     if (last.ok()) {
       impl->others_alive = nullptr;  // from now on the root sees their connections
       return std::unique_ptr<Session>(new Session(std::move(impl)));
     }
+    const bool may_come = options.wait_for_root && !impl->greeted;
     const bool again = last.code() == moecclRemoteError || last.code() == moecclTimeout ||
-                       (last.code() == moecclInvalidUsage && options.wait_for_root);
+                       (last.code() == moecclInvalidUsage && may_come);
     if (options.others_alive) {
       if (Status others = options.others_alive(); !others.ok()) return others;
     }
     if (!impl->failure.ok() || !again) return last;  // the root's own failure, or one that time does not heal
-    greeted = static_cast<bool>(impl->fd);
-    if (!impl->fd && last.code() == moecclRemoteError && !options.wait_for_root) break;
+    mute = static_cast<bool>(impl->fd);
+    if (!impl->fd && last.code() == moecclRemoteError && !may_come) break;
     impl->fd.reset();
     impl->sealer = {};
     driver::sleep_ns(backoff_us * 1000);
@@ -198,10 +201,14 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
     hint =
         ": the id was made on another host or in another container, whose UNIX sockets this one cannot reach; set "
         "MOECCL_SOCKET_ADDR there";
-  } else if (greeted) {
+  } else if (mute) {
     hint =
         ": the meeting point does not answer: its process is stopped, or this rank does not have its id or its "
         "MOECCL_SECRET";
+  } else if (options.wait_for_root && impl->greeted) {
+    hint =
+        ": the meeting point has ended, which is in rank 0's process unless another rank made the id: look at its "
+        "output";
   } else if (options.wait_for_root) {
     hint =
         ": rank 0 did not listen there in time, or has ended: check that it runs, that MASTER_ADDR is its host, and "
@@ -368,6 +375,24 @@ Result<std::vector<std::vector<std::byte>>> Session::all_gather(std::span<const 
     return impl_->fail(error(moecclInternalError, "the gathered blobs cannot be read"));
   }
   return blobs;
+}
+
+Result<std::vector<std::vector<std::byte>>> Session::all_to_all(std::span<const std::vector<std::byte>> rows,
+                                                                Deadline deadline) {
+  MOECCL_TRY(impl_->usable());
+  const auto n_ranks = static_cast<size_t>(impl_->n_ranks);
+  size_t n_bytes = rows.size() * sizeof(uint32_t);
+  for (const std::vector<std::byte>& row : rows) n_bytes += row.size();
+  if (rows.size() != n_ranks || n_bytes > kMaxRowsBytes) {
+    return error(moecclInvalidArgument, "{} rows for {} ranks, with {} bytes; at most {}", rows.size(), n_ranks,
+                 n_bytes, kMaxRowsBytes);
+  }
+  MOECCL_ASSIGN_OR_RETURN(const std::vector<std::byte> answer, impl_->round(kRows, encode_blobs(rows), {}, deadline));
+  std::vector<std::vector<std::byte>> from;
+  if (!decode_rows(answer, n_ranks, &from)) {
+    return impl_->fail(error(moecclInternalError, "the rows of all_to_all cannot be read"));
+  }
+  return from;
 }
 
 Result<std::vector<std::vector<Fd>>> Session::all_gather_fds(std::span<const int> mine, const RankSet& wanted_by,

@@ -9,8 +9,10 @@
 #include <thread>
 #include <vector>
 
+#include "src/base/env.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/comm/collective.h"
+#include "src/driver/socket.h"
 #include "src/exec/revoked.h"
 #include "src/exec/task.h"
 
@@ -27,9 +29,15 @@ struct Offer {
   char why[252] = {};
 };
 
+// Returns MOECCL_SOCKET_ADDR without its port, at which only one of the parts could meet.
+std::string socket_address() {
+  const Result<driver::SocketAddress> address = driver::parse_ip_address(env().socket_addr);
+  return address.ok() ? address->host() : env().socket_addr;
+}
+
 Offer make_offer(const std::string& address) {
   Offer offer;
-  const Result<moecclUniqueId> id = bootstrap::make_unique_id(address);
+  const Result<moecclUniqueId> id = bootstrap::make_unique_id(address.empty() ? socket_address() : address);
   if (id.ok()) {
     offer.id = id.value();
     return offer;
@@ -79,6 +87,8 @@ Result<Config> config_of_part(Communicator& parent, const moecclConfig_t* given)
   config.pace = false;
   if (given != nullptr) {
     MOECCL_ASSIGN_OR_RETURN(config, Config::from(given, true));
+    // A part stays on its parent's device, whatever is current on the calling thread.
+    if (parent.config().cuda_context != nullptr) config.cuda_context = parent.config().cuda_context;
   }
   if (config.pace && config.topology.empty() && parent.uplinks() == nullptr) {
     return error(moecclInvalidArgument,

@@ -65,6 +65,13 @@ uint64_t HostIdentity::hash() const {
   return h != 0 ? h : 1;  // 0 means unknown where hashes are sent
 }
 
+// The namespace's number alone says nothing: the first one has the same number on many machines.
+uint64_t HostIdentity::network() const {
+  if (boot_id.empty() || net_namespace == 0) return 0;
+  const uint64_t h = hash_combine(hash_string(boot_id), net_namespace);
+  return h != 0 ? h : 1;
+}
+
 HostIdentity host_identity() {
   HostIdentity id;
   char name[256] = {};
@@ -126,8 +133,11 @@ Result<int> life_line() {
 }
 
 Result<std::shared_ptr<const ProcessWatch>> ProcessWatch::open(pid_t pid, Fd line) {
-  MOECCL_ASSIGN_OR_RETURN(Fd pidfd, open_pidfd(pid));
-  return std::shared_ptr<const ProcessWatch>(new ProcessWatch(pid, std::move(pidfd), std::move(line)));
+  Result<Fd> pidfd = open_pidfd(pid);
+  // Old kernels and some sandboxes have none. The line alone shows the end, too.
+  if (!pidfd.ok() && (pidfd.status().code() == moecclRemoteError || !line)) return std::move(pidfd).status();
+  return std::shared_ptr<const ProcessWatch>(
+      new ProcessWatch(pid, pidfd.ok() ? std::move(*pidfd) : Fd(), std::move(line)));
 }
 
 Status ProcessWatch::check() const {

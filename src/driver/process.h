@@ -24,6 +24,8 @@ struct HostIdentity {
   std::string given;           // MOECCL_HOST_ID
 
   uint64_t hash() const;
+  // Equal for ranks that share this host's interfaces and addresses, as containers of one host may; 0: not known.
+  uint64_t network() const;
   const std::string& name() const { return given.empty() ? hostname : given; }  // for display
   bool operator==(const HostIdentity&) const = default;
 };
@@ -53,7 +55,7 @@ Result<int> life_line();
 // Watches another process of this host. May be used by any number of threads.
 class ProcessWatch {
  public:
-  // `line` is the other process's life_line(), as received from it; it may be empty.
+  // `line` is the other process's life_line(), as received from it; it may be empty where the system has pidfds.
   static Result<std::shared_ptr<const ProcessWatch>> open(pid_t pid, Fd line);
   // Returns success, or RemoteError such as "process 4711 has ended".
   Status check() const;

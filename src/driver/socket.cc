@@ -57,7 +57,11 @@ Result<Fd> listen_at(const SocketAddress& address, int backlog) {
     if (errno == EADDRINUSE) return error(moecclInvalidUsage, "{} is in use already", address.str());
     return system_error("bind to " + address.str(), errno);
   }
-  if (::listen(fd.get(), backlog) != 0) return system_error("listen on " + address.str(), errno);
+  if (::listen(fd.get(), backlog) != 0) {
+    // With SO_REUSEADDR, two sockets may be bound to one port, but only one may listen.
+    if (errno == EADDRINUSE) return error(moecclInvalidUsage, "{} is in use already", address.str());
+    return system_error("listen on " + address.str(), errno);
+  }
   return fd;
 }
 
@@ -96,6 +100,40 @@ Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const Soc
   if (::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &code, &size) != 0) return system_error("SO_ERROR", errno);
   if (code != 0) return failed(code);
   return fd;
+}
+
+std::vector<Answer> ask_all(std::span<const SocketAddress> addresses, Deadline deadline) {
+  std::vector<Answer> answers(addresses.size(), Answer::kNobody);
+  std::vector<Fd> fds(addresses.size());
+  std::vector<pollfd> entries(addresses.size(), {-1, POLLOUT, 0});
+  size_t n_silent = 0;
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    fds[i] = new_socket(addresses[i]);
+    if (!fds[i]) continue;
+    const int result = ::connect(fds[i].get(), raw(addresses[i]), addresses[i].length);
+    if (result == 0 || (addresses[i].is_unix() && would_block(errno))) {  // a UNIX listener whose queue is full
+      answers[i] = Answer::kListens;
+    } else if (errno == EINPROGRESS || errno == EINTR) {
+      answers[i] = Answer::kSilent;
+      entries[i].fd = fds[i].get();
+      ++n_silent;
+    }
+  }
+  while (n_silent > 0) {
+    const int n = ::poll(entries.data(), entries.size(), deadline.remaining_ms());
+    if (n < 0 && errno != EINTR) break;
+    for (size_t i = 0; i < entries.size() && n > 0; ++i) {
+      if (entries[i].fd < 0 || entries[i].revents == 0) continue;
+      int code = 0;
+      socklen_t size = sizeof(code);
+      const bool known = ::getsockopt(fds[i].get(), SOL_SOCKET, SO_ERROR, &code, &size) == 0;
+      answers[i] = known && code == 0 ? Answer::kListens : Answer::kNobody;
+      entries[i].fd = -1;
+      --n_silent;
+    }
+    if (deadline.passed()) break;
+  }
+  return answers;
 }
 
 Result<Fd> accept_now(int listener) {

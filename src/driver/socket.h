@@ -64,6 +64,9 @@ Result<SocketAddress> peer_address(int fd);
 // becomes readable; -1 for none.
 Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const SocketAddress* from = nullptr,
                       const std::string& congestion = {}, int watch = -1);
+// Tries all addresses together, each with a descriptor of its own, and closes the connections. [addresses.size()]
+enum class Answer : uint8_t { kNobody, kListens, kSilent };  // silent: neither accepts nor refuses until the deadline
+std::vector<Answer> ask_all(std::span<const SocketAddress> addresses, Deadline deadline);
 // Returns a pending connection, or an empty Fd if there is none.
 Result<Fd> accept_now(int listener);
 

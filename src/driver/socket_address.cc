@@ -203,6 +203,9 @@ Result<SocketAddress> resolve_host(const std::string& host, uint16_t port) {
     return error(moecclSystemError, "looking up host \"{}\": {}", host, ::gai_strerror(code));
   }
   SocketAddress result = from_raw(found->ai_addr, found->ai_addrlen);
+  // A host's own name may have a loopback address besides the one by which others know it.
+  for (const addrinfo* at = found->ai_next; at != nullptr && result.is_loopback(); at = at->ai_next)
+    result = from_raw(at->ai_addr, at->ai_addrlen);
   result.set_port(port);
   return result;
 }

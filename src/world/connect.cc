@@ -124,7 +124,7 @@ class Connector {
       all_.push_back(std::move(theirs));
     }
     std::vector<HostOfRank> hosts;
-    for (const Introduction& i : all_) hosts.push_back({i.host, i.host_name});
+    for (const Introduction& i : all_) hosts.push_back({i.host, i.host_name, i.network});
     hosts_.emplace(hosts);
     for (uint32_t r = 0; r < n_; ++r) {
       MOECCL_TRY(check_agreement(all_[0], all_[r], r));

@@ -25,6 +25,7 @@ Hosts::Hosts(std::span<const HostOfRank> all) {
       members.emplace_back();
       identity.push_back(all[r].identity);
       names.push_back(all[r].name);
+      network.push_back(all[r].network);
     }
     host_of.push_back(host);
     index_of.push_back(static_cast<uint32_t>(members[host].size()));
@@ -62,7 +63,7 @@ Result<std::unique_ptr<HostSession>> HostSession::join(bootstrap::Session& sessi
   Writer name;
   if (here.size() > 1 && here[0] == rank) {
     bootstrap::RootOptions options;
-    options.timeout_ms = deadline.remaining_ms();
+    options.timeout_ms = deadline.left_ms();
     options.key = local_key;
     MOECCL_ASSIGN_OR_RETURN(made->root_, bootstrap::Root::start(options));
     MOECCL_ASSIGN_OR_RETURN(const bootstrap::UniqueId id, bootstrap::decode_unique_id(made->root_->id()));

@@ -17,6 +17,7 @@ namespace moeccl::comm {
 struct HostOfRank {
   uint64_t identity = 0;  // equal for ranks that can share memory
   std::string name;       // for messages
+  uint64_t network = 0;   // equal for ranks that have the same interfaces; 0: not known
 };
 
 // Hosts are numbered in order of their first rank.
@@ -26,11 +27,16 @@ struct Hosts {
   std::vector<uint32_t> index_of;              // [n_ranks] position among the host's members
   std::vector<uint64_t> identity;              // [hosts]
   std::vector<std::string> names;              // [hosts]
+  std::vector<uint64_t> network;               // [hosts]
 
   // `all` is [n_ranks].
   explicit Hosts(std::span<const HostOfRank> all);
   uint32_t n() const { return static_cast<uint32_t>(members.size()); }
   bool together(uint32_t a, uint32_t b) const { return host_of[a] == host_of[b]; }
+  // Two hosts may have one network: containers that share it, or names given by MOECCL_HOST_ID.
+  bool share_network(uint32_t a, uint32_t b) const {
+    return network[host_of[a]] != 0 && network[host_of[a]] == network[host_of[b]];
+  }
   const std::vector<uint32_t>& around(uint32_t rank) const { return members[host_of[rank]]; }
   // Describes the hosts for the flight recorder; empty if all ranks are on one host.
   std::string json() const;

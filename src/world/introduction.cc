@@ -18,6 +18,7 @@ Result<Introduction> Introduction::of_this_process(const Config& config, uint64_
   Introduction i;
   const driver::HostIdentity host = driver::host_identity();
   i.host = host.hash();
+  i.network = host.network();
   i.host_name = host.name().substr(0, kMaxHostName);
   i.pid = self.pid;
   i.process = hash_combine(hash_combine(static_cast<uint64_t>(self.pid), self.start_time), self.random);
@@ -36,6 +37,7 @@ Result<Introduction> Introduction::of_this_process(const Config& config, uint64_
 std::vector<std::byte> Introduction::encode() const {
   Writer out;
   out.u64(host);
+  out.u64(network);
   out.string(host_name);
   out.u64(process);
   out.i32(pid);
@@ -55,6 +57,7 @@ Result<Introduction> Introduction::decode(std::span<const std::byte> bytes, uint
   Reader in(bytes);
   Introduction i;
   i.host = in.u64();
+  i.network = in.u64();
   i.host_name = in.string(kMaxHostName);
   i.process = in.u64();
   i.pid = in.i32();

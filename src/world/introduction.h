@@ -15,6 +15,7 @@ namespace moeccl::comm {
 
 struct Introduction {
   uint64_t host = 0, process = 0;
+  uint64_t network = 0;   // driver::HostIdentity::network()
   std::string host_name;  // for messages
   int32_t pid = 0;
   uint64_t heap_bytes = 0;

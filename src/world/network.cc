@@ -7,6 +7,7 @@
 #include "src/base/log.h"
 #include "src/base/wire.h"
 #include "src/bootstrap/handshake.h"
+#include "src/driver/cuda/peers.h"
 #include "src/driver/interface.h"
 #include "topology/assign.h"
 #include "topology/discover.h"
@@ -34,12 +35,18 @@ NetworkOptions options_of(const bootstrap::Session& session, const Hosts& hosts,
   o.news = session.news_fd();
   o.deadline = deadline;
   o.encrypt = env().encrypt;
-  o.one_machine = !env().host_id.empty();
-  o.nearest = [at = hosts.index_of[rank], n = static_cast<uint32_t>(hosts.around(rank).size())](
-                  std::span<const std::string> devices) -> std::vector<uint32_t> {
+  for (uint32_t r = 0; r < o.n_ranks(); ++r) o.same_network.push_back(hosts.share_network(rank, r));
+  o.one_machine = !env().host_id.empty() && !hosts.share_network(rank, rank);
+  // The NICs of the rank's GPU; a communicator may have any of a host's GPUs, so its position among the ranks says
+  // less.
+  const auto context = static_cast<driver::cuda::Context>(config.cuda_context);
+  o.nearest = [at = hosts.index_of[rank], n = static_cast<uint32_t>(hosts.around(rank).size()),
+               pci = driver::cuda::pci_address(context)](std::span<const std::string> devices) {
     static const topology::Graph nothing;
     const Result<topology::Discovery>& host = topology::discover_host();
-    return topology::devices_of_rank(host.ok() ? host->graph : nothing, devices, at, n);
+    const topology::Graph& graph = host.ok() ? host->graph : nothing;
+    std::vector<uint32_t> own = topology::devices_of_gpu(graph, devices, pci);
+    return own.empty() ? topology::devices_of_rank(graph, devices, at, n) : own;
   };
   const std::string& wanted = env().net;
   if (wanted.starts_with(kPlugin) && wanted.size() > kPlugin.size()) o.plugin = wanted.substr(kPlugin.size() + 1);
@@ -53,10 +60,15 @@ bool wanted(const Network& network) {
 }
 
 // NICs must reach the device memory of all ranks or of none, so that all ranks treat their peers alike. Otherwise
-// returns the reason.
+// returns the reason. Ranks whose host stages in host memory, and so have no `memory`, take part too.
 Result<std::string> agree_on_device(bootstrap::Session& session, Endpoint& endpoint,
                                     const transport::DeviceMemory& memory, Deadline deadline) {
-  const Result<std::string> own = endpoint.register_device(memory);
+  const Result<std::string> own =
+      memory.context != nullptr
+          ? endpoint.register_device(memory)
+          : error(moecclUnsupported,
+                  "the GPUs of its host do not all access each other's memory, so it stages in host "
+                  "memory");
   Writer out;
   out.u8(own.ok() ? 1 : 0);
   out.string((own.ok() ? *own : own.status().message()).substr(0, kMaxWhy));
@@ -81,7 +93,11 @@ Result<NetworkLinks> connect_endpoint(bootstrap::Session& session, Endpoint& end
                                       Deadline deadline) {
   MOECCL_TRY(endpoint.register_memory(memory, regions));
   MOECCL_ASSIGN_OR_RETURN(const std::vector<std::byte> mine, endpoint.offer());
-  MOECCL_ASSIGN_OR_RETURN(const auto offers, session.all_gather(mine, deadline));
+  MOECCL_ASSIGN_OR_RETURN(auto offers, session.all_gather(mine, deadline));
+  if (const std::vector<std::vector<std::byte>> to_each = endpoint.rows(); !to_each.empty()) {
+    MOECCL_ASSIGN_OR_RETURN(const auto rows, session.all_to_all(to_each, deadline));
+    for (size_t r = 0; r < offers.size(); ++r) offers[r].insert(offers[r].end(), rows[r].begin(), rows[r].end());
+  }
   Result<NetworkLinks> links = endpoint.connect(memory, regions, offers);
   // A connection may break before the meeting point tells which rank caused it.
   if (!links.ok() && links.status().code() == moecclRemoteError) MOECCL_TRY(session.news(kNewsMs));
@@ -195,7 +211,7 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Network* 
     MOECCL_ASSIGN_OR_RETURN(chosen.endpoint, network->open(options));
   }
   NetworkResult result{network, std::move(chosen.why), {}, {}, {}, {}};
-  if (fabric.device_memory.context != nullptr) {
+  if (fabric.cuda && network->can.device_memory) {
     Result<std::string> ways = agree_on_device(session, *chosen.endpoint, fabric.device_memory, deadline);
     if (ways.status().code() == moecclUnsupported) {
       result.why_no_device = ways.status().message();

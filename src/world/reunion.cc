@@ -2,6 +2,8 @@
 #include "src/world/reunion.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 
 #include "src/base/random.h"
 #include "src/base/wire.h"
@@ -16,10 +18,13 @@ namespace {
 
 constexpr size_t kMaxAddress = 100;
 constexpr size_t kNonceBytes = 32;
-// A rank that seems gone is contacted directly before it is skipped, because a connection may break between two live
-// ranks.
+// Ranks that seem gone are contacted directly before they are skipped, because a connection may break between two live
+// ranks. A host that has lost power never answers, so all are asked together, as far as descriptors suffice, and those
+// that stay silent are asked again only now and then: a packet to a live rank may have been lost.
 constexpr int64_t kAskMs = 200;
 constexpr int64_t kAskEveryMs = 100;
+constexpr int64_t kAskSilentEveryMs = 1000;
+constexpr size_t kAskAtOnce = 256;
 constexpr int64_t kFirstPauseUs = 500, kLongestPauseUs = 20'000;
 
 std::string hex(std::span<const std::byte> bytes) {
@@ -51,19 +56,26 @@ class Attendant {
  private:
   // Meets at the lowest rank that is present.
   Result<Reunion> attempt() {
-    for (leader_ = 0; leader_ < places_.rank; ++leader_) {
-      if (call_.excluded[leader_]) continue;
-      const bool seems_gone = call_.gone(leader_);
-      if (!listens(leader_)) {
-        if (seems_gone) continue;
-        return error(moecclRemoteError, "it does not wait for them");
-      }
+    std::vector<uint32_t> lower;  // those that may lead: up to the first that is not gone
+    bool expected = false;        // the last of them
+    for (uint32_t r = 0; r < places_.rank && !expected; ++r) {
+      if (call_.excluded[r]) continue;
+      lower.push_back(r);
+      expected = !call_.gone(r);
+    }
+    if (const std::optional<uint32_t> leader = first_that_listens(lower)) {
+      leader_ = *leader;
       bootstrap::JoinOptions options;
-      if (!seems_gone) options.others_alive = [this] { return still_expected(leader_); };
+      if (expected && leader_ == lower.back()) options.others_alive = [this] { return still_expected(leader_); };
       return join(options, nullptr);
     }
+    if (expected) {
+      leader_ = lower.back();
+      return error(moecclRemoteError, "it does not wait for them");
+    }
+    leader_ = places_.rank;
     bootstrap::RootOptions own;
-    own.timeout_ms = std::max<int64_t>(call_.deadline.remaining_ms(), 1);
+    own.timeout_ms = std::max<int64_t>(call_.deadline.left_ms(), 1);
     own.key = places_.key;
     own.survivors = true;
     const driver::SocketAddress& place = places_.places[places_.rank];
@@ -84,18 +96,40 @@ class Attendant {
     return error(moecclRemoteError, "rank {} is gone", rank);
   }
 
-  bool listens(uint32_t rank) const {
-    return driver::connect_to(places_.places[rank], Deadline::earlier(call_.deadline, Deadline::after_ms(kAskMs))).ok();
+  // `ranks` ascends.
+  std::optional<uint32_t> first_that_listens(std::span<const uint32_t> ranks) {
+    std::vector<uint32_t> asked;
+    for (const uint32_t r : ranks) {
+      const auto silent = silent_.find(r);
+      if (silent == silent_.end() || silent->second.passed()) asked.push_back(r);
+    }
+    for (size_t begin = 0; begin < asked.size(); begin += kAskAtOnce) {
+      const auto some = std::span(asked).subspan(begin, std::min(kAskAtOnce, asked.size() - begin));
+      std::vector<driver::SocketAddress> at;
+      for (const uint32_t r : some) at.push_back(places_.places[r]);
+      const std::vector<driver::Answer> answers =
+          driver::ask_all(at, Deadline::earlier(call_.deadline, Deadline::after_ms(kAskMs)));
+      std::optional<uint32_t> first;
+      for (size_t i = 0; i < some.size(); ++i) {
+        const bool silent = answers[i] == driver::Answer::kSilent && call_.gone(some[i]);
+        if (silent) silent_[some[i]] = Deadline::after_ms(kAskSilentEveryMs);
+        if (answers[i] == driver::Answer::kListens && !first) first = some[i];
+      }
+      if (first) return first;
+    }
+    return std::nullopt;
   }
 
   // Called while this rank leads because those below it seem gone.
   Status nobody_lower() {
     if (!ask_again_.passed()) return {};
     ask_again_ = Deadline::after_ms(kAskEveryMs);
+    std::vector<uint32_t> lower;
     for (uint32_t r = 0; r < places_.rank; ++r) {
-      if (!call_.excluded[r] && listens(r)) return error(moecclRemoteError, "rank {} leads the others", r);
+      if (!call_.excluded[r]) lower.push_back(r);
     }
-    return {};
+    const std::optional<uint32_t> leads = first_that_listens(lower);
+    return leads ? error(moecclRemoteError, "rank {} leads the others", *leads) : Status();
   }
 
   Result<Reunion> join(bootstrap::JoinOptions& options, std::unique_ptr<bootstrap::Root> root) {
@@ -152,6 +186,7 @@ class Attendant {
   uint32_t leader_ = 0;
   bool final_ = false;
   Deadline ask_again_ = Deadline::after_ms(0);
+  std::map<uint32_t, Deadline> silent_;  // ranks that have not answered: when to ask again
 };
 
 }  // namespace

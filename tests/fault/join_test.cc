@@ -144,6 +144,23 @@ TEST(Join, APartWithoutAMeetingPointFailsAtOnceAndTheOtherDoesNot) {
             {.mode = RankMode::kProcesses, .init = false});
 }
 
+// The port of MOECCL_SOCKET_ADDR is for the communicator whose id is made there; two parts cannot both meet at it.
+TEST(Join, PartsMeetAtPortsOfTheirOwn) {
+  const std::string address = "127.0.0.1:" + std::to_string(free_port());
+  run_ranks(5,
+            [&](int rank, moecclComm_t) {
+              ASSERT_EQ(setenv("MOECCL_SOCKET_ADDR", address.c_str(), 1), 0);
+              moecclComm_t comm = nullptr, part = nullptr;
+              MOECCL_ASSERT_OK(moecclCommInitRank(&comm, 5, unique_id(), rank));
+              // Rank 0's process made the id and read its variables before this one was set.
+              const int color = rank == 0 ? 2 : rank % 2;
+              MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, color, rank, &part, nullptr), comm);
+              MOECCL_EXPECT_OK(moecclCommDestroy(part));
+              MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+            },
+            {.mode = RankMode::kProcesses, .init = false});
+}
+
 TEST(Join, TooFewDescriptorsAreNamedAtOnce) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the undefined-behaviour sanitizer needs descriptors for its own checks";

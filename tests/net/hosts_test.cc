@@ -49,6 +49,19 @@ TEST(Hosts, BecomeTheTopologysNodes) {
       on(*hosts));
 }
 
+// As with --network=host: two hosts that have the same addresses.
+TEST(Hosts, ThatAreContainersOfOneNetworkReachEachOther) {
+  MAKE_HOSTS(containers, .containers = true);
+  run_ranks(
+      2,
+      [](int rank, moecclComm_t comm) {
+        check_all_reduce(rank, 2, comm, 10'000);
+        const std::string text = explain(comm, moecclOpAllReduce, 1024, moecclFloat32);
+        EXPECT_NE(text.find("hosts are reached over tcp"), std::string::npos) << text;
+      },
+      on(*containers));
+}
+
 // A topology without link figures takes the network's figures at the level of the hosts.
 TEST(Hosts, FillATopologyThatSaysNothingOfItsLinks) {
   MAKE_HOSTS(hosts, .weights = {2, 2});

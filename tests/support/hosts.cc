@@ -118,7 +118,13 @@ std::vector<int> parse_weights(const char* text) {
 std::unique_ptr<TestHosts> TestHosts::create(const HostsOptions& options, std::string* why) {
   std::unique_ptr<TestHosts> hosts(new TestHosts(options.weights));
   hosts->named_ = options.named;
+  hosts->containers_ = options.containers;
   if (options.named) return hosts;
+  if (options.containers) {
+    if (geteuid() == 0) return hosts;
+    *why = "only root may give processes their own host names";
+    return nullptr;
+  }
   const int n = static_cast<int>(options.weights.size());
   if (getenv("MOECCL_TEST_RDMA") != nullptr && n == 2 && options.interfaces == 1 && options.rate.empty()) {
     hosts->rdma_ = true;
@@ -184,6 +190,10 @@ int TestHosts::host_of(int process, int n_processes) const {
 std::string TestHosts::address(int host, int interface) { return print("10.77.%d.%d", interface, host + 1); }
 
 bool TestHosts::enter(int host) const {
+  if (containers_) {
+    return unshare(CLONE_NEWUTS) == 0 && setenv("MOECCL_SOCKET_IFNAME", "lo", 1) == 0 &&
+           setenv("MOECCL_SOCKET_ADDR", "127.0.0.1", 1) == 0;
+  }
   if (named_) {
     return setenv("MOECCL_HOST_ID", print("test host %d", host).c_str(), 1) == 0 &&
            setenv("MOECCL_SOCKET_IFNAME", "lo", 1) == 0 && setenv("MOECCL_SOCKET_ADDR", "127.0.0.1", 1) == 0;

@@ -28,6 +28,7 @@ struct HostsOptions {
   int interfaces = 1;                 // of each host: eth0 (10.77.0.x), eth1 (10.77.1.x), ...
   std::string rate = {};              // tbf limit of what each interface sends, such as "1gbit"; empty: none
   bool named = false;                 // by name only: needs no rights, and has no cables
+  bool containers = false;            // each process has its own host name, but this machine's network
 };
 
 class TestHosts {
@@ -59,6 +60,7 @@ class TestHosts {
   bool plug_in(int host, const char* state) const;
   bool plug_in_rdma(int host, const char* state) const;
   bool named_ = false;
+  bool containers_ = false;
   bool rdma_ = false;                          // the hosts of tools/rdma-vm
   mutable std::atomic<bool> touched_ = false;  // a command ran there
   std::vector<pid_t> holders_;                 // of the hosts, then of the switch

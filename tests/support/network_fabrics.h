@@ -26,6 +26,7 @@ class NetworkFabrics {
   explicit NetworkFabrics(const transport::Network& network, uint32_t n, uint64_t staging_bytes = 4 << 20,
                           const Prepare& prepare = {}, const Tamper& tamper = {}) {
     Offers offers(n);
+    std::vector<Offers> rows(n);
     std::vector<Status> statuses(n);
     std::latch offered(n);
     for (uint32_t r = 0; r < n; ++r) {
@@ -44,9 +45,12 @@ class NetworkFabrics {
           auto offer = statuses[r].ok() ? (*endpoint)->offer() : statuses[r];
           statuses[r] = offer.status();
           if (offer.ok()) offers[r] = std::move(*offer);
+          if (offer.ok()) rows[r] = (*endpoint)->rows();
         }
         offered.arrive_and_wait();
         Offers read = offers;
+        for (uint32_t p = 0; p < n; ++p)
+          if (!rows[p].empty()) read[p].insert(read[p].end(), rows[p][r].begin(), rows[p][r].end());
         if (tamper) tamper(r, read);
         if (statuses[r].ok()) statuses[r] = connect(**endpoint, *fabrics_[r], read);
       });

@@ -10,22 +10,36 @@ namespace {
 constexpr int64_t kSlowest = 4;  // a rail may be this many times slower than the best one
 constexpr size_t kMaxName = 64;
 
+// NCCL's rule: a list of prefixes. "=" before it, or before one of its names, makes them exact; "^" at the beginning
+// chooses all other interfaces.
 struct Filter {
+  struct Name {
+    std::string_view text;
+    bool exact = false;
+    bool matches(const std::string& name) const { return exact ? name == text : name.starts_with(text); }
+  };
   bool all_but = false;
-  std::vector<std::string_view> names;
+  std::vector<Name> names;
 
   explicit Filter(std::string_view text) {
-    if (text.starts_with('^')) {
-      all_but = true;
-      text.remove_prefix(1);
-    }
+    const auto take = [](std::string_view* from, char mark) {
+      const bool there = from->starts_with(mark);
+      if (there) from->remove_prefix(1);
+      return there;
+    };
+    all_but = take(&text, '^');
+    const bool all_exact = take(&text, '=');
     for (size_t at = 0; at < text.size();) {
       const size_t end = std::min(text.find(',', at), text.size());
-      if (end > at) names.push_back(text.substr(at, end - at));
+      std::string_view name = text.substr(at, end - at);
+      const bool exact = take(&name, '=') || all_exact;
+      if (!name.empty()) names.push_back({name, exact});
       at = end + 1;
     }
   }
-  bool names_it(const std::string& name) const { return std::find(names.begin(), names.end(), name) != names.end(); }
+  bool names_it(const std::string& name) const {
+    return std::any_of(names.begin(), names.end(), [&](const Name& n) { return n.matches(name); });
+  }
   bool takes(const driver::Interface& i) const {
     if (names.empty()) return !i.loopback;
     return all_but ? !i.loopback && !names_it(i.name) : names_it(i.name);
@@ -43,10 +57,10 @@ int64_t slower(int64_t a, int64_t b) { return a == 0 ? b : b == 0 ? a : std::min
 Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfaces, const std::string& filter) {
   const Filter chosen(filter);
   std::vector<Nic> nics;
-  std::string seen;
+  std::vector<std::string> seen;
   for (const bool v4 : {true, false}) {
     for (const driver::Interface& i : interfaces) {
-      if (v4) seen += format("{}{}", seen.empty() ? "" : ", ", i.name);
+      if (std::find(seen.begin(), seen.end(), i.name) == seen.end()) seen.push_back(i.name);
       const bool is_v4 = i.address.host_bytes().size() == 4;
       const bool known = std::any_of(nics.begin(), nics.end(), [&](const Nic& n) { return n.name == i.name; });
       if (is_v4 != v4 || known || !chosen.takes(i) || nics.size() == kMaxNics) continue;
@@ -54,13 +68,16 @@ Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfac
     }
   }
   if (!nics.empty()) return nics;
+  std::string all;
+  for (const std::string& name : seen) all += (all.empty() ? "" : ", ") + name;
+  if (all.empty()) all = "none";
   if (!filter.empty()) {
-    return error(moecclInvalidArgument, "MOECCL_SOCKET_IFNAME: \"{}\" leaves no interface that is up; there are {}",
-                 filter, seen.empty() ? "none" : seen);
+    return error(moecclInvalidArgument,
+                 "MOECCL_SOCKET_IFNAME (else NCCL_SOCKET_IFNAME): \"{}\" leaves no interface that is up; there are {}",
+                 filter, all);
   }
   return error(moecclUnsupported,
-               "ranks run on several hosts, but no network interface besides loopback is up here (there are {})",
-               seen.empty() ? "none" : seen);
+               "ranks run on several hosts, but no network interface besides loopback is up here (there are {})", all);
 }
 
 void write_nics(std::span<const Nic> nics, Writer& out) {

@@ -41,7 +41,7 @@ using Route = std::function<Result<driver::SocketAddress>(const driver::SocketAd
 // Pairs up interfaces, each used at most once, fastest first. If no two interfaces share a network, the pair is the one
 // that the route to the peer's interfaces names. Rails with less than a quarter of the best rail's rate are left out,
 // because waiting for their part costs more than it brings. The result is empty if there is no way to the peer.
-// one_machine: both "hosts" are this machine (MOECCL_HOST_ID) and share its addresses.
+// one_machine: both "hosts" share this machine's addresses (containers with its network, MOECCL_HOST_ID).
 std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> peer, const Route& route,
                                bool one_machine = false);
 

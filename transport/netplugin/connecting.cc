@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "src/base/log.h"
+#include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/handshake.h"
 #include "src/driver/thread.h"
 
@@ -29,7 +30,7 @@ bool same_key(const bootstrap::Key& a, const bootstrap::Key& b) {
 
 }  // namespace
 
-std::vector<std::byte> Offer::write(const std::vector<std::vector<Handle>>& rows) const {
+std::vector<std::byte> Offer::write() const {
   Writer out;
   out.u16(kWireVersion);
   out.string(plugin);
@@ -38,13 +39,10 @@ std::vector<std::byte> Offer::write(const std::vector<std::vector<Handle>>& rows
   out.raw(nonce);
   out.u8(static_cast<uint8_t>(rails.size()));
   for (const double w : rails) out.f64(w);
-  for (const auto& row : rows) {
-    for (const Handle& h : row) out.raw(h);
-  }
   return out.take();
 }
 
-bool Offer::read(std::span<const std::byte> bytes, std::span<const uint32_t> remote, uint32_t reader) {
+bool Offer::read(std::span<const std::byte> bytes) {
   Reader in(bytes);
   if (in.u16() != kWireVersion) return false;
   plugin = in.string(kMaxName);
@@ -59,13 +57,11 @@ bool Offer::read(std::span<const std::byte> bytes, std::span<const uint32_t> rem
     const double w = in.f64();
     rails.push_back(w > 0 && w < 1e9 ? w : 1);
   }
-  for (const uint32_t r : remote) {
-    const auto row = in.raw((1 + n_rails) * sizeof(Handle));
-    if (r != reader || row.empty()) continue;
-    handles.resize(1 + n_rails);
-    std::memcpy(handles.data(), row.data(), row.size());
-  }
-  return in.done() && handles.size() == 1 + n_rails;
+  const auto row = in.raw(in.left());
+  if (!in.ok() || (!row.empty() && row.size() != (1 + n_rails) * sizeof(Handle))) return false;
+  handles.resize(row.size() / sizeof(Handle));
+  if (!row.empty()) std::memcpy(handles.data(), row.data(), row.size());
+  return true;
 }
 
 bootstrap::Key proof_of(const bootstrap::Key& key, const bootstrap::Key& nonce, uint32_t from, uint32_t to,
@@ -124,17 +120,26 @@ Status Connecting::listen() {
                    use_->api().text(), devices_[i].is.name, devices_[i].is.max_comms, needed, remote_.size());
     }
   }
+  const size_t row_bytes = remote_.size() * (1 + own_.rails.size()) * sizeof(Handle);
+  const size_t n_ranks = options_.n_ranks();
+  if (row_bytes + n_ranks * sizeof(uint32_t) > bootstrap::kMaxRowsBytes ||
+      n_ranks * (row_bytes + n_ranks * sizeof(uint32_t)) > bootstrap::kMaxAllRowsBytes) {
+    return error(moecclUnsupported,
+                 "net plugin {}: the handles of {} ranks with {} rails are more than their meeting point passes on",
+                 use_->api().text(), n_ranks, own_.rails.size());
+  }
+  rows_.to.resize(n_ranks);
   for (const uint32_t r : remote_) {
     peers_.push_back(std::make_unique<Peer>());
     Peer& p = *peers_.back();
     p.rank = r;
-    rows_.emplace_back();
     for (size_t c = 0; c <= own_.rails.size(); ++c) {
       const PluginUse::Device& device = devices_[c == 0 ? 0 : c - 1];
       Handle handle = {};
       MOECCL_ASSIGN_OR_RETURN(const Comm listener, use_->api().listen(use_->context(), device.number, &handle));
       p.listeners.push_back(listener);
-      rows_.back().push_back(handle);
+      const auto bytes = std::as_bytes(std::span(&handle, 1));
+      rows_.to[r].insert(rows_.to[r].end(), bytes.begin(), bytes.end());
     }
   }
   return {};
@@ -142,12 +147,7 @@ Status Connecting::listen() {
 
 Status Connecting::read_offers(std::span<const std::vector<std::byte>> offers) {
   for (const auto& p : peers_) {
-    // The peer's offer has rows for all ranks on other hosts than its own.
-    std::vector<uint32_t> remote_to_it;
-    for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
-      if (options_.host_of[r] != options_.host_of[p->rank]) remote_to_it.push_back(r);
-    }
-    if (!p->offer.read(offers[p->rank], remote_to_it, options_.rank)) {
+    if (!p->offer.read(offers[p->rank]) || p->offer.handles.empty()) {
       return error(moecclRemoteError, "rank {} sent handles of a net plugin that this MoECCL cannot read", p->rank);
     }
     if (p->offer.plugin != own_.plugin) {

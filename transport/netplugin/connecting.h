@@ -13,24 +13,24 @@
 #include <vector>
 
 #include "src/base/wire.h"
+#include "transport/common/rows.h"
 #include "transport/netplugin/loader.h"
 #include "transport/netplugin/plugin_link.h"
 
 namespace moeccl::transport::netplugin {
 
-// What one rank tells all ranks.
+// What one rank tells all ranks, and in a row for each of them.
 struct Offer {
   std::string plugin;       // the same on all ranks
   uint64_t mbit_per_s = 0;  // of all rails; 0: not reported
   bool pieces_only = false;
   bootstrap::Key nonce = {};
   std::vector<double> rails;    // weights
-  std::vector<Handle> handles;  // [1 + rails] of the reader's row
+  std::vector<Handle> handles;  // [1 + rails] of the reader's row; empty on the same host
 
-  std::vector<std::byte> write(const std::vector<std::vector<Handle>>& rows) const;
-  // Reads the row for `reader` from the offer of a rank that listens for `remote` ranks. Returns false for an offer
-  // that this MoECCL cannot read.
-  bool read(std::span<const std::byte> bytes, std::span<const uint32_t> remote, uint32_t reader);
+  std::vector<std::byte> write() const;  // without the handles
+  // Reads what write() wrote, and the row that follows it. Returns false if this MoECCL cannot read it.
+  bool read(std::span<const std::byte> bytes);
 };
 
 bootstrap::Key proof_of(const bootstrap::Key& key, const bootstrap::Key& nonce, uint32_t from, uint32_t to,
@@ -44,7 +44,8 @@ class Connecting : public std::enable_shared_from_this<Connecting> {
   // Listens for each remote rank, once for each comm.
   Status listen();
   Offer& own() { return own_; }
-  std::vector<std::byte> offer() const { return own_.write(rows_); }
+  std::vector<std::byte> offer() const { return rows_.behind(own_.write(), options_.rank); }
+  std::vector<std::vector<std::byte>> rows() const { return rows_.sent_apart(); }
   // Errors name the ranks that are missing.
   Result<std::vector<PeerComms>> connect(std::span<const std::vector<std::byte>> offers);
 
@@ -79,7 +80,7 @@ class Connecting : public std::enable_shared_from_this<Connecting> {
   std::vector<PluginUse::Device> devices_;  // of the rails
   std::vector<uint32_t> remote_;
   Offer own_;
-  std::vector<std::vector<Handle>> rows_;  // by position in remote_
+  Rows rows_;  // of handles
   std::vector<std::unique_ptr<Peer>> peers_;
   std::atomic<bool> stop_{false};
 

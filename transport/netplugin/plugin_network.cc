@@ -33,6 +33,7 @@ class PluginEndpoint final : public Endpoint {
 
   Status listen() { return connecting_->listen(); }
   Result<std::vector<std::byte>> offer() override { return connecting_->offer(); }
+  std::vector<std::vector<std::byte>> rows() override { return connecting_->rows(); }
 
   Result<NetworkLinks> connect(const LocalMemory& own, std::span<const Region>,
                                std::span<const std::vector<std::byte>> offers) override {
@@ -79,11 +80,7 @@ class PluginEndpoint final : public Endpoint {
     std::vector<double> uplinks;
     for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
       Offer o;
-      std::vector<uint32_t> remote;
-      for (uint32_t p = 0; p < options_.n_ranks(); ++p) {
-        if (options_.host_of[p] != options_.host_of[r]) remote.push_back(p);
-      }
-      if (remote.empty() || !o.read(offers[r], remote, remote[0])) {
+      if (!o.read(offers[r])) {
         return error(moecclRemoteError, "rank {} sent an offer of a net plugin that this MoECCL cannot read", r);
       }
       if (o.pieces_only) pieces_only_.emplace(r, true);

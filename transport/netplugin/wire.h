@@ -23,7 +23,7 @@
 
 namespace moeccl::transport::netplugin {
 
-inline constexpr uint16_t kWireVersion = 1;
+inline constexpr uint16_t kWireVersion = 2;
 
 inline constexpr size_t kMessageBytes = 24 << 10;
 // Up to this size a put travels in a frame: the copy at the receiver costs less than a second message.

@@ -141,7 +141,8 @@ Status Mesh::greet(uint32_t peer, Knocked* k, const StreamGreeting& greeting) co
 }
 
 Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
-  std::vector<Rail> rails = choose_rails(nics_, nics, driver::source_address_towards, options_.one_machine);
+  const bool one_machine = peer < options_.one_machine.size() && options_.one_machine[peer];
+  std::vector<Rail> rails = choose_rails(nics_, nics, driver::source_address_towards, one_machine);
   if (rails.empty()) {
     return error(moecclRemoteError, "no interface of this host has a route to rank {}: see MOECCL_SOCKET_IFNAME", peer);
   }
@@ -161,7 +162,7 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
     Way way{nics_[rail.own].address, nics[rail.peer].address, rail.mbit_per_s, options_.deadline, options_.deadline};
     if (rails.size() > 1) way.until = Deadline::earlier(way.until, Deadline::after_ms(kTryRailMs));
     const bool only_way = &rail == &rails.back() && doors.empty();
-    if (!only_way) way.answered = Deadline::after_ms(options_.deadline.remaining_ms() / kShakePart);
+    if (!only_way) way.answered = Deadline::after_ms(options_.deadline.left_ms() / kShakePart);
     const size_t before = doors.size();
     for (uint32_t i = streams_for(rail, options_.streams_per_rail); i > 0 && doors.size() < kMaxStreams; --i) {
       Result<Knocked> k = knock(peer, way);

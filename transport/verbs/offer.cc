@@ -9,7 +9,7 @@
 namespace moeccl::transport::verbs {
 namespace {
 
-constexpr uint16_t kVersion = 2;
+constexpr uint16_t kVersion = 3;
 constexpr size_t kMaxName = 63;
 
 }  // namespace
@@ -44,15 +44,19 @@ std::vector<std::byte> write_offer(const Offer& offer) {
     for (const uint32_t key : {r.keys.staging, r.keys.signals, r.keys.copy}) out.u32(key);
     for (const uint32_t key : r.keys.device) out.u32(key);
   }
-  out.u32(static_cast<uint32_t>(offer.queues.size()));
-  for (const QueueAddress& q : offer.queues) {
+  return out.take();
+}
+
+std::vector<std::byte> write_row(std::span<const QueueAddress> queues) {
+  Writer out;
+  for (const QueueAddress& q : queues) {
     out.u32(q.number);
     out.u32(q.first_packet);
   }
   return out.take();
 }
 
-Result<Offer> read_offer(std::span<const std::byte> bytes, uint32_t from, uint32_t n_ranks) {
+Result<Offer> read_offer(std::span<const std::byte> bytes, uint32_t from) {
   const Status unreadable =
       error(moecclRemoteError,
             "rank {} sent an offer of RDMA connections that this MoECCL cannot read: do all ranks run "
@@ -88,8 +92,8 @@ Result<Offer> read_offer(std::span<const std::byte> bytes, uint32_t from, uint32
     for (uint64_t p = 0; p < n_pieces; ++p) r.keys.device.push_back(in.u32());
     o.rails.push_back(std::move(r));
   }
-  const size_t n = in.u32();
-  if (!in.ok() || n != n_ranks * n_rails * o.n_queues || in.left() != n * 2 * sizeof(uint32_t)) return unreadable;
+  const size_t n = in.left() == 0 ? 0 : n_rails * o.n_queues;
+  if (!in.ok() || in.left() != n * 2 * sizeof(uint32_t)) return unreadable;
   for (size_t i = 0; i < n; ++i) {
     const uint32_t number = in.u32(), first = in.u32();
     if (number > 0xffffff || first > 0xffffff) return unreadable;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank tells the others before they connect. Everything is checked when it is read.
+// What a rank tells the others before they connect, and in a row for each of them. Everything is checked when it is
+// read.
 #pragma once
 
 #include <cstddef>
@@ -22,16 +23,15 @@ struct Offer {
   bool ordered = true;
   std::vector<OfferedRail> rails;    // at most kMaxRails
   PeerMemory memory;                 // of peer 0; see memory_for()
-  std::vector<QueueAddress> queues;  // [n_ranks][rails][n_queues]; 0 for ranks of the same host
+  std::vector<QueueAddress> queues;  // [rails][n_queues] of the reader's row; empty on the same host
 
   PeerMemory memory_for(uint32_t rank) const;
-  QueueAddress queue(uint32_t rank, size_t rail, uint32_t queue) const {
-    return queues[(rank * rails.size() + rail) * n_queues + queue];
-  }
+  QueueAddress queue(size_t rail, uint32_t queue) const { return queues[rail * n_queues + queue]; }
 };
 
-std::vector<std::byte> write_offer(const Offer& offer);
-// Returns RemoteError for an offer that this MoECCL cannot read.
-Result<Offer> read_offer(std::span<const std::byte> bytes, uint32_t from, uint32_t n_ranks);
+std::vector<std::byte> write_offer(const Offer& offer);  // without the queues
+std::vector<std::byte> write_row(std::span<const QueueAddress> queues);
+// Reads an offer and the row that follows it. Returns RemoteError for what this MoECCL cannot read.
+Result<Offer> read_offer(std::span<const std::byte> bytes, uint32_t from);
 
 }  // namespace moeccl::transport::verbs

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "src/base/log.h"
+#include "transport/common/rows.h"
 #include "transport/common/uplink.h"
 #include "transport/verbs/offer.h"
 #include "transport/verbs/verbs_engine.h"
@@ -107,6 +108,7 @@ class VerbsEndpoint final : public Endpoint {
   Result<std::string> register_device(const DeviceMemory& memory) override;
   void forget_device() override { parts_.device = nullptr; }
   Result<std::vector<std::byte>> offer() override;
+  std::vector<std::vector<std::byte>> rows() override { return rows_.sent_apart(); }
   Result<NetworkLinks> connect(const LocalMemory& own, std::span<const transport::Region>,
                                std::span<const std::vector<std::byte>> offers) override;
 
@@ -131,7 +133,8 @@ class VerbsEndpoint final : public Endpoint {
   std::shared_ptr<driver::Mapping> memory_;  // copies of the peers' words, then rings; outlives its readers
   EngineParts parts_;                        // before the queue pairs, so that those end first
   Offer mine_;
-  std::vector<std::unique_ptr<QueuePair>> queues_;  // as Offer::queues; null for ranks of this host
+  std::vector<std::unique_ptr<QueuePair>> queues_;  // [n_ranks][rails][n_queues]; null for ranks of this host
+  Rows rows_;                                       // their addresses
 };
 
 // Returns the NICs near this rank, nearest first. NICs that the user names are used as they are.
@@ -220,8 +223,15 @@ Result<std::vector<std::byte>> VerbsEndpoint::offer() {
     if (parts_.device != nullptr) keys.device = parts_.device->landing_keys(i);
     mine_.rails.push_back({parts_.rails[i]->info(), std::move(keys)});
   }
-  for (const auto& q : queues_) mine_.queues.push_back(q == nullptr ? QueueAddress{} : q->address());
-  return write_offer(mine_);
+  const size_t per_peer = parts_.rails.size() * n_queues_;
+  rows_.to.assign(options_.n_ranks(), {});
+  for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
+    if (!options_.remote(r)) continue;
+    std::vector<QueueAddress> addresses;
+    for (size_t i = 0; i < per_peer; ++i) addresses.push_back(queues_[r * per_peer + i]->address());
+    rows_.to[r] = write_row(addresses);
+  }
+  return rows_.behind(write_offer(mine_), options_.rank);
 }
 
 // Rails pair by position, each rank's nearest first. In a rail-optimised cluster, the traffic of ranks at the same
@@ -238,8 +248,7 @@ Result<std::vector<Lane>> VerbsEndpoint::connect_lanes(uint32_t peer, const Offe
       lane.rail = static_cast<uint32_t>(i);
       lane.weight = rate > 0 ? rate : 1;
       lane.keys = theirs.rails[i].keys;
-      const ConnectOptions to{theirs.queue(options_.rank, i, q), theirs.rails[i].info,
-                              timeout_code(settings_, options_.timeout_ms)};
+      const ConnectOptions to{theirs.queue(i, q), theirs.rails[i].info, timeout_code(settings_, options_.timeout_ms)};
       MOECCL_TRY(lane.pair->connect(settings_, to).with_context(format("connecting to rank {}", peer)));
       lanes.push_back(std::move(lane));
     }
@@ -252,7 +261,8 @@ Result<NetworkLinks> VerbsEndpoint::connect(const LocalMemory& own, std::span<co
   std::map<uint32_t, std::map<std::string, double>> nics_of_host;
   std::vector<Offer> theirs;
   for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
-    MOECCL_ASSIGN_OR_RETURN(Offer offer, read_offer(offers[r], r, options_.n_ranks()));
+    MOECCL_ASSIGN_OR_RETURN(Offer offer, read_offer(offers[r], r));
+    if (options_.remote(r) && offer.queues.empty()) return error(moecclRemoteError, "rank {} sent no queue pairs", r);
     for (const OfferedRail& rail : offer.rails)
       nics_of_host[options_.host_of[r]][rail.info.name()] = rail.info.gbit > 0 ? rail.info.gbit : kUnknownGbit;
     theirs.push_back(std::move(offer));

@@ -148,6 +148,13 @@ TEST(Clock, DeadlinesEndAndNeverDoesNot) {
   EXPECT_FALSE(soon.passed());
   EXPECT_GT(soon.remaining_ms(), 900);
   EXPECT_LE(soon.remaining_ms(), 1000);
+  EXPECT_EQ(Deadline::after_ms(-5).left_ms(), 0);
+  // poll() is woken each hour, but a deadline may be later.
+  const Deadline tomorrow = Deadline::after_ms(86'400'000);
+  EXPECT_LE(tomorrow.remaining_ms(), 3'600'000);
+  EXPECT_GT(tomorrow.left_ms(), 86'300'000);
+  EXPECT_LE(tomorrow.left_ms(), 86'400'000);
+  EXPECT_TRUE(Deadline::after_ms(Deadline::never().left_ms()).is_never());
   EXPECT_EQ(Deadline::earlier(soon, Deadline::never()).at_ns, soon.at_ns);
 }
 

@@ -9,6 +9,7 @@
 #include "src/base/random.h"
 #include "src/base/wire.h"
 #include "src/bootstrap/handshake.h"
+#include "src/bootstrap/messages.h"
 #include "src/driver/socket.h"
 #include "tests/unit/bootstrap/group.h"
 
@@ -72,6 +73,33 @@ TEST(Failure, AMeetingPointThatDoesNotOpenIsALaunchersAddress) {
   EXPECT_EQ(s.code(), moecclTimeout);
   EXPECT_TRUE(contains(s.message(), "MASTER_ADDR")) << s.message();
   EXPECT_FALSE(contains(s.message(), "its group is complete")) << s.message();
+}
+
+// A rank waits until rank 0 listens, but not until it listens again.
+TEST(Failure, AMeetingPointThatWasThereAndIsGoneIsNotWaitedFor) {
+  std::unique_ptr<Root> root = start_root(patient_ms(20'000), "127.0.0.1");
+  std::atomic<bool> joined{false};
+  JoinOptions options;
+  options.wait_for_root = true;
+  options.others_alive = [&] { return joined = true, Status(); };
+  Status status;
+  const moecclUniqueId id = root->id();
+  std::thread rank([&] { status = Session::join(id, 1, 2, soon(), options).status(); });
+  EXPECT_TRUE(eventually([&] { return joined.load(); }));
+  const Stopwatch watch;
+  root.reset();
+  rank.join();
+  MOECCL_EXPECT_WITHIN(watch, 1000);
+  EXPECT_EQ(status.code(), moecclRemoteError) << status.message();
+  EXPECT_TRUE(contains(status.message(), "in rank 0's process")) << status.message();
+}
+
+// A timeout of the communicator travels whole.
+TEST(Failure, TimesBeyondAnHourAreKept) {
+  EXPECT_GT(wire_timeout(Deadline::after_ms(86'400'000)), 86'300'000u);
+  EXPECT_EQ(wire_timeout(Deadline::after_ms(int64_t{1} << 40)), UINT32_MAX);
+  EXPECT_EQ(wire_timeout(Deadline::after_ms(0)), 1u);
+  EXPECT_EQ(wire_timeout(Deadline::never()), 0u);
 }
 
 TEST(Failure, MissingRanksAreNamedAtTheDeadlineOfTheRoot) {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <map>
 
+#include "src/bootstrap/unique_id.h"
 #include "src/driver/process.h"
 #include "tests/unit/bootstrap/group.h"
 
@@ -139,21 +140,16 @@ TEST(Launcher, SeveralHostsNeedASecret) {
 }
 
 // As on several hosts: through the address of an interface and a key from MOECCL_SECRET, which env() reads once, so
-// this needs new processes. Skipped where only loopback exists.
-TEST(Launcher, RanksOfSeveralHostsMeetThroughTheSecret) {
-  LauncherInfo far = job(0, 4, "far");
-  far.n_local = 2;
-  far.master_addr.clear();
-  Result<std::string> own = address_for_other_hosts(far);
-  if (!own.ok()) GTEST_SKIP() << own.status().message();
+// this needs new processes.
+void meet_far_ranks(const std::string& master) {
   Children children;
   const std::string port = std::to_string(tests::free_port());
   for (int rank = 0; rank < 4; ++rank) {
-    children.start([rank, &own, &port] {
+    children.start([rank, &master, &port] {
       // env() of the test's process may have been read already, and a secret counts only if it is set before that. exec
       // gives a fresh env().
       ::setenv("MOECCL_SECRET", "a secret of the test", 1);
-      ::setenv("MOECCL_TEST_FAR_ADDR", own->c_str(), 1);
+      ::setenv("MOECCL_TEST_FAR_ADDR", master.c_str(), 1);
       ::setenv("MOECCL_TEST_FAR_PORT", port.c_str(), 1);
       ::setenv("MOECCL_TEST_FAR_RANK", std::to_string(rank).c_str(), 1);
       ::execl("/proc/self/exe", "self", "--gtest_also_run_disabled_tests", "--gtest_filter=*DISABLED_FarRank",
@@ -163,6 +159,31 @@ TEST(Launcher, RanksOfSeveralHostsMeetThroughTheSecret) {
   }
   for (size_t i = 0; i < children.size(); ++i) EXPECT_EQ(children.wait(i), 0) << "rank " << i;
 }
+
+Result<std::string> address_here() {
+  LauncherInfo far = job(0, 4, "far");
+  far.n_local = 2;
+  far.master_addr.clear();
+  return address_for_other_hosts(far);
+}
+
+TEST(Launcher, RanksOfSeveralHostsMeetThroughTheSecret) {
+  const Result<std::string> own = address_here();
+  if (!own.ok()) GTEST_SKIP() << own.status().message();
+  meet_far_ranks(*own);
+}
+
+// As a host's own name may on that host, this one leads to 127.0.1.1 without being a name of loopback.
+constexpr const char* kNameOfThisHost = "0x7f000101";
+
+TEST(Launcher, ANameThatIsLoopbackHereLeadsToTheAddressOfThisHost) {
+  const Result<driver::SocketAddress> loopback = driver::resolve_host(kNameOfThisHost, 0);
+  if (!loopback.ok() || !loopback->is_loopback()) GTEST_SKIP() << "this resolver takes no hexadecimal addresses";
+  const Result<std::string> own = address_here();
+  if (!own.ok()) GTEST_SKIP() << own.status().message();
+  meet_far_ranks(kNameOfThisHost);
+}
+
 // Debian gives a host's own name the address 127.0.1.1, at which no other host finds it.
 TEST(Launcher, ALoopbackAddressOfTheMasterIsNotForOtherHosts) {
   LauncherInfo info;
@@ -188,6 +209,7 @@ TEST(Launcher, DISABLED_FarRank) {
     const Deadline deadline = Deadline::after_ms(patient_ms(15'000));
     Result<moecclUniqueId> id = meet_from_environment(info, deadline);
     ASSERT_TRUE(id.ok()) << id.status().message();
+    EXPECT_FALSE(decode_unique_id(*id)->address.is_loopback());
     Result<std::unique_ptr<Session>> session =
         Session::join(*id, rank, 4, deadline, {.wait_for_root = true, .others_alive = {}, .gone = {}});
     ASSERT_TRUE(session.ok()) << session.status().message();

@@ -82,6 +82,43 @@ TEST(Rendezvous, LargeBlobsArriveAndLargerOnesAreRefused) {
   EXPECT_EQ((*session)->all_gather(blob_of(0, kMaxBlobBytes + 1), soon()).status().code(), moecclInvalidArgument);
 }
 
+std::vector<std::byte> row_of(int from, int to, size_t n_bytes) {
+  return blob_of(from * 64 + to, n_bytes + static_cast<size_t>(to));
+}
+
+// Each rank gets its own rows only, so all of them together may be more than a gather may return.
+TEST(Rendezvous, RowsReachTheirRanksAlone) {
+  constexpr int kRanks = 5;
+  for (const size_t n_bytes : {size_t{0}, size_t{1000}, size_t{3} << 20}) {
+    std::unique_ptr<Root> root = start_root(patient_ms(20'000), "127.0.0.1");
+    const auto body = [&](int rank) -> Status {
+      MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::join(root->id(), rank, kRanks, soon()));
+      std::vector<std::vector<std::byte>> rows;
+      for (int to = 0; to < kRanks; ++to) rows.push_back(row_of(rank, to, n_bytes));
+      MOECCL_ASSIGN_OR_RETURN(const auto from, session->all_to_all(rows, soon()));
+      for (int r = 0; r < kRanks; ++r) {
+        if (from[static_cast<size_t>(r)] != row_of(r, rank, n_bytes))
+          return error(moecclInternalError, "rank {} got a wrong row of rank {}", rank, r);
+      }
+      MOECCL_ASSIGN_OR_RETURN(const auto after, session->all_gather(rows[0], soon()));
+      session->close();
+      return after[4] == row_of(4, 0, n_bytes) ? Status() : error(moecclInternalError, "a wrong blob after the rows");
+    };
+    const bool gathers = n_bytes < kMaxBlobBytes;
+    for (const Status& s : run_threads(kRanks, body))
+      EXPECT_TRUE(s.ok() || (!gathers && contains(s.message(), "a blob of 3145728 bytes"))) << s.message();
+  }
+}
+
+TEST(Rendezvous, RowsMustBeOneForEachRankAndNotTooLarge) {
+  std::unique_ptr<Root> root = start_root();
+  Result<std::unique_ptr<Session>> session = Session::join(root->id(), 0, 1, soon());
+  ASSERT_TRUE(session.ok());
+  for (const auto& rows : {std::vector<std::vector<std::byte>>(2), {blob_of(0, kMaxRowsBytes)}})
+    EXPECT_EQ((*session)->all_to_all(rows, soon()).status().code(), moecclInvalidArgument);
+  EXPECT_TRUE((*session)->all_to_all(std::vector<std::vector<std::byte>>{blob_of(0, 10)}, soon()).ok());
+}
+
 TEST(Rendezvous, WorksOverTcpOnLoopback) {
   for (const char* ip : {"127.0.0.1", "::1"}) {
     std::unique_ptr<Root> root = start_root(20'000, ip);

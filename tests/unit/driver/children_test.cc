@@ -4,10 +4,16 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstddef>
 #include <thread>
 
 #include "src/driver/process.h"
@@ -141,33 +147,58 @@ TEST(Children, DoNotKeepWhatIsMadeWhileTheyAre) {
   }
 }
 
+// Makes pidfd_open fail for the calling thread, as on kernels before 5.3 (ENOSYS) and in some sandboxes (EPERM).
+bool deny_pidfds(int code) {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(code)),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter = {static_cast<unsigned short>(std::size(program)), program};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+void watch_until_the_end(bool exec) {
+  auto to_parent = std::move(*tests::socket_pair());
+  auto to_child = std::move(*tests::socket_pair());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const Result<int> line = life_line();
+    const std::byte one{};
+    if (!line.ok() || !send_fds(to_parent.second.get(), {&one, 1}, {{*line}}, soon()).ok()) ::_exit(1);
+    std::byte go;
+    static_cast<void>(recv_exact(to_child.second.get(), {&go, 1}, soon()));
+    if (exec) ::execl("/bin/sleep", "sleep", "20", nullptr);
+    ::_exit(0);
+  }
+  std::byte one{};
+  std::vector<Fd> lines;
+  ASSERT_TRUE(recv_fds(to_parent.first.get(), {&one, 1}, &lines, soon()).ok());
+  ASSERT_EQ(lines.size(), 1u);
+  const auto watch = ProcessWatch::open(child, std::move(lines[0]));
+  ASSERT_TRUE(watch.ok()) << watch.status().message();
+  EXPECT_TRUE((*watch)->check().ok());
+  ASSERT_TRUE(send_all(to_child.first.get(), {&one, 1}, soon()).ok());
+  const tests::Stopwatch time;
+  while ((*watch)->check().ok() && time.fair_ms() < tests::patient_ms(2000)) ::usleep(1000);
+  EXPECT_EQ((*watch)->check().code(), moecclRemoteError) << (exec ? "exec" : "exit");
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+}
+
 TEST(ProcessWatch, SeesTheEndAndAnotherProgram) {
-  for (const bool exec : {false, true}) {
-    auto to_parent = std::move(*tests::socket_pair());
-    auto to_child = std::move(*tests::socket_pair());
-    const pid_t child = ::fork();
-    if (child == 0) {
-      const Result<int> line = life_line();
-      const std::byte one{};
-      if (!line.ok() || !send_fds(to_parent.second.get(), {&one, 1}, {{*line}}, soon()).ok()) ::_exit(1);
-      std::byte go;
-      static_cast<void>(recv_exact(to_child.second.get(), {&go, 1}, soon()));
-      if (exec) ::execl("/bin/sleep", "sleep", "20", nullptr);
-      ::_exit(0);
-    }
-    std::byte one{};
-    std::vector<Fd> lines;
-    ASSERT_TRUE(recv_fds(to_parent.first.get(), {&one, 1}, &lines, soon()).ok());
-    ASSERT_EQ(lines.size(), 1u);
-    const auto watch = ProcessWatch::open(child, std::move(lines[0]));
-    ASSERT_TRUE(watch.ok()) << watch.status().message();
-    EXPECT_TRUE((*watch)->check().ok());
-    ASSERT_TRUE(send_all(to_child.first.get(), {&one, 1}, soon()).ok());
-    const tests::Stopwatch time;
-    while ((*watch)->check().ok() && time.fair_ms() < tests::patient_ms(2000)) ::usleep(1000);
-    EXPECT_EQ((*watch)->check().code(), moecclRemoteError) << (exec ? "exec" : "exit");
-    ::kill(child, SIGKILL);
-    ::waitpid(child, nullptr, 0);
+  for (const bool exec : {false, true}) watch_until_the_end(exec);
+}
+
+TEST(ProcessWatch, NeedsNoPidfds) {
+  for (const int code : {ENOSYS, EPERM}) {
+    std::thread([code] {
+      if (!deny_pidfds(code)) GTEST_SKIP() << "no seccomp here";
+      EXPECT_EQ(open_pidfd(::getpid()).status().code(), code == ENOSYS ? moecclUnsupported : moecclSystemError);
+      for (const bool exec : {false, true}) watch_until_the_end(exec);
+      EXPECT_FALSE(ProcessWatch::open(::getpid(), Fd()).ok()) << "nothing would show its end";
+    }).join();
   }
 }
 

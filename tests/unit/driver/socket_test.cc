@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/driver/socket.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -9,13 +10,27 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <functional>
 #include <thread>
+#include <utility>
 
 #include "src/driver/poller.h"
+#include "src/driver/port.h"
 #include "src/driver/process.h"
 #include "src/driver/thread.h"
 #include "tests/support/sockets.h"
 #include "tests/support/timing.h"
+
+namespace {
+std::function<void()> after_bind;  // called once, after the next call of bind()
+}
+
+extern "C" int bind(int fd, const sockaddr* address, socklen_t length) noexcept {
+  static const auto real = reinterpret_cast<int (*)(int, const sockaddr*, socklen_t)>(dlsym(RTLD_NEXT, "bind"));
+  const int result = real(fd, address, length);
+  if (after_bind) std::exchange(after_bind, nullptr)();
+  return result;
+}
 
 namespace moeccl::driver {
 namespace {
@@ -215,6 +230,42 @@ TEST(Process, IdentitiesAreStableAndDifferAfterFork) {
   int state = -1;
   ASSERT_EQ(::waitpid(child, &state, 0), child);
   EXPECT_EQ(state, 0);
+}
+
+// Two sockets may be bound to one port, so the second one may notice only when it listens.
+TEST(Socket, APortThatIsInUseIsSaid) {
+  SocketAddress address = *parse_ip_address("127.0.0.1");
+  const Result<Fd> reserved = reserve_port(&address);
+  ASSERT_TRUE(reserved.ok());
+  for (const bool before : {true, false}) {
+    Fd other(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int on = 1;
+    ::setsockopt(other.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    ASSERT_EQ(::bind(other.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length), 0);
+    const auto listens = [&other] { EXPECT_EQ(::listen(other.get(), 1), 0); };
+    if (before) listens();
+    if (!before) after_bind = listens;
+    EXPECT_EQ(listen_at(address).status().code(), moecclInvalidUsage) << before;
+    EXPECT_FALSE(after_bind) << "the library binds by another call";
+  }
+}
+
+// A container may have its own host name and processes, and yet the network of its host.
+TEST(Process, ANetworkMayBelongToSeveralHosts) {
+  const HostIdentity host = host_identity();
+  if (host.boot_id.empty()) GTEST_SKIP() << "no /proc/sys/kernel/random/boot_id here";
+  HostIdentity other = host;
+  ++other.uts_namespace, ++other.pid_namespace, other.hostname = "container", other.given = "b";
+  EXPECT_NE(other.hash(), host.hash());
+  EXPECT_NE(host.network(), 0u);
+  EXPECT_EQ(other.network(), host.network());
+  ++other.net_namespace;
+  EXPECT_NE(other.network(), host.network());
+  other = host;
+  other.boot_id = "of another machine";
+  EXPECT_NE(other.network(), host.network());
+  other.boot_id.clear();
+  EXPECT_EQ(other.network(), 0u) << "namespaces of two machines may have the same number";
 }
 
 TEST(Thread, TakesNoSignals) {

@@ -42,6 +42,7 @@ class Ranks {
   };
   explicit Ranks(const Setting& s) : statuses(s.n), links(s.n) {
     std::vector<std::vector<std::byte>> offers(s.n);
+    std::vector<std::vector<std::vector<std::byte>>> rows(s.n);
     std::latch offered(s.n), ended(s.n);
     for (uint32_t r = 0; r < s.n; ++r) segments.push_back(*Segment::create({s.n, r, kStaging, 4096}, false));
     std::vector<std::thread> threads;
@@ -56,10 +57,14 @@ class Ranks {
         auto endpoint = open_with(o, {s.lists[std::min<size_t>(r, s.lists.size() - 1)]}, s.memory_type);
         statuses[r] = endpoint.status();
         if (endpoint.ok()) offers[r] = std::move(*(*endpoint)->offer());
+        if (endpoint.ok()) rows[r] = (*endpoint)->rows();
         offered.arrive_and_wait();
+        std::vector<std::vector<std::byte>> read = offers;
+        for (uint32_t p = 0; p < s.n; ++p)
+          if (!rows[p].empty()) read[p].insert(read[p].end(), rows[p][r].begin(), rows[p][r].end());
         if (statuses[r].ok() && static_cast<int>(r) != s.absent) {
           const int64_t begin = now_ns();
-          auto made = (*endpoint)->connect(segments[r]->memory(r), {}, offers);
+          auto made = (*endpoint)->connect(segments[r]->memory(r), {}, read);
           took_ms = std::max<int64_t>(took_ms, (now_ns() - begin) / 1'000'000);
           statuses[r] = made.status();
           if (made.ok()) links[r] = std::move(*made);
@@ -197,6 +202,52 @@ TEST_P(LinkTraps, ChangesNothing) {
     }
     expect_nothing_left(fake, before);
   }
+}
+
+transport::NetworkOptions many(uint32_t n) {
+  transport::NetworkOptions o;
+  for (uint32_t r = 0; r < n; ++r) o.host_of.push_back(r);
+  return o;
+}
+
+// All ranks read the offers of all, so those must not hold what each peer alone needs.
+TEST(NetPluginLink, AnOfferDoesNotGrowWithTheRanks) {
+  const FakeNet fake("v12");
+  std::vector<size_t> sizes;
+  for (const uint32_t n : {3u, 30u}) {
+    auto endpoint = open_with(many(n), {fake.file()}, abi::kPtrHost);
+    ASSERT_TRUE(endpoint.ok()) << endpoint.status().message();
+    const auto offer = (*endpoint)->offer();
+    ASSERT_TRUE(offer.ok());
+    sizes.push_back(offer->size());
+    const auto rows = (*endpoint)->rows();
+    ASSERT_EQ(rows.size(), n);
+    EXPECT_TRUE(rows[0].empty());
+    for (uint32_t r = 1; r < n; ++r) EXPECT_EQ(rows[r].size(), rows[1].size());
+    EXPECT_GT(rows[1].size(), 0u);
+  }
+  EXPECT_EQ(sizes[0], sizes[1]);
+}
+
+TEST(NetPluginLink, MoreRanksThanTheMeetingPointServesAreAReasonForAnotherNetwork) {
+  const FakeNet fake("v12");
+  const Nothing before = open_things(fake);
+  const auto endpoint = open_with(many(5000), {fake.file()}, abi::kPtrHost);
+  EXPECT_EQ(endpoint.status().code(), moecclUnsupported);
+  EXPECT_TRUE(says(endpoint.status(), "5000 ranks")) << endpoint.status().message();
+  expect_nothing_left(fake, before);
+}
+
+// Three ranks have rows for each other, two have none.
+TEST(NetPluginLink, ThreeRanksMeet) {
+  const FakeNet fake("v12");
+  const Nothing before = open_things(fake);
+  {
+    Ranks ranks({.n = 3, .lists = {fake.file()}});
+    ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+    exchange(ranks, 5, 7);
+  }
+  expect_nothing_left(fake, before);
 }
 
 TEST(NetPluginLink, ARefusedConnectionIsAnErrorThatNamesTheCall) {

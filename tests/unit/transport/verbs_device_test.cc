@@ -31,10 +31,12 @@ class VerbsOnADevice : public ::testing::Test {
 TEST_F(VerbsOnADevice, AnInvalidRkeyIsAnErrorThatNamesTheRank) {
   NetworkFabrics ranks(network(), 2, 4 << 20, {}, [](uint32_t reader, NetworkFabrics::Offers& offers) {
     if (reader != 0) return;
-    auto offer = transport::verbs::read_offer(offers[1], 1, 2);
+    auto offer = transport::verbs::read_offer(offers[1], 1);
     ASSERT_TRUE(offer.ok());
     offer->rails[0].keys.staging ^= 0x5a5a00;
     offers[1] = transport::verbs::write_offer(*offer);
+    const auto row = transport::verbs::write_row(offer->queues);
+    offers[1].insert(offers[1].end(), row.begin(), row.end());
   });
   ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
   const std::vector<std::byte> data(100'000, std::byte{7});

@@ -356,16 +356,40 @@ TEST_F(Verbs, TruncatedOffersAreErrors) {
   Offer o;
   o.rails.push_back({});
   o.rails[0].info.device = "mlx5_0";
-  o.queues = {{1, 2}, {3, 4}};
-  const auto bytes = write_offer(o);
-  ASSERT_TRUE(read_offer(bytes, 0, 2).ok());
+  o.n_queues = 2;
+  const QueueAddress queues[] = {{1, 2}, {3, 4}};
+  auto bytes = write_offer(o);
+  const size_t without_row = bytes.size();
+  const auto row = write_row(queues);
+  bytes.insert(bytes.end(), row.begin(), row.end());
+  const auto read = read_offer(bytes, 0);
+  ASSERT_TRUE(read.ok());
+  EXPECT_EQ(read->queue(0, 1).number, 3u);
   for (size_t n = 0; n < bytes.size(); ++n) {
-    EXPECT_FALSE(read_offer(std::span(bytes).first(n), 0, 2).ok()) << n << " bytes";
+    EXPECT_EQ(read_offer(std::span(bytes).first(n), 0).ok(), n == without_row) << n << " bytes";
   }
-  EXPECT_FALSE(read_offer(bytes, 0, 3).ok()) << "a row for each rank";
   auto longer = bytes;
   longer.push_back({});
-  EXPECT_FALSE(read_offer(longer, 0, 2).ok());
+  EXPECT_FALSE(read_offer(longer, 0).ok());
+}
+
+TEST_F(Verbs, AnOfferWithoutItsRowIsAnError) {
+  const NetworkFabrics ranks(fake_verbs::kNetworks[0], 3, 4 << 20, {},
+                             [](uint32_t reader, NetworkFabrics::Offers& offers) {
+                               if (reader != 0) return;
+                               const auto offer = read_offer(offers[1], 1);
+                               ASSERT_TRUE(offer.ok());
+                               offers[1] = write_offer(*offer);
+                             });
+  EXPECT_EQ(ranks.status.code(), moecclRemoteError);
+  EXPECT_TRUE(has(ranks.status.message(), "rank 1 sent no queue pairs")) << ranks.status.message();
+}
+
+TEST_F(Verbs, ThreeRanksMeet) {
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 3);
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  for (uint32_t r = 0; r < 3; ++r)
+    for (uint32_t p = 0; p < 3; ++p) EXPECT_EQ(ranks[r].links[p] != nullptr, p != r);
 }
 
 // The heap's pages that a NIC holds no longer belong to the program once its generation has changed.

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <thread>
@@ -38,15 +39,15 @@ struct TwoRanks {
   std::unique_ptr<bootstrap::Root> root;
   Status status[2];
 
-  // Both connect at the same time, and rank 0 can start only this many threads.
-  explicit TwoRanks(int threads_of_rank_0) {
+  // Both connect at the same time, and rank 0 can start only this many threads. networks: HostOfRank::network of each.
+  explicit TwoRanks(int threads_of_rank_0, std::array<uint64_t, 2> networks = {}) {
     const Deadline deadline = Deadline::after_ms(tests::patient_ms(10'000));
     bootstrap::RootOptions options;
     options.socket_addr = "127.0.0.1";
     root = std::move(*bootstrap::Root::start(options));
     const auto body = [&](uint32_t rank) {
       auto session = std::move(*bootstrap::Session::join(root->id(), static_cast<int>(rank), 2, deadline));
-      const HostOfRank host_of_rank[] = {{1, "a"}, {2, "b"}};
+      const HostOfRank host_of_rank[] = {{1, "a", networks[0]}, {2, "b", networks[1]}};
       const Hosts hosts(host_of_rank);
       auto segment = *transport::shm::Segment::create({2, rank, 1 << 20, 4096}, false);
       Config config;
@@ -70,6 +71,16 @@ TEST(Network, ComesAbout) {
   const TwoRanks ranks(-1);
   EXPECT_TRUE(ranks.status[0].ok()) << ranks.status[0].message();
   EXPECT_TRUE(ranks.status[1].ok()) << ranks.status[1].message();
+}
+
+// Containers of one machine that share its network reach each other at an address that both have. Two machines that
+// have the same address, such as a container bridge's, do not.
+TEST(Network, OfOneMachineLeadsToItsOwnAddress) {
+  const TwoRanks containers(-1, {5, 5});
+  for (const Status& s : containers.status) EXPECT_TRUE(s.ok()) << s.message();
+  const TwoRanks machines(-1, {5, 6});
+  EXPECT_NE(machines.status[1].message().find("no interface of this host has a route to rank 0"), std::string::npos)
+      << machines.status[1].message();
 }
 
 // The accepting thread and the engine's thread: everything made before them ends in order.

@@ -11,6 +11,7 @@
 #include "src/driver/port.h"
 #include "src/driver/thread.h"
 #include "src/world/reunion.h"
+#include "tests/support/timing.h"
 
 namespace moeccl::comm {
 namespace {
@@ -55,7 +56,7 @@ class ReunionTest : public ::testing::TestWithParam<bool> {
   Came meet(uint32_t rank, std::function<bool(uint32_t)> gone, std::vector<uint32_t> excluded = {},
             int64_t time_ms = 20'000) {
     ReunionCall call;
-    call.excluded.resize(kRanks);
+    call.excluded.resize(addresses_.size());
     for (const uint32_t r : excluded) call.excluded[r] = true;
     call.only_excluded = !excluded.empty();
     call.gone = std::move(gone);
@@ -195,6 +196,44 @@ TEST_P(ReunionTest, StrangersToTheKeyAreNoRanks) {
                                 }});
   stranger.join();
   expect_all(came, {0, 1});
+}
+
+// Hosts without power answer nothing: ranks there are all asked at once, and once.
+TEST_P(ReunionTest, RanksOfHostsThatAnswerNothingCostLittle) {
+  if (!GetParam()) GTEST_SKIP() << "the ranks of one host are always answered for";
+  constexpr uint32_t kLost = 32;
+  auto place = driver::parse_ip_address("127.0.0.1");
+  ASSERT_TRUE(place.ok());
+  const auto full = driver::listen_at(*place, 0);  // drops what comes while a connection waits to be accepted
+  ASSERT_TRUE(full.ok()) << full.status().message();
+  const driver::SocketAddress silent = *driver::local_address(full->get());
+  std::vector<Fd> waiting;
+  for (;;) {
+    auto connected = driver::connect_to(silent, Deadline::after_ms(200));
+    if (!connected.ok()) break;
+    waiting.push_back(std::move(*connected));
+  }
+  const std::vector<driver::SocketAddress> alive(addresses_.begin(), addresses_.begin() + 3);
+  addresses_.assign(kLost, silent);
+  addresses_.insert(addresses_.end(), alive.begin(), alive.end());
+  std::atomic<bool> lost{false};
+  const auto gone = [&](uint32_t r) { return r < kLost || (r == kLost && lost); };
+  bootstrap::RootOptions options;
+  options.key = key_;
+  options.survivors = true;
+  options.socket_addr = alive[0].str();
+  auto root = bootstrap::Root::start(options);
+  ASSERT_TRUE(root.ok()) << root.status().message();
+  const tests::Stopwatch watch;
+  std::thread end([&] {
+    driver::sleep_ns(400'000'000);
+    lost = true;
+    root->reset();
+  });
+  expect_all(in_threads({[&] { return meet(kLost + 1, gone); }, [&] { return meet(kLost + 2, gone); }}),
+             {kLost + 1, kLost + 2});
+  MOECCL_EXPECT_WITHIN(watch, 1500);
+  end.join();
 }
 
 // Before and after the meeting, nothing listens there.
