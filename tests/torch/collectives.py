@@ -315,6 +315,33 @@ def sparse(rank, size, _):
 
 
 @test()
+def default_device(rank, size, _):
+    """What the backend makes for itself is on the CPU wherever torch makes tensors by default."""
+    mine = torch.full((3,), rank + 1.0)
+    indices = torch.tensor([[rank, size]])
+    scattered = torch.sparse_coo_tensor(indices, torch.tensor([1.0, 2.0]), (size + 1,))
+    byte, got = torch.zeros(0), torch.ones(0)
+    torch.set_default_device("meta")
+    try:
+        dist.barrier(dist.new_group(backend="moeccl"))
+        group, options = dist.group.WORLD, dist.AllreduceOptions()  # torch's functions turn the default device off
+        for tensor in (mine, scattered):
+            group.allreduce([tensor], options).wait()
+        scaled = torch.ones(1, device="cpu")
+        if VERSION >= (2, 13):
+            options.reduceOp = dist._make_nccl_premul_sum(2.0)
+        group.allreduce([scaled], options).wait()
+        work = group.recv([got], rank, 0)
+        group.send([byte], rank, 0).wait()
+        work.wait()
+    finally:
+        torch.set_default_device(None)
+    same(mine, torch.full((3,), size * (size + 1) / 2))
+    same(scattered.to_dense(), torch.tensor([1.0] * size + [2.0 * size]))
+    same(scaled, torch.tensor([(2.0 if VERSION >= (2, 13) else 1.0) * size]))
+
+
+@test()
 def objects(rank, size, _):
     every = [None] * size
     dist.all_gather_object(every, {"rank": rank, "text": "x" * (100 * rank)})

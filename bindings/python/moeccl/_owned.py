@@ -3,11 +3,12 @@
 import collections
 import ctypes
 import sys
-from typing import Any, Callable, Deque, Optional, Tuple
+from typing import Any, Callable, Deque, Optional, Tuple, TypeVar
 
 from ._errors import check
 
 Destroy = Callable[[Any], int]
+_T = TypeVar("_T")
 
 
 def at_the_end(*kept: Any) -> bool:
@@ -53,8 +54,23 @@ class Leftovers:
         self.clear()
 
 
-class Owned:
-    """A handle and the function that destroys it. Copies of an object share its Owned, and thus the handle.
+class OfThisProcess:
+    """An object with a handle of the library, which means nothing to another process, so it cannot be pickled. A copy of an object that
+    uses it, such as a model, uses the same one."""
+    _instead = "make one there, with the same arguments"  # for another process
+
+    def __copy__(self: _T) -> _T:
+        return self
+
+    def __deepcopy__(self: _T, memo: Any) -> _T:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a {type(self).__name__} belongs to its process and cannot be pickled or sent to another: {self._instead}")
+
+
+class Owned(OfThisProcess):
+    """A handle and the function that destroys it.
 
     leftovers: the communicator's, if `destroy` waits for its operations."""
 
@@ -66,9 +82,6 @@ class Owned:
         if self._handle is not None:
             check(self._destroy(self._handle))
             self._handle = None
-
-    def __deepcopy__(self, memo: Any) -> "Owned":
-        return self
 
     def __del__(self) -> None:
         if self._handle is None or at_the_end():

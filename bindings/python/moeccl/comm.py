@@ -5,13 +5,13 @@ Every call on a communicator may take `stream`: a moeccl.Stream, a CUDA stream (
 None, which makes it block without holding the interpreter lock. `type` overrides the buffers' own element type (bfloat16 in a
 uint16 array). A buffer whose size or type does not fit the call raises ValueError or TypeError before anything is sent."""
 import ctypes
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Set, Tuple, Union
 
 from . import _abi
 from ._buffers import Buffer, Held, common_type, plain
 from ._errors import INT32, INT64, SIZE, check, number, text
 from ._library import lib
-from ._owned import Leftovers
+from ._owned import Leftovers, OfThisProcess
 from .constants import AVG, ID_BYTES, SUM
 from .memory import RedOp, Registration
 from .streams import give_back, in_group, stream_handle
@@ -76,11 +76,12 @@ def init_all(n_ranks: int, **options: Any) -> List["Comm"]:
     return [Comm._of(h) for h in handles]
 
 
-class Comm:
+class Comm(OfThisProcess):
     """One rank's communicator; `rank` is its number, and `size` is the number of ranks.
 
     Options: timeout_ms, init_timeout_ms, deterministic, pace, topology, staging_bytes, name, priority, cuda_sms, as in
     moecclConfig_t (include/moeccl/comm.h). The constructor blocks until all ranks have joined."""
+    _instead = "give it bytes(moeccl.unique_id()) and call moeccl.Comm(n_ranks, id, rank) there; save a model as its state_dict()"
 
     def __init__(self, n_ranks: int, id: Union[UniqueId, bytes], rank: int, **options: Any) -> None:
         handle, config = ctypes.c_void_p(), _config(options)
@@ -104,14 +105,11 @@ class Comm:
 
     def _set(self, handle: Optional[int]) -> None:
         self._handle, self._leftovers = handle, Leftovers()
+        self._registrations: Set[Registration] = set()  # those that are not closed, also if the caller keeps none
         rank, count = ctypes.c_int(), ctypes.c_int()
         self._check(lib.moecclCommUserRank(handle, _byref(rank)))
         self._check(lib.moecclCommCount(handle, _byref(count)))
         self.rank, self.size = rank.value, count.value
-
-    def __deepcopy__(self, memo: Any) -> "Comm":
-        """A copy of an object that uses the communicator, such as a model, uses the same one."""
-        return self
 
     @property
     def handle(self) -> int:
@@ -189,7 +187,8 @@ class Comm:
         return [_abi.Traffic(one.bytes, one.messages) for one in to]
 
     def register(self, buffer: Any) -> Registration:
-        """Registers ordinary memory that will be used repeatedly, so that transports that need pinned memory can pin it."""
+        """Registers ordinary memory that will be used repeatedly, so that transports that need pinned memory can pin it. The memory is
+        held until close() of the result or of this communicator, whether or not the result is kept."""
         return Registration(self, buffer)
 
     def premul_sum(self, scalar: Any, type: int) -> RedOp:
@@ -211,6 +210,8 @@ class Comm:
             check(lib.moecclCommDestroy(self._handle))  # refused while a group holds calls on it
             self._handle = None
             self._leftovers.end()
+            for registration in list(self._registrations):
+                registration.close()
 
     def __enter__(self) -> "Comm":
         return self

@@ -9,7 +9,7 @@ from ._arrays import record
 from ._buffers import Buffer, type_size
 from ._errors import SIZE, number
 from ._library import lib
-from ._owned import Owned
+from ._owned import OfThisProcess, Owned
 from .comm import Comm
 from .constants import FLOAT32
 from .hybrid import Hybrid
@@ -18,7 +18,7 @@ from .streams import give_back, stream_handle
 _byref = ctypes.byref
 
 
-class GradientReturn:
+class GradientReturn(OfThisProcess):
     """The return of gradients of a model's layers. The constructor is collective: all ranks pass the same.
 
     count: elements of an expert's gradient. ratio: of the codec; 0: 50; 1: exact, as Hybrid.reduce(). comm: another communicator of the

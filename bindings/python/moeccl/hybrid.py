@@ -9,7 +9,7 @@ from ._arrays import record, set_array
 from ._buffers import Buffer, common_type
 from ._errors import SIZE, check, number
 from ._library import lib
-from ._owned import Owned
+from ._owned import OfThisProcess, Owned
 from ._pages import page
 from .comm import Comm
 from .moe import Moe, _config
@@ -21,7 +21,7 @@ _byref = ctypes.byref
 _STEP = ("top_k", "forward_only", "expert_s", "backward_s", "gradient_bytes", "encode_bandwidth", "decode_bandwidth", "gradient_ratio")
 
 
-class Hybrid:
+class Hybrid(OfThisProcess):
     """Which ranks hold which experts besides their owners. The constructor is collective: all ranks pass the same arguments.
 
     expert_rank: [n_experts] owners, None: contiguous. domain: sizes of the expert domains at each level of the topology, outermost
@@ -78,25 +78,39 @@ class Hybrid:
         comm._check(lib.moecclHybridMoeCreate(_byref(handle), self._handle, comm._handle, _byref(config)))
         return Moe._of(comm, handle.value, config)
 
-    def gather(self, own: Any, held: Any, stream: Any = None) -> None:
-        """held[n_held, expert] = the experts of this rank's domain, from all ranks' own[n_own, expert]. The call is collective."""
+    def _share(self, function: str, total: int, name: str, what: str, given: Optional[int]) -> int:
+        """Returns an expert's part of `total` of the held experts, or what the caller gave. The peers need the same number of a rank that
+        holds no expert."""
+        if given is not None:
+            return number(name, given, SIZE)
+        if self.n_held == 0:
+            raise ValueError(f"{function}: this rank holds no expert, give {name}=, the {what} of an expert")
+        return total // self.n_held
+
+    def gather(self, own: Any, held: Any, stream: Any = None, expert_bytes: Optional[int] = None) -> None:
+        """held[n_held, expert] = the experts of this rank's domain, from all ranks' own[n_own, expert]. The call is collective.
+
+        expert_bytes is needed on a rank that holds no expert, which may pass None for the buffers."""
         buffers = [Buffer(own), Buffer(held, True)]
         try:
-            n_bytes, rest = divmod(buffers[1].bytes, max(1, self.n_held))
-            if rest or buffers[0].bytes != n_bytes * self.n_own:
+            n_bytes = self._share("moecclHybridGather", buffers[1].bytes, "expert_bytes", "bytes", expert_bytes)
+            if buffers[1].bytes != n_bytes * self.n_held or buffers[0].bytes != n_bytes * self.n_own:
                 raise ValueError(f"own has {buffers[0].bytes} bytes for {self.n_own} experts and held {buffers[1].bytes} for "
                                  f"{self.n_held}: give experts of one size")
             self.comm._check(lib.moecclHybridGather(self._handle, buffers[0].data, buffers[1].data, n_bytes, stream_handle(stream)))
         finally:
             give_back(buffers, stream)
 
-    def reduce(self, held: Any, own: Any, type: Optional[int] = None, stream: Any = None) -> None:
-        """own[n_own, expert] = the sum of held[n_held, expert] over all ranks that hold the expert. The call is collective."""
+    def reduce(self, held: Any, own: Any, type: Optional[int] = None, stream: Any = None, count: Optional[int] = None) -> None:
+        """own[n_own, expert] = the sum of held[n_held, expert] over all ranks that hold the expert. The call is collective.
+
+        count is needed on a rank that holds no expert, which may pass None for the buffers with type=."""
         buffers = [Buffer(held), Buffer(own, True)]
         try:
-            kind = common_type("moecclHybridReduce", buffers, type, True)
-            count, rest = divmod(buffers[0].count(kind), max(1, self.n_held))
-            if rest or buffers[1].count(kind) != count * self.n_own:
+            kind = type if type is not None and not any(b.present for b in buffers) else \
+                common_type("moecclHybridReduce", buffers, type, True)
+            count = self._share("moecclHybridReduce", buffers[0].count(kind), "count", "elements", count)
+            if buffers[0].count(kind) != count * self.n_held or buffers[1].count(kind) != count * self.n_own:
                 raise ValueError(f"held has {buffers[0].count(kind)} elements for {self.n_held} experts and own {buffers[1].count(kind)} "
                                  f"for {self.n_own}: give experts of one size")
             self.comm._check(lib.moecclHybridReduce(self._handle, buffers[0].data, buffers[1].data, count, kind, stream_handle(stream)))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from ._buffers import Buffer, type_size
 from ._errors import SIZE, check, number
 from ._library import lib
+from ._owned import OfThisProcess
 
 if TYPE_CHECKING:
     from .comm import Comm
@@ -27,14 +28,16 @@ def mem_alloc(n_bytes: int) -> Any:
     return memory
 
 
-class Registration:
-    """Memory registered with a communicator for repeated use; holds the buffer until close()."""
+class Registration(OfThisProcess):
+    """Memory registered with a communicator for repeated use. The communicator keeps it, and it holds the buffer, until close() of
+    either: a network card may use the memory as long as it is registered."""
 
     def __init__(self, comm: "Comm", buffer: Any) -> None:
         self._comm, self._buffer = comm, Buffer(buffer)
         handle = ctypes.c_void_p()
         comm._check(lib.moecclCommRegister(comm._handle, self._buffer.data, self._buffer.bytes, ctypes.byref(handle)))
         self._handle: Optional[int] = handle.value
+        comm._registrations.add(self)
 
     def close(self) -> None:
         """Ends the registration and releases the buffer. A registration ends with its communicator at the latest."""
@@ -42,6 +45,7 @@ class Registration:
             if self._comm._handle is not None:
                 self._comm._check(lib.moecclCommDeregister(self._comm._handle, self._handle))
             self._handle = None
+            self._comm._registrations.discard(self)
             self._buffer.release()
 
     def __enter__(self) -> "Registration":
@@ -51,7 +55,7 @@ class Registration:
         self.close()
 
 
-class RedOp:
+class RedOp(OfThisProcess):
     """An operator that multiplies each rank's input by its scalar and sums. Pass it or its `number` as op=.
 
     scalar: a number (FLOAT32, FLOAT64 and integers), or a buffer of one element of `type`. Each operation reads a scalar in CUDA

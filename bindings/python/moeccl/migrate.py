@@ -11,7 +11,7 @@ from ._arrays import record
 from ._buffers import Buffer, type_size
 from ._errors import SIZE, check, number
 from ._library import lib
-from ._owned import at_the_end
+from ._owned import OfThisProcess, at_the_end
 from .codec import expert_use, update_callback
 from .comm import Comm
 from .constants import FLOAT32
@@ -20,7 +20,7 @@ from .hybrid import Hybrid
 _byref = ctypes.byref
 
 
-class Migration:
+class Migration(OfThisProcess):
     """The queues of a model's layers. The constructor is collective: all ranks pass the same. Use it from one thread at a time.
 
     count: elements of an expert. ratio: of the codec; 0: 50; 1: experts travel as they are, without a shared expert. comm: another

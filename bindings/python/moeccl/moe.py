@@ -9,7 +9,7 @@ from . import _abi
 from ._buffers import Buffer, Held, type_size
 from ._errors import INT32, SIZE, Error, check, number, text
 from ._library import lib
-from ._owned import Owned
+from ._owned import OfThisProcess, Owned
 from ._pages import page
 from .comm import Comm
 from .constants import EXPERT_MAJOR, FLOAT32
@@ -45,7 +45,7 @@ def _config(hidden_bytes: int, n_experts: int, top_k: int, max_tokens: int, type
     return config
 
 
-class Moe:
+class Moe(OfThisProcess):
     """A MoE layer's static description on a communicator. The constructor is collective.
 
     hidden_bytes: bytes of one token's row. type: element type of a row in combine. layout: EXPERT_MAJOR or ROWS. expert_rank:
@@ -109,7 +109,7 @@ class Moe:
         self._handle = None
 
 
-class Routing:
+class Routing(OfThisProcess):
     """Where every token goes. n_rows is the number of rows that dispatch writes on this rank. The constructor is collective."""
 
     def __init__(self, moe: Moe, topk_index: Any, topk_weight: Any = None) -> None:

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Re-placing combine: samples go to the rank where this layer's combine and the next dispatch cross the fewest slow links
 (include/moeccl/replace.h). T and R are as in moeccl.moe; combine's input has rows() rows."""
+import array
 import ctypes
 from typing import Any, List, Optional, Tuple
 
 from . import _abi
 from ._abi import ReplaceInfo
-from ._arrays import Given, record
+from ._arrays import Given, made, record
 from ._buffers import Buffer, Held
 from ._errors import INT64, SIZE, check, number
 from ._library import lib
-from ._owned import Owned
+from ._owned import OfThisProcess, Owned
 from .constants import FLOAT32
 from .moe import Moe, Routing, _nothing
 from .streams import give_back, stream_handle
@@ -19,7 +20,7 @@ _byref = ctypes.byref
 MODES = {"solve": _abi.moecclReplaceSolve, "keep": _abi.moecclReplaceKeep, "given": _abi.moecclReplaceGiven}
 
 
-class Replacement:
+class Replacement(OfThisProcess):
     """A layer's re-placing combine. The constructor is collective: all ranks pass the same arguments.
 
     sample_tokens: tokens of a sample; each rank's number of tokens is a multiple. mode: "solve", "keep" or "given". residual: combine's
@@ -37,6 +38,7 @@ class Replacement:
         config.refine_pairs = number("refine_pairs", refine_pairs, INT64)
         self._moe, self._comm, self._routing = moe, moe.comm, None  # type: Moe, Any, Optional[Routing]
         self._sample_tokens, self._use_next, self._residual = config.sample_tokens, int(use_next), int(residual)
+        self._given = mode == "given"
         handle = ctypes.c_void_p()
         self._comm._leftovers.clear()
         self._comm._check(lib.moecclReplaceCreate(_byref(handle), moe._handle, _byref(config)))
@@ -52,13 +54,27 @@ class Replacement:
         """Sends every rank all choices and starts a thread that solves. Call it once per step, after the routing. It is collective.
 
         next_counts: int32 [samples of this rank, n_experts] with use_next 1, [T, top_k] with 2. placement: int32 [samples of all ranks],
-        with mode "given". The routing must not be updated or closed before the step's last call here."""
+        with mode "given", which exchanges its length first: a wrong one raises ValueError on all ranks. The routing must not be updated or
+        closed before the step's last call here."""
         n_samples = routing.n_tokens // self._sample_tokens
         shape = (routing.n_tokens, self._moe.top_k) if self._use_next == 2 else (n_samples, self._moe.n_experts)
         following = Given("next_counts", next_counts, ctypes.c_int32, shape if next_counts is not None else None)
         homes = Given("placement", placement, ctypes.c_int32)
+        if self._given:
+            self._check_homes(n_samples, homes.count)
+        elif placement is not None:
+            raise ValueError('placement is for a replacement with mode "given": leave it out')
         self._comm._check(lib.moecclReplaceBegin(self._handle, routing._handle, following.address, homes.address))
         self._routing = routing
+
+    def _check_homes(self, n_samples: int, n_homes: int) -> None:
+        """Checks on all ranks that each has given the home of every rank's samples; the library cannot see where an array ends."""
+        every = made(ctypes.c_int64, 2 * self._comm.size)
+        self._comm.all_gather(array.array("q", [n_samples, n_homes]), every)
+        total = sum(every[::2])
+        for rank, n in enumerate(every[1::2]):
+            if n != total:
+                raise ValueError(f"placement has {n} numbers on rank {rank}: all ranks have {total} samples, give the home of each")
 
     def rows(self) -> int:
         """Returns the rows of combine's input in this step: those of dispatch's output, then the residual's. It does not wait."""

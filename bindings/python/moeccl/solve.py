@@ -13,7 +13,7 @@ from ._abi import ChunkAnswer, DomainAnswer, Layout, LayoutCost, ReplicaAnswer, 
 from ._arrays import Given, made, record, set_array
 from ._errors import INT32, INT64, check, number
 from ._library import lib
-from ._owned import Owned
+from ._owned import OfThisProcess, Owned
 from .comm import fill
 
 _byref = ctypes.byref
@@ -102,7 +102,7 @@ class Predictor:
         return out
 
 
-class SampleSolver:
+class SampleSolver(OfThisProcess):
     """Runs samples() on its own thread. Use it from one thread at a time."""
     SOURCES = ("fresh", "last", "current")
 

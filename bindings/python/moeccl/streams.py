@@ -8,7 +8,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Tuple
 from ._buffers import Buffer
 from ._errors import check, number, SIZE
 from ._library import lib
-from ._owned import at_the_end
+from ._owned import OfThisProcess, at_the_end
 
 
 class _Open(threading.local):
@@ -28,7 +28,7 @@ def in_group() -> bool:
     return _open.depth > 0
 
 
-class Stream:
+class Stream(OfThisProcess):
     """A host stream: calls with it return at once and run in order on its own thread.
 
     Their buffers stay lent (and alive) until synchronize(), which raises the first failure since its last call. Leaving a

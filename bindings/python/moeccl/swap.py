@@ -11,7 +11,7 @@ from ._arrays import Given, record
 from ._buffers import Buffer
 from ._errors import check, number
 from ._library import lib
-from ._owned import at_the_end
+from ._owned import OfThisProcess, at_the_end
 from .comm import Comm
 from .moe import Moe
 
@@ -19,7 +19,7 @@ _byref = ctypes.byref
 MAX_FUNCTIONS = {"smooth": _abi.moecclMaxSmooth, "plain": _abi.moecclMaxPlain, "log-sum-exp": _abi.moecclMaxLogSumExp}
 
 
-class ExpertSwap:
+class ExpertSwap(OfThisProcess):
     """One object for a model. The constructor is collective: all ranks pass the same. Use it from one thread at a time.
 
     interval: steps from one count of a layer to its next; 0: 4. max_tokens: tokens of this rank that a count takes; 0: 4096.

@@ -52,7 +52,7 @@ class Backend(Base):
         self._streams = Streams(self._abort_cpu)
         self._sequence = 0
         self.batch: Optional[Batch] = None  # between start_coalescing() and end_coalescing()
-        self._byte = torch.zeros(1, dtype=torch.uint8)
+        self._byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
         self._comm_ms: float = milliseconds(options._timeout) or 1800000.0
         self._limit_ms: Optional[float] = None  # set by set_timeout() if shorter than the communicator's
         self._prefix = meeting.prefix(store, rank)

@@ -22,7 +22,8 @@ class _Operator:
         if r.op is not None:
             self.number: int = r.op
             return
-        factor = r.premul.to(r.source.dtype) if isinstance(r.premul, torch.Tensor) else torch.tensor(r.premul, dtype=r.source.dtype)
+        factor = r.premul.to(r.source.dtype) if isinstance(r.premul, torch.Tensor) else \
+            torch.tensor(r.premul, dtype=r.source.dtype, device="cpu")
         if factor.numel() != 1:
             raise ValueError(f"PREMUL_SUM: a factor of {factor.numel()} elements: give one number")
         factor, op = factor.reshape(()).cpu(), ctypes.c_int32()
@@ -137,4 +138,4 @@ def reduce_scatter_list(handle: int, rank: int, size: int, target: torch.Tensor,
 def sparse_sizes(tensor: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns a coalesced sparse tensor's indices, its values, and their number."""
     tensor = tensor.coalesce()
-    return tensor.indices().contiguous(), tensor.values().contiguous(), torch.tensor([tensor.indices().shape[1]])
+    return tensor.indices().contiguous(), tensor.values().contiguous(), torch.tensor([tensor.indices().shape[1]], device="cpu")

@@ -24,18 +24,18 @@ def all_reduce(backend: Any, tensor: torch.Tensor, opts: Any) -> Work:
         raise ValueError(f"allreduce of a sparse tensor on {tensor.device}: give one on cpu")
     size, comm = backend.size(), backend.comm_handle
     indices, values, count = sparse_sizes(tensor)
-    counts = torch.empty(size, dtype=count.dtype)
+    counts = torch.empty(size, dtype=count.dtype, device=count.device)
     _gather(backend, comm, counts, count)
     most = max(1, int(counts.max()))
     parts = []
     for own in (indices.t().contiguous(), values):
-        padded = torch.zeros((most, *own.shape[1:]), dtype=own.dtype)
+        padded = torch.zeros((most, *own.shape[1:]), dtype=own.dtype, device=own.device)
         padded[:own.shape[0]] = own
-        every = torch.empty((size, *padded.shape), dtype=own.dtype)
+        every = torch.empty((size, *padded.shape), dtype=own.dtype, device=own.device)
         _gather(backend, comm, every, padded)
         parts.append(torch.cat([every[r, :n] for r, n in enumerate(counts.tolist())]))
     with torch.no_grad():
-        summed = torch.sparse_coo_tensor(parts[0].t(), parts[1], tensor.shape).coalesce()
+        summed = torch.sparse_coo_tensor(parts[0].t(), parts[1], tensor.shape, device=tensor.device).coalesce()
         tensor.copy_(summed)
     return DoneWork("allreduce", [tensor])
 

@@ -7,7 +7,7 @@ import torch
 
 import moeccl
 from moeccl import _abi, _library
-from moeccl._owned import at_the_end
+from moeccl._owned import OfThisProcess, at_the_end
 from moeccl.streams import LEGACY_DEFAULT
 
 DTYPES = {
@@ -70,8 +70,12 @@ class _Memory:
 
 def memory(tensor):
     """Returns the memory of a contiguous tensor as an argument of a C function; None for no tensor."""
-    assert tensor is None or tensor.is_contiguous()
-    return None if tensor is None else _Memory(tensor)
+    if tensor is None:
+        return None
+    if not (tensor.is_cpu or tensor.is_cuda) or not tensor.is_contiguous():
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} on {tensor.device}: the library takes contiguous "
+                         "tensors on cpu and cuda")
+    return _Memory(tensor)
 
 
 def stream_of(tensor):
@@ -95,8 +99,22 @@ def as_int32(tensor):
 
 def int32s_of(tensor):
     """Returns an int32 CPU tensor's memory as a pointer for a C structure; the tensor must outlive it."""
-    assert tensor.dtype == torch.int32 and tensor.is_contiguous() and not tensor.is_cuda
+    if tensor.dtype != torch.int32 or not tensor.is_contiguous() or not tensor.is_cpu:
+        raise ValueError(f"a tensor of {tensor.dtype} and shape {tuple(tensor.shape)} on {tensor.device}: a C structure takes contiguous int32 "
+                         "on cpu")
     return ctypes.cast(tensor.data_ptr(), ctypes.POINTER(ctypes.c_int32))
+
+
+def numbers_of(name, values, n, limit):
+    """Returns the caller's n whole numbers below `limit` as an int32 CPU tensor of its own."""
+    given = torch.as_tensor(values, device="cpu")
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise TypeError(f"{name} holds {given.dtype}: give whole numbers")
+    if tuple(given.shape) != (n,):
+        raise ValueError(f"{name} has shape {tuple(given.shape)}: give {n} numbers")
+    if n and not 0 <= int(given.min()) <= int(given.max()) < limit:
+        raise ValueError(f"{name} has numbers from {int(given.min())} to {int(given.max())}: give numbers from 0 to {limit - 1}")
+    return given.to(torch.int32, copy=True).contiguous()
 
 
 def listed(pointer, n):
@@ -104,7 +122,7 @@ def listed(pointer, n):
     return [int(v) for v in pointer[:n]] if n else []
 
 
-class Owned:
+class Owned(OfThisProcess):
     """A handle of the library with the name of its Destroy function; it is destroyed with this object.
 
     waits: the destruction waits for the communicator's operations, so it is left to the next creation (moeccl._owned.Leftovers)."""

@@ -10,7 +10,7 @@ import moeccl
 
 _made = weakref.WeakKeyDictionary()  # for each process group: {options: Comm}
 _alone = {}  # without a process group: {options: Comm}
-_beside = weakref.WeakKeyDictionary()  # for each Comm that was made here: those of beside()
+_beside = weakref.WeakKeyDictionary()  # for each Comm that was made here: that of beside()
 _options = weakref.WeakKeyDictionary()  # the options of each Comm that was made here
 
 
@@ -67,14 +67,17 @@ def _join(made, key, options, size, make_id, rank, device=None):
 
 
 def beside(comm):
-    """Makes a communicator of the same ranks and topology, so that two operations can run at once. Returns `comm` itself if it was
-    not made by comm_of(), because its topology is then unknown. The call is collective."""
+    """Returns a communicator of the same ranks and topology, so that two operations can run at once. All layers over `comm` share it:
+    they use it in program order, as they use `comm`. The first call is collective. Returns `comm` itself if it was not made by
+    comm_of(), because its topology is then unknown."""
     if comm not in _options:
         return comm
+    if comm in _beside:
+        return _beside[comm]
     options = _options[comm]
     # A paced communicator shares the paced lanes of `comm`; otherwise the topology is passed again.
     made = comm.split(0, comm.rank, **({"pace": 1} if options.get("pace") else {k: options[k] for k in ("topology",) if k in options}))
-    _beside.setdefault(comm, []).append(made)
+    _beside[comm] = made
     return made
 
 
@@ -83,7 +86,8 @@ def close(group=None):
     group = _group_of(group)
     made = _alone if group is None else _made.pop(group, {})
     for comm in made.values():
-        for other in _beside.pop(comm, []):
+        other = _beside.pop(comm, None)
+        if other is not None:
             other.close()
         comm.close()
     made.clear()
@@ -91,6 +95,13 @@ def close(group=None):
 
 def largest(comm, value):
     """Returns the largest of all ranks' numbers. The call is collective."""
-    number = torch.tensor([value], dtype=torch.int64)
+    number = torch.tensor([value], dtype=torch.int64, device="cpu")
     comm.all_reduce(number, op=moeccl.MAX)
     return int(number)
+
+
+def largest_in(group, value):
+    """Returns the largest of the numbers of a torch process group's ranks. The call is collective."""
+    values = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return max(values)

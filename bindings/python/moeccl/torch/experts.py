@@ -31,6 +31,17 @@ class MLP(nn.Module):
         return self.down(ACTIVATIONS[self.activation](x))
 
 
+def named(numbers):
+    """Returns experts' numbers for a person: "experts 0-3, 7"."""
+    runs = []
+    for e in numbers:
+        if runs and e == runs[-1][1] + 1:
+            runs[-1][1] = e
+        else:
+            runs.append([e, e])
+    return "experts " + ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) if runs else "no experts"
+
+
 def _generators():
     return [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
 
@@ -59,14 +70,18 @@ class Experts(nn.Module):
     """The experts in this rank's slots. Each parameter of `make()` is one tensor [slots, ...], with "__" for "." in its name.
 
     Expert e is made with the seed `seed` + e, so that it is the same expert wherever it is placed. DDP and FSDP must ignore the
-    parameters (ignore_experts, expert_parameters)."""
+    parameters (ignore_experts, expert_parameters).
 
-    def __init__(self, make, numbers, seed):
+    The numbers of the experts are part of state_dict(), because every rank has other experts under the same keys: load_state_dict()
+    refuses another rank's. placed: an object whose numbers() returns the experts that are in the slots now, if they change."""
+
+    def __init__(self, make, numbers, seed, placed=None):
         super().__init__()
         modules = [seeded(make, seed + number) for number in numbers or [0]]  # a rank without experts still needs to know their shapes
         if any(True for _ in modules[0].buffers()):
             raise ValueError("the expert module has buffers: an expert is its parameters alone")
         self._names, self.n_slots = {}, len(numbers)
+        self._numbers, self._placed = list(numbers), placed
         for name, first in modules[0].named_parameters():
             stacked = torch.stack([dict(m.named_parameters())[name].detach() for m in modules[:len(numbers)]]) if numbers \
                 else first.detach().new_empty((0, *first.shape))
@@ -75,6 +90,25 @@ class Experts(nn.Module):
             self.register_parameter(mine, nn.Parameter(stacked, requires_grad=first.requires_grad))
         # The tuple keeps it from being a submodule: its own parameters are never used.
         self._form = (modules[0].to("meta"),)
+
+    def numbers(self):
+        """Returns the number of the expert in each slot."""
+        return self._numbers if self._placed is None else self._placed.numbers()
+
+    def get_extra_state(self):
+        return torch.tensor(self.numbers(), dtype=torch.int64, device="cpu")
+
+    def set_extra_state(self, state):
+        given, mine = [int(e) for e in state], self.numbers()
+        if given != mine:
+            raise ValueError(f"the checkpoint holds {named(given)}, this rank has {named(mine)}: load what this rank saved, after the layer's "
+                             "placement, or use moeccl.torch.full_state_dict() and load_full_state_dict()")
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        numbers = state_dict.get(prefix + "_extra_state")
+        if numbers is not None:
+            self.set_extra_state(numbers)  # before any parameter changes
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def stacked(self):
         """Returns the parameters [slots, ...] in the order of the expert module's."""

@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from moeccl import _abi
 from ._calls import uncompiled
-from ._group import comm_of
+from ._group import comm_of, largest, largest_in
 from .expert_parallel import ExpertParallel
 from .experts import MLP, Experts, seeded
 from .placement import Fixed, Hybrid, Replicated, Swapped
@@ -66,6 +66,16 @@ class _Shared:
         return self
 
 
+class _Placed:
+    """Which experts are in this rank's slots now, for Experts. A copy of the layer makes it refer to the copy's placement."""
+
+    def __init__(self, placement, slots):
+        self._placement, self._slots = placement, slots
+
+    def numbers(self):
+        return self._placement.numbers(self._slots)
+
+
 class Router(nn.Module):
     """Scores of all experts in float32, the top-k of their softmax, and the load-balancing loss of Switch Transformers."""
 
@@ -107,7 +117,7 @@ class MoELayer(nn.Module):
     average:         gradients of experts are divided by the number of ranks, as DDP and FSDP do with all others
     expert_data_group: the group of ranks that hold the same experts, if the job has several expert-parallel groups: gradients
                      of experts are summed over it too
-    seed:            expert e is initialized from seed + e; None: from torch's generator, equal if the ranks' generators are
+    seed:            expert e is initialized from seed + e; None: from torch's generators, with a number on which the ranks agree
 
     The papers' features, at most one of the first three:
     swap:            True: rebalance() swaps the two experts whose exchange reduces the tokens' traffic most (HierMoE).
@@ -163,9 +173,8 @@ class MoELayer(nn.Module):
                                  trials=-1 if sample_tokens else trials,  # see Replacing
                                  dispatch_dtype=dispatch_dtype)
         self.ep._hybrid = self.placement.hybrid
-        if seed is None:
-            seed = int(torch.randint(0, 2**31, (1,)))  # one draw, so that ranks with equal generators keep them equal
-        self.experts = Experts(make, self.placement.numbers(self.ep.local_experts), seed)
+        placed = _Placed(self.placement, self.ep.local_experts)
+        self.experts = Experts(make, placed.numbers(), self._agreed(seed, expert_data_group), placed)
         if isinstance(shared_expert, int):
             shared_expert = MLP(hidden, shared_expert, activation, bias, **kind)
         self.shared_expert, self.norm = shared_expert, norm
@@ -173,6 +182,14 @@ class MoELayer(nn.Module):
         self._replacing = Replacing(sample_tokens, _abi.moecclReplaceSolve, 2 if own_rows else 1) if sample_tokens else None
         self._average, self._data = average, None if expert_data_group is None else _Shared(expert_data_group)
         self.aux_loss, self.handle, self.step = None, None, None
+
+    def _agreed(self, seed, data_group):
+        """Returns the seed or, without one, draws the same on all ranks that may hold an expert."""
+        if seed is not None:
+            return seed
+        # One draw, so that ranks with equal generators keep them equal.
+        seed = largest(self.comm, int(torch.randint(0, 2**31, (1,), device="cpu")))
+        return seed if data_group is None else largest_in(data_group, seed)
 
     def _step_bytes(self, make, max_tokens, dtype):
         """Returns the figures that decide about domains here. The gather begins with the layer and gradients return at once, so no
@@ -194,14 +211,19 @@ class MoELayer(nn.Module):
             return Hybrid(self.n_experts, self.comm, domains, *ratios)
         return Fixed(self.n_experts, self.comm)
 
+    @property
+    def data_group(self):
+        """The expert_data_group, or None."""
+        return None if self._data is None else self._data.group
+
     def _finish_gradient(self, grad):
         """Finishes a gradient inside the backward pass, on all ranks in the same order."""
         grad = self.placement.reduce(grad)
         ranks = self.comm.size
         if self._data is not None:
             grad = grad.clone()
-            torch.distributed.all_reduce(grad, group=self._data.group)
-            ranks *= torch.distributed.get_world_size(self._data.group)
+            torch.distributed.all_reduce(grad, group=self.data_group)
+            ranks *= torch.distributed.get_world_size(self.data_group)
         return grad / ranks if self._average else grad
 
     @uncompiled
@@ -255,3 +277,13 @@ class MoELayer(nn.Module):
 def rebalance(model, optimizer=None):
     """Calls MoELayer.rebalance() for all MoE layers in `model` and returns how many slots changed. The call is collective."""
     return sum(m.rebalance(optimizer) for m in model.modules() if isinstance(m, MoELayer))
+
+
+def moe_layers(model):
+    """Returns the MoE layers in `model`. They know the ranks of their experts, so no expert may be outside of one."""
+    layers = [m for m in model.modules() if isinstance(m, MoELayer)]
+    known = {id(layer.experts) for layer in layers}
+    for path, m in model.named_modules():
+        if isinstance(m, Experts) and id(m) not in known:
+            raise ValueError(f"{path or 'the model'} has experts outside of a MoELayer, which would know their ranks: put them into one")
+    return layers

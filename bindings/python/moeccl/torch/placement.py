@@ -7,7 +7,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moeccl import _abi, _library
-from ._calls import Owned, call, dtype_of, int32s, int32s_of, listed, memory, uncompiled
+from ._calls import Owned, call, dtype_of, int32s, int32s_of, listed, memory, numbers_of, uncompiled
 from ._group import beside
 from .gradient import Remainders
 
@@ -35,8 +35,12 @@ class Fixed:
         return None
 
     def numbers(self, local_slots):
-        """Returns the experts in this rank's slots at the start."""
+        """Returns the experts that are now in this rank's slots."""
         return local_slots
+
+    def counted(self):
+        """Returns the indices of this rank's slots whose experts a sum over all ranks counts here; None: all."""
+        return None
 
     def slots(self, index):
         """Returns the slots of the chosen experts index[T, k]."""
@@ -70,25 +74,40 @@ class Swapped(Fixed):
         self.levels = [int(v) for v in (levels or [comm.size])]
         if self.levels[-1] != comm.size or any(b % a for a, b in zip(self.levels, self.levels[1:])):
             raise ValueError(f"swap_levels is {levels}: give the groups of each level, outermost first, the last one {comm.size}")
-        self.slot_of = torch.arange(n_experts, dtype=torch.int32)
+        self._slot_of = torch.arange(n_experts, dtype=torch.int32, device="cpu")
         self._seen = []
+
+    @property
+    def slot_of(self):
+        """The slot of each expert, a copy. Setting it, on all ranks alike and before load_state_dict(), moves no weights."""
+        return self._slot_of.clone()
+
+    @slot_of.setter
+    def slot_of(self, given):
+        given = numbers_of("slot_of", given, self.n_experts, self.n_experts)
+        if len(given.unique()) < self.n_experts:
+            raise ValueError(f"slot_of has two experts in one slot: give each of the {self.n_experts} slots once")
+        self._slot_of = given
+
+    def numbers(self, local_slots):
+        return torch.argsort(self._slot_of)[list(local_slots)].tolist()
 
     @uncompiled
     def slots(self, index):
         if torch.is_grad_enabled():
             self._seen = self._seen[-7:] + [index.detach().to(device="cpu", dtype=torch.int32)]
-        return self.slot_of.to(index.device)[index.clamp(min=0).long()].where(index >= 0, -1)
+        return self._slot_of.to(index.device)[index.clamp(min=0).long()].where(index >= 0, -1)
 
     def _solve(self):
         """Returns the best pair of experts, the same on all ranks; None if no pair gains."""
         problem = _abi.moecclSwapProblem_t(n_experts=self.n_experts, top_k=self.top_k, n_levels=len(self.levels),
                                            row_bytes=self.row_bytes)
         groups = int32s(self.levels)
-        problem.n_groups, problem.placement = groups, int32s_of(self.slot_of)
+        problem.n_groups, problem.placement = groups, int32s_of(self._slot_of)
         n = ctypes.c_size_t()
         call(None, "moecclSwapCountsLength", ctypes.byref(problem), ctypes.byref(n))
-        counts = torch.zeros(n.value, dtype=torch.int32)
-        topk = torch.cat(self._seen) if self._seen else torch.zeros((0, self.top_k), dtype=torch.int32)
+        counts = torch.zeros(n.value, dtype=torch.int32, device="cpu")
+        topk = torch.cat(self._seen) if self._seen else torch.zeros((0, self.top_k), dtype=torch.int32, device="cpu")
         call(None, "moecclSwapCount", ctypes.byref(problem), memory(topk), topk.shape[0], memory(counts), None, 0)
         call(self.comm, "moecclAllReduce", memory(counts), memory(counts), n.value, _abi.moecclInt32, _abi.moecclSum,
              self.comm.handle, None)
@@ -101,9 +120,9 @@ class Swapped(Fixed):
         self._seen = []
         if pair is None:
             return 0
-        a, b = (int(self.slot_of[e]) for e in pair)
+        a, b = (int(self._slot_of[e]) for e in pair)
         self._exchange(a, b, moving(experts, optimizer))
-        self.slot_of[pair[0]], self.slot_of[pair[1]] = b, a
+        self._slot_of[pair[0]], self._slot_of[pair[1]] = b, a
         return 2
 
     def _exchange(self, a, b, tensors):
@@ -141,36 +160,54 @@ class Replicated(Fixed):
         if self.n_slots < n_experts:
             raise ValueError(f"replica_slots is {slots_per_rank}: {comm.size} ranks then have {self.n_slots} slots for {n_experts} "
                              f"experts: give at least {-(-n_experts // comm.size)}")
-        alike, counts = torch.ones(n_experts, dtype=torch.float64), torch.empty(n_experts, dtype=torch.int32)
+        alike = torch.ones(n_experts, dtype=torch.float64, device="cpu")
+        counts = torch.empty(n_experts, dtype=torch.int32, device="cpu")
         call(None, "moecclReplicaCounts", memory(alike), n_experts, self.n_slots, memory(counts))
-        self._demand = torch.zeros(n_experts, dtype=torch.int64)
-        self._place(torch.repeat_interleave(torch.arange(n_experts, dtype=torch.int32), counts))
+        self._demand = torch.zeros(n_experts, dtype=torch.int64, device="cpu")
+        self._place(torch.repeat_interleave(torch.arange(n_experts, dtype=torch.int32, device="cpu"), counts))
+
+    @property
+    def slot_expert(self):
+        """The expert in each slot of all ranks, a copy. Setting it, on all ranks alike and before load_state_dict(), moves no weights."""
+        return self._slot_expert.clone()
+
+    @slot_expert.setter
+    def slot_expert(self, given):
+        given = numbers_of("slot_expert", given, self.n_slots, self.n_experts)
+        absent = sorted(set(range(self.n_experts)) - set(given.tolist()))
+        if absent:
+            raise ValueError(f"slot_expert has no slot for the experts {absent}: give each at least one")
+        self._place(given)
 
     def _place(self, slot_expert):
-        self.slot_expert = slot_expert.to(torch.int32).contiguous()
+        """Takes an int32 CPU tensor of its own."""
+        self._slot_expert = slot_expert
         self.placement = _abi.moecclPlacement_t(n_experts=self.n_experts, slots_per_rank=self.per_rank)
-        self.placement.slot_expert = int32s_of(self.slot_expert)
-        order = torch.argsort(self.slot_expert, stable=True)
-        self._count = torch.bincount(self.slot_expert, minlength=self.n_experts)
+        self.placement.slot_expert = int32s_of(self._slot_expert)
+        order = torch.argsort(self._slot_expert, stable=True)
+        self._count = torch.bincount(self._slot_expert, minlength=self.n_experts)
         first = torch.cumsum(self._count, 0) - self._count
-        column = torch.arange(int(self._count.max())).expand(self.n_experts, -1)
+        column = torch.arange(int(self._count.max()), device="cpu").expand(self.n_experts, -1)
         self._slots = order[(first[:, None] + column % self._count[:, None])]  # [experts][replica], in turn
-        near = torch.full((self.n_experts,), -1)
-        mine = torch.arange(self.comm.rank * self.per_rank, (self.comm.rank + 1) * self.per_rank)
-        near[self.slot_expert[mine].long()] = mine
-        self._near = near
+        mine = torch.arange(self.comm.rank * self.per_rank, (self.comm.rank + 1) * self.per_rank, device="cpu")
+        self._near = torch.full((self.n_experts,), -1, device="cpu")
+        self._near[self._slot_expert[mine].long()] = mine
+        self._counted = [i for i, s in enumerate(mine.tolist()) if self._slots[self._slot_expert[s], 0] == s]
 
     def __deepcopy__(self, memo):
         made = memo[id(self)] = copy.copy(self)
         made._demand = self._demand.clone()
-        made._place(self.slot_expert.clone())
+        made._place(self.slot_expert)
         return made
 
     def owners(self):
         return [s // self.per_rank for s in range(self.n_slots)]
 
     def numbers(self, local_slots):
-        return [int(self.slot_expert[s]) for s in local_slots]
+        return [int(self._slot_expert[s]) for s in local_slots]
+
+    def counted(self):
+        return self._counted  # the slots that are the first of their expert
 
     @uncompiled
     def slots(self, index):
@@ -179,7 +216,7 @@ class Replicated(Fixed):
         chosen = index.detach().cpu() >= 0
         if torch.is_grad_enabled():
             self._demand += torch.bincount(experts[chosen], minlength=self.n_experts)
-        turn = (torch.arange(index.shape[0])[:, None] + self.comm.rank) % self._count[experts]
+        turn = (torch.arange(index.shape[0], device="cpu")[:, None] + self.comm.rank) % self._count[experts]
         near = self._near[experts]
         return torch.where(near >= 0, near, self._slots[experts, turn]).where(chosen, -1).to(index.device)
 
@@ -192,7 +229,7 @@ class Replicated(Fixed):
     def rebalance(self, experts, optimizer):
         size = self.comm.size
         mine = self._demand.clamp(max=2**31 - 1).to(torch.int32)
-        demand = torch.empty((size, self.n_experts), dtype=torch.int32)
+        demand = torch.empty((size, self.n_experts), dtype=torch.int32, device="cpu")
         call(self.comm, "moecclAllGather", memory(mine), memory(demand), self.n_experts, _abi.moecclInt32, self.comm.handle, None)
         self._demand.zero_()
         if not demand.any():
@@ -200,11 +237,11 @@ class Replicated(Fixed):
         problem = _abi.moecclReplicaProblem_t(n_experts=self.n_experts, n_ranks=size, slots_per_rank=self.per_rank,
                                               n_nodes=self.n_nodes)
         problem.demand = int32s_of(demand)
-        slot_expert, answer = torch.empty(self.n_slots, dtype=torch.int32), _abi.moecclReplicaAnswer_t()
+        slot_expert, answer = torch.empty(self.n_slots, dtype=torch.int32, device="cpu"), _abi.moecclReplicaAnswer_t()
         call(None, "moecclSolveReplicas", ctypes.byref(problem), memory(slot_expert), ctypes.byref(answer))
-        moved = int((slot_expert != self.slot_expert).sum())
+        moved = int((slot_expert != self._slot_expert).sum())
         if moved:
-            before, kept = self.placement, self.slot_expert  # `before` points into `kept`
+            before, kept = self.placement, self._slot_expert  # `before` points into `kept`
             self._place(slot_expert)
             for tensor in moving(experts, optimizer):
                 self._move(tensor, before)

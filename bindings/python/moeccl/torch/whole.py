@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of the whole model, which any number of ranks can load, with any placement of the experts."""
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import moeccl
+from ._group import largest
+from .layer import MoELayer, moe_layers
+
+
+def _layers(model):
+    """Returns the layers with the prefixes of their keys; a layer that is used twice has two."""
+    moe_layers(model)  # refuses experts of unknown ranks
+    return [(f"{path}." if path else "", m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, MoELayer)]
+
+
+def _unwrapped(model):
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def _is_root(root, layers):
+    if root is None:
+        return True
+    if layers:
+        return layers[0][1].comm.rank == root
+    return not dist.is_initialized() or dist.get_rank() == root
+
+
+def _is_distributed(value):
+    return hasattr(value, "full_tensor")
+
+
+def _gathered(layer, tensor, root, places):
+    """Returns [n_experts, ...] at the root or everywhere, from the slots of all ranks. places: [ranks, slots] the expert in each; -1:
+    none."""
+    comm, (n_ranks, most) = layer.comm, places.shape
+    block = torch.zeros((most, *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")
+    block[:tensor.shape[0]] = tensor.detach()
+    here = root is None or root == comm.rank
+    every = torch.empty((n_ranks, *block.shape), dtype=block.dtype, device="cpu") if here else None
+    if block.numel() and root is None:
+        comm.all_gather(block, every, type=moeccl.UINT8)
+    elif block.numel():
+        comm.gather(block, every, root, type=moeccl.UINT8)
+    if not here:
+        return None
+    whole = torch.zeros((layer.n_experts, *block.shape[1:]), dtype=block.dtype, device="cpu")
+    filled = places >= 0
+    whole[places[filled]] = every[filled]  # replicas of an expert have the same bits
+    return whole
+
+
+def _places(layer):
+    numbers = layer.experts.numbers()
+    most = largest(layer.comm, len(numbers))
+    places = torch.empty((layer.comm.size, most), dtype=torch.int64, device="cpu")
+    layer.comm.all_gather(torch.tensor(numbers + [-1] * (most - len(numbers)), dtype=torch.int64, device="cpu"), places)
+    return places
+
+
+@torch.no_grad()
+def full_state_dict(model, root=None):
+    """Returns the state_dict() that one process with all experts would have, on the CPU: an expert's tensors are [n_experts, ...].
+
+    load_full_state_dict() loads it on any number of ranks; one process can also load it with load_state_dict(). root: the only rank of
+    the layers' communicators that gets it, the others get {}; None: all. DDP's wrapper leaves no "module." in the keys, and parts of
+    FSDP2's parameters are joined. What compressed gradients have left out (gradient_ratio) is not in it. The call is collective."""
+    model = _unwrapped(model)
+    layers, state = _layers(model), model.state_dict()
+    for key, value in state.items():
+        if torch.is_tensor(value):
+            state[key] = (value.full_tensor() if _is_distributed(value) else value.detach()).cpu()
+    for prefix, layer in layers:
+        places = _places(layer)
+        for name, parameter in layer.experts.named_parameters(recurse=False):
+            state[f"{prefix}experts.{name}"] = _gathered(layer, parameter, root, places)
+        state[f"{prefix}experts._extra_state"] = torch.arange(layer.n_experts, device="cpu")
+        if f"{prefix}remainders._extra_state" in state:
+            state[f"{prefix}remainders._extra_state"] = {"remainders": None}
+    return state if _is_root(root, layers) else {}
+
+
+def _own_rows(layer, key, whole, order):
+    """Returns the rows of this rank's slots, replicas included. order: {expert: row}."""
+    if whole.shape[0] != len(order) or not order.keys() >= set(layer.experts.numbers()):
+        raise ValueError(f"{key} has {whole.shape[0]} experts, and the layer has {layer.n_experts} on all ranks: give what full_state_dict() "
+                         "returned")
+    return whole[torch.tensor([order[e] for e in layer.experts.numbers()], dtype=torch.int64, device="cpu")]
+
+
+@torch.no_grad()
+def load_full_state_dict(model, state, strict=True, assign=False):
+    """Loads what full_state_dict() returned: each rank takes the experts in its slots, which may be others than when it was saved. All
+    ranks need the state; torch.load(file, mmap=True) reads only what they take. Returns what load_state_dict() does. The call is
+    collective for FSDP2's parameters."""
+    model = _unwrapped(model)
+    own, given = model.state_dict(), type(state)(state)
+    for prefix, layer in _layers(model):
+        numbers = state.get(f"{prefix}experts._extra_state")
+        order = {int(e): row for row, e in enumerate(range(layer.n_experts) if numbers is None else numbers)}
+        for name, _ in layer.experts.named_parameters(recurse=False):
+            key = f"{prefix}experts.{name}"
+            if key in state:
+                given[key] = _own_rows(layer, key, state[key], order)
+        given[f"{prefix}experts._extra_state"] = layer.experts.get_extra_state()
+    for key, value in own.items():
+        if _is_distributed(value) and key in given and not _is_distributed(given[key]):
+            from torch.distributed.tensor import distribute_tensor
+            given[key] = distribute_tensor(given[key].to(value.device_mesh.device_type), value.device_mesh, value.placements)
+    if hasattr(state, "_metadata"):
+        given._metadata = state._metadata
+    return model.load_state_dict(given, strict=strict, assign=assign)
