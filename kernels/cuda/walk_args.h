@@ -56,7 +56,7 @@ struct WalkHeader {
   uint32_t barrier[kWalkMostLanes + 1];
   uint32_t n_chunks;  // AllToAllv: of this operation, passed from its first block to the others
   uint32_t padding;
-  uint64_t began_ns;            // when this operation's kernel started, on device_ns()
+  uint64_t began_ns;                // when this operation's kernel started, on device_ns()
   WalkEntry entries[kWalkEntries];  // operation k uses k % kWalkEntries
 };
 inline constexpr size_t walk_header_bytes(size_t n_ranks) {

@@ -5,6 +5,7 @@
 #include <climits>
 #include <cstring>
 #include <iterator>
+#include <mutex>
 
 namespace moeccl::shim {
 
@@ -21,6 +22,48 @@ Shape shape_of_repeated(MPI_Datatype type, int integers) {
   (void)PMPI_Type_get_envelope(inner, &n, &addresses, &types, &combiner);
   if (combiner != MPI_COMBINER_NAMED) PMPI_Type_free(&inner);  // the contents of a type are new handles
   return {one.bytes * static_cast<size_t>(count), one.dense};
+}
+
+// A dense type of so many bytes, which may be more than an int counts. MPI_PACKED matches any type.
+class DenseType {
+ public:
+  explicit DenseType(size_t bytes) {
+    constexpr size_t kChunk = size_t{1} << 30;
+    MPI_Datatype chunk = MPI_DATATYPE_NULL;
+    if (PMPI_Type_contiguous(static_cast<int>(kChunk), MPI_PACKED, &chunk) != MPI_SUCCESS) return;
+    const int counts[] = {static_cast<int>(bytes / kChunk), static_cast<int>(bytes % kChunk)};
+    const MPI_Aint places[] = {0, static_cast<MPI_Aint>(bytes - bytes % kChunk)};
+    const MPI_Datatype types[] = {chunk, MPI_PACKED};
+    if (PMPI_Type_create_struct(2, counts, places, types, &type_) == MPI_SUCCESS) PMPI_Type_commit(&type_);
+    PMPI_Type_free(&chunk);
+  }
+  ~DenseType() {
+    if (type_ != MPI_DATATYPE_NULL) PMPI_Type_free(&type_);
+  }
+  DenseType(const DenseType&) = delete;
+  DenseType& operator=(const DenseType&) = delete;
+  MPI_Datatype get() const { return type_; }
+
+ private:
+  MPI_Datatype type_ = MPI_DATATYPE_NULL;
+};
+
+// Copies one element between two types of the same payload, by a message to this rank itself.
+bool copy_by_message(const void* from, MPI_Datatype from_type, void* to, MPI_Datatype to_type) {
+  // A communicator of the shim's own, because the program's receives on MPI_COMM_SELF would match as well, and for one
+  // thread at a time.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  MPI_Comm self = MPI_COMM_NULL;
+  if (from_type == MPI_DATATYPE_NULL || to_type == MPI_DATATYPE_NULL ||
+      PMPI_Comm_split(MPI_COMM_SELF, 0, 0, &self) != MPI_SUCCESS) {  // copies no attributes, as a duplicate would
+    return false;
+  }
+  PMPI_Comm_set_errhandler(self, MPI_ERRORS_RETURN);
+  const bool good =
+      PMPI_Sendrecv(from, 1, from_type, 0, 0, to, 1, to_type, 0, 0, self, MPI_STATUS_IGNORE) == MPI_SUCCESS;
+  PMPI_Comm_free(&self);
+  return good;
 }
 
 }  // namespace
@@ -57,7 +100,8 @@ size_t payload(MPI_Datatype type, size_t count) { return shape_of(type).bytes * 
 bool contiguous(MPI_Datatype type) { return shape_of(type).dense; }
 
 // MPI_Pack writes the elements one after another in the machine's own form on hosts that are alike, as the hosts of one
-// MoECCL communicator are. Its positions are of type int, so large data is packed in pieces.
+// MoECCL communicator are. Its positions are of type int, so large data is packed in pieces, and an element that is
+// larger by itself goes another way.
 bool pack(const void* from, size_t count, MPI_Datatype type, void* to, MPI_Comm comm) {
   const size_t size = payload(type, 1);
   if (size == 0 || count == 0) return true;
@@ -70,10 +114,13 @@ bool pack(const void* from, size_t count, MPI_Datatype type, void* to, MPI_Comm 
     const size_t n = std::min(piece, count - done);
     const size_t bytes = size * n;
     int position = 0;
-    char* place = static_cast<char*>(to) + size * done;
-    if (bytes > INT_MAX ||
-        PMPI_Pack(element(from, type, static_cast<ptrdiff_t>(done)), static_cast<int>(n), type, place,
-                  static_cast<int>(bytes), &position, comm) != MPI_SUCCESS ||
+    const char* place = element(from, type, static_cast<ptrdiff_t>(done));
+    char* packed = static_cast<char*>(to) + size * done;
+    if (bytes > INT_MAX) {
+      if (!copy_by_message(place, type, packed, DenseType(size).get())) return false;
+      continue;
+    }
+    if (PMPI_Pack(place, static_cast<int>(n), type, packed, static_cast<int>(bytes), &position, comm) != MPI_SUCCESS ||
         static_cast<size_t>(position) != bytes) {
       return false;
     }
@@ -93,10 +140,14 @@ bool unpack(const void* from, void* to, size_t count, MPI_Datatype type, MPI_Com
     const size_t n = std::min(piece, count - done);
     const size_t bytes = size * n;
     int position = 0;
-    const char* place = static_cast<const char*>(from) + size * done;
-    if (bytes > INT_MAX ||
-        PMPI_Unpack(place, static_cast<int>(bytes), &position, element(to, type, static_cast<ptrdiff_t>(done)),
-                    static_cast<int>(n), type, comm) != MPI_SUCCESS ||
+    const char* packed = static_cast<const char*>(from) + size * done;
+    char* place = element(to, type, static_cast<ptrdiff_t>(done));
+    if (bytes > INT_MAX) {
+      if (!copy_by_message(packed, DenseType(size).get(), place, type)) return false;
+      continue;
+    }
+    if (PMPI_Unpack(packed, static_cast<int>(bytes), &position, place, static_cast<int>(n), type, comm) !=
+            MPI_SUCCESS ||
         static_cast<size_t>(position) != bytes) {
       return false;
     }

@@ -5,13 +5,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <mutex>
 #include <set>
-#include <string>
 #include <utility>
 
 #include "shim/mpi/cuda.h"
+#include "shim/mpi/join.h"
 
 namespace moeccl::shim {
 namespace {
@@ -38,7 +37,7 @@ void release(Served* served) {
     if (state().live.erase(served) == 0) return;  // already released
   }
   n_released.fetch_add(1, std::memory_order_relaxed);
-  if (served->comm != nullptr) (void)moecclCommDestroy(served->comm);
+  if (served->comm != nullptr) leave(*served);
   delete served;
 }
 
@@ -79,17 +78,11 @@ thread_local struct {
   MPI_Comm comm;
 } undecided;
 
-bool quiet() {
-  const char* value = std::getenv("MOECCL_SHIM_QUIET");
-  return value != nullptr && std::strcmp(value, "1") == 0;
-}
-
 // Returns the least of what the ranks give.
 int least(MPI_Comm comm, int mine) {
   int out = 0;
   return PMPI_Allreduce(&mine, &out, 1, MPI_INT, MPI_MIN, comm) == MPI_SUCCESS ? out : 0;
 }
-bool all_agree(MPI_Comm comm, bool mine) { return least(comm, mine ? 1 : 0) == 1; }
 
 // Returns whether all ranks can meet: without an address, MoECCL's ranks meet on one host only. Collective.
 bool reachable(MPI_Comm comm, int n_ranks) {
@@ -99,21 +92,6 @@ bool reachable(MPI_Comm comm, int n_ranks) {
   PMPI_Comm_size(host, &here);
   PMPI_Comm_free(&host);
   return here == n_ranks || std::getenv("MOECCL_SOCKET_ADDR") != nullptr;
-}
-
-void announce(const Served& served, MPI_Comm comm) {
-  static std::once_flag once;
-  if (comm != MPI_COMM_WORLD || served.rank != 0 || quiet()) return;
-  std::call_once(once, [&] {
-    int v = 0;
-    (void)moecclGetVersion(&v);
-    std::fprintf(
-        stderr,
-        "moeccl-mpi: MoECCL %d.%d.%d has taken over Allreduce, Reduce, Reduce_scatter_block, Bcast, Allgather, "
-        "Alltoall and Alltoallv (%d ranks); MOECCL_SHIM_MPI=off leaves them to MPI, MOECCL_SHIM_QUIET=1 hides "
-        "this line\n",
-        v / 10000, v / 100 % 100, v % 100, served.n_ranks);
-  });
 }
 
 // With `mine` on each rank, returns whether MoECCL may serve comm. When only CUDA is in the way, the world's rank 0
@@ -137,13 +115,6 @@ bool all_want(MPI_Comm comm, bool mine) {
   return common == kYes;
 }
 
-// MPI sets no limit to waiting, so MoECCL does only where the user asks for one.
-moecclConfig_t patient() {
-  moecclConfig_t config = MOECCL_CONFIG_INIT;
-  if (std::getenv("MOECCL_TIMEOUT_MS") == nullptr) config.timeout_ms = INT32_MAX;
-  return config;
-}
-
 // Collective over comm; every rank comes to the same result.
 void connect(MPI_Comm comm, Served& served) {
   int between_groups = 0;
@@ -152,23 +123,23 @@ void connect(MPI_Comm comm, Served& served) {
   PMPI_Comm_rank(comm, &served.rank);
   if (between_groups != 0 || served.n_ranks < 2) return;
   const bool near = reachable(comm, served.n_ranks);  // collective, so it is called whatever this rank wants
-  if (!all_want(comm, wish() != Wish::kOff && near)) return;
-  moecclUniqueId id = {};
-  bool good = served.rank != 0 || moecclGetUniqueId(&id) == moecclSuccess;
-  if (!good) std::fprintf(stderr, "moeccl-mpi: leaves a communicator to MPI: %s\n", moecclGetLastError(nullptr));
-  if (!all_agree(comm, good)) return;
-  PMPI_Bcast(&id, sizeof id, MPI_BYTE, 0, comm);
-  const moecclConfig_t config = patient();
-  good = moecclCommInitRankConfig(&served.comm, served.n_ranks, id, served.rank, &config) == moecclSuccess;
-  if (!good) std::fprintf(stderr, "moeccl-mpi: leaves a communicator to MPI: %s\n", moecclGetLastError(nullptr));
-  if (all_agree(comm, good)) {
-    announce(served, comm);
-    return;
-  }
-  if (served.comm != nullptr) (void)moecclCommDestroy(std::exchange(served.comm, nullptr));
+  if (all_want(comm, can_join() && wish() != Wish::kOff && near)) join(comm, served);
 }
 
 }  // namespace
+
+bool quiet() {
+  const char* value = std::getenv("MOECCL_SHIM_QUIET");
+  return value != nullptr && std::strcmp(value, "1") == 0;
+}
+
+bool all_agree(MPI_Comm comm, bool mine) { return least(comm, mine ? 1 : 0) == 1; }
+
+int no_memory(const char* function, const std::exception& thrown) {
+  std::fprintf(stderr, "moeccl-mpi: MPI_%s: the process has no memory left (%s)\n", function, thrown.what());
+  PMPI_Comm_call_errhandler(MPI_COMM_WORLD, MPI_ERR_NO_MEM);
+  return MPI_ERR_NO_MEM;
+}
 
 const Served* served_by_moeccl(MPI_Comm comm) {
   // The last answer holds until any communicator is freed, because MPI may give its handle to another one.
@@ -234,12 +205,6 @@ void release_all() {
     all = state().live;
   }
   for (Served* served : all) release(served);
-}
-
-int fail(const char* function, MPI_Comm comm) {
-  std::fprintf(stderr, "moeccl-mpi: MPI_%s: %s\n", function, moecclGetLastError(nullptr));
-  PMPI_Comm_call_errhandler(comm, MPI_ERR_OTHER);
-  return MPI_ERR_OTHER;
 }
 
 }  // namespace moeccl::shim

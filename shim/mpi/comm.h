@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The MoECCL communicator behind an MPI communicator.
+// The MoECCL communicator behind an MPI communicator, and the ranks' decision to have one.
 #pragma once
 
 #include <moeccl/moeccl.h>
@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 
 namespace moeccl::shim {
 
@@ -26,7 +27,25 @@ void call_succeeded();
 // Frees everything, before MPI_Finalize. From then on MPI serves all communicators.
 void release_all();
 
-// Prints MoECCL's message and calls the communicator's error handler; returns MPI_ERR_OTHER.
-int fail(const char* function, MPI_Comm comm);
+// Returns whether all ranks say yes. Collective.
+bool all_agree(MPI_Comm comm, bool mine);
+// Returns whether the user wants no notices.
+bool quiet();
+
+// No exception may reach the C program. What the peers wait for will not come, so this goes to the error handler of the
+// whole job, which ends the job by default.
+int no_memory(const char* function, const std::exception& thrown);
+// Runs one of the shim's functions.
+template <class Body>
+int enter(const char* function, Body&& body) {
+  try {
+    call_begins();
+    const int ended = body();
+    if (ended == MPI_SUCCESS) call_succeeded();
+    return ended;
+  } catch (const std::exception& e) {
+    return no_memory(function, e);
+  }
+}
 
 }  // namespace moeccl::shim

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <exception>
 #include <utility>
 #include <vector>
 
@@ -88,8 +87,16 @@ bool overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) {
   return at < there + b_bytes && there < at + a_bytes;
 }
 
+// In place of NULL: a program that opens a group of MoECCL's does not know its MPI calls to be MoECCL's, and they are
+// no part of it. The number is kAlone in src/api/collectives.cc.
+const auto alone = reinterpret_cast<moecclStream_t>(uintptr_t{0xC2});
+
+// After a failure, prints MoECCL's message and calls the communicator's error handler.
 int result(const char* function, moecclResult_t code, MPI_Comm comm) {
-  return code == moecclSuccess ? MPI_SUCCESS : fail(function, comm);
+  if (code == moecclSuccess) return MPI_SUCCESS;
+  std::fprintf(stderr, "moeccl-mpi: MPI_%s: %s\n", function, moecclGetLastError(nullptr));
+  PMPI_Comm_call_errhandler(comm, MPI_ERR_OTHER);
+  return MPI_ERR_OTHER;
 }
 
 int no_pack(const char* function, MPI_Comm comm) {
@@ -108,7 +115,7 @@ int Allreduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op
   if (r.served == nullptr || same) return PMPI_Allreduce(send, recv, count, type, op, comm);
   const void* from = send == MPI_IN_PLACE ? recv : send;
   return result("Allreduce",
-                moecclAllReduce(from, recv, static_cast<size_t>(count), r.type, r.op, r.served->comm, nullptr), comm);
+                moecclAllReduce(from, recv, static_cast<size_t>(count), r.type, r.op, r.served->comm, alone), comm);
 }
 
 int Reduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op, int root, MPI_Comm comm) {
@@ -121,8 +128,8 @@ int Reduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op
   }
   const void* from = send == MPI_IN_PLACE ? recv : send;
   void* to = r.served->rank == root ? recv : nullptr;  // MPI lets the other ranks pass anything
-  return result("Reduce",
-                moecclReduce(from, to, static_cast<size_t>(count), r.type, r.op, root, r.served->comm, nullptr), comm);
+  return result("Reduce", moecclReduce(from, to, static_cast<size_t>(count), r.type, r.op, root, r.served->comm, alone),
+                comm);
 }
 
 int Reduce_scatter_block(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
@@ -132,13 +139,13 @@ int Reduce_scatter_block(const void* send, void* recv, int count, MPI_Datatype t
   const size_t bytes = n * moecclTypeSize(r.type), all = bytes * static_cast<size_t>(r.served->n_ranks);
   const void* from = send == MPI_IN_PLACE ? recv : send;
   if (!overlap(from, all, recv, bytes)) {
-    return result("Reduce_scatter_block", moecclReduceScatter(from, recv, n, r.type, r.op, r.served->comm, nullptr),
+    return result("Reduce_scatter_block", moecclReduceScatter(from, recv, n, r.type, r.op, r.served->comm, alone),
                   comm);
   }
   // In place, MPI's result lies at the start of recv and MoECCL's where this rank's block is; neither may touch the
   // rest. Buffers that overlap otherwise are wrong in MPI, but Open MPI takes them.
   const Scratch own = scratch(bytes);
-  const moecclResult_t done = moecclReduceScatter(from, own.get(), n, r.type, r.op, r.served->comm, nullptr);
+  const moecclResult_t done = moecclReduceScatter(from, own.get(), n, r.type, r.op, r.served->comm, alone);
   if (done == moecclSuccess) std::memcpy(recv, own.get(), bytes);
   return result("Reduce_scatter_block", done, comm);
 }
@@ -150,11 +157,11 @@ int Bcast(void* buffer, int count, MPI_Datatype type, int root, MPI_Comm comm) {
   const auto n = static_cast<size_t>(count);
   const size_t bytes = payload(type, n);
   if (contiguous(type)) {
-    return result("Bcast", moecclBroadcast(buffer, buffer, bytes, moecclUint8, root, s->comm, nullptr), comm);
+    return result("Bcast", moecclBroadcast(buffer, buffer, bytes, moecclUint8, root, s->comm, alone), comm);
   }
   const Scratch packed = scratch(bytes);
   if (s->rank == root && !pack(buffer, n, type, packed.get(), comm)) return no_pack("Bcast", comm);
-  const moecclResult_t done = moecclBroadcast(packed.get(), packed.get(), bytes, moecclUint8, root, s->comm, nullptr);
+  const moecclResult_t done = moecclBroadcast(packed.get(), packed.get(), bytes, moecclUint8, root, s->comm, alone);
   if (done == moecclSuccess && s->rank != root && !unpack(packed.get(), buffer, n, type, comm)) {
     return no_pack("Bcast", comm);
   }
@@ -202,8 +209,8 @@ int exchange(const char* function, const void* send, int send_count, MPI_Datatyp
     if (!pack(send, count, send_type, packed_send.get(), comm)) return no_pack(function, comm);
     from = packed_send.get();
   }
-  const moecclResult_t done = all_to_all ? moecclAllToAll(from, to, block, moecclUint8, s.comm, nullptr)
-                                         : moecclAllGather(from, to, block, moecclUint8, s.comm, nullptr);
+  const moecclResult_t done = all_to_all ? moecclAllToAll(from, to, block, moecclUint8, s.comm, alone)
+                                         : moecclAllGather(from, to, block, moecclUint8, s.comm, alone);
   if (done == moecclSuccess && packed_recv != nullptr && !unpack(to, recv, n * n_recv, recv_type, comm)) {
     return no_pack(function, comm);
   }
@@ -295,7 +302,7 @@ int Alltoallv(const void* send, const int* send_counts, const int* send_displs, 
     }
   }
   const moecclResult_t done =
-      moecclAllToAllv(out.data, out.bytes, out.displs, in.data, in.bytes, in.displs, moecclUint8, s->comm, nullptr);
+      moecclAllToAllv(out.data, out.bytes, out.displs, in.data, in.bytes, in.displs, moecclUint8, s->comm, alone);
   for (size_t r = 0; r < static_cast<size_t>(n) && in.packed != nullptr && done == moecclSuccess; ++r) {
     const auto count = static_cast<size_t>(recv_counts[r]);
     if (!unpack(in.data + in.displs[r], element(recv, recv_type, recv_displs[r]), count, recv_type, comm)) {
@@ -312,25 +319,10 @@ int Finalize() {
 
 }  // namespace core
 
-// No exception may reach the C program. What the peers wait for will not come, so this goes to the error handler of the
-// whole job, which ends the job by default.
-int no_memory(const char* function, const std::exception& thrown) {
-  std::fprintf(stderr, "moeccl-mpi: MPI_%s: the process has no memory left (%s)\n", function, thrown.what());
-  PMPI_Comm_call_errhandler(MPI_COMM_WORLD, MPI_ERR_NO_MEM);
-  return MPI_ERR_NO_MEM;
-}
-
 namespace entry {
-#define ENTER(name, parameters, arguments)        \
-  int name parameters {                           \
-    try {                                         \
-      call_begins();                              \
-      const int ended = core::name arguments;     \
-      if (ended == MPI_SUCCESS) call_succeeded(); \
-      return ended;                               \
-    } catch (const std::exception& e) {           \
-      return no_memory(#name, e);                 \
-    }                                             \
+#define ENTER(name, parameters, arguments)                     \
+  int name parameters {                                        \
+    return enter(#name, [&] { return core::name arguments; }); \
   }
 #define MPI_FUNCTION ENTER
 #include "shim/mpi/functions.def"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the exported MPI functions (entry.c) reach the core, which is loaded by the first of their calls. */
+/* How the exported MPI functions (entry.c) reach the core, which is loaded by the first of their calls, or what steps
+ * aside in its place. */
 #ifndef MOECCL_SHIM_MPI_TABLE_H_
 #define MOECCL_SHIM_MPI_TABLE_H_
 
@@ -14,7 +15,8 @@ typedef struct {
 #undef MOECCL_MPI_MEMBER
 
 #define MOECCL_MPI_CORE "libmoeccl-mpi-core.so"
-#define MOECCL_MPI_CORE_SYMBOL "moecclMpiCore"
+#define MOECCL_MPI_ASIDE "libmoeccl-mpi-aside.so"
+#define MOECCL_MPI_SYMBOL "moecclMpiCore" /* of both */
 typedef const moecclMpiTable* (*moecclMpiCore_t)(void);
 
 #endif /* MOECCL_SHIM_MPI_TABLE_H_ */

@@ -58,19 +58,25 @@ moecclConfig_t* named(const Comm& comm, moecclConfig_t* config) {
 
 ncclResult_t split(Comm& parent, int color, int key, Comm& comm) {
   moecclConfig_t config = MOECCL_CONFIG_INIT;
-  moecclComm_t whole = parent.ours, again = nullptr;
-  // Another rank may have revoked it, and then splits by the same way.
+  const auto split_from = [&](moecclComm_t whole) {
+    return moecclCommSplit(whole, color, key, &comm.ours, named(comm, &config));
+  };
+  const auto finish = [&](ncclResult_t result) {
+    return result == ncclSuccess && comm.ours != nullptr ? adopt(comm) : result;
+  };
+  // Another rank may have revoked it, or may do so while this one waits, and then splits by the other way.
   moecclResult_t state = moecclSuccess;
   const bool revoked = moecclCommGetAsyncError(parent.ours, &state) == moecclSuccess && state == moecclAborted;
-  if (parent.revoked || revoked) {
-    const ncclResult_t met = from_moeccl(moecclCommShrink(parent.ours, nullptr, 0, &again, nullptr, 0));
-    if (met != ncclSuccess) return met;
-    whole = again;
+  if (!parent.revoked && !revoked) {
+    const moecclResult_t done = split_from(parent.ours);
+    if (done != moecclAborted || (parent.given_up && !parent.revoked)) return finish(from_moeccl(done));
   }
-  ncclResult_t result = from_moeccl(moecclCommSplit(whole, color, key, &comm.ours, named(comm, &config)));
-  if (again != nullptr) (void)moecclCommDestroy(again);
-  if (result == ncclSuccess && comm.ours != nullptr) result = adopt(comm);
-  return result;
+  moecclComm_t again = nullptr;
+  ncclResult_t result = from_moeccl(moecclCommShrink(parent.ours, nullptr, 0, &again, nullptr, 0));
+  if (result != ncclSuccess) return result;
+  result = from_moeccl(split_from(again));
+  (void)moecclCommDestroy(again);
+  return finish(result);
 }
 
 ncclResult_t shrink(Comm& parent, const std::vector<int>& excluded, int flags, Comm& comm) {
@@ -81,13 +87,19 @@ ncclResult_t shrink(Comm& parent, const std::vector<int>& excluded, int flags, C
   return result == ncclSuccess ? adopt(comm) : result;
 }
 
-ncclResult_t grow(Comm& parent, int n_ranks, const std::optional<moecclUniqueId>& id, const InitConfig& config,
-                  Comm& comm) {
+struct Growth {
+  int n_ranks = 0, rank = -1;  // a rank of the old communicator gives -1
+  std::optional<moecclUniqueId> id = {};
+  InitConfig config = {};
+};
+
+// `parent` is null on a new rank.
+ncclResult_t grow(moecclComm_t parent, const Growth& to, Comm& comm) {
   moecclConfig_t ours = MOECCL_CONFIG_INIT;
-  comm.name = config.name;
-  const ncclResult_t result =
-      from_moeccl(moecclCommGrow(parent.ours, n_ranks, id ? &*id : nullptr, -1, &comm.ours, named(comm, &ours)));
-  return result == ncclSuccess ? settle(comm, config) : result;
+  comm.name = to.config.name;
+  const ncclResult_t result = from_moeccl(
+      moecclCommGrow(parent, to.n_ranks, to.id ? &*to.id : nullptr, to.rank, &comm.ours, named(comm, &ours)));
+  return result == ncclSuccess ? settle(comm, to.config) : result;
 }
 
 // Destroys the communicator, or aborts what MoECCL runs on it. NCCL's abort is NCCL's own.
@@ -274,10 +286,16 @@ ncclResult_t CommGetUniqueId(ncclComm_t comm, ncclUniqueId* id) {
 ncclResult_t CommGrow(ncclComm_t comm, int n_ranks, const ncclUniqueId* id, int rank, ncclComm_t* out,
                       ncclConfig_t* given) {
   if (out == nullptr) return fail_group(null_out("ncclCommGrow", "newcomm"));
+  Growth to{.n_ranks = n_ranks, .rank = rank};
+  if (id != nullptr) std::memcpy(&to.id.emplace(), id, sizeof *id);
   if (comm == nullptr) {
     if (id == nullptr) return fail_group(null_out("ncclCommGrow", "uniqueId (of a new rank)"));
-    if (is_moeccl_id(*id)) return init_rank("ncclCommGrow", out, n_ranks, *id, rank, given, device::current());
-    return forward_in_group([&] { return MOECCL_FORWARD(CommGrow, comm, n_ranks, id, rank, out, given); });
+    if (!is_moeccl_id(*id))
+      return forward_in_group([&] { return MOECCL_FORWARD(CommGrow, comm, n_ranks, id, rank, out, given); });
+    *out = nullptr;
+    const ncclResult_t read = InitConfig::from("ncclCommGrow", given, &to.config);
+    if (read != ncclSuccess) return fail_group(read);
+    return start({new_comm(to.config, device::current()), out, [to](Comm& c) { return grow(nullptr, to, c); }});
   }
   Target target;
   ncclResult_t result = resolve("ncclCommGrow", comm, &target);
@@ -292,17 +310,14 @@ ncclResult_t CommGrow(ncclComm_t comm, int n_ranks, const ncclUniqueId* id, int 
                                                     std::to_string(target.ours->n_ranks) +
                                                     ", and -1 on ranks of the old one"));
   }
-  InitConfig config;
-  result = InitConfig::from("ncclCommGrow", given, &config);
+  result = InitConfig::from("ncclCommGrow", given, &to.config);
   if (result != ncclSuccess) return fail_group(result);
-  CommPtr made = new_comm(config, target.ours->device);
-  if (!config.set) made->blocking = target.ours->blocking;
-  std::optional<moecclUniqueId> mine;
-  if (id != nullptr) std::memcpy(&mine.emplace(), id, sizeof *id);
+  CommPtr made = new_comm(to.config, target.ours->device);
+  if (!to.config.set) made->blocking = target.ours->blocking;
   const auto parent = std::make_shared<Held>(std::move(target.ours));
   return start({.comm = made,
                 .out = out,
-                .work = [parent, n_ranks, mine, config](Comm& c) { return grow(**parent, n_ranks, mine, config, c); },
+                .work = [parent, to](Comm& c) { return grow((*parent)->ours, to, c); },
                 .parent = parent});
 }
 

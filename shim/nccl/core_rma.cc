@@ -54,6 +54,19 @@ ncclResult_t now_or_at_end(bool waits, ncclComm_t handle, const char* function, 
   return ncclSuccess;
 }
 
+// The program, or a peer, may give the communicator up while this rank waits.
+ncclResult_t given_up(Comm& comm, std::string* why) {
+  *why = "the communicator was aborted or revoked";
+  if (comm.given_up) return ncclInvalidUsage;
+  moecclResult_t state = moecclSuccess;
+  if (moecclCommGetAsyncError(comm.ours, &state) != moecclSuccess || state == moecclSuccess ||
+      state == moecclInProgress) {
+    return ncclSuccess;
+  }
+  *why = std::string("the communicator has failed: ") + moecclGetLastError(comm.ours);
+  return from_moeccl(state, comm.ours);
+}
+
 // Device memory is copied to the host first.
 ncclResult_t put_now(Comm& comm, Rma::Put put, cudaStream_t stream) {
   const ncclResult_t ready = finish_stream(put.function, stream);
@@ -66,7 +79,7 @@ ncclResult_t put_now(Comm& comm, Rma::Put put, cudaStream_t stream) {
       return fail(ncclUnhandledCudaError, std::string(put.function) + ": localbuff cannot be read from its device");
     put.bytes = copy.data();
   }
-  return comm.rma.put(put, comm.given_up);
+  return comm.rma.put(put, [&comm](std::string* why) { return given_up(comm, why); });
 }
 
 }  // namespace
@@ -154,7 +167,8 @@ ncclResult_t WaitSignal(int n_signals, ncclWaitSignalDesc_t* signals, ncclComm_t
   }
   return now_or_at_end(true, comm, kName, [all = std::move(all), stream](Comm& c) {
     const ncclResult_t ready = finish_stream("ncclWaitSignal", stream);
-    return ready == ncclSuccess ? c.rma.wait(all, c.given_up) : ready;
+    if (ready != ncclSuccess) return ready;
+    return c.rma.wait(all, [&c](std::string* why) { return given_up(c, why); });
   });
 }
 

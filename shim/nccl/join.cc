@@ -201,6 +201,8 @@ ncclResult_t join(Comm& comm, int n_ranks, const ncclUniqueId& id, int rank, Ini
 ncclResult_t settle(Comm& comm, InitConfig config) {
   ncclResult_t result = find_place(comm);
   if (result != ncclSuccess) return result;
+  // The first call of a process tries its device. It must not be one that comes while a group of MoECCL's is open.
+  if (settings().mode == Mode::kMoeccl) (void)moeccl_serves_cuda();
   Hello mine;
   std::string reason, failure;
   mine.wants_nccl = wants_nccl(&reason);

@@ -134,7 +134,7 @@ Rma::~Rma() {
     const std::lock_guard lock(ranks.mutex);
     std::erase(ranks.all, this);
   }
-  if (board_ != nullptr) board_->is_over.store(1, std::memory_order_release);  // acquired in find_target()
+  if (board_ != nullptr) board_->is_over.store(1, std::memory_order_release);  // acquired where others wait for it
   for (const auto& p : peers_) {
     if (p->board != nullptr && p->board != board_) munmap(p->board, board_bytes_);
     if (p->process >= 0) close(p->process);
@@ -250,16 +250,16 @@ ncclResult_t Rma::reach(const char* function, int rank, Peer** found) {
                   ") is gone or cannot be reached: " + (file < 0 ? std::strerror(why) : "not its board"));
 }
 
-ncclResult_t Rma::find_target(const Put& put, Peer& peer, const std::atomic<bool>& given_up, uint64_t* address,
-                              bool* on_device) {
+ncclResult_t Rma::find_target(const Put& put, Peer& peer, const GivenUp& given_up, uint64_t* address, bool* on_device) {
   const std::string where = std::string(put.function) + ": the window of " + rank_text(put.peer);
+  std::string why;
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(settings().timeout_ms);
   // Released in add_window().
   for (Pause pause; peer.board->n_windows.load(std::memory_order_acquire) <= put.window;) {
     if (peer.board->is_over.load(std::memory_order_acquire) != 0) break;  // released in ~Rma()
     if (!pause()) continue;
     if (ended(peer.process)) return fail(ncclRemoteError, where + " is gone: its process has ended");
-    if (given_up) return fail(ncclInvalidUsage, where + ": the communicator was aborted or revoked");
+    if (const ncclResult_t over = given_up(&why); over != ncclSuccess) return fail(over, where + ": " + why);
     if (std::chrono::steady_clock::now() > end) {
       return fail(ncclRemoteError, where + " was not registered within " + std::to_string(settings().timeout_ms) +
                                        " ms: all ranks register their windows in the same order");
@@ -359,7 +359,8 @@ ncclResult_t Rma::post(const Put& put, Peer& peer, bool* posted) {
   return ncclSuccess;
 }
 
-ncclResult_t Rma::leave(const Put& put, Peer& peer, const std::atomic<bool>& given_up) {
+ncclResult_t Rma::leave(const Put& put, Peer& peer, const GivenUp& given_up) {
+  std::string why;
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(settings().timeout_ms);
   for (Pause pause;;) {
     bool posted = false;
@@ -372,7 +373,9 @@ ncclResult_t Rma::leave(const Put& put, Peer& peer, const std::atomic<bool>& giv
     if (!pause()) continue;
     const std::string where = std::string(put.function) + ": " + rank_text(put.peer);
     if (ended(peer.process)) return fail(ncclRemoteError, where + " is gone: its process has ended");
-    if (given_up) return fail(ncclInvalidUsage, where + ": the communicator was aborted or revoked");
+    if (peer.board->is_over.load(std::memory_order_acquire) != 0)  // released in ~Rma()
+      return fail(ncclRemoteError, where + " has ended its communicator");
+    if (const ncclResult_t over = given_up(&why); over != ncclSuccess) return fail(over, where + ": " + why);
     if (std::chrono::steady_clock::now() > end) {
       return fail(ncclRemoteError,
                   where + " has not fetched " + std::to_string(kParcels) + " puts within " +
@@ -463,7 +466,7 @@ bool Rma::has_left(int from) {
   return box.posted.load(std::memory_order_relaxed) != box.fetched.load(std::memory_order_relaxed);
 }
 
-ncclResult_t Rma::put(const Put& put, const std::atomic<bool>& given_up) {
+ncclResult_t Rma::put(const Put& put, const GivenUp& given_up) {
   Peer* peer = nullptr;
   ncclResult_t result = reach(put.function, put.peer, &peer);
   if (result != ncclSuccess) return result;
@@ -483,7 +486,7 @@ ncclResult_t Rma::put(const Put& put, const std::atomic<bool>& given_up) {
   return ncclSuccess;
 }
 
-ncclResult_t Rma::wait_for(const ncclWaitSignalDesc_t& wanted, const std::atomic<bool>& given_up) {
+ncclResult_t Rma::wait_for(const ncclWaitSignalDesc_t& wanted, const GivenUp& given_up) {
   if (board_ == nullptr) return no_board("ncclWaitSignal");
   std::atomic<uint64_t>& count = of(*board_, wanted.peer).signals[wanted.ctx][wanted.sigIdx];
   uint64_t before = 0;
@@ -509,23 +512,27 @@ ncclResult_t Rma::wait_for(const ncclWaitSignalDesc_t& wanted, const std::atomic
     if (!pause() && result == ncclSuccess) continue;
     fetch_for_others();
     const bool gone = result != ncclSuccess || ended(peer->process);
+    const bool left = !gone && peer->board->is_over.load(std::memory_order_acquire) != 0;  // released in ~Rma()
     const bool late = std::chrono::steady_clock::now() > end;
+    std::string why;
+    const ncclResult_t over = given_up(&why);
     const uint64_t came = count.load(std::memory_order_acquire);
     if (came >= until) break;  // it signalled before it ended
-    if (!gone && !late && !given_up) continue;
+    if (!gone && !left && !late && over == ncclSuccess) continue;
     const std::string where = "ncclWaitSignal: " + rank_text(wanted.peer) + " has sent " +
                               std::to_string(came > before ? came - before : 0) + " of " +
                               std::to_string(wanted.opCnt) + " signals (index " + std::to_string(wanted.sigIdx) +
                               ", context " + std::to_string(wanted.ctx) + ")";
-    if (given_up) return fail(ncclInvalidUsage, where + ", and the communicator was aborted or revoked");
+    if (over != ncclSuccess) return fail(over, where + ", and " + why);
     return fail(ncclRemoteError,
-                where + (gone ? ", and its process has ended"
-                              : " within " + std::to_string(settings().timeout_ms) + " ms (MOECCL_TIMEOUT_MS)"));
+                where + (gone   ? ", and its process has ended or has freed its communicator"
+                         : left ? ", and has ended its communicator"
+                                : " within " + std::to_string(settings().timeout_ms) + " ms (MOECCL_TIMEOUT_MS)"));
   }
   return fetch(wanted.peer);
 }
 
-ncclResult_t Rma::wait(std::span<const ncclWaitSignalDesc_t> signals, const std::atomic<bool>& given_up) {
+ncclResult_t Rma::wait(std::span<const ncclWaitSignalDesc_t> signals, const GivenUp& given_up) {
   for (const ncclWaitSignalDesc_t& s : signals) {
     const ncclResult_t result = wait_for(s, given_up);
     if (result != ncclSuccess) return result;

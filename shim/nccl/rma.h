@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -65,9 +66,10 @@ class Rma {
     uint32_t window = kNoWindow;  // kNoWindow: the signal alone
     size_t offset = 0;
   };
-  // `given_up` ends a wait early: the communicator is being aborted.
-  ncclResult_t put(const Put& put, const std::atomic<bool>& given_up);
-  ncclResult_t wait(std::span<const ncclWaitSignalDesc_t> signals, const std::atomic<bool>& given_up);
+  // Ends a wait early when it returns a failure; *why then says what has become of the communicator.
+  using GivenUp = std::function<ncclResult_t(std::string* why)>;
+  ncclResult_t put(const Put& put, const GivenUp& given_up);
+  ncclResult_t wait(std::span<const ncclWaitSignalDesc_t> signals, const GivenUp& given_up);
 
  private:
   struct Board;
@@ -83,17 +85,16 @@ class Rma {
   using Deadline = std::chrono::steady_clock::time_point;
 
   ncclResult_t reach(const char* function, int rank, Peer** peer);
-  ncclResult_t find_target(const Put& put, Peer& peer, const std::atomic<bool>& given_up, uint64_t* address,
-                           bool* on_device);
+  ncclResult_t find_target(const Put& put, Peer& peer, const GivenUp& given_up, uint64_t* address, bool* on_device);
   ncclResult_t write(const Put& put, Peer& peer, uint64_t address);
-  ncclResult_t leave(const Put& put, Peer& peer, const std::atomic<bool>& given_up);
+  ncclResult_t leave(const Put& put, Peer& peer, const GivenUp& given_up);
   ncclResult_t post(const Put& put, Peer& peer, bool* posted);
   ncclResult_t take(uint64_t number, int from, std::string* text);
   ncclResult_t fetch(int from);
   static void fetch_for_others();
   void fetch_from_all();
   bool has_left(int from);
-  ncclResult_t wait_for(const ncclWaitSignalDesc_t& wanted, const std::atomic<bool>& given_up);
+  ncclResult_t wait_for(const ncclWaitSignalDesc_t& wanted, const GivenUp& given_up);
   static From& of(Board& board, int rank);
 
   int rank_ = 0, n_ranks_ = 0, file_ = -1;

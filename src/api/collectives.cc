@@ -3,6 +3,8 @@
 #include "moeccl/collectives.h"
 #include "moeccl/pipeline.h"
 
+#include <cstdint>
+
 #include "src/api/issue.h"
 #include "src/comm/collective.h"
 #include "src/comm/tensor_blocks_call.h"
@@ -13,6 +15,11 @@ using comm::Communicator;
 
 namespace {
 
+// A call on this stream runs at once, as on NULL, and is never part of the thread's group. For the MPI shim, because a
+// program that opens a group does not know its MPI calls to be MoECCL's. No stream has this handle: generations begin
+// with 1.
+const auto kAlone = reinterpret_cast<moecclStream_t>(uintptr_t{0xC2});
+
 // A communicator from before a fork is detected later, by a check that each operation makes anyway.
 moecclResult_t unknown(moecclComm_t handle) {
   Communicator* none = nullptr;
@@ -22,6 +29,7 @@ moecclResult_t unknown(moecclComm_t handle) {
 moecclResult_t collective(const CollectiveCall& call, moecclComm_t comm_handle, moecclStream_t stream_handle) {
   Communicator* comm = api::CommTable::get().find(comm_handle);
   if (comm == nullptr) return unknown(comm_handle);
+  if (stream_handle == kAlone) return api::guarded(comm, [&] { return comm::run_collective(*comm, call); });
   return api::member_of_group(api::guarded(comm, [&]() -> Status {
     if (stream_handle == nullptr && !comm::Group::open_here()) return comm::run_collective(*comm, call);
     return api::issue(*comm, stream_handle, nullptr,

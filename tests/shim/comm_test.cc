@@ -272,6 +272,28 @@ TEST(ShimComm, ARankThatAnotherHasRevokedSplitsAsTheOtherDoes) {
   });
 }
 
+// It is revoked while rank 1 waits in its split for rank 0, which then splits.
+TEST(ShimComm, ASplitThatARevocationInterruptsMeetsTheOthersSplit) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    ncclComm_t comm = nullptr, part = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    if (rank == 0) {
+      while (board->counters[0].load() == 0) usleep(1000);
+      usleep(200'000);
+      ASSERT_NCCL(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+    }
+    board->counters[0].store(1);
+    ASSERT_NCCL(ncclCommSplit(comm, 0, -rank, &part, nullptr));
+    expect_ranks(part, 2, 1 << rank, 0b11);
+    int place = -1;
+    EXPECT_NCCL(ncclCommUserRank(part, &place));
+    EXPECT_EQ(place, 1 - rank);
+    EXPECT_NCCL(ncclCommDestroy(part));
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
 // A stream holds an operation of the second communicator, which its peer never joins, and behind it one of the first.
 TEST(ShimComm, AbortsInAGroupDoNotWaitForEachOther) {
   Board* board = new_board();

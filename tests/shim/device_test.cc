@@ -47,6 +47,35 @@ TEST(ShimDevice, CollectivesOnDeviceMemoryAndStreams) {
   });
 }
 
+// In this mode, whether MoECCL serves the device decides nothing before the first call on device memory.
+TEST(ShimDevice, AGroupMayBeTheFirstCall) {
+  if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    setenv("MOECCL_SHIM_MODE", "moeccl", 1);
+    const ncclUniqueId id = meet(*board, rank);
+    CudaDevice device;
+    ASSERT_TRUE(device.ok());
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, id, rank));
+    auto* stream = static_cast<cudaStream_t>(device.make_stream());
+    const int32_t mine = rank + 5;
+    int32_t got = 0;
+    void *a = device.allocate(sizeof mine), *b = device.allocate(sizeof got);
+    device.upload(a, &mine, sizeof mine, stream);
+    ASSERT_NCCL(ncclGroupStart());
+    EXPECT_NCCL(ncclSend(a, 1, ncclInt32, 1 - rank, comm, stream));
+    EXPECT_NCCL(ncclRecv(b, 1, ncclInt32, 1 - rank, comm, stream));
+    ASSERT_NCCL(ncclGroupEnd());
+    device.download(&got, b, sizeof got, stream);
+    EXPECT_EQ(got, 6 - rank);
+    EXPECT_NCCL(ncclCommDestroy(comm));
+    device.release(a);
+    device.release(b);
+    device.end_stream(stream);
+  });
+}
+
 // Puts from device memory into a window of device memory. The peer fetches the data when it waits.
 TEST(ShimDevice, PutsReachWindowsOfDeviceMemory) {
   if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";

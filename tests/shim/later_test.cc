@@ -40,9 +40,10 @@ TEST(ShimLater, AConfigOfAnyLaterVersionIsTaken) {
 
 // Two ranks are joined by more. All collectives of the new communicator are those of its own ranks, and the old
 // communicator still works.
-void grow_to(int n) {
+void grow_to(int n, const char* topology = nullptr) {
   Board* board = new_board();
   in_processes(n, [&](int rank) {
+    if (topology != nullptr) setenv("MOECCL_TOPOLOGY", topology, 1);
     const ncclUniqueId id = meet(*board, rank);
     ncclComm_t comm = nullptr, grown = nullptr;
     if (rank < 2) {
@@ -89,6 +90,9 @@ TEST(ShimLater, ACommunicatorGrows) {
   grow_to(3);
   grow_to(4);
 }
+
+// The variable describes the ranks of the old communicator.
+TEST(ShimLater, ATopologyFromTheEnvironmentDoesNotKeepACommunicatorFromGrowing) { grow_to(3, "auto"); }
 
 TEST(ShimLater, GrowingWantsOneId) {
   Board* board = new_board();

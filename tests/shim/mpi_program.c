@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An ordinary MPI program: the collectives that the shim serves, in their plain, in-place and derived-type forms, with
- * known results. Prints "rank R of N: all right" or what was wrong. With an argument, it exchanges more than 2^31
- * elements instead. */
+ * known results. Prints "rank R of N: all right" or what was wrong. With "large", it exchanges more than 2^31 elements
+ * instead, and with "element" one element of more than 2^31 bytes. */
+#include <dlfcn.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -262,6 +263,23 @@ static void large(void) {
   free(data);
 }
 
+/* One element of more bytes than an int counts, with a gap, so that it has to be packed. */
+static void large_element(void) {
+  const int part = (1 << 30) + 3;
+  const size_t second = (size_t)part + 13, all = second + (size_t)part;
+  MPI_Datatype type;
+  MPI_Type_vector(2, part, part + 13, MPI_CHAR, &type);
+  MPI_Type_commit(&type);
+  char* data = calloc(all, 1);
+  if (rank == 0) data[0] = 3, data[part - 1] = 4, data[part] = 5, data[second] = 6, data[all - 1] = 7;
+  MPI_Bcast(data, 1, type, 0, MPI_COMM_WORLD);
+  expect(data[0] == 3 && data[part - 1] == 4, "the first part of a large element", 0);
+  expect(data[part] == (rank == 0 ? 5 : 0), "the gap of a large element", 0);
+  expect(data[second] == 6 && data[all - 1] == 7, "the second part of a large element", 0);
+  free(data);
+  MPI_Type_free(&type);
+}
+
 static int handled, served;
 static void count_errors(MPI_Comm* comm, int* code, ...) {
   (void)comm, (void)code;
@@ -319,6 +337,35 @@ static void mistakes(void) {
   MPI_Comm_free(&comm);
 }
 
+/* A rank with an open group of MoECCL's own interface, if that is loaded. MPI's calls are no part of it. */
+static void in_a_group(void) {
+  MPI_Comm comm;
+  MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &n);
+  void* library = dlopen("libmoeccl.so.0", RTLD_NOW | RTLD_NOLOAD);
+  int (*group_start)(void) = NULL;
+  int (*group_end)(void) = NULL;
+  if (library != NULL && rank == 0) {
+    *(void**)&group_start = dlsym(library, "moecclGroupStart");
+    *(void**)&group_end = dlsym(library, "moecclGroupEnd");
+  }
+  if (group_start != NULL) expect(group_start() == 0, "moecclGroupStart", 0);
+  for (int call = 0; call < 12; ++call) { /* the shim takes over in between, or at the first */
+    int one = call + 1, sum = 0, got = rank == n - 1 ? call : -1;
+    MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, comm);
+    expect(sum == n * (call + 1), "Allreduce in a group", call);
+    MPI_Bcast(&got, 1, MPI_INT, n - 1, comm);
+    expect(got == call, "Bcast in a group", call);
+  }
+  int counts[64], at[64], in[64], out[64];
+  for (int r = 0; r < n; ++r) counts[r] = 1, at[r] = r, in[r] = 100 * rank + r, out[r] = -1;
+  MPI_Alltoallv(in, counts, at, MPI_INT, out, counts, at, MPI_INT, comm);
+  for (int r = 0; r < n; ++r) expect(out[r] == 100 * r + rank, "Alltoallv in a group", r);
+  if (group_end != NULL) expect(group_end() == 0, "moecclGroupEnd", 0);
+  MPI_Comm_free(&comm);
+}
+
 /* MPI_Finalize calls this while it deletes the attributes of MPI_COMM_SELF. All of MPI still works then. */
 static int at_the_end(MPI_Comm self, int key, void* value_of_it, void* extra) {
   (void)self, (void)key, (void)value_of_it, (void)extra;
@@ -340,7 +387,10 @@ int main(int argc, char** argv) {
   if (argc > 1 && !served) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &n);
-    large();
+    if (strcmp(argv[1], "element") == 0)
+      large_element();
+    else
+      large();
     MPI_Finalize();
     return bad != 0;
   }
@@ -355,6 +405,7 @@ int main(int argc, char** argv) {
   between_groups();
   handles_again();
   mistakes();
+  in_a_group();
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &n);
   MPI_Finalize(); /* says "all right" */

@@ -1,52 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // One-sided puts and signals through the shim: ncclPutSignal, ncclSignal, ncclWaitSignal between ranks of a host.
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <signal.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 
-#include <chrono>
 #include <cstddef>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
 
-#include "tests/shim/nccl_ranks.h"
+#include "tests/shim/rma_ranks.h"
 
 namespace moeccl::testing {
 namespace {
-
-std::string last() { return ncclGetLastError(nullptr); }
-
-// A communicator with one window of this many bytes of ordinary memory on each rank.
-struct WithWindow {
-  WithWindow(Board& board, int n, int rank, size_t bytes) : memory(bytes) {
-    if (ncclCommInitRank(&comm, n, meet(board, rank), rank) != ncclSuccess ||
-        ncclCommWindowRegister(comm, memory.data(), bytes, &window, NCCL_WIN_COLL_SYMMETRIC) != ncclSuccess) {
-      ADD_FAILURE() << last();
-      _exit(1);
-    }
-  }
-  ~WithWindow() {
-    EXPECT_NCCL(ncclCommWindowDeregister(comm, window));
-    EXPECT_NCCL(ncclCommDestroy(comm));
-  }
-  WithWindow(const WithWindow&) = delete;
-  WithWindow& operator=(const WithWindow&) = delete;
-  ncclResult_t put(const void* bytes, size_t n, int peer, size_t offset, int signal = 0, int context = 0) const {
-    return ncclPutSignal(bytes, n, ncclUint8, peer, window, offset, signal, context, 0, comm, nullptr);
-  }
-  ncclResult_t wait(int peer, int times = 1, int signal = 0, int context = 0) const {
-    ncclWaitSignalDesc_t wanted = {times, peer, signal, context};
-    return ncclWaitSignal(1, &wanted, comm, nullptr);
-  }
-  std::vector<unsigned char> memory;
-  ncclComm_t comm = nullptr;
-  ncclWindow_t window = nullptr;
-};
 
 unsigned char pattern(int rank, int round, size_t i) {
   return static_cast<unsigned char>(static_cast<size_t>(rank) * 77 + static_cast<size_t>(round) * 13 + i * 7);
@@ -78,19 +43,6 @@ TEST(ShimRma, BytesAreThereWhenTheSignalIs) {
   }
 }
 
-// As in a container, or where kernel.yama.ptrace_scope is 1, no process may write into another one.
-void forbid_writing() {
-  sock_filter steps[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-                         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_process_vm_writev, 0, 1),
-                         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-                         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  const sock_fprog program = {std::size(steps), steps};
-  ASSERT_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-  ASSERT_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
-  const iovec none = {nullptr, 0};
-  ASSERT_EQ(process_vm_writev(getpid(), &none, 1, &none, 1, 0), -1);
-}
-
 TEST(ShimRma, BytesAreFetchedWhereProcessesAreClosed) {
   for (const size_t bytes : {size_t{1}, size_t{4099}, size_t{3} << 20}) {
     Board* board = new_board();
@@ -99,29 +51,6 @@ TEST(ShimRma, BytesAreFetchedWhereProcessesAreClosed) {
       go_round(*board, 3, rank, bytes, bytes < 65536 ? 500 : 5);
     });
   }
-}
-
-TEST(ShimRma, APeerThatNeverFetchesIsNamed) {
-  Board* board = new_board();
-  in_processes(2, [&](int rank) {
-    forbid_writing();
-    setenv("MOECCL_TIMEOUT_MS", "2000", 1);
-    WithWindow w(*board, 2, rank, 16);
-    if (rank == 0) {
-      const unsigned char byte = 3;
-      for (int i = 0; i < 256; ++i) ASSERT_NCCL(w.put(&byte, 1, 1, 0));
-      EXPECT_EQ(w.put(&byte, 1, 1, 0), ncclRemoteError);
-      EXPECT_NE(last().find("rank 1 has not fetched 256 puts within 2000 ms"), std::string::npos) << last();
-      board->counters[0] = 1;
-    }
-    while (board->counters[0] == 0) usleep(1000);
-    if (rank == 1) {
-      EXPECT_NCCL(w.wait(0, 256));
-      EXPECT_EQ(w.memory[0], 3);
-      board->counters[1] = 1;
-    }
-    while (board->counters[1] == 0) usleep(1000);
-  });
 }
 
 // There is room for 256 puts.
@@ -413,106 +342,6 @@ TEST(ShimRma, MistakesAreNamed) {
     refused(w.wait(1 - rank, -2), "opCnt is -2");
     EXPECT_NCCL(w.put(nullptr, 0, 1 - rank, 16)) << "nothing, at the end";
     EXPECT_NCCL(w.wait(1 - rank));
-  });
-}
-
-int elapsed_ms(std::chrono::steady_clock::time_point start) {
-  return static_cast<int>(
-      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start).count());
-}
-
-TEST(ShimRma, ASignalThatDoesNotComeIsAnErrorInTime) {
-  Board* board = new_board();
-  in_processes(2, [&](int rank) {
-    setenv("MOECCL_TIMEOUT_MS", "2000", 1);
-    WithWindow w(*board, 2, rank, 16);
-    if (rank == 1) {
-      EXPECT_NCCL(ncclSignal(0, 0, 0, 0, w.comm, nullptr));
-      while (board->counters[0] == 0) usleep(1000);
-      return;
-    }
-    const auto start = std::chrono::steady_clock::now();
-    EXPECT_EQ(w.wait(1, 3), ncclRemoteError);
-    EXPECT_GE(elapsed_ms(start), 1990);
-    EXPECT_NE(last().find("rank 1 has sent 1 of 3 signals (index 0, context 0) within 2000 ms"), std::string::npos)
-        << last();
-    board->counters[0] = 1;
-  });
-}
-
-// Rank 1 dies. Ranks that wait for it or put into it learn this long before the deadline.
-TEST(ShimRma, ADeadPeerIsNamed) {
-  Board* board = new_board();
-  const auto work = [&](int rank) {
-    ncclComm_t comm = nullptr;
-    ncclWindow_t window = nullptr;
-    unsigned char memory[64] = {};
-    ASSERT_NCCL(ncclCommInitRank(&comm, 3, meet(*board, rank), rank));
-    ASSERT_NCCL(ncclCommWindowRegister(comm, memory, sizeof memory, &window, 0));
-    ASSERT_NCCL(ncclPutSignal(memory, 1, ncclUint8, (rank + 1) % 3, window, 0, 0, 0, 0, comm, nullptr));
-    ncclWaitSignalDesc_t wanted = {1, (rank + 2) % 3, 0, 0};
-    ASSERT_NCCL(ncclWaitSignal(1, &wanted, comm, nullptr));
-    board->counters[0]++;
-    while (board->counters[0] < 3) usleep(1000);
-    if (rank == 1) kill(getpid(), SIGKILL);
-    const auto start = std::chrono::steady_clock::now();
-    if (rank == 2) {
-      wanted = {1, 1, 0, 0};
-      EXPECT_EQ(ncclWaitSignal(1, &wanted, comm, nullptr), ncclRemoteError);
-      EXPECT_NE(last().find("rank 1 has sent 0 of 1 signals"), std::string::npos) << last();
-      EXPECT_NE(last().find("its process has ended"), std::string::npos) << last();
-    } else {
-      ncclResult_t result = ncclSuccess;
-      while (result == ncclSuccess && elapsed_ms(start) < 10000)
-        result = ncclPutSignal(memory, 64, ncclUint8, 1, window, 0, 0, 0, 0, comm, nullptr);
-      EXPECT_EQ(result, ncclRemoteError);
-      EXPECT_NE(last().find("rank 1 (process"), std::string::npos) << last();
-    }
-    EXPECT_LT(elapsed_ms(start), 5000);
-    (void)ncclCommAbort(comm);
-  };
-  in_processes(3, work, {1});
-}
-
-TEST(ShimRma, ASignalOutlivesItsSender) {
-  Board* board = new_board();
-  in_processes(2, [&](int rank) {
-    WithWindow w(*board, 2, rank, 16);
-    const unsigned char byte = 7;
-    if (rank == 1) {
-      EXPECT_NCCL(w.put(&byte, 1, 0, 3));
-      board->counters[0] = getpid();
-      return;
-    }
-    while (board->counters[0] == 0) usleep(1000);
-    while (access(("/proc/" + std::to_string(board->counters[0]) + "/fd/0").c_str(), F_OK) == 0) usleep(1000);
-    EXPECT_NCCL(w.wait(1));
-    EXPECT_EQ(w.memory[3], 7);
-    EXPECT_EQ(w.wait(1), ncclRemoteError) << "and nothing more";
-  });
-}
-
-TEST(ShimRma, AnAbortEndsAWait) {
-  Board* board = new_board();
-  in_processes(2, [&](int rank) {
-    ncclComm_t comm = nullptr;
-    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
-    const auto start = std::chrono::steady_clock::now();
-    std::atomic<bool> waits{false};
-    std::thread waiter([&] {
-      ncclWaitSignalDesc_t wanted = {1, 1 - rank, 0, 0};
-      waits = true;
-      const ncclResult_t result = ncclWaitSignal(1, &wanted, comm, nullptr);
-      // On a loaded machine the abort may come first, and then the communicator no longer exists.
-      EXPECT_TRUE(result == ncclInvalidUsage || result == ncclInvalidArgument) << result;
-    });
-    while (!waits) usleep(1000);
-    usleep(100000);
-    EXPECT_NCCL(ncclCommAbort(comm));
-    waiter.join();
-    EXPECT_LT(elapsed_ms(start), 5000);
-    board->counters[0]++;  // the rank that ends first would end the other one's wait
-    while (board->counters[0] < 2) usleep(1000);
   });
 }
 

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Takes the core's place on a rank where that does not load, for example because MoECCL is missing there. MPI serves
+// all calls. This rank counts them and answers the other ranks' questions, as it would with MOECCL_SHIM_MPI=off.
+#include "shim/mpi/join.h"
+#include "shim/mpi/table.h"
+
+namespace moeccl::shim {
+
+bool can_join() { return false; }
+void join(MPI_Comm, Served&) {}
+void leave(Served&) {}
+
+namespace {
+namespace entry {
+
+#define ENTER(name, parameters, arguments) \
+  int name parameters {                    \
+    return enter(#name, [&] {              \
+      (void)served_by_moeccl(comm);        \
+      return PMPI_##name arguments;        \
+    });                                    \
+  }
+#define FINALIZE(name, parameters, arguments) \
+  int name parameters {                       \
+    release_all();                            \
+    return PMPI_##name arguments;             \
+  }
+#define MPI_FUNCTION ENTER
+#define MPI_WATCHED FINALIZE
+#include "shim/mpi/functions.def"
+#undef MPI_FUNCTION
+#undef FINALIZE
+#undef ENTER
+
+}  // namespace entry
+
+constexpr moecclMpiTable kTable = {
+#define MEMBER(name, parameters, arguments) entry::name,
+#define MPI_FUNCTION MEMBER
+#include "shim/mpi/functions.def"
+#undef MPI_FUNCTION
+#undef MEMBER
+};
+
+}  // namespace
+}  // namespace moeccl::shim
+
+extern "C" __attribute__((visibility("default"))) const moecclMpiTable* moecclMpiCore(void) {
+  return &moeccl::shim::kTable;
+}
