@@ -276,24 +276,55 @@ NicAssignment assign_nics(const Graph& graph) {
   return result;
 }
 
-std::vector<uint32_t> devices_of_rank(const Graph& graph, std::span<const std::string> devices, uint32_t rank,
-                                      uint32_t n_ranks) {
-  std::vector<uint32_t> own(devices.size());
-  std::iota(own.begin(), own.end(), 0u);
-  std::vector<const Node*> users, nics;
+namespace {
+
+// Returns the nodes of these devices, or fewer if the graph does not know them all.
+std::vector<const Node*> nodes_of(const Graph& graph, std::span<const std::string> devices) {
+  std::vector<const Node*> nodes;
   for (const std::string& device : devices) {
     for (const Node* nic : graph.of_kind(NodeKind::kNic)) {
       const auto& names = nic->os_devices;
       if (std::find(names.begin(), names.end(), device) == names.end()) continue;
-      nics.push_back(nic);
+      nodes.push_back(nic);
       break;
     }
   }
+  return nodes;
+}
+
+}  // namespace
+
+std::vector<uint32_t> devices_of_rank(const Graph& graph, std::span<const std::string> devices, uint32_t rank,
+                                      uint32_t n_ranks) {
+  std::vector<uint32_t> own(devices.size());
+  std::iota(own.begin(), own.end(), 0u);
+  const std::vector<const Node*> nics = nodes_of(graph, devices);
   if (nics.size() != devices.size()) return own;
+  std::vector<const Node*> users;
   for (const Seat& seat : default_seats(graph, 0, n_ranks)) users.push_back(graph.find(seat.node));
   const bool known = std::find(users.begin(), users.end(), nullptr) == users.end();
   if (!known || rank >= users.size() || users.size() > kMaxSide || nics.size() > kMaxSide) return own;
   return assign(problem_of(graph, users, nics))[rank].nics;
+}
+
+std::vector<uint32_t> devices_of_gpu(const Graph& graph, std::span<const std::string> devices, std::string_view pci) {
+  const std::string id = "pci:" + normal_pci(pci);
+  const std::vector<const Node*> gpus = graph.of_kind(NodeKind::kGpu), nics = nodes_of(graph, devices);
+  const auto own = std::find_if(gpus.begin(), gpus.end(), [&](const Node* gpu) { return gpu->id == id; });
+  if (own == gpus.end() || nics.size() != devices.size() || gpus.size() > kMaxSide || nics.size() > kMaxSide) return {};
+  return assign(problem_of(graph, gpus, nics))[static_cast<size_t>(own - gpus.begin())].nics;
+}
+
+bool joined_by_nvlink(const Graph& graph, std::string_view pci, std::string_view other) {
+  const std::vector<const Node*> gpus = graph.of_kind(NodeKind::kGpu);
+  for (const std::vector<uint32_t>& island : nvlink_islands(graph)) {
+    const auto holds = [&](std::string_view address) {
+      const std::string id = "pci:" + normal_pci(address);
+      return std::any_of(island.begin(), island.end(), [&](uint32_t g) { return gpus[g]->id == id; });
+    };
+    if (holds(pci)) return holds(other);
+  }
+  return false;
 }
 
 }  // namespace moeccl::topology

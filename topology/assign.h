@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "topology/graph.h"
@@ -53,5 +54,10 @@ NicAssignment assign_nics(const Graph& graph);
 // if the graph does not know them.
 std::vector<uint32_t> devices_of_rank(const Graph& graph, std::span<const std::string> devices, uint32_t rank,
                                       uint32_t n_ranks);
+// Returns those of the GPU at a PCI address ("0000:3b:00.0"): its share when all GPUs of the host use some, whichever
+// of them a communicator has. The result is empty if the graph does not know the GPU or a device.
+std::vector<uint32_t> devices_of_gpu(const Graph& graph, std::span<const std::string> devices, std::string_view pci);
+// Returns whether NVLink joins the GPUs at two PCI addresses.
+bool joined_by_nvlink(const Graph& graph, std::string_view pci, std::string_view other);
 
 }  // namespace moeccl::topology

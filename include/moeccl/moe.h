@@ -146,7 +146,7 @@ typedef struct {
 MOECCL_API moecclResult_t moecclRoutingGetInfo(moecclRouting_t routing, moecclRoutingInfo_t* info);
 
 /* The same information where kernels can read it, for CUDA graphs. A captured operation on this routing, forward or
- * backward, is one graph node, and each replay uses the tables of the routing's last update, which keeps the captured
+ * backward, is one kernel, and each replay uses the tables of the routing's last update, which keeps the captured
  * plan. Buffers therefore need room for the most that an update can bring: max_tokens and most_rows rows. The routing
  * must outlive the graph, and it must not be updated while a replay is in flight. A replay after a failed update fails
  * on all ranks. */

@@ -106,7 +106,9 @@ Status find_stream(moecclStream_t handle, const comm::Communicator* comm, comm::
     if (comm != nullptr) comm->hint(*stream);
     return {};
   }
-  return error(moecclInvalidArgument, "stream is not a live stream: give NULL or one of moecclStreamCreate");
+  const bool no_driver = may_be_cuda_stream(handle) && driver::cuda::loaded() && driver::cuda::driver() == nullptr;
+  return error(moecclInvalidArgument, "stream is not a live stream: give NULL or one of moecclStreamCreate{}",
+               no_driver ? "; CUDA streams cannot be used, because " + driver::cuda::why_absent() : "");
 }
 
 Status null_argument(const char* name, const char* wanted) {

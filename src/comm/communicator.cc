@@ -174,7 +174,8 @@ Status Communicator::check_reach(std::initializer_list<const void*> pointers) co
   if (cuda_ != nullptr || !may_meet_cuda()) return {};
   for (const void* p : pointers) {
     if (p != nullptr && driver::cuda::pointed(p).on_device()) {
-      const char* const nobody = config_.pace
+      const std::string nobody = driver::cuda::driver() == nullptr ? driver::cuda::why_absent()
+                                 : config_.pace
                                      ? "its links are paced"
                                      : "no rank had a current CUDA context when it joined (call cudaSetDevice first)";
       return error(moecclUnsupported, "a buffer is CUDA memory, but this communicator has no CUDA side: {}",

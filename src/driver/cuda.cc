@@ -53,6 +53,7 @@ Opened open_driver() {
     o.why = format("{} cannot be loaded: install the NVIDIA driver", name);
     return o;
   }
+  o.library = library;
   if (!resolve_all(library, o.table, &o.why)) return o;
   if (const int rc = o.table.cuInit(0); rc != 0) {
     o.why = format("cuInit returned {}: is there a GPU, and does the driver match the kernel module?", rc);
@@ -65,7 +66,6 @@ Opened open_driver() {
   }
   o.emulated = dlsym(library, "moeccl_emulated_driver") != nullptr;
   o.present = true;
-  o.library = library;
   return o;
 }
 
@@ -90,7 +90,7 @@ Status check(int result, const std::string& what) {
 }
 
 bool loaded() {
-  if (!env().cuda_driver.empty()) return driver() != nullptr;
+  if (!env().cuda_driver.empty()) return opened().library != nullptr;
   void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   if (library != nullptr) dlclose(library);
   return library != nullptr;
@@ -108,8 +108,23 @@ uint64_t number_of(Context context) {
   return ask != nullptr && ask(context, &number) == 0 ? number : 0;
 }
 
+// The memory of a program with a driver that lacks what driver() needs.
+static Pointed pointed_by_old_driver(const void* pointer) {
+  static const auto ask = [] {
+    void* const library = opened().library;
+    return reinterpret_cast<int (*)(void*, int, Pointer)>(library == nullptr ? nullptr
+                                                                             : dlsym(library, "cuPointerGetAttribute"));
+  }();
+  constexpr int kMemoryType = 2;
+  unsigned type = 0;
+  Pointed p;
+  if (ask != nullptr && ask(&type, kMemoryType, reinterpret_cast<Pointer>(pointer)) == 0) p.type = type;
+  return p;
+}
+
 Pointed pointed(const void* pointer) {
-  if (driver() == nullptr || pointer == nullptr) return {};
+  if (pointer == nullptr) return {};
+  if (driver() == nullptr) return pointed_by_old_driver(pointer);
   // Numbers of the driver's interface: memory type, managed, covered by peer access (legacy IPC), pool, size of the
   // mapping, base of the mapping.
   int attributes[] = {2, 8, 10, 17, 18, 19};

@@ -77,6 +77,7 @@ inline constexpr int kNotReady = 600, kAlreadyRegistered = 712, kPeerAlreadyEnab
   F(cuEventCreate, Event*, unsigned)                                                                                \
   F(cuEventDestroy_v2, Event)                                                                                       \
   F(cuEventRecord, Event, Stream)                                                                                   \
+  F(cuEventRecordWithFlags, Event, Stream, unsigned)                                                                \
   F(cuEventQuery, Event)                                                                                            \
   F(cuModuleLoadDataEx, Module*, const void*, unsigned, int*, void**)                                               \
   F(cuModuleUnload, Module)                                                                                         \
@@ -106,7 +107,8 @@ bool emulated();
 // Returns success for 0. Otherwise the failure contains `what`, the driver's own text and the number.
 Status check(int result, const std::string& what);
 
-// Returns whether this process has loaded the driver (or MOECCL_CUDA_DRIVER names one). Never loads it by itself.
+// Returns whether this process has loaded the driver (or MOECCL_CUDA_DRIVER names one), even one that driver() does not
+// use. Never loads it by itself.
 bool loaded();
 // Returns the context that is current on this thread, or null. Never starts CUDA by itself.
 Context current_context();
@@ -124,6 +126,7 @@ struct Pointed {
   size_t mapping_bytes = 0;
   bool on_device() const { return type >= kDeviceMemory; }
 };
+// Asks only for the type where the driver lacks functions, so that driver() does not use it.
 Pointed pointed(const void* pointer);
 
 // Makes a context current on this thread while it lives. Allocations and queries by the library in this time are not

@@ -61,9 +61,13 @@ std::string bounded(const char (&text)[n]) {
 }
 
 // GB/s of a link in each direction: NVLink 1 (P100) 20, NVLink 2 to 4 (V100, A100, H100) 25, NVLink 5 (B200) 50.
-double link_rate(unsigned version) {
-  if (version == 0 || version > 5) return 0;
-  return version == 1 ? 20 : version == 5 ? 50 : 25;
+// `version` is one of nvml.h's NVML_NVLINK_VERSION_*: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0 and 5.0 are 1 to 7. Some drivers say
+// 7 of an H100.
+double link_rate(unsigned version, int compute_major) {
+  constexpr unsigned k1_0 = 1, k5_0 = 7;
+  constexpr int kBlackwell = 10;
+  if (version < k1_0 || version > k5_0) return 0;
+  return version == k1_0 ? 20 : version == k5_0 && compute_major >= kBlackwell ? 50 : 25;
 }
 
 void ask_links(const Functions& f, Device* device, NvmlGpu* gpu) {
@@ -73,7 +77,7 @@ void ask_links(const Functions& f, Device* device, NvmlGpu* gpu) {
     NvmlLink link;
     unsigned version = 0;
     if (f.link_version != nullptr && f.link_version(device, l, &version) == kSuccess)
-      link.bytes_per_ns = link_rate(version);
+      link.bytes_per_ns = link_rate(version, gpu->compute_major);
     PciInfo remote;
     std::memset(&remote, 0, sizeof(remote));
     if (f.link_remote_pci != nullptr && f.link_remote_pci(device, l, &remote) == kSuccess)

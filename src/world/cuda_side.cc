@@ -14,6 +14,8 @@
 #include "src/exec/task.h"
 #include "src/world/network.h"
 #include "src/world/process_table.h"
+#include "topology/assign.h"
+#include "topology/discover.h"
 #include "transport/cuda_ipc/cuda_link.h"
 #include "transport/shm/shm_link.h"
 
@@ -39,7 +41,8 @@ struct Introduction {
   int32_t device = 0;
   char uuid[16] = {};
   cuda::IpcHandle handle{};
-  char why[484] = {};  // holds the log of a driver that refuses the kernels; fills the struct, whose bytes are sent
+  char pci[32] = {};   // the device's address, as the driver writes it
+  char why[452] = {};  // holds the log of a driver that refuses the kernels; fills the struct, whose bytes are sent
 };
 
 // A GPU compared with the host's defaults, as far as is known without a measurement: device memory at the rate of a
@@ -98,6 +101,7 @@ class CudaSide::Connector {
       int mps = 0;  // unknown to older drivers
       own_.mps = cuda::driver()->cuDeviceGetAttribute(&mps, cuda::kMpsEnabled, own_.device) == 0 && mps != 0;
       MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetUuid_v2(own_.uuid, own_.device), "the device's identity"));
+      std::strncpy(own_.pci, cuda::pci_address(context).c_str(), sizeof(own_.pci) - 1);
       auto made = Segment::create(n_.shape, !one_process());
       if (!made.ok()) return std::move(made).status();
       own_segment_ = std::move(*made);
@@ -224,6 +228,7 @@ class CudaSide::Connector {
         return error(moecclRemoteError, "rank {} sent an introduction of its GPU that cannot be read", r);
       std::memcpy(&all_[r], blobs[r].data(), sizeof(Introduction));
       all_[r].why[sizeof(all_[r].why) - 1] = 0;
+      all_[r].pci[sizeof(all_[r].pci) - 1] = 0;
     }
     return {};
   }
@@ -255,16 +260,20 @@ class CudaSide::Connector {
   }
 
   // Each chunk of an operation costs two system-wide fences and a barrier of blocks, which takes microseconds in which
-  // NVLink carries a megabyte. If NVLink joins the ranks' devices and they have enough memory, chunks are therefore
-  // larger.
+  // NVLink carries a megabyte. If NVLink joins the devices of each host and they have enough memory, chunks are
+  // therefore larger.
   uint64_t kernel_staging() const {
     constexpr uint64_t kLargeDevice = uint64_t{32} << 30;
     const uint64_t usual = n_.shape.staging_bytes;
     if (env().cuda_staging_bytes > 0) return static_cast<uint64_t>(env().cuda_staging_bytes);
-    if (several_hosts() || own_.reaches == 0 || cuda::device_bytes(own_.device) < kLargeDevice) return usual;
+    if (own_.reaches == 0 || cuda::device_bytes(own_.device) < kLargeDevice) return usual;
     std::vector<cuda::Uuid> devices;
-    for (const Introduction& i : all_) devices.push_back(std::to_array(i.uuid));
-    return cuda::joined_by_nvlink(own_.device, devices) ? std::max(usual, kStagingOverNvlink) : usual;
+    for (const uint32_t r : here()) devices.push_back(std::to_array(all_[r].uuid));
+    const auto hidden = [&](size_t i) {
+      const Result<topology::Discovery>& host = topology::discover_host();
+      return host.ok() && topology::joined_by_nvlink(host->graph, own_.pci, all_[here()[i]].pci);
+    };
+    return cuda::joined_by_nvlink(own_.device, devices, hidden) ? std::max(usual, kStagingOverNvlink) : usual;
   }
 
   Result<transport::cuda_ipc::Opened> open(uint32_t r, cuda::Context context) {
@@ -446,7 +455,7 @@ class CudaSide::Connector {
   }
 
   Status make_kernel_side() {
-    KernelSide::Question q{session_, n_, *side_->engine_, side_->fabric_};
+    KernelSide::Question q{session_, host_session_, n_, *side_->engine_, side_->fabric_};
     for (uint32_t r = 0; r < n_.n_ranks; ++r)
       q.seats.push_back({all_[r].device, std::string(all_[r].uuid, sizeof(all_[r].uuid)), all_[r].mps != 0});
     q.all_reach_all = std::all_of(all_.begin(), all_.end(), [](const Introduction& i) { return i.reaches != 0; });
@@ -507,6 +516,11 @@ Status CudaSide::open_to_peers(const void* buffer, size_t bytes, const cuda::Poi
   if (peer_devices_.empty() || bytes == 0) return {};
   const cuda::Current current(context());
   return cuda::allow_peers(buffer, bytes, what, peer_devices_);
+}
+
+Status CudaSide::open_to_peers(const void* buffer, size_t bytes) const {
+  if (peer_devices_.empty() || bytes == 0) return {};
+  return open_to_peers(buffer, bytes, cuda::pointed(buffer));
 }
 
 size_t CudaSide::memory_bytes() const {

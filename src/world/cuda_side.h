@@ -39,6 +39,7 @@ class CudaSide {
   // Makes a buffer accessible to kernels of this process's other ranks that use it directly from other devices. `what`
   // must be pointed(buffer).
   Status open_to_peers(const void* buffer, size_t bytes, const driver::cuda::Pointed& what) const;
+  Status open_to_peers(const void* buffer, size_t bytes) const;
 
   // True if the last call used CUDA memory: a call without buffers uses the same kind as the call before it.
   bool used_last = false;

@@ -35,8 +35,9 @@ uint32_t hardware_queues() {
 
 struct Answer {
   uint8_t able = 0;
-  uint8_t padding[7] = {};
-  uint64_t memory = 0, most_bytes = 0, message_bytes = 0;
+  uint8_t by_descriptor = 0;  // other processes open the memory so, and not by `handle`
+  uint8_t padding[6] = {};
+  uint64_t memory = 0, mapped = 0, most_bytes = 0, message_bytes = 0;
   cuda::IpcHandle handle{};
   char why[160] = {};
 };
@@ -143,6 +144,35 @@ class Joining {
     return error(moecclUnsupported, "its device has no room left for another communicator's persistent kernels");
   }
 
+  // Collective call of the ranks of this host: sends descriptors of the memory to all ranks of other processes.
+  Status exchange_descriptors(const exec::PersistentKernel& kernel) {
+    const auto& here = n_.hosts->around(rank_);
+    if (std::none_of(here.begin(), here.end(), [&](uint32_t r) { return all_[r].by_descriptor != 0; })) return {};
+    Fd own;
+    if (own_.by_descriptor != 0) {
+      auto shared = kernel.memory().share();
+      if (shared.ok())
+        own = std::move(*shared);
+      else
+        log(LogLevel::kInfo, "rank {}: {}", rank_, shared.status().message());
+    }
+    const int fd = own.get();
+    bootstrap::RankSet wanted(n_.n_ranks, false);
+    for (const uint32_t r : here) wanted[r] = !n_.same_process(r);
+    MOECCL_ASSIGN_OR_RETURN(
+        descriptors_, s_.host_session.all_gather_fds(std::span<const int>(&fd, own ? 1 : 0), wanted, n_.deadline));
+    return {};
+  }
+
+  Result<transport::cuda_ipc::Opened> open(size_t r) const {
+    const auto context = s_.engine.context();
+    if (all_[r].by_descriptor == 0) return transport::cuda_ipc::Opened::open(context, all_[r].handle);
+    if (descriptors_.size() <= r || descriptors_[r].empty())
+      return error(moecclRemoteError, "rank {}'s descriptor of its memory did not come", r);
+    MOECCL_ASSIGN_OR_RETURN(auto memory, cuda::VirtualMemory::open(context, descriptors_[r][0], all_[r].mapped));
+    return transport::cuda_ipc::Opened::of(std::move(memory));
+  }
+
   Status open_all(const exec::PersistentKernel& kernel, std::vector<std::byte*>& memories,
                   std::vector<transport::cuda_ipc::Opened>& opened) {
     opened.resize(all_.size());
@@ -150,11 +180,16 @@ class Joining {
       if (!n_.hosts->together(static_cast<uint32_t>(r), rank_)) {
         memories.push_back(nullptr);
       } else if (r == rank_) {
-        memories.push_back(kernel.memory());
+        memories.push_back(kernel.memory().data());
       } else if (n_.same_process(static_cast<uint32_t>(r))) {
         memories.push_back(reinterpret_cast<std::byte*>(all_[r].memory));
+        // Peer access covers only memory of cuMemAlloc.
+        if (all_[r].by_descriptor != 0 && s_.seats[r].device != s_.seats[rank_].device) {
+          const cuda::Current current(s_.engine.context());
+          MOECCL_TRY(cuda::allow_access(memories[r], all_[r].mapped));
+        }
       } else {
-        MOECCL_ASSIGN_OR_RETURN(opened[r], transport::cuda_ipc::Opened::open(s_.engine.context(), all_[r].handle));
+        MOECCL_ASSIGN_OR_RETURN(opened[r], open(r));
         memories.push_back(opened[r].data());
       }
     }
@@ -186,6 +221,7 @@ class Joining {
   uint32_t rank_;
   Answer own_;
   std::vector<Answer> all_;
+  std::vector<std::vector<Fd>> descriptors_;
 };
 
 }  // namespace
@@ -201,11 +237,17 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
   const auto make = [&]() -> Status {
     MOECCL_ASSIGN_OR_RETURN(w->reserved_, joining.reserve());
     w->uuid_ = s.seats[n.rank].uuid;
-    MOECCL_ASSIGN_OR_RETURN(
-        w->kernel_,
-        exec::PersistentKernel::create(s.engine, n.n_ranks, s.staging_bytes / 2, w->reserved_,
-                                       exec::KernelMessages::area_bytes(here.size(), joining.own().message_bytes)));
-    joining.own().memory = reinterpret_cast<uint64_t>(w->kernel_->memory());
+    MOECCL_ASSIGN_OR_RETURN(w->kernel_,
+                            exec::PersistentKernel::create(s.engine, {.n_ranks = n.n_ranks,
+                                                                      .half_bytes = s.staging_bytes / 2,
+                                                                      .most_blocks = w->reserved_,
+                                                                      .message_area = exec::KernelMessages::area_bytes(
+                                                                          here.size(), joining.own().message_bytes),
+                                                                      .for_processes = joining.other_processes()}));
+    const exec::KernelMemory& memory = w->kernel_->memory();
+    joining.own().memory = reinterpret_cast<uint64_t>(memory.data());
+    joining.own().mapped = memory.bytes();
+    joining.own().by_descriptor = memory.is_object();
     joining.own().most_bytes = static_cast<uint64_t>(env().cuda_persistent_bytes);
     if (joining.several_hosts()) {
       exec::KernelProxy::Rank p;
@@ -216,15 +258,16 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
       p.own = &s.fabric.own->board();
       MOECCL_ASSIGN_OR_RETURN(proxy, exec::KernelProxy::create(p));
     }
-    if (!joining.other_processes()) return {};
+    if (!joining.other_processes() || memory.is_object()) return {};
     MOECCL_ASSIGN_OR_RETURN(joining.own().handle,
-                            transport::cuda_ipc::export_memory(s.engine.context(), w->kernel_->memory()));
+                            transport::cuda_ipc::export_memory(s.engine.context(), memory.data()));
     return {};
   };
   joining.note(make());
   MOECCL_TRY(joining.exchange());
   if (*why = joining.refusal(); !why->empty()) return std::unique_ptr<KernelSide>();
   w->most_bytes_ = joining.most_bytes();
+  MOECCL_TRY(joining.exchange_descriptors(*w->kernel_));
   std::vector<std::byte*> memories;
   Status opened = joining.open_all(*w->kernel_, memories, w->opened_);
   if (proxy != nullptr) MOECCL_TRY(joining.connect_network(*proxy));

@@ -31,6 +31,7 @@ class KernelSide {
   };
   struct Question {
     bootstrap::Session& session;
+    HostSession& host_session;
     const Neighbours& neighbours;
     exec::StreamEngine& engine;
     exec::Fabric& fabric;

@@ -206,10 +206,19 @@ class CudaDevice {
     (void)call<int(void*, void**)>("cuStreamEndCapture", s, &graph);
     return graph;
   }
-  size_t graph_nodes(void* graph) {
+  // Counts the kernels of a graph.
+  size_t graph_kernels(void* graph) {
     size_t n = 0;
     EXPECT_EQ((call<int(void*, void**, size_t*)>("cuGraphGetNodes", graph, nullptr, &n)), 0);
-    return n;
+    std::vector<void*> nodes(n);
+    EXPECT_EQ((call<int(void*, void**, size_t*)>("cuGraphGetNodes", graph, nodes.data(), &n)), 0);
+    size_t kernels = 0;
+    for (void* node : nodes) {
+      int type = -1;
+      EXPECT_EQ((call<int(void*, int*)>("cuGraphNodeGetType", node, &type)), 0);
+      kernels += type == 0;
+    }
+    return kernels;
   }
   // Also uploads the graph: the first launch would do it, and might wait there for another rank's replay.
   void* instantiate(void* graph) {

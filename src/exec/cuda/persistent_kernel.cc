@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <numeric>
 
 #include "kernels/cuda/tables_args.h"
@@ -25,6 +24,7 @@ namespace {
 
 constexpr size_t kPinnedBytes = 1u << 20;
 constexpr uint32_t kThreads = 256;
+constexpr unsigned kExternal = 1;  // CU_EVENT_WAIT_EXTERNAL, CU_EVENT_RECORD_EXTERNAL: a node of the graph
 // In page-locked memory, behind the report.
 constexpr size_t kUploadedAt = (sizeof(WalkReport) + 63) / 64 * 64, kMessagesEndedAt = kUploadedAt + 64;
 // A graph keeps forever what it captured, so it is worth waiting once per program for the copy on the device. The copy
@@ -32,42 +32,6 @@ constexpr size_t kUploadedAt = (sizeof(WalkReport) + 63) / 64 * 64, kMessagesEnd
 constexpr int64_t kCapturedUpload_ns = 100'000'000;
 // One block is worthwhile for this much of the message, as in stream_engine.cc.
 constexpr uint64_t kBlockBytes = uint64_t{kThreads} * 64;
-
-// The device memory of thread ranks that know each other's. A kernel may still look at the memory of a rank that has
-// gone (it waits for that rank, and leaves when the host tells it to), so all of it is freed with the last rank.
-class MemoryCircles {
- public:
-  static MemoryCircles& get() {
-    static auto* const all = new MemoryCircles;
-    return *all;
-  }
-  void join(std::byte* own, std::byte* head) {
-    const std::lock_guard lock(mutex_);
-    head_of_[own] = head;
-    ++circles_[head].members;
-  }
-  void leave(driver_cuda::Memory memory) {
-    std::vector<driver_cuda::Memory> last;  // freed without the lock
-    const std::lock_guard lock(mutex_);
-    const auto own = head_of_.find(memory.data());
-    if (own == head_of_.end()) return;  // no other rank knew it
-    const auto it = circles_.find(own->second);
-    head_of_.erase(own);
-    it->second.left.push_back(std::move(memory));
-    if (--it->second.members > 0) return;
-    last = std::move(it->second.left);
-    circles_.erase(it);
-  }
-
- private:
-  struct Circle {
-    uint32_t members = 0;
-    std::vector<driver_cuda::Memory> left;
-  };
-  std::mutex mutex_;
-  std::map<std::byte*, Circle> circles_;      // keyed by the memory of their lowest rank
-  std::map<std::byte*, std::byte*> head_of_;  // from a rank's memory to that of its lowest rank
-};
 
 // Returns the lowest rank of this process.
 uint32_t head_of(const Fabric& f) {
@@ -90,23 +54,23 @@ moeccl::cuda::ScalarBits bits(const kernels::Scalar& s) {
 
 }  // namespace
 
-Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine& engine, uint32_t n_ranks,
-                                                                   uint64_t half_bytes, uint32_t most_blocks,
-                                                                   size_t message_area) {
+Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine& engine, const Setting& setting) {
   std::unique_ptr<PersistentKernel> w(new PersistentKernel(engine));
   const driver_cuda::Current current(engine.context());
-  w->n_ranks_ = n_ranks;
-  w->half_bytes_ = half_bytes / 256 * 256;
-  w->most_blocks_ = most_blocks;
-  w->message_area_ = message_area;
+  w->n_ranks_ = setting.n_ranks;
+  w->half_bytes_ = setting.half_bytes / 256 * 256;
+  w->most_blocks_ = setting.most_blocks;
+  w->message_area_ = setting.message_area;
   constexpr size_t kCounts = (1 + moeccl::cuda::kMessageChannels) * sizeof(uint32_t);
-  MOECCL_ASSIGN_OR_RETURN(w->memory_, driver_cuda::Memory::device(engine.context(), w->left_at() + kCounts));
+  MOECCL_ASSIGN_OR_RETURN(w->memory_,
+                          KernelMemory::create(engine.context(), w->left_at() + kCounts, setting.for_processes));
   MOECCL_ASSIGN_OR_RETURN(w->pinned_, driver_cuda::Memory::pinned(engine.context(), kPinnedBytes));
   MOECCL_ASSIGN_OR_RETURN(w->programs_, driver_cuda::Memory::device(engine.context(), kPinnedBytes));
-  w->programs_from_ = w->used_ = (kMessagesEndedAt + (2 + 2 * size_t{n_ranks}) * sizeof(uint64_t) + 63) / 64 * 64;
+  w->programs_from_ = w->used_ =
+      (kMessagesEndedAt + (2 + 2 * size_t{setting.n_ranks}) * sizeof(uint64_t) + 63) / 64 * 64;
   constexpr unsigned kDisableTiming = 2;
   MOECCL_ASSIGN_OR_RETURN(w->upload_stream_, create_urgent_stream(engine.context()));
-  std::vector<driver_cuda::Event*> events{&w->event_};
+  std::vector<driver_cuda::Event*> events{&w->event_, &w->replayed_};
   for (Capture& c : w->captures_) events.push_back(&c.last);
   for (driver_cuda::Event* event : events)
     MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuEventCreate(event, kDisableTiming), "a CUDA event"));
@@ -126,12 +90,12 @@ PersistentKernel::~PersistentKernel() {
   if (event_ == nullptr) return;
   stop();  // a kernel that still waits for a peer ends now, which frees its stream
   const driver_cuda::Current current(engine_.context());
-  if (any_launch_) {
-    while (driver_cuda::driver()->cuEventQuery(event_) == driver_cuda::kNotReady) driver::sleep_ns(50'000);
+  for (const driver_cuda::Event event : {event_, replayed_}) {
+    while (driver_cuda::driver()->cuEventQuery(event) == driver_cuda::kNotReady) driver::sleep_ns(50'000);
+    (void)driver_cuda::driver()->cuEventDestroy_v2(event);
   }
-  (void)driver_cuda::driver()->cuEventDestroy_v2(event_);
   proxy_ = nullptr;
-  MemoryCircles::get().leave(std::move(memory_));
+  KernelMemory::leave(std::move(memory_));
 }
 
 Status PersistentKernel::connect(Fabric& fabric, std::span<std::byte* const> memories,
@@ -139,7 +103,7 @@ Status PersistentKernel::connect(Fabric& fabric, std::span<std::byte* const> mem
   fabric_ = &fabric;
   proxy_ = std::move(proxy);
   messages_ = std::move(messages);
-  MemoryCircles::get().join(memory_.data(), memories[head_of(fabric)]);
+  KernelMemory::join(memory_.data(), memories[head_of(fabric)]);
   const driver_cuda::Current current(engine_.context());
   std::vector<WalkPeer> peers;
   for (uint32_t r = 0; r < n_ranks_; ++r) {
@@ -372,25 +336,33 @@ Status PersistentKernel::start(const Operation& op, const WalkArgs& a, driver_cu
 }
 
 // Streams that a capture has forked would run their operations in any order, and ranks must not differ in it. Returns
-// the driver's number of the stream's capture.
+// the driver's number of the stream's capture. The first operation of a capture makes each replay wait for what was
+// launched or replayed before it.
 Result<uint64_t> PersistentKernel::follow_captured(driver_cuda::Stream stream) {
   const driver_cuda::Driver& d = *driver_cuda::driver();
   int capturing = 0;
   uint64_t id = 0;
   MOECCL_TRY(driver_cuda::check(d.cuStreamGetCaptureInfo_v2(stream, &capturing, &id, nullptr, nullptr, nullptr),
                                 "the capture of a CUDA stream"));
+  if (id == 0) return id;  // the capture has failed
+  constexpr const char* kWhat = "the order of operations in a graph";
   for (const Capture& c : captures_) {
-    if (id == 0 || c.id != id) continue;  // 0: the capture has failed
-    MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, c.last, 0), "the order of operations in a graph"));
+    if (c.id != id) continue;
+    MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, c.last, 0), kWhat));
+    return id;
   }
+  for (const driver_cuda::Event event : {event_, replayed_})
+    MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, event, kExternal), kWhat));
   return id;
 }
 
 Status PersistentKernel::note_captured(driver_cuda::Stream stream, uint64_t capture) {
   auto* c = std::find_if(captures_.begin(), captures_.end() - 1, [&](const Capture& x) { return x.id == capture; });
   c->id = 0;
-  MOECCL_TRY(
-      driver_cuda::check(driver_cuda::driver()->cuEventRecord(c->last, stream), "the order of operations in a graph"));
+  const driver_cuda::Driver& d = *driver_cuda::driver();
+  constexpr const char* kWhat = "the order of operations in a graph";
+  MOECCL_TRY(driver_cuda::check(d.cuEventRecordWithFlags(replayed_, stream, kExternal), kWhat));
+  MOECCL_TRY(driver_cuda::check(d.cuEventRecord(c->last, stream), kWhat));
   c->id = capture;
   std::rotate(captures_.begin(), c, c + 1);
   return {};
@@ -467,10 +439,11 @@ uint64_t PersistentKernel::messages_ended(uint32_t peer, bool sends) const {
 
 Result<uint64_t> PersistentKernel::before_launch(driver_cuda::Stream stream, uint64_t number) {
   if (number == 0) return follow_captured(stream);
-  if (any_launch_ && StreamName(stream) != last_stream_) {
-    MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuStreamWaitEvent(stream, event_, 0),
-                                  "the order of operations on two streams"));
-  }
+  const driver_cuda::Driver& d = *driver_cuda::driver();
+  constexpr const char* kWhat = "the order of operations on two streams";
+  if (any_launch_ && StreamName(stream) != last_stream_)
+    MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, event_, 0), kWhat));
+  if (has_captured()) MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, replayed_, 0), kWhat));
   return uint64_t{0};
 }
 
@@ -488,9 +461,13 @@ Status PersistentKernel::after_launch(driver_cuda::Stream stream, uint64_t numbe
 
 bool PersistentKernel::would_wait(driver_cuda::Stream stream) {
   const std::lock_guard lock(mutex_);
-  if (!any_launch_ || last_stream_ == StreamName(stream)) return false;
+  const bool other_stream = any_launch_ && last_stream_ != StreamName(stream);
+  if (!other_stream && !has_captured()) return false;
   const driver_cuda::Current current(engine_.context());
-  return driver_cuda::driver()->cuEventQuery(event_) == driver_cuda::kNotReady;
+  const auto runs = [](driver_cuda::Event e) {
+    return driver_cuda::driver()->cuEventQuery(e) == driver_cuda::kNotReady;
+  };
+  return (other_stream && runs(event_)) || (has_captured() && runs(replayed_));
 }
 
 Status PersistentKernel::device_state() {

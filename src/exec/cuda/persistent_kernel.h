@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/walk_rows_args.h"
 #include "src/driver/cuda/idle.h"
+#include "src/exec/cuda/kernel_memory.h"
 #include "src/exec/cuda/kernel_program.h"
 #include "src/exec/cuda/kernel_proxy.h"
 #include "src/exec/cuda/messages/kernel_messages.h"
@@ -26,11 +27,15 @@ namespace moeccl::exec {
 
 class PersistentKernel {
  public:
-  // half_bytes: staging of one operation. most_blocks: the most blocks of a launch, more than kWalkMostLanes.
-  // message_area: KernelMessages::area_bytes().
-  static Result<std::unique_ptr<PersistentKernel>> create(StreamEngine& engine, uint32_t n_ranks, uint64_t half_bytes,
-                                                          uint32_t most_blocks, size_t message_area);
-  std::byte* memory() const { return memory_.data(); }
+  struct Setting {
+    uint32_t n_ranks = 1;
+    uint64_t half_bytes = 0;     // staging of one operation
+    uint32_t most_blocks = 0;    // of a launch, more than kWalkMostLanes
+    size_t message_area = 0;     // KernelMessages::area_bytes()
+    bool for_processes = false;  // other processes of the host open memory()
+  };
+  static Result<std::unique_ptr<PersistentKernel>> create(StreamEngine& engine, const Setting& setting);
+  const KernelMemory& memory() const { return memory_; }
   // memories: [n_ranks], every rank's memory() as this rank's device accesses it, with its own in its place. Ranks on
   // other hosts have none: `proxy` reaches them, and is null if there are no such ranks.
   // messages: null if they do not go through the kernel.
@@ -39,7 +44,7 @@ class PersistentKernel {
 
   // Puts the operation on the stream, after those launched before. `number` receives its number, which the board shows
   // when it is done. Null: the stream is being captured, and the operation follows those launched before in the same
-  // capture, whatever stream they are on. The program that replays the graph orders it with everything else.
+  // capture, whatever stream they are on. A replay and a launch, or two replays, run in the order of their calls.
   Status launch(const Operation& op, driver::cuda::Stream stream, uint64_t* number);
   // The same for messages, whose launches have numbers of their own. Each peer must be one that moves_messages().
   Status launch(std::span<const Message> messages, driver::cuda::Stream stream, uint64_t* number);
@@ -102,7 +107,7 @@ class PersistentKernel {
   void fill(const Operation& op, moeccl::cuda::WalkArgs& a) const;
   Result<uint64_t> follow_captured(driver::cuda::Stream stream);
   Status note_captured(driver::cuda::Stream stream, uint64_t capture);
-  // Both for a launch with this number; 0: in a capture.
+  // All for a launch with this number; 0: in a capture.
   Result<uint64_t> before_launch(driver::cuda::Stream stream, uint64_t number);
   Status after_launch(driver::cuda::Stream stream, uint64_t number, uint64_t capture);
   Status start(const Operation& op, const moeccl::cuda::WalkArgs& a, driver::cuda::Stream stream) const;
@@ -125,7 +130,7 @@ class PersistentKernel {
   uint64_t half_bytes_ = 0;
   size_t message_area_ = 0;
   // Header, staging, table of peers, splits, counts of the network's queues, area of messages, its pairs, its count.
-  driver::cuda::Memory memory_;
+  KernelMemory memory_;
   driver::cuda::Memory pinned_;  // report, number of uploads, number of the messages that have ended, programs
   driver::cuda::Memory programs_;
   driver::cuda::Stream upload_stream_ = nullptr;
@@ -137,6 +142,7 @@ class PersistentKernel {
   driver::cuda::Event event_ = nullptr;          // the end of the last launch
   StreamName last_stream_;                       // to which it went
   bool any_launch_ = false;
+  driver::cuda::Event replayed_ = nullptr;  // recorded by graphs: the end of the last operation that one has replayed
   // A capture with launches of this kernel.
   struct Capture {
     uint64_t id = 0;                     // the driver's; 0: none

@@ -301,6 +301,10 @@ Status prepare_expert_call(Communicator& comm, const ExpertCall& asked, exec::Op
     place = kept;
   }
   MOECCL_TRY(check_buffers(call, kept->in_bytes, kept->out_bytes));
+  if (op.on_device() && call.op == moecclOpExpertAllReduce) {  // the others move rows through staging
+    MOECCL_TRY(comm.cuda()->open_to_peers(call.in, kept->in_bytes));
+    if (call.out != call.in) MOECCL_TRY(comm.cuda()->open_to_peers(call.out, kept->out_bytes));
+  }
   op.signature.op = call.op;
   op.priority = comm.priority_of(call.op);
   op.signature.type = call.type;

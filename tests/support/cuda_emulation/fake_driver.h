@@ -172,9 +172,10 @@ struct Allocation {
   int opened = 0;   // how often it was opened by handle; 0: this process owns it
   int opener = -1;  // the device whose context opened it; another device maps it once more
   int source_pid = 0, source_fd = -1;
-  bool mapped = false;   // by cuMemMap
-  void* pool = nullptr;  // the pool that it was taken from
-  uint32_t access = 0;   // bit by device: that device's kernels may use it
+  bool given_out = false;  // by an IPC handle
+  bool mapped = false;     // by cuMemMap
+  void* pool = nullptr;    // the pool that it was taken from
+  uint32_t access = 0;     // bit by device: that device's kernels may use it
 };
 struct Locked {
   size_t bytes = 0;

@@ -27,13 +27,8 @@ EXPORT int cuEventDestroy_v2(void* event) {
   MOECCL_IN_CONTEXT(context);
   return events().remove(event) != nullptr ? kOk : kInvalidHandle;
 }
-EXPORT int cuEventRecord(void* event, void* stream) {
-  MOECCL_IN_CONTEXT(context);
-  const std::shared_ptr<Event> e = events().find(event);
-  const std::shared_ptr<Stream> s = stream_of(stream);
-  if (e == nullptr || s == nullptr || e->context != s->context) return kInvalidHandle;
-  bool captured = false;
-  if (const int rc = capture_record(s, *e, &captured); rc != kOk || captured) return rc;
+constexpr unsigned kExternal = 1;  // in a capture: a node of the graph
+static int record_now(const std::shared_ptr<Event>& e, const std::shared_ptr<Stream>& s) {
   uint64_t number = 0;
   {
     const std::lock_guard lock(e->mutex);
@@ -47,6 +42,23 @@ EXPORT int cuEventRecord(void* event, void* stream) {
     e->changed.notify_all();
   };
   return put(s, std::move(item));
+}
+static int record(void* event, void* stream, unsigned flags) {
+  const std::shared_ptr<Event> e = events().find(event);
+  const std::shared_ptr<Stream> s = stream_of(stream);
+  if (e == nullptr || s == nullptr || e->context != s->context) return kInvalidHandle;
+  if ((flags & kExternal) != 0) return capture_external(s, [e](const auto& at) { return record_now(e, at); });
+  bool captured = false;
+  if (const int rc = capture_record(s, *e, &captured); rc != kOk || captured) return rc;
+  return record_now(e, s);
+}
+EXPORT int cuEventRecord(void* event, void* stream) {
+  MOECCL_IN_CONTEXT(context);
+  return record(event, stream, 0);
+}
+EXPORT int cuEventRecordWithFlags(void* event, void* stream, unsigned flags) {
+  MOECCL_IN_CONTEXT(context);
+  return record(event, stream, flags);
 }
 // Finds the event that the host asks for. Returns kOk, or why the host may not ask.
 static int find_for_host(void* event, std::shared_ptr<Event>* found) {
@@ -84,13 +96,7 @@ EXPORT int cuEventElapsedTime(float* milliseconds, void* first, void* second) {
   *milliseconds = static_cast<float>(static_cast<int64_t>(b->time_ns - a->time_ns)) * 1e-6f;
   return kOk;
 }
-EXPORT int cuStreamWaitEvent(void* stream, void* event, unsigned) {
-  MOECCL_IN_CONTEXT(context);
-  const std::shared_ptr<Event> e = events().find(event);
-  const std::shared_ptr<Stream> s = stream_of(stream);
-  if (e == nullptr || s == nullptr) return kInvalidHandle;
-  bool captured = false;
-  if (const int rc = capture_wait(s, *e, &captured); rc != kOk || captured) return rc;
+static int wait_now(const std::shared_ptr<Event>& e, const std::shared_ptr<Stream>& s) {
   uint64_t number = 0;
   {
     const std::lock_guard lock(e->mutex);
@@ -105,4 +111,14 @@ EXPORT int cuStreamWaitEvent(void* stream, void* event, unsigned) {
       e->changed.wait_for(lock, std::chrono::milliseconds(20));
   };
   return put(s, std::move(item));
+}
+EXPORT int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+  MOECCL_IN_CONTEXT(context);
+  const std::shared_ptr<Event> e = events().find(event);
+  const std::shared_ptr<Stream> s = stream_of(stream);
+  if (e == nullptr || s == nullptr) return kInvalidHandle;
+  if ((flags & kExternal) != 0) return capture_external(s, [e](const auto& at) { return wait_now(e, at); });
+  bool captured = false;
+  if (const int rc = capture_wait(s, *e, &captured); rc != kOk || captured) return rc;
+  return wait_now(e, s);
 }

@@ -143,6 +143,17 @@ int capture_item(const std::shared_ptr<Stream>& stream, Item& item, bool* captur
   return kOk;
 }
 
+int capture_external(const std::shared_ptr<Stream>& stream,
+                     std::function<int(const std::shared_ptr<Stream>&)> external) {
+  const std::lock_guard lock(captures());
+  if (stream->capture == nullptr) return kInvalidValue;
+  if (stream->capture->invalid) return kCaptureInvalidated;
+  auto& nodes = stream->capture->graph.nodes;
+  nodes.push_back({{}, std::move(stream->captured_after), std::move(external)});
+  stream->captured_after = {nodes.size() - 1};
+  return kOk;
+}
+
 int capture_record(const std::shared_ptr<Stream>& stream, Event& event, bool* captured) {
   const std::lock_guard lock(captures());
   if (const int rc = implicit(*stream, false); rc != kOk) return rc;
@@ -264,15 +275,23 @@ EXPORT int cuGraphLaunch(void* instance, void* stream) {
   const std::shared_ptr<Stream> s = stream_of(stream);
   if (g == nullptr || s == nullptr) return kInvalidHandle;
   for (const Graph::Node& node : g->nodes) {
-    if (const int rc = put(s, node.item); rc != kOk) return rc;
+    const int rc = node.external != nullptr ? node.external(s) : put(s, node.item);
+    if (rc != kOk) return rc;
   }
   return kOk;
 }
-EXPORT int cuGraphGetNodes(void* graph, void**, size_t* n) {
+EXPORT int cuGraphGetNodes(void* graph, void** nodes, size_t* n) {
   MOECCL_CALL();
   const std::shared_ptr<Graph> g = graphs().find(graph);
   if (g == nullptr) return kInvalidHandle;
+  for (size_t i = 0; nodes != nullptr && i < std::min(*n, g->nodes.size()); ++i) nodes[i] = &g->nodes[i];
   return *n = g->nodes.size(), kOk;
+}
+// Tells kernels, which stand for all work here, from waits for events outside of the graph and their records.
+EXPORT int cuGraphNodeGetType(void* node, int* type) {
+  MOECCL_CALL();
+  constexpr int kKernel = 0, kWaitEvent = 6;
+  return *type = static_cast<const Graph::Node*>(node)->external != nullptr ? kWaitEvent : kKernel, kOk;
 }
 EXPORT int cuGraphDestroy(void* graph) {
   MOECCL_CALL();

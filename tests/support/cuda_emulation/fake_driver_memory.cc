@@ -99,6 +99,8 @@ EXPORT int cuMemFree_v2(uint64_t p) {
   const auto it = machine().device.find(p);
   if (it == machine().device.end() || it->second.opened > 0 || it->second.mapped) return kInvalidValue;
   munmap(reinterpret_cast<void*>(p), it->second.bytes);
+  // A process that has opened it by its handle may not use it any more either.
+  if (it->second.given_out) (void)!ftruncate(it->second.fd, 0);
   close(it->second.fd);
   machine().device.erase(it);
   return kOk;

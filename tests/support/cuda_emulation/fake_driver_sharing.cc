@@ -29,6 +29,7 @@ EXPORT int cuIpcGetMemHandle(void* handle, uint64_t p) {
   // on.
   if (it == machine().device.end() || it->second.mapped || it->second.pool != nullptr || it->second.opened > 0)
     return kInvalidValue;
+  it->second.given_out = true;
   const Handle h{getpid(), it->second.fd, it->second.device, it->second.bytes};
   std::memset(handle, 0, 64);
   std::memcpy(handle, &h, sizeof(h));

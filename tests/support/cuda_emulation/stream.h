@@ -100,6 +100,8 @@ struct Graph {
   struct Node {
     Item item;
     std::set<size_t> after;
+    // Records or waits for an event outside of the graph when the graph is launched; null: the node is `item`.
+    std::function<int(const std::shared_ptr<Stream>&)> external = nullptr;
   };
   std::vector<Node> nodes;
 };
@@ -120,6 +122,9 @@ bool is_captured(const Stream& stream);
 int refuse_captured(const std::shared_ptr<Stream>& stream);
 // Called before the host waits for all streams of a context.
 int refuse_capturing_context(const Context* context);
+// Adds such a node. Refuses a stream that is not captured.
+int capture_external(const std::shared_ptr<Stream>& stream,
+                     std::function<int(const std::shared_ptr<Stream>&)> external);
 // The same for events that are recorded in a capture, waited for in it, or queried outside of it.
 int capture_record(const std::shared_ptr<Stream>& stream, Event& event, bool* captured);
 int capture_wait(const std::shared_ptr<Stream>& stream, Event& event, bool* captured);

@@ -1,11 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for libcuda.so.1 as far as the probe asks: see script.h.
+// Stands in for libcuda.so.1 as far as the probe asks: see script.h. It lacks most functions, as an old driver lacks
+// some.
+#include <cstdint>
 #include <cstdio>
 
 #include "tests/support/fake_hardware/script.h"
 
 namespace {
 fake::Machine machine;
+uint64_t memory_base = 0, memory_bytes = 0;
+}  // namespace
+
+// The memory that the fake device has, as long as it has some.
+FAKE_API void moeccl_fake_cuda_memory(const void* base, size_t bytes) {
+  memory_base = reinterpret_cast<uint64_t>(base);
+  memory_bytes = bytes;
+}
+FAKE_API int cuPointerGetAttribute(void* out, int attribute, uint64_t pointer) {
+  constexpr int kMemoryType = 2, kInvalidValue = 1;
+  constexpr unsigned kDevice = 2;
+  if (attribute != kMemoryType || pointer - memory_base >= memory_bytes) return kInvalidValue;
+  *static_cast<unsigned*>(out) = kDevice;
+  return 0;
 }
 
 FAKE_API int cuInit(unsigned) {

@@ -75,6 +75,11 @@ FAKE_API int nvmlDeviceGetMemoryInfo(void* device, Memory* memory) {
   memory->total = gpu(device).gib << 30;
   return 0;
 }
+FAKE_API int nvmlDeviceGetCudaComputeCapability(void* device, int* major, int* minor) {
+  *major = gpu(device).compute_major;
+  *minor = 0;
+  return 0;
+}
 FAKE_API int nvmlDeviceGetMaxPcieLinkGeneration(void* device, unsigned* value) {
   *value = gpu(device).generation;
   return 0;

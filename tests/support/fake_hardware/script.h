@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // MOECCL_TEST_MACHINE describes the machine that the fake libraries show: commands separated by ';', words by spaces.
 //
-//   gpu PCI NAME GIB GENERATION LANES        in NVML's and CUDA's order; '_' in NAME stands for a space
-//   nvlink GPU switch|gpu|cpu PCI COUNT VERSION
+//   gpu PCI NAME GIB GENERATION LANES [MAJOR]  in NVML's and CUDA's order; '_' in NAME stands for a space; MAJOR is the
+//                                            compute capability's, 9 if it is left out
+//   nvlink GPU switch|gpu|cpu PCI COUNT VERSION  VERSION: nvml.h's number
 //   p2p GPU GPU                              each may read the other
 //   nic NAME GUID                            a verbs device
 //   port STATE MTU WIDTH SPEED LAYER         of the last nic, in verbs' numbers
@@ -28,6 +29,7 @@ struct Gpu {
   std::string pci, name;
   unsigned long long gib = 0;
   unsigned generation = 0, lanes = 0;
+  int compute_major = 9;
   std::vector<NvLink> links;
 };
 struct Port {
@@ -62,6 +64,7 @@ inline Machine read_machine() {
     if (verb == "gpu") {
       Gpu g;
       words >> g.pci >> g.name >> g.gib >> g.generation >> g.lanes;
+      if (int major = 0; words >> major) g.compute_major = major;
       for (char& c : g.name) c = c == '_' ? ' ' : c;
       m.gpus.push_back(g);
     } else if (verb == "nvlink") {

@@ -2,6 +2,7 @@
 // Captures of the caller's CUDA streams, in every mode: on streams that were never used, beside other operations, of
 // forked streams, and several at the same time.
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -104,6 +105,62 @@ TEST_P(CudaCapture, OrdersOperationsOnForkedStreams) {
     device.end_event(event);
     device.end_stream(forked);
   });
+}
+
+// A program may mix replays and calls on streams that it does not order, as NCCL allows: they run in the order in which
+// they were put there, on all ranks.
+TEST_P(CudaCapture, IsReplayedInOrderWithCallsOnOtherStreams) {
+  run_on_devices(
+      2, device_options(RankMode::kThreads), [](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+        constexpr int kRounds = 12;
+        DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), own(device, kCount * 4), came(device, kCount * 4),
+            word(device, 4);
+        in.put(floats(kCount, 2));
+        void* const other = device.make_stream();
+        uint64_t* const gate = device.make_word();
+        meet(comm, word);
+        device.begin_capture(stream, GetParam());
+        MOECCL_EXPECT_OK(
+            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
+        MOECCL_EXPECT_OK(
+            moecclAllReduce(sum.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
+        void* graph = device.end_capture(stream);
+        meet(comm, word);
+        ASSERT_NE(graph, nullptr);
+        EXPECT_EQ(device.graph_kernels(graph), 2u);
+        void* instance = device.instantiate(graph);
+        meet(comm, word);
+        for (uint64_t round = 1; round <= kRounds; ++round) {
+          set_note("round " + std::to_string(round));
+          const std::vector<char> values = floats(kCount, static_cast<float>(round));
+          own.put(values, other);
+          device.synchronize(other);
+          // One of the streams begins late, another one on each rank.
+          device.hold((rank == 0) == (round % 2 == 0) ? stream : other, gate, round);
+          const auto call = [&] {
+            if (round % 3 == 0) {
+              MOECCL_EXPECT_OK(moecclGroupStart());
+              MOECCL_EXPECT_OK(moecclSend(own.data(), kCount, moecclFloat32, 1 - rank, comm, as_stream(other)));
+              MOECCL_EXPECT_OK(moecclRecv(came.data(), kCount, moecclFloat32, 1 - rank, comm, as_stream(other)));
+              MOECCL_EXPECT_OK(moecclGroupEnd());
+            } else {
+              MOECCL_EXPECT_OK(
+                  moecclAllReduce(own.data(), came.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(other)));
+            }
+          };
+          if (round % 4 < 2) call();
+          device.launch_graph(instance, stream);
+          if (round % 4 >= 2) call();
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          std::atomic_ref(*gate).store(round);
+          EXPECT_EQ(came.get(other), floats(kCount, static_cast<float>(round % 3 == 0 ? round : 2 * round)));
+          EXPECT_EQ(sum.get(stream), floats(kCount, 8));
+        }
+        meet(comm, word);
+        device.end_graph(graph, instance);
+        device.end_stream(other);
+        device.end_word(gate);
+      });
 }
 
 // Their operations come in turn. In each of them, as above, only the library joins the forked stream.

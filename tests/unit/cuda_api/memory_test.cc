@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kinds of device memory: how processes open each other's memory, and which kinds callers may pass.
+#include <atomic>
+#include <functional>
+
 #include "tests/support/cuda_ranks.h"
 
 namespace moeccl::testing {
@@ -57,6 +60,44 @@ TEST(CudaMemory, IpcHandlesServeWhereThereAreNoDescriptors) {
   unsetenv("MOECCL_TEST_CUDA_NO_VMM");
 }
 
+// A rank that has nothing left to do may leave while the kernel of another process still reads its memory.
+TEST(CudaMemory, OfAKernelStaysWhileAnotherProcessUsesIt) {
+  const Setting devices("MOECCL_TEST_CUDA_DEVICES", "2");
+  const RankOptions options = device_options(RankMode::kProcesses);
+  Meeting left;
+  run_ranks(
+      2,
+      [&](int rank, moecclComm_t) {
+        CudaDevice device(rank);
+        if (!device.emulated()) GTEST_SKIP() << "needs a driver that takes freed memory from all processes";
+        moecclComm_t comm = join(rank, 2, device, options);
+        ASSERT_NE(comm, nullptr);
+        MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpBroadcast, "oneshot"), comm);
+        void* const stream = device.make_stream();
+        uint64_t* const gate = device.make_word();
+        DeviceBuffer x(device, 1000 * 4);
+        x.put(floats(1000, static_cast<float>(5 + rank)));
+        device.begin_capture(stream);
+        MOECCL_EXPECT_OK(moecclBroadcast(x.data(), x.data(), 1000, moecclFloat32, 0, comm, as_stream(stream)));
+        void* const graph = device.end_capture(stream);
+        ASSERT_NE(graph, nullptr);
+        void* const instance = device.instantiate(graph);
+        if (rank == 1) device.hold(stream, gate, 1);
+        device.launch_graph(instance, stream);
+        if (rank == 1) {
+          EXPECT_TRUE(left.wait_for(1));
+          std::atomic_ref(*gate).store(1);
+        }
+        EXPECT_EQ(x.get(stream), floats(1000, 5));
+        device.end_graph(graph, instance);
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+        left.arrive();
+        device.end_word(gate);
+        device.end_stream(stream);
+      },
+      options);
+}
+
 // The first rank of a process maps the segments of other processes for all of its ranks. If it cannot, no rank waits
 // for another one, and all say why they have no CUDA memory.
 TEST(CudaMemory, ASegmentThatAProcessCannotLockIsNamedByAllRanks) {
@@ -92,9 +133,53 @@ TEST(CudaMemory, ASegmentThatAProcessCannotLockIsNamedByAllRanks) {
 TEST(CudaMemory, BuffersOfMappedMemoryServeProcesses) { run_world(RankMode::kProcesses, true, true); }
 TEST(CudaMemory, BuffersOfMappedMemoryServeThreads) { run_world(RankMode::kThreads, false, true); }
 
+// Gathers one expert of each rank to all of them, sums its gradients, and sums replicas, from peers' buffers. The
+// buffers have room for kRanks * kCount floats.
+// opens: the driver's function that opens them to other devices, for emulations that do not check what kernels reach.
+void exchange_experts(CudaDevice& device, moecclComm_t comm, int rank, void* in, void* out, const char* opens) {
+  const auto opened_by = [&](const std::function<moecclResult_t()>& call) {
+    const uint64_t before = device.own_calls(opens);
+    MOECCL_EXPECT_COMM_OK(call(), comm);
+    EXPECT_TRUE(!device.emulated() || device.own_calls(opens) == before + 2) << "both buffers";
+  };
+  const int32_t domain = kRanks;
+  moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+  config.n_experts = kRanks;
+  config.n_levels = 1;
+  config.domain = &domain;
+  moecclHybrid_t hybrid = nullptr;
+  MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+  moecclHybridInfo_t info{};
+  info.size = sizeof(info);
+  MOECCL_ASSERT_OK(moecclHybridGetInfo(hybrid, &info));
+  ASSERT_EQ(info.n_held, kRanks);
+  std::vector<float> values(kRanks * kCount, static_cast<float>(rank + 1)), got(values.size());
+  device.upload(in, values.data(), values.size() * 4);
+  opened_by([&] { return moecclHybridGather(hybrid, in, out, kCount * 4, nullptr); });
+  device.download(got.data(), out, got.size() * 4);
+  for (int i = 0; i < info.n_held; ++i)
+    EXPECT_EQ(got[static_cast<size_t>(i) * kCount], static_cast<float>(info.held_experts[i] + 1));
+  opened_by([&] { return moecclHybridReduce(hybrid, in, out, kCount, moecclFloat32, nullptr); });
+  device.download(got.data(), out, kCount * 4);
+  EXPECT_EQ(got[0], 6.0f);
+  MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+
+  const int32_t expert[kRanks] = {0, 0, 0};
+  moecclPlacement_t placement = MOECCL_PLACEMENT_INIT;
+  placement.n_experts = 1;
+  placement.slots_per_rank = 1;
+  placement.slot_expert = expert;
+  MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpExpertAllReduce, "direct"), comm);
+  opened_by(
+      [&] { return moecclExpertAllReduce(in, out, kCount, moecclFloat32, moecclSum, &placement, comm, nullptr); });
+  device.download(got.data(), out, kCount * 4);
+  EXPECT_EQ(got[kCount - 1], 6.0f);
+}
+
 // Thread ranks on three devices use each other's buffers directly. Peer access covers only memory of cuMemAlloc. For
 // memory of a pool, or memory that a caller mapped for its own device, the call opens it to the others.
-void on_three_devices(bool from_pool, const char* persistent) {
+enum class Calls { kCollectives, kExperts };
+void on_three_devices(bool from_pool, const char* persistent, Calls calls = Calls::kCollectives) {
   setenv("MOECCL_TEST_CUDA_DEVICES", "3", 1);
   setenv("MOECCL_CUDA_PERSISTENT", persistent, 1);
   const RankOptions options = device_options(RankMode::kThreads);
@@ -107,7 +192,10 @@ void on_three_devices(bool from_pool, const char* persistent) {
         const size_t bytes = kRanks * kCount * 4;
         void* in = from_pool ? device.allocate_from_pool(bytes, nullptr) : device.allocate_mapped(bytes);
         void* out = from_pool ? device.allocate_from_pool(bytes, nullptr) : device.allocate_mapped(bytes);
-        sum_and_gather(device, comm, rank, in, out);
+        // Buffers that one call has opened stay open, so the experts' calls are the first.
+        if (calls == Calls::kExperts)
+          exchange_experts(device, comm, rank, in, out, from_pool ? "cuMemPoolSetAccess" : "cuMemSetAccess");
+        if (calls == Calls::kCollectives) sum_and_gather(device, comm, rank, in, out);
         const int to = (rank + 1) % kRanks, from = (rank + kRanks - 1) % kRanks;
         MOECCL_EXPECT_OK(moecclGroupStart());
         MOECCL_EXPECT_OK(moecclSend(in, kCount, moecclFloat32, to, comm, nullptr));
@@ -115,7 +203,7 @@ void on_three_devices(bool from_pool, const char* persistent) {
         MOECCL_EXPECT_OK(moecclGroupEnd());
         std::vector<float> first(1);
         device.download(first.data(), out, 4);
-        EXPECT_EQ(first[0], static_cast<float>(100 * from));
+        EXPECT_EQ(first[0], static_cast<float>(calls == Calls::kExperts ? from + 1 : 100 * from));
         MOECCL_EXPECT_OK(moecclCommDestroy(comm));
         for (void* p : {in, out}) from_pool ? device.release_to_pool(p, nullptr) : device.release_mapped(p);
       },
@@ -138,6 +226,8 @@ TEST(CudaMemory, OfADeviceThatWasChosenAfterJoiningIsRefused) {
 
 TEST(CudaMemory, OfAPoolServesRanksOnOtherDevices) { on_three_devices(true, "1"); }
 TEST(CudaMemory, OfAPoolServesRanksOnOtherDevicesStepByStep) { on_three_devices(true, "0"); }
+TEST(CudaMemory, OfAPoolHoldsExpertsForRanksOnOtherDevices) { on_three_devices(true, "1", Calls::kExperts); }
+TEST(CudaMemory, MappedForOneDeviceHoldsExpertsForRanksOnOthers) { on_three_devices(false, "1", Calls::kExperts); }
 TEST(CudaMemory, MappedForOneDeviceServesRanksOnOthers) { on_three_devices(false, "1"); }
 TEST(CudaMemory, MappedForOneDeviceServesRanksOnOthersStepByStep) { on_three_devices(false, "0"); }
 

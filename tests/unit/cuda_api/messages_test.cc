@@ -113,7 +113,7 @@ TEST_P(CudaMessages, CanBeCapturedAndReplayedBesideCalls) {
     MOECCL_ASSERT_OK(all.issue(comm, stream));
     void* const graph = device.end_capture(stream);
     ASSERT_NE(graph, nullptr);
-    EXPECT_EQ(device.graph_nodes(graph), 1u);
+    EXPECT_EQ(device.graph_kernels(graph), 1u);
     void* const instance = device.instantiate(graph);
     for (int round = 0; round < 6; ++round) {
       all.sizes = round % 2 == 0 ? 4 : round;

@@ -68,18 +68,20 @@ struct Cost {
   std::atomic<uint64_t> releases, memory;
 };
 
-// Runs an AllReduce of 8 MiB on two processes with one device each, and counts what one rank's kernel releases to the
-// whole system.
-void reduce_with(const char* nvlink, const char* staging, Cost& cost) {
-  const Setting devices("MOECCL_TEST_CUDA_DEVICES", "2"), links("MOECCL_TEST_CUDA_NVLINK", nvlink),
+// Runs an AllReduce of 8 MiB on two processes with one device each, or on two of each of two hosts, and counts what one
+// rank's kernel releases to the whole system.
+void reduce_with(const char* nvlink, const char* staging, Cost& cost, TestHosts* hosts = nullptr) {
+  const int n = hosts == nullptr ? 2 : 4;
+  const Setting devices("MOECCL_TEST_CUDA_DEVICES", "4"), links("MOECCL_TEST_CUDA_NVLINK", nvlink),
       usual("MOECCL_STAGING_BYTES", "1M"), own("MOECCL_CUDA_STAGING_BYTES", staging);
-  const RankOptions options = device_options(RankMode::kProcesses);
+  RankOptions options = device_options(RankMode::kProcesses);
+  options.hosts = hosts;
   run_ranks(
-      2,
+      n,
       [&](int rank, moecclComm_t) {
         CudaDevice device(rank);
         if (!device.emulated()) return;
-        moecclComm_t comm = join(rank, 2, device, options);
+        moecclComm_t comm = join(rank, n, device, options);
         ASSERT_NE(comm, nullptr);
         void* stream = device.make_stream();
         {
@@ -88,7 +90,7 @@ void reduce_with(const char* nvlink, const char* staging, Cost& cost) {
           const uint64_t before = device.releases();
           MOECCL_ASSERT_OK(
               moecclAllReduce(in.data(), out.data(), 2 * kMiB, moecclFloat32, moecclSum, comm, as_stream(stream)));
-          EXPECT_TRUE(out.get(stream) == floats(2 * kMiB, 3));
+          EXPECT_TRUE(out.get(stream) == floats(2 * kMiB, n == 2 ? 3 : 10));
           size_t memory = 0;
           MOECCL_EXPECT_OK(moecclCommMemoryUsage(comm, &memory));
           if (rank == 0) cost.releases = device.releases() - before, cost.memory = memory;
@@ -111,6 +113,15 @@ TEST(CudaStaging, IsLargerWhereNvlinkJoinsTheDevices) {
   EXPECT_LT(joined->releases * 3, apart->releases);
   EXPECT_EQ(limited->memory, apart->memory) << "MOECCL_CUDA_STAGING_BYTES says how much";
   EXPECT_EQ(limited->releases, apart->releases);
+}
+
+TEST(CudaStaging, IsLargerWhereNvlinkJoinsTheDevicesOfEachHost) {
+  const auto hosts = named_hosts({1, 1});
+  const Shared<Cost> apart, joined;
+  reduce_with("0", "0", *apart, hosts.get());
+  reduce_with("1", "0", *joined, hosts.get());
+  if (apart->releases == 0) GTEST_SKIP() << "releases are counted by the emulated driver";
+  EXPECT_GE(joined->memory, apart->memory + 60 * kMiB);
 }
 
 }  // namespace

@@ -473,5 +473,36 @@ TEST_F(CudaStreams, OfAPoolOfOneChannelDoNotHoldUpAnOperation) {
   exchange_on_two_streams();
 }
 
+// A part is on its parent's device, also when it has a config and another device is current on the calling thread.
+TEST_F(CudaStreams, OfAPartAreThoseOfItsParentsDevice) {
+  const Setting devices("MOECCL_TEST_CUDA_DEVICES", "2");
+  const RankOptions options = device_options(RankMode::kThreads);
+  run_ranks(
+      2,
+      [&](int rank, moecclComm_t) {
+        CudaDevice own(0);
+        moecclComm_t comm = join(rank, 2, own, options), parts[2] = {};
+        ASSERT_NE(comm, nullptr);
+        CudaDevice other(1);  // becomes current
+        MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, rank, &parts[0], &options.config));
+        MOECCL_ASSERT_OK(moecclCommShrink(comm, nullptr, 0, &parts[1], &options.config, MOECCL_SHRINK_DEFAULT));
+        own.make_current();
+        void* const stream = own.make_stream();
+        {
+          DeviceBuffer x(own, 16 * 4);
+          for (moecclComm_t part : parts) {
+            x.put(floats(16, static_cast<float>(rank + 1)));
+            MOECCL_EXPECT_OK(
+                moecclAllReduce(x.data(), x.data(), 16, moecclFloat32, moecclSum, part, as_stream(stream)));
+            EXPECT_EQ(x.get(stream), floats(16, 3));
+          }
+        }
+        for (moecclComm_t part : parts) MOECCL_EXPECT_OK(moecclCommDestroy(part));
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+        own.end_stream(stream);
+      },
+      options);
+}
+
 }  // namespace
 }  // namespace moeccl::testing

@@ -230,7 +230,7 @@ TEST_P(CudaWalkRows, GraphsReplayEveryUpdateWithTheBitsOfHostMemory) {
               MOECCL_ASSERT_OK(both.run(op, routing, stream));
               graphs[o] = device.end_capture(stream);
               ASSERT_NE(graphs[o], nullptr);
-              EXPECT_EQ(device.graph_nodes(graphs[o]), 1u);
+              EXPECT_EQ(device.graph_kernels(graphs[o]), 1u);
               instances[o] = device.instantiate(graphs[o]);
               all_have_ended(comm);
             }
@@ -388,7 +388,7 @@ TEST(CudaWalkRows, WhatAGraphHasCapturedBindsUpdatesAndAFailedOneFailsItsReplay)
         EXPECT_EQ(moecclCombineBackward(two.routing, two.in, two.out, two.in, grad.data(), handle(two.stream)),
                   moecclUnsupported);
         void* graph = two.device.end_capture(two.stream);
-        EXPECT_EQ(two.device.graph_nodes(graph), 1u);
+        EXPECT_EQ(two.device.graph_kernels(graph), 1u);
         void* instance = two.device.instantiate(graph);
         all_have_ended(two.comm);
         // The captured combine applies weights.

@@ -47,7 +47,7 @@ TEST(KernelSide, ACapturedOperationIsOneNodeAndRunsAtEveryReplay) {
         EXPECT_EQ(moecclGroupEnd(), moecclUnsupported);
         void* graph = device.end_capture(stream);
         ASSERT_NE(graph, nullptr);
-        EXPECT_EQ(device.graph_nodes(graph), 3u);
+        EXPECT_EQ(device.graph_kernels(graph), 3u);
         void* instance = device.instantiate(graph);
         all_have_ended(comm);
         for (int replay = 0; replay < 5; ++replay) {

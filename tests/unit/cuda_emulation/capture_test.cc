@@ -201,6 +201,42 @@ TEST(EmulatedCapture, StreamsForkAndJoinByEvents) {
   });
 }
 
+// Each launch of a graph waits for what was recorded before it, and what is recorded in it is waited for outside.
+TEST(EmulatedCapture, ExternalEventsOrderGraphsWithOtherStreams) {
+  in_process({}, [] {
+    (void)use(0);
+    constexpr unsigned kExternal = 1;
+    void *a = make_stream(), *b = make_stream(), *before = make_event(), *after = make_event();
+    void* const storing = make_function("emulated_store");
+    uint64_t* const words = make_pinned();
+    EXPECT_EQ(call("cuStreamWaitEvent", a, before, kExternal), 1) << "outside of a capture";
+    EXPECT_EQ(call("cuEventRecordWithFlags", after, a, kExternal), 1);
+    void *graph = nullptr, *instance = nullptr;
+    ASSERT_EQ(begin(a, kGlobal), 0);
+    EXPECT_EQ(call("cuStreamWaitEvent", a, before, kExternal), 0);
+    EXPECT_EQ(launch(storing, a, StoreArgs{words, 1}), 0);
+    EXPECT_EQ(call("cuEventRecordWithFlags", after, a, kExternal), 0);
+    EXPECT_EQ(end(a, &graph), 0);
+    EXPECT_EQ(call("cuEventQuery", after), 0) << "a capture records nothing";
+    EXPECT_EQ(call("cuGraphInstantiateWithFlags", &instance, graph, 0ull), 0);
+    // b is held up; the graph on a follows it, and the next store on b follows the graph.
+    EXPECT_EQ(call("cuStreamWaitValue64_v2", b, reinterpret_cast<uint64_t>(words + 1), uint64_t{1}, 0u), 0);
+    EXPECT_EQ(record(before, b), 0);
+    EXPECT_EQ(call("cuGraphLaunch", instance, a), 0);
+    EXPECT_EQ(wait(b, after), 0);
+    EXPECT_EQ(launch(storing, b, StoreArgs{words, 2}), 0);
+    EXPECT_EQ(call("cuEventQuery", after), 600);
+    EXPECT_EQ(load(words), 0u);
+    std::atomic_ref(words[1]).store(1);
+    EXPECT_EQ(synchronize(b), 0);
+    EXPECT_EQ(load(words), 2u);
+    EXPECT_EQ(call("cuEventQuery", after), 0);
+    EXPECT_EQ(call("cuGraphLaunch", instance, a), 0) << "once more, with nothing to wait for";
+    EXPECT_EQ(synchronize(a), 0);
+    EXPECT_EQ(load(words), 1u);
+  });
+}
+
 TEST(EmulatedCapture, TheLegacyStreamMayNotDependOnACapture) {
   in_process({}, [] {
     (void)use(0);

@@ -233,8 +233,9 @@ struct Agreed {
   comm::NetworkResult of[2];
   Status status[2];
 
-  // able: whether NICs reach rank 1's memory.
-  Agreed(driver::cuda::Context context, bool able) {
+  enum Second { kReached, kNotReached, kNone };
+  // second: whether NICs reach rank 1's memory, or it has none because its host stages in host memory.
+  Agreed(driver::cuda::Context context, Second second) {
     const Deadline deadline = Deadline::after_ms(patient_ms(10'000));
     bootstrap::RootOptions options;
     options.socket_addr = "127.0.0.1";
@@ -250,8 +251,10 @@ struct Agreed {
       config.timeout_ms = 5000;
       exec::Fabric f(rank, 2, kBytes);
       f.own = *transport::shm::Segment::create({2, rank, kBytes, 4096}, false);
-      std::byte* const landing = rank == 0 || able ? memory[2 * rank].device() : whole + 1;
-      f.device_memory = {context, {landing, kBytes}, {memory[2 * rank + 1].device(), kBytes}};
+      f.cuda = true;
+      std::byte* const landing = rank == 0 || second == kReached ? memory[2 * rank].device() : whole + 1;
+      if (rank == 0 || second != kNone)
+        f.device_memory = {context, {landing, kBytes}, {memory[2 * rank + 1].device(), kBytes}};
       auto made =
           comm::connect_hosts(*session, &fake_verbs::kNetworks[0], hosts, bootstrap::Key{}, config, f, deadline);
       status[rank] = made.status();
@@ -266,17 +269,20 @@ struct Agreed {
 };
 
 TEST_F(DeviceMemoryOverVerbs, IsTakenByAllRanksOrByNone) {
-  const Agreed all(context_, true);
+  const Agreed all(context_, Agreed::kReached);
   for (const uint32_t r : {0u, 1u}) {
     ASSERT_TRUE(all.status[r].ok()) << all.status[r].message();
     EXPECT_EQ(all.of[r].device, "dma-buf");
     EXPECT_EQ(all.of[r].why_no_device, "");
   }
-  const Agreed none(context_, false);
-  for (const uint32_t r : {0u, 1u}) {
-    ASSERT_TRUE(none.status[r].ok()) << none.status[r].message();
-    EXPECT_EQ(none.of[r].device, "");
-    EXPECT_TRUE(has(none.of[r].why_no_device, "rank 1: no dma-buf")) << none.of[r].why_no_device;
+  for (const auto& [second, why] : {std::pair{Agreed::kNotReached, "rank 1: no dma-buf"},
+                                    std::pair{Agreed::kNone, "rank 1: the GPUs of its host"}}) {
+    const Agreed none(context_, second);
+    for (const uint32_t r : {0u, 1u}) {
+      ASSERT_TRUE(none.status[r].ok()) << none.status[r].message();
+      EXPECT_EQ(none.of[r].device, "");
+      EXPECT_TRUE(has(none.of[r].why_no_device, why)) << none.of[r].why_no_device;
+    }
   }
 }
 

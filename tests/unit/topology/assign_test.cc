@@ -159,5 +159,40 @@ TEST(DevicesOfRank, AreAllWhereTheGraphDoesNotKnowThem) {
   EXPECT_EQ(devices_of_rank(Graph(), std::vector<std::string>{"mlx5_0"}, 3, 2), (std::vector<uint32_t>{0}));
 }
 
+// Where tensor parallelism fills a host, each communicator of data parallelism has one of its GPUs.
+TEST(DevicesOfGpu, AreThoseNearItWhicheverGpusTheCommunicatorHas) {
+  const Graph dgx = fixture("dgx"), shared = fixture("shared_nics");
+  std::vector<std::string> rails;
+  for (int i = 7; i >= 0; --i) rails.push_back("mlx5_" + std::to_string(i));
+  for (const Graph* graph : {&dgx, &shared}) {
+    const std::vector<std::string> devices = graph == &dgx ? rails : std::vector<std::string>{"mlx5_0", "mlx5_1"};
+    const auto gpus = graph->of_kind(NodeKind::kGpu);
+    ASSERT_EQ(gpus.size(), 8u);
+    for (uint32_t g = 0; g < 8; ++g) {
+      const auto own = devices_of_gpu(*graph, devices, "0000" + gpus[g]->id.substr(4));  // as the driver may write it
+      ASSERT_EQ(own.size(), 1u) << g;
+      EXPECT_EQ(devices[own[0]], "mlx5_" + std::to_string(graph == &dgx ? g : g / 4)) << g;
+    }
+  }
+  EXPECT_TRUE(devices_of_gpu(dgx, rails, "0000:ff:1f.0").empty());
+  EXPECT_TRUE(devices_of_gpu(dgx, rails, "").empty());
+  EXPECT_TRUE(
+      devices_of_gpu(dgx, std::vector<std::string>{"rxe0"}, dgx.of_kind(NodeKind::kGpu)[0]->id.substr(4)).empty());
+}
+
+TEST(JoinedByNvlink, AreGpusOfOneIsland) {
+  const Graph dgx = fixture("dgx");
+  const auto islands = nvlink_islands(dgx);
+  const auto gpus = dgx.of_kind(NodeKind::kGpu);
+  ASSERT_EQ(islands.size(), 1u);
+  const std::string first = gpus[0]->id.substr(4), last = "0000" + gpus[7]->id.substr(4);
+  EXPECT_TRUE(joined_by_nvlink(dgx, first, last));
+  EXPECT_FALSE(joined_by_nvlink(dgx, first, "0000:ff:1f.0"));
+  EXPECT_FALSE(joined_by_nvlink(dgx, "", ""));
+  Graph apart = dgx;
+  std::erase_if(apart.links, [](const Link& l) { return l.kind == LinkKind::kNvlink; });
+  EXPECT_FALSE(joined_by_nvlink(apart, first, last));
+}
+
 }  // namespace
 }  // namespace moeccl::topology

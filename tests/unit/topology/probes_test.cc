@@ -105,9 +105,9 @@ TEST(VerbsProbe, RatesOfAllGenerations) {
 TEST(NvmlProbe, PairsOfGpusByDirectLinks) {
   FakeMachine machine;
   machine.script(
-      "gpu 0000:1b:00.0 NVIDIA_A100 80 4 16; gpu 0000:1c:00.0 NVIDIA_A100 80 4 16; gpu 0000:8b:00.0 NVIDIA_A100 80 4 "
-      "16;"
-      "nvlink 0 gpu 0000:1c:00.0 12 3; nvlink 1 gpu 0000:1b:00.0 12 3; p2p 0 1; p2p 0 2");
+      "gpu 0000:1b:00.0 NVIDIA_A100 80 4 16 8; gpu 0000:1c:00.0 NVIDIA_A100 80 4 16 8; gpu 0000:8b:00.0 NVIDIA_A100 80 "
+      "4 16 8;"
+      "nvlink 0 gpu 0000:1c:00.0 12 4; nvlink 1 gpu 0000:1b:00.0 12 4; p2p 0 1; p2p 0 2");
   const auto graph = probe_nvml(machine.sources());
   ASSERT_TRUE(graph.ok()) << graph.status().message();
   ASSERT_EQ(graph.value().nodes.size(), 3u);
@@ -130,8 +130,8 @@ TEST(NvmlProbe, PairsOfGpusByDirectLinks) {
 TEST(NvmlProbe, SwitchesHereAndElsewhere) {
   FakeMachine machine;
   machine.script(
-      "gpu 0000:01:00.0 GB200 186 5 16; gpu 0000:02:00.0 GB200 186 5 16;"
-      "nvlink 0 switch ffff:ff:ff.0 18 5; nvlink 1 switch ffff:ff:ff.0 18 5");
+      "gpu 0000:01:00.0 GB200 186 5 16 10; gpu 0000:02:00.0 GB200 186 5 16 10;"
+      "nvlink 0 switch ffff:ff:ff.0 18 7; nvlink 1 switch ffff:ff:ff.0 18 7");
   const auto graph = probe_nvml(machine.sources());
   ASSERT_TRUE(graph.ok());
   EXPECT_NE(graph.value().find("nvswitch"), nullptr);  // of another chassis: no address, but one fabric
@@ -139,6 +139,27 @@ TEST(NvmlProbe, SwitchesHereAndElsewhere) {
   EXPECT_EQ(nvlink_islands(whole.value()).size(), 1u);
   const auto tree = level_tree({&whole.value(), 1});
   EXPECT_DOUBLE_EQ(tree.value().levels.back().link.bytes_per_ns, 900);
+}
+
+// Versions of NVLink are nvml.h's numbers: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0 and 5.0 are 1 to 7.
+TEST(NvmlProbe, RatesFollowTheVersionOfNvlink) {
+  struct Case {
+    int major, n_links, version;
+    double rate;
+  };
+  for (const Case& c :
+       {Case{6, 4, 1, 80}, Case{7, 6, 2, 150}, Case{7, 6, 3, 150}, Case{8, 12, 4, 300}, Case{8, 12, 5, 300},
+        Case{9, 18, 6, 450}, Case{9, 18, 7, 450}, Case{10, 18, 7, 900}, Case{10, 18, 8, 0}}) {
+    FakeMachine machine;
+    const std::string links = std::to_string(c.n_links) + " " + std::to_string(c.version),
+                      major = std::to_string(c.major);
+    machine.script("gpu 0000:1b:00.0 A 80 5 16 " + major + "; gpu 0000:1c:00.0 A 80 5 16 " + major +
+                   "; nvlink 0 gpu 0000:1c:00.0 " + links + "; nvlink 1 gpu 0000:1b:00.0 " + links);
+    const auto graph = probe_nvml(machine.sources());
+    ASSERT_TRUE(graph.ok()) << graph.status().message();
+    ASSERT_EQ(graph.value().links.size(), 1u);
+    EXPECT_DOUBLE_EQ(graph.value().links[0].cost.bytes_per_ns, c.rate) << major << ": " << links;
+  }
 }
 
 TEST(NvmlProbe, AbsenceIsAReason) {
@@ -221,7 +242,7 @@ TEST(Probes, MergeIntoOneDgx) {
     std::snprintf(bus, sizeof(bus), "0000:%x:00.0", 0x1b + 0x10 * i);
     script += std::string("gpu ") + bus + " NVIDIA_H100_80GB_HBM3 80 5 16; ";
     for (int s = 0; s < 4; ++s) {
-      std::snprintf(nic, sizeof(nic), "nvlink %d switch 0000:0%d:00.0 %d 4; ", i, 5 + s, s % 3 == 0 ? 5 : 4);
+      std::snprintf(nic, sizeof(nic), "nvlink %d switch 0000:0%d:00.0 %d 6; ", i, 5 + s, s % 3 == 0 ? 5 : 4);
       script += nic;
     }
     for (int j = 0; j < i; ++j) script += "p2p " + std::to_string(i) + " " + std::to_string(j) + "; ";
