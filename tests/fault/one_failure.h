@@ -113,8 +113,8 @@ struct Rank {
   // Calls whose communicator is another one than that of the object that they are given.
   bool on_two(moecclComm_t comm, moecclComm_t other) {
     moecclHybridConfig_t domains = MOECCL_HYBRID_CONFIG_INIT;
-    const int32_t both = 2;
-    domains.n_experts = 4, domains.n_levels = 1, domains.domain = &both;
+    const int32_t sizes[2] = {2, 1};  // ranks on two hosts have a level of hosts above their own
+    domains.n_experts = 4, domains.n_levels = getenv("MOECCL_HOST_ID") != nullptr ? 2 : 1, domains.domain = sizes;
     moecclHybrid_t hybrid = nullptr;
     if (!ok(moecclHybridCreate(&hybrid, comm, &domains))) return false;
     moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
