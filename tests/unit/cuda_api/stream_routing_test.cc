@@ -3,6 +3,7 @@
 // host, also in a captured graph, and the host never waits.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <numeric>
 #include <random>
@@ -329,6 +330,7 @@ TEST(CudaStreamRouting, WhatCannotBeIsRefusedWithItsReason) {
 TEST(CudaStreamRouting, ARankWhoseKernelIsRefusedIsNotWaitedFor) {
   RankOptions options = options_of(nullptr);
   options.config.timeout_ms = capped_ms(60'000);
+  std::atomic<int> n_ended{0};
   run_ranks(
       2,
       [&](int number, moecclComm_t) {
@@ -349,6 +351,8 @@ TEST(CudaStreamRouting, ARankWhoseKernelIsRefusedIsNotWaitedFor) {
                std::chrono::steady_clock::now() - begun < std::chrono::seconds(20))
           usleep(1000);
         EXPECT_EQ(state, number == 1 ? moecclSystemError : moecclRemoteError);
+        // A rank that frees memory now would wait for the other's kernel, and hold up the thread that looks after it.
+        for (++n_ended; n_ended < 2;) usleep(1000);
       },
       options);
 }
