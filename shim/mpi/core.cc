@@ -330,17 +330,7 @@ namespace entry {
 #undef ENTER
 }  // namespace entry
 
-constexpr moecclMpiTable kTable = {
-#define MEMBER(name, parameters, arguments) entry::name,
-#define MPI_FUNCTION MEMBER
-#include "shim/mpi/functions.def"
-#undef MPI_FUNCTION
-#undef MEMBER
-};
-
 }  // namespace
 }  // namespace moeccl::shim
 
-extern "C" __attribute__((visibility("default"))) const moecclMpiTable* moecclMpiCore(void) {
-  return &moeccl::shim::kTable;
-}
+#include "shim/mpi/export_table.inc"

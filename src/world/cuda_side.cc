@@ -12,6 +12,7 @@
 #include "src/driver/process.h"
 #include "src/exec/cuda/runners.h"
 #include "src/exec/task.h"
+#include "src/world/device_objects.h"
 #include "src/world/network.h"
 #include "src/world/process_table.h"
 #include "topology/assign.h"
@@ -174,19 +175,8 @@ class CudaSide::Connector {
   Status exchange_descriptors() {
     const auto shares = [](const Introduction& i) { return i.exported == kDescriptor; };
     if (std::none_of(here().begin(), here().end(), [&](uint32_t r) { return shares(all_[r]); })) return {};
-    Fd own;
-    if (shares(own_)) {
-      auto shared = side_->shared_.share();
-      if (shared.ok())
-        own = std::move(*shared);
-      else
-        log(LogLevel::kInfo, "rank {}: {}", n_.rank, shared.status().message());
-    }
-    const int fd = own.get();
-    bootstrap::RankSet wanted(n_.n_ranks, false);
-    for (const uint32_t r : here()) wanted[r] = !same_process(r);
-    MOECCL_ASSIGN_OR_RETURN(descriptors_,
-                            host_session_.all_gather_fds(std::span<const int>(&fd, own ? 1 : 0), wanted, n_.deadline));
+    const cuda::VirtualMemory* const own = shares(own_) ? &side_->shared_ : nullptr;
+    MOECCL_ASSIGN_OR_RETURN(objects_, DeviceObjects::exchange(host_session_, n_, own));
     return {};
   }
 
@@ -279,10 +269,7 @@ class CudaSide::Connector {
   Result<transport::cuda_ipc::Opened> open(uint32_t r, cuda::Context context) {
     if (all_[r].exported == kHandle) return transport::cuda_ipc::Opened::open(context, all_[r].handle);
     if (all_[r].exported != kDescriptor) return error(moecclUnsupported, "it has no handle for other processes");
-    if (descriptors_.size() <= r || descriptors_[r].empty())
-      return error(moecclRemoteError, "its descriptor did not come");
-    MOECCL_ASSIGN_OR_RETURN(auto memory, cuda::VirtualMemory::open(context, descriptors_[r][0], all_[r].mapped));
-    return transport::cuda_ipc::Opened::of(std::move(memory));
+    return objects_.open(context, r, all_[r].mapped);
   }
 
   // Makes another rank's device memory accessible. It is used as it is on the same device, with peer access on another
@@ -476,7 +463,7 @@ class CudaSide::Connector {
   std::unique_ptr<CudaSide> side_;
   std::shared_ptr<Segment> own_segment_;
   std::vector<transport::cuda_ipc::Opened> opened_;
-  std::vector<std::vector<Fd>> descriptors_;
+  DeviceObjects objects_;
   Introduction own_;
   std::vector<Introduction> all_;
 };

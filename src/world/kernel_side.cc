@@ -11,6 +11,7 @@
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/exec/cuda/runners.h"
+#include "src/world/device_objects.h"
 #include "src/world/network.h"
 #include "src/world/reserved_blocks.h"
 
@@ -148,29 +149,14 @@ class Joining {
   Status exchange_descriptors(const exec::PersistentKernel& kernel) {
     const auto& here = n_.hosts->around(rank_);
     if (std::none_of(here.begin(), here.end(), [&](uint32_t r) { return all_[r].by_descriptor != 0; })) return {};
-    Fd own;
-    if (own_.by_descriptor != 0) {
-      auto shared = kernel.memory().share();
-      if (shared.ok())
-        own = std::move(*shared);
-      else
-        log(LogLevel::kInfo, "rank {}: {}", rank_, shared.status().message());
-    }
-    const int fd = own.get();
-    bootstrap::RankSet wanted(n_.n_ranks, false);
-    for (const uint32_t r : here) wanted[r] = !n_.same_process(r);
-    MOECCL_ASSIGN_OR_RETURN(
-        descriptors_, s_.host_session.all_gather_fds(std::span<const int>(&fd, own ? 1 : 0), wanted, n_.deadline));
+    MOECCL_ASSIGN_OR_RETURN(objects_, DeviceObjects::exchange(s_.host_session, n_, kernel.memory().object()));
     return {};
   }
 
-  Result<transport::cuda_ipc::Opened> open(size_t r) const {
+  Result<transport::cuda_ipc::Opened> open(uint32_t r) const {
     const auto context = s_.engine.context();
-    if (all_[r].by_descriptor == 0) return transport::cuda_ipc::Opened::open(context, all_[r].handle);
-    if (descriptors_.size() <= r || descriptors_[r].empty())
-      return error(moecclRemoteError, "rank {}'s descriptor of its memory did not come", r);
-    MOECCL_ASSIGN_OR_RETURN(auto memory, cuda::VirtualMemory::open(context, descriptors_[r][0], all_[r].mapped));
-    return transport::cuda_ipc::Opened::of(std::move(memory));
+    return all_[r].by_descriptor == 0 ? transport::cuda_ipc::Opened::open(context, all_[r].handle)
+                                      : objects_.open(context, r, all_[r].mapped);
   }
 
   Status open_all(const exec::PersistentKernel& kernel, std::vector<std::byte*>& memories,
@@ -189,7 +175,7 @@ class Joining {
           MOECCL_TRY(cuda::allow_access(memories[r], all_[r].mapped));
         }
       } else {
-        MOECCL_ASSIGN_OR_RETURN(opened[r], open(r));
+        MOECCL_ASSIGN_OR_RETURN(opened[r], open(static_cast<uint32_t>(r)));
         memories.push_back(opened[r].data());
       }
     }
@@ -221,7 +207,7 @@ class Joining {
   uint32_t rank_;
   Answer own_;
   std::vector<Answer> all_;
-  std::vector<std::vector<Fd>> descriptors_;
+  DeviceObjects objects_;
 };
 
 }  // namespace
@@ -247,7 +233,7 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
     const exec::KernelMemory& memory = w->kernel_->memory();
     joining.own().memory = reinterpret_cast<uint64_t>(memory.data());
     joining.own().mapped = memory.bytes();
-    joining.own().by_descriptor = memory.is_object();
+    joining.own().by_descriptor = memory.object() != nullptr;
     joining.own().most_bytes = static_cast<uint64_t>(env().cuda_persistent_bytes);
     if (joining.several_hosts()) {
       exec::KernelProxy::Rank p;
@@ -258,7 +244,7 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
       p.own = &s.fabric.own->board();
       MOECCL_ASSIGN_OR_RETURN(proxy, exec::KernelProxy::create(p));
     }
-    if (!joining.other_processes() || memory.is_object()) return {};
+    if (!joining.other_processes() || memory.object() != nullptr) return {};
     MOECCL_ASSIGN_OR_RETURN(joining.own().handle,
                             transport::cuda_ipc::export_memory(s.engine.context(), memory.data()));
     return {};
