@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of layer_test.py about checkpoints: a rank's own, and that of the whole model for other numbers of ranks."""
+import copy
 import shutil
 import tempfile
 
@@ -10,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import moeccl.torch as mt
 from layer_cases import needs
-from layer_model_cases import EXPERTS, HIDDEN, TOKENS, Model, alone, batch, every_feature, train
+from layer_model_cases import EXPERTS, HIDDEN, TOKENS, Model, alone, batch, every_feature, go_on, same, train
 
 BATCH = 7  # a batch that no model is trained on
 
@@ -170,3 +171,92 @@ def case_parts_of_fsdp2_come_back_whole(rank, n):
     other = wrap(Model())
     mt.load_full_state_dict(other, state)
     torch.testing.assert_close(loss_of(other, rank), loss_of(whole, rank), rtol=1e-5, atol=1e-6)
+
+
+def equal_states(a, b):
+    assert a["state"].keys() == b["state"].keys()
+    for name, one in a["state"].items():
+        for key, value in one.items():
+            torch.testing.assert_close(b["state"][name][key], value, rtol=0, atol=0, msg=lambda said: f"{key} of {name}: {said}")
+
+
+def case_the_optimizer_goes_on_with_any_placement(rank, n):
+    """What is saved of each feature's run goes on in every other feature's, with the losses of the run that was not interrupted."""
+    features = [o for o in every_feature(n) if not o.get("sample_tokens") and "codec_ratio" not in o and "gradient_ratio" not in o]
+    half = dist.new_group(list(range(n // 2)))
+
+    def made(**options):
+        model = Model(**options)
+        wrapped = DistributedDataParallel(mt.ignore_experts(model))
+        experts = set(mt.expert_parameters(model))  # two groups, with other options
+        return model, wrapped, torch.optim.AdamW([{"params": [p for p in wrapped.parameters() if p not in experts]},
+                                                  {"params": list(experts), "weight_decay": 0.2}], lr=1e-2)
+
+    for options in features:
+        model, wrapped, optimizer = made(**options)
+        go_on(rank, range(3), model, wrapped, optimizer, rebalance_every=1)
+        weights, state = copy.deepcopy(mt.full_state_dict(model)), mt.full_optimizer_state_dict(wrapped, optimizer)
+        assert state["state"]["layers.0.experts.up__weight"]["exp_avg"].shape == (EXPERTS, 32, HIDDEN)
+        assert [g["weight_decay"] for g in state["param_groups"]] == [0.01, 0.2]
+        expected = go_on(rank, range(3, 6), model, wrapped, optimizer)[0]
+        same(expected, expected)  # it learns something
+        for others in features:
+            model, wrapped, optimizer = made(**others)
+            go_on(rank, range(2), model, wrapped, optimizer, rebalance_every=1)  # another placement and other moments
+            mt.load_full_state_dict(model, weights)
+            mt.load_full_optimizer_state_dict(wrapped, optimizer, state)
+            equal_states(state, mt.full_optimizer_state_dict(wrapped, optimizer))
+            same(go_on(rank, range(3, 6), model, wrapped, optimizer, rebalance_every=1)[0], expected, 1e-4)
+        for group in [alone()] + ([half] if rank < n // 2 else []):
+            model = Model(group=group)
+            optimizer = torch.optim.AdamW(model.parameters())
+            refuses(["no group of the saved optimizer", "group 0"], lambda: mt.load_full_optimizer_state_dict(model, optimizer, state))
+            one_group = dict(state, param_groups=[dict(state["param_groups"][0], params=sum((g["params"] for g in state["param_groups"]), []))])
+            mt.load_full_optimizer_state_dict(model, optimizer, one_group)
+            equal_states(state, mt.full_optimizer_state_dict(model, optimizer))
+            assert optimizer.param_groups[0]["lr"] == 1e-2
+    kept = mt.full_optimizer_state_dict(*last_trained(rank), root=n - 1)
+    assert ("layers.0.experts.up__weight" in kept["state"]) if rank == n - 1 else kept == {}
+
+
+def last_trained(rank):
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(*batch(0, rank)).backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def case_states_that_cannot_be_joined_are_named(rank, n):
+    model, optimizer = last_trained(rank)
+    up = model.layers[0].experts.up__weight
+    refuses(["parameter 0 of the optimizer's group 0", "[3]"],
+            lambda: mt.full_optimizer_state_dict(model, torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=1)))
+    optimizer.state[up]["columns"] = torch.zeros(5 if rank == 0 else up.shape[0])
+    refuses(["columns of layers.0.experts.up__weight", "rank 0", "optimizer.state_dict()"], lambda: mt.full_optimizer_state_dict(model, optimizer))
+    del optimizer.state[up]["columns"]
+    if rank == n - 1:
+        optimizer.state[up].clear()
+    refuses([f"on rank {n - 1}", "layers.0.experts.up__weight", "the same step"], lambda: mt.full_optimizer_state_dict(model, optimizer))
+
+
+def case_the_optimizer_of_fsdp2_comes_back(rank, n):
+    needs((2, 7), "parameters that fully_shard ignores")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh("cpu", (n,))
+
+    def made(**options):
+        model = Model(**options)
+        wrapped = fully_shard(model, mesh=mesh, ignored_params=set(mt.expert_parameters(model)))
+        return model, wrapped, torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
+
+    model, wrapped, optimizer = made(swap=True)
+    go_on(rank, range(3), model, wrapped, optimizer, rebalance_every=1)
+    weights, state = copy.deepcopy(mt.full_state_dict(model)), mt.full_optimizer_state_dict(model, optimizer)
+    expected = go_on(rank, range(3, 6), model, wrapped, optimizer)[0]
+    model, wrapped, optimizer = made()
+    mt.load_full_state_dict(model, weights)
+    mt.load_full_optimizer_state_dict(model, optimizer, state)
+    equal_states(state, mt.full_optimizer_state_dict(model, optimizer))
+    same(go_on(rank, range(3, 6), model, wrapped, optimizer)[0], expected, 1e-4)

@@ -85,8 +85,14 @@ def train(rank, steps, rebalance_every=0, wrap=lambda m: DistributedDataParallel
     model = Model(**options)
     wrapped = wrap(model)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=lr)
+    losses, moved = go_on(rank, range(steps), model, wrapped, optimizer, rebalance_every, micro_batches)
+    return losses, model, moved
+
+
+def go_on(rank, steps, model, wrapped, optimizer, rebalance_every=0, micro_batches=1):
+    """Trains on all ranks for the steps of those numbers. Returns the losses, and the number of slots that changed their expert."""
     losses, moved = [], 0
-    for step in range(steps):
+    for step in steps:
         x, target = batch(step, rank)
         optimizer.zero_grad()
         total = 0.0
@@ -98,7 +104,7 @@ def train(rank, steps, rebalance_every=0, wrap=lambda m: DistributedDataParallel
         losses.append(mean(total))
         if rebalance_every and step % rebalance_every == rebalance_every - 1:
             moved += mt.rebalance(model, optimizer)
-    return losses, model, moved
+    return losses, moved
 
 
 def same(losses, expected, tolerance=2e-5):

@@ -8,6 +8,8 @@ from .experts import MLP, Experts, expert_parameters, ignore_experts
 from .layer import MoELayer, Router, rebalance, set_aux_loss_scale
 from .scaler import GradScaler
 from .whole import full_state_dict, load_full_state_dict
+from .whole_optimizer import full_optimizer_state_dict, load_full_optimizer_state_dict
 
 __all__ = ["ExpertParallel", "Experts", "GradScaler", "Handle", "MLP", "MoELayer", "Router", "clip_grad_norm_", "close", "comm_of",
-           "expert_parameters", "full_state_dict", "ignore_experts", "load_full_state_dict", "rebalance", "set_aux_loss_scale"]
+           "expert_parameters", "full_optimizer_state_dict", "full_state_dict", "ignore_experts", "load_full_optimizer_state_dict",
+           "load_full_state_dict", "rebalance", "set_aux_loss_scale"]
