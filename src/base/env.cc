@@ -85,6 +85,15 @@ bool parse_net(std::string_view text, Env* e) {
   return known && words<&Env::net>(text, e);
 }
 
+bool parse_ports(std::string_view text, Env* e) {
+  const size_t dash = std::min(text.find('-'), text.size());
+  int64_t first = 0, last = 0;
+  if (!parse_integer(text.substr(0, dash), 1, 65535, &first)) return false;
+  if (!parse_integer(text.substr(std::min(dash + 1, text.size())), first, 65535, &last)) return false;
+  e->port_range = {static_cast<uint16_t>(first), static_cast<uint16_t>(last)};
+  return true;
+}
+
 bool parse_secret(std::string_view text, Env* e) {
   if (text.size() < 16 || text.size() > 4096) return false;  // shorter ones can be guessed
   e->secret = text;
@@ -119,6 +128,7 @@ constexpr Variable kVariables[] = {
     {"MOECCL_SECRET_FILE", "a file name, at most 4096 printable characters", words<&Env::secret_file>},
     {"MOECCL_SOCKET_ADDR", "ip or ip:port of an interface of this host, [ip6]:port for IPv6",
      words<&Env::socket_addr, 64>},
+    {"MOECCL_PORT_RANGE", "FIRST-LAST, ports from 1 to 65535", parse_ports},
     {"MOECCL_NET", "verbs, tcp, plugin or plugin:NAME", parse_net},
     {"MOECCL_NET_PLUGIN", "a comma list of net plugins, or none", words<&Env::net_plugin>, false, "NCCL_NET_PLUGIN"},
     {"MOECCL_SOCKET_IFNAME", "beginnings of interface names, eth,ib0; = before them for whole names, ^ for all others",

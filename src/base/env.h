@@ -14,6 +14,12 @@ namespace moeccl {
 
 enum class LogLevel : uint8_t { kError, kWarn, kInfo, kTrace };
 
+// TCP ports from `first` to `last`; all that are free if it is not given.
+struct PortRange {
+  uint16_t first = 0, last = 0;
+  bool given() const { return first != 0; }
+};
+
 struct Env {
   // MOECCL_TIMEOUT_MS: milliseconds after which a waiting operation fails. 1 .. 2147483647.
   int64_t timeout_ms = 600'000;
@@ -57,6 +63,10 @@ struct Env {
   // MOECCL_SOCKET_ADDR: the address of this host where GetUniqueId listens: "ip" or "ip:port", "[ip6]:port" for IPv6.
   // Empty: a UNIX socket, which reaches this host only. Bad addresses are refused where they are used.
   std::string socket_addr;
+  // MOECCL_PORT_RANGE: the TCP ports on which ranks listen for ranks of other hosts, FIRST-LAST; for firewalls. Each
+  // rank keeps one port for each communicator between hosts, and needs one more per interface while it starts. A port
+  // that MOECCL_SOCKET_ADDR names counts before it. Empty: the system's free ports.
+  PortRange port_range;
   // MOECCL_NET: the network between hosts: a name from transport/networks.cc, or plugin:NAME for one of NCCL's plugins.
   // Empty: the first one that all ranks can use.
   std::string net;

@@ -8,6 +8,7 @@
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/launcher.h"
 #include "src/bootstrap/root_server.h"
+#include "src/driver/port.h"
 #include "src/driver/process.h"
 #include "src/driver/thread.h"
 
@@ -52,8 +53,7 @@ Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
                                       : !options.unix_name.empty() ? driver::unix_address(options.unix_name)
                                                                    : random_unix_address());
   id.host_hash = driver::host_identity().hash();
-  MOECCL_ASSIGN_OR_RETURN(Fd listener, driver::listen_at(id.address));
-  MOECCL_ASSIGN_OR_RETURN(id.address, driver::local_address(listener.get()));
+  MOECCL_ASSIGN_OR_RETURN(Fd listener, driver::listen_in(&id.address, env().port_range));
   std::vector<HandoutListener> handouts;
   if (!options.handout_name.empty()) {
     MOECCL_ASSIGN_OR_RETURN(handouts, listen_for_handouts(options.handout_name));

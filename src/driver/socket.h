@@ -55,7 +55,8 @@ Result<SocketAddress> source_address_towards(const SocketAddress& peer);
 
 // Refuses 0.0.0.0 and ::. Port 0 takes a free port, which local_address() returns. InvalidUsage means that the address
 // is in use.
-Result<Fd> listen_at(const SocketAddress& address, int backlog = 4096);
+inline constexpr int kBacklog = 4096;
+Result<Fd> listen_at(const SocketAddress& address, int backlog = kBacklog);
 Result<SocketAddress> local_address(int fd);
 Result<SocketAddress> peer_address(int fd);
 // Makes one attempt and waits for its result until the deadline. `from` is the own address to connect from (its port is

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 
+#include "src/base/env.h"
 #include "src/base/random.h"
 #include "src/base/wire.h"
 #include "src/bootstrap/handshake.h"
@@ -206,7 +207,7 @@ Result<MeetingPlaces> MeetingPlaces::arrange(bootstrap::Session& session, const 
     return made;
   }
   MOECCL_ASSIGN_OR_RETURN(driver::SocketAddress own, driver::parse_ip_address(address));
-  MOECCL_ASSIGN_OR_RETURN(made.port, driver::reserve_port(&own));
+  MOECCL_ASSIGN_OR_RETURN(made.port, driver::reserve_port(&own, env().port_range));
   Writer mine;
   mine.string(own.str());
   MOECCL_ASSIGN_OR_RETURN(const auto all, session.all_gather(mine.view(), deadline));

@@ -62,6 +62,31 @@ TEST(Hosts, ThatAreContainersOfOneNetworkReachEachOther) {
       on(*containers));
 }
 
+// As in a cloud, where a rule leaves a few ports open. Survivors of a shrink meet at a port too.
+TEST(Hosts, KeepToThePortsThatAFirewallLeavesOpen) {
+  MAKE_HOSTS(hosts, .weights = {2, 2});
+  for (int host = 0; host < 2; ++host) {
+    if (!hosts->run(host,
+                    "nft add table inet wall && nft 'add chain inet wall in { type filter hook input priority 0; }' && "
+                    "nft add rule inet wall in iifname eth0 tcp dport != 30000-30023 tcp flags syn / syn,ack drop"))
+      GTEST_SKIP() << "nft cannot drop packets here";
+  }
+  ASSERT_EQ(setenv("MOECCL_PORT_RANGE", "30000-30023", 1), 0);
+  run_ranks(
+      4,
+      [](int rank, moecclComm_t comm) {
+        check_all_reduce(rank, 4, comm, 100'000);
+        moecclComm_t part = nullptr;
+        const int left_out = 2;
+        if (rank == left_out) return;
+        MOECCL_ASSERT_COMM_OK(moecclCommShrink(comm, &left_out, 1, &part, nullptr, 0), comm);
+        check_all_reduce(rank > left_out ? rank - 1 : rank, 3, part, 10'000);
+        moecclCommDestroy(part);
+      },
+      on(*hosts));
+  unsetenv("MOECCL_PORT_RANGE");
+}
+
 // A topology without link figures takes the network's figures at the level of the hosts.
 TEST(Hosts, FillATopologyThatSaysNothingOfItsLinks) {
   MAKE_HOSTS(hosts, .weights = {2, 2});

@@ -12,6 +12,7 @@
 #include "src/base/log.h"
 #include "src/bootstrap/control.h"
 #include "src/bootstrap/handshake.h"
+#include "src/driver/port.h"
 #include "src/driver/thread.h"
 #include "transport/tcp/acceptor.h"
 
@@ -52,9 +53,8 @@ Result<std::unique_ptr<Mesh>> Mesh::listen(const MeshOptions& options, std::vect
   std::unique_ptr<Mesh> mesh(new Mesh(options, std::move(nics)));
   for (Nic& nic : mesh->nics_) {
     nic.address.set_port(0);
-    Result<Fd> listener = driver::listen_at(nic.address);
+    Result<Fd> listener = driver::listen_in(&nic.address, options.ports);
     if (!listener.ok()) return std::move(listener).status().with_context(format("interface {}", nic.name));
-    MOECCL_ASSIGN_OR_RETURN(nic.address, driver::local_address(listener->get()));
     MOECCL_TRY(mesh->prepare_listener(listener->get()));
     mesh->listeners_.push_back(std::move(*listener));
   }

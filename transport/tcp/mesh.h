@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "src/base/clock.h"
+#include "src/base/env.h"
 #include "src/bootstrap/handshake.h"
 #include "src/bootstrap/unique_id.h"
 #include "transport/common/rails.h"
@@ -23,6 +24,7 @@ struct MeshOptions {
   int64_t lost_after_ms = 0;      // see driver::set_lost_after()
   int32_t streams_per_rail = 0;   // MOECCL_SOCKET_STREAMS
   std::string congestion;         // MOECCL_SOCKET_CONGESTION
+  PortRange ports;                // MOECCL_PORT_RANGE
   std::vector<bool> one_machine;  // [n_ranks] or empty: peers with this rank's addresses, see choose_rails()
   Cipher cipher = Cipher::kNone;  // for the data: the best that this rank has; kNone: not encrypted
   // Readable once the group can no longer come about, so that no rank waits for ranks that will not come; -1: none.

@@ -103,6 +103,7 @@ Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options) {
   mesh.lost_after_ms = options.timeout_ms;
   mesh.streams_per_rail = env().socket_streams;
   mesh.congestion = env().socket_congestion;
+  mesh.ports = env().port_range;
   for (uint32_t r = 0; r < options.n_ranks(); ++r) mesh.one_machine.push_back(options.shares_network(r));
   if (options.encrypt) mesh.cipher = best_cipher();
   mesh.news = options.news;

@@ -45,11 +45,11 @@ TEST(Env, TestsAndShimsReadTheirOwnVariables) {
 }
 
 TEST(Env, GoodValuesAreRead) {
-  const EnvParse p =
-      parse({"MOECCL_TIMEOUT_MS=1500", "MOECCL_INIT_TIMEOUT_MS=1", "MOECCL_STAGING_BYTES=4M",
-             "MOECCL_MOE_MEMORY_CAP=2G", "MOECCL_DEBUG=TRACE", "MOECCL_PLAN=ring", "MOECCL_KERNELS=avx2",
-             "MOECCL_TOPOLOGY=node:2(bw=1GB/s) gpu:4", "MOECCL_SECRET=0123456789abcdef",
-             "MOECCL_SOCKET_ADDR=10.0.0.1:80", "MOECCL_SPIN_US=0", "MOECCL_NO_CMA=1", "MOECCL_HOST_ID=left"});
+  const EnvParse p = parse({"MOECCL_TIMEOUT_MS=1500", "MOECCL_INIT_TIMEOUT_MS=1", "MOECCL_STAGING_BYTES=4M",
+                            "MOECCL_MOE_MEMORY_CAP=2G", "MOECCL_DEBUG=TRACE", "MOECCL_PLAN=ring", "MOECCL_KERNELS=avx2",
+                            "MOECCL_TOPOLOGY=node:2(bw=1GB/s) gpu:4", "MOECCL_SECRET=0123456789abcdef",
+                            "MOECCL_SOCKET_ADDR=10.0.0.1:80", "MOECCL_PORT_RANGE=30000-30015", "MOECCL_SPIN_US=0",
+                            "MOECCL_NO_CMA=1", "MOECCL_HOST_ID=left"});
   EXPECT_TRUE(p.status.ok()) << p.status.message();
   EXPECT_TRUE(p.warnings.empty());
   EXPECT_EQ(p.env.timeout_ms, 1500);
@@ -58,6 +58,8 @@ TEST(Env, GoodValuesAreRead) {
   EXPECT_EQ(p.env.moe_memory_cap, int64_t{2} << 30);
   EXPECT_EQ(p.env.log_level, LogLevel::kTrace);
   EXPECT_EQ(p.env.plan, "ring");
+  EXPECT_EQ(p.env.port_range.first, 30'000);
+  EXPECT_EQ(p.env.port_range.last, 30'015);
   EXPECT_EQ(p.env.kernels, "avx2");
   EXPECT_EQ(p.env.topology, "node:2(bw=1GB/s) gpu:4");
   EXPECT_EQ(p.env.secret, "0123456789abcdef");
@@ -79,7 +81,9 @@ TEST(Env, BadValuesKeepTheDefaultAndNameVariableValueAndWhatIsAccepted) {
       "MOECCL_SPIN_US=-2",          "MOECCL_SPIN_US=1000001",
       "MOECCL_NO_CMA=yes",          "MOECCL_NO_CMA=2",
       "MOECCL_PLAN=\x01",           "MOECCL_MOE_MEMORY_CAP=12KB",
-      "MOECCL_MOE_MEMORY_CAP=0x10",
+      "MOECCL_MOE_MEMORY_CAP=0x10", "MOECCL_PORT_RANGE=30000",
+      "MOECCL_PORT_RANGE=9-8",      "MOECCL_PORT_RANGE=1-65536",
+      "MOECCL_PORT_RANGE=0-9",      "MOECCL_PORT_RANGE=1-2-3",
   };
   for (const char* entry : bad) {
     const std::string text = entry;

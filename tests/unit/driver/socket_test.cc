@@ -11,8 +11,10 @@
 #include <unistd.h>
 
 #include <functional>
+#include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "src/driver/poller.h"
 #include "src/driver/port.h"
@@ -248,6 +250,74 @@ TEST(Socket, APortThatIsInUseIsSaid) {
     EXPECT_EQ(listen_at(address).status().code(), moecclInvalidUsage) << before;
     EXPECT_FALSE(after_bind) << "the library binds by another call";
   }
+}
+
+// Returns the first of `n` ports that are free now.
+uint16_t free_ports(uint16_t n) {
+  for (uint16_t first = 20'000; first < 30'000; first = static_cast<uint16_t>(first + n)) {
+    std::vector<Fd> fds;
+    SocketAddress address = *parse_ip_address("127.0.0.1");
+    for (uint16_t port = first; port < first + n; ++port) {
+      address.set_port(port);
+      if (Result<Fd> fd = listen_at(address); fd.ok()) fds.push_back(std::move(*fd));
+    }
+    if (fds.size() == n) return first;
+  }
+  return 0;
+}
+
+TEST(Socket, PortsOfARangeAreTakenOnce) {
+  const uint16_t first = free_ports(4);
+  ASSERT_NE(first, 0);
+  const PortRange range = {first, static_cast<uint16_t>(first + 3)};
+  const SocketAddress host = *parse_ip_address("127.0.0.1");
+  std::set<uint16_t> ports;
+  std::vector<Fd> fds;
+  SocketAddress reserved = host;
+  for (int i = 0; i < 4; ++i) {
+    SocketAddress address = host;
+    Result<Fd> fd = i % 2 == 0 ? reserve_port(&address, range) : listen_in(&address, range);
+    ASSERT_TRUE(fd.ok()) << fd.status().message();
+    EXPECT_GE(address.port(), range.first);
+    EXPECT_LE(address.port(), range.last);
+    EXPECT_TRUE(ports.insert(address.port()).second) << address.str() << " was taken twice";
+    if (i == 0) reserved = address;
+    fds.push_back(std::move(*fd));
+  }
+  const Result<Fd> used = listen_at(reserved);
+  ASSERT_TRUE(used.ok()) << used.status().message();
+  fds.erase(fds.begin() + 2);  // the other reserved port
+  for (int i = 0; i < 2; ++i) {
+    SocketAddress address = host;
+    Result<Fd> fd = listen_in(&address, range);
+    if (i == 0) {
+      ASSERT_TRUE(fd.ok()) << fd.status().message();
+      fds.push_back(std::move(*fd));
+      continue;
+    }
+    EXPECT_EQ(fd.status().code(), moecclSystemError);
+    EXPECT_NE(fd.status().message().find("MOECCL_PORT_RANGE"), std::string::npos) << fd.status().message();
+    EXPECT_NE(fd.status().message().find("127.0.0.1"), std::string::npos) << fd.status().message();
+  }
+}
+
+// As for a job that was restarted: the ends of its connections still have the ports for a minute.
+TEST(Socket, PortsOfARangeSurviveARestart) {
+  const uint16_t first = free_ports(1);
+  ASSERT_NE(first, 0);
+  SocketAddress address = *parse_ip_address("127.0.0.1");
+  {
+    const Result<Fd> listener = listen_in(&address, {first, first});
+    ASSERT_TRUE(listener.ok()) << listener.status().message();
+    Result<Fd> out = connect_to(address, soon());
+    ASSERT_TRUE(out.ok());
+    Result<Fd> in = accept_now(listener->get());
+    ASSERT_TRUE(in.ok() && *in);
+    in->reset();  // closes first, and so keeps the port
+  }
+  address.set_port(0);
+  const Result<Fd> again = listen_in(&address, {first, first});
+  EXPECT_TRUE(again.ok()) << again.status().message();
 }
 
 // A container may have its own host name and processes, and yet the network of its host.
