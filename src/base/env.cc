@@ -4,6 +4,7 @@
 #include <sys/auxv.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <limits>
 #include <numeric>
@@ -243,8 +244,9 @@ const Variable* find(std::string_view name) {
 // Returns whether the variable names code or a file. A program with more privileges than its user (setuid,
 // capabilities) must not open files that the user chooses.
 bool names_file(std::string_view variable) {
-  for (const std::string_view name : {"MOECCL_CUDA_DRIVER=", "MOECCL_PROFILE=", "MOECCL_TOPOLOGY=",
-                                      "MOECCL_SECRET_FILE=", "MOECCL_NET_PLUGIN=", "NCCL_NET_PLUGIN=", "MOECCL_DUMP="})
+  for (const std::string_view name :
+       {"MOECCL_CUDA_DRIVER=", "MOECCL_PROFILE=", "MOECCL_TOPOLOGY=", "MOECCL_SECRET_FILE=", "MOECCL_NET_PLUGIN=",
+        "NCCL_NET_PLUGIN=", "MOECCL_DUMP=", "MOECCL_DEBUG_FILE="})
     if (variable.starts_with(name)) return true;
   return false;
 }
@@ -253,15 +255,15 @@ const EnvParse& parsed() {
   // Never destroyed, because threads that outlive main() still read it.
   static const EnvParse* const parse = [] {
     std::vector<const char*> variables;
-    const bool privileged = getauxval(AT_SECURE) != 0;
-    for (char** e = environ; e != nullptr && *e != nullptr; ++e)
-      if (!privileged || !names_file(*e)) variables.push_back(*e);
-    auto* result = new EnvParse(parse_env(variables));
-    for (const std::string& warning : result->warnings) {
-      if (result->env.log_level >= LogLevel::kWarn) write_log_line(LogLevel::kWarn, warning);
-    }
-    return result;
+    for (char** e = environ; e != nullptr && *e != nullptr; ++e) variables.push_back(*e);
+    return new EnvParse(parse_env(variables, getauxval(AT_SECURE) != 0));
   }();
+  static std::atomic<bool> said{false};  // after the parse is there, because a line of the log asks it for its file
+  if (!said.exchange(true, std::memory_order_relaxed)) {
+    for (const std::string& warning : parse->warnings) {
+      if (parse->env.log_level >= LogLevel::kWarn) write_log_line(LogLevel::kWarn, warning);
+    }
+  }
   return *parse;
 }
 
@@ -284,8 +286,10 @@ std::vector<std::string_view> variable_names() {
   return names;
 }
 
-EnvParse parse_env(std::span<const char* const> variables) {
+EnvParse parse_env(std::span<const char* const> given, bool privileged) {
   EnvParse result;
+  std::vector<const char*> variables(given.begin(), given.end());
+  if (privileged) std::erase_if(variables, names_file);
   for (const char* entry : variables) {
     const std::string_view text = entry, name = text.substr(0, text.find('='));
     if (!name.starts_with("NCCL_") || name.size() + 1 >= text.size()) continue;

@@ -130,8 +130,9 @@ struct EnvParse {
 // Returns the names of all variables that parse_env reads.
 std::vector<std::string_view> variable_names();
 
-// Parses "NAME=value" strings and has no side effects. A bad value leaves its field at its default.
-EnvParse parse_env(std::span<const char* const> variables);
+// Parses "NAME=value" strings and has no side effects. A bad value leaves its field at its default. With `privileged`,
+// variables that name code or files are left out.
+EnvParse parse_env(std::span<const char* const> given, bool privileged = false);
 
 // Returns the process's environment as of the first call, which writes the warnings to stderr.
 const Env& env();

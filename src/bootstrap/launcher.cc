@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <string_view>
 
 #include "src/base/env.h"
@@ -16,6 +17,7 @@
 #include "src/bootstrap/handshake.h"
 #include "src/bootstrap/secret.h"
 #include "src/bootstrap/unique_id.h"
+#include "src/driver/interface.h"
 #include "src/driver/process.h"
 #include "src/driver/socket.h"
 #include "src/driver/thread.h"
@@ -186,19 +188,32 @@ Result<moecclUniqueId> meet_on_one_host(const LauncherInfo& info, uint32_t count
   }
 }
 
+bool has_several_networks() {
+  const auto interfaces = driver::interfaces();
+  if (!interfaces.ok()) return false;
+  std::set<std::string> names;
+  for (const driver::Interface& i : *interfaces)
+    if (!i.loopback) names.insert(i.name);
+  return names.size() > 1;
+}
+
 // Returns rank 0's address. Many systems give a host's own name a loopback address (127.0.1.1), so where the name has
-// one, this is rank 0's host.
+// one, this is rank 0's host. Other hosts may know it by the address of any of its interfaces.
 Result<driver::SocketAddress> master_address(const LauncherInfo& info) {
   const uint16_t port = static_cast<uint16_t>((info.master_port != 0 ? info.master_port : kDefaultMasterPort) + 1);
   MOECCL_ASSIGN_OR_RETURN(driver::SocketAddress address, driver::resolve_host(info.master_addr, port));
   const std::string here = address.host();
   if (address.is_loopback()) {
-    const Result<std::string> own = address_for_other_hosts(info);
+    const std::string& chosen = env().socket_addr;
+    const Result<std::string> own = chosen.empty() ? address_for_other_hosts(info) : chosen;
     if (own.ok()) {
       MOECCL_ASSIGN_OR_RETURN(address, driver::parse_ip_address(*own));
     }
     address.set_port(port);
-    log(LogLevel::kInfo, "MASTER_ADDR: \"{}\" is {} here; the ranks meet at {}", info.master_addr, here, address.str());
+    const bool unsure = chosen.empty() && has_several_networks();
+    log(unsure ? LogLevel::kWarn : LogLevel::kInfo, "MASTER_ADDR: \"{}\" is {} here; the ranks meet at {}{}",
+        info.master_addr, here, address.str(),
+        unsure ? ", which must be what the other hosts know it by: else give MASTER_ADDR that IP address" : "");
   }
   if (!address.is_loopback() && !address.is_any()) return address;
   return error(moecclInvalidArgument,

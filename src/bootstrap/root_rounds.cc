@@ -322,8 +322,10 @@ void RootServer::on_round_timeout() {
         refused_.empty()
             ? "look at their output, or give them longer by MOECCL_INIT_TIMEOUT_MS"
             : format("a rank {} came with another key, so give all ranks the same id or MOECCL_SECRET", refused_);
-    fail(error(moecclTimeout, "{} of {} did not join before {} was over: {}", describe_ranks(missing), members_.size(),
-               whose, hint));
+    const Result<UniqueId> id = decode_unique_id(config_.id);
+    const std::string where = config_.over_unix || !id.ok() ? "" : " at " + id->address.str();
+    fail(error(moecclTimeout, "{} of {} did not join{} before {} was over: {}", describe_ranks(missing),
+               members_.size(), where, whose, hint));
   } else {
     fail(error(moecclTimeout, "{} of {} did not call {} before {} was over", describe_ranks(missing), members_.size(),
                round_name(round_.type), whose));

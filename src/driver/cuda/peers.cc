@@ -35,8 +35,9 @@ uint64_t device_bytes(int device) {
 }
 
 std::string pci_address(Context context) {
+  if (context == nullptr) return "";  // before driver_symbol(), which starts CUDA
   static const auto ask = reinterpret_cast<int (*)(char*, int, int)>(driver_symbol("cuDeviceGetPCIBusId"));
-  if (ask == nullptr || context == nullptr) return "";
+  if (ask == nullptr) return "";
   const Current current(context);
   char text[32] = {};
   int device = 0;

@@ -141,6 +141,19 @@ TEST(Env, GarbageInAnyVariableIsNamedWithWhatIsAccepted) {
   printf("%d bad values of %zu variables: each is named with what is accepted\n", n_refused, names.size());
 }
 
+TEST(Env, ProgramsWithMoreRightsThanTheirUserOpenNoFilesThatTheUserNames) {
+  const char* given[] = {"MOECCL_DEBUG_FILE=/etc/a", "MOECCL_DUMP=/etc/b",        "MOECCL_PROFILE=/etc/c",
+                         "MOECCL_TOPOLOGY=/etc/d",   "MOECCL_SECRET_FILE=/etc/e", "MOECCL_CUDA_DRIVER=/tmp/f",
+                         "MOECCL_NET_PLUGIN=/tmp/g", "NCCL_NET_PLUGIN=/tmp/h",    "MOECCL_TIMEOUT_MS=1500"};
+  for (const bool privileged : {false, true}) {
+    const Env e = parse_env(given, privileged).env;
+    for (const std::string& value :
+         {e.log_file, e.dump, e.profile, e.topology, e.secret_file, e.cuda_driver, e.net_plugin})
+      EXPECT_EQ(value.empty(), privileged) << value;
+    EXPECT_EQ(e.timeout_ms, 1500);
+  }
+}
+
 TEST(Env, EmptyMeansUnset) {
   const EnvParse p = parse({"MOECCL_TIMEOUT_MS=", "MOECCL_DEBUG="});
   EXPECT_TRUE(p.status.ok());
@@ -244,6 +257,30 @@ TEST(Log, DISABLED_WritesAndForks) {
     _exit(0);
   }
   EXPECT_EQ(waitpid(child, nullptr, 0), child);
+}
+
+// The first thing that a process reads of the environment may itself be what is reported.
+TEST(Log, VariablesThatAreUnknownOrBadAreSaidOnceAndEndNothing) {
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string file = testing::TempDir() + "/moeccl_bad_" + std::to_string(getpid());
+  for (const std::string& where : {std::string("/dev/stdout"), file}) {
+    const std::string run =
+        "MOECCL_SPIN=1 MOECCL_SPIN_US=abc " + (where == file ? "MOECCL_DEBUG_FILE='" + file + "' '" : "'") + program +
+        "' --gtest_also_run_disabled_tests --gtest_filter=Log.DISABLED_AsksWhatIsLogged > '" + file + ".out' 2>&1";
+    ASSERT_EQ(std::system(run.c_str()), 0) << where;
+    std::ifstream in(where == file ? file : file + ".out");
+    const std::string text((std::istreambuf_iterator<char>(in)), {});
+    for (const char* word : {"MOECCL_SPIN_US: \"abc\"", "MOECCL_SPIN (did you mean MOECCL_SPIN_US?)"}) {
+      const size_t at = text.find(word);
+      EXPECT_NE(at, std::string::npos) << where << ": " << text;
+      EXPECT_EQ(text.find(word, at + 1), std::string::npos) << text;
+    }
+  }
+  for (const char* end : {"", ".out"}) std::filesystem::remove(file + end);
+}
+TEST(Log, DISABLED_AsksWhatIsLogged) {
+  EXPECT_FALSE(log_enabled(LogLevel::kInfo));
+  EXPECT_TRUE(log_enabled(LogLevel::kWarn));
 }
 
 TEST(Log, AFloodIsCutAndErrorsAreNot) {

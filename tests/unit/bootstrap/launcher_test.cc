@@ -5,6 +5,7 @@
 #include <map>
 
 #include "src/bootstrap/unique_id.h"
+#include "src/driver/interface.h"
 #include "src/driver/process.h"
 #include "tests/unit/bootstrap/group.h"
 
@@ -182,6 +183,40 @@ TEST(Launcher, ANameThatIsLoopbackHereLeadsToTheAddressOfThisHost) {
   const Result<std::string> own = address_here();
   if (!own.ok()) GTEST_SKIP() << own.status().message();
   meet_far_ranks(kNameOfThisHost);
+}
+
+// The interface towards other hosts may be another than the one that they know this host by.
+TEST(Launcher, MoecclSocketAddrSaysWhereAHostWhoseNameIsLoopbackIsMet) {
+  const Result<driver::SocketAddress> loopback = driver::resolve_host(kNameOfThisHost, 0);
+  if (!loopback.ok() || !loopback->is_loopback()) GTEST_SKIP() << "this resolver takes no hexadecimal addresses";
+  const Result<std::string> usual = address_here();
+  const auto interfaces = driver::interfaces();
+  std::string other;
+  for (const driver::Interface& i : interfaces.ok() ? *interfaces : std::vector<driver::Interface>())
+    if (!i.loopback && usual.ok() && i.address.host() != *usual) other = i.address.host();
+  if (other.empty()) GTEST_SKIP() << "this host has no second address";
+  Children children;
+  children.start([&other] {
+    ::setenv("MOECCL_SECRET", "a secret of the test", 1);
+    ::setenv("MOECCL_SOCKET_ADDR", other.c_str(), 1);
+    ::execl("/proc/self/exe", "self", "--gtest_also_run_disabled_tests", "--gtest_filter=*DISABLED_MeetsAtTheSetting",
+            static_cast<char*>(nullptr));
+    return 1;
+  });
+  EXPECT_EQ(children.wait(0), 0);
+}
+
+TEST(Launcher, DISABLED_MeetsAtTheSetting) {
+  const char* wanted = std::getenv("MOECCL_SOCKET_ADDR");
+  if (wanted == nullptr) GTEST_SKIP() << "a part of MoecclSocketAddrSaysWhereAHostWhoseNameIsLoopbackIsMet";
+  LauncherInfo info = job(0, 4, "set");
+  info.n_local = 2;
+  info.master_addr = kNameOfThisHost;
+  info.master_port = tests::free_port();
+  const Result<moecclUniqueId> id = meet_from_environment(info, Deadline::after_ms(patient_ms(15'000)));
+  ASSERT_TRUE(id.ok()) << id.status().message();
+  EXPECT_EQ(decode_unique_id(*id)->address.host(), wanted);
+  EXPECT_EQ(decode_unique_id(*id)->address.port(), info.master_port + 1);
 }
 
 // Debian gives a host's own name the address 127.0.1.1, at which no other host finds it.

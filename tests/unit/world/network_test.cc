@@ -7,8 +7,10 @@
 #include <pthread.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 #include "src/base/env.h"
@@ -21,6 +23,8 @@ namespace {
 // Two hosts on this machine, which reach each other over loopback. Set before the environment is read.
 const bool two_hosts = setenv("MOECCL_SOCKET_IFNAME", "lo", 1) == 0 && setenv("MOECCL_HOST_ID", "here", 1) == 0;
 
+std::atomic<int> cuda_loads{0};  // calls that load the CUDA driver
+
 thread_local int threads_until_none = -1;  // that the calling thread can still start; -1: any number
 
 }  // namespace
@@ -30,6 +34,12 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
   if (threads_until_none == 0) return EAGAIN;
   if (threads_until_none > 0) --threads_until_none;
   return real(thread, attributes, body, of);
+}
+
+extern "C" void* dlopen(const char* name, int flags) noexcept {
+  static const auto real = reinterpret_cast<decltype(&dlopen)>(dlsym(RTLD_NEXT, "dlopen"));
+  if (name != nullptr && std::strstr(name, "libcuda") != nullptr && (flags & RTLD_NOLOAD) == 0) ++cuda_loads;
+  return real(name, flags);
 }
 
 namespace moeccl::comm {
@@ -71,6 +81,14 @@ TEST(Network, ComesAbout) {
   const TwoRanks ranks(-1);
   EXPECT_TRUE(ranks.status[0].ok()) << ranks.status[0].message();
   EXPECT_TRUE(ranks.status[1].ok()) << ranks.status[1].message();
+}
+
+// Buffers in host memory leave CUDA alone, which the program may start later: in children, or with other devices.
+TEST(Network, DoesNotStartCuda) {
+  const int before = cuda_loads;
+  const TwoRanks ranks(-1);
+  EXPECT_TRUE(ranks.status[0].ok()) << ranks.status[0].message();
+  EXPECT_EQ(cuda_loads, before);
 }
 
 // Containers of one machine that share its network reach each other at an address that both have. Two machines that
