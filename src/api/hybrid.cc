@@ -20,9 +20,10 @@ using api::with_hybrid;
 
 Status create_layer(const comm::Hybrid& hybrid, moecclMoe_t* moe, moecclComm_t comm_handle, Communicator& comm,
                     const moecclMoeConfig_t* given) {
-  MOECCL_ASSIGN_OR_RETURN(moecclMoeConfig_t config, adopt(given, "config"));
+  moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
   const auto n_experts = static_cast<int32_t>(hybrid.homes().n_experts());
   const Status refusal = [&]() -> Status {
+    MOECCL_ASSIGN_OR_RETURN(config, adopt(given, "config"));
     MOECCL_TRY(hybrid.same_ranks(comm));
     if (config.n_experts != 0 && config.n_experts != n_experts)
       return error(moecclInvalidArgument, "config.n_experts is {}: the hybrid placement has {}", config.n_experts,

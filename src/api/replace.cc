@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "src/api/moe_handles.h"
-#include "src/base/adopt.h"
 #include "src/moe/moe_replace.h"
 
 using namespace moeccl;
@@ -45,9 +44,8 @@ moecclResult_t moecclReplaceCreate(moecclReplacement_t* replacement, moecclMoe_t
   return api::with_layer(moe, [&](const std::shared_ptr<api::Layer>& layer, Communicator&) -> Status {
     MOECCL_TRY(api::clear(replacement, "replacement", "the address of a moecclReplacement_t"));
     MOECCL_TRY(api::outside_groups("moecclReplaceCreate"));
-    MOECCL_ASSIGN_OR_RETURN(const moecclReplaceConfig_t full, adopt(config, "config"));
     auto made = std::make_unique<ReplacementHandle>(ReplacementHandle{layer, nullptr, nullptr});
-    MOECCL_ASSIGN_OR_RETURN(made->replacement, MoeReplacement::create(*made->layer->moe, full));
+    MOECCL_ASSIGN_OR_RETURN(made->replacement, MoeReplacement::create(*made->layer->moe, config));
     MOECCL_ASSIGN_OR_RETURN(*replacement, ReplacementTable::get().add(std::move(made)));
     return {};
   });

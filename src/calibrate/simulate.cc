@@ -147,7 +147,14 @@ std::string as_json(const Page& page) {
          format("\n  }},\n  \"fastest\": \"{}\",\n  \"verdict\": \"{}\"\n}}\n", best ? best->name : "", verdict(page));
 }
 
-Result<plan::LevelTree> tree_of(const char* topology) {
+// The cluster that is simulated. `gpus` is true for a file of hosts in which every rank sits on a GPU. Their tree does
+// not show that, because its innermost level is named "rank".
+struct Cluster {
+  plan::LevelTree tree;
+  bool gpus = false;
+};
+
+Result<Cluster> read_cluster(const char* topology) {
   if (topology == nullptr || *topology == 0)
     return error(moecclInvalidArgument, "topology is empty: give a text such as \"node:4(bw=25GB/s,lat=5us) gpu:8\"");
   std::string text = topology;
@@ -156,11 +163,18 @@ Result<plan::LevelTree> tree_of(const char* topology) {
     if (const size_t at = text.find_first_not_of(" \t\r\n");
         at != std::string::npos && (text[at] == '{' || text[at] == '<')) {
       MOECCL_ASSIGN_OR_RETURN(const std::vector<topology::Graph> hosts, topology::load_topology(topology));
-      return topology::level_tree(hosts, uint32_t{0});
+      Cluster cluster;
+      MOECCL_ASSIGN_OR_RETURN(cluster.tree, topology::level_tree(hosts, uint32_t{0}));
+      // A host that has GPUs seats all its ranks on them (topology/tree.h, default_seats).
+      cluster.gpus = std::all_of(hosts.begin(), hosts.end(), [](const topology::Graph& host) {
+        return !host.of_kind(topology::NodeKind::kGpu).empty();
+      });
+      return cluster;
     }
     while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
   }
-  return topology::parse_synthetic(text, 0);
+  MOECCL_ASSIGN_OR_RETURN(plan::LevelTree tree, topology::parse_synthetic(text, 0));
+  return Cluster{std::move(tree)};
 }
 
 // Returns why a plan of this many steps is not simulated, or "" if it is.
@@ -418,8 +432,9 @@ Result<std::string> read_file(const std::string& path) {
 }
 
 Result<std::string> simulate(const moecclSimulateConfig_t& config) {
-  MOECCL_ASSIGN_OR_RETURN(const plan::LevelTree tree, tree_of(config.topology));
-  Page page{"", plan::hardware_of(tree), "", tree, false, true, {}};
+  MOECCL_ASSIGN_OR_RETURN(const Cluster cluster, read_cluster(config.topology));
+  const plan::LevelTree& tree = cluster.tree;
+  Page page{"", cluster.gpus ? plan::device_hardware() : plan::hardware_of(tree), "", tree, false, true, {}};
   plan::Profile& profile = page.hardware.profile;
   if (config.profile != nullptr && *config.profile != 0) {
     page.file = config.profile;

@@ -112,14 +112,20 @@ void inherit_profile(Communicator& parent, const Config& config, Communicator& p
 
 Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int key, const moecclConfig_t* given) {
   MOECCL_TRY(parent.usable());
-  MOECCL_ASSIGN_OR_RETURN(const Config config, config_of_part(parent, given));
+  const Result<Config> wanted = config_of_part(parent, given);
   struct Wish {
-    int32_t color, key;
+    int32_t color, key, code;
   };
-  const Wish mine{color, key};
+  const Wish mine{color, key, wanted.status().code()};
   std::vector<Wish> wishes(parent.n_ranks());
   MOECCL_TRY(all_gather_bytes(parent, &mine, sizeof(mine), wishes.data()));
+  MOECCL_TRY(wanted.status());
   wishes[parent.rank()] = mine;
+  for (uint32_t r = 0; r < parent.n_ranks(); ++r)
+    if (wishes[r].code != moecclSuccess)
+      return error(moecclRemoteError, "rank {} could not split the communicator ({}): see its own error", r,
+                   moecclGetErrorString(static_cast<moecclResult_t>(wishes[r].code)));
+  const Config& config = *wanted;
   std::vector<uint32_t> members;
   for (uint32_t r = 0; r < parent.n_ranks(); ++r) {
     if (color >= 0 && wishes[r].color == color) members.push_back(r);

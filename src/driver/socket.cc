@@ -162,25 +162,32 @@ Result<bool> wait_fd(int fd, short events, Deadline deadline, int watch) {
   }
 }
 
-Result<IoStep> send_now(int fd, std::span<const std::byte> bytes) {
-  for (;;) {
-    const ssize_t n = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n >= 0) return IoStep{static_cast<size_t>(n)};
-    if (would_block(errno)) return IoStep{0, true};
-    if (errno != EINTR) return transfer_error("send", errno);
-  }
-}
-
-Result<IoStep> recv_now(int fd, std::span<std::byte> bytes) {
-  for (;;) {
-    const ssize_t n = ::recv(fd, bytes.data(), bytes.size(), MSG_DONTWAIT);
-    if (n >= 0) return IoStep{static_cast<size_t>(n)};
-    if (would_block(errno)) return IoStep{0, true};
-    if (errno != EINTR) return transfer_error("receive", errno);
-  }
-}
-
 namespace {
+
+// Makes the call until no signal interrupts it.
+template <class Call>
+Result<IoStep> step(const char* what, const Call& call) {
+  for (;;) {
+    const ssize_t n = call();
+    if (n >= 0) return IoStep{static_cast<size_t>(n)};
+    if (would_block(errno)) return IoStep{0, true};
+    if (errno != EINTR) return transfer_error(what, errno);
+  }
+}
+
+// Receives until all bytes are there; receive_now(rest) makes one step.
+template <class Receive>
+Status receive_all(int fd, std::span<std::byte> bytes, Deadline deadline, int watch, const Receive& receive_now) {
+  bool ended = false;
+  while (!bytes.empty()) {
+    MOECCL_ASSIGN_OR_RETURN(const IoStep done, receive_now(bytes));
+    if (done.n == 0 && (!done.would_block || ended)) return closed();
+    bytes = bytes.subspan(done.n);
+    if (!done.would_block) continue;
+    MOECCL_ASSIGN_OR_RETURN(ended, wait_fd(fd, POLLIN, deadline, watch));
+  }
+  return {};
+}
 
 // Fills an iovec with the nonempty pieces.
 template <class Byte>
@@ -196,26 +203,24 @@ msghdr pieces(std::span<Byte> first, std::span<Byte> second, iovec (&data)[2]) {
 
 }  // namespace
 
+Result<IoStep> send_now(int fd, std::span<const std::byte> bytes) {
+  return step("send", [&] { return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT); });
+}
+
+Result<IoStep> recv_now(int fd, std::span<std::byte> bytes) {
+  return step("receive", [&] { return ::recv(fd, bytes.data(), bytes.size(), MSG_DONTWAIT); });
+}
+
 Result<IoStep> send_two_now(int fd, std::span<const std::byte> first, std::span<const std::byte> second) {
   iovec data[2];
   const msghdr message = pieces(first, second, data);
-  for (;;) {
-    const ssize_t n = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n >= 0) return IoStep{static_cast<size_t>(n)};
-    if (would_block(errno)) return IoStep{0, true};
-    if (errno != EINTR) return transfer_error("send", errno);
-  }
+  return step("send", [&] { return ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT); });
 }
 
 Result<IoStep> recv_two_now(int fd, std::span<std::byte> first, std::span<std::byte> second) {
   iovec data[2];
   msghdr message = pieces(first, second, data);
-  for (;;) {
-    const ssize_t n = ::recvmsg(fd, &message, MSG_DONTWAIT);
-    if (n >= 0) return IoStep{static_cast<size_t>(n)};
-    if (would_block(errno)) return IoStep{0, true};
-    if (errno != EINTR) return transfer_error("receive", errno);
-  }
+  return step("receive", [&] { return ::recvmsg(fd, &message, MSG_DONTWAIT); });
 }
 
 Result<IoStep> send_fds_now(int fd, std::span<const std::byte> bytes, std::span<const int> fds) {
@@ -236,15 +241,16 @@ Result<IoStep> send_fds_now(int fd, std::span<const std::byte> bytes, std::span<
   head->cmsg_type = SCM_RIGHTS;
   head->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
   std::memcpy(CMSG_DATA(head), fds.data(), sizeof(int) * fds.size());
-  for (;;) {
-    const ssize_t n = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n >= 0) return IoStep{static_cast<size_t>(n)};
-    // ETOOMANYREFS: more descriptors are in flight than this user may have open. This passes when receivers take
-    // theirs.
-    if (would_block(errno)) return IoStep{0, true};
-    if (errno == ETOOMANYREFS) return IoStep{0, true, true};
-    if (errno != EINTR) return transfer_error("sending file descriptors", errno);
-  }
+  // More descriptors are in flight than this user may have open. This passes when receivers take theirs.
+  bool fds_in_flight = false;
+  MOECCL_ASSIGN_OR_RETURN(IoStep done, step("sending file descriptors", [&]() -> ssize_t {
+                            const ssize_t n = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+                            fds_in_flight = n < 0 && errno == ETOOMANYREFS;
+                            if (fds_in_flight) errno = EAGAIN;
+                            return n;
+                          }));
+  done.fds_in_flight = fds_in_flight;
+  return done;
 }
 
 Result<IoStep> recv_fds_now(int fd, std::span<std::byte> bytes, std::vector<Fd>* fds) {
@@ -255,13 +261,9 @@ Result<IoStep> recv_fds_now(int fd, std::span<std::byte> bytes, std::vector<Fd>*
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
-  ssize_t n;
-  for (;;) {
-    n = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (n >= 0) break;
-    if (would_block(errno)) return IoStep{0, true};
-    if (errno != EINTR) return transfer_error("receive", errno);
-  }
+  MOECCL_ASSIGN_OR_RETURN(const IoStep done,
+                          step("receive", [&] { return ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC); }));
+  if (done.would_block) return done;
   for (cmsghdr* head = CMSG_FIRSTHDR(&message); head != nullptr; head = CMSG_NXTHDR(&message, head)) {
     if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
     const size_t n_fds = (head->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -275,14 +277,14 @@ Result<IoStep> recv_fds_now(int fd, std::span<std::byte> bytes, std::vector<Fd>*
     return error(moecclSystemError,
                  "file descriptors were lost: this process may not open more of them; raise the limit (ulimit -n)");
   }
-  return IoStep{static_cast<size_t>(n)};
+  return done;
 }
 
 Status send_all(int fd, std::span<const std::byte> bytes, Deadline deadline, int watch) {
   while (!bytes.empty()) {
-    MOECCL_ASSIGN_OR_RETURN(const IoStep step, send_now(fd, bytes));
-    bytes = bytes.subspan(step.n);
-    if (!step.would_block) continue;
+    MOECCL_ASSIGN_OR_RETURN(const IoStep done, send_now(fd, bytes));
+    bytes = bytes.subspan(done.n);
+    if (!done.would_block) continue;
     MOECCL_ASSIGN_OR_RETURN(const bool ended, wait_fd(fd, POLLOUT, deadline, watch));
     if (ended) return closed();
   }
@@ -290,22 +292,14 @@ Status send_all(int fd, std::span<const std::byte> bytes, Deadline deadline, int
 }
 
 Status recv_exact(int fd, std::span<std::byte> bytes, Deadline deadline, int watch) {
-  bool ended = false;
-  while (!bytes.empty()) {
-    MOECCL_ASSIGN_OR_RETURN(const IoStep step, recv_now(fd, bytes));
-    if (step.n == 0 && (!step.would_block || ended)) return closed();
-    bytes = bytes.subspan(step.n);
-    if (!step.would_block) continue;
-    MOECCL_ASSIGN_OR_RETURN(ended, wait_fd(fd, POLLIN, deadline, watch));
-  }
-  return {};
+  return receive_all(fd, bytes, deadline, watch, [&](std::span<std::byte> rest) { return recv_now(fd, rest); });
 }
 
 Status send_fds(int fd, std::span<const std::byte> bytes, std::span<const int> fds, Deadline deadline) {
   int backoff_ms = 1;
   for (;;) {
-    MOECCL_ASSIGN_OR_RETURN(const IoStep step, send_fds_now(fd, bytes, fds));
-    if (!step.would_block) return send_all(fd, bytes.subspan(step.n), deadline);
+    MOECCL_ASSIGN_OR_RETURN(const IoStep done, send_fds_now(fd, bytes, fds));
+    if (!done.would_block) return send_all(fd, bytes.subspan(done.n), deadline);
     if (deadline.passed()) return timed_out("sending file descriptors");
     // An excess of references gives no event, so sleep a little, for at most 20 ms.
     ::usleep(static_cast<useconds_t>(backoff_ms) * 1000);
@@ -314,15 +308,8 @@ Status send_fds(int fd, std::span<const std::byte> bytes, std::span<const int> f
 }
 
 Status recv_fds(int fd, std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline, int watch) {
-  bool ended = false;
-  while (!bytes.empty()) {
-    MOECCL_ASSIGN_OR_RETURN(const IoStep step, recv_fds_now(fd, bytes, fds));
-    if (step.n == 0 && (!step.would_block || ended)) return closed();
-    bytes = bytes.subspan(step.n);
-    if (!step.would_block) continue;
-    MOECCL_ASSIGN_OR_RETURN(ended, wait_fd(fd, POLLIN, deadline, watch));
-  }
-  return {};
+  return receive_all(fd, bytes, deadline, watch,
+                     [&](std::span<std::byte> rest) { return recv_fds_now(fd, rest, fds); });
 }
 
 Result<PeerCredentials> peer_credentials(int fd) {

@@ -85,6 +85,10 @@ Result<MoeConfig> MoeConfig::from(const moecclMoeConfig_t* given, const plan::Le
                                   std::shared_ptr<const algo::Domains> domains) {
   MOECCL_ASSIGN_OR_RETURN(const moecclMoeConfig_t c, adopt(given, "config"));
   MOECCL_TRY(check_numbers(c));
+  if (domains != nullptr && domains->n_ranks() != tree.n_ranks)
+    return error(moecclInvalidArgument,
+                 "the expert domains are of {} ranks, the communicator has {}: give a communicator of the same ranks",
+                 domains->n_ranks(), tree.n_ranks);
   MoeConfig config;
   MOECCL_ASSIGN_OR_RETURN(config.placement, algo::Placement::make(c.n_experts, tree.n_ranks, c.expert_rank));
   config.domains = std::move(domains);

@@ -102,9 +102,13 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMo
                                                    std::shared_ptr<const algo::Domains> domains,
                                                    const std::string& forced, const Status& refusal) {
   Result<moecclMoeConfig_t> full = adopt(given, "config");
-  Result<MoeConfig> config = full.ok() ? MoeConfig::from(&*full, host.tree(), host.deterministic(), std::move(domains))
-                                       : Result<MoeConfig>(full.status());
-  Status own = !refusal.ok() ? refusal : config.ok() ? agree_with_communicator(*full, host) : config.status();
+  Result<MoeConfig> config = [&]() -> Result<MoeConfig> {
+    // What was refused, such as domains of other ranks, must not be looked at.
+    MOECCL_TRY(refusal);
+    MOECCL_TRY(full.status());
+    return MoeConfig::from(&*full, host.tree(), host.deterministic(), std::move(domains));
+  }();
+  Status own = config.ok() ? agree_with_communicator(*full, host) : config.status();
   Status follows;
   if (own.ok() && !forced.empty() && leaves_algorithm_open(*full)) {
     follows = follow(forced, host, *config);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <span>
 
+#include "src/base/adopt.h"
 #include "src/base/clock.h"
 #include "src/base/hash.h"
 #include "src/solve/arena.h"
@@ -67,11 +68,13 @@ MoeReplacement::MoeReplacement(MoeLayer& layer, const moecclReplaceConfig_t& con
   n_nodes_ = tree_.levels[0].n_groups;
 }
 
-Result<std::unique_ptr<MoeReplacement>> MoeReplacement::create(MoeLayer& layer, const moecclReplaceConfig_t& config) {
+Result<std::unique_ptr<MoeReplacement>> MoeReplacement::create(MoeLayer& layer, const moecclReplaceConfig_t* given) {
   MoeHost& host = layer.host();
-  Status own = check_config(config, layer.config(), host.tree());
+  moecclReplaceConfig_t config = MOECCL_REPLACE_CONFIG_INIT;
   std::unique_ptr<MoeReplacement> made;
-  if (own.ok()) {
+  const Status own = [&]() -> Status {
+    MOECCL_ASSIGN_OR_RETURN(config, adopt(given, "config"));
+    MOECCL_TRY(check_config(config, layer.config(), host.tree()));
     made.reset(new MoeReplacement(layer, config));
     for (const auto& c : layer.candidates()) {
       made->candidates_.push_back(std::make_unique<MoeCandidate>(made->moe_config_, made->moe_config_.placement,
@@ -79,12 +82,13 @@ Result<std::unique_ptr<MoeReplacement>> MoeReplacement::create(MoeLayer& layer, 
                                                                  GrantedStaging{host.staging_bytes(), 0}));
       const MoeSlots& slots = made->candidates_.back()->slots;
       if (!slots.enough())
-        own = error(
+        return error(
             moecclOutOfMemory,
             "{} with residuals needs {} bytes of staging, {} are allowed: raise staging_bytes or memory_cap_bytes",
             c->name, slots.needed_bytes, slots.budget);
     }
-  }
+    return {};
+  }();
   const AgreedFields<std::size(kFields)> mine{
       {static_cast<double>(config.sample_tokens), static_cast<double>(solve::raw(config.mode)),
        static_cast<double>(config.residual), static_cast<double>(config.use_next), config.min_gain,

@@ -17,7 +17,7 @@ namespace moeccl::comm {
 class MoeReplacement {
  public:
   // This call is collective. The layer must outlive the replacement.
-  static Result<std::unique_ptr<MoeReplacement>> create(MoeLayer& layer, const moecclReplaceConfig_t& config);
+  static Result<std::unique_ptr<MoeReplacement>> create(MoeLayer& layer, const moecclReplaceConfig_t* config);
 
   MoeLayer& layer() const { return layer_; }
   // This call is collective and blocks. The routing must outlive the step.

@@ -367,6 +367,66 @@ TEST(HybridErrors, NameTheArgumentAndTheRemedy) {
   });
 }
 
+// The tables of a placement's domains have no rows for another number of ranks.
+TEST(HybridErrors, ACommunicatorOfMoreOrFewerRanksIsRefusedByAll) {
+  run_ranks(4, [](int rank, moecclComm_t comm) {
+    moecclComm_t half = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, rank / 2, rank, &half, nullptr), comm);
+    const int32_t domain = 2;
+    moecclMoeConfig_t layer = MOECCL_MOE_CONFIG_INIT;
+    layer.hidden_bytes = 8, layer.top_k = 1, layer.max_tokens = 4;
+    const auto refused = [&](moecclComm_t home, moecclComm_t other, const char* numbers) {
+      moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+      config.n_experts = 4, config.n_levels = 1, config.domain = &domain;
+      moecclHybrid_t hybrid = nullptr;
+      MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, home, &config), home);
+      moecclMoe_t moe = nullptr;
+      EXPECT_EQ(moecclHybridMoeCreate(&moe, hybrid, other, &layer), moecclInvalidArgument);
+      EXPECT_NE(std::string(moecclGetLastError(other)).find(numbers), std::string::npos) << moecclGetLastError(other);
+      MOECCL_ASSERT_COMM_OK(moecclHybridMoeCreate(&moe, hybrid, home, &layer), home);
+      MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
+      MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+    };
+    refused(half, comm, "comm has 4 ranks");
+    refused(comm, half, "comm has 2 ranks");
+    MOECCL_EXPECT_OK(moecclCommDestroy(half));
+  });
+}
+
+TEST(HybridErrors, ARankWithoutAConfigTellsTheOthers) {
+  constexpr int64_t kTimeoutMs = 5000, kLimitMs = 1500;
+  RankOptions options;
+  options.config.timeout_ms = static_cast<int32_t>(patient_ms(kTimeoutMs));
+  Meeting told;
+  run_ranks(
+      2,
+      [&](int rank, moecclComm_t comm) {
+        const int32_t domain = 2;
+        moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+        config.n_experts = 4, config.n_levels = 1, config.domain = &domain;
+        moecclHybrid_t hybrid = nullptr;
+        MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+        moecclMoeConfig_t layer = MOECCL_MOE_CONFIG_INIT, short_one = layer;
+        layer.hidden_bytes = 8, layer.top_k = 1, layer.max_tokens = 4;
+        short_one.size = 3;
+        moecclMoe_t moe = nullptr;
+        const moecclMoeConfig_t* const wrong_ones[] = {nullptr, &short_one};
+        for (const moecclMoeConfig_t* wrong : wrong_ones) {
+          const Stopwatch watch;
+          EXPECT_EQ(moecclHybridMoeCreate(&moe, hybrid, comm, rank == 1 ? wrong : &layer),
+                    rank == 1 ? moecclInvalidArgument : moecclRemoteError);
+          const std::string said = moecclGetLastError(comm);
+          EXPECT_NE(said.find(rank == 1 ? "config" : "rank 1 could not create the layer"), std::string::npos) << said;
+          MOECCL_EXPECT_WITHIN(watch, kLimitMs);
+        }
+        EXPECT_EQ(moecclHybridMoeCreate(&moe, hybrid, comm, &layer), moecclSuccess) << "comm works as before";
+        EXPECT_TRUE(told.meet(2));  // a rank that leaves would end the other's wait
+        MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
+        MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+      },
+      options);
+}
+
 // The same ranks in another order would take each other's experts for their own.
 TEST(HybridErrors, AnotherOrderOfTheRanksIsRefusedByAll) {
   run_ranks(3, [](int rank, moecclComm_t comm) {

@@ -421,6 +421,37 @@ TEST(MismatchCreation, OfAReplacementNamesTheField) {
   });
 }
 
+// A rank whose config cannot be read takes part in the exchange, so that its peers need not wait for their timeout.
+TEST(MismatchCreation, ARankWithoutAConfigTellsTheOthers) {
+  Meeting told;
+  run_ranks(2, [&](int rank, moecclComm_t comm) {
+    const auto told_at_once = [&](moecclResult_t result, const Stopwatch& watch, const char* what) {
+      EXPECT_EQ(result, rank == 1 ? moecclInvalidArgument : moecclRemoteError);
+      const std::string said = moecclGetLastError(comm);
+      EXPECT_NE(said.find(rank == 1 ? "config" : what), std::string::npos) << said;
+      MOECCL_EXPECT_WITHIN(watch, kLimitMs);
+    };
+    const Stopwatch of_split;
+    moecclConfig_t wrong = MOECCL_CONFIG_INIT;
+    wrong.size = 3;
+    moecclComm_t part = nullptr;
+    told_at_once(moecclCommSplit(comm, rank, 0, &part, rank == 1 ? &wrong : nullptr), of_split,
+                 "rank 1 could not split the communicator");
+    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+    config.hidden_bytes = 64, config.type = moecclFloat32;
+    config.top_k = 1, config.n_experts = 4, config.max_tokens = 8;
+    moecclMoe_t layer = nullptr;
+    EXPECT_EQ(moecclMoeCreate(&layer, comm, &config), moecclSuccess) << moecclGetLastError(comm);
+    const moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
+    moecclReplacement_t replacement = nullptr;
+    const Stopwatch of_replace;
+    told_at_once(moecclReplaceCreate(&replacement, layer, rank == 1 ? nullptr : &replace), of_replace,
+                 "rank 1 fails in moecclReplaceCreate");
+    EXPECT_TRUE(told.meet(2));  // a rank that leaves would end the other's wait
+    EXPECT_EQ(moecclMoeDestroy(layer), moecclSuccess);
+  });
+}
+
 // Settings that must be equal on all ranks at init.
 TEST(MismatchInit, NamesTwoRanksTheFieldAndBothValues) {
   struct Case {

@@ -229,6 +229,18 @@ TEST(MoeConfigTest, EveryLimitIsNamed) {
   names(message([](auto& c) { c.algorithm = "hier:9"; }), "hier:9");
 }
 
+TEST(MoeConfigTest, DomainsOfAnotherNumberOfRanksAreRefused) {
+  const moecclMoeConfig_t c = config_of(2, 8, 16, moecclLayoutRows);
+  const auto domains =
+      std::make_shared<const algo::Domains>(algo::Domains::make(plan::LevelTree::flat(2), {2}).value());
+  for (const uint32_t n_ranks : {1u, 2u, 4u}) {
+    const auto config = comm::MoeConfig::from(&c, plan::LevelTree::flat(n_ranks), false, domains);
+    EXPECT_EQ(config.status().code(), n_ranks == 2 ? moecclSuccess : moecclInvalidArgument);
+    if (config.ok()) continue;
+    EXPECT_NE(config.status().message().find("domains are of 2 ranks"), std::string::npos) << config.status().message();
+  }
+}
+
 TEST(MoeConfigTest, ABudgetThatIsTooSmallSaysWhatIsNeeded) {
   const plan::LevelTree tree = plan::LevelTree::flat(8);
   moecclMoeConfig_t c = config_of(2, 8, 16, moecclLayoutRows);

@@ -205,7 +205,7 @@ Status step(MoeHost& host, const Case& c, const std::vector<int32_t>& index, con
   config.sample_tokens = 2;
   config.residual = 1;
   config.use_next = 1;
-  MOECCL_ASSIGN_OR_RETURN(const auto replacement, MoeReplacement::create(*layer, config));
+  MOECCL_ASSIGN_OR_RETURN(const auto replacement, MoeReplacement::create(*layer, &config));
   const std::vector<int32_t> next(n_tokens / 2 * static_cast<size_t>(c.config.n_experts) + 1, 1);
   MOECCL_TRY(replacement->begin(routing, next.data(), nullptr));
   size_t n_rows = 0;

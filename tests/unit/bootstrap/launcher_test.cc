@@ -212,7 +212,7 @@ TEST(Launcher, DISABLED_MeetsAtTheSetting) {
   LauncherInfo info = job(0, 4, "set");
   info.n_local = 2;
   info.master_addr = kNameOfThisHost;
-  info.master_port = tests::free_port();
+  info.master_port = static_cast<uint16_t>(tests::free_port());
   const Result<moecclUniqueId> id = meet_from_environment(info, Deadline::after_ms(patient_ms(15'000)));
   ASSERT_TRUE(id.ok()) << id.status().message();
   EXPECT_EQ(decode_unique_id(*id)->address.host(), wanted);

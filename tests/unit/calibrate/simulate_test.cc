@@ -232,6 +232,14 @@ TEST(Simulate, ReadsTheTopologyFromAFile) {
       {"id": "pci:0000:02:00.0", "kind": "gpu", "parent": "host", "number": 1, "bandwidth": 25}]}]})");
   c.topology = json.c_str();
   EXPECT_NE(page(c).find("on 6 ranks"), std::string::npos) << page(c);
+  EXPECT_NE(page(c).find("constants: GPU of the H100 class\n"), std::string::npos) << page(c);
+  const std::string mixed = file_with("mixed.json", R"({"moeccl_topology": 1, "hosts": [
+    {"nodes": [{"id": "host", "kind": "host", "cores": 1}]},
+    {"nodes": [{"id": "host", "kind": "host"},
+      {"id": "pci:0000:01:00.0", "kind": "gpu", "parent": "host", "number": 0}]}]})");
+  c.topology = mixed.c_str();
+  EXPECT_NE(page(c).find("on 2 ranks"), std::string::npos) << page(c);
+  EXPECT_NE(page(c).find("constants: host core\n"), std::string::npos) << page(c);
 }
 
 // Calibration measures a line for each level, also where ranks share memory and copies are what costs. A price that
