@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
+#include <ctime>
 #include <exception>
 #include <string>
 
@@ -33,11 +34,32 @@ bool admit(int* dropped_before) {
   return lines.fetch_add(1, std::memory_order_relaxed) < kLinesPerSecond;
 }
 
-void put(int fd, std::string_view line) {
+// Returns 0 when the whole line was written, else an errno.
+int put(int fd, std::string_view line) {
   ssize_t n;
   do {
     n = ::write(fd, line.data(), line.size());
   } while (n < 0 && errno == EINTR);
+  if (n < 0) return errno;
+  return static_cast<size_t>(n) == line.size() ? 0 : ENOSPC;  // the rest had no room
+}
+
+std::string host_name() {
+  char host[HOST_NAME_MAX + 1] = {};
+  (void)::gethostname(host, HOST_NAME_MAX);
+  return host;
+}
+
+// Returns "moeccl: node7:4117 2026-11-28T09:53:17.123Z WARN ", so that lines of many processes can be told apart and
+// put in order.
+std::string head(const char* level) {
+  timespec now = {};
+  (void)::clock_gettime(CLOCK_REALTIME, &now);
+  tm utc = {};
+  (void)::gmtime_r(&now.tv_sec, &utc);
+  return format("moeccl: {}:{} {}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z {} ", host_name(), ::getpid(),
+                utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec,
+                now.tv_nsec / 1'000'000, level);
 }
 
 // Returns where lines go. A process opens the file itself at its first line, a forked one too, without a lock that a
@@ -49,13 +71,12 @@ int destination() {
   const auto pid = static_cast<uint32_t>(::getpid());
   uint64_t seen = opened.load(std::memory_order_acquire);
   if (seen >> 32 != pid) {
-    char host[HOST_NAME_MAX + 1] = {};
-    (void)::gethostname(host, HOST_NAME_MAX);
-    const std::string path = for_process(named, host, static_cast<int>(pid));
+    const std::string path = for_process(named, host_name(), static_cast<int>(pid));
     int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (fd < 0) {
-      put(STDERR_FILENO, format("moeccl: {} WARN MOECCL_DEBUG_FILE: {} cannot be opened: {}; messages go to stderr\n",
-                                pid, path, std::strerror(errno)));
+      const std::string why = std::strerror(errno);
+      (void)put(STDERR_FILENO, format("{}MOECCL_DEBUG_FILE: {} cannot be opened: {}; messages go to stderr\n",
+                                      head("WARN"), path, why));
       fd = STDERR_FILENO;
     }
     if (opened.compare_exchange_strong(seen, uint64_t{pid} << 32 | static_cast<uint32_t>(fd + 1))) return fd;
@@ -75,7 +96,17 @@ void write_whole(std::string line) {
   }
   line += '\n';
   const int saved = errno;  // logging must not change the errno that the caller is about to report
-  put(destination(), line);
+  const int fd = destination();
+  const int failed = put(fd, line);
+  if (failed != 0 && fd != STDERR_FILENO) {
+    // The line may be the one that says what is wrong. Later lines try the file again.
+    static std::atomic<bool> said{false};
+    if (!said.exchange(true, std::memory_order_relaxed)) {
+      (void)put(STDERR_FILENO, format("{}MOECCL_DEBUG_FILE: a line could not be written: {}; such lines go to stderr\n",
+                                      head("WARN"), std::strerror(failed)));
+    }
+    (void)put(STDERR_FILENO, line);
+  }
   errno = saved;
 }
 
@@ -101,9 +132,9 @@ void write_log_line(LogLevel level, std::string_view text) {
   constexpr const char* kNames[] = {"ERROR", "WARN", "INFO", "TRACE"};
   int dropped = 0;
   const bool admitted = admit(&dropped);
-  if (dropped > 0) write_whole(format("moeccl: {} WARN {} log lines were dropped", ::getpid(), dropped));
+  if (dropped > 0) write_whole(format("{}{} log lines were dropped", head("WARN"), dropped));
   if (!admitted && level != LogLevel::kError) return;
-  write_whole(format("moeccl: {} {} {}", ::getpid(), kNames[static_cast<size_t>(level)], text));
+  write_whole(head(kNames[static_cast<size_t>(level)]).append(text));
 }
 
 void write_log(LogLevel level, fmt::string_view text, fmt::format_args args) noexcept {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Logging to stderr or to MOECCL_DEBUG_FILE, one line at a time: "moeccl: 1234 WARN text". Each line is written whole,
-// so that lines of different threads do not mix.
+// Logging to stderr or to MOECCL_DEBUG_FILE, one line at a time, with host, process and UTC:
+// "moeccl: node7:4117 2026-11-28T09:53:17.123Z WARN text". Each line is written whole, so that lines of different
+// threads do not mix. A line that the file has no room for goes to stderr.
 #pragma once
 
 #include <string>

@@ -20,6 +20,7 @@ class AgreedTask : public Task {
   Status diagnose() override;
   uint64_t sequence() const override { return sequence_; }
   bool needs(uint32_t peer) const override;
+  bool has_entered(uint32_t peer) const override { return has_published(peer); }
 
  protected:
   // Continues an operation that another task has entered.

@@ -431,10 +431,8 @@ void Execution::abandon() {
     if (any_uses(stores_here)) {
       const Status s = f.shared_heap->detach(op_.output, output_bytes());
       if (!s.ok()) {
-        log(LogLevel::kError,
-            "rank {} of {}: {} has failed, but a peer that does not answer may still write to its "
-            "output: {}",
-            f.rank, f.n_ranks, op_name(op_.signature.op), s.message());
+        log(LogLevel::kError, "{}: {} has failed, but a peer that does not answer may still write to its output: {}",
+            f.who(), op_name(op_.signature.op), s.message());
       }
     }
   }

@@ -74,10 +74,14 @@ Status Fabric::failure() const {
   return failure_;
 }
 
+std::string Fabric::who() const {
+  const std::string number = recorder.group() == 0 ? "" : format(" of communicator {:08x}", recorder.group() >> 32);
+  return format("rank {} of {}{}{}", rank, n_ranks, number, name.empty() ? "" : " (" + name + ")");
+}
+
 void Fabric::log_recorder() const {
   constexpr size_t kLines = 8;
-  for (const std::string& line : recorder.lines(kLines))
-    log(LogLevel::kError, "rank {} of {}: flight recorder: {}", rank, n_ranks, line);
+  for (const std::string& line : recorder.lines(kLines)) log(LogLevel::kError, "{}: flight recorder: {}", who(), line);
 }
 
 uint32_t Fabric::note_core() {

@@ -93,6 +93,8 @@ struct Fabric {
 
   const uint32_t rank, n_ranks;
   std::string name;  // for messages; may be empty
+  // Returns "rank 0 of 2 of communicator 28eb72c3 (name)", as `moeccl postmortem` calls it.
+  std::string who() const;
   std::shared_ptr<transport::shm::Segment> own;
   std::vector<std::unique_ptr<transport::Link>> links;  // [n_ranks], null for this rank
   std::vector<const transport::Outbox*> outboxes;       // [n_ranks], two each; null where they cannot be read

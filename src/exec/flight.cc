@@ -53,6 +53,8 @@ struct File {
 // The process's files: a new one when the others are full. The free page with the lowest number is taken first.
 struct Store {
   std::mutex mutex, dump;
+  std::string dumped_to;  // the file of the process `dumper`
+  pid_t dumper = 0;
   std::deque<File> files;
 
   bool add_file() {
@@ -277,8 +279,30 @@ Result<std::string> flight_json(int pid) {
 
 std::string dump_path(const std::string& named, const std::string& host, int pid) {
   const std::string path = for_process(named, host, pid);
-  return path != named ? path : format("{}.{}.{}.json", named, host, pid);
+  if (path == named) return format("{}.{}.{}.json", named, host, pid);
+  if (for_process(named, "%h", pid) != named) return path;  // it has %p
+  const size_t end = path.ends_with(".json") ? path.size() - 5 : path.size();
+  return format("{}.{}{}", path.substr(0, end), pid, path.substr(end));
 }
+
+namespace {
+
+// Makes the file that this process dumps to. Containers may have equal host names and processes' numbers, so a name
+// that is taken gets a number.
+Result<std::string> new_dump(const std::string& path) {
+  constexpr int kMost = 10'000;
+  const size_t end = path.ends_with(".json") ? path.size() - 5 : path.size();
+  std::string name = path;
+  for (int i = 2; i < kMost; ++i) {
+    const Fd fd(open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (fd) return name;
+    if (errno != EEXIST) return system_error(name, errno);
+    name = format("{}-{}{}", path.substr(0, end), i, path.substr(end));
+  }
+  return error(moecclSystemError, "{} and {} more files like it are there: remove those of earlier jobs", path, kMost);
+}
+
+}  // namespace
 
 void dump_flight() noexcept {
   if (env().dump.empty()) return;
@@ -286,7 +310,18 @@ void dump_flight() noexcept {
     Store& own = store();
     const std::lock_guard lock(own.dump);
     MOECCL_ASSIGN_OR_RETURN(const std::string text, flight_json(0));
-    return driver::replace_file(dump_path(env().dump, driver::host_identity().hostname, getpid()), text);
+    if (own.dumper != getpid()) {
+      MOECCL_ASSIGN_OR_RETURN(own.dumped_to,
+                              new_dump(dump_path(env().dump, driver::host_identity().hostname, getpid())));
+      own.dumper = getpid();
+    }
+    Status written = driver::replace_file(own.dumped_to, text);
+    struct stat info {};
+    if (!written.ok() && stat(own.dumped_to.c_str(), &info) == 0 && info.st_size == 0) {
+      (void)unlink(own.dumped_to.c_str());
+      own.dumper = 0;
+    }
+    return written;
   });
   if (!status.ok()) log(LogLevel::kError, "MOECCL_DUMP={}: {}", env().dump, status.message());
 }

@@ -46,6 +46,7 @@ class Recorder {
   // Returns the last `most` operations, oldest first, one line each.
   std::vector<std::string> lines(size_t most) const;
 
+  uint64_t group() const { return slot_->group; }  // 0: not introduced
   const FlightPage* page() const { return &*slot_; }
 
  private:

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <compare>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "src/base/log.h"
 #include "src/driver/thread.h"
@@ -32,11 +34,40 @@ constexpr int64_t kStranger_ns = 50'000, kWithoutYield_ns = 300'000, kMakeRoomEv
 constexpr int64_t kLastChance_ns = 200'000'000;
 // A long wait is noted for observers in other processes.
 constexpr int64_t kNoteAfter_ns = 10'000'000, kNoteEvery_ns = 100'000'000;
+constexpr size_t kMostNamed = 400;   // characters of a message that name ranks
 constexpr int64_t kSilent_ms = 250;  // longer than any queue between two hosts delays an acknowledgement
 constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
 // A rank that did not run for this long was itself stopped (a debugger, a batch system, a paused virtual machine),
 // perhaps with its peers. It has not waited for them meanwhile, so its deadline moves.
 constexpr int64_t kStopped_ns = 2'000'000'000;
+
+// Names the ranks that are not in the operation, those that are furthest behind first. If all are in it, the one that
+// this rank waits for comes first.
+std::string unresponsive(const Task& task) {
+  struct Peer {
+    bool entered, not_awaited;
+    uint64_t done;
+    uint32_t rank;
+    auto operator<=>(const Peer&) const = default;
+  };
+  const Fabric& f = task.fabric();
+  std::vector<Peer> peers;
+  for (uint32_t p = 0; p < f.n_ranks; ++p) {
+    if (p == f.rank || !task.needs(p)) continue;
+    const uint64_t done = f.link(p).board().progress.completed.load(std::memory_order_relaxed);
+    peers.push_back({task.has_entered(p), p != task.awaits(), done, p});
+  }
+  std::sort(peers.begin(), peers.end());
+  std::string text;
+  size_t n = 0;
+  for (; n < peers.size() && text.size() <= kMostNamed; ++n) {
+    const Peer& p = peers[n];
+    if (p.entered && !peers[0].entered) break;
+    text += format("{}rank {} ({}, last finished #{})", n == 0 ? "" : ", ", p.rank, f.link(p.rank).name(), p.done);
+  }
+  if (n == peers.size()) return text;
+  return format("{}; {} others {}", text, peers.size() - n, peers[n].entered ? "are in it" : "are not in it either");
+}
 
 Status timed_out(Task& task) {
   Fabric& f = task.fabric();
@@ -50,17 +81,8 @@ Status timed_out(Task& task) {
     late += format("{}rank {} ({}, its host has acknowledged nothing for {} ms)", late.empty() ? "" : ", ", p,
                    f.link(p).name(), silent_ms);
   }
-  for (uint32_t p = 0, some = !late.empty(); p < f.n_ranks && !some; ++p) {
-    if (p == f.rank || !task.needs(p)) continue;
-    const uint64_t done = f.link(p).board().progress.completed.load(std::memory_order_relaxed);
-    late += format("{}rank {} ({}, last finished #{})", late.empty() ? "" : ", ", p, f.link(p).name(), done);
-    if (late.size() > 400) {
-      late += ", ...";
-      break;
-    }
-  }
-  log(LogLevel::kError, "rank {} of {}{}: deadline of {} ms passed; its last operations:", f.rank, f.n_ranks,
-      f.name.empty() ? "" : " (" + f.name + ")", f.timeout_ms);
+  if (late.empty()) late = unresponsive(task);
+  log(LogLevel::kError, "{}: deadline of {} ms passed; its last operations:", f.who(), f.timeout_ms);
   f.log_recorder();
   return error(moecclTimeout, "{} did not finish within {} ms; unresponsive: {}", task.describe(), f.timeout_ms,
                late.empty() ? "none known" : late);
@@ -122,7 +144,11 @@ Status how_ended(const transport::Board& board, uint32_t peer) {
     case transport::RankState::kFailed: {
       const uint32_t code = board.health.code.load(std::memory_order_relaxed);
       const bool same = code == moecclMismatch || code == moecclTimeout;
-      return error(same ? static_cast<Code>(code) : moecclRemoteError, "rank {} failed: {}", peer, failure_text(board));
+      const std::string text = failure_text(board);
+      // What a peer heard from another one is passed on as it is: the first rank that failed is the one to look at.
+      const bool heard = text.starts_with("rank ") && text.find(" failed: ") == text.find_first_not_of("0123456789", 5);
+      return error(same ? static_cast<Code>(code) : moecclRemoteError, "{}{}",
+                   heard ? "" : format("rank {} failed: ", peer), text);
     }
     case transport::RankState::kAborted:
       return error(moecclRemoteError, "rank {} aborted the communicator", peer);

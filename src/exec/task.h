@@ -49,6 +49,8 @@ class Task {
   virtual uint32_t awaits() const { return transport::Engine::kAnyone; }
   // Returns whether `peer` may still be needed, so that its leaving is a failure.
   virtual bool needs(uint32_t peer) const = 0;
+  // Returns true if `peer` is known to run the same task.
+  virtual bool has_entered(uint32_t) const { return false; }
 
   Fabric& fabric() const { return fabric_; }
   // Returns whether `peer` still runs. Must be called after announcing on this rank's board what is used of the peer,

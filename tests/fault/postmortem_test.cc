@@ -153,6 +153,37 @@ TEST(PostMortem, AHostOfWhichOneRankHasLeftAFileIsNotCalledGone) {
   EXPECT_EQ(text.find("Culprit: rank 103"), std::string::npos) << text;
 }
 
+// Containers of one host may have its name, and processes of equal numbers.
+TEST(PostMortem, ADumpReplacesNoOtherProcesssFile) {
+  const Folder folder;
+  ASSERT_EQ(setenv("MOECCL_DUMP", (folder.path() + "/job.%h.json").c_str(), 1), 0);
+  RankOptions options{.mode = RankMode::kProcesses};
+  options.config.timeout_ms = 300;
+  Meeting late;
+  run_ranks(
+      2,
+      [&](int rank, moecclComm_t comm) {
+        char host[256] = {};
+        gethostname(host, sizeof(host) - 1);
+        const std::string mine = folder.path() + "/job." + host + "." + std::to_string(getpid());
+        std::ofstream(mine + ".json") << "of another process";
+        if (rank == 1) {
+          EXPECT_TRUE(late.wait_for(1));
+          return;
+        }
+        for (int i = 0; i < 2; ++i) {  // the second one replaces the first
+          float x = 0;
+          EXPECT_NE(moecclAllReduce(&x, &x, 1, moecclFloat32, moecclSum, comm, nullptr), moecclSuccess);
+        }
+        late.arrive();
+        EXPECT_EQ(std::filesystem::file_size(mine + ".json"), 18u);
+        EXPECT_GT(std::filesystem::file_size(mine + "-2.json"), 100u);
+        EXPECT_FALSE(std::filesystem::exists(mine + "-3.json"));
+      },
+      options);
+  unsetenv("MOECCL_DUMP");
+}
+
 TEST(PostMortem, LeavesOutFilesThatItCannotUse) {
   const Folder folder;
   write_large_job(folder, node_names(), [](int rank) { return rank / 8 != 12; });

@@ -61,6 +61,40 @@ TEST_P(Timeout, NamesTheOperationAndTheMissingRank) {
       options);
 }
 
+// Plans of many ranks wait for each other in chains, and what is said is cut. The rank that never came is named by all,
+// and no other.
+TEST_P(Timeout, NamesNoRankThatWaitsItself) {
+  constexpr int kN = 16, kMissing = 14;
+  RankOptions options{.mode = GetParam()};
+  options.config.timeout_ms = 2 * kTimeoutMs;
+  Meeting late;
+  Begin begin;
+  run_ranks(
+      kN,
+      [&](int rank, moecclComm_t comm) {
+        std::vector<float> data(1000);
+        MOECCL_ASSERT_COMM_OK(
+            moecclAllReduce(data.data(), data.data(), data.size(), moecclFloat32, moecclSum, comm, nullptr), comm);
+        if (rank == kMissing) {
+          EXPECT_TRUE(late.wait_for(kN - 1));
+          return;
+        }
+        begin.meet(kN - 1);
+        EXPECT_EQ(moecclAllReduce(data.data(), data.data(), data.size(), moecclFloat32, moecclSum, comm, nullptr),
+                  moecclTimeout);
+        const std::string text = moecclGetLastError(comm);
+        late.arrive();
+        const size_t at = text.find("unresponsive: ");
+        ASSERT_NE(at, std::string::npos) << text;
+        EXPECT_EQ(text.find("rank 14 (", at), at + 14) << text;
+        EXPECT_EQ(text.find("rank ", at + 15), std::string::npos) << text;
+        EXPECT_NE(text.find("14 others are in it", at), std::string::npos) << text;
+        EXPECT_EQ(text.find(" failed: rank "), std::string::npos)
+            << "only the rank that reported it is named: " << text;
+      },
+      options);
+}
+
 TEST_P(Timeout, NamesSeveralMissingRanks) {
   RankOptions options{.mode = GetParam()};
   options.config.timeout_ms = kTimeoutMs;

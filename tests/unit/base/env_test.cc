@@ -13,6 +13,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <regex>
 #include <set>
 #include <string>
 #include <vector>
@@ -166,6 +167,8 @@ TEST(Env, NcclsNameCountsWhereOursIsNotGiven) {
   EXPECT_EQ(parse({"NCCL_NET_PLUGIN=ucx", "MOECCL_NET_PLUGIN="}).env.net_plugin, "ucx");
   EXPECT_EQ(parse({"NCCL_SOCKET_IFNAME=^docker"}).env.socket_ifname, "^docker");
   EXPECT_EQ(parse({"NCCL_SOCKET_IFNAME=^docker", "MOECCL_SOCKET_IFNAME=eth0"}).env.socket_ifname, "eth0");
+  EXPECT_FALSE(parse({"NCCL_GRAPH_MIXING_SUPPORT=0"}).env.cuda_graph_mixing);
+  EXPECT_TRUE(parse({"NCCL_GRAPH_MIXING_SUPPORT=0", "MOECCL_CUDA_GRAPH_MIXING=1"}).env.cuda_graph_mixing);
   const EnvParse other = parse({"NCCL_NET_PLUGIN=\x01", "NCCL_DEBUG=INFO", "NCCL_NET_PLUGIN"});
   EXPECT_TRUE(other.status.ok() && other.warnings.empty() && other.env.net_plugin.empty());
 }
@@ -213,7 +216,9 @@ TEST(Log, OneWholeLineWithoutControlCharacters) {
   write_log_line(LogLevel::kWarn, "first\nsecond\x1b[31m");
   const std::string text = testing::internal::GetCapturedStderr();
   EXPECT_EQ(text.find('\n'), text.size() - 1);
-  EXPECT_EQ(text.rfind("moeccl: ", 0), 0u);
+  EXPECT_TRUE(std::regex_search(text, std::regex("^moeccl: [^ ]+:" + std::to_string(getpid()) +
+                                                 " 20\\d\\d-\\d\\d-\\d\\dT\\d\\d:\\d\\d:\\d\\d\\.\\d{3}Z WARN ")))
+      << text;
   EXPECT_NE(text.find(" WARN first?second?[31m"), std::string::npos) << text;
 }
 
@@ -249,6 +254,22 @@ TEST(Log, GoesToAFileOfEachProcess) {
       "'MOECCL_DEBUG_FILE: /nonexistent/log cannot be opened: No such file or directory'";
   EXPECT_EQ(std::system(nowhere.c_str()), 0);
 }
+// A disk that is full must not swallow what says so.
+TEST(Log, LinesThatTheFileHasNoRoomForGoToStderr) {
+  if (access("/dev/full", W_OK) != 0) GTEST_SKIP() << "no /dev/full here";
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string out = testing::TempDir() + "/moeccl_full_" + std::to_string(getpid());
+  const std::string run =
+      "MOECCL_DEBUG_FILE=/dev/full '" + program +
+      "' --gtest_also_run_disabled_tests --gtest_filter=Log.DISABLED_WritesAndForks > /dev/null 2> '" + out + "'";
+  ASSERT_EQ(std::system(run.c_str()), 0);
+  std::ifstream in(out);
+  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  for (const char* line :
+       {"WARN parent\n", "WARN child\n", "MOECCL_DEBUG_FILE: a line could not be written: No space left on device"})
+    EXPECT_NE(text.find(line), std::string::npos) << line << text;
+  std::filesystem::remove(out);
+}
 TEST(Log, DISABLED_WritesAndForks) {
   write_log_line(LogLevel::kWarn, "parent");
   const pid_t child = fork();
@@ -265,12 +286,12 @@ TEST(Log, VariablesThatAreUnknownOrBadAreSaidOnceAndEndNothing) {
   const std::string file = testing::TempDir() + "/moeccl_bad_" + std::to_string(getpid());
   for (const std::string& where : {std::string("/dev/stdout"), file}) {
     const std::string run =
-        "MOECCL_SPIN=1 MOECCL_SPIN_US=abc " + (where == file ? "MOECCL_DEBUG_FILE='" + file + "' '" : "'") + program +
+        "MOECCL_SPIN_USS=1 MOECCL_SPIN_US=abc " + (where == file ? "MOECCL_DEBUG_FILE='" + file + "' '" : "'") + program +
         "' --gtest_also_run_disabled_tests --gtest_filter=Log.DISABLED_AsksWhatIsLogged > '" + file + ".out' 2>&1";
     ASSERT_EQ(std::system(run.c_str()), 0) << where;
     std::ifstream in(where == file ? file : file + ".out");
     const std::string text((std::istreambuf_iterator<char>(in)), {});
-    for (const char* word : {"MOECCL_SPIN_US: \"abc\"", "MOECCL_SPIN (did you mean MOECCL_SPIN_US?)"}) {
+    for (const char* word : {"MOECCL_SPIN_US: \"abc\"", "MOECCL_SPIN_USS (did you mean MOECCL_SPIN_US?)"}) {
       const size_t at = text.find(word);
       EXPECT_NE(at, std::string::npos) << where << ": " << text;
       EXPECT_EQ(text.find(word, at + 1), std::string::npos) << text;

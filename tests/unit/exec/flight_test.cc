@@ -66,6 +66,13 @@ TEST(Flight, ShowsAnyNumberOfCommunicators) {
   close(ready[1]);
 }
 
+TEST(Flight, EachProcessDumpsToAFileOfItsOwn) {
+  EXPECT_EQ(dump_path("/d/job", "node1", 7), "/d/job.node1.7.json");
+  EXPECT_EQ(dump_path("/d/%p-%h.json", "node1", 7), "/d/7-node1.json");
+  EXPECT_EQ(dump_path("/d/h.%h.json", "node1", 7), "/d/h.node1.7.json") << "without the process, it would be one file";
+  EXPECT_EQ(dump_path("/d/h.%h", "node1", 7), "/d/h.node1.7");
+}
+
 TEST(Flight, PagesAreUsedAgain) {
   for (int round = 0; round < 3; ++round) {
     auto slots = fill();
