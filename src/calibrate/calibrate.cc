@@ -4,7 +4,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 
+#include "kernels/table.h"
 #include "src/base/env.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
@@ -21,6 +23,24 @@ namespace moeccl::comm {
 
 namespace {
 
+// Returns what /proc/cpuinfo calls this machine's processor.
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name") || line.starts_with("CPU part")) return line;
+  return "";
+}
+
+// Times hold for the machine that they were measured on; a home folder may be shared by several kinds.
+uint64_t hash_of_machine(const Communicator& comm) {
+  uint64_t hash = hash_combine(comm.tree().hash(), comm.paced() ? 1 : 0);
+  hash = hash_string(processor_name(), hash);
+  hash = hash_string(env().kernels.empty() ? kernels::best().name : env().kernels, hash);
+  for (const plan::Level& level : comm.tree().levels)
+    hash = hash_string(level.network.substr(0, level.network.find_first_of(" ;,(")), hash);
+  return hash;
+}
+
 std::string cache_path(const Communicator& comm) {
   std::string folder;
   if (const char* xdg = trusted_variable("XDG_CACHE_HOME"); xdg != nullptr && *xdg == '/') {
@@ -30,8 +50,8 @@ std::string cache_path(const Communicator& comm) {
   } else {
     return "";
   }
-  return format("{}/moeccl/{:016x}-{}x{}.json", folder, hash_combine(comm.tree().hash(), comm.paced() ? 1 : 0),
-                comm.n_ranks(), comm.selector().profile()->cores);
+  return format("{}/moeccl/{:016x}-{}x{}.json", folder, hash_of_machine(comm), comm.n_ranks(),
+                comm.selector().profile()->cores);
 }
 
 // Returns rank 0's text on all ranks.

@@ -321,9 +321,14 @@ TEST(Profile, IsMeasuredOnceAndThenFoundInTheUsersCache) {
   EXPECT_NE(first.find("\"n_ranks\": 2"), std::string::npos);
   join(2, joins);
   EXPECT_EQ(read_all(path), first);  // two measurements never give the same times
-  // Another topology has another file, and a broken file is measured again.
+  // Another topology has another file, so have other kernels, and a broken file is measured again.
   join(2, joins, {}, "node:2 gpu:1");
   EXPECT_EQ(cached().size(), 2u);
+  {
+    const Variables kernels = {{"MOECCL_KERNELS", "reference"}};
+    join(2, joins);
+    EXPECT_EQ(cached().size(), 3u);
+  }
   write_all(path, first.substr(0, first.size() / 2) + "broken");
   join(2, joins);
   const std::string again = read_all(path);
