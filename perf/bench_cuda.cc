@@ -140,7 +140,8 @@ void bench_rows(Bench& bench, const Buffers& m) {
   sum.count = tokens;
   sum.row_elements = kRow / 2;
   sum.n_bases = 1;
-  sum.bases[0] = m.a.data();
+  const void* const from = m.a.data();
+  sum.bases = static_cast<const void* const*>(e.upload(&from, sizeof(from)));
   const size_t touched = (terms.size() + tokens) * kRow;
   const double ns = bench.time([&] { e.launch("moeccl_reduce_rows_9", &sum, touched); });
   std::vector<unsigned char> want(tokens * kRow);

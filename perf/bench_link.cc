@@ -99,7 +99,7 @@ Rank connect(const transport::Network& network, uint32_t me, Peer peer) {
   o.host_of = {0, 1};
   o.timeout_ms = 20'000;
   o.deadline = Deadline::after_ms(20'000);
-  o.one_machine = true;
+  o.same_network = {true, true};
   o.encrypt = env().encrypt;
   auto endpoint = network.open(o);
   must(endpoint.status());

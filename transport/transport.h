@@ -61,6 +61,7 @@ struct DeviceMemory {
   driver::cuda::OpaqueContext* context = nullptr;  // null: there is none
   std::span<std::byte> landing;  // what peers put to the first bytes of the staging lands here instead
   std::span<std::byte> source;   // puts are made from here
+  std::string why_none = {};     // if there is none
 };
 
 struct NetworkOptions {
@@ -71,25 +72,26 @@ struct NetworkOptions {
   uint64_t memory_bytes = 0;      // of the staging that peers put to
   // Readable once the group can no longer come about, so that no rank waits for ranks that will not come; -1: none.
   int news = -1;
-  Deadline deadline;               // of connecting
-  bool encrypt = false;            // no data goes over the network in the clear
-  bool one_machine = false;        // all "hosts" share this machine's addresses
-  std::vector<bool> same_network;  // [n_ranks] or empty: ranks whose "hosts" do (containers, MOECCL_HOST_ID)
-  std::string plugin;              // an NCCL net plugin: the name that MOECCL_NET gives; empty: any
+  Deadline deadline;     // of connecting
+  bool encrypt = false;  // no data goes over the network in the clear
+  // [n_ranks] or empty: ranks whose "hosts" share this machine's addresses (containers, MOECCL_HOST_ID)
+  std::vector<bool> same_network;
+  std::string met_at;  // an address of this host that others have reached: "10.0.0.1"; empty: not known
+  std::string plugin;  // an NCCL net plugin: the name that MOECCL_NET gives; empty: any
   // Returns which of this host's devices the rank uses where the user does not say, nearest first, as positions in its
   // argument. An empty function or result means all.
   std::function<std::vector<uint32_t>(std::span<const std::string> devices)> nearest;
 
   uint32_t n_ranks() const { return static_cast<uint32_t>(host_of.size()); }
   bool remote(uint32_t r) const { return host_of[r] != host_of[rank]; }
-  bool shares_network(uint32_t r) const { return one_machine || (r < same_network.size() && same_network[r]); }
 };
 
 // Connections of one rank to all ranks on other hosts.
 struct NetworkLinks {
   std::vector<std::unique_ptr<Link>> links;  // [n_ranks], null for ranks of this host
   std::unique_ptr<Engine> engine;            // declared after the links, so that it is destroyed before them
-  // The slowest host's uplink until it is measured, the same on all ranks.
+  // The slowest host's uplink until it is measured, as far as this rank knows: the smallest of all ranks counts. 0
+  // bytes_per_ns: it does not know.
   double alpha_ns = 0, bytes_per_ns = 0;
 };
 

@@ -87,6 +87,9 @@ struct Board {
     // The persistent kernel: how many operations were launched, and how many have run (stored by the device, release).
     std::atomic<uint64_t> walks_called, walked;
     std::atomic<uint32_t> core;  // where the rank last ran, + 1; 0: unknown, as on other hosts
+    // 1: no stream of this rank uses a peer's device memory any more, and what it opened by handles is closed
+    // (release).
+    std::atomic<uint32_t> closed;
     // Histories of the last two operations that this rank has finished, at operation % 2. 0: use Entry::history
     // instead.
     std::atomic<uint64_t> histories[2];

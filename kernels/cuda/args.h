@@ -21,7 +21,8 @@ union ScalarBits {
   uint64_t u64;
 };
 
-// The most sources that the launch itself can carry. More are moecclUnsupported: see src/exec/cuda/stream_engine.cc.
+// The most sources of a reduction that the launch itself can carry. More take several launches: see
+// src/exec/cuda/stream_engine.cc.
 inline constexpr uint32_t kMaxSources = 64;
 struct ReduceKernelArgs {
   void* dst;
@@ -55,7 +56,7 @@ struct ReduceRowsKernelArgs {
   const uint32_t* dst_index;
   size_t dst_first, count, row_elements;
   uint32_t n_bases, grouped;
-  const void* bases[kMaxSources];
+  const void* const* bases;  // [n_bases]: a list like the others, as there may be a segment for each rank
 };
 
 struct DotRowsKernelArgs {

@@ -50,6 +50,13 @@ MOECCL_DEVICE uint32_t match(uint32_t v) { return __match_any_sync(0xffffffffu, 
 MOECCL_DEVICE uint32_t count_bits(uint32_t v) { return static_cast<uint32_t>(__popc(v)); }
 MOECCL_DEVICE uint32_t leading_zeros(uint32_t v) { return static_cast<uint32_t>(__clz(static_cast<int>(v))); }  // v > 0
 
+// Returns an address of global memory. The compiler cannot see this of a pointer that a kernel reads from a list, and
+// would use generic loads.
+MOECCL_DEVICE const void* in_global(const void* p) {
+  __builtin_assume(__isGlobal(p));
+  return p;
+}
+
 MOECCL_DEVICE uint32_t atomic_add(uint32_t* p, uint32_t v) { return atomicAdd(p, v); }
 MOECCL_DEVICE uint32_t atomic_or(uint32_t* p, uint32_t v) { return atomicOr(p, v); }
 MOECCL_DEVICE uint32_t atomic_min(uint32_t* p, uint32_t v) { return atomicMin(p, v); }

@@ -82,6 +82,10 @@ MOECCL_DEVICE typename E::Acc empty_sum() {
   return static_cast<typename E::Acc>(E::kIsFloat ? -0.0 : 0.0);
 }
 
+MOECCL_DEVICE const void* base_of(const ReduceRowsKernelArgs& a, const RowTermBits& term) {
+  return in_global(a.bases[term.segment]);
+}
+
 // Sums one column of one row, with the nested groups of deterministic mode.
 template <class E>
 MOECCL_DEVICE typename E::Stored sum_column(const ReduceRowsKernelArgs& a, uint64_t begin, uint64_t end,
@@ -94,7 +98,7 @@ MOECCL_DEVICE typename E::Stored sum_column(const ReduceRowsKernelArgs& a, uint6
   for (uint64_t t = begin; t < end; ++t) {
     const RowTermBits term = a.terms[t];
     Acc v = E::load(load_any<Stored>(
-        at(a.bases[term.segment], (static_cast<size_t>(term.row) * a.row_elements + column) * sizeof(Stored))));
+        at(base_of(a, term), (static_cast<size_t>(term.row) * a.row_elements + column) * sizeof(Stored))));
     if (a.weights) v = weigh(v, a.weights[t]);
     group[kGroups - 1] = add(group[kGroups - 1], v);
     // The last term of a row closes all groups. The loop is unrolled, so that the accumulators stay in registers.
@@ -136,7 +140,7 @@ struct SumPiece {
 template <class E>
 MOECCL_DEVICE void copy_columns(const ReduceRowsKernelArgs& a, const Piece<E>& piece, const RowTermBits& term,
                                 uint8_t* dst) {
-  const uint8_t* src = at(a.bases[term.segment], term.row * piece.row_bytes + piece.begin);
+  const uint8_t* src = at(base_of(a, term), term.row * piece.row_bytes + piece.begin);
   Vec16 column[Piece<E>::kColumns];
   MOECCL_UNROLL
   for (uint32_t c = 0; c < Piece<E>::kColumns; ++c)
@@ -163,7 +167,7 @@ MOECCL_DEVICE void sum_columns(const ReduceRowsKernelArgs& a, const Piece<E>& pi
     Pack<E> p[2][kColumns];
     MOECCL_UNROLL
     for (uint32_t i = 0; i < 2; ++i) {
-      const uint8_t* src = at(a.bases[pair.term[i].segment], pair.term[i].row * piece.row_bytes + piece.begin);
+      const uint8_t* src = at(base_of(a, pair.term[i]), pair.term[i].row * piece.row_bytes + piece.begin);
       MOECCL_UNROLL
       for (uint32_t c = 0; c < kColumns; ++c)
         p[i][c].vec =
@@ -251,11 +255,11 @@ MOECCL_DEVICE void reduce_elements(const ReduceRowsKernelArgs& a, const Team& te
   }
 }
 
-// Returns whether reduce_packs() can sum these rows.
+// Returns whether reduce_packs() can sum these rows. All lanes of a warp take part, and share the loads of the bases.
 MOECCL_DEVICE bool has_packs(const ReduceRowsKernelArgs& a, size_t row_bytes) {
   bool packs = a.grouped == 0 && aligned16(a.dst) && row_bytes % 16 == 0;
-  for (uint32_t k = 0; k < a.n_bases; ++k) packs = packs && aligned16(a.bases[k]);
-  return packs;
+  for (uint32_t k = thread_index() % kWarp; k < a.n_bases; k += kWarp) packs = packs && aligned16(a.bases[k]);
+  return ballot(!packs) == 0;
 }
 
 template <class E>

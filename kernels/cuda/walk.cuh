@@ -11,6 +11,7 @@
 //                   no longer uses our staging and buffers.
 //   entries[].seq   stored by walk_enter(), acquired where a peer compares operations.
 //   barrier, left   between the blocks of this launch.
+//   verdict         from block 0 of this launch to its other blocks: whether it may run. It orders nothing.
 // Ranks on other hosts are reached through the rank's proxy: walk_net.cuh.
 #pragma once
 
@@ -41,7 +42,14 @@ MOECCL_DEVICE bool walk_enter(const WalkArgs& a, WalkShared& s, WalkState& w, co
       if (walk_has_net(a)) walk_net_enter(a, w, e, splits);
     }
     for (uint32_t p = thread_index(); p < a.n_ranks; p += block_threads()) {
-      if (p == a.rank) continue;
+      if (p == a.rank) {
+        // Another launch ended between this one's look at its number and its turn (walk_may_run).
+        if (load_relaxed_system(&a.header->seq) + 1 != w.seq) {
+          walk_fail(a, w, WalkFailure::kBeside, {0, 0, a.n_ranks, 0, 0});
+          store_relaxed_block(&s.failed, 1);
+        }
+        continue;
+      }
       const uint64_t* done = walk_done(a.header) + p;
       const WalkPlace at{0, 0, p, w.seq - 2, 0};
       // Acquire: pairs with the release in walk_leave() of the peer.
@@ -233,6 +241,39 @@ MOECCL_DEVICE bool walk_lane(const WalkArgs& a, WalkShared& s, WalkState& w, uin
   return true;
 }
 
+MOECCL_DEVICE WalkTurn& walk_turn(const WalkArgs& a) { return a.header->turns[a.completed == nullptr ? 1 : 0]; }
+
+// The rank's launches share numbers, flags and staging. Streams and events order them, except a graph's replay and an
+// operation that a thread of the library launches: only the program can order these (docs/cuda.md). Returns whether no
+// other launch runs. Block 0 finds out for all. Called by one thread of each block.
+MOECCL_DEVICE bool walk_may_run(const WalkArgs& a, const WalkState& w) {
+  WalkTurn& turn = walk_turn(a);
+  if (block_index() != 0) {
+    uint32_t verdict = load_relaxed_device(&turn.verdict);
+    for (; verdict == 0; verdict = load_relaxed_device(&turn.verdict)) pause();
+    return verdict == kWalkRuns;
+  }
+  const uint64_t now = device_ns();
+  const bool runs = atomic_add(&a.header->running, 1) == 0;
+  if (runs)
+    a.header->began_ns = now;
+  else
+    walk_fail(a, w, WalkFailure::kBeside, {0, 0, a.n_ranks, 0, 0});
+  if (grid_blocks() > 1) store_relaxed_device(&turn.verdict, runs ? kWalkRuns : kWalkRefused);
+  return runs;
+}
+
+// Ends a launch that must not run. It has used nothing but its turn: all else belongs to the other launch.
+MOECCL_DEVICE void walk_refused(const WalkArgs& a) {
+  if (thread_index() != 0) return;
+  WalkTurn& turn = walk_turn(a);
+  if (grid_blocks() > 1 && add_release_device(&turn.left, 1) + 1 < grid_blocks()) return;
+  turn.left = turn.verdict = 0;
+  atomic_add(&a.header->running, ~uint32_t{0});
+  // Release: pairs with the acquire in exec::KernelTask::ended().
+  if (a.completed != nullptr) store_release_system(a.completed, a.number);
+}
+
 // The last block to arrive prepares everything for the next operation, then notifies peers and the host.
 MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState& w, uint32_t n_chunks) {
   block_sync();
@@ -258,9 +299,11 @@ MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState&
       store_relaxed_system(a.took_ns, device_ns() - h.began_ns);
     }
     h.left = 0;
+    walk_turn(a).verdict = 0;
     h.seq = w.seq;
     h.history = w.history;
     if (walk_has_net(a)) a.net.state->round = a.net.state->finished = a.net.state->over = 0;
+    atomic_add(&h.running, ~uint32_t{0});
   }
   block_sync();
   for (uint32_t p = thread_index(); !failed && p < a.n_ranks; p += block_threads()) {
@@ -278,10 +321,9 @@ MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState&
     store_release_system(a.completed, a.number);
 }
 
-// Finds the operation's number and this block's place, and loads the program into shared memory when it fits.
-MOECCL_DEVICE WalkState walk_begin(const WalkArgs& a, WalkShared& s) {
-  WalkState w;
-  if (block_index() == 0 && thread_index() == 0) a.header->began_ns = device_ns();
+// Finds the operation's number and this block's place, and loads the program into shared memory when it fits. Returns
+// false if the launch must not run; then it has ended.
+MOECCL_DEVICE bool walk_begin(const WalkArgs& a, WalkShared& s, WalkState& w) {
   w.seq = a.header->seq + 1;
   w.history = walk_mix(walk_mix(walk_mix(a.header->history, a.signature), a.count), a.plan);
   const uint32_t n_lanes = walk_has_net(a) ? a.n_lanes + 1 : a.n_lanes;  // the last one takes what the network delivers
@@ -301,14 +343,18 @@ MOECCL_DEVICE WalkState walk_begin(const WalkArgs& a, WalkShared& s) {
     for (uint32_t i = thread_index(); i < a.n_steps; i += block_threads()) s.steps[i] = a.steps[i];
     for (uint32_t i = thread_index(); i < a.n_refs; i += block_threads()) s.refs[i] = a.refs[i];
   }
+  // By a warp that has no part of the program to load. Before the loads it cost walk_rows 80 bytes of spills.
+  if (thread_index() + 1 == block_threads()) s.refused = walk_may_run(a, w) ? 0 : 1;
   block_sync();
-  return w;
+  if (s.refused != 0) walk_refused(a);
+  return s.refused == 0;
 }
 
 template <class E>
 MOECCL_DEVICE void walk(const WalkArgs& a) {
   MOECCL_SHARED WalkShared s;
-  WalkState w = walk_begin(a, s);
+  WalkState w;
+  if (!walk_begin(a, s, w)) return;
   if (w.lane == a.n_lanes) {
     walk_net_receive(a, s, w);
   } else if (walk_enter(a, s, w)) {

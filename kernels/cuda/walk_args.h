@@ -47,6 +47,13 @@ struct WalkEntry {
   uint64_t seq, history, signature, count, plan, input, output;
   uint64_t largest;  // AllToAllv: the most elements of a block that the rank sends or receives
 };
+// For the launches that the host numbers, or for those that graphs replay. A stream or an event orders the launches of
+// each kind, so one turn of each suffices.
+struct WalkTurn {
+  uint32_t verdict;  // whether the launch may run, from its block 0 to the others; one of kWalk... below, or 0
+  uint32_t left;     // blocks of a refused launch that have finished
+};
+inline constexpr uint32_t kWalkRuns = 1, kWalkRefused = 2;
 // In each rank's device memory, initially zero; the staging follows it. The header is followed by done[n_ranks] and
 // word[n_ranks * kWalkSigs] (peers store both), and sent and awaited [n_ranks * kWalkSigs] (the rank's own).
 struct WalkHeader {
@@ -55,8 +62,9 @@ struct WalkHeader {
   uint32_t left;          // blocks that have finished
   uint32_t barrier[kWalkMostLanes + 1];
   uint32_t n_chunks;  // AllToAllv: of this operation, passed from its first block to the others
-  uint32_t padding;
-  uint64_t began_ns;                // when this operation's kernel started, on device_ns()
+  uint32_t running;   // launches that have begun and not ended; more than one: the program has not ordered them
+  WalkTurn turns[2];  // of launches with a number, and of replays
+  uint64_t began_ns;  // when this operation's kernel started, on device_ns()
   WalkEntry entries[kWalkEntries];  // operation k uses k % kWalkEntries
 };
 inline constexpr size_t walk_header_bytes(size_t n_ranks) {
@@ -92,6 +100,7 @@ struct WalkNet {
 // kSplits is for AllToAllv: in the report, `expected` is this rank's value, `seen` the peer's, and `step` is 0 if this
 // rank sends. kNoTables: the routing's last update failed. If that was on the device, `step` is the TableFault,
 // `expected` its rank and `chunk` its value.
+// kBeside: another launch of this rank was running.
 // kMessage...: of messages_args.h.
 enum class WalkFailure : uint64_t {
   kNone,
@@ -100,6 +109,7 @@ enum class WalkFailure : uint64_t {
   kMismatch,
   kSplits,
   kNoTables,
+  kBeside,
   kMessageLate,
   kMessageStopped,
   kMessageSize,

@@ -11,7 +11,7 @@ namespace moeccl::cuda {
 inline constexpr uint32_t kWalkSharedSteps = 96, kWalkSharedRefs = 192;
 struct WalkShared {
   ReduceKernelArgs reduce;
-  uint32_t failed, last;
+  uint32_t failed, last, refused;
   uint64_t until;  // end of the arrivals below
   WalkArrival arrivals[kNetRound];
   WalkStep steps[kWalkSharedSteps];

@@ -19,6 +19,7 @@ namespace moeccl::cuda {
 
 struct WalkRowsShared : WalkShared {
   ReduceRowsKernelArgs sums;
+  const void* bases[kMaxSources];  // of the sums
   RowsKernelArgs rows;
 };
 
@@ -38,6 +39,11 @@ MOECCL_DEVICE_CALL void walk_call_reduce_elements(const ReduceRowsKernelArgs& a,
   reduce_elements<E>(a, Team{thread, n_threads});
 }
 
+// A call too: inlined, it costs the kernel 8 to 16 bytes of stack on sm_80 and sm_100.
+MOECCL_DEVICE_CALL bool walk_call_has_packs(const ReduceRowsKernelArgs& a, size_t row_bytes) {
+  return has_packs(a, row_bytes);
+}
+
 MOECCL_DEVICE void walk_scale_rows(uint32_t type, const RowsKernelArgs& a, const Team& team) {
   switch (type) {
 #define MOECCL_CASE(number, Type)                               \
@@ -49,7 +55,7 @@ MOECCL_DEVICE void walk_scale_rows(uint32_t type, const RowsKernelArgs& a, const
   }
 }
 MOECCL_DEVICE void walk_reduce_rows(uint32_t type, const ReduceRowsKernelArgs& a, size_t row_bytes, const Team& team) {
-  const bool packs = has_packs(a, row_bytes);
+  const bool packs = walk_call_has_packs(a, row_bytes);
   switch (type) {
 #define MOECCL_CASE(number, Type)                                      \
   case number:                                                         \
@@ -157,7 +163,7 @@ MOECCL_DEVICE bool walk_rows_sum(const WalkRowsArgs& a, WalkRowsShared& s, WalkS
         walk_row_pieces(a, s, w, step, chunk, plane, block.dst_first, block.count, [&](const WalkRowPiece& piece) {
           block_sync();  // the last sums' arguments have been read
           for (uint32_t i = thread_index(); i < step.n_srcs; i += block_threads())
-            s.sums.bases[i] = walk_row_base(a, w, w.refs[step.first_src + i], chunk, plane);
+            s.bases[i] = walk_row_base(a, w, w.refs[step.first_src + i], chunk, plane);
           if (thread_index() == 0) {
             s.sums.dst = piece.dst;
             s.sums.offsets = block.offsets + piece.first;
@@ -168,6 +174,7 @@ MOECCL_DEVICE bool walk_rows_sum(const WalkRowsArgs& a, WalkRowsShared& s, WalkS
             s.sums.count = piece.count;
             s.sums.row_elements = plane == 0 ? a.row_elements : a.scale_bytes;
             s.sums.n_bases = step.n_srcs;
+            s.sums.bases = s.bases;
             s.sums.grouped = a.grouped;
           }
           block_sync();
@@ -180,7 +187,8 @@ MOECCL_DEVICE bool walk_rows_sum(const WalkRowsArgs& a, WalkRowsShared& s, WalkS
 
 MOECCL_DEVICE void walk_rows(const WalkRowsArgs& a) {
   MOECCL_SHARED WalkRowsShared s;
-  WalkState w = walk_begin(a.walk, s);
+  WalkState w;
+  if (!walk_begin(a.walk, s, w)) return;
   // The host has the tables in place before the launch, and changes them only when no operation is in flight.
   const WalkTables& t = *a.tables;
   const uint32_t n_chunks = t.ready != 0 ? t.n_chunks : 0;
@@ -331,7 +339,8 @@ MOECCL_DEVICE bool walk_splits_copy(const WalkSplitsArgs& a, WalkSplitsShared& s
 
 MOECCL_DEVICE void walk_all_to_all_v(const WalkSplitsArgs& a) {
   MOECCL_SHARED WalkSplitsShared s;
-  WalkState w = walk_begin(a.walk, s);
+  WalkState w;
+  if (!walk_begin(a.walk, s, w)) return;
   walk_splits_announce(a, w);
   uint32_t n_chunks = 0;
   if (w.lane == a.walk.n_lanes) {

@@ -116,6 +116,7 @@ Result<std::string> page(Communicator& c, moecclOp_t op, size_t count, moecclDat
   std::string text = plan::explain({l.plan, c.tree(), l.cost, c.rank(), reason(c, l, op, apply), candidates,
                                     l.cached->measured.ns.load(std::memory_order_relaxed), c.paced()});
   text += format("Figures: {}.\n", plan::figures_text(*c.selector().profile(), c.tree()));
+  if (c.cuda() != nullptr && !c.cuda()->path().empty()) text += format("CUDA memory: {}.\n", c.cuda()->path());
   if (const auto lanes = l.cached->measured.lanes.get(); !lanes.empty()) text += exec::lanes_text(lanes);
   if (l.cached->asks_reach) {
     text += format("With all buffers from moecclMemAlloc: {} instead.\n", l.cached->choice_if_reachable.algorithm);

@@ -151,6 +151,7 @@ constexpr Variable kVariables[] = {
      bytes_or_automatic<&Env::cuda_staging_bytes, int64_t{64} << 10>},
     {"MOECCL_CUDA_PERSISTENT", "0 or 1", flag<&Env::cuda_persistent>},
     {"MOECCL_CUDA_PERSISTENT_BYTES", "bytes with an optional K, M or G", bytes<&Env::cuda_persistent_bytes>},
+    {"MOECCL_CUDA_GRAPH_MIXING", "0 or 1", flag<&Env::cuda_graph_mixing>, false, "NCCL_GRAPH_MIXING_SUPPORT"},
     {"MOECCL_HOST_ID", "a name of at most 64 printable characters", words<&Env::host_id, 64>},
     {"MOECCL_DUMP", "a file name, at most 4096 printable characters", words<&Env::dump>},
     {"MOECCL_NO_CMA", "0 or 1", flag<&Env::no_cma>},

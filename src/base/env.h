@@ -101,7 +101,7 @@ struct Env {
   // between processes. The smallest value of all ranks counts. Accepts K, M.
   int64_t cuda_message_bytes = int64_t{1} << 20;
   // MOECCL_CUDA_STAGING_BYTES: the persistent kernel's staging on the device, in two halves. 0: 64M where NVLink joins
-  // the devices of all ranks and each has 32 GiB, else MOECCL_STAGING_BYTES. The smallest value of all ranks counts.
+  // the devices of each host and each has 32 GiB, else MOECCL_STAGING_BYTES. The smallest value of all ranks counts.
   // Accepts K, M, G.
   int64_t cuda_staging_bytes = 0;
   // MOECCL_CUDA_PERSISTENT: with 0, a kernel is started for each step instead of one for each operation. If one rank
@@ -111,11 +111,16 @@ struct Env {
   // larger ones run step by step, where copies use no multiprocessors. Accepts K, M, G. The smallest value of all ranks
   // counts.
   int64_t cuda_persistent_bytes = int64_t{64} << 20;
+  // MOECCL_CUDA_GRAPH_MIXING, else NCCL_GRAPH_MIXING_SUPPORT: with 0, CUDA graphs of a communicator's operations have
+  // no events that order their replays with each other and with other operations: the program orders them. The same on
+  // all ranks.
+  bool cuda_graph_mixing = true;
   // MOECCL_HOST_ID: the name of this rank's host. Ranks with different names count as ranks of different hosts,
   // wherever they run, so that one machine can emulate several. Empty: the system's identity.
   std::string host_id;
   // MOECCL_DUMP: where a process writes the last operations and waits of its communicators when one of them fails: a
-  // path, to which ".HOST.PID.json" is appended, or in which %h and %p are replaced. Empty: nowhere.
+  // path, to which ".HOST.PID.json" is appended, or in which %h and %p are replaced. Without %p, the process's number
+  // is added. A name that another process has taken gets "-2" at its end. Empty: nowhere.
   std::string dump;
   // MOECCL_NO_CMA: with 1, the shared-memory transport does not use process_vm_readv/writev.
   bool no_cma = false;

@@ -26,14 +26,21 @@ inline constexpr size_t kMaxRowsBytes = size_t{16} << 20;
 inline constexpr size_t kMaxAllRowsBytes = size_t{4} << 30;
 inline constexpr size_t kMaxFdsPerRank = 4;
 inline constexpr int kMaxRanks = 65536;
+inline constexpr size_t kMaxOtherAddresses = 6;  // as many of IPv4 as fit into an id
 
 struct RootOptions {
   int64_t timeout_ms = 60'000;  // the time for all ranks to join
   // "ip" or "ip:port" of an interface of this host. If empty, a UNIX socket with a random abstract name.
   std::string socket_addr;
+  // Further addresses of this host to listen at, with the same port; at most kMaxOtherAddresses. One that is in
+  // use, or that the system does not give, is left out with a warning.
+  std::vector<driver::SocketAddress> other_addrs;
   // UNIX only: a further name under which every process of this user gets the id, without a key, until all ranks have
   // joined. This is for launchers that give ranks only a number (handout.h). Empty for none.
   std::string handout_name;
+  // The name identifies the job by a process's number, so processes of other pid namespaces, where such a number means
+  // another process, get no id.
+  bool handout_to_these_pids = false;
   // The abstract name to use instead of a random one when socket_addr is empty.
   std::string unix_name;
   // Ranks of an existing group meet again, and some of them may be gone. All have joined when every missing rank is

@@ -44,12 +44,15 @@ Result<Fd> listen_at_file(const std::string& path) {
   return driver::listen_at(address);
 }
 
-Result<moecclUniqueId> ask_at(const driver::SocketAddress& address, Deadline deadline) {
+Result<moecclUniqueId> ask_at(const driver::SocketAddress& address, Deadline deadline, bool from_these_pids) {
   const Deadline until = Deadline::earlier(deadline, Deadline::after_ms(kAnswerMs));
   MOECCL_ASSIGN_OR_RETURN(const Fd fd, driver::connect_to(address, until));
   MOECCL_ASSIGN_OR_RETURN(const driver::PeerCredentials peer, driver::peer_credentials(fd.get()));
   if (peer.uid != ::geteuid()) {
     return error(moecclInvalidUsage, "user {} listens at {} in the place of rank 0", peer.uid, address.str());
+  }
+  if (from_these_pids && peer.pid == 0) {
+    return error(moecclInvalidUsage, "a process of another container listens at {}", address.str());
   }
   moecclUniqueId id;
   MOECCL_TRY(driver::recv_exact(fd.get(), std::as_writable_bytes(std::span(id.internal)), until));
@@ -99,14 +102,14 @@ Result<std::vector<HandoutListener>> listen_for_handouts(const std::string& name
   return made;
 }
 
-Result<moecclUniqueId> ask_for_handout(const std::string& name, Deadline deadline) {
+Result<moecclUniqueId> ask_for_handout(const std::string& name, Deadline deadline, bool from_these_pids) {
   Status last;
   if (const std::string path = file_of(name); !path.empty()) {
-    Result<moecclUniqueId> id = ask_at(driver::unix_file_address(path), deadline);
+    Result<moecclUniqueId> id = ask_at(driver::unix_file_address(path), deadline, from_these_pids);
     if (id.ok()) return id;
     last = std::move(id).status();
   }
-  Result<moecclUniqueId> id = ask_at(driver::unix_address(name), deadline);
+  Result<moecclUniqueId> id = ask_at(driver::unix_address(name), deadline, from_these_pids);
   if (!id.ok() && !last.ok()) return std::move(id).status().with_context(last.message());
   return id;
 }

@@ -38,7 +38,8 @@ std::string private_folder();
 // InvalidUsage: rank 0 of another communicator of this user still has the name.
 Result<std::vector<HandoutListener>> listen_for_handouts(const std::string& name);
 
-// Returns the id from the process of this user that listens under the name.
-Result<moecclUniqueId> ask_for_handout(const std::string& name, Deadline deadline);
+// Returns the id from the process of this user that listens under the name. With `from_these_pids`, a process of
+// another pid namespace is refused.
+Result<moecclUniqueId> ask_for_handout(const std::string& name, Deadline deadline, bool from_these_pids = false);
 
 }  // namespace moeccl::bootstrap

@@ -3,12 +3,16 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <set>
+#include <span>
 #include <string_view>
+#include <vector>
 
 #include "src/base/env.h"
 #include "src/base/log.h"
@@ -35,7 +39,8 @@ struct Dialect {
   const char* local_rank;
   const char* n_local;
   const char* n_hosts[2];
-  const char* job[2];  // both, joined
+  const char* job[2];           // both, joined
+  const char* contact[6] = {};  // the first that is set counts
 };
 constexpr Dialect kDialects[] = {
     {"torchrun",
@@ -52,7 +57,10 @@ constexpr Dialect kDialects[] = {
      "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE",
      {nullptr, nullptr},
-     {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
+     {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"},
+     // The job's number comes from host name and process number, which repeat between containers.
+     {"OMPI_MCA_orte_hnp_uri", "PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI3", "PMIX_SERVER_URI21",
+      "PMIX_SERVER_URI2"}},
     {"hydra",
      "PMI_RANK",
      {"PMI_SIZE", nullptr},
@@ -69,7 +77,7 @@ constexpr Dialect kDialects[] = {
      {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
 };
 
-const char* first_set(const EnvironmentReader& read, const char* const (&names)[2]) {
+const char* first_set(const EnvironmentReader& read, std::span<const char* const> names) {
   for (const char* name : names) {
     if (name != nullptr && read(name) != nullptr) return name;
   }
@@ -103,6 +111,7 @@ Result<LauncherInfo> read_dialect(const EnvironmentReader& read, const Dialect& 
   MOECCL_TRY(read_number(read, "MASTER_PORT", 1, 65534, &port));
   info.master_port = static_cast<uint16_t>(port);
   if (const char* address = read("MASTER_ADDR")) info.master_addr = address;
+  if (const char* name = first_set(read, dialect.contact)) info.contact = read(name);
   for (const char* name : dialect.job) {
     const char* value = read(name);
     if (value == nullptr) continue;
@@ -112,6 +121,31 @@ Result<LauncherInfo> read_dialect(const EnvironmentReader& read, const Dialect& 
   return info;
 }
 
+bool speaks(const EnvironmentReader& read, const Dialect& dialect) {
+  return read(dialect.rank) != nullptr && first_set(read, dialect.n_ranks) != nullptr;
+}
+
+// Returns what another launcher says against `info`, which is from RANK and WORLD_SIZE; "" for nothing.
+std::string contradiction_of(const EnvironmentReader& read, const LauncherInfo& info) {
+  for (const Dialect& dialect : std::span(kDialects).subspan(1)) {
+    if (!speaks(read, dialect)) continue;
+    // An sbatch script, in which a user may start ranks by hand, is no step, though it has a rank and a number of
+    // tasks.
+    if (std::string_view(dialect.launcher) == "Slurm" && read(dialect.n_ranks[0]) == nullptr) continue;
+    const Result<LauncherInfo> other = read_dialect(read, dialect);
+    if (!other.ok()) return "";
+    // Each process of the other launcher may have started several of these ranks.
+    const int each = info.n_ranks / other->n_ranks;
+    if (each * other->n_ranks == info.n_ranks && info.rank / each == other->rank) return "";
+    return format(
+        "RANK is {} and WORLD_SIZE is {}, but {} started this process as rank {} of {} ({} and {}): unset RANK and "
+        "WORLD_SIZE if they are left over; if they are right, set TORCHELASTIC_RUN_ID to a name for the job",
+        info.rank, info.n_ranks, dialect.launcher, other->rank, other->n_ranks, dialect.rank,
+        first_set(read, dialect.n_ranks));
+  }
+  return "";
+}
+
 bool is_loopback_name(const std::string& host) {
   return host.starts_with("127.") || host == "localhost" || host.starts_with("localhost.") || host == "ip6-localhost" ||
          host == "::1" || host == "[::1]";
@@ -119,8 +153,8 @@ bool is_loopback_name(const std::string& host) {
 
 bool is_this_host(const std::string& host) {
   if (host == driver::host_identity().hostname) return true;
-  Result<driver::SocketAddress> address = driver::resolve_host(host, 0);
-  return address.ok() && driver::is_local_address(*address);
+  const auto addresses = driver::resolve_all(host, 0);
+  return addresses.ok() && std::any_of(addresses->begin(), addresses->end(), driver::is_local_address);
 }
 
 bool meets_on_one_host(const LauncherInfo& info) {
@@ -140,12 +174,26 @@ std::string hex(std::span<const std::byte> bytes) {
 // Without a job name, the parent's pid identifies the job, because ranks of one launcher are children of one process.
 bool known_by_parent(const LauncherInfo& info) { return info.job.empty() && info.master_addr.empty(); }
 
+// Containers start with the same small process numbers, and often with the same host name.
+bool known_by_pid(const LauncherInfo& info) {
+  return known_by_parent(info) || (info.launcher == "Open MPI" && info.contact.empty());
+}
+
+// Returns what makes the job's name unique on this host, where containers may share the network or a folder.
+std::string place_of(const LauncherInfo& info) {
+  const driver::HostIdentity here = driver::host_identity();
+  if (known_by_pid(info)) return format("pids {} {}", here.boot_id, here.pid_namespace);
+  // A loopback address and its port belong to one network namespace. torchrun calls every job "none" by default.
+  if (is_loopback_name(info.master_addr)) return format("network {}", here.network());
+  return "";
+}
+
 // The name is hashed, so that its length does not depend on the job's name. It is not secret, because the listener
 // checks the caller's user.
 std::string handout_name(const LauncherInfo& info, uint32_t count) {
   const std::string job = known_by_parent(info) ? format("parent {}", ::getppid()) : info.job;
-  const std::string text = format("{} {} {} {}:{} {} {}", ::geteuid(), info.launcher, job, info.master_addr,
-                                  info.master_port, info.n_ranks, count);
+  const std::string text = format("{} {} {} {} {} {}:{} {} {}", ::geteuid(), info.launcher, job, info.contact,
+                                  place_of(info), info.master_addr, info.master_port, info.n_ranks, count);
   const Key hash = derive_key(std::as_bytes(std::span(text.data(), text.size())), "moeccl handout");
   return "moeccl-env-" + hex(std::span(hash).first(16));
 }
@@ -166,59 +214,100 @@ Result<moecclUniqueId> start_root(const RootOptions& options, Deadline deadline)
   }
 }
 
+std::string hint_on_one_host(const LauncherInfo& info) {
+  if (known_by_parent(info)) {
+    return ". Ranks whose parents are different processes, or that run in different containers, meet only with the "
+           "same MASTER_ADDR, such as localhost";
+  }
+  if (is_loopback_name(info.master_addr) && info.several_hosts_known()) {
+    return format(
+        ". MASTER_ADDR is \"{}\", so each rank looks for rank 0 on its own host, but the ranks run on several: set "
+        "MASTER_ADDR to the address of rank 0's host on all ranks",
+        info.master_addr);
+  }
+  return "";
+}
+
 Result<moecclUniqueId> meet_on_one_host(const LauncherInfo& info, uint32_t count, Deadline deadline) {
   const std::string name = handout_name(info, count);
   if (info.rank == 0) {
     RootOptions options;
     options.timeout_ms = deadline.left_ms();
     options.handout_name = name;
+    options.handout_to_these_pids = known_by_pid(info);
     return start_root(options, deadline);
   }
   for (;;) {
-    Result<moecclUniqueId> id = ask_for_handout(name, deadline);
+    Result<moecclUniqueId> id = ask_for_handout(name, deadline, known_by_pid(info));
     if (id.ok()) return id;
     if (deadline.passed()) {
-      const char* hint = known_by_parent(info) ? ". Ranks whose parents are different processes meet only with the "
-                                                 "same MASTER_ADDR, such as localhost"
-                                               : "";
       return error(moecclTimeout, "rank {} found no rank 0 of the {} job: {}{}", info.rank, info.launcher,
-                   id.status().message(), hint);
+                   id.status().message(), hint_on_one_host(info));
     }
     driver::sleep_ns(kRetryMs * 1'000'000);
   }
 }
 
-bool has_several_networks() {
-  const auto interfaces = driver::interfaces();
-  if (!interfaces.ok()) return false;
+std::set<std::string> names_of_networks(const std::vector<driver::Interface>& interfaces) {
   std::set<std::string> names;
-  for (const driver::Interface& i : *interfaces)
+  for (const driver::Interface& i : interfaces)
     if (!i.loopback) names.insert(i.name);
-  return names.size() > 1;
+  return names;
 }
 
-// Returns rank 0's address. Many systems give a host's own name a loopback address (127.0.1.1), so where the name has
-// one, this is rank 0's host. Other hosts may know it by the address of any of its interfaces.
-Result<driver::SocketAddress> master_address(const LauncherInfo& info) {
+bool has_several_networks() {
+  const auto interfaces = driver::interfaces();
+  return interfaces.ok() && names_of_networks(*interfaces).size() > 1;
+}
+
+// Returns the address and then the others of its interface: the other hosts may know only that of the other family.
+std::vector<driver::SocketAddress> all_of_interface(const driver::SocketAddress& address) {
+  std::vector<driver::SocketAddress> all = {address};
+  const auto interfaces = driver::interfaces();
+  if (!interfaces.ok()) return all;
+  const auto with = std::find_if(interfaces->begin(), interfaces->end(),
+                                 [&](const auto& i) { return i.address.host() == address.host(); });
+  for (const driver::Interface& i : *interfaces) {
+    if (with == interfaces->end() || i.name != with->name || i.address.host() == address.host()) continue;
+    all.push_back(i.address);
+  }
+  return all;
+}
+
+// Returns rank 0's addresses. Many systems give a host's own name a loopback address (127.0.1.1), so where the name has
+// only such, this is rank 0's host. Other hosts may know it by the address of any of its interfaces.
+Result<std::vector<driver::SocketAddress>> master_addresses(const LauncherInfo& info) {
   const uint16_t port = static_cast<uint16_t>((info.master_port != 0 ? info.master_port : kDefaultMasterPort) + 1);
-  MOECCL_ASSIGN_OR_RETURN(driver::SocketAddress address, driver::resolve_host(info.master_addr, port));
-  const std::string here = address.host();
-  if (address.is_loopback()) {
+  MOECCL_ASSIGN_OR_RETURN(std::vector<driver::SocketAddress> all, driver::resolve_all(info.master_addr, port));
+  const std::string here = all.front().host();
+  const bool only_loopback = std::all_of(all.begin(), all.end(), std::mem_fn(&driver::SocketAddress::is_loopback));
+  if (only_loopback) {
     const std::string& chosen = env().socket_addr;
     const Result<std::string> own = chosen.empty() ? address_for_other_hosts(info) : chosen;
     if (own.ok()) {
-      MOECCL_ASSIGN_OR_RETURN(address, driver::parse_ip_address(*own));
+      MOECCL_ASSIGN_OR_RETURN(const driver::SocketAddress address, driver::parse_ip_address(*own));
+      all = chosen.empty() ? all_of_interface(address) : std::vector{address};
     }
-    address.set_port(port);
+    for (driver::SocketAddress& address : all) address.set_port(port);
     const bool unsure = chosen.empty() && has_several_networks();
     log(unsure ? LogLevel::kWarn : LogLevel::kInfo, "MASTER_ADDR: \"{}\" is {} here; the ranks meet at {}{}",
-        info.master_addr, here, address.str(),
+        info.master_addr, here, all.front().str(),
         unsure ? ", which must be what the other hosts know it by: else give MASTER_ADDR that IP address" : "");
   }
-  if (!address.is_loopback() && !address.is_any()) return address;
+  std::erase_if(all, [](const driver::SocketAddress& a) { return a.is_loopback() || a.is_any(); });
+  if (!all.empty()) return all;
   return error(moecclInvalidArgument,
                "MASTER_ADDR: \"{}\" is {} here, which other hosts cannot reach: give the IP address of rank 0's host",
                info.master_addr, here);
+}
+
+// Returns all but the first. An id has no room for many, and a rank that does not reach the first may lack its family.
+std::vector<driver::SocketAddress> one_of_each_family_first(const std::vector<driver::SocketAddress>& all) {
+  std::vector<driver::SocketAddress> others(all.begin() + 1, all.end());
+  std::stable_partition(others.begin(), others.end(), [&all](const driver::SocketAddress& a) {
+    return a.storage.ss_family != all.front().storage.ss_family;
+  });
+  return others;
 }
 
 Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, uint32_t count, Deadline deadline) {
@@ -233,8 +322,12 @@ Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, uint32_t cou
                  "the {} job runs on several hosts: set MASTER_ADDR to the address of rank 0's host on all ranks",
                  info.launcher);
   }
+  MOECCL_ASSIGN_OR_RETURN(std::vector<driver::SocketAddress> places, master_addresses(info));
+  // Rank 0 listens at those that are its own. If none is, it says so of the first.
+  if (info.rank == 0) std::stable_partition(places.begin(), places.end(), driver::is_local_address);
   UniqueId id;
-  MOECCL_ASSIGN_OR_RETURN(id.address, master_address(info));
+  id.address = places.front();
+  id.others = one_of_each_family_first(places);
   const std::string label = format("moeccl env {} {} {}", info.job, info.n_ranks, count);
   MOECCL_ASSIGN_OR_RETURN(const Key secret, key_of_secret(info.job));
   id.key = derive_key(secret, label);
@@ -242,6 +335,8 @@ Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, uint32_t cou
   RootOptions options;
   options.timeout_ms = deadline.left_ms();
   options.socket_addr = id.address.str();
+  for (const driver::SocketAddress& other : id.others)
+    if (driver::is_local_address(other)) options.other_addrs.push_back(other);
   options.key = id.key;
   return start_root(options, deadline);
 }
@@ -250,9 +345,11 @@ Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, uint32_t cou
 
 Result<LauncherInfo> detect_launcher(const EnvironmentReader& read) {
   for (const Dialect& dialect : kDialects) {
-    if (read(dialect.rank) != nullptr && first_set(read, dialect.n_ranks) != nullptr) {
-      return read_dialect(read, dialect);
-    }
+    if (!speaks(read, dialect)) continue;
+    MOECCL_ASSIGN_OR_RETURN(LauncherInfo info, read_dialect(read, dialect));
+    // torchrun, which may run under another launcher, always names its job.
+    if (&dialect == kDialects && info.job.empty()) info.contradiction = contradiction_of(read, info);
+    return info;
   }
   return error(moecclInvalidUsage,
                "no launcher started this process: set RANK and WORLD_SIZE, or use torchrun, mpirun or srun");
@@ -263,23 +360,39 @@ Result<LauncherInfo> detect_launcher() {
 }
 
 Result<std::string> address_for_other_hosts(const LauncherInfo& info) {
-  const auto elsewhere = [] { return driver::parse_ip_address("192.0.2.1"); };  // any distant address (RFC 5737)
-  Result<driver::SocketAddress> towards =
-      info.master_addr.empty() ? elsewhere() : driver::resolve_host(info.master_addr, 0);
-  // Many systems give a host's own name a loopback address. Nothing is sent.
-  if (towards.ok() && towards->is_loopback()) towards = elsewhere();
-  if (towards.ok() && !info.master_addr.empty() && driver::is_local_address(*towards)) {
-    return towards->host();
-  }
-  Result<driver::SocketAddress> own = towards.ok() ? driver::source_address_towards(*towards) : towards;
-  if (!own.ok()) {
-    return std::move(own).status().with_context(
+  const auto failed = [](Status why) {
+    return std::move(why).with_context(
         "choosing an interface for the ranks on other hosts (set MOECCL_SOCKET_ADDR to its address)");
+  };
+  std::vector<driver::SocketAddress> towards;
+  if (!info.master_addr.empty()) {
+    auto found = driver::resolve_all(info.master_addr, 0);
+    if (!found.ok()) return failed(std::move(found).status());
+    towards = std::move(*found);
   }
-  return own->host();
+  // Many systems give a host's own name a loopback address.
+  std::erase_if(towards, std::mem_fn(&driver::SocketAddress::is_loopback));
+  const auto own = std::find_if(towards.begin(), towards.end(), driver::is_local_address);
+  if (own != towards.end()) return own->host();
+  const bool anywhere = towards.empty();
+  if (anywhere) {  // then any distant address will do (RFC 5737 and 3849), as nothing is sent
+    for (const char* elsewhere : {"192.0.2.1", "2001:db8::1"}) towards.push_back(*driver::parse_ip_address(elsewhere));
+  }
+  Status why;
+  for (const driver::SocketAddress& address : towards) {
+    const Result<driver::SocketAddress> source = driver::source_address_towards(address);
+    if (source.ok()) return source->host();
+    if (why.ok()) why = source.status();
+  }
+  // A cluster's inner network may have no way out.
+  const auto interfaces = driver::interfaces();
+  if (!anywhere || !interfaces.ok() || names_of_networks(*interfaces).size() != 1) return failed(std::move(why));
+  return std::find_if_not(interfaces->begin(), interfaces->end(), std::mem_fn(&driver::Interface::loopback))
+      ->address.host();
 }
 
 Result<moecclUniqueId> meet_from_environment(const LauncherInfo& info, Deadline deadline) {
+  if (!info.contradiction.empty()) return error(moecclInvalidUsage, "{}", info.contradiction);
   // A job's communicators are distinguished by their number, which is the only thing besides the launcher's variables
   // that all ranks know before they have met.
   static std::atomic<uint32_t> n_meetings{0};

@@ -20,6 +20,9 @@ struct LauncherInfo {
   int n_local = 0;      // ranks on this host; 0: unknown
   int n_hosts = 0;      // 0: unknown
   std::string job;      // the same for all ranks of a job, different for jobs that run at the same time
+  std::string contact;  // the address of the launcher's own server: the same for all ranks of one host
+  // What another launcher says that cannot be true together with this: "RANK is 0 and ... but ..."; empty for nothing.
+  std::string contradiction;
   std::string master_addr;
   uint16_t master_port = 0;  // 0: unknown
 
@@ -31,7 +34,8 @@ struct LauncherInfo {
 using EnvironmentReader = std::function<const char*(const char* name)>;
 
 // Returns the first of torchrun, Open MPI, hydra and Slurm whose rank and size are set. InvalidUsage: none is set.
-// InvalidArgument: one is set, but to a value that makes no sense (named).
+// InvalidArgument: one is set, but to a value that makes no sense (named). RANK and WORLD_SIZE may be left over from an
+// earlier job, so LauncherInfo::contradiction says if the launcher that really started this process says otherwise.
 Result<LauncherInfo> detect_launcher(const EnvironmentReader& read);
 Result<LauncherInfo> detect_launcher();
 
@@ -43,9 +47,9 @@ Result<std::string> address_for_other_hosts(const LauncherInfo& info);
 // = true). Every rank must call it the same number of times.
 //
 // On one host, rank 0 starts the root and hands the id out over an abstract UNIX socket, named after user and job, to
-// processes of the same user. Between hosts, the root listens at MASTER_ADDR, port MASTER_PORT + 1, and all ranks
-// derive the key from MOECCL_SECRET. Without that secret the call fails with InvalidUsage, because nothing else tells a
-// rank from a stranger.
+// processes of the same user. Between hosts, the root listens at MASTER_ADDR, port MASTER_PORT + 1, at each of its
+// addresses that this host has, and all ranks derive the key from MOECCL_SECRET. Without that secret the call fails
+// with InvalidUsage, because nothing else tells a rank from a stranger. It also fails so on a contradiction.
 Result<moecclUniqueId> meet_from_environment(const LauncherInfo& info, Deadline deadline);
 
 }  // namespace moeccl::bootstrap

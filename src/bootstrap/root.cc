@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Root creates the id and the listener, and runs a RootServer on a thread of its own.
+#include <algorithm>
 #include <thread>
 
 #include "src/base/env.h"
@@ -30,6 +31,31 @@ Result<driver::SocketAddress> own_address(const std::string& text) {
   return address;
 }
 
+constexpr int64_t kOtherMs = 100;
+
+// Listens at the id's address and at those of `others` that this host has, which become the id's others.
+Result<std::vector<Fd>> listen_everywhere(std::span<const driver::SocketAddress> others, UniqueId* id) {
+  std::vector<Fd> listeners;
+  MOECCL_ASSIGN_OR_RETURN(listeners.emplace_back(), driver::listen_in(&id->address, env().port_range));
+  for (driver::SocketAddress address : others.first(std::min(others.size(), kMaxOtherAddresses))) {
+    address.set_port(id->address.port());
+    Result<Fd> fd = driver::listen_at(address);
+    // The root of this job's previous communicator closes its listeners one after the other.
+    const Deadline until = Deadline::after_ms(kOtherMs);
+    while (!fd.ok() && fd.status().code() == moecclInvalidUsage && !until.passed()) {
+      driver::sleep_ns(1'000'000);
+      fd = driver::listen_at(address);
+    }
+    if (!fd.ok()) {
+      log(LogLevel::kWarn, "bootstrap: no rank is met at {}: {}", address.str(), fd.status().message());
+      continue;
+    }
+    listeners.push_back(std::move(*fd));
+    id->others.push_back(address);
+  }
+  return listeners;
+}
+
 }  // namespace
 
 struct Root::Shared {
@@ -53,7 +79,7 @@ Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
                                       : !options.unix_name.empty() ? driver::unix_address(options.unix_name)
                                                                    : random_unix_address());
   id.host_hash = driver::host_identity().hash();
-  MOECCL_ASSIGN_OR_RETURN(Fd listener, driver::listen_in(&id.address, env().port_range));
+  MOECCL_ASSIGN_OR_RETURN(std::vector<Fd> listeners, listen_everywhere(options.other_addrs, &id));
   std::vector<HandoutListener> handouts;
   if (!options.handout_name.empty()) {
     MOECCL_ASSIGN_OR_RETURN(handouts, listen_for_handouts(options.handout_name));
@@ -63,10 +89,11 @@ Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
   auto shared = std::make_shared<Shared>(std::move(stop));
   MOECCL_ASSIGN_OR_RETURN(shared->id, encode_unique_id(id));
   MOECCL_ASSIGN_OR_RETURN(const Key payload_seed, random_key());
-  const RootServer::Config config = {id.key,     id.address.is_unix(), options.timeout_ms,
-                                     shared->id, options.survivors,    payload_seed};
+  const RootServer::Config config = {
+      id.key,       id.address.is_unix(),         options.timeout_ms, shared->id, options.survivors,
+      payload_seed, options.handout_to_these_pids};
   MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<RootServer> made,
-                          RootServer::create(config, std::move(listener), std::move(handouts), shared->stop.fd()));
+                          RootServer::create(config, std::move(listeners), std::move(handouts), shared->stop.fd()));
   std::shared_ptr<RootServer> server = std::move(made);  // std::function requires its target to be copyable
   auto body = [shared, server]() mutable {
     const Status ran = contained([&] { return server->run(), Status(); });

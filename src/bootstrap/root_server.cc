@@ -21,23 +21,23 @@ bool of_this_user(int fd) {
 
 }  // namespace
 
-RootServer::RootServer(const Config& config, Fd listener, std::vector<HandoutListener> handouts, int stop,
+RootServer::RootServer(const Config& config, std::vector<Fd> listeners, std::vector<HandoutListener> handouts, int stop,
                        driver::Poller poller)
     : config_(config),
-      listener_(std::move(listener)),
+      listeners_(std::move(listeners)),
       handouts_(std::move(handouts)),
       stop_fd_(stop),
       poller_(std::move(poller)),
       deadline_(Deadline::after_ms(config.timeout_ms)) {}
 
-Result<std::unique_ptr<RootServer>> RootServer::create(const Config& config, Fd listener,
+Result<std::unique_ptr<RootServer>> RootServer::create(const Config& config, std::vector<Fd> listeners,
                                                        std::vector<HandoutListener> handouts, int stop) {
   MOECCL_ASSIGN_OR_RETURN(driver::Poller poller, driver::Poller::create());
-  MOECCL_TRY(poller.add(listener.get(), EPOLLIN, kListener));
+  for (size_t i = 0; i < listeners.size(); ++i) MOECCL_TRY(poller.add(listeners[i].get(), EPOLLIN, kListener + i));
   for (size_t i = 0; i < handouts.size(); ++i) MOECCL_TRY(poller.add(handouts[i].fd(), EPOLLIN, kHandout + i));
   MOECCL_TRY(poller.add(stop, EPOLLIN, kStop));
   return std::unique_ptr<RootServer>(
-      new RootServer(config, std::move(listener), std::move(handouts), stop, std::move(poller)));
+      new RootServer(config, std::move(listeners), std::move(handouts), stop, std::move(poller)));
 }
 
 Connection* RootServer::find(Id id) const {
@@ -78,10 +78,10 @@ void RootServer::on_event(const epoll_event& event) {
   const uint64_t tag = event.data.u64;
   if (tag == kStop) {
     stopped_ = true;
-  } else if (tag == kListener) {
-    accept_some();
-  } else if (tag < kFirstConnection) {
+  } else if (tag < kListener) {
     hand_out(tag - kHandout);
+  } else if (tag < kFirstConnection) {
+    accept_some(tag - kListener);
   } else if ((tag & kProcess) != 0) {
     on_process_end(static_cast<int32_t>(tag & 0x7fffffff));
   } else {
@@ -107,7 +107,9 @@ bool RootServer::make_room() {
 
 void RootServer::set_accepting(bool on) {
   const uint32_t events = on ? uint32_t{EPOLLIN} : 0;
-  if (listener_ && !poller_.modify(listener_.get(), events, kListener).ok()) over_ = true;
+  for (size_t i = 0; i < listeners_.size(); ++i) {
+    if (!poller_.modify(listeners_[i].get(), events, kListener + i).ok()) over_ = true;
+  }
   for (size_t i = 0; i < handouts_.size(); ++i) {
     if (!poller_.modify(handouts_[i].fd(), events, kHandout + i).ok()) over_ = true;
   }
@@ -120,7 +122,7 @@ void RootServer::pause_accepting() {
 }
 
 void RootServer::close_listeners() {
-  listener_.reset();
+  listeners_.clear();
   handouts_.clear();
   accept_again_ns_ = 0;
   std::vector<Id> strangers;
@@ -138,16 +140,17 @@ void RootServer::hand_out(size_t listener) {
     if (!accepted.ok()) return pause_accepting();
     if (!accepted.value()) return;
     const Result<driver::PeerCredentials> peer = driver::peer_credentials(accepted.value().get());
-    if (peer.ok() && peer.value().uid == ::geteuid())
+    const bool unseen = peer.ok() && peer->pid == 0;
+    if (peer.ok() && peer->uid == ::geteuid() && !(unseen && config_.handout_to_these_pids))
       static_cast<void>(driver::send_now(accepted.value().get(), std::as_bytes(std::span(config_.id.internal))));
   }
 }
 
-void RootServer::accept_some() {
+void RootServer::accept_some(size_t listener) {
   for (int i = 0; i < kAcceptsAtOnce; ++i) {
-    if (!listener_) return;  // closed by an event before this one
+    if (listener >= listeners_.size()) return;  // closed by an event before this one
     if (lobby_.full() && !make_room()) return pause_accepting();
-    Result<Fd> accepted = driver::accept_now(listener_.get());
+    Result<Fd> accepted = driver::accept_now(listeners_[listener].get());
     if (!accepted.ok()) {
       // Out of descriptors or memory, which strangers may be holding.
       if (make_room()) return;

@@ -13,6 +13,7 @@
 #include "src/base/clock.h"
 #include "src/base/fd.h"
 #include "src/base/status.h"
+#include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/connection.h"
 #include "src/bootstrap/handout.h"
 #include "src/bootstrap/lobby.h"
@@ -28,20 +29,23 @@ class RootServer {
     Key key = {};
     bool over_unix = true;
     int64_t timeout_ms = 0;
-    moecclUniqueId id = {};  // the id for the handout listeners
-    bool survivors = false;  // see RootOptions
-    Key payload_seed = {};   // known only to this root
+    moecclUniqueId id = {};              // the id for the handout listeners
+    bool survivors = false;              // see RootOptions
+    Key payload_seed = {};               // known only to this root
+    bool handout_to_these_pids = false;  // see RootOptions
   };
 
-  // `stop` becomes readable when the owner wants the server to end. There are at most two `handouts`.
-  static Result<std::unique_ptr<RootServer>> create(const Config& config, Fd listener,
+  // `stop` becomes readable when the owner wants the server to end. There are at most two `handouts`, and
+  // at most kMaxOtherAddresses listeners besides the first.
+  static Result<std::unique_ptr<RootServer>> create(const Config& config, std::vector<Fd> listeners,
                                                     std::vector<HandoutListener> handouts, int stop);
   // Runs until all ranks have left, a failure has been told to all, the time is over or `stop` is readable.
   void run();
 
  private:
   using Id = uint64_t;  // of a connection; never reused, so that a late event finds nothing
-  enum Tag : uint64_t { kListener = 0, kStop = 1, kHandout = 2, kFirstConnection = 16, kProcess = uint64_t{1} << 63 };
+  enum Tag : uint64_t { kStop = 0, kHandout = 1, kListener = 3, kFirstConnection = 16, kProcess = uint64_t{1} << 63 };
+  static_assert(kListener + 1 + kMaxOtherAddresses <= kFirstConnection);
 
   struct Member {
     Id connection = 0;  // 0: has not joined, or is gone
@@ -64,14 +68,15 @@ class RootServer {
     std::vector<Writer> rows;  // of kRows: each rank's answer
   };
 
-  RootServer(const Config& config, Fd listener, std::vector<HandoutListener> handouts, int stop, driver::Poller poller);
+  RootServer(const Config& config, std::vector<Fd> listeners, std::vector<HandoutListener> handouts, int stop,
+             driver::Poller poller);
 
   // root_server.cc: connections.
   bool finished() const;
   Deadline next_deadline() const;
   void on_event(const epoll_event& event);
   void on_time();
-  void accept_some();
+  void accept_some(size_t listener);
   void hand_out(size_t listener);
   bool make_room();
   void pause_accepting();
@@ -108,7 +113,7 @@ class RootServer {
   const Member& member_of(int rank) const { return members_[static_cast<size_t>(rank)]; }
 
   Config config_;
-  Fd listener_;
+  std::vector<Fd> listeners_;
   std::vector<HandoutListener> handouts_;
   int stop_fd_;
   driver::Poller poller_;

@@ -26,6 +26,9 @@ constexpr int64_t kGreetingMs = 5000;
 // The time to wait for the reason of a broken connection, which is in the socket already or never comes.
 constexpr int64_t kReasonMs = 200;
 constexpr int64_t kLookEveryMs = 20;  // interval for JoinOptions::others_alive
+// The time to connect to one of several addresses before the next is tried, as a firewall may swallow what is sent to
+// this one. TCP repeats its first packet after a second.
+constexpr int64_t kConnectMs = 1500;
 
 Deadline with_grace(Deadline deadline) { return deadline.is_never() ? deadline : Deadline{deadline.at_ns + kGraceNs}; }
 
@@ -59,6 +62,7 @@ struct Session::Impl {
 
   Status greet(const UniqueId& id, Deadline deadline);
   Status attempt_join(const UniqueId& id, Deadline deadline);
+  Status attempt_at_each(UniqueId* id, Deadline deadline);
   Status take_answer(std::span<const std::byte> answer);
   Status tell_gone();
   Status send(uint16_t type, std::span<const std::byte> payload, std::span<const int> fds, Deadline deadline);
@@ -79,10 +83,11 @@ Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 // Connects and shakes hands. After RemoteError or Timeout, another attempt may help.
 Status Session::Impl::greet(const UniqueId& id, Deadline deadline) {
   const Deadline until = Deadline::earlier(deadline, Deadline::after_ms(kGreetingMs));
+  const Deadline connected = id.others.empty() ? until : Deadline::earlier(until, Deadline::after_ms(kConnectMs));
   over_unix = id.address.is_unix();
   root_process.reset();
   root_pid = 0;
-  MOECCL_ASSIGN_OR_RETURN(fd, driver::connect_to(id.address, until));
+  MOECCL_ASSIGN_OR_RETURN(fd, driver::connect_to(id.address, connected));
   if (over_unix) {
     MOECCL_ASSIGN_OR_RETURN(const driver::PeerCredentials root, driver::peer_credentials(fd.get()));
     root_pid = root.pid;
@@ -128,6 +133,26 @@ Status Session::Impl::attempt_join(const UniqueId& id, Deadline deadline) {
   return take_answer(answer);
 }
 
+// Makes one attempt at each of the id's addresses until the root greets at one, which becomes the id's only one.
+Status Session::Impl::attempt_at_each(UniqueId* id, Deadline deadline) {
+  UniqueId at = *id;
+  Status last = attempt_join(at, deadline);
+  Fd mute;  // a connection without an answer
+  for (size_t i = 0; i < id->others.size() && !greeted && failure.ok() && !deadline.passed(); ++i) {
+    if (fd) mute = std::move(fd);
+    at.address = id->others[i];
+    Status next = attempt_join(at, deadline);
+    // A failure that time may heal counts more than one that it does not, such as a host without IPv6.
+    const bool may_heal = last.code() == moecclRemoteError || last.code() == moecclTimeout;
+    if (!next.ok() && !greeted)
+      next = Status(may_heal ? last.code() : next.code(), last.message() + "; " + next.message());
+    last = std::move(next);
+  }
+  if (greeted) *id = {at.address, {}, id->key, id->host_hash};
+  if (!fd) fd = std::move(mute);
+  return last;
+}
+
 // Stores the list of ranks and this rank's place in it.
 Status Session::Impl::take_answer(std::span<const std::byte> answer) {
   const Status unreadable = error(moecclInternalError, "the list of ranks cannot be read");
@@ -166,7 +191,7 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
   if (rank < 0 || rank >= n_ranks) {
     return error(moecclInvalidArgument, "rank is {}: give 0 to {}", rank, n_ranks - 1);
   }
-  MOECCL_ASSIGN_OR_RETURN(const UniqueId id, decode_unique_id(unique_id));
+  MOECCL_ASSIGN_OR_RETURN(UniqueId id, decode_unique_id(unique_id));
   auto impl = std::make_unique<Impl>();
   impl->rank = rank;
   impl->n_ranks = n_ranks;
@@ -176,7 +201,7 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
   int64_t backoff_us = 1000;
   bool mute = false;
   do {
-    last = impl->attempt_join(id, deadline);
+    last = impl->attempt_at_each(&id, deadline);
     if (last.ok()) {
       impl->others_alive = nullptr;  // from now on the root sees their connections
       return std::unique_ptr<Session>(new Session(std::move(impl)));
@@ -214,8 +239,10 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
         ": rank 0 did not listen there in time, or has ended: check that it runs, that MASTER_ADDR is its host, and "
         "that no firewall is in between";
   }
-  return error(deadline.passed() ? moecclTimeout : last.code(), "rank {} cannot join at {}: {}{}", rank,
-               id.address.str(), last.message(), hint);
+  std::string places = id.address.str();
+  for (const driver::SocketAddress& other : id.others) places += " or " + other.str();
+  return error(deadline.passed() ? moecclTimeout : last.code(), "rank {} cannot join at {}: {}{}", rank, places,
+               last.message(), hint);
 }
 
 Status Session::Impl::send(uint16_t type, std::span<const std::byte> payload, std::span<const int> fds,

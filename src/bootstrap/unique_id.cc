@@ -37,6 +37,24 @@ Result<driver::SocketAddress> make_address(uint16_t kind, uint16_t port, std::sp
   return address;
 }
 
+bool all_zero(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
+}
+
+Result<std::vector<driver::SocketAddress>> read_others(const driver::SocketAddress& first,
+                                                       std::span<const std::byte> bytes) {
+  std::vector<driver::SocketAddress> others;
+  while (!bytes.empty() && bytes[0] != std::byte{0}) {
+    const size_t n = std::to_integer<size_t>(bytes[0]);
+    const uint16_t kind = n == 4 ? kTcp4 : kTcp6;
+    if (first.is_unix() || n + 1 > bytes.size()) return refused("is malformed");
+    MOECCL_ASSIGN_OR_RETURN(others.emplace_back(), make_address(kind, first.port(), bytes.subspan(1, n)));
+    bytes = bytes.subspan(1 + n);
+  }
+  if (!all_zero(bytes)) return refused("is malformed");
+  return others;
+}
+
 }  // namespace
 
 Result<moecclUniqueId> encode_unique_id(const UniqueId& id) {
@@ -57,6 +75,15 @@ Result<moecclUniqueId> encode_unique_id(const UniqueId& id) {
   for (size_t i = address.size(); i < kAddressBytes; ++i) w.u8(0);
   w.raw(id.key);
   w.u64(id.host_hash);
+  for (const driver::SocketAddress& other : id.others) {
+    const std::span<const std::byte> bytes = other.host_bytes();
+    if (kind == kUnix || other.is_unix() || other.port() != id.address.port()) {
+      return error(moecclInternalError, "address {} is no other one of {}", other.str(), id.address.str());
+    }
+    if (w.size() + 1 + bytes.size() > kChecksumAt) continue;
+    w.u8(static_cast<uint8_t>(bytes.size()));
+    w.raw(bytes);
+  }
   while (w.size() < kChecksumAt) w.u8(0);
   w.u64(hash_bytes(w.view()));
   moecclUniqueId result;
@@ -78,18 +105,15 @@ Result<UniqueId> decode_unique_id(const moecclUniqueId& id) {
   const std::span<const std::byte> key = r.raw(kKeyBytes);
   std::copy(key.begin(), key.end(), result.key.begin());
   result.host_hash = r.u64();
-  const std::span<const std::byte> zeros = r.raw(kChecksumAt - (all.size() - r.left()));
+  const std::span<const std::byte> others = r.raw(kChecksumAt - (all.size() - r.left()));
   if (r.u64() != hash_bytes(all.first(kChecksumAt))) return refused("was changed on its way");
   if (layout != kLayout) {
     return error(moecclUnsupported, "the unique id has layout {}, this library knows {}: use one version on all ranks",
                  layout, kLayout);
   }
-  const auto is_zero = [](std::byte b) { return b == std::byte{0}; };
-  if (address_size > kAddressBytes || !std::all_of(zeros.begin(), zeros.end(), is_zero) ||
-      !std::all_of(address.begin() + address_size, address.end(), is_zero)) {
-    return refused("is malformed");
-  }
+  if (address_size > kAddressBytes || !all_zero(address.subspan(address_size))) return refused("is malformed");
   MOECCL_ASSIGN_OR_RETURN(result.address, make_address(kind, port, address.first(address_size)));
+  MOECCL_ASSIGN_OR_RETURN(result.others, read_others(result.address, others));
   return result;
 }
 

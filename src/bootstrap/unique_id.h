@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "moeccl/comm.h"
 #include "src/base/status.h"
@@ -17,12 +18,16 @@ using Key = std::array<std::byte, kKeyBytes>;
 
 struct UniqueId {
   driver::SocketAddress address;
+  // IP only: further addresses of the same place, with the same port. Not every rank may reach each of them.
+  std::vector<driver::SocketAddress> others;
   Key key = {};            // secret, so it is never printed
   uint64_t host_hash = 0;  // of the id's host, to recognize a UNIX address used on another host; 0: unknown
 };
 
-// The bytes are: "MOECCLid", layout u16, kind u16, port u16, address length u16, address[32], key[32], host u64, zeros,
-// checksum u64 over all before it. The checksum detects accidents (truncation, text-mode copies), not attackers.
+// The bytes are: "MOECCLid", layout u16, kind u16, port u16, address length u16, address[32], key[32], host u64,
+// others[32], checksum u64 over all before it. In others, each address follows its length u8, and zeros follow the
+// last. The checksum detects accidents (truncation, text-mode copies), not attackers. Others that do not fit are left
+// out.
 Result<moecclUniqueId> encode_unique_id(const UniqueId& id);
 // Returns InvalidArgument with the reason for any bytes that encode_unique_id() cannot have made.
 Result<UniqueId> decode_unique_id(const moecclUniqueId& id);

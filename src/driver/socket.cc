@@ -71,6 +71,7 @@ Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const Soc
     if (code == ECONNREFUSED) return error(moecclRemoteError, "nobody listens at {}", address.str());
     return transfer_error(("connecting to " + address.str()).c_str(), code);
   };
+  const auto late = [&address] { return error(moecclTimeout, "{} did not answer in time", address.str()); };
   Fd fd = new_socket(address);
   if (!fd) return system_error("socket for " + address.str(), errno);
   if (from != nullptr) {
@@ -89,12 +90,14 @@ Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const Soc
     if (errno == EINPROGRESS || errno == EALREADY || errno == EINTR) break;
     if (!would_block(errno)) return failed(errno);
     // A UNIX listener with a full queue answers EAGAIN, and no event tells when there is room.
-    if (deadline.passed()) return timed_out("connecting");
+    if (deadline.passed()) return late();
     ::usleep(static_cast<useconds_t>(backoff_us));
     backoff_us = std::min(backoff_us * 2, 5000);
   }
-  MOECCL_ASSIGN_OR_RETURN(const bool watched, wait_fd(fd.get(), POLLOUT, deadline, watch));
-  if (watched) return error(moecclRemoteError, "connecting to {} was given up", address.str());
+  const Result<bool> watched = wait_fd(fd.get(), POLLOUT, deadline, watch);
+  if (watched.status().code() == moecclTimeout) return late();
+  if (!watched.ok()) return watched.status();
+  if (*watched) return error(moecclRemoteError, "connecting to {} was given up", address.str());
   int code = 0;
   socklen_t size = sizeof(code);
   if (::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &code, &size) != 0) return system_error("SO_ERROR", errno);

@@ -46,7 +46,10 @@ inline constexpr size_t kMaxSocketPath = 107;
 SocketAddress unix_file_address(std::string_view path);
 // Parses "127.0.0.1", "127.0.0.1:80", "::1" or "[::1]:80". Looks up no names.
 Result<SocketAddress> parse_ip_address(const std::string& text);
-// Accepts the numeric forms above and otherwise asks the name service (which may block for as long as it likes).
+// Accepts "127.0.0.1", "::1" and "[::1]", and otherwise asks the name service (which may block for as long as it
+// likes). Returns all addresses, in its order of preference and at least one.
+Result<std::vector<SocketAddress>> resolve_all(const std::string& host, uint16_t port);
+// Returns the first of them that is not loopback, or else the first.
 Result<SocketAddress> resolve_host(const std::string& host, uint16_t port);
 // Returns true if an interface of this host has this IP address.
 bool is_local_address(const SocketAddress& address);

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstddef>
@@ -187,27 +188,39 @@ Result<SocketAddress> parse_ip_address(const std::string& text) {
   return result;
 }
 
-Result<SocketAddress> resolve_host(const std::string& host, uint16_t port) {
+Result<std::vector<SocketAddress>> resolve_all(const std::string& host, uint16_t port) {
   if (host == "localhost") {  // RFC 6761: loopback, even if no hosts file says so
     MOECCL_ASSIGN_OR_RETURN(SocketAddress loopback, parse_ip_address("127.0.0.1"));
     loopback.set_port(port);
-    return loopback;
+    return std::vector<SocketAddress>{loopback};
   }
+  const bool in_brackets = host.starts_with('[') && host.ends_with(']');
+  const std::string name = in_brackets ? host.substr(1, host.size() - 2) : host;
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  const int code = ::getaddrinfo(host.c_str(), nullptr, &hints, &found);
+  const int code = ::getaddrinfo(name.c_str(), nullptr, &hints, &found);
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> list(found, &::freeaddrinfo);
   if (code != 0 || found == nullptr) {
     return error(moecclSystemError, "looking up host \"{}\": {}", host, ::gai_strerror(code));
   }
-  SocketAddress result = from_raw(found->ai_addr, found->ai_addrlen);
+  std::vector<SocketAddress> all;
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    SocketAddress address = from_raw(at->ai_addr, at->ai_addrlen);
+    // A hosts file may name one address twice.
+    const bool known = std::any_of(all.begin(), all.end(), [&](const auto& a) { return same_ip(a, at->ai_addr); });
+    address.set_port(port);
+    if (!known) all.push_back(address);
+  }
+  return all;
+}
+
+Result<SocketAddress> resolve_host(const std::string& host, uint16_t port) {
+  MOECCL_ASSIGN_OR_RETURN(const std::vector<SocketAddress> all, resolve_all(host, port));
   // A host's own name may have a loopback address besides the one by which others know it.
-  for (const addrinfo* at = found->ai_next; at != nullptr && result.is_loopback(); at = at->ai_next)
-    result = from_raw(at->ai_addr, at->ai_addrlen);
-  result.set_port(port);
-  return result;
+  const auto first = std::find_if(all.begin(), all.end(), [](const SocketAddress& a) { return !a.is_loopback(); });
+  return first != all.end() ? *first : all.front();
 }
 
 bool is_local_address(const SocketAddress& address) {

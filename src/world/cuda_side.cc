@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <numeric>
 
 #include "src/base/env.h"
 #include "src/base/log.h"
@@ -12,7 +13,7 @@
 #include "src/driver/process.h"
 #include "src/exec/cuda/runners.h"
 #include "src/exec/task.h"
-#include "src/world/device_objects.h"
+#include "src/world/device_staging.h"
 #include "src/world/network.h"
 #include "src/world/process_table.h"
 #include "topology/assign.h"
@@ -27,23 +28,19 @@ using transport::shm::Segment;
 
 namespace {
 
-// How other processes open a rank's device memory.
-enum Export : uint8_t { kNotExported, kHandle, kDescriptor };
 // A rank's description of its device. `able` only ever changes to false; all ranks see the same answers after each
 // exchange.
 struct Introduction {
-  uint8_t asked = 0, able = 0, exported = kNotExported, reaches = 0;
+  uint8_t asked = 0, able = 0, reaches = 0;
   uint8_t mps = 0;  // the device is shared through the Multi-Process Service
-  uint8_t padding[3] = {};
-  uint64_t staging = 0;         // address, used by threads of the same process
-  uint64_t mapped = 0;          // kDescriptor: size of the object
-  uint64_t slot = 0;            // kDescriptor: largest message slot that fits, in bytes; all ranks use the least
+  uint8_t padding[4] = {};
   uint64_t kernel_staging = 0;  // of the persistent kernel; all ranks use the least
-  int32_t device = 0;
+  StagingOffer staging;
   char uuid[16] = {};
-  cuda::IpcHandle handle{};
-  char pci[32] = {};   // the device's address, as the driver writes it
-  char why[452] = {};  // holds the log of a driver that refuses the kernels; fills the struct, whose bytes are sent
+  char pci[32] = {};  // the device's address, as the driver writes it
+  // Why it is not able, or does not reach the memory of all ranks of its host. Holds the log of a driver that refuses
+  // the kernels; fills the struct, whose bytes are sent.
+  char why[448] = {};
 };
 
 // A GPU compared with the host's defaults, as far as is known without a measurement: device memory at the rate of a
@@ -65,7 +62,7 @@ plan::Profile device_profile(uint32_t n_ranks) {
 class CudaSide::Connector {
  public:
   Connector(bootstrap::Session& session, HostSession& host_session, const Neighbours& n)
-      : session_(session), host_session_(host_session), n_(n), tree_(*n.tree), side_(new CudaSide(n)) {}
+      : session_(session), host_session_(host_session), n_(n), side_(new CudaSide(n)), staging_(n) {}
 
   Result<std::unique_ptr<CudaSide>> connect(std::string* why) {
     own_.asked = n_.config->cuda_context != nullptr;
@@ -90,25 +87,28 @@ class CudaSide::Connector {
  private:
   void refuse(const Status& status) {
     own_.able = 0;
-    std::strncpy(own_.why, status.message().c_str(), sizeof(own_.why) - 1);
+    give_reason(status);
   }
+  void give_reason(const Status& status) { std::strncpy(own_.why, status.message().c_str(), sizeof(own_.why) - 1); }
 
   void take_part() {
     Status status = [&]() -> Status {
       const auto context = static_cast<cuda::Context>(n_.config->cuda_context);
       MOECCL_ASSIGN_OR_RETURN(side_->engine_, exec::StreamEngine::create(context, n_.config->cuda_sms));
       const cuda::Current current(context);
-      MOECCL_TRY(cuda::check(cuda::driver()->cuCtxGetDevice(&own_.device), "the context's device"));
+      int device = 0;
+      MOECCL_TRY(cuda::check(cuda::driver()->cuCtxGetDevice(&device), "the context's device"));
       int mps = 0;  // unknown to older drivers
-      own_.mps = cuda::driver()->cuDeviceGetAttribute(&mps, cuda::kMpsEnabled, own_.device) == 0 && mps != 0;
-      MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetUuid_v2(own_.uuid, own_.device), "the device's identity"));
+      own_.mps = cuda::driver()->cuDeviceGetAttribute(&mps, cuda::kMpsEnabled, device) == 0 && mps != 0;
+      MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetUuid_v2(own_.uuid, device), "the device's identity"));
       std::strncpy(own_.pci, cuda::pci_address(context).c_str(), sizeof(own_.pci) - 1);
       auto made = Segment::create(n_.shape, !one_process());
       if (!made.ok()) return std::move(made).status();
       own_segment_ = std::move(*made);
       MOECCL_TRY(pin(*own_segment_));
       ProcessTable::get().put(n_.key, n_.rank, own_segment_);
-      return make_staging(context);
+      MOECCL_ASSIGN_OR_RETURN(own_.staging, staging_.make(context, device));
+      return {};
     }();
     own_.able = status.ok();
     if (!status.ok()) refuse(status);
@@ -123,61 +123,7 @@ class CudaSide::Connector {
     log(LogLevel::kWarn,
         "several ranks use CUDA device {}, and CUDA loads this program's kernels when it first launches them. A launch "
         "may then wait for another rank's operation, which waits for this rank: set CUDA_MODULE_LOADING=EAGER",
-        own_.device);
-  }
-
-  Status make_staging(cuda::Context context) {
-    if (!one_process()) {
-      const uint64_t slot = static_cast<uint64_t>(env().cuda_message_bytes) / kSlotUnit * kSlotUnit;
-      auto made =
-          cuda::VirtualMemory::create(context, slots_at() + here().size() * transport::shm::kMessageSlots * slot);
-      if (made.ok()) {
-        own_.slot = slot;
-        own_.exported = kDescriptor;
-        own_.staging = reinterpret_cast<uint64_t>(made->data());
-        own_.mapped = made->mapped_bytes();
-        side_->shared_ = std::move(*made);
-        return {};
-      }
-      log(LogLevel::kInfo, "rank {}: device memory is shared by IPC handles, because descriptors failed: {}", n_.rank,
-          made.status().message());
-    }
-    // A NIC registers whole pages. Allocations of whole blocks share no page with others.
-    constexpr size_t kBlock = size_t{2} << 20;
-    const size_t block = several_hosts() ? kBlock : 1, bytes = (n_.shape.staging_bytes + block - 1) / block * block;
-    MOECCL_ASSIGN_OR_RETURN(side_->staging_, cuda::Memory::device(context, bytes));
-    own_.staging = reinterpret_cast<uint64_t>(side_->staging_.data());
-    if (one_process()) return {};
-    auto handle = transport::cuda_ipc::export_memory(context, side_->staging_.data());
-    if (!handle.ok()) return {};
-    own_.exported = kHandle;
-    own_.handle = *handle;
-    return {};
-  }
-
-  // Message slots in device memory follow the staging, in the order of the sources among the ranks of this host. They
-  // are only in objects shared by descriptor, because such memory stays as long as a peer that still writes has it
-  // open.
-  static constexpr uint64_t kSlotUnit = 4096;
-  uint64_t slots_at() const { return (n_.shape.staging_bytes + kSlotUnit - 1) / kSlotUnit * kSlotUnit; }
-  exec::DeviceSlots slots_with(uint32_t r) const {
-    uint64_t slot = ~uint64_t{0};
-    for (const uint32_t other : here()) slot = std::min(slot, all_[other].slot);
-    if (slot == 0) return {};
-    const auto of = [&](std::byte* staging, uint32_t source) {
-      const auto place = static_cast<uint64_t>(std::find(here().begin(), here().end(), source) - here().begin());
-      return staging + slots_at() + place * transport::shm::kMessageSlots * slot;
-    };
-    return {of(opened_[r].data(), n_.rank), of(reinterpret_cast<std::byte*>(own_.staging), r), slot};
-  }
-
-  // Collective call: sends descriptors of device memory to all ranks of other processes of this host.
-  Status exchange_descriptors() {
-    const auto shares = [](const Introduction& i) { return i.exported == kDescriptor; };
-    if (std::none_of(here().begin(), here().end(), [&](uint32_t r) { return shares(all_[r]); })) return {};
-    const cuda::VirtualMemory* const own = shares(own_) ? &side_->shared_ : nullptr;
-    MOECCL_ASSIGN_OR_RETURN(objects_, DeviceObjects::exchange(host_session_, n_, own));
-    return {};
+        own_.staging.device);
   }
 
   // The segment is page-locked because the stream stores signals in it and kernels move messages there.
@@ -235,18 +181,30 @@ class CudaSide::Connector {
   }
 
   Status map_memory() {
-    MOECCL_TRY(exchange_descriptors());
+    std::vector<StagingOffer> offers;
+    for (const Introduction& i : all_) offers.push_back(i.staging);
+    MOECCL_TRY(staging_.exchange(host_session_, std::move(offers)));
     MOECCL_TRY(map_segments());
     const auto context = side_->engine_->context();
     const cuda::Current current(context);
-    opened_.resize(n_.n_ranks);
-    bool reaches = env().cuda_ipc;
-    for (const uint32_t r : here()) {
-      if (r != n_.rank) reaches = reaches && reach(r, context);
-    }
-    own_.reaches = reaches;
+    const Status reached = staging_.reach_all(context);
+    own_.reaches = reached.ok();
+    if (!reached.ok()) give_reason(reached);
     own_.kernel_staging = kernel_staging();
     return {};
+  }
+
+  // Returns the first of the ranks that does not reach the memory of all ranks of its host, with its reason, or "".
+  template <class Ranks>
+  std::string unreached(const Ranks& ranks) const {
+    for (const uint32_t r : ranks)
+      if (all_[r].reaches == 0) return format("rank {}: {}", r, all_[r].why);
+    return "";
+  }
+  std::string unreached_anywhere() const {
+    std::vector<uint32_t> ranks(n_.n_ranks);
+    std::iota(ranks.begin(), ranks.end(), 0u);
+    return unreached(ranks);
   }
 
   // Each chunk of an operation costs two system-wide fences and a barrier of blocks, which takes microseconds in which
@@ -256,44 +214,14 @@ class CudaSide::Connector {
     constexpr uint64_t kLargeDevice = uint64_t{32} << 30;
     const uint64_t usual = n_.shape.staging_bytes;
     if (env().cuda_staging_bytes > 0) return static_cast<uint64_t>(env().cuda_staging_bytes);
-    if (own_.reaches == 0 || cuda::device_bytes(own_.device) < kLargeDevice) return usual;
+    if (own_.reaches == 0 || cuda::device_bytes(own_.staging.device) < kLargeDevice) return usual;
     std::vector<cuda::Uuid> devices;
     for (const uint32_t r : here()) devices.push_back(std::to_array(all_[r].uuid));
     const auto hidden = [&](size_t i) {
       const Result<topology::Discovery>& host = topology::discover_host();
       return host.ok() && topology::joined_by_nvlink(host->graph, own_.pci, all_[here()[i]].pci);
     };
-    return cuda::joined_by_nvlink(own_.device, devices, hidden) ? std::max(usual, kStagingOverNvlink) : usual;
-  }
-
-  Result<transport::cuda_ipc::Opened> open(uint32_t r, cuda::Context context) {
-    if (all_[r].exported == kHandle) return transport::cuda_ipc::Opened::open(context, all_[r].handle);
-    if (all_[r].exported != kDescriptor) return error(moecclUnsupported, "it has no handle for other processes");
-    return objects_.open(context, r, all_[r].mapped);
-  }
-
-  // Makes another rank's device memory accessible. It is used as it is on the same device, with peer access on another
-  // device, and through a handle or descriptor in another process.
-  bool reach(uint32_t r, cuda::Context context) {
-    if (!same_process(r)) {
-      auto opened = open(r, context);
-      if (!opened.ok()) {
-        log(LogLevel::kInfo, "rank {} cannot open rank {}'s device memory: {}", n_.rank, r, opened.status().message());
-        return false;
-      }
-      opened_[r] = std::move(*opened);
-      return true;
-    }
-    if (all_[r].device == own_.device) return true;
-    int can = 0;
-    if (cuda::driver()->cuDeviceCanAccessPeer(&can, own_.device, all_[r].device) != 0 || can == 0) return false;
-    cuda::Context theirs = nullptr;
-    if (cuda::driver()->cuDevicePrimaryCtxRetain(&theirs, all_[r].device) != 0) return false;
-    const int rc = cuda::driver()->cuCtxEnablePeerAccess(theirs, 0);
-    if (rc != 0 && rc != cuda::kPeerAlreadyEnabled) return false;
-    // Peer access covers only memory of cuMemAlloc.
-    if (all_[r].exported != kDescriptor) return true;
-    return cuda::allow_access(reinterpret_cast<const void*>(all_[r].staging), all_[r].mapped).ok();
+    return cuda::joined_by_nvlink(own_.staging.device, devices, hidden) ? std::max(usual, kStagingOverNvlink) : usual;
   }
 
   // All ranks take both barriers, whatever failed on this one: the exchange afterwards tells the others.
@@ -336,13 +264,14 @@ class CudaSide::Connector {
 
   Status make_fabric() {
     // Each host decides for itself, because traffic between hosts goes through host memory in any case.
-    const bool device = std::all_of(here().begin(), here().end(), [&](uint32_t r) { return all_[r].reaches != 0; });
-    if (!device) {
-      side_->staging_ = {};
-      side_->shared_ = {};
-      log(LogLevel::kInfo, "rank {}: CUDA operations are staged in host memory", n_.rank);
-    }
     exec::Fabric& f = side_->fabric_;
+    f.device_memory.why_none = unreached(here());
+    const bool device = f.device_memory.why_none.empty();
+    exec::PeerMemory own = staging_.take_own();
+    if (device)
+      side_->staging_ = std::move(own);
+    else
+      log(LogLevel::kInfo, "rank {}: CUDA operations are staged in host memory: {}", n_.rank, f.device_memory.why_none);
     f.cuda = true;
     f.name = n_.config->name;
     f.own = own_segment_;
@@ -350,7 +279,7 @@ class CudaSide::Connector {
     f.recorder.introduce(
         {n_.rank, n_.n_ranks, bootstrap::public_number(n_.link_key), n_.config->name, true, n_.hosts->json()});
     f.kernels = &exec::StreamEngine::table();
-    f.staging = device ? reinterpret_cast<std::byte*>(own_.staging) : nullptr;
+    f.staging = side_->staging_.data();
     CudaSide* side = side_.get();
     f.publish_completed = [side](uint64_t sequence) {
       auto& progress = side->fabric_.own->board().progress;
@@ -373,26 +302,28 @@ class CudaSide::Connector {
       transport::cuda_ipc::CudaPeer gpu;
       gpu.stream = side_->engine_->stream();
       gpu.direct = same_process(r) && device;
-      gpu.staging = !device           ? side_->segments_[r]->staging()
-                    : same_process(r) ? reinterpret_cast<std::byte*>(all_[r].staging)
-                                      : opened_[r].data();
-      if (device && !same_process(r)) f.device_slots[r] = slots_with(r);
-      gpu.opened = std::move(opened_[r]);
+      gpu.staging = device ? staging_.of(r) : side_->segments_[r]->staging();
+      if (device && !same_process(r)) f.device_slots[r] = staging_.slots_with(r);
+      if (device && !same_process(r) && own_.staging.way == StagingOffer::kByHandle)
+        side_->holders_.push_back({side_->segments_[r], n_.watches[r]});
+      gpu.opened = staging_.take_opened(r);
       f.links[r] = std::make_unique<transport::cuda_ipc::CudaLink>(std::move(words), std::move(gpu));
     }
+    if (const std::string why = unreached_anywhere(); !why.empty())
+      side_->path_ = format("staged in host memory ({})", why);
     if (several_hosts()) MOECCL_TRY(connect_network(device));
     plan::Reach reach;
     reach.staging = !several_hosts();
     reach.views = reach.reads = !several_hosts() && one_process() && device;
     for (const uint32_t r : here()) {
-      const int other = all_[r].device;
+      const int other = all_[r].staging.device;
       auto& known = side_->peer_devices_;
-      if (device && same_process(r) && other != own_.device &&
+      if (device && same_process(r) && other != own_.staging.device &&
           std::find(known.begin(), known.end(), other) == known.end())
         known.push_back(other);
     }
     side_->selector_ = std::make_unique<Selector>(Selector::Setting{
-        n_.rank, tree_, reach, false, false, n_.config->deterministic, f.half_bytes, profile(), true});
+        n_.rank, *n_.tree, reach, false, false, n_.config->deterministic, f.half_bytes, profile(), true});
     return side_->selector_->force_from_text(n_.config->plan);
   }
 
@@ -432,20 +363,20 @@ class CudaSide::Connector {
     return {};
   }
 
-  // Reports the path in the log, and in explain next to the network's name.
   void say_how(const NetworkResult& made) {
-    std::string text = made.device.empty() ? "CUDA memory through page-locked memory" : "CUDA memory by " + made.device;
+    std::string text = made.device.empty() ? "through page-locked memory" : "by " + made.device;
     if (!made.why_no_device.empty()) text += format(" ({})", made.why_no_device);
-    log(LogLevel::kInfo, "rank {}: {} between hosts, {}", n_.rank, made.network->name, text);
-    for (plan::Level& l : tree_.levels)
-      if (!l.network.empty()) l.network += "; " + text;
+    text += format(" between hosts over {}", made.network->name);
+    std::string& path = side_->path_;
+    path += (path.empty() ? "" : ", ") + text;
+    log(LogLevel::kInfo, "rank {}: CUDA memory {}", n_.rank, path);
   }
 
   Status make_kernel_side() {
     KernelSide::Question q{session_, host_session_, n_, *side_->engine_, side_->fabric_};
     for (uint32_t r = 0; r < n_.n_ranks; ++r)
-      q.seats.push_back({all_[r].device, std::string(all_[r].uuid, sizeof(all_[r].uuid)), all_[r].mps != 0});
-    q.all_reach_all = std::all_of(all_.begin(), all_.end(), [](const Introduction& i) { return i.reaches != 0; });
+      q.seats.push_back({all_[r].staging.device, std::string(all_[r].uuid, sizeof(all_[r].uuid)), all_[r].mps != 0});
+    q.unreached = unreached_anywhere();
     q.staging_bytes = std::min_element(all_.begin(), all_.end(), [](const Introduction& a, const Introduction& b) {
                         return a.kernel_staging < b.kernel_staging;
                       })->kernel_staging;
@@ -459,11 +390,9 @@ class CudaSide::Connector {
   bootstrap::Session& session_;
   HostSession& host_session_;
   const Neighbours& n_;
-  plan::LevelTree tree_;  // its network names also tell how CUDA memory is reached
   std::unique_ptr<CudaSide> side_;
   std::shared_ptr<Segment> own_segment_;
-  std::vector<transport::cuda_ipc::Opened> opened_;
-  DeviceObjects objects_;
+  DeviceStaging staging_;
   Introduction own_;
   std::vector<Introduction> all_;
 };
@@ -478,7 +407,7 @@ CudaSide::CudaSide(const Neighbours& n) : fabric_(n.rank, n.n_ranks, n.shape.sta
 CudaSide::~CudaSide() {
   if (engine_ == nullptr) return;
   (void)engine_->synchronize();
-  // Peers may still read this rank's staging although this rank has nothing left to do.
+  // Peers may still use this rank's memory although this rank has nothing left to do.
   exec::wait_for_peers([&] {
     for (uint32_t r = 0; r < fabric_.n_ranks; ++r) {
       if (fabric_.links[r] == nullptr) continue;  // this rank, or a side that was never completed
@@ -495,6 +424,19 @@ CudaSide::~CudaSide() {
   kernel_side_ = nullptr;
   fabric_.engine = nullptr;  // publishes what peers do not know yet; ends before its links and the memory that it uses
   fabric_.links.clear();
+  // Release: pairs with the load below, on a rank whose memory this one had open.
+  if (fabric_.own != nullptr) fabric_.own->board().progress.closed.store(1, std::memory_order_release);
+  // Memory shared by a handle must not be freed under a process that has it open. A rank that still runs has completed
+  // this rank's operations; one that has left or failed may not have run what it has queued.
+  exec::wait_for_peers([&] {
+    return std::any_of(holders_.begin(), holders_.end(), [](const Holder& h) {
+      const transport::Board& board = h.segment->board();
+      return board.health.state.load() != static_cast<uint32_t>(transport::RankState::kRunning) &&
+             board.progress.closed.load(std::memory_order_acquire) == 0 &&
+             (h.process == nullptr || h.process->check().ok());
+    });
+  });
+  holders_.clear();
   segments_.clear();
   fabric_.own = nullptr;
 }
@@ -511,7 +453,7 @@ Status CudaSide::open_to_peers(const void* buffer, size_t bytes) const {
 }
 
 size_t CudaSide::memory_bytes() const {
-  return fabric_.own->bytes() + staging_.bytes() + shared_.mapped_bytes() + engine_->memory_bytes() +
+  return fabric_.own->bytes() + staging_.bytes() + engine_->memory_bytes() +
          (net_ != nullptr ? net_->memory_bytes() : 0) +
          (kernel_side_ != nullptr ? kernel_side_->kernel().memory_bytes() : 0);
 }

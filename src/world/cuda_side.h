@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "src/exec/cuda/peer_memory.h"
 #include "src/exec/cuda/stream_engine.h"
 #include "src/exec/fabric.h"
 #include "src/exec/runner.h"
@@ -32,6 +33,9 @@ class CudaSide {
   exec::Runner& runner() { return *runner_; }
   Selector& selector() { return *selector_; }
   size_t memory_bytes() const;
+  // Says, for a person, how data reaches ranks that do not use this rank's device memory; the same on all ranks. Empty
+  // if all do.
+  const std::string& path() const { return path_; }
   // Returns the persistent kernel's part, or null; why_no_kernel() then gives the reason.
   KernelSide* kernel_side() { return kernel_side_.get(); }
   const std::string& why_no_kernel() const { return why_no_kernel_; }
@@ -50,16 +54,20 @@ class CudaSide {
 
   std::unique_ptr<exec::StreamEngine> engine_;
   std::vector<int> peer_devices_;  // of ranks that use this rank's buffers directly
-  // Device memory, unless ranks can reach only each other's host memory. It is shared_ if other processes open it.
-  driver::cuda::Memory staging_;
-  driver::cuda::VirtualMemory shared_;
+  exec::PeerMemory staging_;       // empty if ranks can reach only each other's host memory
+  // A rank of another process that has the staging open by a handle.
+  struct Holder {
+    std::shared_ptr<transport::shm::Segment> segment;
+    std::shared_ptr<const driver::ProcessWatch> process;
+  };
+  std::vector<Holder> holders_;
   std::vector<std::shared_ptr<transport::shm::Segment>> segments_;
   exec::Fabric fabric_;
   std::unique_ptr<exec::Runner> runner_;
   transport::cuda_net::CudaNet* net_ = nullptr;  // the fabric's engine, if ranks are on several hosts
   std::unique_ptr<Selector> selector_;
   std::unique_ptr<KernelSide> kernel_side_;
-  std::string why_no_kernel_;
+  std::string path_, why_no_kernel_;
 };
 
 }  // namespace moeccl::comm

@@ -54,7 +54,7 @@ class Joining {
     if (s_.seats.size() > moeccl::cuda::kMaxSources) {
       return format("{} ranks: at most {} are possible", s_.seats.size(), moeccl::cuda::kMaxSources);
     }
-    if (!s_.all_reach_all) return "some ranks do not reach each other's device memory";
+    if (!s_.unreached.empty()) return "not all ranks reach each other's device memory (" + s_.unreached + ")";
     for (size_t a = 0; a < s_.seats.size(); ++a) {
       for (size_t b = 0; b < a; ++b) {
         const KernelSide::Seat &x = s_.seats[a], &y = s_.seats[b];
@@ -229,8 +229,9 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
                                                                       .most_blocks = w->reserved_,
                                                                       .message_area = exec::KernelMessages::area_bytes(
                                                                           here.size(), joining.own().message_bytes),
-                                                                      .for_processes = joining.other_processes()}));
-    const exec::KernelMemory& memory = w->kernel_->memory();
+                                                                      .for_processes = joining.other_processes(),
+                                                                      .graph_mixing = env().cuda_graph_mixing}));
+    const exec::PeerMemory& memory = w->kernel_->memory();
     joining.own().memory = reinterpret_cast<uint64_t>(memory.data());
     joining.own().mapped = memory.bytes();
     joining.own().by_descriptor = memory.object() != nullptr;

@@ -36,7 +36,7 @@ class KernelSide {
     exec::StreamEngine& engine;
     exec::Fabric& fabric;
     std::vector<Seat> seats = {};  // [n_ranks]
-    bool all_reach_all = false;    // every rank can reach the device memory of every rank
+    std::string unreached = {};    // a rank that does not reach the device memory of all ranks of its host, and why
     uint64_t staging_bytes = 0;    // the same on all ranks
     plan::Profile profile = {};
   };

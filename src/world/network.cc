@@ -22,8 +22,17 @@ using transport::NetworkLinks;
 using transport::NetworkOptions;
 
 constexpr int64_t kNewsMs = 200;
-constexpr size_t kMaxWhy = 1000;  // limit in bytes for a sentence that is sent
+constexpr size_t kMaxWhy = 1000;   // limit in bytes for a sentence that is sent
+constexpr size_t kNamedRanks = 4;  // in a sentence about some of the ranks
 constexpr std::string_view kPlugin = "plugin";
+
+// Returns this host's address towards the meeting point. Over it, the rank has just reached another host; empty: that
+// is not known.
+std::string joined_at(const bootstrap::Session& session) {
+  if (session.over_unix()) return {};
+  const Result<driver::SocketAddress> joined = session.local_address();
+  return joined.ok() && !joined->is_loopback() ? joined->host() : "";
+}
 
 NetworkOptions options_of(const bootstrap::Session& session, const Hosts& hosts, uint32_t rank,
                           const bootstrap::Key& key, const Config& config, Deadline deadline) {
@@ -35,8 +44,10 @@ NetworkOptions options_of(const bootstrap::Session& session, const Hosts& hosts,
   o.news = session.news_fd();
   o.deadline = deadline;
   o.encrypt = env().encrypt;
-  for (uint32_t r = 0; r < o.n_ranks(); ++r) o.same_network.push_back(hosts.share_network(rank, r));
-  o.one_machine = !env().host_id.empty() && !hosts.share_network(rank, rank);
+  // Names for parts of one machine are given where its own network is not known, too.
+  const bool one_machine = !env().host_id.empty() && !hosts.share_network(rank, rank);
+  for (uint32_t r = 0; r < o.n_ranks(); ++r) o.same_network.push_back(one_machine || hosts.share_network(rank, r));
+  o.met_at = joined_at(session);
   // The NICs of the rank's GPU; a communicator may have any of a host's GPUs, so its position among the ranks says
   // less.
   const auto context = static_cast<driver::cuda::Context>(config.cuda_context);
@@ -66,9 +77,7 @@ Result<std::string> agree_on_device(bootstrap::Session& session, Endpoint& endpo
   const Result<std::string> own =
       memory.context != nullptr
           ? endpoint.register_device(memory)
-          : error(moecclUnsupported,
-                  "the GPUs of its host do not all access each other's memory, so it stages in host "
-                  "memory");
+          : error(moecclUnsupported, "the ranks of its host stage in host memory ({})", memory.why_none);
   Writer out;
   out.u8(own.ok() ? 1 : 0);
   out.string((own.ok() ? *own : own.status().message()).substr(0, kMaxWhy));
@@ -88,6 +97,22 @@ Result<std::string> agree_on_device(bootstrap::Session& session, Endpoint& endpo
   return ways;
 }
 
+// Ranks may see different uplinks, and all must plan with the same one.
+Status agree_on_uplink(bootstrap::Session& session, Deadline deadline, NetworkLinks* links) {
+  Writer out;
+  out.f64(links->bytes_per_ns);
+  MOECCL_ASSIGN_OR_RETURN(const auto rates, session.all_gather(out.view(), deadline));
+  double slowest = 0;
+  for (uint32_t r = 0; r < rates.size(); ++r) {
+    Reader in(rates[r]);
+    const double rate = in.f64();
+    if (!in.done()) return error(moecclRemoteError, "rank {} sent no readable rate of its uplink", r);
+    if (rate > 0 && (slowest <= 0 || rate < slowest)) slowest = rate;
+  }
+  links->bytes_per_ns = slowest;
+  return {};
+}
+
 Result<NetworkLinks> connect_endpoint(bootstrap::Session& session, Endpoint& endpoint,
                                       const transport::LocalMemory& memory, std::span<const transport::Region> regions,
                                       Deadline deadline) {
@@ -101,32 +126,95 @@ Result<NetworkLinks> connect_endpoint(bootstrap::Session& session, Endpoint& end
   Result<NetworkLinks> links = endpoint.connect(memory, regions, offers);
   // A connection may break before the meeting point tells which rank caused it.
   if (!links.ok() && links.status().code() == moecclRemoteError) MOECCL_TRY(session.news(kNewsMs));
+  MOECCL_TRY(links.status());
+  MOECCL_TRY(agree_on_uplink(session, deadline, &*links));
   return links;
 }
 
-// The networks that one rank can use.
-struct Usable {
-  uint64_t mask = 0;  // by position in networks()
-  std::string why;    // why it cannot use the others
+// What a rank says about one network.
+struct Answer {
+  enum Has : uint8_t { kUsable, kNotWanted, kRefused, kAbsent };  // refused: because of the value of a variable
+  Has has = kAbsent;
+  std::string why;  // if it is not usable
 };
+
+// Returns all ranks' answers, by network and rank. `own`: whether this rank's variables are accepted.
+Result<std::vector<std::vector<Answer>>> exchange(bootstrap::Session& session, Status own, std::span<const Answer> mine,
+                                                  Deadline deadline) {
+  Writer out;
+  out.u32(static_cast<uint32_t>(own.code()));
+  for (const Answer& a : mine) {
+    out.u8(a.has);
+    out.string(a.has == Answer::kUsable ? "" : a.why.substr(0, kMaxWhy));
+  }
+  MOECCL_ASSIGN_OR_RETURN(const auto blobs, session.all_gather(out.view(), deadline));
+  MOECCL_TRY(std::move(own));
+  std::vector<std::vector<Answer>> answers(mine.size());
+  for (uint32_t r = 0; r < blobs.size(); ++r) {
+    Reader in(blobs[r]);
+    const auto code = static_cast<moecclResult_t>(in.u32());
+    bool known = true;
+    for (std::vector<Answer>& of_ranks : answers) {
+      const uint8_t has = in.u8();
+      known = known && has <= Answer::kAbsent;
+      of_ranks.push_back({static_cast<Answer::Has>(has), in.string(kMaxWhy)});
+    }
+    if (!in.done() || !known)
+      return error(moecclRemoteError, "rank {} sent a list of networks that this MoECCL cannot read", r);
+    if (code != moecclSuccess)
+      return error(moecclRemoteError, "rank {} has a variable with a value that is not accepted: see its error", r);
+  }
+  return answers;
+}
+
+// Names the ranks that lack a network, with their hosts and reasons: "ranks 1 (b), 2 (b): the reason".
+std::string who_lacks(std::span<const Answer> of_ranks, const Hosts& hosts) {
+  std::vector<std::pair<std::string_view, std::vector<uint32_t>>> reasons;
+  for (uint32_t r = 0; r < of_ranks.size(); ++r) {
+    if (of_ranks[r].has == Answer::kUsable) continue;
+    auto at = std::find_if(reasons.begin(), reasons.end(), [&](const auto& x) { return x.first == of_ranks[r].why; });
+    if (at == reasons.end()) at = reasons.insert(at, {of_ranks[r].why, {}});
+    at->second.push_back(r);
+  }
+  std::string text;
+  size_t untold = 0;
+  for (const auto& [why, ranks] : reasons) {
+    if (text.size() > kMaxWhy) {
+      untold += ranks.size();
+      continue;
+    }
+    std::string names = ranks.size() == of_ranks.size() ? "any rank" : ranks.size() == 1 ? "rank " : "ranks ";
+    for (size_t i = 0; i < ranks.size() && ranks.size() < of_ranks.size(); ++i) {
+      if (i == kNamedRanks) {
+        names += format(" and {} more", ranks.size() - i);
+        break;
+      }
+      names += format("{}{} ({})", i == 0 ? "" : ", ", ranks[i], hosts.names[hosts.host_of[ranks[i]]]);
+    }
+    text += format("{}{}: {}", text.empty() ? "" : ", on ", names, why);
+  }
+  return untold == 0 ? text : format("{}, and on {} more ranks", text, untold);
+}
 
 struct Chosen {
   const Network* network = nullptr;
   std::unique_ptr<Endpoint> endpoint;
   std::string why;
+  bool warns = false;
 };
 
 // Opens the networks that this rank has, and chooses the first that all ranks have.
-Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions& options) {
+Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions& options, const Hosts& hosts) {
   const std::span<const Network> all = transport::networks();
   std::vector<std::unique_ptr<Endpoint>> open(all.size());
-  Usable mine;
+  std::vector<Answer> mine(all.size());
   Status own;
   for (size_t i = 0; i < all.size(); ++i) {
+    mine[i] = {Answer::kNotWanted, format("MOECCL_NET is \"{}\"", env().net)};
     if (!wanted(all[i])) continue;
     if (own.ok() && all[i].check != nullptr) own = contained(all[i].check);
     if (const std::string why = all[i].refused(options.encrypt); !why.empty()) {
-      mine.why += format("{}{}: {}", mine.why.empty() ? "" : "; ", all[i].name, why);
+      mine[i] = {Answer::kAbsent, why};
       continue;
     }
     const bool last = i + 1 == all.size();
@@ -135,47 +223,35 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
       MOECCL_ASSIGN_OR_RETURN(open[i], all[i].open(options));
       return {};
     });
-    if (status.ok()) {
-      mine.mask |= uint64_t{1} << i;
-    } else {
-      mine.why += format("{}{}: {}", mine.why.empty() ? "" : "; ", all[i].name, status.message());
-    }
+    const bool refused = status.code() == moecclInvalidArgument;
+    mine[i] = {status.ok() ? Answer::kUsable : refused ? Answer::kRefused : Answer::kAbsent, status.message()};
   }
-  mine.why.resize(std::min(mine.why.size(), kMaxWhy));
-  Writer out;
-  out.u32(static_cast<uint32_t>(own.code()));
-  out.u64(mine.mask);
-  out.string(mine.why);
-  MOECCL_ASSIGN_OR_RETURN(const auto blobs, session.all_gather(out.view(), options.deadline));
-  MOECCL_TRY(std::move(own));
+  MOECCL_ASSIGN_OR_RETURN(const auto answers, exchange(session, std::move(own), mine, options.deadline));
   Chosen chosen;
-  uint64_t common = ~uint64_t{0};
-  for (uint32_t r = 0; r < blobs.size(); ++r) {
-    Reader in(blobs[r]);
-    const auto code = static_cast<moecclResult_t>(in.u32());
-    Usable theirs{in.u64(), in.string(kMaxWhy)};
-    if (in.done() && code != moecclSuccess)
-      return error(moecclRemoteError, "rank {} has a variable with a value that is not accepted: see its error", r);
-    if (!in.done()) return error(moecclRemoteError, "rank {} sent a list of networks that this MoECCL cannot read", r);
-    common &= theirs.mask;
-    if (!theirs.why.empty() && chosen.why.empty()) chosen.why = format("rank {} has no {}", r, theirs.why);
-  }
   for (size_t i = 0; i < all.size(); ++i) {
-    if ((common >> i & 1) == 0) continue;
-    chosen.network = &all[i];
-    chosen.endpoint = std::move(open[i]);
-    return chosen;
+    const std::vector<Answer>& of_ranks = answers[i];
+    const auto any = [&](Answer::Has has) {
+      return std::any_of(of_ranks.begin(), of_ranks.end(), [&](const Answer& a) { return a.has == has; });
+    };
+    const bool usable = any(Answer::kUsable), refused = any(Answer::kRefused), absent = any(Answer::kAbsent);
+    if (usable && !refused && !absent && !any(Answer::kNotWanted)) {
+      chosen.network = &all[i];
+      chosen.endpoint = std::move(open[i]);
+      return chosen;
+    }
+    if (!usable && !refused && !absent) continue;  // no rank wants it
+    chosen.why += format("{}no {} on {}", chosen.why.empty() ? "" : "; ", all[i].name, who_lacks(of_ranks, hosts));
+    chosen.warns = chosen.warns || usable || refused;
   }
   return error(moecclUnsupported, "MOECCL_NET is \"{}\", but {}: unset it to use what all ranks have", env().net,
                chosen.why.empty() ? "the ranks have no such network in common" : chosen.why);
 }
 
-// Returns the address where ranks of other hosts can meet this one, whichever network carries the data. Over the one by
-// which it has joined, it has just reached another host; the first interface may be a bridge that no other host sees.
+// Returns the address where ranks of other hosts can meet this one, whichever network carries the data. The first
+// interface may be a bridge that no other host sees.
 Result<std::string> meeting_address(const bootstrap::Session& session) {
-  if (env().socket_ifname.empty() && !session.over_unix()) {
-    const Result<driver::SocketAddress> joined = session.local_address();
-    if (joined.ok() && !joined->is_loopback()) return joined->host();
+  if (env().socket_ifname.empty()) {
+    if (std::string joined = joined_at(session); !joined.empty()) return joined;
   }
   MOECCL_ASSIGN_OR_RETURN(const std::vector<driver::Interface> interfaces, driver::interfaces());
   MOECCL_ASSIGN_OR_RETURN(const auto nics, transport::choose_nics(interfaces, env().socket_ifname));
@@ -202,10 +278,11 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Network* 
   options.memory_bytes = memory.staging_bytes;
   Chosen chosen;
   if (network == nullptr) {
-    MOECCL_ASSIGN_OR_RETURN(chosen, choose_network(session, options));
+    MOECCL_ASSIGN_OR_RETURN(chosen, choose_network(session, options, hosts));
     network = chosen.network;
-    log(LogLevel::kInfo, "rank {}: network {} between hosts{}{}", fabric.rank, network->name,
-        chosen.why.empty() ? "" : "; ", chosen.why);
+    // What all ranks know need not be said by all of them.
+    log(chosen.warns && fabric.rank == 0 ? LogLevel::kWarn : LogLevel::kInfo, "rank {}: network {} between hosts{}{}",
+        fabric.rank, network->name, chosen.why.empty() ? "" : "; ", chosen.why);
   }
   if (chosen.endpoint == nullptr) {
     MOECCL_ASSIGN_OR_RETURN(chosen.endpoint, network->open(options));

@@ -18,7 +18,7 @@ namespace moeccl::comm {
 
 struct NetworkResult {
   const transport::Network* network = nullptr;  // for further connections between the same ranks
-  std::string why;           // why earlier networks of the list were not chosen; empty if it is the first
+  std::string why;           // which ranks lack the networks before it in the list, and why; empty: none does
   std::string address;       // of this host as seen by the others: "10.0.0.1", "[fe80::1]"
   plan::LinkCost node_link;  // the slowest host's uplink; the same on all ranks
   // How NICs reach Fabric::device_memory, the same on all ranks ("dma-buf"). If empty, they do not, and why_no_device

@@ -72,6 +72,9 @@ class CudaDevice {
     if (f != nullptr) f(function, error, after, 1);
   }
 
+  // Emulation only: makes other threads' calls of the driver's function wait; "": none. Returns how many wait now.
+  int hold_calls(const char* function) { return call<int(const char*)>("moeccl_emulated_hold", function); }
+
   // Allocates memory of cuMemMap, as allocators with growing segments do. Release it with release_mapped().
   void* allocate_mapped(size_t bytes) {
     struct {
@@ -206,10 +209,14 @@ class CudaDevice {
     (void)call<int(void*, void**)>("cuStreamEndCapture", s, &graph);
     return graph;
   }
-  // Counts the kernels of a graph.
-  size_t graph_kernels(void* graph) {
+  size_t graph_nodes(void* graph) {
     size_t n = 0;
     EXPECT_EQ((call<int(void*, void**, size_t*)>("cuGraphGetNodes", graph, nullptr, &n)), 0);
+    return n;
+  }
+  // Counts the kernels of a graph.
+  size_t graph_kernels(void* graph) {
+    size_t n = graph_nodes(graph);
     std::vector<void*> nodes(n);
     EXPECT_EQ((call<int(void*, void**, size_t*)>("cuGraphGetNodes", graph, nodes.data(), &n)), 0);
     size_t kernels = 0;

@@ -81,7 +81,7 @@ class NetworkFabrics {
     o.key[0] = std::byte{42};
     o.timeout_ms = patient_ms(20'000);
     o.deadline = Deadline::after_ms(o.timeout_ms);
-    o.one_machine = true;
+    o.same_network.assign(n, true);
     return o;
   }
 

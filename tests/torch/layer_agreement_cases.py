@@ -181,7 +181,7 @@ def case_layers_do_not_follow_the_default_device(rank, n):
     x = torch.randn((2 * SAMPLE, HIDDEN), generator=torch.Generator().manual_seed(rank))
     torch.set_default_device("meta")
     try:
-        for options in [*features, {"domains": "auto"}, {"expert_data_group": dist.new_group()}]:
+        for options in [*features, {"domains": "auto"}, {"group": alone(), "expert_data_group": dist.new_group()}]:
             layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=2 * SAMPLE, device="cpu", **options)
             optimizer = torch.optim.AdamW(layer.parameters())
             scaler = mt.GradScaler("cpu")

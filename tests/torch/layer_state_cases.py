@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import moeccl.torch as mt
 from moeccl.torch.experts import Experts
+from layer_model_cases import alone
 
 HIDDEN, EXPERTS, SAMPLE, SAMPLES = 8, 4, 4, 16
 TOKENS = SAMPLE * SAMPLES
@@ -100,7 +101,7 @@ def case_the_first_expert_may_start_a_device(rank, n):
 
 def case_a_copy_shares_the_expert_data_group(rank, n):
     group = dist.new_group()
-    layer = mt.MoELayer(HIDDEN, EXPERTS, 1, ffn=8, max_tokens=4, seed=1, expert_data_group=group, average=False)
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 1, ffn=8, max_tokens=4, seed=1, group=alone(), expert_data_group=group, average=False)
     x, grads = torch.randn((4, HIDDEN), generator=torch.Generator().manual_seed(rank)), []
     for each in (layer, copy.deepcopy(layer)):
         each(x).sum().backward()

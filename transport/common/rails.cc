@@ -2,6 +2,7 @@
 #include "transport/common/rails.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string_view>
 
 namespace moeccl::transport {
@@ -50,11 +51,39 @@ bool same_address(const driver::SocketAddress& a, const driver::SocketAddress& b
   return std::ranges::equal(a.host_bytes(), b.host_bytes());
 }
 
-int64_t slower(int64_t a, int64_t b) { return a == 0 ? b : b == 0 ? a : std::min(a, b); }
+// An address that both hosts have, such as a container bridge's, does not lead to the other host.
+bool has_address(std::span<const Nic> nics, const Nic& of) {
+  return std::any_of(nics.begin(), nics.end(), [&](const Nic& n) { return same_address(n.address, of.address); });
+}
+
+int64_t rate_of(const Nic& n) { return n.mbit_per_s > 0 ? n.mbit_per_s : kUnknownMbit; }
+bool known_rates(const Nic& a, const Nic& b) { return a.mbit_per_s > 0 && b.mbit_per_s > 0; }
+// If only one of them is known, it counts.
+int64_t rate_between(const Nic& a, const Nic& b) {
+  if (known_rates(a, b)) return std::min(a.mbit_per_s, b.mbit_per_s);
+  return a.mbit_per_s > 0 ? a.mbit_per_s : rate_of(b);
+}
+bool faster_rail(const Rail& a, const Rail& b) { return a.mbit_per_s > b.mbit_per_s; }
+
+// Reduces the list to kMaxNics and keeps its order.
+void keep_best(const std::string& met_at, std::vector<Nic>* nics) {
+  std::vector<size_t> best(nics->size());
+  std::iota(best.begin(), best.end(), size_t{0});
+  const auto met = [&](size_t i) { return (*nics)[i].address.host() == met_at; };
+  std::stable_sort(best.begin(), best.end(), [&](size_t a, size_t b) {
+    return met(a) != met(b) ? met(a) : rate_of((*nics)[a]) > rate_of((*nics)[b]);
+  });
+  best.resize(std::min(best.size(), kMaxNics));
+  std::sort(best.begin(), best.end());
+  std::vector<Nic> kept;
+  for (const size_t i : best) kept.push_back(std::move((*nics)[i]));
+  *nics = std::move(kept);
+}
 
 }  // namespace
 
-Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfaces, const std::string& filter) {
+Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfaces, const std::string& filter,
+                                     const std::string& met_at) {
   const Filter chosen(filter);
   std::vector<Nic> nics;
   std::vector<std::string> seen;
@@ -63,10 +92,11 @@ Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfac
       if (std::find(seen.begin(), seen.end(), i.name) == seen.end()) seen.push_back(i.name);
       const bool is_v4 = i.address.host_bytes().size() == 4;
       const bool known = std::any_of(nics.begin(), nics.end(), [&](const Nic& n) { return n.name == i.name; });
-      if (is_v4 != v4 || known || !chosen.takes(i) || nics.size() == kMaxNics) continue;
+      if (is_v4 != v4 || known || !chosen.takes(i)) continue;
       nics.push_back({i.name, i.address, i.prefix_bits, i.mbit_per_s});
     }
   }
+  keep_best(met_at, &nics);
   if (!nics.empty()) return nics;
   std::string all;
   for (const std::string& name : seen) all += (all.empty() ? "" : ", ") + name;
@@ -112,42 +142,65 @@ std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> pe
                                bool one_machine) {
   std::vector<Rail> rails;
   std::vector<bool> used_own(own.size()), used_peer(peer.size());
-  const auto add = [&](uint32_t o, uint32_t p) {
-    used_own[o] = used_peer[p] = true;
-    rails.push_back({o, p, slower(own[o].mbit_per_s, peer[p].mbit_per_s)});
+  const auto add = [&](const Rail& rail) {
+    rails.push_back(rail);
+    rails.back().spare = used_own[rail.own] || used_peer[rail.peer];
+    used_own[rail.own] = used_peer[rail.peer] = true;
   };
-  // An address that both hosts have, such as a container bridge's, does not lead to the other host.
-  const auto is_own = [&](const Nic& n) {
-    return !one_machine &&
-           std::any_of(own.begin(), own.end(), [&](const Nic& o) { return same_address(o.address, n.address); });
-  };
+  const auto leads_nowhere = [&](const Nic& n) { return !one_machine && has_address(own, n); };
   for (uint32_t o = 0; o < own.size(); ++o) {
     for (uint32_t p = 0; p < peer.size() && !used_own[o]; ++p) {
-      if (used_peer[p] || is_own(peer[p])) continue;
+      if (used_peer[p] || leads_nowhere(peer[p])) continue;
       if (own[o].prefix_bits == peer[p].prefix_bits &&
           driver::same_network(own[o].address, peer[p].address, own[o].prefix_bits)) {
-        add(o, p);
+        add({o, p, rate_between(own[o], peer[p])});
       }
     }
   }
-  for (uint32_t p = 0; p < peer.size() && rails.empty(); ++p) {
-    if (is_own(peer[p])) continue;
+  int64_t shared = 0;
+  for (const Rail& r : rails) shared = std::max(shared, r.mbit_per_s);
+  std::vector<Rail> routed;
+  for (uint32_t p = 0; p < peer.size(); ++p) {
+    if (used_peer[p] || leads_nowhere(peer[p])) continue;
     const Result<driver::SocketAddress> source = route(peer[p].address);
     if (!source.ok()) continue;
-    for (uint32_t o = 0; o < own.size() && rails.empty(); ++o) {
-      if (same_address(own[o].address, *source)) add(o, p);
+    for (uint32_t o = 0; o < own.size(); ++o) {
+      if (used_own[o] || !same_address(own[o].address, *source)) continue;
+      // An interface of unknown rate is often a tunnel, which is no faster than what it leads through.
+      const bool faster = known_rates(own[o], peer[p]) && rate_between(own[o], peer[p]) > shared;
+      if (shared == 0 || faster) routed.push_back({o, p, rate_between(own[o], peer[p])});
     }
   }
+  std::stable_sort(routed.begin(), routed.end(), faster_rail);
+  for (const Rail& r : routed) add(r);
   std::stable_sort(rails.begin(), rails.end(),
-                   [](const Rail& a, const Rail& b) { return a.mbit_per_s > b.mbit_per_s; });
-  std::erase_if(
-      rails, [&](const Rail& r) { return &r != &rails.front() && r.mbit_per_s < rails.front().mbit_per_s / kSlowest; });
+                   [](const Rail& a, const Rail& b) { return a.spare != b.spare ? b.spare : faster_rail(a, b); });
+  for (Rail& r : rails) r.spare = r.spare || r.mbit_per_s < rails.front().mbit_per_s / kSlowest;
   return rails;
 }
 
-uint32_t streams_for(const Rail& rail, int32_t wanted) {
-  if (wanted > 0) return static_cast<uint32_t>(wanted);
-  return rail.mbit_per_s >= 80'000 ? 4 : rail.mbit_per_s >= 40'000 ? 2 : 1;
+std::optional<Rail> missed_rail(std::span<const Nic> own, std::span<const Nic> peer, std::span<const Rail> rails) {
+  std::optional<Rail> missed;
+  const auto used = [&](uint32_t Rail::*end, uint32_t nic) {
+    return std::any_of(rails.begin(), rails.end(), [&](const Rail& r) { return !r.spare && r.*end == nic; });
+  };
+  int64_t best = 0;
+  for (const Rail& r : rails) best = std::max(best, r.spare ? 0 : r.mbit_per_s);
+  for (uint32_t o = 0; o < own.size(); ++o) {
+    for (uint32_t p = 0; p < peer.size(); ++p) {
+      if (used(&Rail::own, o) || used(&Rail::peer, p) || has_address(own, peer[p]) || has_address(peer, own[o]))
+        continue;
+      const Rail rail{o, p, rate_between(own[o], peer[p])};
+      if (!known_rates(own[o], peer[p]) || rail.mbit_per_s / kSlowest <= best) continue;
+      if (!missed.has_value() || rail.mbit_per_s > missed->mbit_per_s) missed = rail;
+    }
+  }
+  return missed;
+}
+
+uint32_t streams_for(const Rail& rail, int32_t wanted, uint32_t most) {
+  const uint32_t by_rate = rail.mbit_per_s >= 80'000 ? 4 : rail.mbit_per_s >= 40'000 ? 2 : 1;
+  return std::clamp(wanted > 0 ? static_cast<uint32_t>(wanted) : by_rate, 1u, std::max(1u, most));
 }
 
 }  // namespace moeccl::transport

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,11 +22,15 @@ struct Nic {
   int64_t mbit_per_s = 0;  // 0: unknown
 };
 inline constexpr size_t kMaxNics = 8;
+// The rate of an interface that does not know its own. Those of virtual machines (virtio) are seldom slower.
+inline constexpr int64_t kUnknownMbit = 10'000;
 
 // Chooses one address of each interface, IPv4 before IPv6, at most kMaxNics. `filter` is MOECCL_SOCKET_IFNAME. Loopback
-// is chosen only by name. Returns InvalidArgument for a filter that leaves no interface, Unsupported when there is none
-// without a filter.
-Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfaces, const std::string& filter);
+// is chosen only by name. If there are more, the interface with the address `met_at` is kept, because other hosts see
+// it, and then the fastest. Returns InvalidArgument for a filter that leaves no interface, Unsupported when there is
+// none without a filter.
+Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfaces, const std::string& filter,
+                                     const std::string& met_at = {});
 
 void write_nics(std::span<const Nic> nics, Writer& out);
 // Returns an empty list for malformed input.
@@ -33,20 +38,29 @@ std::vector<Nic> read_nics(Reader& in);
 
 struct Rail {
   uint32_t own = 0, peer = 0;  // indices of the two hosts' Nics
-  int64_t mbit_per_s = 0;      // rate of the slower of the two; 0: unknown
+  int64_t mbit_per_s = 0;      // rate of the slower of the two
+  bool spare = false;          // for use only if none of the others answers
 };
 // Returns the local address from which packets to `peer` leave, as driver::source_address_towards() does.
 using Route = std::function<Result<driver::SocketAddress>(const driver::SocketAddress& peer)>;
 
-// Pairs up interfaces, each used at most once, fastest first. If no two interfaces share a network, the pair is the one
-// that the route to the peer's interfaces names. Rails with less than a quarter of the best rail's rate are left out,
-// because waiting for their part costs more than it brings. The result is empty if there is no way to the peer.
-// one_machine: both "hosts" share this machine's addresses (containers with its network, MOECCL_HOST_ID).
+// Pairs up interfaces: those that share a network, and those that the route to the peer's interfaces names. Each is
+// used at most once, fastest first. Beside a shared network the route counts only where it leads to faster interfaces,
+// as where each NIC has a link of its own to its switch and a slower network joins all hosts. Otherwise it may lead
+// through a tunnel in the shared network. Rails with less than a quarter of the best rail's rate are spare, because
+// waiting for their part costs more than it brings. Spare rails come last. The result is empty if there is no way to
+// the peer.
+// In each pair of ranks only the one that connects decides. one_machine: both "hosts" share this machine's addresses
+// (containers with its network, MOECCL_HOST_ID).
 std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> peer, const Route& route,
                                bool one_machine = false);
 
+// Returns the fastest pair of interfaces that `rails` leaves out although it is more than four times as fast as they
+// are. Null: there is none.
+std::optional<Rail> missed_rail(std::span<const Nic> own, std::span<const Nic> peer, std::span<const Rail> rails);
+
 // Returns the number of connections for a rail: one carries some 20 Gbit/s on one core. `wanted` is
-// MOECCL_SOCKET_STREAMS.
-uint32_t streams_for(const Rail& rail, int32_t wanted);
+// MOECCL_SOCKET_STREAMS, `most` the limit for the rail.
+uint32_t streams_for(const Rail& rail, int32_t wanted, uint32_t most);
 
 }  // namespace moeccl::transport

@@ -140,12 +140,26 @@ Status Mesh::greet(uint32_t peer, Knocked* k, const StreamGreeting& greeting) co
   return {};
 }
 
+// Warns once for each interface that could carry much more than those that are used.
+void Mesh::say_if_missed(uint32_t peer, std::span<const Nic> nics, std::span<const Rail> rails) {
+  const std::optional<Rail> missed = missed_rail(nics_, nics, rails);
+  if (!missed.has_value() || !missed_.insert(missed->own).second) return;
+  const auto gbit = [](int64_t mbit_per_s) { return static_cast<double>(mbit_per_s) / 1e3; };
+  log(LogLevel::kWarn,
+      "rank {}: {} ({:g} Gbit/s) carries nothing to rank {}, but {} ({:g} Gbit/s) does: no route leads over it to {} "
+      "there; give it one, or name the interfaces to use in MOECCL_SOCKET_IFNAME",
+      options_.rank, nics_[missed->own].name, gbit(missed->mbit_per_s), peer, nics_[rails[0].own].name,
+      gbit(rails[0].mbit_per_s), nics[missed->peer].name);
+}
+
 Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
   const bool one_machine = peer < options_.one_machine.size() && options_.one_machine[peer];
   std::vector<Rail> rails = choose_rails(nics_, nics, driver::source_address_towards, one_machine);
   if (rails.empty()) {
     return error(moecclRemoteError, "no interface of this host has a route to rank {}: see MOECCL_SOCKET_IFNAME", peer);
   }
+  say_if_missed(peer, nics, rails);
+  const auto n_used = std::count_if(rails.begin(), rails.end(), [](const Rail& rail) { return !rail.spare; });
   // Each rank of each host would wait in vain again.
   const auto is_silent = [&](const Rail& rail) {
     const std::set<std::string>& hosts = silent_[rail.own];
@@ -157,26 +171,28 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
   std::vector<Knocked> doors;
   Status last;
   for (const Rail& rail : rails) {
-    if (!doors.empty() && is_silent(rail)) continue;
+    if (!doors.empty() && (rail.spare || is_silent(rail))) continue;
     const std::string to = nics[rail.peer].address.str();
     Way way{nics_[rail.own].address, nics[rail.peer].address, rail.mbit_per_s, options_.deadline, options_.deadline};
     if (rails.size() > 1) way.until = Deadline::earlier(way.until, Deadline::after_ms(kTryRailMs));
     const bool only_way = &rail == &rails.back() && doors.empty();
     if (!only_way) way.answered = Deadline::after_ms(options_.deadline.left_ms() / kShakePart);
     const size_t before = doors.size();
-    for (uint32_t i = streams_for(rail, options_.streams_per_rail); i > 0 && doors.size() < kMaxStreams; --i) {
+    const uint32_t most = kMaxStreams / static_cast<uint32_t>(n_used);
+    for (uint32_t i = streams_for(rail, options_.streams_per_rail, most); i > 0; --i) {
       Result<Knocked> k = knock(peer, way);
       if (!k.ok()) {
         last = std::move(k).status();
         if (rails.size() > 1 && silent_[rail.own].insert(nics[rail.peer].address.host()).second)
-          log(LogLevel::kWarn, "rank {}: {} does not reach {}, which lies in the same network: {}", options_.rank,
-              nics_[rail.own].address.str(), to, last.message());
+          log(LogLevel::kWarn, "rank {}: {} does not reach {} of rank {}: {}", options_.rank,
+              nics_[rail.own].address.str(), to, peer, last.message());
         doors.resize(before);
         break;
       }
       doors.push_back(std::move(*k));
     }
     if (doors.size() > before && made.where.empty()) made.where = to;
+    if (doors.size() > before) made.mbit_per_s += rail.mbit_per_s;
   }
   if (doors.empty()) return std::move(last).with_context(format("connecting to rank {}", peer));
   for (size_t i = 0; i < doors.size(); ++i) {

@@ -60,6 +60,7 @@ class Mesh {
     bootstrap::SessionKeys keys;
     Cipher cipher = Cipher::kNone;
   };
+  void say_if_missed(uint32_t peer, std::span<const Nic> nics, std::span<const Rail> rails);
   bool has_news() const;
   Result<Knocked> knock(uint32_t peer, const Way& way) const;
   Status shake_hands(uint32_t peer, Knocked* k) const;
@@ -72,6 +73,7 @@ class Mesh {
   std::string system_congestion_;  // empty: not known
   // By own interface: addresses that did not answer it, although there is another way to their hosts.
   std::map<uint32_t, std::set<std::string>> silent_;
+  std::set<uint32_t> missed_;  // own interfaces for which say_if_missed() has warned
 };
 
 }  // namespace moeccl::transport::tcp

@@ -25,6 +25,7 @@ struct TcpPeer {
   uint32_t rank = 0;
   std::string where;  // "10.0.0.2:4711", for messages
   std::vector<Stream> streams;
+  int64_t mbit_per_s = 0;              // of the rails that were connected, together; 0: the peer connected them
   bool may_change_congestion = false;  // MOECCL_SOCKET_CONGESTION names none
   Cipher cipher = Cipher::kNone;       // of all its streams
 };

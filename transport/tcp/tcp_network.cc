@@ -6,7 +6,6 @@
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/driver/interface.h"
-#include "transport/common/uplink.h"
 #include "transport/tcp/mesh.h"
 #include "transport/tcp/tcp_engine.h"
 
@@ -14,22 +13,13 @@ namespace moeccl::transport::tcp {
 namespace {
 
 // Used until they are measured: a small message between two Linux hosts takes some 25 us, and TCP carries 95.5 % of the
-// line's rate in frames of 1500 bytes (docs/performance-networks.md). An interface that does not know its rate counts
-// as 10 Gbit/s.
+// line's rate in frames of 1500 bytes (docs/performance-networks.md).
 constexpr double kAlphaNs = 25'000;
 constexpr double kPayload = 0.955;
-constexpr int64_t kUnknownMbit = 10'000;
 
-Result<std::vector<Nic>> own_nics() {
+Result<std::vector<Nic>> own_nics(const std::string& met_at) {
   MOECCL_ASSIGN_OR_RETURN(const std::vector<driver::Interface> interfaces, driver::interfaces());
-  return choose_nics(interfaces, env().socket_ifname);
-}
-
-// A host's uplink is the sum of its interfaces.
-double uplink(const std::vector<Nic>& nics) {
-  int64_t rate = 0;
-  for (const Nic& n : nics) rate += n.mbit_per_s;
-  return static_cast<double>(rate > 0 ? rate : kUnknownMbit) * kPayload / 8000;
+  return choose_nics(interfaces, env().socket_ifname, met_at);
 }
 
 class TcpEndpoint final : public Endpoint {
@@ -45,7 +35,6 @@ class TcpEndpoint final : public Endpoint {
 
   Result<NetworkLinks> connect(const LocalMemory& own, std::span<const Region>,
                                std::span<const std::vector<std::byte>> offers) override {
-    std::vector<double> uplinks;
     std::map<uint32_t, std::vector<Nic>> others;
     for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
       Reader in(offers[r]);
@@ -53,7 +42,6 @@ class TcpEndpoint final : public Endpoint {
       if (!in.done() || nics.empty()) {
         return error(moecclRemoteError, "rank {} sent a list of interfaces that this MoECCL cannot read", r);
       }
-      uplinks.push_back(uplink(nics));
       if (options_.remote(r)) others.emplace(r, std::move(nics));
     }
     MOECCL_ASSIGN_OR_RETURN(std::vector<TcpPeer> peers, mesh_->connect(others));
@@ -62,8 +50,11 @@ class TcpEndpoint final : public Endpoint {
     NetworkLinks made;
     made.engine = std::move(engine);  // ends before its links even when what follows fails
     made.links.resize(options_.n_ranks());
+    // A host's uplink is the sum of its rails. This rank knows those that it has connected itself.
+    int64_t slowest = 0;
     for (TcpPeer& p : peers) {
       const uint32_t other = p.rank;
+      if (p.mbit_per_s > 0 && (slowest == 0 || p.mbit_per_s < slowest)) slowest = p.mbit_per_s;
       const bool encrypted = p.cipher != Cipher::kNone;
       log(LogLevel::kInfo, "rank {} reaches rank {} at {} over {} TCP connections{}{}", own.rank, other, p.where,
           p.streams.size(), encrypted ? ", encrypted with " : "", encrypted ? cipher_name(p.cipher) : "");
@@ -71,7 +62,7 @@ class TcpEndpoint final : public Endpoint {
     }
     MOECCL_TRY(moves.start());
     made.alpha_ns = kAlphaNs;
-    made.bytes_per_ns = slowest_uplink(options_.host_of, uplinks);
+    made.bytes_per_ns = static_cast<double>(slowest) * kPayload / 8000;
     return made;
   }
 
@@ -83,7 +74,7 @@ class TcpEndpoint final : public Endpoint {
 }  // namespace
 
 Probe probe() {
-  const Result<std::vector<Nic>> nics = own_nics();
+  const Result<std::vector<Nic>> nics = own_nics({});
   if (!nics.ok()) return {false, {}, nics.status().message()};
   Probe p{true, {}, {}};
   for (const Nic& n : *nics) {
@@ -104,11 +95,11 @@ Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options) {
   mesh.streams_per_rail = env().socket_streams;
   mesh.congestion = env().socket_congestion;
   mesh.ports = env().port_range;
-  for (uint32_t r = 0; r < options.n_ranks(); ++r) mesh.one_machine.push_back(options.shares_network(r));
+  mesh.one_machine = options.same_network;
   if (options.encrypt) mesh.cipher = best_cipher();
   mesh.news = options.news;
   mesh.deadline = options.deadline;
-  MOECCL_ASSIGN_OR_RETURN(std::vector<Nic> chosen, own_nics());
+  MOECCL_ASSIGN_OR_RETURN(std::vector<Nic> chosen, own_nics(options.met_at));
   MOECCL_ASSIGN_OR_RETURN(auto listening, Mesh::listen(mesh, std::move(chosen)));
   return std::unique_ptr<Endpoint>(std::make_unique<TcpEndpoint>(options, std::move(listening)));
 }

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/verbs/settings.h"
 
+#include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
+
+#include "src/base/log.h"
 
 namespace moeccl::transport::verbs {
 namespace {
 
 struct Given {
   std::string name, value;
+  bool nccls() const { return name.starts_with("NCCL_"); }
 };
 
 // Our variable counts before NCCL's. An empty value means unset, as for all of our variables.
@@ -29,19 +34,47 @@ Status refused(const Given& g, const char* accepted) {
 struct Range {
   int64_t low, high;
   const char* accepted;
+  int64_t (*of_nccl)(int64_t) = nullptr;  // turns a value that NCCL accepts into one of ours
 };
 
+std::optional<int64_t> number_of(const Given& g) {
+  if (g.nccls()) {  // as NCCL reads it: 0x6a is a number, too
+    char* end = nullptr;
+    errno = 0;
+    const int64_t value = std::strtoll(g.value.c_str(), &end, 0);
+    if (errno != 0 || end == g.value.c_str() || *end != '\0') return {};
+    return value;
+  }
+  int64_t value = 0;
+  const char* const last = g.value.data() + g.value.size();
+  const auto [end, code] = std::from_chars(g.value.data(), last, value);
+  if (code != std::errc() || end != last) return {};
+  return value;
+}
+
 template <class T>
-Status read_number(const Variables& variables, const char* ending, const Range& range, T* out) {
+Status read_number(const Variables& variables, const char* ending, const Range& range, Settings* settings, T* out) {
   const std::optional<Given> g = given(variables, ending);
   if (!g.has_value()) return {};
-  int64_t value = 0;
-  const char* const last = g->value.data() + g->value.size();
-  const auto [end, code] = std::from_chars(g->value.data(), last, value);
-  if (code != std::errc() || end != last || value < range.low || value > range.high) return refused(*g, range.accepted);
-  *out = static_cast<T>(value);
+  std::optional<int64_t> value = number_of(*g);
+  if (value.has_value() && g->nccls() && range.of_nccl != nullptr) {
+    const int64_t ours = range.of_nccl(*value);
+    if (ours != *value) settings->adapted.push_back(format("{}={} counts as {}", g->name, *value, ours));
+    value = ours;
+  }
+  if (!value.has_value() || *value < range.low || *value > range.high) return refused(*g, range.accepted);
+  *out = static_cast<T>(*value);
   return {};
 }
+
+// NCCL's default of several variables is -1, which says nothing.
+int64_t zero_if_unset(int64_t value) { return value == -1 ? 0 : value; }
+int64_t automatic_if_negative(int64_t value) { return std::max<int64_t>(value, -1); }
+int64_t queue_pairs_of(int64_t value) { return std::clamp<int64_t>(value, 1, kMaxQueuePairs); }
+// 0 and what exceeds 5 bits are no limit at all; the longest is 2.4 hours.
+int64_t timeout_of(int64_t value) { return value <= 0 || value > 31 ? 31 : value; }
+// NCCL's default is -2, and each other value but 0 is yes.
+int64_t adaptive_of(int64_t value) { return value < 0 ? -1 : value > 0 ? 1 : 0; }
 
 }  // namespace
 
@@ -86,7 +119,12 @@ bool HcaFilter::admits(const std::string& device, uint32_t port) const {
 
 Result<Settings> read_settings(const Variables& variables) {
   Settings s;
-  if (const auto g = given(variables, "LIBRARY"); g.has_value() && g->name.starts_with("MOECCL")) s.library = g->value;
+  if (const auto g = given(variables, "LIBRARY"); g.has_value() && g->name.starts_with("MOECCL")) {
+    s.library = g->value;
+    if (g->value == "none") s.why_off = "MOECCL_IB_LIBRARY is none";
+  } else if (const char* off = variables("NCCL_IB_DISABLE"); off != nullptr && std::string_view(off) == "1") {
+    s.why_off = "NCCL_IB_DISABLE is 1";
+  }
   if (const auto g = given(variables, "HCA"); g.has_value()) {
     const std::optional<HcaFilter> filter = HcaFilter::parse(g->value);
     if (!filter.has_value())
@@ -97,26 +135,33 @@ Result<Settings> read_settings(const Variables& variables) {
   MOECCL_TRY(read_number(variables, "GID_INDEX",
                          {-1, 255,
                           "an index of the port's table of GIDs, 0 to 255; -1 for "
-                          "automatic"},
-                         &s.gid_index));
-  MOECCL_TRY(read_number(variables, "TC", {0, 255, "a traffic class, 0 to 255"}, &s.traffic_class));
-  MOECCL_TRY(read_number(variables, "SL", {0, 15, "a service level, 0 to 15"}, &s.service_level));
-  MOECCL_TRY(read_number(variables, "TIMEOUT", {1, 31, "an acknowledgement timeout, 1 to 31: 4.096 us * 2^value"},
+                          "automatic",
+                          automatic_if_negative},
+                         &s, &s.gid_index));
+  MOECCL_TRY(read_number(variables, "TC", {0, 255, "a traffic class, 0 to 255", zero_if_unset}, &s, &s.traffic_class));
+  MOECCL_TRY(read_number(variables, "SL", {0, 15, "a service level, 0 to 15", zero_if_unset}, &s, &s.service_level));
+  MOECCL_TRY(read_number(variables, "TIMEOUT",
+                         {1, 31, "an acknowledgement timeout, 1 to 31: 4.096 us * 2^value", timeout_of}, &s,
                          &s.timeout));
-  MOECCL_TRY(read_number(variables, "RETRY_CNT", {0, 7, "retries, 0 to 7"}, &s.retry_count));
+  MOECCL_TRY(read_number(variables, "RETRY_CNT", {0, 7, "retries, 0 to 7"}, &s, &s.retry_count));
   MOECCL_TRY(
-      read_number(variables, "PKEY", {0, 65535, "an index of the port's table of partition keys"}, &s.pkey_index));
-  MOECCL_TRY(read_number(variables, "QPS_PER_CONNECTION", {1, kMaxQueuePairs, "queue pairs, 1 to 8"}, &s.queue_pairs));
-  MOECCL_TRY(read_number(variables, "ADAPTIVE_ROUTING",
-                         {-1, 1, "1 where the network may deliver out of order, 0 where it does not, -1 for automatic"},
-                         &s.adaptive_routing));
+      read_number(variables, "PKEY", {0, 65535, "an index of the port's table of partition keys"}, &s, &s.pkey_index));
+  MOECCL_TRY(read_number(variables, "QPS_PER_CONNECTION", {1, kMaxQueuePairs, "queue pairs, 1 to 8", queue_pairs_of},
+                         &s, &s.queue_pairs));
+  MOECCL_TRY(read_number(
+      variables, "ADAPTIVE_ROUTING",
+      {-1, 1, "1 where the network may deliver out of order, 0 where it does not, -1 for automatic", adaptive_of}, &s,
+      &s.adaptive_routing));
   return s;
 }
 
 Result<Settings> process_settings() {
-  return read_settings([](const char* name) -> const char* {
+  Result<Settings> settings = read_settings([](const char* name) -> const char* {
     return std::string_view(name) == "MOECCL_IB_LIBRARY" ? secure_getenv(name) : std::getenv(name);
   });
+  if (settings.ok())
+    for (const std::string& s : settings->adapted) log(LogLevel::kInfo, "{}", s);
+  return settings;
 }
 
 uint8_t timeout_code(const Settings& settings, int64_t operation_timeout_ms) {

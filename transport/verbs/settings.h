@@ -32,7 +32,8 @@ class HcaFilter {
 enum class AdaptiveRouting : int8_t { kAutomatic = -1, kOff = 0, kOn = 1 };
 
 struct Settings {
-  std::string library;  // MOECCL_IB_LIBRARY: a path instead of libibverbs.so.1; "none": no RDMA
+  std::string library;  // MOECCL_IB_LIBRARY: a path instead of libibverbs.so.1
+  std::string why_off;  // why RDMA is turned off: MOECCL_IB_LIBRARY=none, or NCCL_IB_DISABLE=1 without that variable
   HcaFilter hca;
   std::string hca_text;
   int32_t gid_index = -1;  // -1: choose_gid()
@@ -42,15 +43,18 @@ struct Settings {
   uint16_t pkey_index = 0;
   uint32_t queue_pairs = 1;  // to each peer and NIC
   AdaptiveRouting adaptive_routing = AdaptiveRouting::kAutomatic;
+  std::vector<std::string> adapted;  // sentences: NCCL's values that count as others here
 };
 
 inline constexpr uint32_t kMaxQueuePairs = 8;  // QPS_PER_CONNECTION
 
 // Returns the value of an environment variable, null when it is not set.
 using Variables = std::function<const char*(const char* name)>;
-// InvalidArgument names the variable, its value and what is accepted.
+// InvalidArgument names the variable, its value and what is accepted. Values that NCCL accepts for its variables and
+// that are out of our range count as the nearest one: they are meant for NCCL, and no reason to go without RDMA.
 Result<Settings> read_settings(const Variables& variables);
-// Reads the process's settings. A program with more rights than its user does not open the library that its user names.
+// Reads the process's settings, and writes `adapted` to the log. A program with more rights than its user does not open
+// the library that its user names.
 Result<Settings> process_settings();
 
 // Returns the code of the acknowledgement timeout: the setting, else the largest up to 20 (the value that users know

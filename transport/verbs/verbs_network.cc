@@ -61,7 +61,7 @@ struct Opened {
 };
 
 Result<Opened> look(const Settings& settings) {
-  if (settings.library == "none") return error(moecclUnsupported, "MOECCL_IB_LIBRARY is none");
+  if (!settings.why_off.empty()) return error(moecclUnsupported, "{}", settings.why_off);
   MOECCL_ASSIGN_OR_RETURN(driver::IbvApi api, driver::IbvApi::load(settings.library));
   MOECCL_TRY(api.complete());
   // On kernels before 5.9, a write after a fork would go to a copy of a registered page, and the device would send the

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "src/driver/cuda/idle.h"
+
 namespace moeccl::driver::cuda {
 
 namespace {
@@ -93,10 +95,12 @@ VirtualMemory& VirtualMemory::operator=(VirtualMemory&& other) noexcept {
 
 VirtualMemory::~VirtualMemory() {
   if (context_ == nullptr) return;
-  const Current current(context_);
-  if (is_mapped_) (void)functions()->unmap(address_, mapped_);
-  if (address_ != 0) (void)functions()->free_address(address_, mapped_);
-  if (has_handle_) (void)functions()->release(handle_);
+  when_idle(context_,
+            [is_mapped = is_mapped_, has_handle = has_handle_, address = address_, mapped = mapped_, handle = handle_] {
+              if (is_mapped) (void)functions()->unmap(address, mapped);
+              if (address != 0) (void)functions()->free_address(address, mapped);
+              if (has_handle) (void)functions()->release(handle);
+            });
 }
 
 Status VirtualMemory::map(int device) {

@@ -16,7 +16,9 @@ class VirtualMemory {
   VirtualMemory() = default;
   VirtualMemory(VirtualMemory&& other) noexcept { *this = std::move(other); }
   VirtualMemory& operator=(VirtualMemory&& other) noexcept;
-  ~VirtualMemory();  // may run on any thread; other processes that have the memory open keep it
+  // May run on any thread. The memory is unmapped as soon as no operation is in flight (cuda/idle.h): whether this
+  // waits for the device, as cuMemFree does, is not known. Other processes that have the memory open keep it.
+  ~VirtualMemory();
 
   // Allocates zeroed memory. Returns Unsupported if the driver or the device has no such memory.
   static Result<VirtualMemory> create(Context context, size_t bytes);

@@ -15,6 +15,15 @@ constexpr int64_t kBoth_ns = 1'000'000'000;
 
 }  // namespace
 
+uint64_t walk_ns(const transport::Board& own, uint64_t number) {
+  const uint64_t took_ns = own.walks.ns[number % transport::kWalkTimes].load(std::memory_order_relaxed);
+  // Acquire: the load above comes before the one below. The operation that shares the place stores its time before it
+  // reports its end, so it may have done so as soon as the one before it has ended.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const bool overwritten = own.progress.walked.load(std::memory_order_relaxed) >= number + transport::kWalkTimes - 1;
+  return overwritten ? 0 : std::max<uint64_t>(took_ns, 1);
+}
+
 Status KernelTask::begin() {
   Fabric& f = fabric();
   sequence_ = f.sequence;
@@ -32,11 +41,8 @@ void KernelTask::finish() {
   fabric().recorder.end(record_, false);
   if (op_.measured == nullptr) return;
   // The device's own time: the host's begins with the launch, after which the kernel may wait for the caller's kernels.
-  const transport::Board& board = fabric().own->board();
-  const uint64_t took_ns = board.walks.ns[number_ % transport::kWalkTimes].load(std::memory_order_relaxed);
-  const bool overwritten = board.progress.walked.load(std::memory_order_acquire) >= number_ + transport::kWalkTimes;
-  if (!overwritten)
-    op_.measured->ns.store(static_cast<double>(std::max<uint64_t>(took_ns, 1)), std::memory_order_relaxed);
+  const uint64_t took_ns = walk_ns(fabric().own->board(), number_);
+  if (took_ns > 0) op_.measured->ns.store(static_cast<double>(took_ns), std::memory_order_relaxed);
 }
 
 // The kernels compare what they run. This finds a peer that runs an operation of the other kind (one that the proxy

@@ -8,6 +8,9 @@
 
 namespace moeccl::exec {
 
+// Returns the nanoseconds that an operation of this rank took on the device. 0: a later one may have overwritten them.
+uint64_t walk_ns(const transport::Board& own, uint64_t number);
+
 // One operation on the persistent kernel, from its launch to its end.
 class KernelTask final : public LaunchTask {
  public:

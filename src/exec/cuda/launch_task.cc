@@ -21,7 +21,7 @@ Progress LaunchTask::poll() {
   }
   if (!ended()) return Progress::kBlocked;
   if (Status s = kernel_.failure(); !s.ok()) {
-    log(LogLevel::kError, "rank {} of {}: {}; its last operations:", f.rank, f.n_ranks, s.message());
+    log(LogLevel::kError, "{}: {}; its last operations:", f.who(), s.message());
     f.log_recorder();
     return fail(std::move(s));
   }

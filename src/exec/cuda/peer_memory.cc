@@ -1,66 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/exec/cuda/kernel_memory.h"
+#include "src/exec/cuda/peer_memory.h"
 
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "src/base/log.h"
 
 namespace moeccl::exec {
-namespace {
 
-struct Circles {
-  struct Circle {
-    uint32_t members = 0;
-    std::vector<KernelMemory> left;
-  };
-  std::mutex mutex;
-  std::map<std::byte*, Circle> circles;      // keyed by the memory of their lowest rank
-  std::map<std::byte*, std::byte*> head_of;  // from a rank's memory to that of its lowest rank
-
-  static Circles& get() {
-    static auto* const all = new Circles;
-    return *all;
-  }
+struct PeerMemory::Circle {
+  std::vector<std::shared_ptr<const Owned>> all;
 };
 
-}  // namespace
-
-Result<KernelMemory> KernelMemory::create(driver::cuda::Context context, size_t bytes, bool for_processes) {
-  KernelMemory m;
-  if (for_processes) {
-    auto made = driver::cuda::VirtualMemory::create(context, bytes);
-    if (made.ok()) {
-      m.object_ = std::move(*made);
-      return m;
-    }
-    log(LogLevel::kInfo, "the persistent kernel's memory is shared by IPC handles, because descriptors failed: {}",
-        made.status().message());
+Result<PeerMemory> PeerMemory::create(driver::cuda::Context context, const Bytes& bytes) {
+  Owned made;
+  if (bytes.object > 0) {
+    auto object = driver::cuda::VirtualMemory::create(context, bytes.object);
+    if (object.ok())
+      made.object = std::move(*object);
+    else
+      log(LogLevel::kInfo, "device memory is shared by IPC handles, because descriptors failed: {}",
+          object.status().message());
   }
-  MOECCL_ASSIGN_OR_RETURN(m.memory_, driver::cuda::Memory::device(context, bytes));
+  if (made.object.data() == nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(made.memory, driver::cuda::Memory::device(context, bytes.plain));
+  }
+  PeerMemory m;
+  m.own_ = std::make_shared<const Owned>(std::move(made));
   return m;
 }
 
-void KernelMemory::join(std::byte* own, std::byte* head) {
-  Circles& all = Circles::get();
-  const std::lock_guard lock(all.mutex);
-  all.head_of[own] = head;
-  ++all.circles[head].members;
+std::byte* PeerMemory::data() const {
+  if (own_ == nullptr) return nullptr;
+  return object() != nullptr ? object()->data() : own_->memory.data();
 }
 
-void KernelMemory::leave(KernelMemory memory) {
-  Circles& all = Circles::get();
-  std::vector<KernelMemory> last;  // freed without the lock
-  const std::lock_guard lock(all.mutex);
-  const auto own = all.head_of.find(memory.data());
-  if (own == all.head_of.end()) return;  // no other rank knew it
-  const auto it = all.circles.find(own->second);
-  all.head_of.erase(own);
-  it->second.left.push_back(std::move(memory));
-  if (--it->second.members > 0) return;
-  last = std::move(it->second.left);
-  all.circles.erase(it);
+size_t PeerMemory::bytes() const {
+  if (own_ == nullptr) return 0;
+  return object() != nullptr ? object()->mapped_bytes() : own_->memory.bytes();
+}
+
+const driver::cuda::VirtualMemory* PeerMemory::object() const {
+  return own_ != nullptr && own_->object.data() != nullptr ? &own_->object : nullptr;
+}
+
+void PeerMemory::join(std::byte* head) {
+  static auto* const mutex = new std::mutex;
+  static auto* const circles = new std::map<std::byte*, std::weak_ptr<Circle>>;
+  const std::lock_guard lock(*mutex);
+  std::erase_if(*circles, [](const auto& c) { return c.second.expired(); });
+  circle_ = (*circles)[head].lock();
+  if (circle_ == nullptr) (*circles)[head] = circle_ = std::make_shared<Circle>();
+  circle_->all.push_back(own_);
 }
 
 }  // namespace moeccl::exec

@@ -1,31 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device memory of a persistent kernel, which kernels of other ranks access.
+// Device memory of a rank that streams and kernels of other ranks access: the staging of operations that run step by
+// step, and the memory of a persistent kernel.
 #pragma once
+
+#include <memory>
 
 #include "src/driver/cuda.h"
 #include "src/driver/cuda/vmm.h"
 
 namespace moeccl::exec {
 
-class KernelMemory {
+class PeerMemory {
  public:
-  // Allocates zeroed memory. If processes share it, it is an object that they open by a descriptor, so that it stays
-  // until the last of them has closed it. Memory with an IPC handle, where the driver has no such objects, does not.
-  static Result<KernelMemory> create(driver::cuda::Context context, size_t bytes, bool for_processes);
-  std::byte* data() const { return object() != nullptr ? object_.data() : memory_.data(); }
-  size_t bytes() const { return object() != nullptr ? object_.mapped_bytes() : memory_.bytes(); }
+  struct Bytes {
+    size_t plain = 0;   // of memory of cuMemAlloc
+    size_t object = 0;  // of an object that processes open by a descriptor; 0: no other process opens it
+  };
+  PeerMemory() = default;
+  // Allocates zeroed memory: an object if processes share it, which stays until the last of them has closed it. Plain
+  // memory with an IPC handle, where the driver has no such objects, does not.
+  static Result<PeerMemory> create(driver::cuda::Context context, const Bytes& bytes);
+  std::byte* data() const;
+  size_t bytes() const;  // of an object: mapped_bytes()
   // Returns what a descriptor gives to other processes, or null.
-  const driver::cuda::VirtualMemory* object() const { return object_.data() != nullptr ? &object_ : nullptr; }
+  const driver::cuda::VirtualMemory* object() const;
 
-  // Thread ranks that know each other's memory. A kernel may still look at the memory of a rank that has gone (it waits
-  // for that rank, and leaves when the host tells it to), so all of it is freed with the last rank.
-  // head: the memory of their lowest rank.
-  static void join(std::byte* own, std::byte* head);
-  static void leave(KernelMemory memory);
+  // Called by each of the thread ranks that know each other's memory, before any of them uses it. From then on, all of
+  // it is freed with the last rank's: a rank may come to an operation long after another one has left, and a kernel may
+  // still look at the memory of a rank that has gone (it waits for that rank, and leaves when the host tells it to).
+  // Each rank first waits for its own streams' work. head: the memory of their lowest rank.
+  void join(std::byte* head);
 
  private:
-  driver::cuda::Memory memory_;
-  driver::cuda::VirtualMemory object_;
+  struct Owned {
+    driver::cuda::Memory memory;
+    driver::cuda::VirtualMemory object;
+  };
+  struct Circle;
+  // Owned together with the circle, and by it alone once this rank has gone.
+  std::shared_ptr<const Owned> own_;
+  std::shared_ptr<Circle> circle_;  // owned by its members
 };
 
 }  // namespace moeccl::exec

@@ -61,9 +61,10 @@ Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine&
   w->half_bytes_ = setting.half_bytes / 256 * 256;
   w->most_blocks_ = setting.most_blocks;
   w->message_area_ = setting.message_area;
+  w->graph_mixing_ = setting.graph_mixing;
   constexpr size_t kCounts = (1 + moeccl::cuda::kMessageChannels) * sizeof(uint32_t);
-  MOECCL_ASSIGN_OR_RETURN(w->memory_,
-                          KernelMemory::create(engine.context(), w->left_at() + kCounts, setting.for_processes));
+  const size_t bytes = w->left_at() + kCounts;
+  MOECCL_ASSIGN_OR_RETURN(w->memory_, PeerMemory::create(engine.context(), {bytes, setting.for_processes ? bytes : 0}));
   MOECCL_ASSIGN_OR_RETURN(w->pinned_, driver_cuda::Memory::pinned(engine.context(), kPinnedBytes));
   MOECCL_ASSIGN_OR_RETURN(w->programs_, driver_cuda::Memory::device(engine.context(), kPinnedBytes));
   w->programs_from_ = w->used_ =
@@ -74,6 +75,9 @@ Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine&
   for (Capture& c : w->captures_) events.push_back(&c.last);
   for (driver_cuda::Event* event : events)
     MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuEventCreate(event, kDisableTiming), "a CUDA event"));
+  // A graph may be replayed, and wait for both, before any launch or replay has ended.
+  for (const driver_cuda::Event event : {w->event_, w->replayed_})
+    MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuEventRecord(event, w->upload_stream_), "a CUDA event"));
   return w;
 }
 
@@ -95,7 +99,6 @@ PersistentKernel::~PersistentKernel() {
     (void)driver_cuda::driver()->cuEventDestroy_v2(event);
   }
   proxy_ = nullptr;
-  KernelMemory::leave(std::move(memory_));
 }
 
 Status PersistentKernel::connect(Fabric& fabric, std::span<std::byte* const> memories,
@@ -103,7 +106,7 @@ Status PersistentKernel::connect(Fabric& fabric, std::span<std::byte* const> mem
   fabric_ = &fabric;
   proxy_ = std::move(proxy);
   messages_ = std::move(messages);
-  KernelMemory::join(memory_.data(), memories[head_of(fabric)]);
+  memory_.join(memories[head_of(fabric)]);
   const driver_cuda::Current current(engine_.context());
   std::vector<WalkPeer> peers;
   for (uint32_t r = 0; r < n_ranks_; ++r) {
@@ -337,7 +340,7 @@ Status PersistentKernel::start(const Operation& op, const WalkArgs& a, driver_cu
 
 // Streams that a capture has forked would run their operations in any order, and ranks must not differ in it. Returns
 // the driver's number of the stream's capture. The first operation of a capture makes each replay wait for what was
-// launched or replayed before it.
+// launched or replayed before it, unless the program has said that it orders them itself.
 Result<uint64_t> PersistentKernel::follow_captured(driver_cuda::Stream stream) {
   const driver_cuda::Driver& d = *driver_cuda::driver();
   int capturing = 0;
@@ -351,6 +354,7 @@ Result<uint64_t> PersistentKernel::follow_captured(driver_cuda::Stream stream) {
     MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, c.last, 0), kWhat));
     return id;
   }
+  if (!graph_mixing_) return id;
   for (const driver_cuda::Event event : {event_, replayed_})
     MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, event, kExternal), kWhat));
   return id;
@@ -361,7 +365,7 @@ Status PersistentKernel::note_captured(driver_cuda::Stream stream, uint64_t capt
   c->id = 0;
   const driver_cuda::Driver& d = *driver_cuda::driver();
   constexpr const char* kWhat = "the order of operations in a graph";
-  MOECCL_TRY(driver_cuda::check(d.cuEventRecordWithFlags(replayed_, stream, kExternal), kWhat));
+  if (graph_mixing_) MOECCL_TRY(driver_cuda::check(d.cuEventRecordWithFlags(replayed_, stream, kExternal), kWhat));
   MOECCL_TRY(driver_cuda::check(d.cuEventRecord(c->last, stream), kWhat));
   c->id = capture;
   std::rotate(captures_.begin(), c, c + 1);
@@ -443,7 +447,7 @@ Result<uint64_t> PersistentKernel::before_launch(driver_cuda::Stream stream, uin
   constexpr const char* kWhat = "the order of operations on two streams";
   if (any_launch_ && StreamName(stream) != last_stream_)
     MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, event_, 0), kWhat));
-  if (has_captured()) MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, replayed_, 0), kWhat));
+  if (graph_mixing_ && has_captured()) MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, replayed_, 0), kWhat));
   return uint64_t{0};
 }
 
@@ -462,12 +466,17 @@ Status PersistentKernel::after_launch(driver_cuda::Stream stream, uint64_t numbe
 bool PersistentKernel::would_wait(driver_cuda::Stream stream) {
   const std::lock_guard lock(mutex_);
   const bool other_stream = any_launch_ && last_stream_ != StreamName(stream);
-  if (!other_stream && !has_captured()) return false;
+  const bool replays = graph_mixing_ && has_captured();
+  if (!other_stream && !replays) return false;
   const driver_cuda::Current current(engine_.context());
   const auto runs = [](driver_cuda::Event e) {
     return driver_cuda::driver()->cuEventQuery(e) == driver_cuda::kNotReady;
   };
-  return (other_stream && runs(event_)) || (has_captured() && runs(replayed_));
+  if (other_stream && runs(event_)) return true;
+  if (!replays || !runs(replayed_)) return false;
+  // The driver does not say on which stream the replay runs. A stream without work is another one. A caller's stream
+  // with work may be the one, and occupies its hardware queue without the wait, too.
+  return stream == engine_.stream() || driver_cuda::driver()->cuStreamQuery(stream) != driver_cuda::kNotReady;
 }
 
 Status PersistentKernel::device_state() {

@@ -13,10 +13,10 @@
 
 #include "kernels/cuda/walk_rows_args.h"
 #include "src/driver/cuda/idle.h"
-#include "src/exec/cuda/kernel_memory.h"
 #include "src/exec/cuda/kernel_program.h"
 #include "src/exec/cuda/kernel_proxy.h"
 #include "src/exec/cuda/messages/kernel_messages.h"
+#include "src/exec/cuda/peer_memory.h"
 #include "src/exec/cuda/stream_engine.h"
 #include "src/exec/cuda/stream_name.h"
 #include "src/exec/fabric.h"
@@ -33,9 +33,10 @@ class PersistentKernel {
     uint32_t most_blocks = 0;    // of a launch, more than kWalkMostLanes
     size_t message_area = 0;     // KernelMessages::area_bytes()
     bool for_processes = false;  // other processes of the host open memory()
+    bool graph_mixing = true;    // replays and other launches run in the order of their calls
   };
   static Result<std::unique_ptr<PersistentKernel>> create(StreamEngine& engine, const Setting& setting);
-  const KernelMemory& memory() const { return memory_; }
+  const PeerMemory& memory() const { return memory_; }
   // memories: [n_ranks], every rank's memory() as this rank's device accesses it, with its own in its place. Ranks on
   // other hosts have none: `proxy` reaches them, and is null if there are no such ranks.
   // messages: null if they do not go through the kernel.
@@ -44,7 +45,8 @@ class PersistentKernel {
 
   // Puts the operation on the stream, after those launched before. `number` receives its number, which the board shows
   // when it is done. Null: the stream is being captured, and the operation follows those launched before in the same
-  // capture, whatever stream they are on. A replay and a launch, or two replays, run in the order of their calls.
+  // capture, whatever stream they are on. A replay and a launch, or two replays, run in the order of their calls,
+  // unless Setting::graph_mixing is false.
   Status launch(const Operation& op, driver::cuda::Stream stream, uint64_t* number);
   // The same for messages, whose launches have numbers of their own. Each peer must be one that moves_messages().
   Status launch(std::span<const Message> messages, driver::cuda::Stream stream, uint64_t* number);
@@ -129,8 +131,9 @@ class PersistentKernel {
   uint32_t n_ranks_ = 1, most_blocks_ = 1;
   uint64_t half_bytes_ = 0;
   size_t message_area_ = 0;
+  bool graph_mixing_ = true;
   // Header, staging, table of peers, splits, counts of the network's queues, area of messages, its pairs, its count.
-  KernelMemory memory_;
+  PeerMemory memory_;
   driver::cuda::Memory pinned_;  // report, number of uploads, number of the messages that have ended, programs
   driver::cuda::Memory programs_;
   driver::cuda::Stream upload_stream_ = nullptr;

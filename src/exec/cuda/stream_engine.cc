@@ -17,7 +17,9 @@ namespace cuda = driver::cuda;
 
 namespace {
 
-// Lists travel in pieces of at most kPiece rows or terms, so that any list fits: a piece of three lists is 3 MiB.
+// Lists travel in pieces of at most kPiece rows or terms, so that any list fits: the lists of a piece take at most 3.5
+// MiB. A piece must fit into half of the ring, or those of its lists that come after the ring's end would overwrite the
+// others.
 constexpr size_t kRingBytes = 8u << 20, kPiece = 256u << 10;
 constexpr uint32_t kThreads = 256;
 // A block is worth starting for this much work: 256 threads with four 16-byte loads each.
@@ -229,13 +231,6 @@ std::string typed(const char* kernel, int type) { return format("{}_{}", kernel,
 
 void copy(void* dst, const void* src, size_t bytes) { current_engine->copy(dst, src, bytes); }
 
-void too_many(const char* what, uint32_t n) {
-  current_engine->note(error(moecclUnsupported,
-                             "{} of {} buffers on CUDA memory: at most {} are possible; use a plan "
-                             "with fewer sources, such as ring",
-                             what, n, moeccl::cuda::kMaxSources));
-}
-
 template <int kType>
 void reduce(const kernels::ReduceArgs& a, kernels::ReduceOp op);
 
@@ -326,75 +321,40 @@ void scale_rows(const kernels::ScaleRowsArgs& a) {
   }
 }
 
-// The segments that a launch of row sums reads, numbered from 0. A launch takes at most kMaxSources of them; terms name
-// peers, of which there may be more.
-class Segments {
- public:
-  // Adds those of a row, or returns false and adds none if they do not fit beside the others.
-  bool take(std::span<const kernels::RowTerm> row) {
-    const size_t had = used_.size();
-    for (const kernels::RowTerm& t : row) {
-      if (t.segment >= number_.size()) number_.resize(t.segment + size_t{1}, kNone);
-      if (number_[t.segment] != kNone) continue;
-      number_[t.segment] = static_cast<uint16_t>(used_.size());
-      used_.push_back(t.segment);
-    }
-    if (used_.size() <= moeccl::cuda::kMaxSources) return true;
-    for (size_t i = had; i < used_.size(); ++i) number_[used_[i]] = kNone;
-    used_.resize(had);
-    return false;
-  }
-  void clear() {
-    for (const uint16_t segment : used_) number_[segment] = kNone;
-    used_.clear();
-  }
-  uint16_t number(uint16_t segment) const { return number_[segment]; }
-  std::span<const uint16_t> used() const { return used_; }
-
- private:
-  static constexpr uint16_t kNone = 0xffff;
-  std::vector<uint16_t> number_, used_;
-};
-
 // Sums rows [begin, end). Only their terms are copied to the device, so offsets start at 0.
 template <int kType>
-void reduce_rows_piece(const kernels::ReduceRowsArgs& a, size_t begin, size_t end, const Segments& segments) {
+void reduce_rows_piece(const kernels::ReduceRowsArgs& a, size_t begin, size_t end) {
   static_assert(sizeof(kernels::RowTerm) == sizeof(moeccl::cuda::RowTermBits));
-  const uint64_t first = a.offsets[begin], n_terms = a.offsets[end] - first;
-  std::vector<uint64_t> offsets(a.offsets + begin, a.offsets + end + 1);
-  for (uint64_t& o : offsets) o -= first;
+  const uint64_t first = a.offsets[begin];
+  const std::span terms(a.terms + first, static_cast<size_t>(a.offsets[end] - first));
+  uint32_t n_bases = 0;  // terms name peers, of which there may be any number
+  for (const kernels::RowTerm& t : terms) n_bases = std::max(n_bases, t.segment + 1u);
+  // The bases follow the offsets, so that they need no copy of their own.
+  const size_t n_offsets = end - begin + 1;
+  std::vector<uint64_t> words(n_offsets + n_bases);
+  for (size_t i = 0; i < n_offsets; ++i) words[i] = a.offsets[begin + i] - first;
+  for (size_t i = 0; i < n_bases; ++i) words[n_offsets + i] = reinterpret_cast<uint64_t>(a.bases[i]);
   moeccl::cuda::ReduceRowsKernelArgs k{};
   k.dst = a.dst;
-  k.offsets = list(offsets.data(), offsets.size());
-  if (n_terms > 0) {
-    std::vector<kernels::RowTerm> terms(a.terms + first, a.terms + first + n_terms);
-    for (kernels::RowTerm& t : terms) t.segment = segments.number(t.segment);
-    k.terms = reinterpret_cast<const moeccl::cuda::RowTermBits*>(list(terms.data(), n_terms));
-    if (a.weights != nullptr) k.weights = list(a.weights + first, n_terms);
-    for (const uint16_t segment : segments.used()) k.bases[k.n_bases++] = a.bases[segment];
-  }
+  k.offsets = list(words.data(), words.size());
+  k.bases = reinterpret_cast<const void* const*>(k.offsets + n_offsets);
+  k.n_bases = n_bases;
+  k.terms = reinterpret_cast<const moeccl::cuda::RowTermBits*>(list(terms.data(), terms.size()));
+  if (a.weights != nullptr) k.weights = list(a.weights + first, terms.size());
   if (a.dst_index != nullptr) k.dst_index = list(a.dst_index + begin, end - begin);
   k.dst_first = a.dst_first + begin;
   k.count = end - begin;
   k.row_elements = a.row_elements;
   k.grouped = a.grouped;
   const size_t row_bytes = a.row_elements * moecclTypeSize(static_cast<moecclDataType_t>(kType));
-  current_engine->launch(typed("moeccl_reduce_rows", kType), &k, (n_terms + k.count) * row_bytes);
+  current_engine->launch(typed("moeccl_reduce_rows", kType), &k, (terms.size() + k.count) * row_bytes);
 }
 template <int kType>
 void reduce_rows(const kernels::ReduceRowsArgs& a) {
-  const auto row = [&a](size_t i) {
-    return std::span(a.terms + a.offsets[i], static_cast<size_t>(a.offsets[i + 1] - a.offsets[i]));
-  };
-  Segments segments;
   for (size_t begin = 0, end; begin < a.count; begin = end) {
     end = begin + 1;
-    if (!segments.take(row(begin))) return too_many("a row sum", static_cast<uint32_t>(row(begin).size()));
-    while (end < a.count && end - begin < kPiece / 2 && a.offsets[end + 1] - a.offsets[begin] <= kPiece / 2 &&
-           segments.take(row(end)))
-      ++end;
-    reduce_rows_piece<kType>(a, begin, end, segments);
-    segments.clear();
+    while (end < a.count && end - begin < kPiece / 2 && a.offsets[end + 1] - a.offsets[begin] <= kPiece / 2) ++end;
+    reduce_rows_piece<kType>(a, begin, end);
   }
 }
 

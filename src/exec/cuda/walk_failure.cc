@@ -106,6 +106,13 @@ Status failure_of(const WalkReport& r, const Fabric& fabric) {
         "graph is replayed",
         what);
   }
+  if (kind == WalkFailure::kBeside) {
+    return error(moecclInvalidUsage,
+                 "a graph's replay ran beside operation {} of the persistent kernel, and one of the two is {} (count "
+                 "{}): order them, because a call on a host stream or on no stream is launched later by a thread "
+                 "(docs/cuda.md)",
+                 load(r.seq), op_name(own.op), own.count);
+  }
   if (kind == WalkFailure::kStopped) return error(moecclAborted, "{} was ended on the device ({})", what, where);
   const std::string whom =
       peer < fabric.n_ranks ? format("rank {}", peer) : std::string("its own blocks, which have not all started");

@@ -84,6 +84,7 @@ class Calls {
     MOECCL_TRY(cu::check(device.d().cuEventCreate(&c->driven_, 2), "an event"));
     MOECCL_TRY(c->make_graph());
     MOECCL_TRY(c->open_library());
+    MOECCL_TRY(c->make_object());
     return c;
   }
   cu::Stream other() const { return other_; }
@@ -136,6 +137,12 @@ class Calls {
       calls.push_back({"AllocAsync", [&] { return pool_alloc_(&memory_, size_t{1} << 28, other_); }});
       calls.push_back({"FreeAsync", [&] { return pool_free_(memory_, other_); }});
     }
+    if (object_ != 0) {  // memory that processes share; the release, which comes last, gives it back
+      calls.push_back({"MemMap", [&] { return map_(range_, object_bytes_, 0, object_, 0); }});
+      calls.push_back({"MemSetAccess", [&] { return set_access_(range_, object_bytes_, &access_, 1); }});
+      calls.push_back({"MemUnmap", [&] { return unmap_(range_, object_bytes_); }});
+      calls.push_back({"MemRelease", [&] { return release_(object_); }});
+    }
     if (graph_ != nullptr) {
       calls.push_back({"GraphInstantiate", [&] { return instantiate_(&instance_, graph_, 0); }});
       calls.push_back({"GraphLaunchFirst", [&] { return launch_graph_(instance_, other_); }});
@@ -172,6 +179,30 @@ class Calls {
     return cu::check(kernel(&lazy_, library, "moeccl_ladder_loads"), "a kernel of a library");
   }
 
+  Status make_object() {
+    auto* const granularity = symbol<int(size_t*, const void*, int)>("cuMemGetAllocationGranularity");
+    auto* const create = symbol<int(uint64_t*, size_t, const void*, unsigned long long)>("cuMemCreate");
+    auto* const reserve =
+        symbol<int(cu::Pointer*, size_t, size_t, cu::Pointer, unsigned long long)>("cuMemAddressReserve");
+    if (granularity == nullptr || create == nullptr || reserve == nullptr || map_ == nullptr ||
+        set_access_ == nullptr || unmap_ == nullptr || release_ == nullptr)
+      return {};
+    // Pinned memory of the first device, with a descriptor, as src/driver/cuda/vmm.cc makes it.
+    struct {
+      int type = 1, handles = 1, location = 1, device = 0;
+      void* windows = nullptr;
+      uint64_t flags = 0;
+    } properties;
+    MOECCL_TRY(cu::check(device_.d().cuCtxGetDevice(&properties.device), "the device"));
+    access_.device = properties.device;
+    MOECCL_TRY(cu::check(granularity(&object_bytes_, &properties, 0), "the granularity of device memory"));
+    object_bytes_ *= 8;
+    MOECCL_TRY(cu::check(reserve(&range_, object_bytes_, 0, 0, 0), "device addresses"));
+    // Without descriptors (some containers and MIG devices), these calls are left out.
+    if (create(&object_, object_bytes_, &properties, 0) != 0) object_ = 0;
+    return {};
+  }
+
   const Device& device_;
   cu::Stream busy_, other_ = nullptr, fresh_ = nullptr;
   cu::Memory word_, room_;
@@ -182,6 +213,18 @@ class Calls {
   cu::Module module_ = nullptr;
   cu::Event event_ = nullptr, driven_ = nullptr;
   char page_[8192] = {};
+  cu::Pointer range_ = 0;
+  uint64_t object_ = 0;
+  size_t object_bytes_ = 0;
+  struct {
+    int location = 1, device = 0, flags = 3;  // read and write
+  } access_;
+  int (*map_)(cu::Pointer, size_t, size_t, uint64_t,
+              unsigned long long) = symbol<int(cu::Pointer, size_t, size_t, uint64_t, unsigned long long)>("cuMemMap");
+  int (*set_access_)(cu::Pointer, size_t, const void*,
+                     size_t) = symbol<int(cu::Pointer, size_t, const void*, size_t)>("cuMemSetAccess");
+  int (*unmap_)(cu::Pointer, size_t) = symbol<int(cu::Pointer, size_t)>("cuMemUnmap");
+  int (*release_)(uint64_t) = symbol<int(uint64_t)>("cuMemRelease");
   int (*pool_alloc_)(cu::Pointer*, size_t,
                      cu::Stream) = symbol<int(cu::Pointer*, size_t, cu::Stream)>("cuMemAllocAsync");
   int (*pool_free_)(cu::Pointer, cu::Stream) = symbol<int(cu::Pointer, cu::Stream)>("cuMemFreeAsync");

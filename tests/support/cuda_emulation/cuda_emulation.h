@@ -111,6 +111,8 @@ inline uint32_t match(uint32_t v) { return emulation::match(v); }
 inline uint32_t leading_zeros(uint32_t v) { return static_cast<uint32_t>(__builtin_clz(v)); }
 inline uint32_t count_bits(uint32_t v) { return static_cast<uint32_t>(__builtin_popcount(v)); }
 
+inline const void* in_global(const void* p) { return p; }
+
 inline uint32_t atomic_add(uint32_t* p, uint32_t v) {
   return std::atomic_ref(*p).fetch_add(v, std::memory_order_relaxed);
 }

@@ -4,7 +4,8 @@
 // has devices and contexts; fake_driver_*.cc have the rest, by subject.
 //   Every device has one context, its primary one. Streams, events, modules and memory belong to the context that was
 //   current when they were made, and calls without a current context are refused, as by a real driver.
-//   Streams are threads that run their work in order, late on purpose when MOECCL_TEST_CUDA_DELAY_US is set.
+//   Streams are threads that run their work in order, late on purpose when MOECCL_TEST_CUDA_DELAY_US is set
+//   (MOECCL_TEST_CUDA_DELAY_DEVICE: only those of this device).
 //   A capturing stream keeps its work, and the graph puts all of it on the stream that it is launched on. Calls that
 //   are forbidden during a capture are refused, and end the capture.
 //   Device memory is a shared file, so that other processes open it by its handle. Only work on a stream touches it:
@@ -18,6 +19,7 @@
 //   MOECCL_TEST_CUDA_IMPLICIT_SYNC (0 turns it off): freeing, page-locking, unloading and closing wait for all streams
 //   of the context, and copies with pageable memory wait for their own stream. MOECCL_TEST_CUDA_LAZY_LOADING (0 turns
 //   it off): loading a function (by its first launch, or by asking for its attributes) waits for the running kernels.
+//   MOECCL_TEST_CUDA_UNMAP_WAITS=1: cuMemUnmap and cuMemRelease wait as cuMemFree does, which no GPU has shown yet.
 // Options of a test:
 //   MOECCL_TEST_CUDA_REACH=0, MOECCL_TEST_CUDA_KEYS=0: kernels reach all devices' memory; without protection keys.
 //   MOECCL_TEST_CUDA_MPS=1: processes share devices through MPS. (Kernels here always run side by side.)
@@ -34,6 +36,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
+#include <thread>
 #include <utility>
 
 #include "tests/support/cuda_emulation/stream.h"
@@ -54,6 +58,10 @@ struct Calls {
     int error = kOk, after = 0, times = 0;  // so many calls more pass, and so many after them fail
   };
   std::map<std::string, Refusal> refused;
+  std::string held;  // other threads' calls of this function wait
+  std::thread::id holder;
+  int n_held = 0;
+  std::condition_variable released;
 };
 Calls& calls() {
   static auto* const all = new Calls;
@@ -88,7 +96,12 @@ uint64_t CallCount::of(const char* name, bool own_thread) {
 }
 
 int refusal(const char* function) {
-  const std::lock_guard lock(calls().mutex);
+  std::unique_lock lock(calls().mutex);
+  if (calls().held == function && calls().holder != std::this_thread::get_id()) {
+    ++calls().n_held;
+    calls().released.wait(lock, [&] { return calls().held != function; });
+    --calls().n_held;
+  }
   const auto it = calls().refused.find(function);
   if (it == calls().refused.end() || it->second.after-- > 0 || it->second.times-- <= 0) return kOk;
   return it->second.error;
@@ -179,6 +192,16 @@ EXPORT uint64_t moeccl_emulated_own_calls(const char* name) { return CallCount::
 EXPORT void moeccl_emulated_refuse(const char* name, int error, int after, int times) {
   const std::lock_guard lock(calls().mutex);
   calls().refused[name] = {error, after, times};
+}
+
+// For tests: makes the other threads' calls of the function of this name wait until this is called with an empty name.
+// Returns how many wait now.
+EXPORT int moeccl_emulated_hold(const char* name) {
+  const std::lock_guard lock(calls().mutex);
+  calls().held = name;
+  calls().holder = std::this_thread::get_id();
+  calls().released.notify_all();
+  return calls().n_held;
 }
 
 EXPORT int cuInit(unsigned flags) {

@@ -117,7 +117,15 @@ EXPORT int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
   const std::shared_ptr<Event> e = events().find(event);
   const std::shared_ptr<Stream> s = stream_of(stream);
   if (e == nullptr || s == nullptr) return kInvalidHandle;
-  if ((flags & kExternal) != 0) return capture_external(s, [e](const auto& at) { return wait_now(e, at); });
+  // A graph that waits for an event that was never recorded is refused when it is launched. No driver has shown that it
+  // bears it, and NCCL records its events when it makes them.
+  const auto external = [e](const auto& at) {
+    std::unique_lock lock(e->mutex);
+    const bool recorded = e->recorded > 0;
+    lock.unlock();
+    return recorded ? wait_now(e, at) : int{kInvalidValue};
+  };
+  if ((flags & kExternal) != 0) return capture_external(s, external);
   bool captured = false;
   if (const int rc = capture_wait(s, *e, &captured); rc != kOk || captured) return rc;
   return wait_now(e, s);

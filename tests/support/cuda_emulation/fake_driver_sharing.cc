@@ -97,6 +97,10 @@ Objects& objects() {
   static auto* o = new Objects;
   return *o;
 }
+void may_synchronize() {
+  if (Context* const context = current_context(); context != nullptr && rule("UNMAP_WAITS", false))
+    synchronizes_alone(*context);
+}
 uint64_t add_object(int fd, int device) {
   const uint64_t handle = objects().next++;
   objects().fd[handle] = fd;
@@ -127,6 +131,7 @@ EXPORT int cuMemCreate(uint64_t* handle, size_t bytes, const void* properties, u
 }
 EXPORT int cuMemRelease(uint64_t handle) {
   MOECCL_CALL();
+  may_synchronize();
   const std::lock_guard lock(machine().mutex);
   const auto it = objects().fd.find(handle);
   if (it == objects().fd.end()) return kInvalidValue;
@@ -173,6 +178,7 @@ EXPORT int cuMemMap(uint64_t p, size_t bytes, size_t offset, uint64_t handle, un
 }
 EXPORT int cuMemUnmap(uint64_t p, size_t bytes) {
   MOECCL_CALL();
+  may_synchronize();
   const std::lock_guard lock(machine().mutex);
   const auto it = machine().device.find(p);
   if (it == machine().device.end() || !it->second.mapped || it->second.bytes != bytes) return kInvalidValue;

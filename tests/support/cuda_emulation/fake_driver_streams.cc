@@ -108,7 +108,9 @@ void Stream::run(const Item& item) {
 
 void Stream::loop() {
   const char* delay = std::getenv("MOECCL_TEST_CUDA_DELAY_US");
-  const long delay_us = delay == nullptr ? 0 : std::atol(delay);
+  const char* only = std::getenv("MOECCL_TEST_CUDA_DELAY_DEVICE");
+  const bool late = delay != nullptr && (only == nullptr || std::atoi(only) == context->device);
+  const long delay_us = late ? std::atol(delay) : 0;
   std::unique_lock lock(channel_->mutex);
   while (true) {
     const auto at_head = [&] { return n_in_order_ > 0 && channel_->orders[order_].front() == this; };

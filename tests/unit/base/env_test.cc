@@ -285,9 +285,10 @@ TEST(Log, VariablesThatAreUnknownOrBadAreSaidOnceAndEndNothing) {
   const std::string program = std::filesystem::read_symlink("/proc/self/exe");
   const std::string file = testing::TempDir() + "/moeccl_bad_" + std::to_string(getpid());
   for (const std::string& where : {std::string("/dev/stdout"), file}) {
-    const std::string run =
-        "MOECCL_SPIN_USS=1 MOECCL_SPIN_US=abc " + (where == file ? "MOECCL_DEBUG_FILE='" + file + "' '" : "'") + program +
-        "' --gtest_also_run_disabled_tests --gtest_filter=Log.DISABLED_AsksWhatIsLogged > '" + file + ".out' 2>&1";
+    const std::string run = "MOECCL_SPIN_USS=1 MOECCL_SPIN_US=abc " +
+                            (where == file ? "MOECCL_DEBUG_FILE='" + file + "' '" : "'") + program +
+                            "' --gtest_also_run_disabled_tests --gtest_filter=Log.DISABLED_AsksWhatIsLogged > '" +
+                            file + ".out' 2>&1";
     ASSERT_EQ(std::system(run.c_str()), 0) << where;
     std::ifstream in(where == file ? file : file + ".out");
     const std::string text((std::istreambuf_iterator<char>(in)), {});

@@ -3,6 +3,7 @@
 #include "src/bootstrap/handout.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -95,6 +96,51 @@ TEST(Handout, WithoutACommonFolderTheAbstractNameServes) {
   EXPECT_TRUE(id.ok()) << id.status().message();
   listeners = error(moecclInternalError, "ended");
   ::setenv("XDG_RUNTIME_DIR", theirs->path, 1);
+}
+
+// Where a process's number names the job, it names another one in another container.
+TEST(Handout, OfAProcessNumberIsNotForOtherPidNamespaces) {
+  const Folder folder;
+  for (const bool to_these : {false, true}) {
+    RootOptions options;
+    options.timeout_ms = patient_ms(20'000);
+    options.handout_name = name_of("pids");
+    options.handout_to_these_pids = to_these;
+    auto told = std::move(*tests::socket_pair());
+    Children containers;
+    containers.start([&] {
+      if (::unshare(CLONE_NEWPID) != 0) return 77;
+      Children first;
+      first.start([&] {
+        const auto root = Root::start(options);
+        std::byte one{};
+        if (!root.ok() || !driver::send_all(told.first.get(), {&one, 1}, soon()).ok()) return 1;
+        return driver::recv_exact(told.first.get(), {&one, 1}, Deadline::after_ms(patient_ms(20'000))).ok() ? 0 : 2;
+      });
+      return first.wait(0);
+    });
+    std::byte one{};
+    if (!driver::recv_exact(told.second.get(), {&one, 1}, soon()).ok()) {
+      if (containers.wait(0) == 77) GTEST_SKIP() << "this user may not make pid namespaces";
+      FAIL() << "no root";
+    }
+    containers.start([&] {
+      if (::unshare(CLONE_NEWPID) != 0) return 77;
+      Children first;
+      first.start([&] { return ask_for_handout(options.handout_name, soon()).ok() ? 0 : 3; });
+      return first.wait(0);
+    });
+    EXPECT_EQ(containers.wait(1), to_these ? 3 : 0) << "the root sees no number of the asker";
+    containers.start([&] {
+      if (::unshare(CLONE_NEWPID) != 0) return 77;
+      Children first;
+      first.start([&] { return ask_for_handout(options.handout_name, soon(), true).ok() ? 0 : 3; });
+      return first.wait(0);
+    });
+    EXPECT_EQ(containers.wait(2), 3) << "the asker sees no number of the root";
+    ASSERT_TRUE(driver::send_all(told.second.get(), {&one, 1}, soon()).ok());
+    EXPECT_EQ(containers.wait(0), 0);
+  }
 }
 
 TEST(Handout, AnotherUserAtTheNameHoldsNobodyUp) {

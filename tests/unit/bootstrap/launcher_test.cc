@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/bootstrap/launcher.h"
 
+#include <sched.h>
+#include <unistd.h>
+
 #include <cstdlib>
+#include <functional>
 #include <map>
 
 #include "src/bootstrap/unique_id.h"
@@ -45,9 +49,11 @@ TEST(Launcher, EachDialectIsUnderstood) {
                                       {"OMPI_COMM_WORLD_SIZE", "4"},
                                       {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
                                       {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
-                                      {"PMIX_NAMESPACE", "prterun-1"}});
+                                      {"PMIX_NAMESPACE", "prterun-1"},
+                                      {"PMIX_SERVER_URI21", "1.0;tcp4://127.0.0.1:5000"}});
   ASSERT_TRUE(ompi.ok());
   EXPECT_EQ(ompi->job, "prterun-1");
+  EXPECT_EQ(ompi->contact, "1.0;tcp4://127.0.0.1:5000");
   EXPECT_TRUE(ompi->one_host_known());
 
   Result<LauncherInfo> hydra = detect({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}});
@@ -83,6 +89,38 @@ TEST(Launcher, NoneIsSaidAndNonsenseIsNamed) {
     EXPECT_EQ(s.code(), moecclInvalidArgument);
     EXPECT_TRUE(contains(s.message(), sentence)) << s.message();
   }
+}
+
+// RANK and WORLD_SIZE of a shell's earlier job would make mpirun's ranks jobs of their own.
+TEST(Launcher, ContradictoryLaunchersAreNamed) {
+  const Variables left_over = {{"RANK", "0"}, {"WORLD_SIZE", "1"}};
+  const auto both = [](Variables a, const Variables& b) { return a.insert(b.begin(), b.end()), a; };
+  const auto ompi = [](const char* rank, const char* n) {
+    return Variables{{"OMPI_COMM_WORLD_RANK", rank}, {"OMPI_COMM_WORLD_SIZE", n}};
+  };
+  const auto srun = [](const char* rank, const char* n) {
+    return Variables{{"SLURM_PROCID", rank}, {"SLURM_STEP_NUM_TASKS", n}, {"SLURM_NTASKS", n}};
+  };
+  const auto of_ranks = [](const char* rank, const char* n) { return Variables{{"RANK", rank}, {"WORLD_SIZE", n}}; };
+  for (const Variables& other : {ompi("0", "2"), srun("1", "2"), Variables{{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}}) {
+    const Result<LauncherInfo> info = detect(both(left_over, other));
+    ASSERT_TRUE(info.ok()) << info.status().message();
+    const Status s = meet_from_environment(*info, Deadline::after_ms(200)).status();
+    EXPECT_EQ(s.code(), moecclInvalidUsage);
+    for (const char* part : {"RANK is 0 and WORLD_SIZE is 1", " of 2 (", "unset RANK"})
+      EXPECT_TRUE(contains(s.message(), part)) << s.message();
+  }
+  const auto contradicts = [](const Variables& all) { return !detect(all)->contradiction.empty(); };
+  EXPECT_TRUE(contradicts(both(of_ranks("0", "2"), ompi("1", "2")))) << "another rank of as many";
+  EXPECT_FALSE(contradicts(both(of_ranks("1", "2"), srun("1", "2")))) << "a program that sets them from Slurm's";
+  EXPECT_FALSE(contradicts(both(of_ranks("5", "8"), srun("0", "1")))) << "a shell that srun --pty started";
+  EXPECT_FALSE(contradicts(both(of_ranks("5", "8"), srun("1", "2")))) << "one process per host that starts four ranks";
+  EXPECT_TRUE(contradicts(both(of_ranks("0", "8"), srun("1", "2")))) << "all eight on both hosts";
+  EXPECT_FALSE(contradicts(both(of_ranks("5", "8"), {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}))) << "sbatch";
+  Variables elastic = both(left_over, ompi("1", "2"));
+  elastic["TORCHELASTIC_RUN_ID"] = "none";
+  EXPECT_FALSE(contradicts(elastic));
+  EXPECT_EQ(detect(elastic)->launcher, "torchrun");
 }
 
 LauncherInfo job(int rank, int n_ranks, const std::string& name) {
@@ -129,6 +167,108 @@ TEST(Launcher, AJobWithoutRankZeroEndsAtItsDeadline) {
   unnamed.job = unnamed.master_addr = "";
   const Status of_parent = meet_from_environment(unnamed, Deadline::after_ms(200)).status();
   EXPECT_TRUE(contains(of_parent.message(), "the same MASTER_ADDR, such as localhost")) << of_parent.message();
+  LauncherInfo far = job(1, 2, "far");
+  far.n_local = 1;
+  const Status of_two_hosts = meet_from_environment(far, Deadline::after_ms(200)).status();
+  EXPECT_TRUE(contains(of_two_hosts.message(), "MASTER_ADDR is \"127.0.0.1\", so each rank")) << of_two_hosts.message();
+}
+
+// Meets the other rank. Returns 0 if that is of the same job.
+int meet_own_job(const LauncherInfo& info, char tag) {
+  const Deadline deadline = Deadline::after_ms(patient_ms(20'000));
+  const Result<moecclUniqueId> id = meet_from_environment(info, deadline);
+  if (!id.ok()) return 1;
+  auto session = Session::join(*id, info.rank, 2, deadline, {.wait_for_root = true, .others_alive = {}, .gone = {}});
+  if (!session.ok()) return 2;
+  const auto tags = (*session)->all_gather(std::as_bytes(std::span(&tag, 1)), deadline);
+  if (!tags.ok()) return 3;
+  (*session)->close();
+  for (const auto& of_rank : *tags)
+    if (of_rank != (*tags)[0]) return 4;
+  return 0;
+}
+
+// Runs two jobs of two ranks, whose ranks come so late that each rank 1 asks while only the other job's rank 0 listens.
+// `body` runs in a container, that is as the first process of a pid namespace, and starts the job's ranks.
+using Container = std::function<int(char tag, const int64_t (&late_ms)[2])>;
+void run_two_containers(const Container& body) {
+  constexpr int64_t kLateMs[2][2] = {{0, 500}, {800, 0}};
+  Children jobs;
+  for (int j = 0; j < 2; ++j) {
+    jobs.start([&, j] {
+      if (::unshare(CLONE_NEWPID) != 0) return 77;
+      Children first;
+      first.start([&, j] { return body(static_cast<char>('A' + j), kLateMs[j]); });
+      return first.wait(0);
+    });
+  }
+  const int codes[] = {jobs.wait(0), jobs.wait(1)};
+  if (codes[0] == 77) GTEST_SKIP() << "this user may not make pid namespaces";
+  EXPECT_EQ(codes[0], 0);
+  EXPECT_EQ(codes[1], 0);
+}
+
+int start_ranks(char tag, const int64_t (&late_ms)[2], const std::function<LauncherInfo(int rank)>& info_of) {
+  Children ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.start([&, rank] {
+      ::usleep(static_cast<useconds_t>(patient_ms(late_ms[rank]) * 1000));
+      return meet_own_job(info_of(rank), tag);
+    });
+  }
+  const int codes[] = {ranks.wait(0), ranks.wait(1)};
+  return codes[0] != 0 ? codes[0] : codes[1];
+}
+
+// Containers of one network: the same entry point has the same number in each, and so have the ranks' parents.
+TEST(Launcher, JobsOfTwoPidNamespacesDoNotMeet) {
+  run_two_containers([](char tag, const int64_t(&late_ms)[2]) {
+    if (::getpid() != 1) return 5;
+    return start_ranks(tag, late_ms, [](int rank) {
+      LauncherInfo info = job(rank, 2, "");
+      info.job = info.master_addr = "";
+      return info;
+    });
+  });
+}
+
+// Open MPI makes the job's number from host name and process number, but its server has a port of its own.
+TEST(Launcher, JobsOfTwoMpirunsDoNotMeet) {
+  run_two_containers([](char tag, const int64_t(&late_ms)[2]) {
+    return start_ranks(tag, late_ms, [tag](int rank) {
+      LauncherInfo info = job(rank, 2, "");
+      info.launcher = "Open MPI";
+      info.job = "1379794945";
+      info.contact = std::string("1379794944.0;tcp://192.0.2.2:4000") + (tag == 'A' ? "1" : "2");
+      info.master_addr = "";
+      return info;
+    });
+  });
+}
+
+// Without the server's address, the numbers' namespace is all that tells the jobs apart.
+TEST(Launcher, JobsOfTwoMpirunsWithoutAnAddressDoNotMeet) {
+  run_two_containers([](char tag, const int64_t(&late_ms)[2]) {
+    return start_ranks(tag, late_ms, [](int rank) {
+      LauncherInfo info = job(rank, 2, "");
+      info.launcher = "Open MPI";
+      info.job = "1379794945";
+      info.master_addr = "";
+      return info;
+    });
+  });
+}
+
+// torchrun calls every job "none" and its own address 127.0.0.1, which the folder of the socket does not tell apart.
+TEST(Launcher, JobsOfTwoNetworksThatShareAFolderDoNotMeet) {
+  run_two_containers([](char tag, const int64_t(&late_ms)[2]) {
+    if (::unshare(CLONE_NEWNET) != 0) return 6;
+    return start_ranks(tag, late_ms, [](int rank) {
+      LauncherInfo info = job(rank, 2, "");
+      info.job = "none.0";
+      return info;
+    });
+  });
 }
 
 TEST(Launcher, SeveralHostsNeedASecret) {

@@ -36,6 +36,23 @@ TEST(UniqueId, EveryKindOfAddressComesBack) {
   }
 }
 
+TEST(UniqueId, OtherAddressesComeBackAsFarAsThereIsRoom) {
+  UniqueId id = sample("[fd00::2]:80");
+  for (const char* ip : {"10.1.2.3:80", "[fd00::3]:80", "[fd00::4]:80", "10.1.2.4:80"})
+    id.others.push_back(driver::parse_ip_address(ip).value());
+  const Result<UniqueId> back = decode_unique_id(encode_unique_id(id).value());
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  ASSERT_EQ(back->others.size(), 3u);
+  EXPECT_EQ(back->others[0].str(), "10.1.2.3:80");
+  EXPECT_EQ(back->others[1].str(), "[fd00::3]:80");
+  EXPECT_EQ(back->others[2].str(), "10.1.2.4:80");
+  id.others[0].set_port(81);
+  EXPECT_EQ(encode_unique_id(id).status().code(), moecclInternalError);
+  id = sample(nullptr);
+  id.others.push_back(driver::parse_ip_address("10.1.2.3").value());
+  EXPECT_EQ(encode_unique_id(id).status().code(), moecclInternalError);
+}
+
 TEST(UniqueId, EveryFlippedBitIsFound) {
   for (const char* ip : {static_cast<const char*>(nullptr), "10.1.2.3:4567"}) {
     const moecclUniqueId good = encode_unique_id(sample(ip)).value();

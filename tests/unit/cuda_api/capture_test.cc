@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <thread>
 
 #include "tests/support/cuda_ranks.h"
@@ -161,6 +162,117 @@ TEST_P(CudaCapture, IsReplayedInOrderWithCallsOnOtherStreams) {
         device.end_stream(other);
         device.end_word(gate);
       });
+}
+
+// MOECCL_CUDA_GRAPH_MIXING=0, or NCCL's name for it: no events in graphs, and none around them.
+TEST(CudaCaptureAlone, HasNoEvents) {
+  for (const char* name : {"MOECCL_CUDA_GRAPH_MIXING", "NCCL_GRAPH_MIXING_SUPPORT"}) {
+    const Setting alone(name, "0");
+    run_on_devices(2, device_options(RankMode::kThreads), [](int, moecclComm_t comm, CudaDevice& device, void* stream) {
+      DeviceBuffer x(device, kCount * 4), word(device, 4);
+      x.put(floats(kCount, 1));
+      const auto sum = [&] {
+        MOECCL_EXPECT_OK(
+            moecclAllReduce(x.data(), x.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
+      };
+      meet(comm, word);
+      device.begin_capture(stream);
+      for (int i = 0; i < 3; ++i) sum();
+      void* graph = device.end_capture(stream);
+      meet(comm, word);
+      ASSERT_NE(graph, nullptr);
+      EXPECT_EQ(device.graph_nodes(graph), 3u);
+      void* instance = device.instantiate(graph);
+      meet(comm, word);
+      device.launch_graph(instance, stream);
+      sum();
+      device.launch_graph(instance, stream);
+      EXPECT_EQ(x.get(stream), floats(kCount, 128));
+      EXPECT_EQ(device.calls("cuEventRecordWithFlags"), 0u);
+      meet(comm, word);
+      device.end_graph(graph, instance);
+    });
+  }
+}
+
+// A thread of the library launches a call on a host stream. Nothing but the program orders it and a replay.
+TEST(CudaCaptureBesideAThread, FailsWithASentenceWhereNothingOrdersThem) {
+  const Setting devices("MOECCL_TEST_CUDA_DEVICES", "2");
+  Meeting done;
+  run_on_devices(
+      2, device_options(RankMode::kProcesses, 60'000, 4'000),
+      [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+        if (!device.emulated()) GTEST_SKIP() << "needs a hold on a thread of the library";
+        DeviceBuffer in(device, kCount * 4), a(device, kCount * 4), b(device, kCount * 4);
+        in.put(floats(kCount, 2));
+        moecclStream_t host = nullptr;
+        MOECCL_EXPECT_OK(moecclStreamCreate(&host));
+        device.begin_capture(stream);
+        MOECCL_EXPECT_OK(
+            moecclAllReduce(in.data(), a.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
+        void* const graph = device.end_capture(stream);
+        ASSERT_NE(graph, nullptr);
+        void* const instance = device.instantiate(graph);
+        all_have_ended(comm);
+        if (rank == 0) {
+          EXPECT_EQ(device.hold_calls("cuLaunchKernel"), 0);
+          MOECCL_EXPECT_OK(moecclAllReduce(in.data(), b.data(), kCount, moecclFloat32, moecclSum, comm, host));
+          while (device.hold_calls("cuLaunchKernel") == 0) usleep(1000);
+          device.launch_graph(instance, stream);
+          (void)device.hold_calls("");
+          EXPECT_NE(moecclStreamSynchronize(host), moecclSuccess);
+          const std::string said = moecclGetLastError(comm);
+          EXPECT_NE(said.find("a graph's replay ran beside operation 1 "), std::string::npos) << said;
+          const Stopwatch watch;
+          device.synchronize(stream);
+          MOECCL_EXPECT_WITHIN(watch, 1000);
+          done.arrive();
+        }
+        EXPECT_TRUE(done.wait_for(1));
+        (void)moecclStreamDestroy(host);
+        device.end_graph(graph, instance);
+      });
+}
+
+// Megatron-LM sets one connection, which leaves no stream a place to wait (decision 115). A call behind a replay of the
+// same stream needs none.
+TEST(CudaCaptureOnOneConnection, DoesNotHoldUpACallOnTheSameStream) {
+  const Setting devices("MOECCL_TEST_CUDA_DEVICES", "2"), channels("MOECCL_TEST_CUDA_CHANNELS", "1"),
+      pool("MOECCL_TEST_CUDA_CHANNEL_POOL", "1"), connections("CUDA_DEVICE_MAX_CONNECTIONS", "1");
+  run_on_devices(2, device_options(RankMode::kProcesses, 60'000, 20'000),
+                 [](int, moecclComm_t comm, CudaDevice& device, void* stream) {
+                   if (device.count() < 2) GTEST_SKIP() << "needs two devices";
+                   DeviceBuffer x(device, kCount * 4);
+                   x.put(floats(kCount, 1));
+                   uint64_t* const gate = device.make_word();
+                   const auto sum = [&] {
+                     return moecclAllReduce(x.data(), x.data(), kCount, moecclFloat32, moecclSum, comm,
+                                            as_stream(stream));
+                   };
+                   device.begin_capture(stream);
+                   MOECCL_EXPECT_OK(sum());
+                   void* const graph = device.end_capture(stream);
+                   ASSERT_NE(graph, nullptr);
+                   void* const instance = device.instantiate(graph);
+                   all_have_ended(comm);
+                   device.hold(stream, gate, 1);
+                   device.launch_graph(instance, stream);
+                   std::promise<moecclResult_t> result;
+                   std::future<moecclResult_t> returned = result.get_future();
+                   std::thread caller([&] {
+                     device.make_current();
+                     result.set_value(sum());
+                   });
+                   EXPECT_EQ(returned.wait_for(std::chrono::seconds(5)), std::future_status::ready)
+                       << "the call waits for the replay";
+                   std::atomic_ref(*gate).store(1);
+                   caller.join();
+                   EXPECT_EQ(returned.get(), moecclSuccess);
+                   EXPECT_EQ(x.get(stream), floats(kCount, 4));
+                   all_have_ended(comm);
+                   device.end_graph(graph, instance);
+                   device.end_word(gate);
+                 });
 }
 
 // Their operations come in turn. In each of them, as above, only the library joins the forked stream.

@@ -37,6 +37,25 @@ TEST(CudaHosts, SayOverWhatTheyReachEachOther) {
   });
 }
 
+TEST(CudaHosts, ExplainSaysWhyDataIsStagedInHostMemory) {
+  const auto hosts = named_hosts({2, 1});
+  run_ranks(
+      3,
+      [&](int rank, moecclComm_t) {
+        if (rank == 1) setenv("MOECCL_CUDA_IPC", "0", 1);  // a process of its own
+        CudaDevice device(rank);
+        moecclComm_t comm = join(rank, 3, device, on(*hosts));
+        ASSERT_NE(comm, nullptr);
+        DeviceBuffer a(device, 4096);
+        MOECCL_EXPECT_COMM_OK(moecclAllReduce(a.data(), a.data(), 100, moecclFloat32, moecclSum, comm, nullptr), comm);
+        char text[16384] = {};
+        MOECCL_EXPECT_OK(moecclPlanExplain(comm, moecclOpAllReduce, 100, moecclFloat32, text, sizeof(text), nullptr));
+        EXPECT_NE(std::string(text).find("rank 1: MOECCL_CUDA_IPC=0"), std::string::npos) << text;
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+      },
+      on(*hosts));
+}
+
 TEST(CudaHosts, RanksThatDisagreeAreNamedAndTheStreamGoesOn) {
   const auto hosts = named_hosts({1, 1});
   run_on_devices(2, on(*hosts), [&](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {

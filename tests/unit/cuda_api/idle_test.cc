@@ -116,6 +116,36 @@ TEST(CudaFrees, DoNotWaitLongToCloseHandles) {
       options);
 }
 
+// Memory that processes share is unmapped and not freed. Ranks 0 and 2 are threads of one process; while rank 0's
+// message waits for rank 2, all end another communicator.
+TEST(CudaFrees, DoNotHoldUpAMessageWhereUnmappingWaits) {
+  constexpr size_t kLarge = 2'000'000;  // more than a message without a receiver takes
+  const Setting mps("MOECCL_TEST_CUDA_MPS", "1"), waits("MOECCL_TEST_CUDA_UNMAP_WAITS", "1");
+  Meeting sent, ended;
+  run_on_devices(4, device_options(RankMode::kMixed, 60'000, 10'000),
+                 [&](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
+                   moecclComm_t other = nullptr;
+                   MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, rank, &other, nullptr));
+                   DeviceBuffer x(device, kLarge * 4);
+                   x.put(floats(kLarge, static_cast<float>(rank)));
+                   if (rank == 0) {
+                     MOECCL_EXPECT_OK(moecclSend(x.data(), kLarge, moecclFloat32, 2, comm, as_stream(stream)));
+                   }
+                   EXPECT_TRUE(sent.meet(4));
+                   const Stopwatch watch;
+                   MOECCL_EXPECT_OK(moecclCommDestroy(other));
+                   MOECCL_EXPECT_WITHIN(watch, 5000);
+                   EXPECT_TRUE(ended.meet(4));
+                   if (rank == 2) {
+                     MOECCL_EXPECT_OK(moecclRecv(x.data(), kLarge, moecclFloat32, 0, comm, as_stream(stream)));
+                   }
+                   EXPECT_TRUE(x.get(stream) == floats(kLarge, rank == 2 ? 0 : static_cast<float>(rank)));
+                   moecclResult_t state = moecclInternalError;
+                   MOECCL_EXPECT_OK(moecclCommGetAsyncError(comm, &state));
+                   EXPECT_EQ(state, moecclSuccess) << moecclGetLastError(comm);
+                 });
+}
+
 TEST(CudaFrees, DoNotHoldUpAnotherDevice) {
   const Setting devices("MOECCL_TEST_CUDA_DEVICES", "2");
   end_beside([](const Rank& r) { return [=] { r.all_reduce(r.stream); }; });

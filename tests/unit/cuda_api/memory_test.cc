@@ -98,6 +98,109 @@ TEST(CudaMemory, OfAKernelStaysWhileAnotherProcessUsesIt) {
       options);
 }
 
+// Step by step, the root of a broadcast has nothing to wait for once its data is staged, so it may leave while copies
+// of other ranks from its staging are still queued.
+struct Leaving {
+  RankMode mode;
+  int n;
+  const char* late;     // the rank, and the device, whose streams lag
+  bool aborts = false;  // that rank ends its communicator while its copy is queued
+};
+void leave_before_copies_end(const Leaving& w) {
+  const Setting devices("MOECCL_TEST_CUDA_DEVICES", "4"), lag("MOECCL_TEST_CUDA_DELAY_US", "50000"),
+      late_one("MOECCL_TEST_CUDA_DELAY_DEVICE", w.late), steps("MOECCL_CUDA_PERSISTENT", "0");
+  const RankOptions options = device_options(w.mode);
+  Meeting aborted;
+  run_ranks(
+      w.n,
+      [&](int rank, moecclComm_t) {
+        CudaDevice device(rank);
+        if (!device.emulated()) GTEST_SKIP() << "needs streams that are late on purpose";
+        moecclComm_t comm = join(rank, w.n, device, options);
+        ASSERT_NE(comm, nullptr);
+        MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpBroadcast, "oneshot"), comm);
+        void* const stream = device.make_stream();
+        DeviceBuffer x(device, kCount * 4);
+        x.put(floats(kCount, static_cast<float>(5 + rank)));
+        MOECCL_EXPECT_COMM_OK(moecclBroadcast(x.data(), x.data(), kCount, moecclFloat32, 0, comm, as_stream(stream)),
+                              comm);
+        moecclResult_t state = moecclInProgress;
+        if (w.aborts && std::to_string(rank) == w.late) {
+          while (state == moecclInProgress) MOECCL_ASSERT_OK(moecclCommGetAsyncError(comm, &state));
+          EXPECT_EQ(state, moecclSuccess) << moecclGetLastError(comm);
+          MOECCL_EXPECT_OK(moecclCommAbort(comm));
+          aborted.arrive();
+        }
+        if (w.aborts && rank == 0) {
+          EXPECT_TRUE(aborted.wait_for(1));
+        }
+        const moecclResult_t ended = moecclCommDestroy(comm);
+        const std::vector<char> got = x.get(stream);  // the device still works
+        if (!w.aborts) {
+          EXPECT_EQ(ended, moecclSuccess);
+          EXPECT_TRUE(got == floats(kCount, 5));
+        }
+        device.end_stream(stream);
+      },
+      options);
+}
+
+TEST(CudaMemory, OfStagingStaysUntilAThreadThatLeavesHasReadIt) {
+  leave_before_copies_end({.mode = RankMode::kMixed, .n = 4, .late = "2"});
+}
+TEST(CudaMemory, OfStagingStaysUntilAThreadThatAbortsHasReadIt) {
+  leave_before_copies_end({.mode = RankMode::kMixed, .n = 4, .late = "2", .aborts = true});
+}
+TEST(CudaMemory, OfStagingSharedByHandlesStaysUntilAProcessThatLeavesHasReadIt) {
+  const Setting handles("MOECCL_TEST_CUDA_NO_VMM", "1");
+  leave_before_copies_end({.mode = RankMode::kProcesses, .n = 2, .late = "1"});
+}
+TEST(CudaMemory, OfStagingSharedByHandlesStaysUntilAProcessThatAbortsHasReadIt) {
+  const Setting handles("MOECCL_TEST_CUDA_NO_VMM", "1");
+  leave_before_copies_end({.mode = RankMode::kProcesses, .n = 2, .late = "1", .aborts = true});
+}
+// The news that a rank has left must not overtake what its stream still has to signal.
+TEST(CudaMemory, OfARootThatLeavesAtOnceReachesAllRanks) {
+  for (const RankMode mode : {RankMode::kThreads, RankMode::kMixed, RankMode::kProcesses})
+    leave_before_copies_end({.mode = mode, .n = 4, .late = "0"});
+}
+
+// A rank may also come to a broadcast long after its root has left.
+void come_after_the_root(RankMode mode, int n) {
+  const Setting devices("MOECCL_TEST_CUDA_DEVICES", "4"), steps("MOECCL_CUDA_PERSISTENT", "0");
+  const RankOptions options = device_options(mode);
+  Meeting left;
+  run_ranks(
+      n,
+      [&](int rank, moecclComm_t) {
+        CudaDevice device(rank);
+        moecclComm_t comm = join(rank, n, device, options);
+        ASSERT_NE(comm, nullptr);
+        MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpBroadcast, "oneshot"), comm);
+        void* const stream = device.make_stream();
+        DeviceBuffer x(device, kCount * 4);
+        x.put(floats(kCount, static_cast<float>(5 + rank)));
+        if (rank > 0) {
+          EXPECT_TRUE(left.wait_for(1));
+        }
+        const moecclResult_t called =
+            moecclBroadcast(x.data(), x.data(), kCount, moecclFloat32, 0, comm, as_stream(stream));
+        moecclResult_t state = moecclSuccess;
+        device.synchronize(stream);
+        MOECCL_EXPECT_OK(moecclCommGetAsyncError(comm, &state));
+        const std::string said = moecclGetLastError(comm);
+        (void)moecclCommDestroy(comm);
+        if (rank == 0) left.arrive();
+        // The public header allows either.
+        const moecclResult_t result = called == moecclSuccess ? state : called;
+        EXPECT_TRUE(result == moecclRemoteError || x.get(stream) == floats(kCount, 5)) << result << " " << said;
+        device.end_stream(stream);
+      },
+      options);
+}
+TEST(CudaMemory, OfStagingStaysForAThreadThatCallsLate) { come_after_the_root(RankMode::kThreads, 2); }
+TEST(CudaMemory, OfStagingSharedWithProcessesStaysForRanksThatCallLate) { come_after_the_root(RankMode::kMixed, 4); }
+
 // The first rank of a process maps the segments of other processes for all of its ranks. If it cannot, no rank waits
 // for another one, and all say why they have no CUDA memory.
 TEST(CudaMemory, ASegmentThatAProcessCannotLockIsNamedByAllRanks) {

@@ -352,11 +352,11 @@ TEST(CudaMoeTimes, LeaveOutTheCallersKernels) {
   });
 }
 
-// A row sum names peers by number, and a launch takes 64 buffers: with more ranks, each launch gets those that its rows
-// use. There is no persistent kernel for so many ranks.
-TEST(CudaMoeRanks, MoreRanksThanALaunchTakesBuffers) {
+// Tokens choose experts of all ranks in turn. A row sum names ranks by number, and a launch sums all rows of a chunk,
+// however many ranks they come from. There is no persistent kernel for more than 64.
+TEST(CudaMoeRanks, MoreThan64TakeOneLaunchForTheSums) {
   constexpr int kRanks = 66;
-  constexpr size_t kTopK = 3, kTokens = 40, kHidden = 8;
+  constexpr size_t kTopK = 8, kTokens = 66, kHidden = 8;
   run_on_devices(
       kRanks, device_options(RankMode::kThreads), [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
         moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
@@ -368,9 +368,8 @@ TEST(CudaMoeRanks, MoreRanksThanALaunchTakesBuffers) {
         moecclRouting_t routing = nullptr;
         MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
         std::vector<int32_t> index;
-        for (size_t t = 0; t < kTokens; ++t)
-          for (size_t k = 0; k < kTopK; ++k)
-            index.push_back(static_cast<int32_t>((t * kTopK + k + static_cast<size_t>(rank)) % kRanks));
+        for (size_t i = 0; i < kTokens * kTopK; ++i)
+          index.push_back(static_cast<int32_t>((i + static_cast<size_t>(rank)) % kRanks));
         MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, index.data(), nullptr, kTokens), comm);
         moecclRoutingInfo_t info{};
         info.size = sizeof(info);
@@ -378,8 +377,16 @@ TEST(CudaMoeRanks, MoreRanksThanALaunchTakesBuffers) {
         DeviceBuffer in(device, kTokens * config.hidden_bytes), rows(device, info.n_rows * config.hidden_bytes);
         in.put(floats(kTokens * kHidden, static_cast<float>(rank + 1)));
         MOECCL_ASSERT_COMM_OK(moecclDispatch(routing, in.data(), rows.data(), as_stream(stream)), comm);
+        device.synchronize(stream);
+        all_have_ended(comm);
+        const int before = device.emulated() ? device.launches() : 0;
+        all_have_ended(comm);
         MOECCL_ASSERT_COMM_OK(moecclCombine(routing, rows.data(), in.data(), as_stream(stream)), comm);
         EXPECT_EQ(in.get(stream), floats(kTokens * kHidden, static_cast<float>(kTopK) * static_cast<float>(rank + 1)));
+        all_have_ended(comm);
+        if (rank == 0 && device.emulated()) {
+          EXPECT_LE(device.launches() - before, kRanks * (kRanks - 1 + 1)) << "a copy to each other rank, and the sums";
+        }
         MOECCL_EXPECT_OK(moecclRoutingDestroy(routing));
         MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
         all_have_ended(comm);

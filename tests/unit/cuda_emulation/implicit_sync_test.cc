@@ -146,6 +146,28 @@ TEST(EmulatedImplicitSync, AFreeWaitsForDevicesThatReachTheMemory) {
   });
 }
 
+TEST(EmulatedImplicitSync, UnmappingWaitsWhereATestWantsIt) {
+  for (const bool wanted : {false, true}) {
+    Settings settings = kStrict;
+    settings.emplace_back("MOECCL_TEST_CUDA_UNMAP_WAITS", wanted ? "1" : "0");
+    in_process(settings, [wanted] {
+      (void)use(0);
+      constexpr size_t kUnit = 2 << 20;
+      const int properties[12] = {1, 1, 1, 0};
+      uint64_t object = 0, mapped = 0;
+      EXPECT_EQ(call("cuMemCreate", &object, kUnit, static_cast<const void*>(properties), 0ull), 0);
+      EXPECT_EQ(call("cuMemAddressReserve", &mapped, kUnit, size_t{0}, uint64_t{0}, 0ull), 0);
+      EXPECT_EQ(call("cuMemMap", mapped, kUnit, size_t{0}, object, 0ull), 0);
+      {
+        Busy busy;
+        EXPECT_EQ(busy.holds_up([&] { EXPECT_EQ(call("cuMemUnmap", mapped, kUnit), 0); }, wanted), wanted);
+      }
+      Busy busy;
+      EXPECT_EQ(busy.holds_up([&] { EXPECT_EQ(call("cuMemRelease", object), 0); }, wanted), wanted);
+    });
+  }
+}
+
 TEST(EmulatedImplicitSync, APageableCopyThatWaitsHoldsUpOthersOfItsKind) {
   in_process(kStrict, [] {
     (void)use(0);

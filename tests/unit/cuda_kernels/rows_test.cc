@@ -72,7 +72,9 @@ TEST(CudaRows, WeightedSumsGiveTheReferencesBits) {
   for (int i = 0; i < 1900; ++i) {
     const int type = i % MOECCL_NUM_DATA_TYPES;
     const Place place(type, random);
-    const size_t n_bases = 1 + random.below(4), n_rows = 1 + random.below(10), count = random.below(14);
+    // A combine has a base for each rank.
+    const size_t n_bases = random.chance(10) ? 60 + random.below(80) : 1 + random.below(4),
+                 n_rows = 1 + random.below(10), count = random.below(14);
     const size_t row_bytes = place.elements * kTypeSizes[type];
     std::vector<Buffer> bases;
     for (size_t b = 0; b < n_bases; ++b)
@@ -92,7 +94,8 @@ TEST(CudaRows, WeightedSumsGiveTheReferencesBits) {
     std::memset(actual.data(), 0, actual.size());
     ReduceRowsKernelArgs args{};
     std::vector<const void*> pointers;
-    for (size_t b = 0; b < n_bases; ++b) pointers.push_back(args.bases[b] = bases[b].data());
+    for (size_t b = 0; b < n_bases; ++b) pointers.push_back(bases[b].data());
+    args.bases = pointers.data();
     kernels::ReduceRowsArgs host;
     host.dst = expected.data();
     host.bases = pointers.data();

@@ -194,7 +194,8 @@ TEST(Walk, ARankThatNeverComesIsADeadlineThatNamesIt) {
 // Other blocks may change `failed` at any time, here between steps of the block's first and last threads.
 MOECCL_KERNEL(test_walk_enter, WalkArgs) {
   MOECCL_SHARED WalkShared s;
-  WalkState w = walk_begin(a, s);
+  WalkState w;
+  if (!walk_begin(a, s, w)) return;
   if (thread_index() == 100) atomic_or(&a.header->failed, 1);
   static_cast<uint8_t*>(a.output)[thread_index()] = walk_enter(a, s, w);
 }
@@ -207,10 +208,55 @@ TEST(Walk, AFailureDuringTheStartIsSeenByAllThreadsOfABlockOrByNone) {
   w.rank(0).in.assign(40, 1), w.rank(0).out.assign(256, 0xab);
   const emulation::Kernel* kernel = emulation::find_kernel("test_walk_enter");
   for (uint64_t seed = 0; seed < 50; ++seed) {
-    w.rank(0).head().failed = 0;
+    w.rank(0).head().failed = w.rank(0).head().running = 0;  // the kernel above never leaves
     const WalkArgs args = w.args(0, 10, 4, 10);
     emulation::launch(*kernel, &args, {.blocks = 1, .threads = 256, .seed = seed});
     for (const uint8_t entered : w.rank(0).out) ASSERT_EQ(entered, w.rank(0).out[0]) << "seed " << seed;
+  }
+}
+
+// Nothing but the program orders a graph's replay and an operation that a thread launches.
+TEST(Walk, ALaunchBesideAnotherFailsAndEndsBoth) {
+  for (const bool replay_first : {false, true}) {
+    World w(2, 4096);
+    w.all_reduce_program();
+    WalkRank& r = w.rank(0);
+    r.in.assign(40, 1), r.out.assign(40, 0xab);
+    const WalkArgs numbered = w.args(0, 10, 4, 10);
+    WalkArgs replay = numbered;
+    replay.completed = nullptr;
+    const emulation::Kernel* kernel = emulation::find_kernel("moeccl_walk_7");
+    // It waits for rank 1, which never comes.
+    std::thread first([&] {
+      emulation::launch(*kernel, replay_first ? &replay : &numbered,
+                        {.blocks = 3, .threads = 64, .concurrent = true, .seed = 1});
+    });
+    while (std::atomic_ref(r.head().entries[1].seq).load() == 0) std::this_thread::yield();
+    emulation::launch(*kernel, replay_first ? &numbered : &replay,
+                      {.blocks = 4, .threads = 64, .concurrent = true, .seed = 2});
+    first.join();
+    EXPECT_EQ(r.report.kind, static_cast<uint64_t>(WalkFailure::kBeside));
+    EXPECT_EQ(r.report.seq, 1u);
+    EXPECT_EQ(r.completed, 1u) << "both have left";
+    EXPECT_EQ(r.out, std::vector<uint8_t>(40, 0xab));
+    EXPECT_EQ(r.head().running, 0u);
+    for (const WalkTurn& turn : r.head().turns) EXPECT_EQ(turn.verdict + turn.left, 0u);
+  }
+}
+
+// A kernel that gives up frees the header for those that follow, which end at once.
+TEST(Walk, ALaunchThatFailedRunsNoMore) {
+  World w(2, 4096);
+  w.all_reduce_program();
+  WalkRank& r = w.rank(0);
+  r.in.assign(40, 1), r.out.assign(40, 0);
+  for (uint64_t launch = 1; launch <= 3; ++launch) {
+    std::vector<WalkArgs> args{w.args(0, 10, 4, 10)};
+    args[0].timeout_ns = 50'000'000;
+    run_walks("moeccl_walk_7", args, {2}, launch);
+    EXPECT_EQ(r.completed, launch);
+    EXPECT_EQ(r.head().running, 0u);
+    EXPECT_EQ(r.report.kind, static_cast<uint64_t>(WalkFailure::kDeadline));
   }
 }
 

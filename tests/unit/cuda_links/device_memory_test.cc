@@ -255,6 +255,8 @@ struct Agreed {
       std::byte* const landing = rank == 0 || second == kReached ? memory[2 * rank].device() : whole + 1;
       if (rank == 0 || second != kNone)
         f.device_memory = {context, {landing, kBytes}, {memory[2 * rank + 1].device(), kBytes}};
+      else
+        f.device_memory.why_none = "rank 1: MOECCL_CUDA_IPC=0";
       auto made =
           comm::connect_hosts(*session, &fake_verbs::kNetworks[0], hosts, bootstrap::Key{}, config, f, deadline);
       status[rank] = made.status();
@@ -275,8 +277,8 @@ TEST_F(DeviceMemoryOverVerbs, IsTakenByAllRanksOrByNone) {
     EXPECT_EQ(all.of[r].device, "dma-buf");
     EXPECT_EQ(all.of[r].why_no_device, "");
   }
-  for (const auto& [second, why] : {std::pair{Agreed::kNotReached, "rank 1: no dma-buf"},
-                                    std::pair{Agreed::kNone, "rank 1: the GPUs of its host"}}) {
+  for (const auto& [second, why] :
+       {std::pair{Agreed::kNotReached, "rank 1: no dma-buf"}, std::pair{Agreed::kNone, "rank 1: MOECCL_CUDA_IPC=0"}}) {
     const Agreed none(context_, second);
     for (const uint32_t r : {0u, 1u}) {
       ASSERT_TRUE(none.status[r].ok()) << none.status[r].message();

@@ -66,6 +66,9 @@ TEST(SocketAddress, KnowsLoopbackAnyAndOwn) {
   EXPECT_TRUE(is_local_address(parse("127.0.0.1")));
   EXPECT_FALSE(is_local_address(parse("198.51.100.9")));
   EXPECT_TRUE(resolve_host("localhost", 5).value().is_loopback());
+  EXPECT_EQ(resolve_host("[fd10::1]", 5).value().str(), "[fd10::1]:5");
+  EXPECT_EQ(resolve_all("10.0.0.1", 5).value().size(), 1u);
+  EXPECT_FALSE(resolve_all("[fd10::1", 5).ok());
   EXPECT_TRUE(source_address_towards(parse("127.0.0.1")).value().is_loopback());
 }
 
@@ -167,6 +170,21 @@ TEST(Socket, AFullUnixQueueIsWaitedForUntilTheDeadline) {
   std::vector<Fd> waiting;
   for (int i = 0; i < 2; ++i) waiting.push_back(std::move(connect_to(address, soon()).value()));
   EXPECT_EQ(connect_to(address, Deadline::after_ms(30)).status().code(), moecclTimeout);
+}
+
+TEST(Socket, AConnectionThatTakesTooLongIsNamed) {
+  Result<Fd> listener = listen_at(*parse_ip_address("127.0.0.1"), 0);
+  ASSERT_TRUE(listener.ok());
+  const SocketAddress address = *local_address(listener->get());
+  std::vector<Fd> waiting;
+  Result<Fd> client = Fd();
+  // The kernel drops the packets that would begin a connection when the queue is full.
+  for (int i = 0; i < 5 && client.ok(); ++i) {
+    client = connect_to(address, Deadline::after_ms(300));
+    if (client.ok()) waiting.push_back(std::move(*client));
+  }
+  EXPECT_EQ(client.status().code(), moecclTimeout);
+  EXPECT_NE(client.status().message().find(address.str()), std::string::npos) << client.status().message();
 }
 
 TEST(Socket, DescriptorsTravelAndCloseOnExec) {

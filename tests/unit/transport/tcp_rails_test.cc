@@ -46,6 +46,25 @@ TEST(TcpNics, FollowsTheFilter) {
   EXPECT_EQ(choose_nics(std::vector<driver::Interface>{kHost[0]}, "").status().code(), moecclUnsupported);
 }
 
+// A host's containers add bridges, which may come first. Only the last interface is in a network that the peer has.
+TEST(TcpNics, OfMoreThanItUsesAreTheOneOfTheMeetingAndTheFastest) {
+  const auto host = [](const std::string& bridges, int64_t bridge_rate, const std::string& own, int64_t rate) {
+    std::vector<driver::Interface> all;
+    for (size_t i = 0; i < kMaxNics; ++i)
+      all.push_back(interface(format("br{}", i), format("172.{}{}.0.1", bridges, i), 16, bridge_rate));
+    all.push_back(interface("ib0", own, 24, rate));
+    return all;
+  };
+  const auto fast = *choose_nics(host("2", 0, "10.0.0.1", 100'000), "");
+  EXPECT_EQ(fast.size(), kMaxNics);
+  EXPECT_EQ(fast.front().name, "br0") << "they keep their order";
+  const auto rails = choose_rails(fast, *choose_nics(host("3", 0, "10.0.0.2", 100'000), ""), no_route);
+  ASSERT_EQ(rails.size(), 1u);
+  EXPECT_EQ(fast[rails[0].own].name, "ib0");
+  EXPECT_EQ(choose_nics(host("2", 10'000, "10.0.0.1", 1'000), "")->back().name, "br7") << "nothing says otherwise";
+  EXPECT_EQ(choose_nics(host("2", 10'000, "10.0.0.1", 1'000), "", "10.0.0.1")->back().name, "ib0");
+}
+
 // NCCL_SOCKET_IFNAME counts too, so its values must mean the same.
 TEST(TcpNics, FollowTheFilterByNcclsRule) {
   using Names = std::vector<std::string>;
@@ -93,8 +112,71 @@ TEST(TcpRails, LeavesOutBridgesThatBothHaveAndSlowOnes) {
   const std::vector<Nic> b = {nic("docker0", "172.17.0.1", 16), nic("eth0", "10.0.0.2", 24, 100'000),
                               nic("mgmt", "192.168.0.2", 24, 1'000)};
   const auto rails = choose_rails(a, b, no_route);
+  ASSERT_EQ(rails.size(), 2u);
+  EXPECT_TRUE(rails[0].own == 1 && !rails[0].spare);
+  EXPECT_TRUE(rails[1].own == 2 && rails[1].spare) << "used only if eth0 does not answer";
+}
+
+// Virtual machines' interfaces (virtio) state no rate.
+TEST(TcpRails, KeepAnInterfaceOfUnknownRateBesideASlowOne) {
+  const std::vector<Nic> a = {nic("eth0", "10.0.0.1", 24), nic("mgmt", "192.168.0.1", 24, 1'000)};
+  const std::vector<Nic> b = {nic("eth0", "10.0.0.2", 24), nic("mgmt", "192.168.0.2", 24, 1'000)};
+  const auto rails = choose_rails(a, b, no_route);
+  ASSERT_EQ(rails.size(), 2u);
+  EXPECT_TRUE(rails[0].own == 0 && rails[0].mbit_per_s == kUnknownMbit && !rails[0].spare);
+  EXPECT_TRUE(rails[1].own == 1 && rails[1].spare);
+}
+
+// Each fast NIC has a link of its own to its switch, and a slow network joins all hosts.
+struct Routed {
+  std::vector<Nic> a = {nic("mgmt0", "10.0.0.1", 24, 1'000), nic("fab0", "10.1.0.1", 31, 100'000),
+                        nic("fab1", "10.1.1.1", 31, 100'000)};
+  std::vector<Nic> b = {nic("mgmt0", "10.0.0.2", 24, 1'000), nic("fab0", "10.1.0.3", 31, 100'000),
+                        nic("fab1", "10.1.1.3", 31, 100'000)};
+  static Result<driver::SocketAddress> route(const driver::SocketAddress& peer) {
+    return peer.host() == "10.0.0.2" ? ip("10.0.0.1") : peer.host() == "10.1.0.3" ? ip("10.1.0.1") : ip("10.1.1.1");
+  }
+};
+
+TEST(TcpRails, RoutedRailsCountBesideASharedNetwork) {
+  const Routed hosts;
+  const auto rails = choose_rails(hosts.a, hosts.b, Routed::route);
+  ASSERT_EQ(rails.size(), 3u);
+  for (const uint32_t i : {0u, 1u}) {
+    EXPECT_TRUE(rails[i].own == i + 1 && rails[i].peer == i + 1 && !rails[i].spare) << i;
+    EXPECT_EQ(rails[i].mbit_per_s, 100'000);
+  }
+  EXPECT_TRUE(rails[2].own == 0 && rails[2].spare);
+  EXPECT_FALSE(missed_rail(hosts.a, hosts.b, rails).has_value());
+}
+
+TEST(TcpRails, RoutedRailsAndASharedNetworkServeTogetherWhereBothAreFast) {
+  Routed hosts;
+  hosts.a[0].mbit_per_s = hosts.b[0].mbit_per_s = 25'000;
+  const auto rails = choose_rails(hosts.a, hosts.b, Routed::route);
+  ASSERT_EQ(rails.size(), 3u);
+  EXPECT_TRUE(rails[0].mbit_per_s == 100'000 && rails[2].mbit_per_s == 25'000 && !rails[2].spare);
+}
+
+TEST(TcpRails, TellWhichFastInterfaceTheyMiss) {
+  Routed hosts;
+  const auto rails = choose_rails(hosts.a, hosts.b, no_route);
   ASSERT_EQ(rails.size(), 1u);
-  EXPECT_EQ(rails[0].own, 1u);
+  const auto missed = missed_rail(hosts.a, hosts.b, rails);
+  ASSERT_TRUE(missed.has_value());
+  EXPECT_TRUE(missed->own == 1 && missed->peer == 1 && missed->mbit_per_s == 100'000);
+  hosts.b.resize(1);
+  EXPECT_FALSE(missed_rail(hosts.a, hosts.b, rails).has_value()) << "the peer has no such interface";
+}
+
+// A route between container networks leads through a tunnel in the network that the hosts share.
+TEST(TcpRails, TunnelsDoNotCountBesideASharedNetwork) {
+  for (const int64_t tunnel : {int64_t{0}, int64_t{25'000}}) {
+    const std::vector<Nic> a = {nic("eth0", "10.0.0.1", 24, 25'000), nic("flannel.1", "10.244.1.0", 32, tunnel)};
+    const std::vector<Nic> b = {nic("eth0", "10.0.0.2", 24, 25'000), nic("cni0", "10.244.2.1", 24, tunnel)};
+    const auto rails = choose_rails(a, b, [](const driver::SocketAddress&) { return Result(ip("10.244.1.0")); });
+    EXPECT_EQ(rails.size(), 1u) << tunnel;
+  }
 }
 
 // A peer states the speeds of its interfaces.
@@ -124,9 +206,10 @@ TEST(TcpRails, AsksTheRouteBetweenNetworks) {
 }
 
 TEST(TcpRails, FastOnesGetSeveralConnections) {
-  EXPECT_EQ(streams_for({0, 0, 0}, 0), 1u);
-  EXPECT_EQ(streams_for({0, 0, 100'000}, 0), 4u);
-  EXPECT_EQ(streams_for({0, 0, 1'000}, 3), 3u);
+  EXPECT_EQ(streams_for({0, 0, 1'000}, 0, 16), 1u);
+  EXPECT_EQ(streams_for({0, 0, 100'000}, 0, 16), 4u);
+  EXPECT_EQ(streams_for({0, 0, 1'000}, 3, 16), 3u);
+  EXPECT_EQ(streams_for({0, 0, 100'000}, 0, 2), 2u) << "eight rails share the limit";
 }
 
 TEST(TcpInterfaces, OfThisHostIncludeLoopback) {

@@ -104,15 +104,17 @@ TEST(TcpMesh, AFloodOfStrangersTakesNoDescriptorsFromTheRank) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
-// One of the two ways to the peer ends at a stranger that accepts connections and says nothing.
-TEST(TcpMesh, ASilentRailIsGivenUpInTime) {
+// The first of the two ways to the peer ends at a stranger that accepts connections and says nothing. The second serves
+// even if it is too slow to be used besides the first.
+void give_up_the_first_rail(int64_t first_rate, int64_t second_rate) {
   MeshOptions a = options_of(0), b = options_of(1);
   a.deadline = b.deadline = Deadline::after_ms(8'000);
-  const auto two_nics = [](const MeshOptions& o) {
+  const auto two_nics = [&](const MeshOptions& o) {
     std::vector<Nic> nics;
     for (const int net : {1, 2}) {
       const std::string address = format("127.{}.0.{}", net, o.rank + 1);
-      nics.push_back({format("lo{}", net), *driver::parse_ip_address(address), 16, 0});
+      nics.push_back(
+          {format("lo{}", net), *driver::parse_ip_address(address), 16, net == 1 ? first_rate : second_rate});
     }
     return std::move(*Mesh::listen(o, nics));
   };
@@ -127,8 +129,14 @@ TEST(TcpMesh, ASilentRailIsGivenUpInTime) {
   ASSERT_TRUE(got_a.ok()) << got_a.status().message();
   ASSERT_TRUE(got_b.ok()) << got_b.status().message();
   EXPECT_EQ((*got_b)[0].streams.size(), 1u);
+  EXPECT_EQ((*got_b)[0].mbit_per_s, second_rate);
+  EXPECT_EQ((*got_a)[0].mbit_per_s, 0) << "only the side that connects knows the rails";
   EXPECT_GT(a.deadline.remaining_ms(), 4'000);
 }
+
+TEST(TcpMesh, ASilentRailIsGivenUpInTime) { give_up_the_first_rail(10'000, 10'000); }
+
+TEST(TcpMesh, ASlowRailServesWhereTheFastOneIsSilent) { give_up_the_first_rail(40'000, 1'000); }
 
 // Set before the connection exists, because it would stay paced otherwise.
 TEST(TcpMesh, BothEndsHaveTheCongestionControlThatIsAskedFor) {

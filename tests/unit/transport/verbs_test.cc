@@ -55,6 +55,22 @@ TEST(VerbsSettings, OursCountBeforeNcclsAndBothAreRead) {
   EXPECT_EQ(s.value().library, "");
 }
 
+TEST(VerbsSettings, NcclsSwitchTurnsRdmaOff) {
+  const auto why_off = [](std::map<std::string, std::string> given) {
+    const auto read = read_settings([&given](const char* name) -> const char* {
+      const auto found = given.find(name);
+      return found == given.end() ? nullptr : found->second.c_str();
+    });
+    EXPECT_TRUE(read.ok());
+    return read.ok() ? read->why_off : "";
+  };
+  EXPECT_EQ(why_off({}), "");
+  EXPECT_EQ(why_off({{"NCCL_IB_DISABLE", "0"}}), "");
+  EXPECT_EQ(why_off({{"NCCL_IB_DISABLE", "1"}}), "NCCL_IB_DISABLE is 1");
+  EXPECT_EQ(why_off({{"NCCL_IB_DISABLE", "1"}, {"MOECCL_IB_LIBRARY", "libibverbs.so.1"}}), "") << "ours counts";
+  EXPECT_EQ(why_off({{"MOECCL_IB_LIBRARY", "none"}}), "MOECCL_IB_LIBRARY is none");
+}
+
 TEST(VerbsSettings, RetriesEndWithinHalfOfAnOperationsTimeout) {
   const Settings s;
   EXPECT_EQ(timeout_code(s, 600'000), 20);
@@ -67,7 +83,7 @@ TEST(VerbsSettings, RetriesEndWithinHalfOfAnOperationsTimeout) {
 
 TEST(VerbsSettings, WhatIsNotAcceptedNamesTheVariable) {
   const std::pair<const char*, const char*> bad[] = {
-      {"MOECCL_IB_TC", "256"},      {"NCCL_IB_SL", "16"},          {"NCCL_IB_TIMEOUT", "0"},
+      {"MOECCL_IB_TC", "256"},      {"NCCL_IB_SL", "16"},          {"MOECCL_IB_TIMEOUT", "0"},
       {"MOECCL_IB_RETRY_CNT", "8"}, {"MOECCL_IB_PKEY", "-1"},      {"NCCL_IB_GID_INDEX", "x"},
       {"NCCL_IB_HCA", "^"},         {"MOECCL_IB_HCA", "mlx5_0:x"}, {"MOECCL_IB_QPS_PER_CONNECTION", "9"}};
   for (const auto& [name, value] : bad) {
@@ -77,6 +93,27 @@ TEST(VerbsSettings, WhatIsNotAcceptedNamesTheVariable) {
     EXPECT_NE(s.status().message().find(name), std::string::npos) << s.status().message();
     EXPECT_NE(s.status().message().find(value), std::string::npos) << s.status().message();
   }
+}
+
+// What NCCL accepts is no reason to go without RDMA.
+TEST(VerbsSettings, NcclsValuesOutOfOurRangeCountAsTheNearest) {
+  const auto s = given({{"NCCL_IB_QPS_PER_CONNECTION", "16"},
+                        {"NCCL_IB_TC", "0x6a"},
+                        {"NCCL_IB_SL", "-1"},
+                        {"NCCL_IB_TIMEOUT", "0"},
+                        {"NCCL_IB_GID_INDEX", "-2"},
+                        {"NCCL_IB_ADAPTIVE_ROUTING", "-2"}});
+  ASSERT_TRUE(s.ok()) << s.status().message();
+  EXPECT_EQ(s->queue_pairs, kMaxQueuePairs);
+  EXPECT_EQ(s->traffic_class, 0x6a);
+  EXPECT_EQ(s->service_level, 0);
+  EXPECT_EQ(s->timeout, 31) << "no limit, as far as the NIC can";
+  EXPECT_EQ(s->gid_index, -1);
+  EXPECT_EQ(s->adaptive_routing, AdaptiveRouting::kAutomatic);
+  ASSERT_EQ(s->adapted.size(), 5u);
+  EXPECT_EQ(s->adapted.back(), "NCCL_IB_ADAPTIVE_ROUTING=-2 counts as -1");
+  EXPECT_EQ(given({{"NCCL_IB_TC", "-1"}, {"NCCL_IB_ADAPTIVE_ROUTING", "2"}})->adaptive_routing, AdaptiveRouting::kOn);
+  EXPECT_FALSE(given({{"MOECCL_IB_TC", "0x6a"}}).ok()) << "ours are read as documented";
 }
 
 TEST(VerbsSettings, TheFilterOfDevicesReadsNcclsSyntax) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connections between hosts that fail to be established.
+// Connections between hosts: those that fail to be established, and which network they use.
 #include "src/world/network.h"
 
 #include <dlfcn.h>
@@ -15,7 +15,9 @@
 
 #include "src/base/env.h"
 #include "src/bootstrap/unique_id.h"
+#include "tests/support/fake_verbs.h"
 #include "tests/support/timing.h"
+#include "tests/support/variables.h"
 #include "transport/shm/segment.h"
 
 namespace {
@@ -27,6 +29,8 @@ std::atomic<int> cuda_loads{0};  // calls that load the CUDA driver
 
 thread_local int threads_until_none = -1;  // that the calling thread can still start; -1: any number
 
+thread_local bool without_rdma = false;  // of the calling thread's rank, as if its host had MOECCL_IB_LIBRARY=none
+
 }  // namespace
 
 extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*), void* of) {
@@ -34,6 +38,12 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
   if (threads_until_none == 0) return EAGAIN;
   if (threads_until_none > 0) --threads_until_none;
   return real(thread, attributes, body, of);
+}
+
+extern "C" char* secure_getenv(const char* name) noexcept {
+  static char none[] = "none";
+  if (without_rdma && std::strcmp(name, "MOECCL_IB_LIBRARY") == 0) return none;
+  return std::getenv(name);
 }
 
 extern "C" void* dlopen(const char* name, int flags) noexcept {
@@ -99,6 +109,91 @@ TEST(Network, OfOneMachineLeadsToItsOwnAddress) {
   const TwoRanks machines(-1, {5, 6});
   EXPECT_NE(machines.status[1].message().find("no interface of this host has a route to rank 0"), std::string::npos)
       << machines.status[1].message();
+}
+
+// Two ranks that choose among all networks, where RDMA is the fake libibverbs.
+struct TwoChoose {
+  NetworkResult of[2];
+  Status status[2];
+  std::string log;  // at the default level
+
+  // rdma: whether each rank has it.
+  explicit TwoChoose(std::array<bool, 2> rdma) {
+    tests::FakeVerbs::get().calm();
+    const testing::Variables set = {{"MOECCL_IB_LIBRARY", tests::FakeVerbs::library()}};
+    const Deadline deadline = Deadline::after_ms(tests::patient_ms(10'000));
+    bootstrap::RootOptions options;
+    options.socket_addr = "127.0.0.1";
+    const auto root = std::move(*bootstrap::Root::start(options));
+    const auto body = [&](uint32_t rank) {
+      without_rdma = !rdma[rank];
+      auto session = std::move(*bootstrap::Session::join(root->id(), static_cast<int>(rank), 2, deadline));
+      const HostOfRank host_of_rank[] = {{1, "a"}, {2, "b"}};
+      const Hosts hosts(host_of_rank);
+      Config config;
+      config.timeout_ms = 5000;
+      exec::Fabric f(rank, 2, 1 << 20);
+      f.own = *transport::shm::Segment::create({2, rank, 1 << 20, 4096}, false);
+      auto made = connect_hosts(*session, nullptr, hosts, bootstrap::Key{}, config, f, deadline);
+      status[rank] = made.status();
+      if (made.ok()) of[rank] = *made;
+      f.engine = nullptr;
+      session->close();
+      without_rdma = false;
+    };
+    ::testing::internal::CaptureStderr();
+    std::thread other([&] { body(1); });
+    body(0);
+    other.join();
+    log = ::testing::internal::GetCapturedStderr();
+    for (const Status& s : status) EXPECT_TRUE(s.ok()) << s.message();
+  }
+  bool over(const char* network) const {
+    return of[0].network == transport::find_network(network) && of[1].network == of[0].network;
+  }
+};
+
+// One host without RDMA takes it from all of them. Explain shows the same text as the log.
+TEST(Network, ThatOnlySomeRanksHaveIsSaidOnce) {
+  const TwoChoose ranks({true, false});
+  EXPECT_TRUE(ranks.over("tcp"));
+  const std::string why = "no verbs on rank 1 (b): MOECCL_IB_LIBRARY is none; no plugin on any rank: ";
+  EXPECT_EQ(ranks.of[0].why.substr(0, why.size()), why);
+  EXPECT_EQ(ranks.of[0].why, ranks.of[1].why);
+  const size_t at = ranks.log.find(why);
+  EXPECT_NE(at, std::string::npos) << ranks.log;
+  EXPECT_NE(ranks.log.find("WARN"), std::string::npos) << ranks.log;
+  EXPECT_EQ(ranks.log.find(why, at + 1), std::string::npos) << ranks.log;
+}
+
+TEST(Network, ThatNoRankHasIsNotWorthAWarning) {
+  const TwoChoose ranks({false, false});
+  EXPECT_TRUE(ranks.over("tcp"));
+  EXPECT_EQ(ranks.of[0].why.substr(0, 16), "no verbs on any ") << ranks.of[0].why;
+  EXPECT_EQ(ranks.log, "");
+}
+
+TEST(Network, IsRdmaWithMoreQueuePairsThanWeTake) {
+  const testing::Variables set = {{"NCCL_IB_QPS_PER_CONNECTION", "16"}};
+  const TwoChoose ranks({true, true});
+  EXPECT_TRUE(ranks.over("verbs")) << ranks.of[0].why;
+  EXPECT_EQ(ranks.of[0].why + ranks.log, "");
+  EXPECT_GT(ranks.of[1].node_link.bytes_per_ns, 0);
+}
+
+TEST(Network, WithAValueOfNcclsThatIsRefusedWarns) {
+  const testing::Variables set = {{"NCCL_IB_SL", "16"}};
+  const TwoChoose ranks({true, true});
+  EXPECT_TRUE(ranks.over("tcp"));
+  EXPECT_NE(ranks.log.find("no verbs on any rank: NCCL_IB_SL"), std::string::npos) << ranks.log;
+  EXPECT_NE(ranks.log.find("WARN"), std::string::npos) << ranks.log;
+}
+
+// Only the rank that connects knows the rate of the interfaces that are used.
+TEST(Network, HasOneUplinkForAllRanks) {
+  const TwoChoose ranks({false, false});
+  EXPECT_GT(ranks.of[0].node_link.bytes_per_ns, 0);
+  EXPECT_EQ(ranks.of[0].node_link.bytes_per_ns, ranks.of[1].node_link.bytes_per_ns);
 }
 
 // The accepting thread and the engine's thread: everything made before them ends in order.

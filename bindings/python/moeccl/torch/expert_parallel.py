@@ -5,6 +5,7 @@ import ctypes
 
 import torch
 
+import moeccl
 from moeccl import _abi
 from ._calls import DTYPES, FLOATS, Owned, as_int32, call, int32s, listed, memory, uncompiled
 from ._group import comm_of, largest
@@ -17,7 +18,8 @@ class Handle:
 
     n_tokens:           tokens of this rank, T
     n_rows:             rows that this rank's experts got, R, padding included
-    local_experts:      numbers of this rank's experts, ascending: the order of the groups of rows
+    local_experts:      numbers of this rank's experts, ascending: the order of the groups of rows. In a MoELayer with swap or
+                        replica_slots these are slots, and layer.experts.numbers() has the expert in each
     tokens_per_expert:  tokens of each local expert, without padding
     rows_per_expert:    rows of each local expert's group, padding included: rows.split(handle.rows_per_expert)
     n_dropped:          choices of this rank that capacity dropped
@@ -68,8 +70,8 @@ class Handle:
 class Layer(Owned):
     """A MoE layer of the C interface for one element type, with unused routings, whose memory the next step reuses."""
 
-    def __init__(self, comm, config, hybrid=None):
-        self.top_k, self._free = config.top_k, []
+    def __init__(self, comm, config, dtype, hybrid=None):
+        self.top_k, self.dtype, self._free = config.top_k, dtype, []
         if hybrid is None:
             super().__init__(comm, "moecclMoeCreate", "moecclMoeDestroy", comm.handle, ctypes.byref(config))
         else:
@@ -110,7 +112,8 @@ class ExpertParallel:
     top_k:        experts per token, at most 64
     hidden:       elements of a token's row
     group:        a ProcessGroup of any backend, a moeccl.Comm, or None for the default group
-    max_tokens:   most tokens that any rank brings to a step; None: the most of the first step, on which the ranks then agree
+    max_tokens:   most tokens that any rank brings to a step; None: the ranks agree on the most of the first step, and make room for
+                  more when a later step has more
     capacity:     most tokens that one rank sends to one expert; the rest are dropped and counted; 0: no limit
     align_rows:   each expert's rows begin at a multiple of this, padded with zeros
     algorithm:    "auto" chooses the levels at which tokens are deduplicated (HierMoE) for each routing, or "flat", "hier:2", ...
@@ -143,7 +146,7 @@ class ExpertParallel:
         self._dispatch_dtype = dispatch_dtype
         if dispatch_dtype is not None:
             self._options.update(scaled_row_bytes=hidden, scale_bytes=4 * n_scales(hidden))
-        self._layers, self._hybrid = {}, None
+        self._layers, self._hybrid, self._grows = {}, None, max_tokens is None
 
     def __deepcopy__(self, memo):
         """A copy, as of a model, has the same communicator and its own layers of the C interface."""
@@ -170,7 +173,7 @@ class ExpertParallel:
                 max_tokens=self.max_tokens, layout=_abi.moecclLayoutExpertMajor, **self._options)
             if self._owners is not None:
                 config.expert_rank = self._owners
-            self._layers[dtype] = Layer(self.comm, config, self._hybrid)
+            self._layers[dtype] = Layer(self.comm, config, dtype, self._hybrid)
         return self._layers[dtype]
 
     def _checked(self, x, topk_idx, topk_weights):
@@ -190,7 +193,26 @@ class ExpertParallel:
     @uncompiled
     def route(self, topk_idx, topk_weights, dtype):
         """Makes one step's routing without moving any rows. The call is collective."""
-        return self.layer(dtype, topk_idx.shape[0]).route(as_int32(topk_idx), topk_weights)
+        index, n_tokens = as_int32(topk_idx), topk_idx.shape[0]
+        try:
+            return self.layer(dtype, n_tokens).route(index, topk_weights)
+        except moeccl.Error:
+            # A routing fails on all ranks if one brings too many tokens, so only then they need to agree on room for them.
+            if not self._grows or not self._make_room(n_tokens):
+                raise
+        return self.layer(dtype).route(index, topk_weights)
+
+    def _make_room(self, n_tokens):
+        """Makes max_tokens at least the largest of all ranks' n_tokens, and at least doubles it, so that it rarely changes. Returns
+        False if it is large enough. The old layers live as long as the handles of their steps. The call is collective."""
+        try:
+            needed = largest(self.comm, n_tokens)
+        except moeccl.Error:  # the communicator has failed, and the first error says why
+            return False
+        if needed <= self.max_tokens:
+            return False
+        self.max_tokens, self._layers = max(needed, 2 * self.max_tokens), {}
+        return True
 
     @uncompiled
     def dispatch(self, x, topk_idx, topk_weights=None):
@@ -199,20 +221,26 @@ class ExpertParallel:
         x[T, hidden]; topk_idx[T, k]: the experts of each token, distinct, -1 for none; topk_weights[T, k] or None for ones.
         Rows are grouped by expert and sorted by (source rank, token) in each group. combine() applies the weights, and its backward
         pass computes their gradients."""
+        handle = self.checked_route(x, topk_idx, topk_weights)
+        return self.send(x, handle), handle.rows_per_expert, handle
+
+    def checked_route(self, x, topk_idx, topk_weights):
+        """The first half of dispatch(): returns the step's Handle."""
         self._checked(x, topk_idx, topk_weights)
-        handle = self.route(topk_idx, topk_weights, x.dtype)
+        return self.route(topk_idx, topk_weights, x.dtype)
+
+    def send(self, x, handle):
+        """The second half of dispatch(): returns rows[R, hidden]."""
         if self._dispatch_dtype is None:
-            rows = Dispatch.apply(x, handle)
-        else:
-            rows = QuantizedDispatch.apply(x, handle, self._dispatch_dtype)
-        return rows, handle.rows_per_expert, handle
+            return Dispatch.apply(x, handle)
+        return QuantizedDispatch.apply(x, handle, self._dispatch_dtype)
 
     @uncompiled
     def combine(self, rows, handle):
         """y[T, hidden] = for each token the weighted sum of its experts' rows[R, hidden]."""
         if tuple(rows.shape) != (handle.n_rows, self.hidden):
             raise ValueError(f"rows have shape {tuple(rows.shape)}: give {[handle.n_rows, self.hidden]}, as dispatch did")
-        if rows.dtype not in self._layers or self._layers[rows.dtype] is not handle.layer:
+        if rows.dtype != handle.layer.dtype:
             raise TypeError(f"rows hold {rows.dtype}, and dispatch moved another type: cast the experts' results to it")
         return Combine.apply(rows, handle.weights, handle)
 

@@ -91,6 +91,13 @@ class Experts(nn.Module):
         # The tuple keeps it from being a submodule: its own parameters are never used.
         self._form = (modules[0].to("meta"),)
 
+    def __setattr__(self, name, value):
+        """fully_shard() sets the parts of parameters in this way."""
+        placed = self.__dict__.get("_placed")
+        if placed is not None and isinstance(value, nn.Parameter):
+            placed.check(value)
+        super().__setattr__(name, value)
+
     def numbers(self):
         """Returns the number of the expert in each slot."""
         return self._numbers if self._placed is None else self._placed.numbers()

@@ -41,6 +41,10 @@ class Remainders(nn.Module):
         call(self._placement.comm, "moecclGradientReturnReduce", self._return.handle, 0, memory(grad), memory(own), None)
         return own
 
+    def renew(self, kept):
+        """Begins a new way back, over the placement's new communicator, with the remainders `kept` of the old one."""
+        self._return, self._kind, self._loaded = None, None, kept
+
     def _create(self, grad):
         if grad.dtype not in FLOATS:
             raise TypeError(f"gradient_ratio goes with experts of {' and '.join(map(str, FLOATS))}, and these are {grad.dtype}")

@@ -1,25 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """A MoE layer as a module: router, experts over the ranks of a group, and the papers' features as options."""
-import math
+import functools
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+import moeccl
 from moeccl import _abi
-from ._calls import uncompiled
-from ._group import comm_of, largest, largest_in
+from . import wrapped
+from ._agree import wrong_in_groups
+from ._calls import FLOATS, uncompiled
+from ._group import comm_of, largest, largest_in, revoke
 from .expert_parallel import ExpertParallel
 from .experts import MLP, Experts, seeded
+from .moving import move_experts, several
 from .placement import Fixed, Hybrid, Replicated, Swapped
 from .replace import Replacing, follow, replace_combine
 
 _loss_scale = [1.0]
+_scaler_scale = [1.0]  # a tensor in the backward pass of a loss that moeccl.torch.GradScaler has scaled
 
 
 def set_aux_loss_scale(scale):
-    """Sets the factor for the gradients of auxiliary losses. Use that of the main loss: a GradScaler's scale, or 1 / micro-batches."""
+    """Sets the factor for the gradients of auxiliary losses. Use that of the main loss, such as 1 / micro-batches. The scale of
+    moeccl.torch.GradScaler joins it by itself."""
     _loss_scale[0] = float(scale)
+
+
+def set_scaler_scale(scale):
+    """Sets the factor that a GradScaler adds to that of set_aux_loss_scale(); `scale` may be a tensor of one element."""
+    _scaler_scale[0] = scale
 
 
 class _Attach(torch.autograd.Function):
@@ -33,7 +45,9 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (loss,) = ctx.saved_tensors
-        return grad, torch.full_like(loss, _loss_scale[0])
+        scale = _scaler_scale[0]
+        scale = scale.to(loss.device) if torch.is_tensor(scale) else scale  # not float(), which would wait for the device
+        return grad, torch.full_like(loss, _loss_scale[0]) * scale
 
 
 @uncompiled  # the scale is that of the time of the backward pass
@@ -75,6 +89,9 @@ class _Placed:
     def numbers(self):
         return self._placement.numbers(self._slots)
 
+    def check(self, parameter):
+        wrapped.check_parameter(parameter, self._placement.comm)
+
 
 class Router(nn.Module):
     """Scores of all experts in float32, the top-k of their softmax, and the load-balancing loss of Switch Transformers."""
@@ -109,12 +126,18 @@ class MoELayer(nn.Module):
     hidden, n_experts, top_k, group, max_tokens, align_rows, algorithm, trials, dispatch_dtype, comm_options: as for ExpertParallel
     ffn:             inner width of the experts, with `activation` "gelu", "relu", "silu" or "swiglu", and with `bias` or without
     expert:          instead of ffn, a function without arguments that makes one expert, a module that takes rows[R, hidden]
+    router:          instead of the softmax, a module or function of x[T, hidden] that returns weights[T, k], the distinct experts
+                     index[T, k], with -1 for none (a token of only -1, such as padding, gets zeros), and a loss or None
     shared_expert:   a module that every token passes too, or its inner width; each rank has it, like any dense layer
     aux_loss_weight: weight of the load-balancing loss, which joins the backward pass automatically (set_aux_loss_scale);
                      `aux_loss` has its value
-    capacity_factor: capacity_factor * top_k * max_tokens / n_experts is the most tokens that one rank sends to one expert; None: no
-                     limit
-    average:         gradients of experts are divided by the number of ranks, as DDP and FSDP do with all others
+    capacity_factor: capacity_factor * top_k * max_tokens / n_experts is the most tokens that one rank sends to one expert, and with
+                     replica_slots, times ranks * n_experts / slots, the most that one slot takes from all ranks; None: no limit
+    average:         gradients of experts are divided by the number of ranks, as DDP and FSDP do with all others. False: they are not;
+                     a number: by that. Where ranks share one batch, as those of tensor or sequence parallelism do, give the number
+                     of data-parallel ranks
+    compute_dtype:   type of the rows that travel and of the experts' computation, for which the weights are cast; they and their
+                     gradients keep their own. None: autocast's type, or else that of x. y has the type of x
     expert_data_group: the group of ranks that hold the same experts, if the job has several expert-parallel groups: gradients
                      of experts are summed over it too
     seed:            expert e is initialized from seed + e; None: from torch's generators, with a number on which the ranks agree
@@ -139,7 +162,7 @@ class MoELayer(nn.Module):
                  shared_expert=None, max_tokens=None, normalize=True, aux_loss_weight=0.01, capacity_factor=None, align_rows=1,
                  algorithm="auto", trials=0, average=True, expert_data_group=None, seed=None, device=None, dtype=None,
                  swap=False, swap_levels=None, replica_slots=0, n_nodes=1, domains=None, codec_ratio=1, gradient_ratio=1, sample_tokens=0,
-                 norm=None, dispatch_dtype=None, comm_options=None):
+                 norm=None, dispatch_dtype=None, comm_options=None, compute_dtype=None, router=None):
         super().__init__()
         if (ffn is None) == (expert is None):
             raise ValueError("give ffn, the inner width of the experts, or expert, which makes one: one of the two")
@@ -155,19 +178,26 @@ class MoELayer(nn.Module):
             raise ValueError("sample_tokens cannot go with dispatch_dtype: the dispatched rows are the tokens that may stay")
         if norm is not None and not sample_tokens:
             raise ValueError("norm is for sample_tokens, where the layer adds the residual: apply it before the layer")
+        if not isinstance(average, bool) and not (isinstance(average, (int, float)) and average > 0):
+            raise ValueError(f"average is {average!r}: give True, False, or the number by which to divide")
+        if compute_dtype not in (None, *FLOATS):
+            raise ValueError(f"compute_dtype is {compute_dtype}: give one of {', '.join(map(str, FLOATS))}, or None")
+        if router is not None and not callable(router):
+            raise TypeError(f"router is a {type(router).__name__}: give a module or a function of x that returns weights, index and loss")
         if capacity_factor is not None and max_tokens is None:
             raise ValueError("capacity_factor counts from max_tokens: give that too")
         self.hidden, self.n_experts, self.top_k, self.aux_loss_weight = hidden, n_experts, top_k, aux_loss_weight
         self.comm = comm_of(group, **(comm_options or {}))
         kind = {"device": device, "dtype": dtype}
-        self.router = Router(hidden, n_experts, top_k, normalize, **kind)
+        self.router = Router(hidden, n_experts, top_k, normalize, **kind) if router is None else router
         make = expert or (lambda: MLP(hidden, ffn, activation, bias, **kind))
         if domains == "auto":
-            domains = self._step_bytes(make, max_tokens, dtype)
-        self.placement = self._place(swap, swap_levels, replica_slots, n_nodes, domains, (codec_ratio, gradient_ratio), dtype)
+            domains = self._step_bytes(make, max_tokens, compute_dtype or dtype)
+        self.placement = self._place(swap, swap_levels, replica_slots, n_nodes, domains, (codec_ratio, gradient_ratio),
+                                     compute_dtype or dtype)
         if domains:
             self.remainders = self.placement.remainders
-        capacity = 0 if capacity_factor is None else max(1, math.ceil(capacity_factor * top_k * max_tokens / n_experts))
+        capacity = 0 if capacity_factor is None else self.placement.limit(capacity_factor * top_k * max_tokens)
         self.ep = ExpertParallel(self.placement.n_slots, top_k, hidden, self.comm, max_tokens, capacity=capacity,
                                  expert_rank=self.placement.owners(), align_rows=align_rows, algorithm=algorithm,
                                  trials=-1 if sample_tokens else trials,  # see Replacing
@@ -181,7 +211,9 @@ class MoELayer(nn.Module):
         own_rows = shared_expert is not None
         self._replacing = Replacing(sample_tokens, _abi.moecclReplaceSolve, 2 if own_rows else 1) if sample_tokens else None
         self._average, self._data = average, None if expert_data_group is None else _Shared(expert_data_group)
-        self.aux_loss, self.handle, self.step = None, None, None
+        self._compared = False  # whether the ranks of expert_data_group are known to hold the same experts
+        self._compute_dtype = compute_dtype
+        self.aux_loss, self.handle, self.step, self._index = None, None, None, None
 
     def _agreed(self, seed, data_group):
         """Returns the seed or, without one, draws the same on all ranks that may hold an expert."""
@@ -221,44 +253,108 @@ class MoELayer(nn.Module):
         grad = self.placement.reduce(grad)
         ranks = self.comm.size
         if self._data is not None:
+            if not self._compared:
+                wrong = wrong_in_groups(self)
+                if wrong:
+                    raise ValueError(wrong)
+                self._compared = True
             grad = grad.clone()
             torch.distributed.all_reduce(grad, group=self.data_group)
             ranks *= torch.distributed.get_world_size(self.data_group)
-        return grad / ranks if self._average else grad
+        if isinstance(self._average, bool):
+            return grad / ranks if self._average else grad
+        return grad / self._average
+
+    def _types(self, tokens):
+        """Returns the type in which rows travel, and the one to which they and the experts' weights are cast; None: they are not."""
+        device = tokens.device.type
+        autocast = torch.is_autocast_enabled(device)
+        kind = self._compute_dtype or tokens.dtype
+        if autocast and self._compute_dtype is None and tokens.dtype != torch.float64:  # which autocast does not cast either
+            kind = torch.get_autocast_dtype(device)
+        travels = kind if self._replacing is None else tokens.dtype  # a sample's rows are also its residual
+        # Autocast casts weights where an operation needs it, and an expert of several types casts by itself.
+        mixed = len({w.dtype for w in self.experts.stacked()}) > 1
+        return travels, kind if self._compute_dtype or not (autocast or mixed) else None
 
     @uncompiled
-    def _weights(self):
-        """Returns the weights of the experts that run here, with what finishes their gradients."""
-        return self.placement.weights([_Finish.apply(w, self._finish_gradient) for w in self.experts.stacked()])
+    def _dispatch(self, tokens, slots, weights):
+        """Returns rows[R, hidden] and the rows of each slot."""
+        wrapped.check(self)
+        self.handle = self.ep.checked_route(tokens, slots, weights)
+        self.handle.n_dropped += self.placement.dropped
+        return self.ep.send(tokens, self.handle), self.handle.rows_per_expert
+
+    @uncompiled
+    def _weights(self, dtype):
+        """Returns the weights of the experts that run here, with what finishes their gradients, in the type `dtype`."""
+        weights = self.placement.weights([_Finish.apply(w, self._finish_gradient) for w in self.experts.stacked()])
+        return weights if dtype is None else [w.to(dtype) for w in weights]
 
     def forward(self, x):
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             raise ValueError(f"x has shape {tuple(x.shape)}: give [..., {self.hidden}]")
-        tokens = x.reshape(-1, self.hidden)
         self.handle = self.step = None  # frees their memory for this step, unless a backward pass still needs it
+        try:
+            return self._run(x.reshape(-1, self.hidden)).view(x.shape)
+        except BaseException as error:
+            self._failed(error)
+            raise
+
+    @uncompiled
+    def _failed(self, error):
+        """Ends what the other ranks wait for, if this one leaves the forward pass after its routing. A failure before that is one of all
+        ranks, and of the library's own failures it tells the others."""
+        routed, self.handle, self.step = self.handle is not None, None, None
+        early_stop = getattr(torch.utils.checkpoint, "_StopRecomputationError", moeccl.Error)  # a recomputation that has all it needs
+        if not routed or isinstance(error, (moeccl.Error, early_stop)) or self.comm.size == 1:
+            return
+        try:
+            revoke(self.comm)
+        except moeccl.Error:  # there is nothing left to end
+            return
+        if hasattr(error, "add_note"):  # since Python 3.11
+            error.add_note("The MoE layers' communicator was revoked, so that the other ranks do not wait: moeccl.torch.renew(model) on "
+                           "all ranks lets them go on.")
+
+    def _run(self, tokens):
+        """Returns the results for tokens[T, hidden]."""
         self.placement.begin(self.experts)
         seen = tokens if self.norm is None else self.norm(tokens)
         weights, index, loss = self.router(seen)
+        self._index = index.detach()
         slots = self.placement.slots(index)
+        travels, cast_to = self._types(tokens)
         # The row that travels to the new home is the dispatched one or, with a shared expert, a separate row.
         norm_after = self.norm is not None and self.shared_expert is None
         # The residual joins the experts' rows in combine, so a norm that returns another type, as with autocast, decides nothing.
-        rows, counts, handle = self.ep.dispatch(tokens if norm_after else seen.to(tokens.dtype), slots, weights)
-        step = self._replacing.begin(handle) if self._replacing else None
+        rows, counts = self._dispatch((tokens if norm_after else seen).to(travels), slots, weights)
+        self.step = self._replacing.begin(self.handle) if self._replacing else None
         shared = self.shared_expert(seen) if self.shared_expert is not None else None
-        out = self.experts(self.norm(rows) if norm_after else rows, counts, self._weights)
+        given = self.norm(rows) if norm_after else rows
+        out = self.experts(given if cast_to is None else given.to(cast_to), counts, functools.partial(self._weights, cast_to))
         out = out.to(rows.dtype)
-        if step is not None:
+        if self.step is not None:
             home = tokens if shared is None else tokens + shared.to(tokens.dtype)
-            y = replace_combine(out, rows, home, handle.weights, step)
+            y = replace_combine(out, rows, home, self.handle.weights, self.step)
         else:
-            y = self.ep.combine(out, handle)
-            y = y if shared is None else y + shared
-        self.aux_loss, self.step = loss.detach(), step
-        self.handle = handle
-        if self.aux_loss_weight and torch.is_grad_enabled():
+            y = self.ep.combine(out, self.handle).to(tokens.dtype)
+            y = y if shared is None else y + shared.to(tokens.dtype)
+        self.aux_loss = None if loss is None else loss.detach()
+        if loss is not None and self.aux_loss_weight and torch.is_grad_enabled():
             y = _attach(y, self.aux_loss_weight * loss)
-        return y.view(x.shape)
+        return y
+
+    @torch.no_grad()
+    def expert_counts(self):
+        """Returns how many tokens of all ranks chose each expert in the last forward pass, [n_experts] by the experts' numbers, before
+        capacity drops any. The call is collective."""
+        if self._index is None:
+            raise RuntimeError("expert_counts() is for after a forward pass")
+        index = self._index.detach().reshape(-1)
+        counts = torch.bincount(index[index >= 0], minlength=self.n_experts).cpu()
+        self.comm.all_reduce(counts)
+        return self.over_data_groups(counts).to(index.device)
 
     def follow(self, tensor):
         """Returns the labels, masks or positions [samples or tokens, ...] of the samples that the last forward pass brought here. The call
@@ -267,21 +363,38 @@ class MoELayer(nn.Module):
             raise RuntimeError("follow() is for a layer with sample_tokens, after its forward")
         return follow(self.step, tensor)
 
-    def rebalance(self, optimizer=None):
-        """Moves experts, with the optimizer's state for them, to where the tokens of the last steps need them. Returns the number of slots
-        that changed. Results stay the same. Call it between steps; it is collective."""
-        with torch.no_grad():
-            return self.placement.rebalance(self.experts, optimizer)
+    def over_data_groups(self, counts):
+        """Returns the sum of a CPU tensor over the expert_data_group; without one, the tensor."""
+        if self._data is None:
+            return counts
+        total = counts.to(next((p.device for p in self.experts.stacked()), "cpu"), copy=True)  # where the group sums gradients
+        torch.distributed.all_reduce(total, group=self.data_group)
+        return total.cpu()
+
+    def rebalance(self, optimizer=None, also=()):
+        """rebalance() for this layer alone; a copy in `also` is one of the layer."""
+        return rebalance(self, optimizer, also)
 
 
-def rebalance(model, optimizer=None):
-    """Calls MoELayer.rebalance() for all MoE layers in `model` and returns how many slots changed. The call is collective."""
-    return sum(m.rebalance(optimizer) for m in model.modules() if isinstance(m, MoELayer))
+def _layers_of(model):
+    return [(path, m) for path, m in model.named_modules() if isinstance(m, MoELayer)]
+
+
+def rebalance(model, optimizer=None, also=()):
+    """Moves the experts of all MoE layers in `model` to where the tokens of the last steps need them, and returns the number of slots that
+    changed. Results stay the same. Call it between steps; it is collective.
+
+    What has a row for each slot moves along: the parameters, their gradients, and the state of the optimizer, or of each of a list.
+    also: what the caller keeps besides, or a list of such: a dictionary {parameter: tensor or list of tensors}, as for float32 master
+    weights, with their gradients and the optimizer's state for them; or a copy of the model, such as an AveragedModel, whose layers
+    follow. Whatever is not given stays with the slot."""
+    given = [[m for _, m in _layers_of(a)] if isinstance(a, nn.Module) else a for a in several(also)]
+    return move_experts(_layers_of(model), optimizer, given)
 
 
 def moe_layers(model):
     """Returns the MoE layers in `model`. They know the ranks of their experts, so no expert may be outside of one."""
-    layers = [m for m in model.modules() if isinstance(m, MoELayer)]
+    layers = [m for _, m in _layers_of(model)]
     known = {id(layer.experts) for layer in layers}
     for path, m in model.named_modules():
         if isinstance(m, Experts) and id(m) not in known:

@@ -2,30 +2,22 @@
 """Which ranks hold which experts: each on one rank, in slots that change places, in several replicas, or in expert domains."""
 import copy
 import ctypes
+import math
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from moeccl import _abi, _library
-from ._calls import Owned, call, dtype_of, int32s, int32s_of, listed, memory, numbers_of, uncompiled
+from ._calls import Owned, as_int32, call, dtype_of, int32s, int32s_of, listed, memory, numbers_of, uncompiled
 from ._group import beside
 from .gradient import Remainders
-
-
-def moving(experts, optimizer):
-    """Returns all tensors [slots, ...] that belong to the experts: parameters, and the optimizer's tensors with as many slots."""
-    found = []
-    for parameter in experts.stacked():
-        found.append(parameter.data)
-        if optimizer is not None:
-            state = optimizer.state.get(parameter, {})
-            found += [v for v in state.values() if torch.is_tensor(v) and v.dim() > 0 and v.shape[0] == parameter.shape[0]]
-    return [t for t in found if t.numel()]
 
 
 class Fixed:
     """Each expert stays on one rank."""
     hybrid = None
+    moves = False  # whether rebalance() may change what is in a slot
+    dropped = 0  # choices of the last slots() for which capacity left none
 
     def __init__(self, n_experts, comm):
         self.n_experts, self.comm, self.n_slots = n_experts, comm, n_experts
@@ -57,14 +49,26 @@ class Fixed:
         """Returns what to run the experts with; parameters: those of the slots."""
         return parameters
 
-    def rebalance(self, experts, optimizer):
-        """Moves experts between steps and returns how many slots have changed. The call is collective."""
+    def limit(self, choices):
+        """Takes capacity_factor times the most choices of a rank. Returns the most tokens that a rank may send to a slot."""
+        return max(1, math.ceil(choices / self.n_experts))
+
+    def checksums(self, experts):
+        """Returns what drift() compares of this rank, as JSON has it."""
+
+    def drift(self, sums):
+        """Takes the checksums() of all ranks. Returns a sentence about replicas that differ, or None."""
+
+    def rebalance(self, tensors, total):
+        """Moves experts between steps, with all tensors [slots, ...], and returns how many slots have changed. total: returns the sum of a
+        CPU tensor over all expert-parallel groups with the same experts, which so decide alike. The call is collective."""
         return 0
 
 
 class Swapped(Fixed):
     """HierMoE's expert swap: rebalance() swaps the two experts whose exchange reduces the traffic of the last steps' tokens most,
     together with the optimizer's state."""
+    moves = True
 
     def __init__(self, n_experts, comm, top_k, row_bytes, levels):
         super().__init__(n_experts, comm)
@@ -98,7 +102,14 @@ class Swapped(Fixed):
             self._seen = self._seen[-7:] + [index.detach().to(device="cpu", dtype=torch.int32)]
         return self._slot_of.to(index.device)[index.clamp(min=0).long()].where(index >= 0, -1)
 
-    def _solve(self):
+    def same_as(self, other):
+        return isinstance(other, Swapped) and self._slot_of.equal(other._slot_of)
+
+    def follow(self, other):
+        """Takes another layer's placement, of which this one's is a copy."""
+        self._slot_of, self._seen = other.slot_of, []
+
+    def _solve(self, total):
         """Returns the best pair of experts, the same on all ranks; None if no pair gains."""
         problem = _abi.moecclSwapProblem_t(n_experts=self.n_experts, top_k=self.top_k, n_levels=len(self.levels),
                                            row_bytes=self.row_bytes)
@@ -111,17 +122,18 @@ class Swapped(Fixed):
         call(None, "moecclSwapCount", ctypes.byref(problem), memory(topk), topk.shape[0], memory(counts), None, 0)
         call(self.comm, "moecclAllReduce", memory(counts), memory(counts), n.value, _abi.moecclInt32, _abi.moecclSum,
              self.comm.handle, None)
+        counts = total(counts)
         pair, answer = (ctypes.c_int32 * 2)(), _abi.moecclSwapAnswer_t()
         call(None, "moecclSolveSwap", ctypes.byref(problem), memory(counts), pair, ctypes.byref(answer), None, 0)
         return None if pair[0] < 0 else (pair[0], pair[1])
 
-    def rebalance(self, experts, optimizer):
-        pair = self._solve()
+    def rebalance(self, tensors, total):
+        pair = self._solve(total)
         self._seen = []
         if pair is None:
             return 0
         a, b = (int(self._slot_of[e]) for e in pair)
-        self._exchange(a, b, moving(experts, optimizer))
+        self._exchange(a, b, tensors)
         self._slot_of[pair[0]], self._slot_of[pair[1]] = b, a
         return 2
 
@@ -152,10 +164,11 @@ class Swapped(Fixed):
 class Replicated(Fixed):
     """Adaptive replication: popular experts occupy several slots. Gradients are summed over replicas inside the backward pass;
     rebalance() computes a new placement of the replicas from the choices of the last steps' tokens."""
+    moves = True
 
     def __init__(self, n_experts, comm, slots_per_rank, n_nodes):
         super().__init__(n_experts, comm)
-        self.per_rank, self.n_nodes = slots_per_rank, n_nodes
+        self.per_rank, self.n_nodes, self._slot_capacity = slots_per_rank, n_nodes, 0
         self.n_slots = slots_per_rank * comm.size
         if self.n_slots < n_experts:
             raise ValueError(f"replica_slots is {slots_per_rank}: {comm.size} ranks then have {self.n_slots} slots for {n_experts} "
@@ -184,15 +197,12 @@ class Replicated(Fixed):
         self._slot_expert = slot_expert
         self.placement = _abi.moecclPlacement_t(n_experts=self.n_experts, slots_per_rank=self.per_rank)
         self.placement.slot_expert = int32s_of(self._slot_expert)
-        order = torch.argsort(self._slot_expert, stable=True)
-        self._count = torch.bincount(self._slot_expert, minlength=self.n_experts)
-        first = torch.cumsum(self._count, 0) - self._count
-        column = torch.arange(int(self._count.max()), device="cpu").expand(self.n_experts, -1)
-        self._slots = order[(first[:, None] + column % self._count[:, None])]  # [experts][replica], in turn
-        mine = torch.arange(self.comm.rank * self.per_rank, (self.comm.rank + 1) * self.per_rank, device="cpu")
-        self._near = torch.full((self.n_experts,), -1, device="cpu")
-        self._near[self._slot_expert[mine].long()] = mine
-        self._counted = [i for i, s in enumerate(mine.tolist()) if self._slots[self._slot_expert[s], 0] == s]
+        seen, first = set(), self.comm.rank * self.per_rank
+        self._counted = []  # this rank's slots that are the first of their expert
+        for slot, expert in enumerate(slot_expert.tolist()):
+            if expert not in seen and first <= slot < first + self.per_rank:
+                self._counted.append(slot - first)
+            seen.add(expert)
 
     def __deepcopy__(self, memo):
         made = memo[id(self)] = copy.copy(self)
@@ -207,18 +217,37 @@ class Replicated(Fixed):
         return [int(self._slot_expert[s]) for s in local_slots]
 
     def counted(self):
-        return self._counted  # the slots that are the first of their expert
+        return self._counted
+
+    def same_as(self, other):
+        return isinstance(other, Replicated) and self._slot_expert.equal(other._slot_expert)
+
+    def follow(self, other):
+        """Takes another layer's placement, of which this one's is a copy."""
+        self._place(other.slot_expert)
+        self._demand.zero_()
+
+    def limit(self, choices):
+        """A slot takes its share of the choices from all ranks together, and no rank more than that."""
+        self._slot_capacity = max(1, math.ceil(choices * self.comm.size / self.n_slots))
+        return self._slot_capacity
 
     @uncompiled
     def slots(self, index):
-        """Returns a replica on this rank if there is one, otherwise the replicas in turn."""
-        experts = index.detach().cpu().clamp(min=0).long()
-        chosen = index.detach().cpu() >= 0
+        """Shares each expert's tokens among its replicas, to within one: the rank's own first, then those of its node. The call is
+        collective."""
+        if index.dim() != 2 or index.is_floating_point() or index.dtype == torch.bool:
+            return index  # which dispatch refuses
+        experts = as_int32(index.detach()).cpu().contiguous()
+        chosen = experts >= 0
+        how = _abi.moecclReplicaDispatch_t(top_k=experts.shape[1], slot_capacity=self._slot_capacity)
+        how.placement, slots = ctypes.pointer(self.placement), torch.empty_like(experts)
+        call(self.comm, "moecclChooseReplicas", ctypes.byref(how), memory(experts), experts.shape[0], memory(slots), None, None,
+             self.comm.handle)
         if torch.is_grad_enabled():
             self._demand += torch.bincount(experts[chosen], minlength=self.n_experts)
-        turn = (torch.arange(index.shape[0], device="cpu")[:, None] + self.comm.rank) % self._count[experts]
-        near = self._near[experts]
-        return torch.where(near >= 0, near, self._slots[experts, turn]).where(chosen, -1).to(index.device)
+        self.dropped = int((chosen & (slots < 0)).sum())
+        return slots.to(index.device)
 
     def reduce(self, grad):
         grad, total = grad.contiguous(), torch.empty_like(grad)
@@ -226,9 +255,27 @@ class Replicated(Fixed):
              ctypes.byref(self.placement), self.comm.handle, None)
         return total
 
-    def rebalance(self, experts, optimizer):
+    def checksums(self, experts):
+        """Returns the sum of the bits of each parameter, for each slot."""
+        bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        return [p.detach().reshape(self.per_rank, -1).contiguous().view(bits[p.element_size()]).sum(1, dtype=torch.int64).tolist()
+                for p in experts.stacked()]
+
+    def drift(self, sums):
+        first = {}
+        for slot, expert in enumerate(self._slot_expert.tolist()):
+            rank, mine = divmod(slot, self.per_rank)
+            value = [of_parameter[mine] for of_parameter in sums[rank]]
+            other, expected = first.setdefault(expert, (rank, value))
+            if value != expected:
+                return (f"the replicas of expert {expert} on ranks {other} and {rank} have drifted apart: replicas need an optimizer that treats "
+                        "each element by itself (SGD, Adam), not one that scales by the norm of a rank's experts (Adafactor); "
+                        "load_full_state_dict(model, full_state_dict(model)) makes them equal again")
+        return None
+
+    def rebalance(self, tensors, total):
         size = self.comm.size
-        mine = self._demand.clamp(max=2**31 - 1).to(torch.int32)
+        mine = total(self._demand).clamp(max=2**31 - 1).to(torch.int32)
         demand = torch.empty((size, self.n_experts), dtype=torch.int32, device="cpu")
         call(self.comm, "moecclAllGather", memory(mine), memory(demand), self.n_experts, _abi.moecclInt32, self.comm.handle, None)
         self._demand.zero_()
@@ -243,7 +290,7 @@ class Replicated(Fixed):
         if moved:
             before, kept = self.placement, self._slot_expert  # `before` points into `kept`
             self._place(slot_expert)
-            for tensor in moving(experts, optimizer):
+            for tensor in tensors:
                 self._move(tensor, before)
             del kept
         return moved

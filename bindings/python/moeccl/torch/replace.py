@@ -2,6 +2,7 @@
 """Re-placing combine (NetMoE): combine brings samples to the rank with the fewest slow links to cross, not back to their old rank."""
 import copy
 import ctypes
+import weakref
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -58,12 +59,12 @@ class Replacing:
         self.sample_tokens = sample_tokens
         self._mode, self._residual = mode, residual
         self._placement = None if placement is None else int32s(placement)
-        self._free = {}  # for each layer of the C interface
+        self._free = weakref.WeakKeyDictionary()  # for each layer of the C interface
 
     def __deepcopy__(self, memo):
         """A copy makes its own replacements, because its layers of the C interface are its own."""
         made = memo[id(self)] = copy.copy(self)
-        made._free = {}
+        made._free = weakref.WeakKeyDictionary()
         return made
 
     @uncompiled

@@ -2,25 +2,58 @@
 """Loss scaling where each rank has other experts: all ranks must skip the same steps."""
 import torch
 
+from ._calls import uncompiled
 from ._group import comm_of, largest
+from .layer import set_scaler_scale
+
+
+class _Scaled(torch.autograd.Function):
+    """Returns a scaled loss as it is. Its backward pass begins with this, and gives auxiliary losses the scale until its end."""
+
+    @staticmethod
+    def forward(ctx, loss, scale):
+        ctx.scale = scale
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx, grad):
+        set_scaler_scale(ctx.scale)
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: set_scaler_scale(1.0))
+        return grad, None
+
+
+@uncompiled
+def _scaled(outputs, scale):
+    if torch.is_tensor(outputs):
+        return _Scaled.apply(outputs, scale)
+    every = (_scaled(one, scale) for one in outputs)
+    return type(outputs)(every) if isinstance(outputs, (list, tuple)) else every
 
 
 class GradScaler(torch.amp.GradScaler):
     """torch.amp.GradScaler that skips a step on all ranks if any rank has an inf or NaN in a gradient. With torch's own, only the rank
     whose expert has it would skip, and parameters and scales that are equal on all ranks would not stay equal.
 
+    In the backward pass of a scaled loss, the gradients of the layers' auxiliary losses have the scale too.
+
     group: all ranks that train the model, as a ProcessGroup, a moeccl.Comm, or None for the default group. The other arguments are
     torch's. The constructor is collective, and so is unscale_() or, without it, step()."""
 
     def __init__(self, device="cuda", *scales, group=None, **options):
         super().__init__(device, *scales, **options)
-        self._comm = comm_of(group) if self._enabled else None
+        self._group = group
+        if self._enabled:
+            comm_of(group)
+
+    def scale(self, outputs):
+        scaled = super().scale(outputs)
+        return _scaled(scaled, self._scale) if self._enabled else scaled
 
     def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
         """What unscale_() and step() with a fused optimizer call."""
         found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         found = found or {found_inf.device: found_inf}  # no gradients
-        if largest(self._comm, int(any(bool(flag) for flag in found.values()))):
+        if largest(comm_of(self._group), int(any(bool(flag) for flag in found.values()))):
             for flag in found.values():
                 flag.fill_(1.0)
         return found

@@ -31,10 +31,19 @@ def _is_distributed(value):
     return hasattr(value, "full_tensor")
 
 
+def _distributed_as(parameter, value):
+    """Returns this rank's part of a value if it has a part of the parameter; otherwise the value."""
+    if not _is_distributed(parameter):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+    return distribute_tensor(value.to(parameter.device_mesh.device_type), parameter.device_mesh, parameter.placements)
+
+
 def _gathered(layer, tensor, root, places):
     """Returns [n_experts, ...] at the root or everywhere, from the slots of all ranks. places: [ranks, slots] the expert in each; -1:
     none."""
     comm, (n_ranks, most) = layer.comm, places.shape
+    tensor = tensor.full_tensor() if _is_distributed(tensor) else tensor  # over the ranks that hold the same experts
     block = torch.zeros((most, *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")
     block[:tensor.shape[0]] = tensor.detach()
     here = root is None or root == comm.rank
@@ -105,9 +114,8 @@ def load_full_state_dict(model, state, strict=True, assign=False):
                 given[key] = _own_rows(layer, key, state[key], order)
         given[f"{prefix}experts._extra_state"] = layer.experts.get_extra_state()
     for key, value in own.items():
-        if _is_distributed(value) and key in given and not _is_distributed(given[key]):
-            from torch.distributed.tensor import distribute_tensor
-            given[key] = distribute_tensor(given[key].to(value.device_mesh.device_type), value.device_mesh, value.placements)
+        if key in given and not _is_distributed(given[key]):
+            given[key] = _distributed_as(value, given[key])
     if hasattr(state, "_metadata"):
         given._metadata = state._metadata
     return model.load_state_dict(given, strict=strict, assign=assign)

@@ -4,8 +4,8 @@ import json
 
 import torch
 
-from ._group import largest
-from .whole import _gathered, _is_distributed, _is_root, _layers, _own_rows, _places, _unwrapped
+from ._agree import texts_of_all
+from .whole import _distributed_as, _gathered, _is_distributed, _is_root, _layers, _own_rows, _places, _unwrapped
 
 
 def _names(model, optimizer):
@@ -26,16 +26,6 @@ def _expert_layers(layers):
     return {p: layer for _, layer in layers for p in layer.experts.stacked()}
 
 
-def _text_of_all(comm, text):
-    """Returns the texts of all ranks."""
-    mine = text.encode()
-    block = torch.zeros(max(1, largest(comm, len(mine))), dtype=torch.uint8, device="cpu")
-    block[:len(mine)] = torch.tensor(list(mine), dtype=torch.uint8, device="cpu")
-    every = torch.empty((comm.size, block.numel()), dtype=torch.uint8, device="cpu")
-    comm.all_gather(block, every)
-    return [bytes(row.tolist()).rstrip(b"\0").decode() for row in every]
-
-
 def _form_of(state):
     """Returns what an expert parameter's state consists of: for a tensor its type and the shape for one expert, null for a value."""
     return {key: [str(v.dtype).removeprefix("torch."), list(v.shape[1:]), v.shape[0]] if torch.is_tensor(v) and v.dim() else None
@@ -45,7 +35,7 @@ def _form_of(state):
 def _agreed_form(name, layer, state):
     """Returns _form_of() the parameter's state on the ranks that have experts. All ranks raise the same error where these differ."""
     n_slots = layer.experts.n_slots
-    said = [json.loads(text) for text in _text_of_all(layer.comm, json.dumps([n_slots, _form_of(state)]))]
+    said = [json.loads(text) for text in texts_of_all(layer.comm, json.dumps([n_slots, _form_of(state)]))]
     forms = []
     for rank, (slots, form) in enumerate(said):
         for key, one in form.items():
@@ -72,7 +62,7 @@ def _joined(name, layer, state, root, places):
             value, kind = state.get(key), ""
             if torch.is_tensor(value):
                 value, kind = value.item(), str(value.dtype).removeprefix("torch.")
-            value, kind = json.loads(_text_of_all(layer.comm, json.dumps([value, kind]))[first])
+            value, kind = json.loads(texts_of_all(layer.comm, json.dumps([value, kind]))[first])
             whole[key] = torch.tensor(value, dtype=getattr(torch, kind), device="cpu") if kind else value
     return whole
 
@@ -118,14 +108,9 @@ def _own_state(name, parameter, state, layer):
     state = {key: v.clone() if torch.is_tensor(v) and (layer is None or not v.dim()) else v for key, v in state.items()}
     if layer is not None:
         order = {e: e for e in range(layer.n_experts)}
-        return {key: _own_rows(layer, f"the optimizer's {key} of {name}", v, order) if torch.is_tensor(v) and v.dim() else v
-                for key, v in state.items()}
-    if not _is_distributed(parameter):
-        return state
-    from torch.distributed.tensor import distribute_tensor
-    mesh, places = parameter.device_mesh, parameter.placements
-    return {key: distribute_tensor(v.to(mesh.device_type), mesh, places) if torch.is_tensor(v) and v.shape == parameter.shape else v
-            for key, v in state.items()}
+        state = {key: _own_rows(layer, f"the optimizer's {key} of {name}", v, order) if torch.is_tensor(v) and v.dim() else v
+                 for key, v in state.items()}
+    return {key: _distributed_as(parameter, v) if torch.is_tensor(v) and v.shape == parameter.shape else v for key, v in state.items()}
 
 
 @torch.no_grad()

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New communicators for the layers of a model, after a failure."""
+import moeccl
+from ._group import successor
+from .expert_parallel import ExpertParallel
+from .layer import MoELayer
+from .placement import Hybrid
+
+
+def _left_out(layer):
+    """Returns what the layer's compressed gradients left out; None if there is nothing, or if close() has ended it."""
+    try:
+        return layer.placement.remainders.get_extra_state()["remainders"] if layer.placement.hybrid and layer.placement.remainders else None
+    except moeccl.Error:
+        return None
+
+
+def _renew_placement(placement, comm, left_out):
+    """Gives a placement a new communicator. Experts stay where they are."""
+    if placement.hybrid is None:
+        placement.comm = comm
+        return
+    made = Hybrid(placement.n_experts, comm, placement.domains, placement.ratio)
+    for name in ("comm", "experts_comm", "hybrid", "_owned", "_migration", "_shared", "_begun"):
+        setattr(placement, name, getattr(made, name))
+    if placement.remainders is not None:
+        placement.remainders.renew(left_out)
+
+
+def _renew_ep(ep, comm):
+    ep.close()
+    ep.comm = comm
+
+
+def _successor(comm, group):
+    made = successor(comm, group)
+    if (comm.rank, comm.size) != (made.rank, made.size):
+        raise ValueError(f"the layers' experts are those of rank {comm.rank} of {comm.size}, and the new communicator has rank {made.rank} "
+                         f"of {made.size}: give a group of as many ranks, in the same order, or make the model again and use "
+                         "load_full_state_dict()")
+    return made
+
+
+def renew(model, group=None):
+    """Gives the MoE layers of a model new communicators, with the old ones' options, after abort(), close() or a failure. Weights,
+    placements and the optimizer stay as they are; steps whose backward pass has not run are lost. After close(), so is what
+    compressed gradients left out. A copy of the model, and another model over the same group, needs a call of its own. A GradScaler
+    gets a new communicator by itself.
+
+    group: what takes the place of the layers' groups, as a ProcessGroup or a moeccl.Comm with as many ranks. None: the same groups, which
+    must work. The call is collective. It closes the groups' old communicators where close() has not."""
+    layers = [m for m in model.modules() if isinstance(m, MoELayer)]
+    left_out = [_left_out(layer) for layer in layers]  # before any communicator is closed
+    for layer, own in zip(layers, left_out):
+        layer.comm = _successor(layer.comm, group)
+        layer.handle = layer.step = None
+        _renew_placement(layer.placement, layer.comm, own)
+        _renew_ep(layer.ep, layer.comm)
+        layer.ep._hybrid = layer.placement.hybrid
+    for module in model.modules():
+        if not isinstance(module, MoELayer):
+            for ep in [v for v in vars(module).values() if isinstance(v, ExpertParallel)]:
+                _renew_ep(ep, _successor(ep.comm, group))

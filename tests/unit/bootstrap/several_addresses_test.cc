@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rank 0's host has several addresses, and each host's name service knows others of them.
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "src/bootstrap/launcher.h"
+#include "src/bootstrap/unique_id.h"
+#include "tests/support/hosts.h"
+#include "tests/unit/bootstrap/group.h"
+
+namespace moeccl::bootstrap {
+namespace {
+
+constexpr const char* kMaster = "test-master";
+
+// Gives the calling process a hosts file of its own.
+bool use_hosts_file(const std::string& text) {
+  char path[] = "/tmp/moeccl-hosts-XXXXXX";
+  const Fd fd(::mkstemp(path));
+  if (!fd || ::fchmod(fd.get(), 0644) != 0) return false;
+  const bool used = ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
+                    ::unshare(CLONE_NEWNS) == 0 && ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                    ::mount(path, "/etc/hosts", nullptr, MS_BIND, nullptr) == 0;
+  ::unlink(path);
+  return used;
+}
+
+struct Case {
+  const char* name;
+  const char* at_home;    // rank 0's hosts file
+  const char* elsewhere;  // the other's
+};
+constexpr Case kCases[] = {
+    {"only IPv4 at home", "10.77.0.1 test-master\n", "fd77::1 test-master\n10.77.0.1 test-master\n"},
+    {"loopback at home", "127.0.1.1 test-master\n", "fd77::1 test-master\n10.77.0.1 test-master\n"},
+    {"loopback at home and only IPv6 elsewhere", "127.0.1.1 test-master\n", "fd77::1 test-master\n"},
+    {"both at home and only IPv4 elsewhere", "fd77::1 test-master\n10.77.0.1 test-master\n", "10.77.0.1 test-master\n"},
+    {"one that is gone elsewhere", "10.77.0.1 test-master\n", "10.77.0.99 test-master\n10.77.0.1 test-master\n"},
+};
+
+TEST(SeveralAddresses, OfTheMasterAreTriedInTurn) {
+  std::string why;
+  const auto hosts = testing::TestHosts::create({}, &why);
+  if (hosts == nullptr) GTEST_SKIP() << why;
+  for (int h = 0; h < 2; ++h) {
+    const std::string address = "fd77::" + std::to_string(h + 1);
+    if (!hosts->run(h, "ip addr add " + address + "/64 dev eth0 nodad")) GTEST_SKIP() << "no IPv6";
+  }
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(c.name);
+    Children children;
+    for (int rank = 0; rank < 2; ++rank) {
+      children.start([&, rank] {
+        if (!hosts->enter(rank)) return 10;
+        ::unsetenv("MOECCL_SOCKET_ADDR");
+        if (!use_hosts_file(rank == 0 ? c.at_home : c.elsewhere)) return 77;
+        // exec gives a fresh env(), which reads the secret.
+        ::setenv("MOECCL_SECRET", "a secret of the test", 1);
+        ::setenv("MOECCL_TEST_NAMED_RANK", rank == 0 ? "0" : "1", 1);
+        ::execl("/proc/self/exe", "self", "--gtest_also_run_disabled_tests", "--gtest_filter=*DISABLED_NamedRank",
+                static_cast<char*>(nullptr));
+        return 1;
+      });
+    }
+    const int codes[] = {children.wait(0), children.wait(1)};
+    if (codes[0] == 77) GTEST_SKIP() << "this user may not mount";
+    EXPECT_EQ(codes[0], 0);
+    EXPECT_EQ(codes[1], 0);
+  }
+}
+
+TEST(SeveralAddresses, DISABLED_NamedRank) {
+  const char* rank = std::getenv("MOECCL_TEST_NAMED_RANK");
+  if (rank == nullptr) GTEST_SKIP() << "a part of OfTheMasterAreTriedInTurn";
+  LauncherInfo info;
+  info.launcher = "torchrun";
+  info.rank = std::atoi(rank);
+  info.n_ranks = 2;
+  info.n_local = 1;
+  info.master_addr = kMaster;
+  const Deadline deadline = Deadline::after_ms(patient_ms(10'000));
+  for (int comm = 0; comm < 2; ++comm) {
+    const Result<moecclUniqueId> id = meet_from_environment(info, deadline);
+    ASSERT_TRUE(id.ok()) << id.status().message();
+    auto session = Session::join(*id, info.rank, 2, deadline, {.wait_for_root = true, .others_alive = {}, .gone = {}});
+    ASSERT_TRUE(session.ok()) << session.status().message();
+    ASSERT_TRUE((*session)->barrier(deadline).ok());
+    (*session)->close();
+  }
+}
+
+TEST(SeveralAddresses, OneThatIsInUseIsLeftOut) {
+  const auto taken = driver::listen_at(driver::parse_ip_address("127.0.0.2").value());
+  ASSERT_TRUE(taken.ok());
+  RootOptions options;
+  options.timeout_ms = patient_ms(20'000);
+  options.socket_addr = "127.0.0.1:" + std::to_string(driver::local_address(taken->get())->port());
+  for (const char* other : {"127.0.0.2", "127.0.0.3"})
+    options.other_addrs.push_back(driver::parse_ip_address(other).value());
+  const auto root = Root::start(options);
+  ASSERT_TRUE(root.ok()) << root.status().message();
+  const UniqueId id = decode_unique_id((*root)->id()).value();
+  ASSERT_EQ(id.others.size(), 1u);
+  EXPECT_EQ(id.others[0].host(), "127.0.0.3");
+  UniqueId by_other = id;
+  by_other.address = id.others[0];
+  by_other.others.clear();
+  const auto session = Session::join(encode_unique_id(by_other).value(), 0, 1, Deadline::after_ms(patient_ms(5000)));
+  ASSERT_TRUE(session.ok()) << session.status().message();
+  (*session)->close();
+}
+
+TEST(SeveralAddresses, AreAllNamedWhenNobodyListens) {
+  UniqueId id;
+  id.address = driver::parse_ip_address("127.0.0.1:" + std::to_string(tests::free_port())).value();
+  id.others.push_back(driver::parse_ip_address("127.0.0.2").value());
+  id.others[0].set_port(id.address.port());
+  const Status s = Session::join(encode_unique_id(id).value(), 1, 2, Deadline::after_ms(200),
+                                 {.wait_for_root = true, .others_alive = {}, .gone = {}})
+                       .status();
+  EXPECT_EQ(s.code(), moecclTimeout);
+  const std::string both = id.address.str() + " or " + id.others[0].str();
+  EXPECT_TRUE(contains(s.message(), both)) << s.message();
+  EXPECT_TRUE(contains(s.message(), "MASTER_ADDR is its host")) << s.message();
+}
+
+}  // namespace
+}  // namespace moeccl::bootstrap
