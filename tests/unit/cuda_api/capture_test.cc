@@ -119,6 +119,7 @@ TEST_P(CudaCapture, IsReplayedInOrderWithCallsOnOtherStreams) {
         in.put(floats(kCount, 2));
         void* const other = device.make_stream();
         uint64_t* const gate = device.make_word();
+        all_have_ended(comm);  // page-locking would wait for the other rank's kernel
         meet(comm, word);
         device.begin_capture(stream, GetParam());
         MOECCL_EXPECT_OK(
