@@ -367,6 +367,7 @@ TEST_F(CudaStreams, OfAContextThatWasResetAreForgotten) {
           {
             DeviceBuffer in(device, kCount * 4), came(device, kCount * 4);
             in.put(floats(kCount, static_cast<float>(rank)));
+            both.arrive_and_wait();  // the copy waits for the thread's own stream of the other rank, too
             MOECCL_EXPECT_OK(moecclGroupStart());
             for (void* const s : {stream, reinterpret_cast<void*>(2)}) {  // the second is CU_STREAM_PER_THREAD
               MOECCL_EXPECT_OK(moecclSend(in.data(), kCount, moecclFloat32, 1 - rank, comm, as_stream(s)));
