@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstring>
 #include <ctime>
@@ -55,11 +56,14 @@ std::string host_name() {
 std::string head(const char* level) {
   timespec now = {};
   (void)::clock_gettime(CLOCK_REALTIME, &now);
-  tm utc = {};
-  (void)::gmtime_r(&now.tv_sec, &utc);
+  // The C library's conversion takes a lock that a fork may leave locked.
+  const std::chrono::sys_seconds at{std::chrono::seconds(now.tv_sec)};
+  const auto day = std::chrono::floor<std::chrono::days>(at);
+  const std::chrono::year_month_day date(day);
+  const std::chrono::hh_mm_ss time(at - day);
   return format("moeccl: {}:{} {}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z {} ", host_name(), ::getpid(),
-                utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec,
-                now.tv_nsec / 1'000'000, level);
+                static_cast<int>(date.year()), static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()),
+                time.hours().count(), time.minutes().count(), time.seconds().count(), now.tv_nsec / 1'000'000, level);
 }
 
 // Returns where lines go. A process opens the file itself at its first line, a forked one too, without a lock that a

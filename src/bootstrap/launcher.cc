@@ -134,9 +134,12 @@ std::string contradiction_of(const EnvironmentReader& read, const LauncherInfo& 
     if (std::string_view(dialect.launcher) == "Slurm" && read(dialect.n_ranks[0]) == nullptr) continue;
     const Result<LauncherInfo> other = read_dialect(read, dialect);
     if (!other.ok()) return "";
+    if (other->n_ranks == 1) return "";
     // Each process of the other launcher may have started several of these ranks.
     const int each = info.n_ranks / other->n_ranks;
     if (each * other->n_ranks == info.n_ranks && info.rank / each == other->rank) return "";
+    // An agent on each host may number its ranks as it likes. It says where they meet, and does not start single ones.
+    if (info.n_ranks > 1 && !info.master_addr.empty()) return "";
     return format(
         "RANK is {} and WORLD_SIZE is {}, but {} started this process as rank {} of {} ({} and {}): unset RANK and "
         "WORLD_SIZE if they are left over; if they are right, set TORCHELASTIC_RUN_ID to a name for the job",

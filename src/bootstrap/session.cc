@@ -138,7 +138,9 @@ Status Session::Impl::attempt_at_each(UniqueId* id, Deadline deadline) {
   UniqueId at = *id;
   Status last = attempt_join(at, deadline);
   Fd mute;  // a connection without an answer
-  for (size_t i = 0; i < id->others.size() && !greeted && failure.ok() && !deadline.passed(); ++i) {
+  // Only MoECCL itself answers so: the meeting point is there, and says that this rank does not fit.
+  const auto refused = [&last] { return last.code() == moecclUnsupported || last.code() == moecclMismatch; };
+  for (size_t i = 0; i < id->others.size() && !greeted && !refused() && failure.ok() && !deadline.passed(); ++i) {
     if (fd) mute = std::move(fd);
     at.address = id->others[i];
     Status next = attempt_join(at, deadline);

@@ -5,6 +5,7 @@
 #include <linux/ethtool.h>
 #include <linux/sockios.h>
 #include <net/if.h>
+#include <net/if_arp.h>
 #include <netinet/in.h>
 #include <sys/ioctl.h>
 
@@ -16,6 +17,9 @@
 
 namespace moeccl::driver {
 namespace {
+
+// ARPHRD_IP6GRE, and ARPHRD_NONE (tun, wireguard), of linux/if_arp.h, which cannot be included beside net/if_arp.h.
+constexpr unsigned short kIp6Gre = 823, kNone = 0xfffe;
 
 // Counts the ones of a netmask.
 uint32_t prefix_of(const sockaddr* mask) {
@@ -43,6 +47,24 @@ int64_t rate_of(int socket, const std::string& name) {
   return rate == static_cast<uint32_t>(SPEED_UNKNOWN) ? 0 : rate;
 }
 
+// Asks for the driver's name, because /sys shows the network namespace in which it was mounted.
+bool is_tunnel(int socket, const std::string& name) {
+  ethtool_drvinfo info = {};
+  info.cmd = ETHTOOL_GDRVINFO;
+  ifreq request = {};
+  std::memcpy(request.ifr_name, name.c_str(), std::min(name.size(), sizeof(request.ifr_name) - 1));
+  request.ifr_data = reinterpret_cast<char*>(&info);
+  if (::ioctl(socket, SIOCETHTOOL, &request) == 0) {
+    const std::string driver(info.driver, strnlen(info.driver, sizeof(info.driver)));
+    for (const char* kind : {"vxlan", "geneve", "wireguard", "tun"})
+      if (driver == kind) return true;
+  }
+  if (::ioctl(socket, SIOCGIFHWADDR, &request) != 0) return false;
+  const auto kind = request.ifr_hwaddr.sa_family;
+  return kind == ARPHRD_TUNNEL || kind == ARPHRD_TUNNEL6 || kind == ARPHRD_SIT || kind == ARPHRD_IPGRE ||
+         kind == kIp6Gre || kind == kNone;
+}
+
 }  // namespace
 
 Result<std::vector<Interface>> interfaces() {
@@ -68,6 +90,7 @@ Result<std::vector<Interface>> interfaces() {
     one.prefix_bits = prefix_of(i->ifa_netmask);
     one.loopback = (i->ifa_flags & IFF_LOOPBACK) != 0;
     one.mbit_per_s = rate_of(socket.get(), one.name);
+    one.tunnel = is_tunnel(socket.get(), one.name);
     found.push_back(std::move(one));
   }
   return found;

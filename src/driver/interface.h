@@ -17,6 +17,7 @@ struct Interface {
   uint32_t prefix_bits = 0;
   bool loopback = false;
   int64_t mbit_per_s = 0;  // as its driver reports it; 0 if it does not (virtual devices)
+  bool tunnel = false;     // vxlan, geneve, wireguard, tun, ipip, gre, sit: it leads through another interface
 };
 
 // Omits link-local IPv6 addresses, because they mean nothing to the other side without an interface.

@@ -74,13 +74,14 @@ Result<Fd> reserve_port(SocketAddress* address, PortRange range) {
   if (range.given()) {
     MOECCL_ASSIGN_OR_RETURN(fd, first_free(address, range, bound));
   } else {
-    MOECCL_ASSIGN_OR_RETURN(fd, bound(*address, Reuse::kYes));
+    MOECCL_ASSIGN_OR_RETURN(fd, bound(*address, Reuse::kNo));
     if (!fd) return error(moecclInvalidUsage, "{} is in use already", address->str());
   }
-  // Two sockets with this option may be bound to one port, as long as at most one of them listens.
-  reuse(fd);
   MOECCL_ASSIGN_OR_RETURN(*address, local_address(fd.get()));
   return fd;
 }
+
+// Two sockets with this option may be bound to one port, as long as at most one of them listens.
+void allow_listening(const Fd& reserved) { reuse(reserved); }
 
 }  // namespace moeccl::driver

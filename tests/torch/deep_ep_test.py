@@ -3,6 +3,7 @@
 calls take the way of CUDA tensors, with streams that stand in for CUDA's. With DEEP_EP_TEST_DEVICE=cuda the tensors are CUDA tensors
 of one GPU; tools/gpu-check does that."""
 import functools
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -176,7 +177,8 @@ def biases_are_added(buffer):
     rows = case.expected()[0]
     bias = [torch.full_like(case.x, value) for value in (3.0, 40.0)]
     plain = buffer.combine(rows, handle)[0]
-    for given, total in ((None, 0.0), (bias[0], 3.0), (tuple(bias), 43.0)):
+    for given, total in ((None, 0.0), (bias[0], 3.0), (tuple(bias), 43.0), ((bias[0], None), 3.0), ((None, bias[1]), 40.0),
+                         ((None, None), 0.0)):
         out, none, _ = buffer.combine(rows, handle, bias=given)
         assert none is None
         close(out, plain.float() + total, 0.02)
@@ -242,6 +244,7 @@ def bad_arguments_are_named(buffer):
     case = Case(buffer, 12)
     layout, handle = case.layout(), case.check(case.dispatch())
     with_layout = lambda **more: lambda: buffer.dispatch(more.pop("x", case.x), **{**layout, **more})  # noqa: E731
+    stats_of = lambda stats: lambda: buffer.low_latency_dispatch(case.x, case.idx, 12, 16, stats, use_fp8=False)  # noqa: E731
     n = buffer.group_size
     for kind, words, call in (
             (ValueError, "num_experts is 15", lambda: buffer.get_dispatch_layout(case.idx, 15)),
@@ -262,7 +265,8 @@ def bad_arguments_are_named(buffer):
             (ValueError, "belong to the dispatch that made", lambda: buffer.dispatch(
                 case.x, handle=handle, topk_idx=case.idx, topk_weights=case.weights)),
             (ValueError, "x has 3 rows", lambda: buffer.dispatch(case.x[:3], handle=handle)),
-            (TypeError, "handle is a tuple", lambda: buffer.combine(case.x, tuple(handle))),
+            (TypeError, "handle is a tuple", lambda: buffer.combine(case.x, (case.x, ) * 6)),
+            (TypeError, "handle is a NoneType", lambda: buffer.combine(case.x, None)),
             (ValueError, "give as many", lambda: buffer.combine(torch.zeros(999, 64), handle)),
             (ValueError, "bias is torch.bfloat16 [1, 64]", lambda: buffer.combine(case.expected()[0], handle, bias=case.x[:1])),
             (ValueError, "bias is a tuple of 3", lambda: buffer.combine(case.expected()[0], handle, bias=(case.x, ) * 3)),
@@ -273,6 +277,11 @@ def bad_arguments_are_named(buffer):
             (ValueError, "use_ue8m0 is True", lambda: buffer.low_latency_dispatch(case.x, case.idx, 12, 16, use_ue8m0=True)),
             (ValueError, "not both", lambda: buffer.low_latency_dispatch(
                 case.x, case.idx, 12, 16, async_finish=True, return_recv_hook=True)),
+            (TypeError, "recv_stats is torch.int64", stats_of(torch.zeros(16 // n, dtype=torch.int64))),
+            (ValueError, "recv_stats is torch.int32 [1]", stats_of(torch.zeros(1, dtype=torch.int32))),
+            (ValueError, "recv_stats is torch.int32 [1, ", stats_of(torch.zeros(1, 16 // n, dtype=torch.int32))),
+            (ValueError, "recv_stats is not contiguous", stats_of(torch.zeros(32 // n, dtype=torch.int32)[::2])),
+            (TypeError, "recv_stats is a list", stats_of([0] * (16 // n))),
             (NotImplementedError, "dispatch_wait_recv_cost_stats", lambda: buffer.low_latency_dispatch(
                 case.x, case.idx, 12, 16, dispatch_wait_recv_cost_stats=case.weights, use_fp8=False)),
             (NotImplementedError, "get_local_buffer_tensor", lambda: buffer.get_local_buffer_tensor(torch.int8)),
@@ -357,7 +366,32 @@ def low_latency_combine_options(buffer):
     other = case.idx.clone()
     other[5] = (case.idx[5] + 1).clamp(min=1) % 16
     raises(ValueError, "topk_idx[5][0] is", lambda: buffer.low_latency_combine(rows, other, case.weights, handle))
-    raises(TypeError, "handle is a tuple", lambda: buffer.low_latency_combine(rows, case.idx, case.weights, tuple(handle)))
+    close(buffer.low_latency_combine(rows, case.idx, case.weights, list(handle))[0], weighted, 0.02)
+    wrong = case.check(case.dispatch())
+    raises(TypeError, "handle is a tuple", lambda: buffer.low_latency_combine(rows, case.idx, case.weights, wrong))
+
+
+def tokens_may_name_an_expert_twice(buffer):
+    """As routers that draw with replacement do: the token goes there once, with the sum of the weights."""
+    case, most = Case(buffer, 24, 128), 24
+    for _, idx, _ in case.all:
+        idx[1::2, 2] = idx[1::2, 0]
+        idx[2::4, 1:] = idx[2::4, :1]
+    n_local = 16 // buffer.group_size
+    for how in ({}, {"return_recv_hook": True}, {"async_finish": True}):
+        wait = lambda event, hook: hook() if hook else event.current_stream_wait() if how else None  # noqa: B023, E731
+        rows, count, handle, *later = buffer.low_latency_dispatch(case.x, case.idx, most, 16, use_fp8=False, **how)
+        wait(*later)
+        same(count, torch.stack([sum((i == buffer.rank * n_local + e).any(1).sum() for _, i, _ in case.all)
+                                 for e in range(n_local)]).int())
+        scale = torch.arange(1, n_local + 1).view(-1, 1, 1) + buffer.rank * n_local
+        fewer = case.idx.clone()
+        fewer[:, 0] = -1
+        for idx in (case.idx, fewer):
+            factor = torch.where(idx >= 0, case.weights * (idx + 1), 0.0).sum(1, keepdim=True)
+            out, *later = buffer.low_latency_combine((rows * scale).bfloat16(), idx, case.weights, handle, **how)
+            wait(*later)
+            close(out, factor * case.x.float(), 0.03)
 
 
 def low_latency_inputs_may_be_used_again(buffer):
@@ -446,6 +480,97 @@ def made_and_dropped(buffer):
     other.destroy()
     raises(ValueError, "group and comm are None", lambda: DEEP_EP().Buffer(None))
     raises(NotImplementedError, "enable_shrink", lambda: DEEP_EP().Buffer(buffer.group, enable_shrink=True))
+
+
+def handles_serve_every_buffer_of_the_group(buffer):
+    """Megatron makes a larger Buffer while handles of the last one wait for backward."""
+    make = lambda size: DEEP_EP().Buffer(buffer.group, size, low_latency_mode=True)  # noqa: E731
+    for dropped in (False, True):
+        first = make(0)
+        case = Case(first, 40)
+        result = case.dispatch()
+        handle = case.check(result)
+        expected = first.combine(result[0], handle, topk_weights=result[2])
+        rows, _, quick, _, _ = first.low_latency_dispatch(case.x, case.idx, 40, 16, use_fp8=False)
+        summed = first.low_latency_combine(rows, case.idx, case.weights, quick)[0]
+        ended = first._comm
+        if dropped:
+            case.buffer = first = None
+            gc.collect()
+            assert ended.comm is None
+        second = case.buffer = make(1 << 20)
+        for _ in range(2):
+            out, weights, _ = second.combine(result[0], handle, topk_weights=result[2])
+            same(out, expected[0])
+            same(weights, expected[1])
+            same(second.low_latency_combine(rows, case.idx, case.weights, quick)[0], summed)
+            same(second.dispatch(case.x, handle=handle)[0], result[0])
+            x8, scales = fp8_of(case.x)
+            check_fp8(case, *second.dispatch((x8, scales), handle=handle)[0])
+        if first is None:
+            continue
+        calls = [each.combine(result[0], handle, async_finish=True) for each in (first, second) * 3]
+        for out, _, event in calls:
+            event.current_stream_wait()
+            same(out, expected[0])
+
+
+def handles_may_be_rebuilt(buffer):
+    """From their items, as by save_for_backward; a dispatch's own tensor in them tells which dispatch they are of."""
+    first, second = Case(buffer, 20, seed=1), Case(buffer, 20, seed=2)
+    handles = [case.check(case.dispatch()) for case in (first, second)]
+    for case, handle in zip((first, second), handles):
+        for rebuilt in (list(handle), tuple(list(handle))):
+            case.check_combine(rebuilt)
+            same(buffer.dispatch(case.x, handle=rebuilt)[0], case.expected()[0])
+
+
+def internode_calls_take_worst_tokens(buffer):
+    case = Case(buffer, 20)
+    rows, idx, weights, counts, handle, _ = buffer.internode_dispatch(
+        case.x, topk_idx=case.idx, topk_weights=case.weights, num_worst_tokens=20 * buffer.group_size, **case.layout())
+    expected = case.expected()[0]
+    assert counts == [] and rows.size(0) == 20 * buffer.group_size
+    same(rows[:len(expected)], expected)
+    case.check_combine(handle)
+
+
+def results_can_be_freed_and_made_again(buffer):
+    """Megatron frees activations by resizing their storage."""
+    case = Case(buffer, 300, hidden=2048, seed=3)
+    for _ in range(3):
+        rows, *_, handle, _ = case.dispatch()
+        out = buffer.combine(rows, handle)[0]
+        for tensor in (rows, out):
+            n_bytes = tensor.untyped_storage().nbytes()
+            tensor.untyped_storage().resize_(0)
+            tensor.untyped_storage().resize_(n_bytes)
+            tensor.fill_(1)
+        rows = case.dispatch()[0]
+        rows.untyped_storage().resize_(0)
+        if DEVICE == "cpu":
+            case.dispatch()[0].view(torch.int16).numpy()  # makes a storage that cannot be resized
+            case.dispatch()[0].share_memory_()  # another process may have it
+            assert not case.dispatch()[0].is_shared()
+        case.check_combine(case.check(case.dispatch()))
+
+
+def many_ranks_get_staging(buffer):
+    """Low-latency Buffers of many ranks get the staging that their layers need."""
+    from deep_ep import _native
+    hint = DEEP_EP().Buffer.get_low_latency_rdma_size_hint
+    for n_ranks in (8, 320, 1024):
+        assert hint(256, 7168, n_ranks, n_ranks) > 2 * n_ranks * 256 * 7168 * 2
+    usual, _native._STAGING_A_RANK = _native._STAGING_A_RANK, 24 << 20
+    try:
+        many = DEEP_EP().Buffer(buffer.group, low_latency_mode=True)
+        x = torch.ones(1, 2 << 20, dtype=torch.bfloat16)
+        idx = torch.full((1, 1), buffer.rank)
+        rows, count, *_ = many.low_latency_dispatch(x, idx, 1, buffer.group_size, use_fp8=False)
+        same(rows[0, :1], x)
+        many.destroy()
+    finally:
+        _native._STAGING_A_RANK = usual
 
 
 def modes_of_the_caller(buffer):

@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -280,6 +281,41 @@ def case_a_layer_moves_to_another_communicator(rank, n):
     second.close()
 
 
+class Routed(nn.Module):
+    """Dispatch without a MoELayer, in an ExpertParallel that other modules may hold too."""
+
+    def __init__(self, ep):
+        super().__init__()
+        self.ep = ep
+
+    def forward(self, x):
+        index = torch.arange(2 * len(x)).view(-1, 2) % EXPERTS
+        rows, _, handle = self.ep.dispatch(x, index, torch.full(index.shape, 0.5))
+        return self.ep.combine(rows, handle)
+
+
+def case_modules_that_share_dispatch_are_renewed_once(rank, n):
+    singles = [dist.new_group([r]) for r in range(n)]
+    for group in (dist.new_group(), singles[rank]):
+        first, second = (mt.ExpertParallel(EXPERTS, 2, HIDDEN, group) for _ in range(2))
+        layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=8, group=group, seed=1)
+        model, x = nn.Sequential(Routed(first), Routed(second), Routed(first), layer), tokens_of(rank)
+        model[1].of_the_layer = layer.ep
+        expected = model(x)
+        for end in (mt.abort, mt.close):
+            old = layer.comm
+            end(group)
+            mt.renew(model)
+            assert first.comm is second.comm is layer.comm is layer.ep.comm is not old
+            torch.testing.assert_close(model(x), expected)
+        mt.close(group)
+        late = Routed(mt.ExpertParallel(EXPERTS, 2, HIDDEN, group))  # whose communicator is open, unlike the others'
+        mt.renew(nn.Sequential(model, late))
+        assert late.ep.comm is layer.comm
+        torch.testing.assert_close(late(model(x)), model[0](expected))
+        mt.close(group)
+
+
 def case_a_rank_that_fails_inside_a_layer_ends_the_others_wait(rank, n):
     group = dist.new_group()
     layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=TOKENS, seed=1, group=group, domains=[1], shared_expert=8)
@@ -331,6 +367,89 @@ def case_a_scaler_scales_the_auxiliary_loss_too(rank, n):
         loss.backward()
     torch.testing.assert_close(gradient(None), expected)  # without a scaler
     mt.set_aux_loss_scale(1)
+
+
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("the backward pass failed")
+
+
+def case_a_scale_does_not_outlive_a_backward_pass_that_fails(rank, n):
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=TOKENS, seed=1, aux_loss_weight=1.0)
+    weight, scaler, x = layer.router.linear.weight, mt.GradScaler("cpu", init_scale=1024.0), tokens_of(rank)
+
+    def gradient(loss):
+        layer.zero_grad()
+        loss.backward()
+        return weight.grad.clone()
+
+    def fail():
+        refused(RuntimeError, "the backward pass failed", lambda: scaler.scale(Failing.apply(layer(x)).sum()).backward())
+
+    expected = gradient(layer(x).sum())
+    fail()
+    torch.testing.assert_close(gradient(layer(x).sum()), expected)
+    earlier = layer(x).sum()
+    fail()
+    scaler.update(1024.0)
+    torch.testing.assert_close(gradient(earlier), expected)
+    for reentrant in (False, True):  # a recomputation does not end the scale
+        y = torch.utils.checkpoint.checkpoint(layer, x.clone().requires_grad_(), use_reentrant=reentrant)
+        torch.testing.assert_close(gradient(scaler.scale(y.sum())) / 1024, expected, rtol=1e-4, atol=1e-6)
+
+
+def case_a_recomputation_that_stops_early_keeps_the_step(rank, n):
+    class Frozen(nn.Module):
+        """Its weights need no gradients, so combine saves nothing and the recomputation stops before it."""
+
+        def forward(self, given):
+            scores, index = given.detach()[:, :EXPERTS].sigmoid().topk(2)
+            return scores, index, None
+
+    x = tokens_of(rank)
+    labels = torch.arange(TOKENS) + rank * TOKENS
+    for options in ({}, {"sample_tokens": SAMPLE}, {"sample_tokens": SAMPLE, "router": Frozen()}):
+        layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=TOKENS, seed=1, **options)
+        plain = layer(x)
+        followed = layer.follow(labels) if layer.step else None
+        y = torch.utils.checkpoint.checkpoint(layer, x.clone().requires_grad_(), use_reentrant=False)
+        torch.testing.assert_close(y, plain)
+        y.sum().backward()
+        assert layer.handle.n_dropped == 0 and layer.handle.n_tokens == TOKENS
+        assert followed is None or layer.follow(labels).equal(followed)
+
+
+class Packed(nn.Module):
+    """One linear layer of frozen whole numbers in 4 bits, two in each byte, and a scale that trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.packed = nn.Parameter(torch.randint(256, (HIDDEN, HIDDEN // 2), dtype=torch.uint8), requires_grad=False)
+        self.scale = nn.Parameter(torch.full((HIDDEN, 1), 0.05))
+
+    def forward(self, x):
+        assert self.packed.dtype == torch.uint8 and self.scale.dtype == x.dtype, (self.packed.dtype, self.scale.dtype)
+        whole = torch.cat([self.packed & 15, self.packed >> 4], dim=1).to(x.dtype) - 8
+        return nn.functional.linear(x, whole * self.scale)
+
+
+def case_weights_of_whole_numbers_keep_their_type(rank, n):
+    x, results = tokens_of(rank), []
+    for kind in (None, torch.float32, torch.bfloat16, torch.float64):
+        torch.manual_seed(3)
+        layer = mt.MoELayer(HIDDEN, EXPERTS, 2, expert=Packed, max_tokens=TOKENS, seed=1, compute_dtype=kind)
+        y = layer(x)
+        y.square().sum().backward()
+        assert layer.experts.scale.grad.abs().max() > 0 and layer.experts.packed.dtype == torch.uint8
+        results.append((y.detach(), layer.experts.scale.grad))
+        torch.testing.assert_close(results[-1][0], results[0][0], **({"rtol": 0.05, "atol": 0.05} if kind == torch.bfloat16 else CLOSE))
+    low = layer(x.double())  # without compute_dtype the scales follow the tokens' type
+    torch.testing.assert_close(low.float(), results[0][0], **CLOSE)
 
 
 class Joined(torch.autograd.Function):

@@ -93,7 +93,7 @@ Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfac
       const bool is_v4 = i.address.host_bytes().size() == 4;
       const bool known = std::any_of(nics.begin(), nics.end(), [&](const Nic& n) { return n.name == i.name; });
       if (is_v4 != v4 || known || !chosen.takes(i)) continue;
-      nics.push_back({i.name, i.address, i.prefix_bits, i.mbit_per_s});
+      nics.push_back({i.name, i.address, i.prefix_bits, i.mbit_per_s, i.tunnel});
     }
   }
   keep_best(met_at, &nics);
@@ -118,6 +118,7 @@ void write_nics(std::span<const Nic> nics, Writer& out) {
     out.u16(n.address.port());
     out.u8(static_cast<uint8_t>(n.prefix_bits));
     out.i64(n.mbit_per_s);
+    out.u8(n.tunnel ? 1 : 0);
   }
 }
 
@@ -131,6 +132,7 @@ std::vector<Nic> read_nics(Reader& in) {
     Result<driver::SocketAddress> address = driver::ip_address(host, in.u16());
     nic.prefix_bits = in.u8();
     nic.mbit_per_s = std::max<int64_t>(0, in.i64());
+    nic.tunnel = in.u8() != 0;
     if (!in.ok() || !address.ok()) return {};
     nic.address = *address;
     nics.push_back(std::move(nic));
@@ -157,6 +159,7 @@ std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> pe
       }
     }
   }
+  const auto is_tunnel = [&](const Rail& r) { return own[r.own].tunnel || peer[r.peer].tunnel; };
   int64_t shared = 0;
   for (const Rail& r : rails) shared = std::max(shared, r.mbit_per_s);
   std::vector<Rail> routed;
@@ -168,11 +171,17 @@ std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> pe
       if (used_own[o] || !same_address(own[o].address, *source)) continue;
       // An interface of unknown rate is often a tunnel, which is no faster than what it leads through.
       const bool faster = known_rates(own[o], peer[p]) && rate_between(own[o], peer[p]) > shared;
-      if (shared == 0 || faster) routed.push_back({o, p, rate_between(own[o], peer[p])});
+      if (shared == 0 || (faster && !is_tunnel({o, p}))) routed.push_back({o, p, rate_between(own[o], peer[p])});
     }
   }
-  std::stable_sort(routed.begin(), routed.end(), faster_rail);
-  for (const Rail& r : routed) add(r);
+  std::stable_sort(routed.begin(), routed.end(), [&](const Rail& a, const Rail& b) {
+    return is_tunnel(a) != is_tunnel(b) ? is_tunnel(b) : faster_rail(a, b);
+  });
+  for (const Rail& r : routed) {
+    const bool first = rails.empty();
+    add(r);
+    if (!first && (is_tunnel(r) || !known_rates(own[r.own], peer[r.peer]))) rails.back().spare = true;
+  }
   std::stable_sort(rails.begin(), rails.end(),
                    [](const Rail& a, const Rail& b) { return a.spare != b.spare ? b.spare : faster_rail(a, b); });
   for (Rail& r : rails) r.spare = r.spare || r.mbit_per_s < rails.front().mbit_per_s / kSlowest;

@@ -20,6 +20,7 @@ struct Nic {
   driver::SocketAddress address;
   uint32_t prefix_bits = 0;
   int64_t mbit_per_s = 0;  // 0: unknown
+  bool tunnel = false;     // it leads through another interface
 };
 inline constexpr size_t kMaxNics = 8;
 // The rate of an interface that does not know its own. Those of virtual machines (virtio) are seldom slower.
@@ -47,7 +48,8 @@ using Route = std::function<Result<driver::SocketAddress>(const driver::SocketAd
 // Pairs up interfaces: those that share a network, and those that the route to the peer's interfaces names. Each is
 // used at most once, fastest first. Beside a shared network the route counts only where it leads to faster interfaces,
 // as where each NIC has a link of its own to its switch and a slower network joins all hosts. Otherwise it may lead
-// through a tunnel in the shared network. Rails with less than a quarter of the best rail's rate are spare, because
+// through a tunnel in the shared network. Where only routes lead to the peer, tunnels and, beside the first rail,
+// interfaces of unknown rate are spare. Rails with less than a quarter of the best rail's rate are spare, because
 // waiting for their part costs more than it brings. Spare rails come last. The result is empty if there is no way to
 // the peer.
 // In each pair of ranks only the one that connects decides. one_machine: both "hosts" share this machine's addresses

@@ -100,15 +100,16 @@ def check_layout(rows, per_rank, in_rank, per_expert, n_ranks):
 
 
 def unpack_bias(bias, x, n_tokens):
-    biases = () if bias is None else bias if isinstance(bias, tuple) else (bias, )
+    biases = bias if isinstance(bias, tuple) else (bias, )
     require(len(biases) <= 2, ValueError, "bias is a tuple of {}: give one or two", len(biases))
+    biases = tuple(one for one in biases if one is not None)
     for one in biases:
         check_shape("bias", one, (x.dtype, ), (n_tokens, x.size(1)), f"{x.dtype} [{n_tokens}, {x.size(1)}], as the result")
     return biases
 
 
 def check_low_latency(most, hidden, n_experts, n_ranks, x=None, topk_idx=None, use_fp8=False, round_scale=False,
-                      use_ue8m0=False):
+                      use_ue8m0=False, stats=None):
     require(most >= 1, ValueError, "num_max_dispatch_tokens_per_rank is {}: give 1 or more", most)
     require(n_experts >= 1 and n_experts % n_ranks == 0, ValueError,
             "num_experts is {}: give a multiple of the group's {} ranks", n_experts, n_ranks)
@@ -120,6 +121,10 @@ def check_low_latency(most, hidden, n_experts, n_ranks, x=None, topk_idx=None, u
             "x has {} tokens: num_max_dispatch_tokens_per_rank is {}, give no more", x.size(0), most)
     require(topk_idx.size(1) <= _native.MOST_CHOICES, ValueError, "topk_idx has {} columns: low-latency calls take up to {}",
             topk_idx.size(1), _native.MOST_CHOICES)
+    if stats is not None:
+        name, n_local = "cumulative_local_expert_recv_stats", n_experts // n_ranks
+        check_shape(name, stats, (torch.int32, ), (n_local, ), f"int32 [{n_local}], one for each local expert")
+        require(stats.is_contiguous(), ValueError, "{} is not contiguous: give a contiguous tensor", name)
     require(not use_ue8m0 or (use_fp8 and round_scale), ValueError,
             "use_ue8m0 is {}: it needs use_fp8=True and round_scale=True", use_ue8m0)
     group = _fp8.GROUP * (4 if use_ue8m0 else 1)

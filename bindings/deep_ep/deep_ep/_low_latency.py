@@ -11,19 +11,15 @@ from . import _fp8, _native
 from ._check import check_shape, require
 
 
-class Handle(tuple):
-    """V1's five items, (recv_src_info, recv_layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts), with
-    their routing in `state`."""
-    state = None
-
-
 class State:
-    """The routing behind a handle, and the places of its rows."""
+    """What is behind a handle: the choices, their routing, and the places of its rows."""
 
-    def __init__(self, index, most, hidden, n_experts, n_ranks):
-        self.index, self.most, self.hidden, self.n_experts = index, most, hidden, n_experts
-        self.n_local, self.room = n_experts // n_ranks, most * n_ranks
-        self.routing, self.counts, self.offsets = None, [], []
+    def __init__(self, choices, most, hidden, n_experts, n_ranks):
+        self.choices, self.most, self.hidden, self.n_experts = choices, most, hidden, n_experts
+        self.index, self.kept = _fold(choices)
+        self.n_ranks, self.n_local, self.room = n_ranks, n_experts // n_ranks, most * n_ranks
+        self.shape, self.counts, self.offsets = None, [], []
+        self.routings = {}  # by communicator: that of each Buffer that uses the handle
         self.event = None  # of the dispatch
 
     def blocks(self):
@@ -31,6 +27,17 @@ class State:
         for expert, count in enumerate(self.counts):
             if count:
                 yield expert, self.offsets[expert], self.offsets[expert] + count
+
+
+def _fold(choices):
+    """MoECCL sends a token to an expert once. Returns (choices[T, k] with -1 for those that name an expert again, and the first
+    column that names each choice's expert, or None where no token names one twice)."""
+    ordered = choices.sort(1).values
+    if not ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any():
+        return choices, None
+    first = (choices.unsqueeze(2) == choices.unsqueeze(1)).byte().argmax(2)
+    again = first != torch.arange(choices.size(1), device=choices.device)
+    return choices.masked_fill(again, -1), first
 
 
 class Outputs:
@@ -73,16 +80,17 @@ def dispatch(comm, state, x, out, round_scale):
     layer = comm.layer(_native.Shape(
         2 * state.hidden, _native.TYPES[torch.bfloat16], state.index.size(1), state.n_experts, state.most,
         _native.EXPERT_MAJOR, 4 * width, state.hidden if fp8 else 0))
-    state.routing = layer.routing(state.index)
-    info = state.routing.info()
+    state.shape, routing = layer.shape, layer.routing(state.index)
+    state.routings[comm] = routing
+    info = routing.info()
     state.counts = info.expert_counts[:state.n_local]
     state.offsets = info.expert_offsets[:state.n_local]
     dense = comm.scratch(info.n_rows, state.hidden, x.dtype, x.device)
     if fp8:
         dense_scales = scales.new_empty((info.n_rows, width))
-        state.routing.dispatch_scaled(x, scales, dense, dense_scales)
+        routing.dispatch_scaled(x, scales, dense, dense_scales)
     else:
-        state.routing.dispatch(x, dense)
+        routing.dispatch(x, dense)
     for expert, begin, end in state.blocks():
         out.rows[expert, :end - begin].copy_(dense[begin:end])
         if fp8:
@@ -113,13 +121,17 @@ def combine(comm, state, x, weights, out):
     """out[T, hidden] = for each token the sum over its choices of weight * row. x: as the dispatch's rows, or packed. The
     call is collective."""
     dense = x if x.dim() == 2 else pack(state, x, comm.scratch(sum(state.counts), state.hidden, torch.bfloat16, x.device))
-    state.routing.update(state.index, weights)
-    state.routing.combine(dense, out)
+    routing = state.routings.get(comm)
+    if routing is None:  # the handle comes from another Buffer
+        routing = state.routings[comm] = comm.layer(state.shape).routing(state.index, weights)
+    else:
+        routing.update(state.index, weights)
+    routing.combine(dense, out)
 
 
 def check_combine(state, x, topk_idx, topk_weights, out):
-    """Checks the arguments and returns the weights of the handle's choices; 0 for a choice that topk_idx dropped."""
-    n, k = state.index.shape
+    """Checks the arguments and returns the weights of the routing's choices; 0 for a choice that topk_idx dropped."""
+    n, k = state.choices.shape
     for name, tensor, kinds, shape in (
             ("x", x, (torch.bfloat16, ), (state.n_local, state.room, state.hidden)),
             ("topk_idx", topk_idx, (torch.int64, torch.int32), (n, k)),
@@ -129,11 +141,18 @@ def check_combine(state, x, topk_idx, topk_weights, out):
             continue
         check_shape(name, tensor, kinds, shape, f"{str(kinds[0]).split('.')[1]} {list(shape)}, as the handle's dispatch")
     require(out is None or out.is_contiguous(), ValueError, "out is not contiguous: give a contiguous tensor")
-    differs = topk_idx != state.index
+    differs = topk_idx != state.choices
     if not differs.any():
-        return topk_weights.contiguous()
+        return _fold_weights(state, topk_weights)
     token, choice = (differs & (topk_idx != -1)).nonzero()[:1].flatten().tolist() or (None, None)
     require(token is None, ValueError, "topk_idx[{}][{}] is {}: it was {} in the handle's dispatch; give the same, or -1",
             token, choice, topk_idx[token, choice] if token is not None else 0,
-            state.index[token, choice] if token is not None else 0)
-    return topk_weights.masked_fill(differs, 0)
+            state.choices[token, choice] if token is not None else 0)
+    return _fold_weights(state, topk_weights.masked_fill(differs, 0))
+
+
+def _fold_weights(state, weights):
+    """Adds the weights of choices that name an expert again to that of the first."""
+    if state.kept is None:
+        return weights.contiguous()
+    return torch.zeros_like(weights, memory_format=torch.contiguous_format).scatter_add_(1, state.kept, weights.detach())

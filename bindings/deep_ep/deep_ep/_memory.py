@@ -3,13 +3,10 @@
 
 On 4 processes that each dispatch 4096 tokens of 2048 bfloat16 into 60 MB, a dispatch takes 12 ms of processor time into
 reused memory and 61 ms into new memory (docs/performance-pytorch.md)."""
-import collections
-import ctypes
-import weakref
-
 import torch
 
 _LEAST = 1 << 20  # smaller tensors come from torch, whose allocator keeps such memory
+_n_users = getattr(torch._C, "_storage_Use_Count", None)  # 1: only the pool holds the storage. Without it memory is not kept
 
 
 def _room(n_bytes):
@@ -19,13 +16,15 @@ def _room(n_bytes):
 
 
 class Memory:
-    """Blocks that are lent as tensors and return when the last view of the tensor is gone. Lent and free blocks
-    together never exceed the most that was lent at once."""
+    """Storages that are lent as tensors and return when the last view of the tensor is gone. Lent and free ones
+    together never exceed the most that was lent at once. A caller may resize a lent one, and so free its memory at once
+    (Megatron's resize_(0)). It then does not return, nor do those that numpy() has made fixed in size, or share_memory_()
+    visible to another process."""
 
     def __init__(self):
         self._free = []  # least recently used first
-        self._returned = collections.deque()  # filled by the thread that drops a tensor
-        self._lent, self._kept, self._most = 0, 0, 0
+        self._lent = []  # (storage, its bytes when it was lent)
+        self._kept, self._most = 0, 0
 
     def empty(self, shape, dtype, device):
         """Returns an uninitialized tensor. torch itself keeps CUDA memory for the next call."""
@@ -34,36 +33,37 @@ class Memory:
         n_bytes = dtype.itemsize
         for extent in shape:
             n_bytes *= extent
-        if n_bytes < _LEAST:
+        if n_bytes < _LEAST or _n_users is None:
             return torch.empty(shape, dtype=dtype, device="cpu")
-        block = self._take(_room(n_bytes))
-        owner = (ctypes.c_uint8 * n_bytes).from_address(block.data_ptr())
-        weakref.finalize(owner, self._returned.append, block).atexit = False
-        return torch.frombuffer(owner, dtype=dtype).view(shape)  # its storage holds the owner
+        # Not a view: it has the inference mode of the call, and versions of its own.
+        return torch.empty(0, dtype=dtype, device="cpu").set_(self._take(_room(n_bytes)), 0, shape)
 
     def drop(self):
-        """Frees all blocks that are not lent."""
+        """Frees all storages that are not lent."""
         self._collect()
         self._free, self._kept = [], 0
 
     def _collect(self):
-        while self._returned:
-            block = self._returned.popleft()
-            self._free.append(block)
-            self._lent -= block.numel()
-            self._kept += block.numel()
+        lent, self._lent = self._lent, []
+        for storage, room in lent:
+            if _n_users(storage._cdata) > 1:
+                self._lent.append((storage, room))
+            elif storage.nbytes() == room and storage.resizable() and not storage.is_shared():
+                self._free.append(storage)
+                self._kept += room
 
     def _take(self, room):
         self._collect()
         for at in range(len(self._free) - 1, -1, -1):
-            if self._free[at].numel() == room:
-                block = self._free.pop(at)
+            if self._free[at].nbytes() == room:
+                storage = self._free.pop(at)
                 self._kept -= room
                 break
         else:
-            block = torch.empty(room, dtype=torch.uint8, device="cpu")
-        self._lent += room
-        self._most = max(self._most, self._lent)
-        while self._free and self._lent + self._kept > self._most:
-            self._kept -= self._free.pop(0).numel()
-        return block
+            storage = torch.empty(room, dtype=torch.uint8, device="cpu").untyped_storage()
+        self._lent.append((storage, room))
+        lent = sum(room for _, room in self._lent)
+        self._most = max(self._most, lent)
+        while self._free and lent + self._kept > self._most:
+            self._kept -= self._free.pop(0).nbytes()
+        return storage

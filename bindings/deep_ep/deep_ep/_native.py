@@ -2,6 +2,7 @@
 """The parts of MoECCL that this package needs: a communicator, its layers and their routings, on tensors' addresses."""
 import collections
 import ctypes
+import os
 import typing
 
 import moeccl
@@ -15,6 +16,8 @@ TYPES = {torch.bfloat16: moeccl.BFLOAT16, torch.float16: moeccl.FLOAT16, torch.f
          torch.float64: moeccl.FLOAT64}
 ROWS, EXPERT_MAJOR = moeccl.ROWS, moeccl.EXPERT_MAJOR
 MOST_CHOICES = 64  # largest top_k of a layer, moecclMoeConfig_t
+_STAGING = 16 << 20  # the default of moecclConfig_t
+_STAGING_A_RANK = 4 * (32 << 10)
 
 
 def _address(tensor):
@@ -52,10 +55,18 @@ class Shape(typing.NamedTuple):
         return config
 
 
+def staging_of(n_ranks):
+    """Returns the staging bytes of a low-latency Buffer's communicator; 0 for MoECCL's default. A layer needs room for about four
+    rows of each rank: the default has it for rows of 14 KiB on up to 290 ranks, and this for rows of 32 KiB on any number."""
+    staging = n_ranks * _STAGING_A_RANK
+    return 0 if staging <= _STAGING or os.environ.get("MOECCL_STAGING_BYTES") else staging
+
+
 def query_bytes(shape, n_ranks):
-    """Returns the most bytes that a layer of this shape holds on a rank."""
-    found = ctypes.c_size_t()
-    check(lib.moecclMoeQuerySize(ctypes.byref(shape.config()), n_ranks, None, ctypes.byref(found)))
+    """Returns the most bytes that a layer of this shape holds on a rank of a low-latency Buffer."""
+    config, found = shape.config(), ctypes.c_size_t()
+    config.staging_bytes = staging_of(n_ranks)
+    check(lib.moecclMoeQuerySize(ctypes.byref(config), n_ranks, None, ctypes.byref(found)))
     return found.value
 
 
@@ -71,6 +82,10 @@ class Routing:
     @property
     def shape(self):
         return self.layer.shape
+
+    @property
+    def comm(self):
+        return self.layer.owner
 
     def update(self, index, weight=None):
         """Sets the choices. The call is collective. index: int32 [T, top_k]; weight: float32 of that shape or None."""
@@ -97,13 +112,13 @@ class Layer:
     """A layer and the routings that it has made."""
 
     def __init__(self, owner, shape):
-        self.shape, self.spare, self._owner = shape, collections.deque(), owner
+        self.shape, self.spare, self.owner = shape, collections.deque(), owner
         self._made, self._raw = [], ctypes.c_void_p()
         config = shape.config()
         self.check(lib.moecclMoeCreate(ctypes.byref(self._raw), owner.raw, ctypes.byref(config)))
 
     def check(self, code):
-        self._owner.check(code)
+        self.owner.check(code)
 
     def routing(self, index, weight=None):
         """Returns a routing of these choices. The call is collective."""
@@ -129,8 +144,8 @@ class Layer:
 class Communicator:
     """This rank's communicator, its layers by shape, and the two collectives for data that layers do not carry."""
 
-    def __init__(self, n_ranks, rank, id):
-        self.comm = moeccl.Comm(n_ranks, id, rank, name="deep_ep")
+    def __init__(self, n_ranks, rank, id, staging_bytes=0):
+        self.comm = moeccl.Comm(n_ranks, id, rank, name="deep_ep", staging_bytes=staging_bytes)
         self.size, self.rank, self._layers = n_ranks, rank, {}
         self._max_tokens, self._scratch = 64, torch.empty(0, dtype=torch.uint8, device="cpu")
 

@@ -15,31 +15,22 @@ _DTYPES = {kind: number for number, kind in enumerate(
     (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2))}
 
 
-class Handle(tuple):
-    """The handle that dispatch returns for combine and cached dispatches: V1's tuple, with its routing in `state`.
-
-    On one host it is (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx,
-    is_token_in_rank, send_head). On several hosts it has V1's ten items, of which the fourth from the end is
-    recv_gbl_rank_prefix_sum. Items that only V1's kernels read are None."""
-    state = None
-
-
 class State:
-    """The routing behind a handle."""
+    """What is behind a handle. Its routings are made again on the communicator of each Buffer that uses the handle."""
 
     def __init__(self, is_token_in_rank):
         self.is_token_in_rank = is_token_in_rank
-        self.n_tokens = is_token_in_rank.size(0)
+        self.n_tokens, self.n_ranks = is_token_in_rank.shape
         self.n_rows, self.n_out = 0, 0  # rows received, and rows of the tensors that hold them
         self.index, self.max_tokens = None, 0
         self.sent, self.received = [], []  # rows to and from each rank
-        self.routings = []  # the same choices on layers for different kinds of rows
+        self.routings = []  # the same choices on layers for different kinds of rows, and on different communicators
 
     def routing(self, comm, row_bytes, type_, scaled_row_bytes=0, scale_bytes=0):
-        """Returns a routing for rows of this kind. The call is collective if there is none yet."""
+        """Returns this communicator's routing for rows of this kind. The call is collective if there is none yet."""
         for found in self.routings:
             shape = found.shape
-            if (shape.row_bytes, shape.type) != (row_bytes, type_):
+            if found.comm is not comm or (shape.row_bytes, shape.type) != (row_bytes, type_):
                 continue
             if not scale_bytes or (shape.scaled_row_bytes, shape.scale_bytes) == (scaled_row_bytes, scale_bytes):
                 return found

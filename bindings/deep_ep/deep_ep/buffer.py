@@ -10,7 +10,7 @@ import weakref
 import moeccl
 import torch
 
-from . import _low_latency, _native, _throughput
+from . import _handles, _low_latency, _native, _throughput
 from ._check import (check_choices, check_devices, check_group, check_layout, check_low_latency, check_rows, check_tensor,
                      require, unpack_bias)
 from ._memory import Memory
@@ -114,7 +114,8 @@ class Buffer:
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else None
         if device is not None:
             torch.cuda.current_stream(device).synchronize()  # makes the device's context this thread's
-        self._comm = _native.Communicator(self.group_size, self.rank, told[0][0])
+        self._comm = _native.Communicator(self.group_size, self.rank, told[0][0],
+                                          _native.staging_of(self.group_size) if low_latency_mode else 0)
         self._stream, self._memory = CommStream(), Memory()
         self._cuda = CudaStream(device, self._stream) if device is not None else None
         self._at = self._stream  # of the call that runs
@@ -151,7 +152,7 @@ class Buffer:
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts):
         """Returns the bytes that low-latency calls of this shape hold on a rank: the two results, and MoECCL's tables
-        and staging with up to 8 choices per token."""
+        and staging with up to 8 choices per token. Low-latency Buffers of many ranks get more staging than others."""
         check_low_latency(num_max_dispatch_tokens_per_rank, hidden, num_experts, num_ranks)
         results = 2 * num_experts * num_max_dispatch_tokens_per_rank * hidden * 2
         return results + _native.query_bytes(_native.Shape(
@@ -214,9 +215,10 @@ class Buffer:
 
         x: [T, hidden] of bfloat16, float16, float32 or float64, or (rows [T, hidden] of fp8, scales [T, n]).
         num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: the results of get_dispatch_layout. topk_idx [T, k]
-        and topk_weights float32 [T, k]: both or neither. handle: the handle of an earlier dispatch, whose routing is
-        used again; no other argument then describes the routing. num_worst_tokens: the number of rows in the results,
-        however many arrive; with async_finish the call then waits for no other rank.
+        and topk_weights float32 [T, k]: both or neither. handle: the handle of an earlier dispatch, on this Buffer or on
+        another of the same ranks, whose routing is used again; no other argument then describes the routing.
+        num_worst_tokens: the number of rows in the results, however many arrive; with async_finish the call then waits for
+        no other rank.
 
         Returns (rows in the order of source rank and token, in the form of x; recv_topk_idx with this rank's expert
         numbers and -1 for others; recv_topk_weights, with 0 for others; tokens for each local expert, rounded up to
@@ -271,20 +273,19 @@ class Buffer:
         return (received if scales is None else (received, scales)), None, None, None, None, event
 
     def _handle(self, state, prefix, source, num_tokens_per_rank):
+        """Returns V1's tuple. On one host it is (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix,
+        recv_src_idx, is_token_in_rank, send_head). On several hosts it has ten items, of which the fourth from the end is
+        recv_gbl_rank_prefix_sum. Items that only V1's kernels read are None."""
+        _handles.keep(source, state)
         if self._n_hosts > 1:
-            made = _throughput.Handle((state.is_token_in_rank, None, None, None, None, None, prefix[:, self.rank],
-                                       source, None, None))
-        else:
-            made = _throughput.Handle((prefix, num_tokens_per_rank.view(-1, 1), None, source, state.is_token_in_rank,
-                                       None))
-        made.state = state
-        return made
+            return state.is_token_in_rank, None, None, None, None, None, prefix[:, self.rank], source, None, None
+        return prefix, num_tokens_per_rank.view(-1, 1), None, source, state.is_token_in_rank, None
 
-    def _state(self, handle, call, kind=_throughput.Handle):
-        if not isinstance(handle, kind):
-            raise TypeError(f"{call}: handle is a {type(handle).__name__}: give what "
-                            f"{'dispatch' if kind is _throughput.Handle else 'low_latency_dispatch'} returned, unchanged")
-        return handle.state
+    def _state(self, handle, call, kind=_throughput.State):
+        state = _handles.state_of(handle, kind, call, "dispatch" if kind is _throughput.State else "low_latency_dispatch")
+        require(state.n_ranks == self.group_size, ValueError, "{}: handle is of a Buffer of {} ranks, this one has {}: give one of "
+                "the same ranks", call, state.n_ranks, self.group_size)
+        return state
 
     @_call(reads=False)
     def combine(self, x, handle, topk_weights=None, bias=None, config=None, previous_event=None, async_finish=False,
@@ -293,7 +294,7 @@ class Buffer:
 
         x: [rows of the handle's dispatch, hidden] of bfloat16, float16, float32 or float64; hidden and type may differ
         from dispatch's. topk_weights: float32 [rows, k] on all ranks, or None on all ranks. bias: None, one tensor
-        [T, hidden] or a tuple of two; they are added to the sums.
+        [T, hidden] or a tuple of two, each may be None; they are added to the sums.
 
         Returns ([T, hidden], zeros for a token that went nowhere; the sums of topk_weights float32 [T, k] or None;
         event)."""
@@ -321,11 +322,11 @@ class Buffer:
     def internode_dispatch(self, x, handle=None, num_tokens_per_rank=None, num_tokens_per_rdma_rank=None,
                            is_token_in_rank=None, num_tokens_per_expert=None, topk_idx=None, topk_weights=None,
                            expert_alignment=1, config=None, previous_event=None, async_finish=False,
-                           allocate_on_comm_stream=False):
+                           allocate_on_comm_stream=False, *, num_worst_tokens=0):
         """Calls dispatch: MoECCL plans for the hosts that are present."""
         return self.dispatch(x, handle, num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank,
-                             num_tokens_per_expert, topk_idx, topk_weights, expert_alignment, 0, config, previous_event,
-                             async_finish, allocate_on_comm_stream)
+                             num_tokens_per_expert, topk_idx, topk_weights, expert_alignment, num_worst_tokens, config,
+                             previous_event, async_finish, allocate_on_comm_stream)
 
     def internode_combine(self, x, handle, topk_weights=None, bias=None, config=None, previous_event=None,
                           async_finish=False, allocate_on_comm_stream=False):
@@ -347,7 +348,8 @@ class Buffer:
         """Sends each token to its experts. The call is collective.
 
         x: bfloat16 [T, hidden], T at most num_max_dispatch_tokens_per_rank; topk_idx: int64 (or int32) [T, k], -1
-        for no choice. cumulative_local_expert_recv_stats: int32 [local experts], to which the counts are added.
+        for no choice. A token that names an expert twice goes there once and counts once; low_latency_combine adds up the
+        weights. cumulative_local_expert_recv_stats: int32 [local experts], to which the counts are added.
 
         Returns (rows [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden] of bfloat16, or with use_fp8
         (rows of fp8, scales); rows of each expert int32 [local experts]; handle; event; hook). Each expert's rows are
@@ -357,7 +359,7 @@ class Buffer:
         self._low_latency("low_latency_dispatch", async_finish, return_recv_hook)
         most = num_max_dispatch_tokens_per_rank
         check_low_latency(most, x.size(1) if x.dim() == 2 else 0, num_experts, self.group_size, x, topk_idx,
-                          use_fp8, round_scale, use_ue8m0)
+                          use_fp8, round_scale, use_ue8m0, cumulative_local_expert_recv_stats)
         if dispatch_wait_recv_cost_stats is not None:
             raise NotImplementedError("dispatch_wait_recv_cost_stats: MoECCL does not measure waits by source; give None "
                                       "and see MOECCL_PROFILE's and the flight recorder's times")
@@ -374,8 +376,9 @@ class Buffer:
 
         event = self._run(work, None, async_finish or return_recv_hook)
         state.event = event.event
-        handle = _low_latency.Handle((out.source, out.range, most, x.size(1), num_experts))
-        handle.state = state
+        # V1's recv_src_info, recv_layout_range, num_max_dispatch_tokens_per_rank, hidden and num_experts.
+        handle = out.source, out.range, most, x.size(1), num_experts
+        _handles.keep(out.source, state)
         return ((out.rows, out.scales) if use_fp8 else out.rows, out.count, handle, *self._later(event, return_recv_hook))
 
     @_call(reads=False)
@@ -390,7 +393,7 @@ class Buffer:
 
         Returns ([T, hidden] bfloat16, event, hook)."""
         self._low_latency("low_latency_combine", async_finish, return_recv_hook)
-        state = self._state(handle, "low_latency_combine", _low_latency.Handle)
+        state = self._state(handle, "low_latency_combine", _low_latency.State)
         if combine_wait_recv_cost_stats is not None:
             raise NotImplementedError("combine_wait_recv_cost_stats: MoECCL does not measure waits by source; give None")
         if zero_copy:
@@ -412,7 +415,7 @@ class Buffer:
     def get_next_low_latency_combine_buffer(self, handle):
         """Returns the bfloat16 tensor, with the shape of low_latency_dispatch's rows, that the next low_latency_combine
         with zero_copy reads. There are two, which take turns."""
-        state = self._state(handle, "get_next_low_latency_combine_buffer", _low_latency.Handle)
+        state = self._state(handle, "get_next_low_latency_combine_buffer", _low_latency.State)
         shape, device = (state.n_local, state.room, state.hidden), state.index.device
         pair = self._next_combine.setdefault((shape, device), [None, None])
         if pair[0] is None:

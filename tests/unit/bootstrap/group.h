@@ -14,7 +14,9 @@
 #include <vector>
 
 #include "src/base/clock.h"
+#include "src/base/random.h"
 #include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/handshake.h"
 #include "src/driver/socket.h"
 #include "tests/support/sockets.h"
 #include "tests/support/timing.h"
@@ -37,6 +39,28 @@ inline std::pair<Fd, Fd> make_pair_of_sockets() {
   Result<std::pair<Fd, Fd>> pair = tests::socket_pair();
   EXPECT_TRUE(pair.ok()) << pair.status().message();
   return std::move(*pair);
+}
+
+// The server's side over a connected socket. Blocks.
+inline Result<Authenticated> server_handshake(int fd, const Key& key, const Party& self, Role expected,
+                                              Deadline deadline) {
+  Nonce nonce;
+  MOECCL_TRY(random_bytes(nonce.data(), nonce.size()));
+  ServerHandshake server(key, self, nonce);
+  HandshakeFrame frame;
+  MOECCL_TRY(driver::recv_exact(fd, frame, deadline));
+  const ServerHandshake::Answer answer = server.on_hello(frame, expected);
+  if (answer.verdict == ServerHandshake::Verdict::kStranger) {
+    return Status(moecclInvalidUsage, "a stranger without the key tried to connect");
+  }
+  MOECCL_TRY(driver::send_all(fd, answer.reply, deadline));
+  if (answer.verdict == ServerHandshake::Verdict::kSkew) {
+    return error(moecclUnsupported, "the other side speaks {}, this rank {}: use one version on all ranks",
+                 version_text(server.result().peer), version_text(self));
+  }
+  MOECCL_TRY(driver::recv_exact(fd, frame, deadline));
+  if (!server.on_proof(frame)) return Status(moecclInvalidUsage, "a stranger failed to prove that it holds the key");
+  return server.result();
 }
 
 // Runs one thread for each rank and returns their results.

@@ -117,6 +117,10 @@ TEST(Launcher, ContradictoryLaunchersAreNamed) {
   EXPECT_FALSE(contradicts(both(of_ranks("5", "8"), srun("1", "2")))) << "one process per host that starts four ranks";
   EXPECT_TRUE(contradicts(both(of_ranks("0", "8"), srun("1", "2")))) << "all eight on both hosts";
   EXPECT_FALSE(contradicts(both(of_ranks("5", "8"), {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}))) << "sbatch";
+  const auto at = [&](Variables all) { return all["MASTER_ADDR"] = "node1", all; };
+  EXPECT_FALSE(contradicts(at(both(of_ranks("0", "4"), srun("3", "4"))))) << "agents that sort the hosts otherwise";
+  EXPECT_FALSE(contradicts(at(both(of_ranks("2", "3"), srun("3", "4"))))) << "agents on some of the hosts";
+  EXPECT_TRUE(contradicts(at(both(left_over, srun("1", "2"))))) << "two jobs of one rank";
   Variables elastic = both(left_over, ompi("1", "2"));
   elastic["TORCHELASTIC_RUN_ID"] = "none";
   EXPECT_FALSE(contradicts(elastic));

@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <thread>
 
+#include "src/bootstrap/handshake.h"
 #include "src/bootstrap/launcher.h"
 #include "src/bootstrap/unique_id.h"
 #include "tests/support/hosts.h"
@@ -113,6 +115,30 @@ TEST(SeveralAddresses, OneThatIsInUseIsLeftOut) {
   const auto session = Session::join(encode_unique_id(by_other).value(), 0, 1, Deadline::after_ms(patient_ms(5000)));
   ASSERT_TRUE(session.ok()) << session.status().message();
   (*session)->close();
+}
+
+TEST(SeveralAddresses, ARefusalOfAnotherVersionIsFinal) {
+  const auto listener = driver::listen_at(driver::parse_ip_address("127.0.0.2").value());
+  ASSERT_TRUE(listener.ok());
+  UniqueId id;
+  id.key = random_key().value();
+  id.address = driver::local_address(listener->get()).value();
+  id.others.push_back(driver::parse_ip_address("127.0.0.3").value());  // has no listener
+  id.others[0].set_port(id.address.port());
+  std::thread newer([&] {
+    Result<Fd> fd = tests::accept_until(listener->get(), Deadline::after_ms(patient_ms(5000)));
+    Party party = {Role::kRoot, 0, 2};
+    party.protocol = kProtocolVersion + 1;
+    party.exchanges_keys = true;
+    if (fd.ok()) (void)server_handshake(fd->get(), id.key, party, Role::kMember, Deadline::after_ms(patient_ms(5000)));
+  });
+  const Stopwatch watch;
+  const Status s = Session::join(encode_unique_id(id).value(), 1, 2, Deadline::after_ms(patient_ms(20'000)),
+                                 {.wait_for_root = true, .others_alive = {}, .gone = {}})
+                       .status();
+  newer.join();
+  EXPECT_EQ(s.code(), moecclUnsupported) << s.message();
+  MOECCL_EXPECT_WITHIN(watch, 2000);
 }
 
 TEST(SeveralAddresses, AreAllNamedWhenNobodyListens) {

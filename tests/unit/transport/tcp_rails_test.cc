@@ -179,6 +179,26 @@ TEST(TcpRails, TunnelsDoNotCountBesideASharedNetwork) {
   }
 }
 
+// Hosts in networks of their own, which routers join, with an overlay over the same wires.
+TEST(TcpRails, TunnelsAreSpareBesideARoute) {
+  for (const int64_t tunnel : {int64_t{0}, int64_t{25'000}, int64_t{100'000}}) {
+    for (const bool management : {false, true}) {
+      std::vector<Nic> a = {nic("eth0", "10.0.0.1", 24, 25'000), nic("flannel.1", "10.244.1.0", 32, tunnel)};
+      std::vector<Nic> b = {nic("eth0", "10.0.1.2", 24, 25'000), nic("cni0", "10.244.2.1", 24, tunnel)};
+      a[1].tunnel = true;
+      if (management)
+        a.push_back(nic("mgmt0", "10.9.0.1", 24, 1'000)), b.push_back(nic("mgmt0", "10.9.0.2", 24, 1'000));
+      const auto rails = choose_rails(a, b, [](const driver::SocketAddress& peer) {
+        return Result(ip(peer.host() == "10.0.1.2" ? "10.0.0.1" : "10.244.1.0"));
+      });
+      ASSERT_GE(rails.size(), 1u);
+      EXPECT_EQ(rails[0].own, 0u);
+      EXPECT_EQ(rails[0].peer, 0u);
+      for (size_t i = 0; i < rails.size(); ++i) EXPECT_EQ(rails[i].spare, i > 0) << tunnel << " " << management;
+    }
+  }
+}
+
 // A peer states the speeds of its interfaces.
 TEST(TcpRails, TakeAnySpeedThatAPeerStates) {
   constexpr int64_t kMost = INT64_MAX;

@@ -6,7 +6,7 @@ from .clip import clip_grad_norm_
 from .expert_parallel import ExpertParallel, Handle
 from .experts import MLP, Experts, expert_parameters, ignore_experts
 from .layer import MoELayer, Router, rebalance, set_aux_loss_scale
-from .renew import renew
+from ._renew import renew
 from .scaler import GradScaler
 from .whole import full_state_dict, load_full_state_dict
 from .whole_optimizer import full_optimizer_state_dict, load_full_optimizer_state_dict

@@ -167,17 +167,18 @@ def close(group=None):
     _end_all(_alone if group is None else _made.pop(group, {}))
 
 
-def successor(comm, group=None):
-    """Returns the communicator that takes the place of `comm`, with the same options, and the same ranks unless `group` has others. If
-    `comm` is not closed, all communicators of its group are. The first call for each communicator is collective."""
+def successors(comms, group=None):
+    """Returns {comm: the communicator that takes its place}, with the same options, and the same ranks unless `group` has others. If one
+    is not closed, all communicators of its group are, before any is made. The call is collective."""
     if isinstance(group, moeccl.Comm):
-        return group
-    if comm not in _origins:
+        return dict.fromkeys(comms, group)
+    if any(comm not in _origins for comm in comms):
         raise ValueError("the layers have a moeccl.Comm that the caller made: give renew() a new one as group")
+    groups = {comm: _origins[comm].group() if group is None else group for comm in comms}
     for made in (_alone, *_made.values()):
-        if any(known is comm for known in made.values()):
+        if any(known in groups for known in made.values()):
             _end_all(made)
-    return comm_of(_origins[comm].group() if group is None else group, **_origins[comm].asked)
+    return {comm: comm_of(of, **_origins[comm].asked) for comm, of in groups.items()}
 
 
 def largest(comm, value):

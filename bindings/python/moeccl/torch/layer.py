@@ -274,22 +274,25 @@ class MoELayer(nn.Module):
             kind = torch.get_autocast_dtype(device)
         travels = kind if self._replacing is None else tokens.dtype  # a sample's rows are also its residual
         # Autocast casts weights where an operation needs it, and an expert of several types casts by itself.
-        mixed = len({w.dtype for w in self.experts.stacked()}) > 1
+        mixed = len({w.dtype for w in self.experts.stacked() if w.is_floating_point()}) > 1
         return travels, kind if self._compute_dtype or not (autocast or mixed) else None
 
     @uncompiled
     def _dispatch(self, tokens, slots, weights):
         """Returns rows[R, hidden] and the rows of each slot."""
         wrapped.check(self)
+        if torch._C._current_graph_task_id() < 0:  # not a recomputation
+            set_scaler_scale(1.0)  # a backward pass that failed has left its own
         self.handle = self.ep.checked_route(tokens, slots, weights)
         self.handle.n_dropped += self.placement.dropped
         return self.ep.send(tokens, self.handle), self.handle.rows_per_expert
 
     @uncompiled
     def _weights(self, dtype):
-        """Returns the weights of the experts that run here, with what finishes their gradients, in the type `dtype`."""
+        """Returns the weights of the experts that run here, with what finishes their gradients, in the type `dtype`. Whole numbers, such
+        as quantized weights, keep their type."""
         weights = self.placement.weights([_Finish.apply(w, self._finish_gradient) for w in self.experts.stacked()])
-        return weights if dtype is None else [w.to(dtype) for w in weights]
+        return weights if dtype is None else [w.to(dtype) if w.is_floating_point() else w for w in weights]
 
     def forward(self, x):
         if x.dim() < 1 or x.shape[-1] != self.hidden:
@@ -305,9 +308,13 @@ class MoELayer(nn.Module):
     def _failed(self, error):
         """Ends what the other ranks wait for, if this one leaves the forward pass after its routing. A failure before that is one of all
         ranks, and of the library's own failures it tells the others."""
+        if isinstance(error, getattr(torch.utils.checkpoint, "_StopRecomputationError", ())):
+            # A recomputation has all it needs, which may be before combine, where a step decides.
+            if self.step is not None:
+                self.step.decide()
+            return
         routed, self.handle, self.step = self.handle is not None, None, None
-        early_stop = getattr(torch.utils.checkpoint, "_StopRecomputationError", moeccl.Error)  # a recomputation that has all it needs
-        if not routed or isinstance(error, (moeccl.Error, early_stop)) or self.comm.size == 1:
+        if not routed or isinstance(error, moeccl.Error) or self.comm.size == 1:
             return
         try:
             revoke(self.comm)

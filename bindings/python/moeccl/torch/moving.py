@@ -113,7 +113,7 @@ def _raise_together(layer, failure, tensors):
         if odd and not wrong:
             has, lacks = (r, 0) if odd[0] in theirs else (0, r)
             wrong = f"rank {has} moves {odd[0]}, and rank {lacks} does not: give all ranks the same"
-    wrong = wrong or layer.placement.drift([one[2] for one in said])
+    wrong = wrong or layer.placement.drift([one[2] for one in said], [t for _, t in tensors])
     if layer.data_group is not None:
         wrong = wrong_in_groups(layer, wrong)
     if failure:

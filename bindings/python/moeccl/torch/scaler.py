@@ -49,6 +49,10 @@ class GradScaler(torch.amp.GradScaler):
         scaled = super().scale(outputs)
         return _scaled(scaled, self._scale) if self._enabled else scaled
 
+    def update(self, new_scale=None):
+        set_scaler_scale(1.0)  # a backward pass that failed has left its own
+        super().update(new_scale)
+
     def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
         """What unscale_() and step() with a fused optimizer call."""
         found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)

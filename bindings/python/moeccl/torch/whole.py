@@ -56,7 +56,7 @@ def _gathered(layer, tensor, root, places):
         return None
     whole = torch.zeros((layer.n_experts, *block.shape[1:]), dtype=block.dtype, device="cpu")
     filled = places >= 0
-    whole[places[filled]] = every[filled]  # replicas of an expert have the same bits
+    whole[places[filled]] = every[filled]  # replicas of an expert differ by rounding at most
     return whole
 
 

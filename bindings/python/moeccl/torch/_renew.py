@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """New communicators for the layers of a model, after a failure."""
 import moeccl
-from ._group import successor
+from ._group import successors
 from .expert_parallel import ExpertParallel
 from .layer import MoELayer
 from .placement import Hybrid
@@ -32,13 +32,20 @@ def _renew_ep(ep, comm):
     ep.comm = comm
 
 
-def _successor(comm, group):
-    made = successor(comm, group)
-    if (comm.rank, comm.size) != (made.rank, made.size):
-        raise ValueError(f"the layers' experts are those of rank {comm.rank} of {comm.size}, and the new communicator has rank {made.rank} "
-                         f"of {made.size}: give a group of as many ranks, in the same order, or make the model again and use "
-                         "load_full_state_dict()")
-    return made
+def _checked_successors(comms, group):
+    found = successors(comms, group)
+    for comm, made in found.items():
+        if (comm.rank, comm.size) != (made.rank, made.size):
+            raise ValueError(f"the layers' experts are those of rank {comm.rank} of {comm.size}, and the new communicator has rank {made.rank} "
+                             f"of {made.size}: give a group of as many ranks, in the same order, or make the model again and use "
+                             "load_full_state_dict()")
+    return found
+
+
+def _eps_of(model, layers):
+    """Returns the ExpertParallels that modules hold besides those of the layers, each once, however many modules hold it."""
+    found = {id(v): v for m in model.modules() for v in vars(m).values() if isinstance(v, ExpertParallel)}
+    return [ep for ep in found.values() if not any(ep is layer.ep for layer in layers)]
 
 
 def renew(model, group=None):
@@ -51,13 +58,13 @@ def renew(model, group=None):
     must work. The call is collective. It closes the groups' old communicators where close() has not."""
     layers = [m for m in model.modules() if isinstance(m, MoELayer)]
     left_out = [_left_out(layer) for layer in layers]  # before any communicator is closed
+    eps = _eps_of(model, layers)
+    found = _checked_successors([m.comm for m in (*layers, *eps)], group)
     for layer, own in zip(layers, left_out):
-        layer.comm = _successor(layer.comm, group)
+        layer.comm = found[layer.comm]
         layer.handle = layer.step = None
         _renew_placement(layer.placement, layer.comm, own)
         _renew_ep(layer.ep, layer.comm)
         layer.ep._hybrid = layer.placement.hybrid
-    for module in model.modules():
-        if not isinstance(module, MoELayer):
-            for ep in [v for v in vars(module).values() if isinstance(v, ExpertParallel)]:
-                _renew_ep(ep, _successor(ep.comm, group))
+    for ep in eps:
+        _renew_ep(ep, found[ep.comm])
