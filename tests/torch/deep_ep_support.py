@@ -163,3 +163,8 @@ def on_streams(buffer):
     way = Recording(torch.device("cpu"), buffer._stream, streams)
     buffer._stream_for = lambda device: way
     return streams, recorded
+
+
+def DEEP_EP():
+    import deep_ep
+    return deep_ep

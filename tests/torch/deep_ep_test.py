@@ -6,6 +6,7 @@ import functools
 import gc
 import multiprocessing
 import os
+import sys
 import tempfile
 import traceback
 import unittest
@@ -13,7 +14,8 @@ import unittest
 import with_torch  # noqa: F401 (skips where there is no torch)
 import torch
 import torch.distributed as dist
-from deep_ep_support import (DEVICE, Case, close, expected_dispatch, in_rank_of, inputs, on_streams, raises, same)
+import deep_ep_low_latency
+from deep_ep_support import (DEEP_EP, DEVICE, Case, close, expected_dispatch, in_rank_of, inputs, on_streams, raises, same)
 
 SECONDS = 300  # per case
 
@@ -291,152 +293,6 @@ def bad_arguments_are_named(buffer):
     case.check_combine(handle)
 
 
-def DEEP_EP():
-    import deep_ep
-    return deep_ep
-
-
-def back_from_fp8(rows, scales):
-    if scales.dtype == torch.int32:
-        scales = (scales.contiguous().view(torch.uint8).to(torch.int32) << 23).view(torch.float32)
-    groups = rows.float().view(*rows.shape[:-1], -1, 128) * scales.unsqueeze(-1)
-    return groups.view(rows.shape).bfloat16()
-
-
-def low_latency(buffer, counts, hidden, n_experts, top_k, hook=False, asynchronous=False, **kinds):
-    """Compares one dispatch and combine with the reference, with room for 64 tokens of each rank."""
-    case, most = Case(buffer, counts, hidden, n_experts, top_k), 64
-    n, n_local = buffer.group_size, n_experts // buffer.group_size
-    stats = torch.ones(n_local, dtype=torch.int32)
-    later = {"return_recv_hook": hook, "async_finish": asynchronous}
-
-    def wait(event, hooked):
-        hooked() if hook else event.current_stream_wait() if asynchronous else None
-
-    recv, count, handle, event, hooked = buffer.low_latency_dispatch(
-        case.x, case.idx, most, n_experts, cumulative_local_expert_recv_stats=stats, **kinds, **later)
-    wait(event, hooked)
-    rows = back_from_fp8(*recv) if kinds["use_fp8"] else recv
-    assert rows.shape == (n_local, n * most, hidden) and count.dtype == torch.int32
-    same(stats, count + 1)
-    for local in range(n_local):
-        at = 0
-        for source, (x, idx, _) in enumerate(case.all):
-            tokens = (idx == buffer.rank * n_local + local).any(1).nonzero()[:, 0]
-            packed = handle[1][local, source].item()
-            assert (packed >> 32, packed & 0xffffffff) == (at, len(tokens)), f"{packed >> 32} {packed & 0xffffffff} {at} {len(tokens)}"
-            same(handle[0][local, at:at + len(tokens)], tokens.int())
-            close(rows[local, at:at + len(tokens)], x[tokens], 0.07 if kinds["use_fp8"] else 0)
-            at += len(tokens)
-        assert count[local] == at
-    weighted = torch.where(case.idx >= 0, case.weights, 0.0).sum(1, keepdim=True) * case.x.float()
-    out, event, hooked = buffer.low_latency_combine(rows, case.idx, case.weights, handle, **later)
-    wait(event, hooked)
-    close(out, weighted, 0.08 if kinds["use_fp8"] else 0.02)
-    return case, rows, handle, weighted
-
-
-def low_latency_in_every_form(buffer):
-    for number, kinds in enumerate(({"use_fp8": False}, {"use_fp8": True}, {"use_fp8": True, "round_scale": True},
-                                    {"use_fp8": True, "round_scale": True, "use_ue8m0": True})):
-        for hook, asynchronous in ((False, False), (True, False), (False, True)):
-            low_latency(buffer, [20 + r for r in range(buffer.group_size)], 1024, 16, 4, hook, asynchronous, **kinds)
-
-
-def low_latency_with_odd_shapes(buffer):
-    n = buffer.group_size
-    for use_fp8 in (False, True):
-        for counts, hidden, n_experts, top_k in (
-                ([0] + [20] * (n - 1), 128, 16, 4), ([0] * n, 128, 16, 4), (64, 128, 16, 12), (3, 8192, 16, 4), (9, 128, 1024, 8)):
-            low_latency(buffer, counts, hidden, n_experts, top_k, use_fp8=use_fp8)
-
-
-def low_latency_combine_options(buffer):
-    case, rows, handle, weighted = low_latency(buffer, 16, 128, 16, 4, use_fp8=False)
-    out = torch.full_like(case.x, float("nan"))
-    got, _, _ = buffer.low_latency_combine(rows, case.idx, case.weights, handle, out=out, use_logfmt=True)
-    assert got is out
-    close(out, weighted, 0.02)
-    buffer.get_next_low_latency_combine_buffer(handle)[:] = rows * 2
-    close(buffer.low_latency_combine(rows, case.idx, case.weights, handle, zero_copy=True)[0], 2 * weighted, 0.02)
-    fewer = case.idx.clone()
-    fewer[:, 1] = -1
-    part = torch.where(fewer >= 0, case.weights, 0.0).sum(1, keepdim=True) * case.x.float()
-    close(buffer.low_latency_combine(rows, fewer, case.weights, handle)[0], part, 0.02)
-    other = case.idx.clone()
-    other[5] = (case.idx[5] + 1).clamp(min=1) % 16
-    raises(ValueError, "topk_idx[5][0] is", lambda: buffer.low_latency_combine(rows, other, case.weights, handle))
-    close(buffer.low_latency_combine(rows, case.idx, case.weights, list(handle))[0], weighted, 0.02)
-    wrong = case.check(case.dispatch())
-    raises(TypeError, "handle is a tuple", lambda: buffer.low_latency_combine(rows, case.idx, case.weights, wrong))
-
-
-def tokens_may_name_an_expert_twice(buffer):
-    """As routers that draw with replacement do: the token goes there once, with the sum of the weights."""
-    case, most = Case(buffer, 24, 128), 24
-    for _, idx, _ in case.all:
-        idx[1::2, 2] = idx[1::2, 0]
-        idx[2::4, 1:] = idx[2::4, :1]
-    n_local = 16 // buffer.group_size
-    for how in ({}, {"return_recv_hook": True}, {"async_finish": True}):
-        wait = lambda event, hook: hook() if hook else event.current_stream_wait() if how else None  # noqa: B023, E731
-        rows, count, handle, *later = buffer.low_latency_dispatch(case.x, case.idx, most, 16, use_fp8=False, **how)
-        wait(*later)
-        same(count, torch.stack([sum((i == buffer.rank * n_local + e).any(1).sum() for _, i, _ in case.all)
-                                 for e in range(n_local)]).int())
-        scale = torch.arange(1, n_local + 1).view(-1, 1, 1) + buffer.rank * n_local
-        fewer = case.idx.clone()
-        fewer[:, 0] = -1
-        for idx in (case.idx, fewer):
-            factor = torch.where(idx >= 0, case.weights * (idx + 1), 0.0).sum(1, keepdim=True)
-            out, *later = buffer.low_latency_combine((rows * scale).bfloat16(), idx, case.weights, handle, **how)
-            wait(*later)
-            close(out, factor * case.x.float(), 0.03)
-
-
-def low_latency_inputs_may_be_used_again(buffer):
-    """With a hook at once, with zero_copy in turns, and the choices in any case."""
-    case = Case(buffer, 64, 2048, holes=False)
-    x, idx, weights = case.x.clone(), case.idx.to(torch.int32), case.weights.clone()
-    rows, _, handle, _, hook = buffer.low_latency_dispatch(x, idx, 64, 16, use_fp8=False, return_recv_hook=True)
-    x.zero_()
-    hook()
-    saved = rows.clone()
-    out, _, hook = buffer.low_latency_combine(rows, idx, weights, handle, return_recv_hook=True)
-    rows.zero_(), weights.zero_()
-    hook()
-    close(out, case.weights.sum(1, keepdim=True) * case.x.float(), 0.02)
-    first = buffer.get_next_low_latency_combine_buffer(handle)
-    first[:] = saved
-    out, event, _ = buffer.low_latency_combine(first, idx, case.weights, handle, zero_copy=True, async_finish=True)
-    buffer.get_next_low_latency_combine_buffer(handle).zero_()
-    event.current_stream_wait()
-    close(out, case.weights.sum(1, keepdim=True) * case.x.float(), 0.02)
-    idx[:, 1:] = -1
-    out, _, _ = buffer.low_latency_combine(saved, idx, case.weights, handle)
-    close(out, case.weights[:, :1] * case.x.float(), 0.02)
-
-
-def low_latency_has_two_buffers(buffer):
-    case = Case(buffer, 16, 128)
-    call = lambda x: buffer.low_latency_dispatch(x, case.idx, 16, 16, use_fp8=False)[0]  # noqa: E731
-    first, second = call(case.x), call(case.x * 2)
-    assert first.data_ptr() != second.data_ptr()
-    kept = first.clone()
-    assert torch.equal(kept, first) and call(case.x * 3).data_ptr() == first.data_ptr()
-    buffer.clean_low_latency_buffer(16, 128, 16)
-    call(case.x)
-
-
-def low_latency_needs_its_mode(buffer):
-    plain = DEEP_EP().Buffer(buffer.group, explicitly_destroy=True)
-    case = Case(plain, 4)
-    raises(RuntimeError, "low_latency_mode=True", lambda: plain.low_latency_dispatch(case.x, case.idx, 4, 16))
-    case.check_combine(case.check(case.dispatch()))
-    plain.destroy()
-    raises(RuntimeError, "was destroyed", lambda: case.dispatch())
-
-
 class LikeMpi:
     """The part of an mpi4py communicator that Buffer uses."""
 
@@ -670,9 +526,9 @@ def streams_wait_for_each_other(buffer):
     buffer._stream_for = usual
 
 
-CASES = [value for name, value in list(globals().items())
+CASES = [value for module in (sys.modules[__name__], deep_ep_low_latency) for name, value in list(vars(module).items())
          if callable(value) and getattr(value, "__code__", None) and value.__code__.co_varnames[:1] == ("buffer", ) and
-         value.__code__.co_argcount == 1 and value.__module__ == __name__ and name.islower()]
+         value.__code__.co_argcount == 1 and value.__module__ == module.__name__ and name.islower()]
 
 
 def serve(rank, n_ranks, meeting, world, pipe):
@@ -690,7 +546,7 @@ def serve(rank, n_ranks, meeting, world, pipe):
         on_streams(buffer)
     for name in iter(pipe.recv, None):
         try:
-            globals()[name](buffer)
+            next(case for case in CASES if case.__name__ == name)(buffer)
             pipe.send(None)
         except BaseException:
             pipe.send(f"rank {rank}: {traceback.format_exc()}")
