@@ -105,7 +105,7 @@ struct Variable {
   std::string_view name;
   const char* accepted;
   bool (*parse)(std::string_view text, Env* env);
-  bool secret = false;
+  enum Kind : uint8_t { kPlain, kSecret, kFile } kind = kPlain;  // kFile: it names code or a file
   std::string_view alias = {};  // NCCL's variable, used where this one is not set; bad values of it are not reported
 };
 
@@ -118,29 +118,31 @@ constexpr Variable kVariables[] = {
      bytes_or_automatic<&Env::heap_bytes, int64_t{16} << 20>},
     {"MOECCL_MOE_MEMORY_CAP", "bytes with an optional K, M or G; 0 for no cap", bytes<&Env::moe_memory_cap>},
     {"MOECCL_DEBUG", "ERROR, WARN, INFO or TRACE", parse_level},
-    {"MOECCL_DEBUG_FILE", "a file name, at most 4096 printable characters", words<&Env::log_file>},
+    {"MOECCL_DEBUG_FILE", "a file name, at most 4096 printable characters", words<&Env::log_file>, Variable::kFile},
     {"MOECCL_PLAN", "algorithm names, at most 4096 printable characters", words<&Env::plan>},
-    {"MOECCL_PROFILE", "a file name, at most 4096 printable characters", words<&Env::profile>},
+    {"MOECCL_PROFILE", "a file name, at most 4096 printable characters", words<&Env::profile>, Variable::kFile},
     {"MOECCL_CALIBRATE", "milliseconds, 0 to 3600000; 0 for never", integer<&Env::calibrate_ms, 0, 3'600'000>},
     {"MOECCL_KERNELS", "the name of a kernel table, at most 4096 printable characters", words<&Env::kernels>},
-    {"MOECCL_TOPOLOGY", "a synthetic topology or a file name, at most 4096 printable characters",
-     words<&Env::topology>},
-    {"MOECCL_SECRET", "16 to 4096 characters", parse_secret, true},
-    {"MOECCL_SECRET_FILE", "a file name, at most 4096 printable characters", words<&Env::secret_file>},
+    {"MOECCL_TOPOLOGY", "a synthetic topology or a file name, at most 4096 printable characters", words<&Env::topology>,
+     Variable::kFile},
+    {"MOECCL_SECRET", "16 to 4096 characters", parse_secret, Variable::kSecret},
+    {"MOECCL_SECRET_FILE", "a file name, at most 4096 printable characters", words<&Env::secret_file>, Variable::kFile},
     {"MOECCL_SOCKET_ADDR", "ip or ip:port of an interface of this host, [ip6]:port for IPv6",
      words<&Env::socket_addr, 64>},
     {"MOECCL_PORT_RANGE", "FIRST-LAST, ports from 1 to 65535", parse_ports},
     {"MOECCL_NET", "verbs, tcp, plugin or plugin:NAME", parse_net},
-    {"MOECCL_NET_PLUGIN", "a comma list of net plugins, or none", words<&Env::net_plugin>, false, "NCCL_NET_PLUGIN"},
+    {"MOECCL_NET_PLUGIN", "a comma list of net plugins, or none", words<&Env::net_plugin>, Variable::kFile,
+     "NCCL_NET_PLUGIN"},
     {"MOECCL_SOCKET_IFNAME", "beginnings of interface names, eth,ib0; = before them for whole names, ^ for all others",
-     words<&Env::socket_ifname, 1024>, false, "NCCL_SOCKET_IFNAME"},
+     words<&Env::socket_ifname, 1024>, Variable::kPlain, "NCCL_SOCKET_IFNAME"},
     {"MOECCL_SOCKET_STREAMS", "connections per peer and interface, 1 to 8; 0 for automatic",
      integer<&Env::socket_streams, 0, 8>},
     {"MOECCL_SOCKET_CONGESTION", "a congestion control of net.ipv4.tcp_allowed_congestion_control, or system",
      words<&Env::socket_congestion, 15>},
     {"MOECCL_ENCRYPT", "0 or 1", flag<&Env::encrypt>},
     {"MOECCL_SPIN_US", "microseconds, 0 to 1000000; -1 for automatic", integer<&Env::spin_us, -1, 1'000'000>},
-    {"MOECCL_CUDA_DRIVER", "the absolute path of a CUDA driver library, or none", words<&Env::cuda_driver>},
+    {"MOECCL_CUDA_DRIVER", "the absolute path of a CUDA driver library, or none", words<&Env::cuda_driver>,
+     Variable::kFile},
     {"MOECCL_CUDA_SMS", "multiprocessors, 1 to 1024; 0 for automatic", integer<&Env::cuda_sms, 0, 1024>},
     {"MOECCL_CUDA_IPC", "0 or 1", flag<&Env::cuda_ipc>},
     {"MOECCL_CHECK_PLANS", "0 or 1", flag<&Env::check_plans>},
@@ -151,9 +153,10 @@ constexpr Variable kVariables[] = {
      bytes_or_automatic<&Env::cuda_staging_bytes, int64_t{64} << 10>},
     {"MOECCL_CUDA_PERSISTENT", "0 or 1", flag<&Env::cuda_persistent>},
     {"MOECCL_CUDA_PERSISTENT_BYTES", "bytes with an optional K, M or G", bytes<&Env::cuda_persistent_bytes>},
-    {"MOECCL_CUDA_GRAPH_MIXING", "0 or 1", flag<&Env::cuda_graph_mixing>, false, "NCCL_GRAPH_MIXING_SUPPORT"},
+    {"MOECCL_CUDA_GRAPH_MIXING", "0 or 1", flag<&Env::cuda_graph_mixing>, Variable::kPlain,
+     "NCCL_GRAPH_MIXING_SUPPORT"},
     {"MOECCL_HOST_ID", "a name of at most 64 printable characters", words<&Env::host_id, 64>},
-    {"MOECCL_DUMP", "a file name, at most 4096 printable characters", words<&Env::dump>},
+    {"MOECCL_DUMP", "a file name, at most 4096 printable characters", words<&Env::dump>, Variable::kFile},
     {"MOECCL_NO_CMA", "0 or 1", flag<&Env::no_cma>},
 };
 
@@ -242,14 +245,13 @@ const Variable* find(std::string_view name) {
   return nullptr;
 }
 
-// Returns whether the variable names code or a file. A program with more privileges than its user (setuid,
+// Returns whether "NAME=value" names code or a file. A program with more privileges than its user (setuid,
 // capabilities) must not open files that the user chooses.
-bool names_file(std::string_view variable) {
-  for (const std::string_view name :
-       {"MOECCL_CUDA_DRIVER=", "MOECCL_PROFILE=", "MOECCL_TOPOLOGY=", "MOECCL_SECRET_FILE=", "MOECCL_NET_PLUGIN=",
-        "NCCL_NET_PLUGIN=", "MOECCL_DUMP=", "MOECCL_DEBUG_FILE="})
-    if (variable.starts_with(name)) return true;
-  return false;
+bool names_file(std::string_view entry) {
+  const std::string_view name = entry.substr(0, entry.find('='));
+  return std::any_of(std::begin(kVariables), std::end(kVariables), [&](const Variable& v) {
+    return v.kind == Variable::kFile && (v.name == name || v.alias == name);
+  });
 }
 
 const EnvParse& parsed() {
@@ -317,7 +319,7 @@ EnvParse parse_env(std::span<const char* const> given, bool privileged) {
     }
     // An empty value means unset: shells cannot unset a variable for one command.
     if (value.empty() || variable->parse(value, &result.env)) continue;
-    const std::string shown = variable->secret ? "its value" : format("\"{}\"", value.substr(0, 64));
+    const std::string shown = variable->kind == Variable::kSecret ? "its value" : format("\"{}\"", value.substr(0, 64));
     const std::string sentence = format("{}: {} is not accepted; give {}", name, shown, variable->accepted);
     if (result.status.ok()) result.status = Status(moecclInvalidArgument, sentence);
     result.warnings.push_back(sentence + "; until then no communicator can be made");

@@ -134,7 +134,6 @@ std::string contradiction_of(const EnvironmentReader& read, const LauncherInfo& 
     if (std::string_view(dialect.launcher) == "Slurm" && read(dialect.n_ranks[0]) == nullptr) continue;
     const Result<LauncherInfo> other = read_dialect(read, dialect);
     if (!other.ok()) return "";
-    if (other->n_ranks == 1) return "";
     // Each process of the other launcher may have started several of these ranks.
     const int each = info.n_ranks / other->n_ranks;
     if (each * other->n_ranks == info.n_ranks && info.rank / each == other->rank) return "";

@@ -35,31 +35,38 @@ uint32_t prefix_of(const sockaddr* mask) {
   return bits;
 }
 
-// Asks ethtool instead of /sys, because /sys shows the network namespace in which it was mounted.
+// Makes a request about an interface. /sys would not do, because it shows the network namespace in which it was
+// mounted.
+bool ask(int socket, const std::string& name, unsigned long what, ifreq* request) {
+  std::memcpy(request->ifr_name, name.c_str(), std::min(name.size(), sizeof(request->ifr_name) - 1));
+  return ::ioctl(socket, what, request) == 0;
+}
+
+template <class Command>
+bool ethtool(int socket, const std::string& name, Command* command) {
+  ifreq request = {};
+  request.ifr_data = reinterpret_cast<char*>(command);
+  return ask(socket, name, SIOCETHTOOL, &request);
+}
+
 int64_t rate_of(int socket, const std::string& name) {
   ethtool_cmd command = {};
   command.cmd = ETHTOOL_GSET;
-  ifreq request = {};
-  std::memcpy(request.ifr_name, name.c_str(), std::min(name.size(), sizeof(request.ifr_name) - 1));
-  request.ifr_data = reinterpret_cast<char*>(&command);
-  if (::ioctl(socket, SIOCETHTOOL, &request) != 0) return 0;
+  if (!ethtool(socket, name, &command)) return 0;
   const uint32_t rate = ethtool_cmd_speed(&command);
   return rate == static_cast<uint32_t>(SPEED_UNKNOWN) ? 0 : rate;
 }
 
-// Asks for the driver's name, because /sys shows the network namespace in which it was mounted.
 bool is_tunnel(int socket, const std::string& name) {
   ethtool_drvinfo info = {};
   info.cmd = ETHTOOL_GDRVINFO;
-  ifreq request = {};
-  std::memcpy(request.ifr_name, name.c_str(), std::min(name.size(), sizeof(request.ifr_name) - 1));
-  request.ifr_data = reinterpret_cast<char*>(&info);
-  if (::ioctl(socket, SIOCETHTOOL, &request) == 0) {
+  if (ethtool(socket, name, &info)) {
     const std::string driver(info.driver, strnlen(info.driver, sizeof(info.driver)));
     for (const char* kind : {"vxlan", "geneve", "wireguard", "tun"})
       if (driver == kind) return true;
   }
-  if (::ioctl(socket, SIOCGIFHWADDR, &request) != 0) return false;
+  ifreq request = {};
+  if (!ask(socket, name, SIOCGIFHWADDR, &request)) return false;
   const auto kind = request.ifr_hwaddr.sa_family;
   return kind == ARPHRD_TUNNEL || kind == ARPHRD_TUNNEL6 || kind == ARPHRD_SIT || kind == ARPHRD_IPGRE ||
          kind == kIp6Gre || kind == kNone;

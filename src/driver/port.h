@@ -15,8 +15,7 @@ Result<Fd> listen_in(SocketAddress* address, PortRange range);
 
 // Takes a free port of the range at this host's address, which has port 0, and stores its number in *address. Until the
 // descriptor is closed, the port has no listener, and neither the kernel nor listen_in() gives it to another socket.
-// After allow_listening(), listen_at() can take it.
+// After allow_reuse(), listen_at() can take it.
 Result<Fd> reserve_port(SocketAddress* address, PortRange range = {});
-void allow_listening(const Fd& reserved);
 
 }  // namespace moeccl::driver

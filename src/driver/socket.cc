@@ -38,31 +38,38 @@ Fd new_socket(const SocketAddress& address) {
       [&] { return ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
 }
 
+Status in_use(const SocketAddress& address) { return error(moecclInvalidUsage, "{} is in use already", address.str()); }
+
 Status timed_out(const char* what) { return error(moecclTimeout, "the time for {} is over", what); }
 
 }  // namespace
+
+void allow_reuse(const Fd& fd) {
+  const int on = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+}
+
+Result<Fd> bind_to(const SocketAddress& address, Reuse with) {
+  Fd fd = new_socket(address);
+  if (!fd) return system_error("socket for " + address.str(), errno);
+  if (with == Reuse::kYes) allow_reuse(fd);
+  if (::bind(fd.get(), raw(address), address.length) == 0) return fd;
+  return errno == EADDRINUSE ? in_use(address) : system_error("bind to " + address.str(), errno);
+}
+
+Result<Fd> listening(Fd fd, const SocketAddress& address, int backlog) {
+  if (::listen(fd.get(), backlog) == 0) return fd;
+  return errno == EADDRINUSE ? in_use(address) : system_error("listen on " + address.str(), errno);
+}
 
 Result<Fd> listen_at(const SocketAddress& address, int backlog) {
   if (address.is_any()) {
     return error(moecclInvalidArgument, "refusing to listen on every interface ({}): give the address of one",
                  address.str());
   }
-  Fd fd = new_socket(address);
-  if (!fd) return system_error("socket for " + address.str(), errno);
-  if (!address.is_unix()) {
-    const int on = 1;
-    ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));  // a restarted job reuses its port at once
-  }
-  if (::bind(fd.get(), raw(address), address.length) != 0) {
-    if (errno == EADDRINUSE) return error(moecclInvalidUsage, "{} is in use already", address.str());
-    return system_error("bind to " + address.str(), errno);
-  }
-  if (::listen(fd.get(), backlog) != 0) {
-    // With SO_REUSEADDR, two sockets may be bound to one port, but only one may listen.
-    if (errno == EADDRINUSE) return error(moecclInvalidUsage, "{} is in use already", address.str());
-    return system_error("listen on " + address.str(), errno);
-  }
-  return fd;
+  // With kYes, a restarted job has its port at once.
+  MOECCL_ASSIGN_OR_RETURN(Fd fd, bind_to(address, address.is_unix() ? Reuse::kNo : Reuse::kYes));
+  return listening(std::move(fd), address, backlog);
 }
 
 Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const SocketAddress* from,

@@ -56,6 +56,13 @@ bool is_local_address(const SocketAddress& address);
 // Returns the address of the interface through which packets to `peer` leave. Sends nothing.
 Result<SocketAddress> source_address_towards(const SocketAddress& peer);
 
+// Binds a new socket. With kYes, SO_REUSEADDR is set before: other sockets with it may have the port too, as long as
+// none of them listens, and so may connections that have ended. InvalidUsage means that the address is in use.
+enum class Reuse : uint8_t { kNo, kYes };
+Result<Fd> bind_to(const SocketAddress& address, Reuse with);
+void allow_reuse(const Fd& fd);
+// Lets a bound socket listen. InvalidUsage: another one listens at the address.
+Result<Fd> listening(Fd fd, const SocketAddress& address, int backlog);
 // Refuses 0.0.0.0 and ::. Port 0 takes a free port, which local_address() returns. InvalidUsage means that the address
 // is in use.
 inline constexpr int kBacklog = 4096;

@@ -277,12 +277,21 @@ Result<std::string> flight_json(int pid) {
   return read_all(files, pid);
 }
 
+namespace {
+
+// Adds to the name of a file, before its ".json".
+std::string with_ending(const std::string& path, const std::string& ending) {
+  const size_t at = path.ends_with(".json") ? path.size() - 5 : path.size();
+  return path.substr(0, at) + ending + path.substr(at);
+}
+
+}  // namespace
+
 std::string dump_path(const std::string& named, const std::string& host, int pid) {
   const std::string path = for_process(named, host, pid);
   if (path == named) return format("{}.{}.{}.json", named, host, pid);
   if (for_process(named, "%h", pid) != named) return path;  // it has %p
-  const size_t end = path.ends_with(".json") ? path.size() - 5 : path.size();
-  return format("{}.{}{}", path.substr(0, end), pid, path.substr(end));
+  return with_ending(path, format(".{}", pid));
 }
 
 namespace {
@@ -291,13 +300,12 @@ namespace {
 // that is taken gets a number.
 Result<std::string> new_dump(const std::string& path) {
   constexpr int kMost = 10'000;
-  const size_t end = path.ends_with(".json") ? path.size() - 5 : path.size();
   std::string name = path;
   for (int i = 2; i < kMost; ++i) {
     const Fd fd(open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (fd) return name;
     if (errno != EEXIST) return system_error(name, errno);
-    name = format("{}-{}{}", path.substr(0, end), i, path.substr(end));
+    name = with_ending(path, format("-{}", i));
   }
   return error(moecclSystemError, "{} and {} more files like it are there: remove those of earlier jobs", path, kMost);
 }

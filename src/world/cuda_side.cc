@@ -102,7 +102,7 @@ class CudaSide::Connector {
       own_.mps = cuda::driver()->cuDeviceGetAttribute(&mps, cuda::kMpsEnabled, device) == 0 && mps != 0;
       MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetUuid_v2(own_.uuid, device), "the device's identity"));
       std::strncpy(own_.pci, cuda::pci_address(context).c_str(), sizeof(own_.pci) - 1);
-      auto made = Segment::create(n_.shape, !one_process());
+      auto made = Segment::create(n_.shape, !n_.one_process());
       if (!made.ok()) return std::move(made).status();
       own_segment_ = std::move(*made);
       MOECCL_TRY(pin(*own_segment_));
@@ -146,10 +146,6 @@ class CudaSide::Connector {
 
   const std::vector<uint32_t>& here() const { return n_.hosts->around(n_.rank); }
   bool several_hosts() const { return n_.hosts->n() > 1; }
-  // Returns true if all ranks of this host are threads of this process.
-  bool one_process() const {
-    return std::all_of(here().begin(), here().end(), [&](uint32_t r) { return same_process(r); });
-  }
   bool same_process(uint32_t r) const { return n_.same_process(r); }
   uint32_t leader(uint32_t r) const {
     return static_cast<uint32_t>(std::find(n_.process.begin(), n_.process.end(), n_.process[r]) - n_.process.begin());
@@ -241,7 +237,7 @@ class CudaSide::Connector {
 
   // A process's first rank maps the segments of the host's other processes.
   Status map_others() {
-    if (!one_process()) {
+    if (!n_.one_process()) {
       bootstrap::RankSet wanted(n_.n_ranks, false);
       for (const uint32_t r : here()) wanted[leader(r)] = !same_process(r);
       const int fds[] = {own_segment_->fd().get()};
@@ -314,7 +310,7 @@ class CudaSide::Connector {
     if (several_hosts()) MOECCL_TRY(connect_network(device));
     plan::Reach reach;
     reach.staging = !several_hosts();
-    reach.views = reach.reads = !several_hosts() && one_process() && device;
+    reach.views = reach.reads = !several_hosts() && n_.one_process() && device;
     for (const uint32_t r : here()) {
       const int other = all_[r].staging.device;
       auto& known = side_->peer_devices_;

@@ -16,10 +16,6 @@ namespace cuda = driver::cuda;
 static constexpr uint64_t kSlotUnit = 4096;
 uint64_t DeviceStaging::slots_at() const { return (n_.shape.staging_bytes + kSlotUnit - 1) / kSlotUnit * kSlotUnit; }
 
-bool DeviceStaging::one_process() const {
-  return std::all_of(here().begin(), here().end(), [&](uint32_t r) { return n_.same_process(r); });
-}
-
 Result<StagingOffer> DeviceStaging::make(cuda::Context context, int device) {
   const uint64_t slot = static_cast<uint64_t>(env().cuda_message_bytes) / kSlotUnit * kSlotUnit;
   // A NIC registers whole pages. Allocations of whole blocks share no page with others.
@@ -27,7 +23,7 @@ Result<StagingOffer> DeviceStaging::make(cuda::Context context, int device) {
   const size_t block = n_.hosts->n() > 1 ? kBlock : 1;
   exec::PeerMemory::Bytes bytes;
   bytes.plain = (n_.shape.staging_bytes + block - 1) / block * block;
-  if (!one_process()) bytes.object = slots_at() + here().size() * transport::shm::kMessageSlots * slot;
+  if (!n_.one_process()) bytes.object = slots_at() + here().size() * transport::shm::kMessageSlots * slot;
   MOECCL_ASSIGN_OR_RETURN(own_, exec::PeerMemory::create(context, bytes));
   StagingOffer offer;
   offer.device = device;
@@ -36,7 +32,7 @@ Result<StagingOffer> DeviceStaging::make(cuda::Context context, int device) {
     offer.way = StagingOffer::kByDescriptor;
     offer.mapped = own_.bytes();
     offer.slot = slot;
-  } else if (!one_process()) {
+  } else if (!n_.one_process()) {
     const auto handle = transport::cuda_ipc::export_memory(context, own_.data());
     if (handle.ok()) offer.way = StagingOffer::kByHandle, offer.handle = *handle;
   }

@@ -45,7 +45,6 @@ class DeviceStaging {
 
  private:
   const std::vector<uint32_t>& here() const { return n_.hosts->around(n_.rank); }
-  bool one_process() const;
   uint64_t slots_at() const;
   Result<transport::cuda_ipc::Opened> open(uint32_t r, driver::cuda::Context context) const;
   Status reach(uint32_t r, driver::cuda::Context context);

@@ -2,6 +2,7 @@
 // Facts about all ranks that connect() collects before it sets up CUDA.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -33,6 +34,11 @@ struct Neighbours {
   Deadline deadline;
 
   bool same_process(uint32_t r) const { return process[r] == process[rank]; }
+  // Returns whether all ranks of this rank's host are threads of this process.
+  bool one_process() const {
+    const auto& here = hosts->around(rank);
+    return std::all_of(here.begin(), here.end(), [this](uint32_t r) { return same_process(r); });
+  }
   bootstrap::Key cuda_link_key() const { return bootstrap::derive_key(link_key, "moeccl cuda links"); }
 };
 

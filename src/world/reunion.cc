@@ -85,7 +85,7 @@ class Attendant {
       own.unix_name.assign(reinterpret_cast<const char*>(name.data()), name.size());
     } else {
       own.socket_addr = place.str();
-      driver::allow_listening(places_.port);
+      driver::allow_reuse(places_.port);
     }
     MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<bootstrap::Root> root, bootstrap::Root::start(own));
     bootstrap::JoinOptions options;

@@ -257,7 +257,7 @@ TEST(Socket, APortThatIsInUseIsSaid) {
   SocketAddress address = *parse_ip_address("127.0.0.1");
   const Result<Fd> reserved = reserve_port(&address);
   ASSERT_TRUE(reserved.ok());
-  allow_listening(*reserved);
+  allow_reuse(*reserved);
   for (const bool before : {true, false}) {
     Fd other(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const int on = 1;
@@ -309,7 +309,7 @@ TEST(Socket, PortsOfARangeAreTakenOnce) {
     EXPECT_EQ(fd.status().code(), moecclSystemError) << address.str();
   }
   EXPECT_FALSE(listen_at(reserved).ok()) << "nobody else can use it";
-  allow_listening(fds[0]);
+  allow_reuse(fds[0]);
   const Result<Fd> used = listen_at(reserved);
   ASSERT_TRUE(used.ok()) << used.status().message();
   fds.erase(fds.begin() + 2);  // the other reserved port

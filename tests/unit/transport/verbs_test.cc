@@ -56,11 +56,8 @@ TEST(VerbsSettings, OursCountBeforeNcclsAndBothAreRead) {
 }
 
 TEST(VerbsSettings, NcclsSwitchTurnsRdmaOff) {
-  const auto why_off = [](std::map<std::string, std::string> given) {
-    const auto read = read_settings([&given](const char* name) -> const char* {
-      const auto found = given.find(name);
-      return found == given.end() ? nullptr : found->second.c_str();
-    });
+  const auto why_off = [](std::map<std::string, std::string> variables) {
+    const auto read = given(std::move(variables));
     EXPECT_TRUE(read.ok());
     return read.ok() ? read->why_off : "";
   };

@@ -34,7 +34,7 @@ class ReunionTest : public ::testing::TestWithParam<bool> {
       if (GetParam()) {
         auto port = driver::reserve_port(&*address);
         ASSERT_TRUE(port.ok()) << port.status().message();
-        driver::allow_listening(*port);
+        driver::allow_reuse(*port);
         ports_.push_back(std::move(*port));
         addresses_.push_back(*address);
       } else {
