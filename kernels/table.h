@@ -59,7 +59,7 @@ struct CopyRowsArgs {
 };
 
 // Same, with dst row = weights[i] * src row, computed in fp32 (fp64 for fp64; integers: through double, truncated; a
-// weight of 1 changes nothing).
+// weight of 1 changes nothing). Rows may be scaled in place: then dst is src, and the indices of both are equal.
 struct ScaleRowsArgs {
   CopyRowsArgs rows;               // row_bytes must be a multiple of the type's size
   const float* weights = nullptr;  // [count]

@@ -62,9 +62,10 @@ TensorOptions parse(int argc, char** argv) {
   app.add_option("--plot", o.plot, "draw the largest size's lanes into this SVG file");
   app.add_flag("--real", o.real, "nodes are the hosts of a launcher's ranks, or --topology's; nothing is paced");
   app.add_flag("--explain", o.explain, "print the plan that is chosen by default");
-  add_job_options(app, o.job);
+  add_job_options(app, o.job, Memories::kOfHost);
   parse_or_exit(app, argc, argv);
   if (o.min_tokens == 0) fail("-b is 0: give 1 token or more");
+  check_sizes(o.min_tokens, o.max_tokens);
   if (o.step_factor < 2) fail("-f is below 2: give a factor between sizes");
   if (!(o.intra_mbs > 0) || !(o.ratio > 0)) fail("--intra and --ratio must be above 0");
   if (!o.real && o.job.threads == 1 && o.job.procs == 0) o.job.threads = o.nodes * o.tensor;

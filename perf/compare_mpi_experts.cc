@@ -177,6 +177,7 @@ int comparison_main(int argc, char** argv) {
   add_size(app, "-e,--max", o.max_bytes, "largest expert; sizes grow by 4");
   parse_or_exit(app, argc, argv);
   if (o.min_bytes < sizeof(float)) fail("-b: an expert has 4 bytes at least");
+  check_sizes(o.min_bytes, o.max_bytes);
   mpi(MPI_Init(&argc, &argv), "MPI_Init");
   uint64_t wrong = 0;
   {

@@ -45,9 +45,10 @@ ExpertOptions parse(int argc, char** argv) {
   app.add_flag("!--no-loop", o.loop, "leave out the loop over communicators");
   app.add_flag("!--no-moves", o.moves, "leave out collecting gradients and placing weights");
   app.add_flag("--explain", o.explain, "print the plan");
-  add_job_options(app, o.job);
+  add_job_options(app, o.job, Memories::kOfHost);
   parse_or_exit(app, argc, argv);
   if (o.min_bytes < sizeof(float)) fail("-b: an expert has 4 bytes at least");
+  check_sizes(o.min_bytes, o.max_bytes);
   return o;
 }
 
@@ -99,7 +100,6 @@ class Bench {
   Line run(size_t bytes) {
     count_ = bytes / sizeof(float);
     const size_t shard = moecclExpertShard(count_, team_.n_ranks());
-    if (o_.job.on_cuda()) fail("replicated experts are not possible on CUDA memory: use --mem heap or --mem malloc");
     slots_ = Buffer(std::max<size_t>(1, static_cast<size_t>(o_.slots) * count_ * sizeof(float)), o_.job.memory);
     shards_ = Buffer(std::max<size_t>(1, static_cast<size_t>(o_.n_experts) * shard * sizeof(float)), o_.job.memory);
     Line line;

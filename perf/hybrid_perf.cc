@@ -42,14 +42,18 @@ HybridOptions parse(int argc, char** argv) {
          "--ranks); minimum: ten shapes, the best sizes of a step beside the solver's; datacentres: Table V")
       ->check(CLI::IsMember({"sweep", "table7", "minimum", "datacentres"}))
       ->capture_default_str();
-  app.add_option("--levels", o.levels, "sweep: groups in a group, level by level, as --topology has")->delimiter(',');
+  app.add_option("--levels", o.levels, "sweep: groups in a group, level by level, as --topology has")
+      ->delimiter(',')
+      ->check(positive());
   app.add_option("--domain", o.domain, "sweep: these sizes alone")->delimiter(',');
   add_size(app, "-b,--data", o.shape.data_bytes, "tokens of a rank (bytes); D is K times that");
   add_size(app, "-x,--expert", o.shape.expert_bytes, "one expert (bytes)");
-  add_size(app, "--row", o.shape.row_bytes, "one token's row (bytes)");
+  add_size(app, "--row", o.shape.row_bytes, "one token's row (bytes of float)");
   app.add_option("--experts-per-rank", o.shape.experts_per_rank, "experts that a rank owns")->check(positive());
   app.add_option("--pre-expert", o.pre_expert_us, "computation before the experts (us); slept");
-  app.add_option("-k,--topk", o.top_k, "minimum: experts of a token; sweep takes the first")->delimiter(',');
+  app.add_option("-k,--topk", o.top_k, "minimum: experts of a token; sweep takes the first")
+      ->delimiter(',')
+      ->check(positive());
   app.add_flag("--forward-only", o.shape.forward_only, "no backward pass");
   app.add_option("-n,--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
   app.add_option("-w,--warmup_iters", o.warmup, "iterations before timing")->check(not_negative());
@@ -57,8 +61,10 @@ HybridOptions parse(int argc, char** argv) {
       ->check(positive())
       ->capture_default_str();
   app.add_option("-J,--output_file", o.output_file, "write the figures as JSON");
-  add_job_options(app, o.job);
+  add_job_options(app, o.job, Memories::kNone);
   parse_or_exit(app, argc, argv);
+  if (o.shape.row_bytes < sizeof(float) || o.shape.row_bytes % sizeof(float) != 0)
+    fail("--row is " + std::to_string(o.shape.row_bytes) + ": give a multiple of 4 bytes");
   o.shape.pre_expert_s = o.pre_expert_us / 1e6;
   return o;
 }

@@ -52,7 +52,7 @@ SwapOptions parse(int argc, char** argv) {
   app.add_option("--zipf", o.zipf, "exponent of the experts' popularity, which changes ten times")
       ->capture_default_str();
   app.add_option("-J,--output_file", o.output_file, "write results as JSON");
-  add_job_options(app, o.job);
+  add_job_options(app, o.job, Memories::kAll);
   parse_or_exit(app, argc, argv);
   return o;
 }

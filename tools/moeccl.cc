@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "perf/common/one_of.h"
+#include "perf/common/output.h"
 #include "tools/moeccl_calibrate.h"
 #include "tools/moeccl_simulate.h"
 #include "tools/moeccl_status.h"
@@ -49,9 +50,10 @@ int explain_plan(const PlanOptions& o) {
   }
   if (!bad) {
     std::string text(needed, '\0');
-    if (moecclPlanExplain(comms[0], o.op, o.count, o.type, text.data(), text.size(), nullptr) == moecclSuccess) {
+    if (moecclPlanExplain(comms[0], o.op, o.count, o.type, text.data(), text.size(), nullptr) == moecclSuccess)
       std::fputs(text.c_str(), stdout);
-    }
+    else
+      bad = fail("plan", comms[0]);
   }
   if (!bad && o.prove) {
     if (moecclPlanProve(comms[0], o.op, o.count, o.type) != moecclSuccess)
@@ -117,6 +119,7 @@ constexpr int kBadUsage = 2;
 }  // namespace
 
 int main(int argc, char** argv) {
+  perf::check_output_at_exit();
   CLI::App app("MoECCL: collective communication for Mixture-of-Experts training");
   app.require_subcommand(1);
   app.set_version_flag("--version", version_text);

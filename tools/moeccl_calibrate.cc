@@ -4,10 +4,10 @@
 #include <moeccl/moeccl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "perf/common/children.h"
 #include "perf/common/one_of.h"
 
 namespace {
@@ -99,8 +100,15 @@ int one_process(Meeting* meeting, int rank) {
     __atomic_store_n(&meeting->ready, made ? 1 : 2, __ATOMIC_RELEASE);
     if (!made) return fail("id");
   }
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   int ready = 0;
-  while ((ready = __atomic_load_n(&meeting->ready, __ATOMIC_ACQUIRE)) == 0) usleep(1000);
+  while ((ready = __atomic_load_n(&meeting->ready, __ATOMIC_ACQUIRE)) == 0) {
+    if (std::chrono::steady_clock::now() > deadline) {
+      std::fprintf(stderr, "rank %d: rank 0 gave no unique id in 60 s\n", rank);
+      return 1;
+    }
+    usleep(1000);
+  }
   if (ready == 2) return 1;
   moecclComm_t comm = nullptr;
   const moecclConfig_t c = config();
@@ -116,18 +124,11 @@ int as_processes() {
     std::perror("memory for the ranks to meet");
     return 1;
   }
-  std::vector<pid_t> children;
-  for (int r = 0; r < options.ranks; ++r) {
-    const pid_t child = fork();
-    if (child == 0) std::_Exit(one_process(static_cast<Meeting*>(page), r));
-    if (child > 0) children.push_back(child);
-  }
-  int bad = static_cast<int>(children.size()) == options.ranks ? 0 : 1;
-  for (const pid_t child : children) {
-    int status = 0;
-    if (waitpid(child, &status, 0) != child || status != 0) bad = 1;
-  }
-  return bad;
+  perf::Children children;
+  const int rank = perf::fork_children(options.ranks, children);
+  if (rank >= 0) std::_Exit(one_process(static_cast<Meeting*>(page), rank));
+  if (!children.failure.empty()) std::fprintf(stderr, "%s\n", children.failure.c_str());
+  return perf::wait_for(children) ? 0 : 1;
 }
 
 // Runs as one rank of a launcher's job; *rank says which.

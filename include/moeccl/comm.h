@@ -89,8 +89,9 @@ MOECCL_API moecclResult_t moecclCommFinalize(moecclComm_t comm);
  * that still need this rank get moecclRemoteError. */
 MOECCL_API moecclResult_t moecclCommDestroy(moecclComm_t comm);
 /* Ends all operations of this communicator: on this rank at once, with moecclAborted, and on the peers as soon as they
- * notice, with moecclRemoteError that names this rank. May be called from any thread. Destroy the communicator
- * afterwards. */
+ * notice, with moecclRemoteError that names this rank. A call that a thread has not begun, because its stream is busy
+ * with other work, returns moecclAborted to the stream when its place comes; Destroy does not wait for it. May be
+ * called from any thread. Destroy the communicator afterwards. */
 MOECCL_API moecclResult_t moecclCommAbort(moecclComm_t comm);
 /* Sets *result to moecclSuccess, to moecclInProgress while operations run on streams, or to the communicator's error.
  * Where CUDA graphs replay its operations, this call also ends the replays that wait for a rank that has failed or is
@@ -130,8 +131,8 @@ MOECCL_API moecclResult_t moecclStreamDestroy(moecclStream_t stream);
  * A group accepts the operations of collectives.h and pipeline.h, and those of experts.h except moecclChooseReplicas.
  * It accepts moecclSharedExpert (its own sum is formed at the call), moecclHybridGather and -Reduce, and
  * moecclCommInitRank, -InitRankConfig and -InitAll (their communicators exist once the group has ended). All other
- * calls that wait for other ranks return moecclInvalidUsage: dispatch and combine, splits, and calls that create
- * layers, routings, placements or profiles. Every other call takes effect at once.
+ * calls that wait for other ranks return moecclInvalidUsage: dispatch and combine, splits, waits for migrations, and
+ * calls that create layers, routings, placements or profiles. Every other call takes effect at once.
  *
  * Calls on one stream, or on none, run beside each other. If the calls of a communicator lie on several streams, or on
  * streams and on none, they also run together: they begin when the earlier work of all these streams has ended, and
@@ -140,10 +141,11 @@ MOECCL_API moecclResult_t moecclStreamDestroy(moecclStream_t stream);
  * fails before the group runs, all communicators whose calls run together with its calls fail with it.
  *
  * Arguments are checked, and operators and AllToAllv's arrays are read, at the call; buffers are used from GroupEnd on.
- * If a call that belongs in a group was refused, GroupEnd issues nothing and returns the first refusal; otherwise it
- * returns the first failure of the calls without a stream. Until GroupEnd, a communicator, stream or placement that the
- * group holds calls on cannot be destroyed: the attempt returns moecclInvalidUsage, destroys nothing and leaves the
- * group as it is. A communicator may be aborted; GroupEnd then returns moecclAborted. */
+ * If a call that belongs in a group was refused, or one was made that a group does not accept, GroupEnd issues nothing
+ * and returns the first refusal; otherwise it returns the first failure of the calls without a stream. Until GroupEnd,
+ * a communicator, stream or placement that the group holds calls on cannot be destroyed: the attempt returns
+ * moecclInvalidUsage, destroys nothing and leaves the group as it is. A communicator may be aborted; GroupEnd then
+ * returns moecclAborted. */
 MOECCL_API moecclResult_t moecclGroupStart(void);
 MOECCL_API moecclResult_t moecclGroupEnd(void);
 /* Abandons all open groups of the thread; none of the calls that they hold is issued. The end of the thread does the

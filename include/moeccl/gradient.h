@@ -59,8 +59,9 @@ typedef struct {
 } moecclGradientReturnInfo_t;
 
 /* This call is collective: all ranks pass the same config; a difference is moecclMismatch. comm is the hybrid's
- * communicator (NULL stands for it) or another one of the same ranks, which lets gradients and tokens travel at the
- * same time. The hybrid may be destroyed before the result. All remainders are 0. */
+ * communicator (NULL stands for it) or another one of the same ranks and topology, which lets gradients and tokens
+ * travel at the same time; a split takes the topology in its config. The hybrid may be destroyed before the result. All
+ * remainders are 0. */
 MOECCL_API moecclResult_t moecclGradientReturnCreate(moecclGradientReturn_t* gradients, moecclHybrid_t hybrid,
                                                      moecclComm_t comm, const moecclGradientReturnConfig_t* config);
 /* Waits for calls on streams. This call is not collective. */

@@ -82,11 +82,13 @@ MOECCL_API moecclResult_t moecclMoeDestroy(moecclMoe_t moe);
 
 /* Creates a routing. The call is collective and blocks until the routing tables are exchanged. topk_index[n_tokens][k]
  * has the expert of each choice, -1 for none; a token's experts are distinct. topk_weight[n_tokens][k] may be NULL,
- * which means that all weights are 1. Both are read before the call returns. n_tokens may differ between ranks and be
- * 0. With algorithm "auto" the call also chooses the plan for this routing (HierMoE Eq. 6, Algorithm 1). */
+ * which means that all weights are 1; among ranks with tokens, all or none pass NULL, otherwise the result is
+ * moecclMismatch. Both are read before the call returns. n_tokens may differ between ranks and be 0. With algorithm
+ * "auto" the call also chooses the plan for this routing (HierMoE Eq. 6, Algorithm 1). */
 MOECCL_API moecclResult_t moecclRoutingCreate(moecclRouting_t* routing, moecclMoe_t moe, const int32_t* topk_index,
                                               const float* topk_weight, size_t n_tokens);
-/* Does the same for an existing routing. On failure the routing is empty. */
+/* Does the same for an existing routing. On failure the routing is empty, unless the call was refused because it is
+ * part of a group: then the routing is as before. */
 MOECCL_API moecclResult_t moecclRoutingUpdate(moecclRouting_t routing, const int32_t* topk_index,
                                               const float* topk_weight, size_t n_tokens);
 /* Does the same in the order of `stream`, a CUDA stream. When the stream gets there, kernels read the choices, exchange

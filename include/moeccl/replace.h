@@ -75,6 +75,7 @@ MOECCL_API moecclResult_t moecclReplaceDestroy(moecclReplacement_t replacement);
  * A plan that deduplicates sends one row for several choices of a token. Counts do not show this, so the same share of
  * choices is assumed to share rows as in this layer. With use_next 2 it is next[n_tokens][k], each token's experts in
  * the next layer in the form that moecclRoutingCreate takes, known or predicted token by token; rows are then exact.
+ * The rows of a sample in this combine and the next dispatch together are at most 2^30 - 1.
  * placement[samples of all ranks]: the new home of each sample, the same on all ranks and with as many samples on each
  * rank as now; read in mode Given, else NULL. */
 MOECCL_API moecclResult_t moecclReplaceBegin(moecclReplacement_t replacement, moecclRouting_t routing,

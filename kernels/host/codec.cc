@@ -62,8 +62,8 @@ class Decoder {
   Decoder(const CodecShape& shape, const std::byte* from, const void* shared)
       : shape_(shape), from_(from), shared_(static_cast<const std::byte*>(shared)) {}
 
-  // Sets out[count] = elements [first, first + count). Returns false if a block whose end it reaches has an index left.
-  bool values(uint64_t first, uint64_t count, std::byte* out) {
+  // Sets out[count] = elements [first, first + count), whose blocks are ordered().
+  void values(uint64_t first, uint64_t count, std::byte* out) {
     while (count > 0) {
       const Block b = block(first / kCodecBlock);
       const auto begin = static_cast<uint32_t>(first % kCodecBlock);
@@ -75,22 +75,21 @@ class Decoder {
         if (at >= n) break;
         C::store(out, at, C::load(out, at) + C::load(b.entries, i));
       }
-      if (begin + n == b.n && i < b.k) return false;
       first += n;
       count -= n;
       out += n * kBytes;
       next_ = first;
       next_entry_ = begin + n == b.n ? 0 : i;
     }
-    return true;
   }
-  // Returns true if the indices of all blocks of the range ascend and are elements: values() can then start anywhere.
+  // Returns true if the indices of all blocks of the range ascend and are elements.
   bool ordered(uint64_t first, uint64_t count) const {
     if (count == 0) return true;
     for (uint64_t at = first / kCodecBlock; at <= (first + count - 1) / kCodecBlock; ++at) {
       const Block b = block(at);
-      for (uint32_t i = 0; i < b.k; ++i)
-        if (b.index(i) >= b.n || (i > 0 && b.index(i) <= b.index(i - 1))) return false;
+      bool wrong = b.k > 0 && b.index(b.k - 1) >= b.n;
+      for (uint32_t i = 1; i < b.k; ++i) wrong |= b.index(i) <= b.index(i - 1);
+      if (wrong) return false;
     }
     return true;
   }
@@ -137,7 +136,8 @@ bool decode(const CodecShape& shape, const std::byte* from, const void* shared, 
   Decoder<C> decoder(shape, from, shared);
   for (uint64_t first = 0; first < shape.count; first += kCodecBlock) {
     const uint64_t n = std::min<uint64_t>(kCodecBlock, shape.count - first);
-    if (!decoder.values(first, n, static_cast<std::byte*>(out) + first * sizeof(typename C::Stored))) return false;
+    if (!decoder.ordered(first, n)) return false;
+    decoder.values(first, n, static_cast<std::byte*>(out) + first * sizeof(typename C::Stored));
   }
   return true;
 }
@@ -157,7 +157,7 @@ bool decode(const CodecShape& shape, const std::byte* from, const void* shared, 
   auto* const values = reinterpret_cast<std::byte*>(lines.get());
   for (uint64_t done = 0; done < range.count;) {
     const uint64_t n = std::min(piece, range.count - done);
-    (void)decoder.values(range.first + done, n, values);
+    decoder.values(range.first + done, n, values);
     if (!use(range.first + done, n, values)) return true;
     done += n;
   }
@@ -257,17 +257,10 @@ bool header_valid(const CodecShape& shape, const void* encoded, uint64_t bytes) 
 
 bool codec_valid(const CodecShape& shape, const void* encoded, uint64_t bytes) {
   if (!header_valid(shape, encoded, bytes)) return false;
-  // An index has 16 bits, so only in the last block can it be too large.
-  const auto n = static_cast<uint32_t>(shape.count % kCodecBlock);
-  if (shape.ratio <= 1 || n == 0) return true;
-  const uint32_t k = kept(shape, n);
-  const std::byte* indices = static_cast<const std::byte*>(encoded) + bytes - k * sizeof(uint16_t);
-  for (uint32_t i = 0; i < k; ++i) {
-    uint16_t index;
-    std::memcpy(&index, indices + i * sizeof(index), sizeof(index));
-    if (index >= n) return false;
-  }
-  return true;
+  if (shape.ratio <= 1) return true;
+  const std::byte* from = static_cast<const std::byte*>(encoded) + sizeof(CodecHeader);
+  return shape.type == moecclFloat32 ? Decoder<Fp32Codec>(shape, from, nullptr).ordered(0, shape.count)
+                                     : Decoder<Bf16Codec>(shape, from, nullptr).ordered(0, shape.count);
 }
 
 bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, const void* shared, void* out) {

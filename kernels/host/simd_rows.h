@@ -201,9 +201,18 @@ void dot_rows(const DotRowsArgs& a) {
   for (size_t i = 0; i < a.count; ++i) {
     const std::byte* x = static_cast<const std::byte*>(a.a) + (a.a_index ? a.a_index[i] : i) * row_bytes;
     const std::byte* y = static_cast<const std::byte*>(a.b) + (a.b_index ? a.b_index[i] : i) * row_bytes;
+    // The hardware cannot guess the next rows. Behind the last ones, the prefetches do nothing of use and no harm.
+    const size_t next = i + 1 < a.count ? i + 1 : i;
+    const std::byte* next_x = static_cast<const std::byte*>(a.a) + (a.a_index ? a.a_index[next] : next) * row_bytes;
+    const std::byte* next_y = static_cast<const std::byte*>(a.b) + (a.b_index ? a.b_index[next] : next) * row_bytes;
     typename B::Acc acc[kAccs] = {};
     size_t j = 0;
-    for (; j + kDotLanes <= a.row_elements; j += kDotLanes, x += kAccs * kPackedBytes, y += kAccs * kPackedBytes) {
+    for (; j + kDotLanes <= a.row_elements; j += kDotLanes, x += kAccs * kPackedBytes, y += kAccs * kPackedBytes,
+                                            next_x += kAccs * kPackedBytes, next_y += kAccs * kPackedBytes) {
+      for (size_t line = 0; line < kAccs * kPackedBytes; line += kLineBytes) {
+        prefetch<typename B::isa>(next_x, line);
+        prefetch<typename B::isa>(next_y, line);
+      }
       MOECCL_UNROLL
       for (size_t u = 0; u < kAccs; ++u)
         acc[u] = acc[u] + load<B>(x + u * kPackedBytes) * load<B>(y + u * kPackedBytes);

@@ -270,7 +270,27 @@ void Bench::combine(Samples& s) const {
       s.total_us = team_.combine({s.total_us}, moecclMax)[0];
       break;
   }
-  if (!s.iteration_us.empty()) s.iteration_us = team_.combine(s.iteration_us, moecclMax);
+  if (s.iteration_us.empty()) return;
+  if (options_.per_iter_timing) s.process_us = by_process(s.iteration_us);
+  s.iteration_us = team_.combine(s.iteration_us, moecclMax);
+}
+
+// Returns [processes][iterations]: the slowest rank of each process. Empty with one process.
+std::vector<std::vector<double>> Bench::by_process(const std::vector<double>& us) const {
+  const size_t n_ranks = static_cast<size_t>(team_.n_ranks()), bytes = us.size() * sizeof(double);
+  const size_t n_local = static_cast<size_t>(options_.job.threads) * static_cast<size_t>(options_.job.per_thread);
+  if (n_local >= n_ranks) return {};
+  std::vector<char> mine(team_.size() * bytes);
+  for (size_t i = 0; i < team_.size(); i++) std::memcpy(mine.data() + i * bytes, us.data(), bytes);
+  const std::vector<char> all = team_.gather(mine, bytes);
+  std::vector<std::vector<double>> slowest(n_ranks / n_local, std::vector<double>(us.size()));
+  std::vector<double> of_rank(us.size());
+  for (size_t r = 0; r < n_ranks; r++) {
+    std::memcpy(of_rank.data(), all.data() + r * bytes, bytes);
+    std::vector<double>& row = slowest[r / n_local];
+    for (size_t i = 0; i < row.size(); i++) row[i] = std::max(row[i], of_rank[i]);
+  }
+  return slowest;
 }
 
 Measured Bench::measure(const Case& c, bool in_place) {
@@ -286,6 +306,7 @@ Measured Bench::measure(const Case& c, bool in_place) {
   m.alg_bw = m.time_us > 0 ? static_cast<double>(line.bytes) / m.time_us / 1e3 : 0;
   m.bus_bw = m.alg_bw * collective_.bus_factor(team_.n_ranks());
   m.iteration_us = std::move(s.iteration_us);
+  m.process_us = std::move(s.process_us);
   return m;
 }
 

@@ -43,6 +43,7 @@ class Bench {
   struct Samples {
     double total_us = 0;
     std::vector<double> iteration_us;
+    std::vector<std::vector<double>> process_us;
   };
 
   Samples time_iterations(const Case& c, bool in_place);
@@ -50,6 +51,7 @@ class Bench {
   void issue(const Case& c, bool in_place, size_t iteration);
   void wait();
   void combine(Samples& samples) const;
+  std::vector<std::vector<double>> by_process(const std::vector<double>& us) const;
   uint64_t verify(const Case& c, bool in_place);
   void prepare_data(const Case& c, bool in_place, uint64_t seed);
   uint64_t count_wrong(const Case& c, bool in_place, uint64_t seed);

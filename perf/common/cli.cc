@@ -5,7 +5,9 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "perf/common/fail.h"
 #include "perf/common/options.h"
+#include "perf/common/output.h"
 
 namespace perf {
 
@@ -27,7 +29,12 @@ void add_size(CLI::App& app, const std::string& names, size_t& bytes, const std:
       });
 }
 
-void add_job_options(CLI::App& app, JobOptions& job) {
+void check_sizes(size_t least, size_t most) {
+  if (least > most)
+    fail("-b is " + std::to_string(least) + " and -e is " + std::to_string(most) + ": give sizes with -b at most -e");
+}
+
+void add_job_options(CLI::App& app, JobOptions& job, Memories memories) {
   app.add_option("--ranks", job.threads, "ranks as threads of this process")->check(whole_number(1));
   app.add_option("--procs", job.procs, "fork this many processes (default: as the launcher says, or one)")
       ->check(whole_number(1));
@@ -36,12 +43,15 @@ void add_job_options(CLI::App& app, JobOptions& job) {
   app.add_option("--topology", job.topology, "synthetic topology, such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");
   app.add_flag("--pace", job.pace, "slow links to the topology's figures: results are EMULATED");
   app.add_flag("--deterministic", job.deterministic, "fixed-order reductions");
-  add_one_of<Memory>(&app, "--mem", job.memory,
-                     {{"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}, {"cuda", Memory::kCuda}},
-                     "where buffers live (default: heap, which is moecclMemAlloc)");
+  if (memories == Memories::kNone) return;
+  Named<Memory> named = {{"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}};
+  if (memories == Memories::kAll) named.emplace_back("cuda", Memory::kCuda);
+  const std::string usual = job.memory == Memory::kMalloc ? "malloc; heap" : "heap, which";
+  add_one_of<Memory>(&app, "--mem", job.memory, named, "where buffers live (default: " + usual + " is moecclMemAlloc)");
 }
 
 void parse_or_exit(CLI::App& app, int argc, char** argv) {
+  check_output_at_exit();
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

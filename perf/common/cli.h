@@ -18,8 +18,11 @@ namespace perf {
 std::function<std::string(const std::string&)> whole_number(int64_t least, int64_t most = INT32_MAX);
 // Adds an option whose value is a size such as 64M.
 void add_size(CLI::App& app, const std::string& names, size_t& bytes, const std::string& help);
-// Adds the options for the number of ranks, where they run and how they are configured.
-void add_job_options(CLI::App& app, JobOptions& job);
+// Adds the options for the number of ranks, where they run and how they are configured. `memories`: what --mem offers.
+enum class Memories { kNone, kOfHost, kAll };
+void add_job_options(CLI::App& app, JobOptions& job, Memories memories);
+// Refuses a smallest size above the largest one, with which nothing would be measured.
+void check_sizes(size_t least, size_t most);
 // Parses the command line. Exits after --help and, with a sentence, when an option is wrong.
 void parse_or_exit(CLI::App& app, int argc, char** argv);
 

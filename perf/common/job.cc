@@ -2,20 +2,19 @@
 #include "perf/common/job.h"
 
 #include <moeccl/collectives.h>
-#include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #include <thread>
 
+#include "perf/common/children.h"
 #include "perf/common/fail.h"
 #include "perf/common/gpu.h"
 
@@ -30,10 +29,9 @@ struct SharedId {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// After one process has failed, the library's survivors end within 2 s; this limit is for those that do not.
-constexpr auto kGrace = std::chrono::seconds(20);
 constexpr auto kIdDeadline = std::chrono::seconds(60);
 
+// As moecclCommInitEnv() reads them, in its order. It also refuses launchers that contradict each other.
 struct Launcher {
   const char* rank;
   const char* size;
@@ -41,15 +39,24 @@ struct Launcher {
 constexpr Launcher kLaunchers[] = {{"RANK", "WORLD_SIZE"},
                                    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
                                    {"PMI_RANK", "PMI_SIZE"},
+                                   {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},
                                    {"SLURM_PROCID", "SLURM_NTASKS"}};
+
+// Returns -1 for a text that is no whole number from 0 on.
+int whole_number_of(const char* text) {
+  int number = -1;
+  const char* const end = text + std::strlen(text);
+  const auto [last, code] = std::from_chars(text, end, number);
+  return code == std::errc() && last == end ? number : -1;
+}
 
 bool find_launcher(int& proc, int& n_procs) {
   for (const Launcher& launcher : kLaunchers) {
     const char* rank = std::getenv(launcher.rank);
     const char* size = std::getenv(launcher.size);
     if (rank == nullptr || size == nullptr) continue;
-    proc = std::atoi(rank);
-    n_procs = std::atoi(size);
+    proc = whole_number_of(rank);
+    n_procs = whole_number_of(size);
     if (n_procs < 1 || proc < 0 || proc >= n_procs)
       fail(std::string("the launcher's ") + launcher.rank + "=" + rank + " and " + launcher.size + "=" + size +
            " are not a rank and a number of ranks");
@@ -58,53 +65,19 @@ bool find_launcher(int& proc, int& n_procs) {
   return false;
 }
 
-// Waits for all children and ends this process with their result.
-[[noreturn]] void supervise(std::vector<pid_t> children) {
-  bool failed = false, killed = false;
-  Clock::time_point first_failure;
-  while (!children.empty()) {
-    int status = 0;
-    const pid_t child = waitpid(-1, &status, failed ? WNOHANG : 0);
-    if (child > 0) {
-      std::erase(children, child);
-      if (status != 0 && !failed) {
-        failed = true;
-        first_failure = Clock::now();
-      }
-    } else if (child < 0 && errno != EINTR) {
-      break;
-    } else if (failed) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      if (!killed && Clock::now() - first_failure > kGrace) {
-        for (const pid_t pid : children) kill(pid, SIGKILL);
-        killed = true;
-      }
-    }
-  }
-  _exit(failed ? 1 : 0);
-}
-
 SharedId* map_shared_id() {
   void* memory = mmap(nullptr, sizeof(SharedId), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) fail(std::string("no memory shared between forked ranks: ") + std::strerror(errno));
   return new (memory) SharedId{};
 }
 
-// Returns the number of the process in each child. The parent does not return.
+// Returns the number of the process in each child. The parent does not return: it ends with the children's result.
 int fork_processes(int n) {
-  const pid_t parent = getpid();
-  std::vector<pid_t> children;
-  for (int i = 0; i < n; i++) {
-    const pid_t pid = fork();
-    if (pid < 0) fail(std::string("fork: ") + std::strerror(errno));
-    if (pid == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (getppid() != parent) _exit(1);  // the parent died before the line above
-      return i;
-    }
-    children.push_back(pid);
-  }
-  supervise(std::move(children));
+  Children children;
+  const int number = fork_children(n, children);
+  if (number >= 0) return number;
+  if (!children.failure.empty()) fail(children.failure);
+  _exit(wait_for(children) ? 0 : 1);
 }
 
 }  // namespace

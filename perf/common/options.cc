@@ -94,7 +94,7 @@ void add_ours(CLI::App& app, Options& o, bool takes_matrix) {
 }
 
 void add_ranks(CLI::App& app, Options& o) {
-  add_job_options(app, o.job);
+  add_job_options(app, o.job, Memories::kAll);
   app.get_option("--mem")->description(app.get_option("--mem")->get_description() + "; with -g and a GPU: cuda");
   app.add_option("-t,--nthreads", o.job.threads, "threads per process: the same as --ranks when -g is 1")
       ->check(whole_number(1))

@@ -91,7 +91,8 @@ Json measured_json(const Measured& m, bool cpu_time) {
   return j;
 }
 
-Json iterations_json(const std::vector<double>& times, int skip) {
+Json iterations_json(const Measured& m, int skip) {
+  const std::vector<double>& times = m.iteration_us;
   const Stats s = summarize({times.begin() + skip, times.end()});
   Json j;
   j["skipped_iterations"] = skip;
@@ -104,6 +105,7 @@ Json iterations_json(const std::vector<double>& times, int skip) {
   j["stdev_us"] = s.stdev;
   j["cv_pct"] = s.mean > 0 ? s.stdev / s.mean * 100 : 0;
   j["times_us"] = times;
+  if (!m.process_us.empty()) j["per_process_max_times_us"] = m.process_us;
   return j;
 }
 
@@ -120,8 +122,7 @@ Json line_json(const Line& line, const Options& o) {
   for (size_t i = 0; i < 2; i++) {
     const std::optional<Measured>& m = line.placements[i];
     j[names[i]] = m ? measured_json(*m, o.cpu_time) : Json();
-    if (m && o.per_iter_timing)
-      j[std::string(names[i]) + "_per_iter"] = iterations_json(m->iteration_us, o.per_iter_skip);
+    if (m && o.per_iter_timing) j[std::string(names[i]) + "_per_iter"] = iterations_json(*m, o.per_iter_skip);
   }
   j["actual_iterations"] = o.iters;
   j["experiment_name"] = "";

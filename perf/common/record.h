@@ -17,6 +17,8 @@ struct Measured {
   double time_us = 0, alg_bw = 0, bus_bw = 0;  // us, GB/s
   std::optional<uint64_t> n_wrong;             // none: not checked
   std::vector<double> iteration_us;            // of the slowest rank; empty without -I
+  // [processes]: the same of each process's slowest rank; empty with one process.
+  std::vector<std::vector<double>> process_us;
 };
 
 struct Line {

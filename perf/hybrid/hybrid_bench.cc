@@ -62,6 +62,9 @@ HybridBench::HybridBench(const Team& team, const HybridShape& shape)
       n_(team.n_ranks()),
       n_experts_(n_ * shape.experts_per_rank),
       n_tokens_(std::max<size_t>(1, shape.data_bytes / shape.row_bytes)) {
+  if (shape_.top_k > n_experts_)
+    fail("-k is " + std::to_string(shape_.top_k) + ": give at most the number of experts, " +
+         std::to_string(n_experts_));
   check(moecclStreamCreate(&stream_), "moecclStreamCreate", rank_);
   const size_t width = shape_.row_bytes / sizeof(float);
   for (size_t t = 0; t < n_tokens_; t++)

@@ -108,12 +108,20 @@ void add_weights(std::vector<RankRouting>& ranks, const MoeOptions& o) {
   }
 }
 
+bool has_trace(const MoeOptions& o) { return o.routing.starts_with("trace:") || o.routing.starts_with("file:"); }
+
 void from_trace(MoeOptions& o, std::vector<RankRouting>& ranks) {
   Trace trace;
   const std::string wrong = read_trace(o.routing.substr(o.routing.find(':') + 1), trace);
   if (!wrong.empty()) fail(wrong);
   if (o.trace_layer < 0 || o.trace_layer >= trace.n_layers || o.trace_step < 0 || o.trace_step >= trace.n_steps)
     fail("the trace has " + std::to_string(trace.n_layers) + " layers and " + std::to_string(trace.n_steps) + " steps");
+  const auto refuse = [](const char* option, int given, int of_trace) {
+    fail(std::string(option) + " is " + std::to_string(given) + ", and the trace has " + std::to_string(of_trace) +
+         ": leave " + option + " out");
+  };
+  if (o.top_k_given && o.top_k != trace.k) refuse("--topk", o.top_k, trace.k);
+  if (o.n_experts_given && o.n_experts != trace.n_experts) refuse("--experts", o.n_experts, trace.n_experts);
   o.top_k = trace.k;
   o.n_experts = trace.n_experts;
   const int32_t* step = trace.step(o.trace_layer, o.trace_step);
@@ -133,22 +141,24 @@ MoeOptions parse_moe_options(int argc, char** argv) {
                "dispatch_combine_perf");
   add_shape(app, o);
   add_run(app, o);
-  add_job_options(app, o.job);
+  add_job_options(app, o.job, Memories::kAll);
   parse_or_exit(app, argc, argv);
+  o.top_k_given = app.count("--topk") > 0;
+  o.n_experts_given = app.count("--experts") > 0;
   if (const Model* model = find_model(o.model)) {
     if (app.count("--hidden") == 0) o.hidden = model->hidden;
-    if (app.count("--topk") == 0) o.top_k = model->top_k;
-    if (app.count("--experts") == 0) o.n_experts = model->n_experts;
+    if (!o.top_k_given) o.top_k = model->top_k;
+    if (!o.n_experts_given) o.n_experts = model->n_experts;
   }
   if (o.cuda_graph && !o.job.on_cuda()) fail("--cudagraph: only with --mem cuda");
-  if (o.top_k > o.n_experts)
+  if (!has_trace(o) && o.top_k > o.n_experts)
     fail("--topk " + std::to_string(o.top_k) + ": more than the " + std::to_string(o.n_experts) + " of --experts");
   return o;
 }
 
 std::vector<RankRouting> make_routing(MoeOptions& o, int n_ranks) {
   std::vector<RankRouting> ranks(static_cast<size_t>(n_ranks));
-  if (o.routing.starts_with("trace:") || o.routing.starts_with("file:")) {
+  if (has_trace(o)) {
     from_trace(o, ranks);
   } else {
     if (o.tokens == 0) o.tokens = kDefaultTokens;

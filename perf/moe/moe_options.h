@@ -20,6 +20,7 @@ struct MoeOptions {
   size_t tokens = 0;  // per rank; 0: 512, or a trace's
   size_t hidden = 7168;
   int top_k = 8, n_experts = 256;
+  bool top_k_given = false, n_experts_given = false;  // on the command line: then a trace must have them too
   moecclDataType_t type = moecclBfloat16;
   moecclMoeLayout_t layout = moecclLayoutExpertMajor;
   int align_rows = 1, capacity = 0;

@@ -165,6 +165,8 @@ int experts_main(int argc, char** argv) {
   add_size(app, "-e,--max", o.max_bytes, "largest expert; sizes grow by 4");
   add_size(app, "--chunk", o.chunk, "bytes of an expert that are summed at a time");
   parse_or_exit(app, argc, argv);
+  if (o.min_bytes < sizeof(float)) fail("-b: an expert has 4 bytes at least");
+  check_sizes(o.min_bytes, o.max_bytes);
   const std::vector<int> cores = usable_cores();
   std::printf("# bench_experts: %d experts in %d slots, %zu cores\n# %10s %12s %22s\n", o.n_experts,
               o.n_ranks * o.slots, cores.size(), "expert(B)", "time(us)", "read + written (GB/s)");

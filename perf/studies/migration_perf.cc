@@ -240,7 +240,7 @@ int migration_main(int argc, char** argv) {
   app.add_option("--line", o.line, "line: topology of two data centres")->capture_default_str();
   app.add_option("--rate", o.line_bytes_per_s, "line: its bytes a second")->capture_default_str();
   app.add_option("-n,--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
-  add_job_options(app, o.job);
+  add_job_options(app, o.job, Memories::kNone);
   parse_or_exit(app, argc, argv);
   if (o.what == "wait") wait_times(o);
   if (o.what == "line") long_line(o);

@@ -42,7 +42,7 @@ PriorityOptions parse(int argc, char** argv) {
   app.add_option("-n,--iters", o.iters, "timed dispatches of each kind")->check(positive());
   app.add_option("-J,--json", o.json, "write results to this file");
   app.add_flag("--real", o.real, "the links that are there, of a launcher's ranks; nothing is paced");
-  add_job_options(app, o.job);
+  add_job_options(app, o.job, Memories::kOfHost);
   parse_or_exit(app, argc, argv);
   if (o.real) return o;
   if (o.job.topology.empty()) o.job.topology = "node:2(bw=40MB/s) gpu:4(bw=1GB/s)";

@@ -11,16 +11,62 @@ namespace moeccl::shim {
 
 namespace {
 
-// Returns the shape of a type that MPI_Type_contiguous or MPI_Type_dup made.
-Shape shape_of_repeated(MPI_Datatype type, int integers) {
-  int count = 1;
+// How a type was made. From MPI 4 on, only the functions for large counts answer for types of either kind.
+#if MPI_VERSION >= 4
+struct Made {
+  MPI_Count integers = 0, addresses = 0, counts = 0, types = 0;
+  int combiner = MPI_COMBINER_NAMED;
+};
+bool made(MPI_Datatype type, Made* out) {
+  return PMPI_Type_get_envelope_c(type, &out->integers, &out->addresses, &out->counts, &out->types, &out->combiner) ==
+         MPI_SUCCESS;
+}
+// Returns a repeated type's inner type, and how often it is repeated.
+bool inner_of(MPI_Datatype type, const Made& how, MPI_Datatype* inner, MPI_Count* count) {
+  int small_count = 1;
   MPI_Aint no_address = 0;
+  MPI_Count large_count = 1;
+  if (PMPI_Type_get_contents_c(type, how.integers, 0, how.counts, 1, &small_count, &no_address, &large_count, inner) !=
+      MPI_SUCCESS)
+    return false;
+  *count = how.counts > 0 ? large_count : small_count;
+  return true;
+}
+#else
+struct Made {
+  int integers = 0, addresses = 0, types = 0, combiner = MPI_COMBINER_NAMED;
+};
+bool made(MPI_Datatype type, Made* out) {
+  return PMPI_Type_get_envelope(type, &out->integers, &out->addresses, &out->types, &out->combiner) == MPI_SUCCESS;
+}
+bool inner_of(MPI_Datatype type, const Made& how, MPI_Datatype* inner, MPI_Count* count) {
+  int repeats = 1;
+  MPI_Aint no_address = 0;
+  if (PMPI_Type_get_contents(type, how.integers, 0, 1, &repeats, &no_address, inner) != MPI_SUCCESS) return false;
+  *count = repeats;
+  return true;
+}
+#endif
+
+// Predefined types are never freed, and their handles are never given to another type.
+bool is_predefined(int combiner) {
+#if MPI_VERSION > 4 || (MPI_VERSION == 4 && MPI_SUBVERSION >= 1)
+  if (combiner == MPI_COMBINER_VALUE_INDEX) return true;
+#endif
+  return combiner == MPI_COMBINER_NAMED || combiner == MPI_COMBINER_F90_REAL || combiner == MPI_COMBINER_F90_COMPLEX ||
+         combiner == MPI_COMBINER_F90_INTEGER;
+}
+
+// Returns the shape of a type that MPI_Type_contiguous or MPI_Type_dup made.
+Shape shape_of_repeated(MPI_Datatype type, const Made& how) {
+  MPI_Count count = 1;
   MPI_Datatype inner = MPI_DATATYPE_NULL;
-  if (PMPI_Type_get_contents(type, integers, 0, 1, &count, &no_address, &inner) != MPI_SUCCESS) return {};
+  if (!inner_of(type, how, &inner, &count)) return {};
   const Shape one = shape_of(inner);
-  int n = 0, addresses = 0, types = 0, combiner = MPI_COMBINER_NAMED;
-  (void)PMPI_Type_get_envelope(inner, &n, &addresses, &types, &combiner);
-  if (combiner != MPI_COMBINER_NAMED) PMPI_Type_free(&inner);  // the contents of a type are new handles
+  Made inner_made;
+  if (made(inner, &inner_made) && !is_predefined(inner_made.combiner)) {
+    PMPI_Type_free(&inner);  // the contents of a type are new handles
+  }
   return {one.bytes * static_cast<size_t>(count), one.dense};
 }
 
@@ -79,14 +125,14 @@ Shape shape_of(MPI_Datatype type) {
   for (const Known& k : known) {
     if (k.type == type && type != MPI_DATATYPE_NULL) return k.shape;
   }
-  int integers = 0, addresses = 0, types = 0, combiner = MPI_COMBINER_NAMED;
+  Made how;
   MPI_Count size = 0;  // may exceed an int
   MPI_Aint lower = 0, extent = 0;
   if (PMPI_Type_size_x(type, &size) != MPI_SUCCESS) return {};
-  const bool known_kind = PMPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner) == MPI_SUCCESS;
-  if (known_kind && (combiner == MPI_COMBINER_CONTIGUOUS || combiner == MPI_COMBINER_DUP))
-    return shape_of_repeated(type, integers);
-  const bool predefined = known_kind && combiner == MPI_COMBINER_NAMED;
+  const bool known_kind = made(type, &how);
+  if (known_kind && (how.combiner == MPI_COMBINER_CONTIGUOUS || how.combiner == MPI_COMBINER_DUP))
+    return shape_of_repeated(type, how);
+  const bool predefined = known_kind && is_predefined(how.combiner);
   // Pairs such as MPI_DOUBLE_INT are predefined, too, and have a gap.
   const bool dense =
       predefined && PMPI_Type_get_extent(type, &lower, &extent) == MPI_SUCCESS && lower == 0 && extent == size;

@@ -9,8 +9,10 @@
 #include <set>
 #include <utility>
 
-#include "shim/mpi/cuda.h"
+#include "shim/mpi/below.h"
+#include "shim/mpi/gpu.h"
 #include "shim/mpi/join.h"
+#include "shim/mpi/progress.h"
 
 namespace moeccl::shim {
 namespace {
@@ -77,11 +79,12 @@ thread_local struct {
   Served* served;
   MPI_Comm comm;
 } undecided;
+thread_local int n_passing_on = 0;
 
 // Returns the least of what the ranks give.
 int least(MPI_Comm comm, int mine) {
   int out = 0;
-  return PMPI_Allreduce(&mine, &out, 1, MPI_INT, MPI_MIN, comm) == MPI_SUCCESS ? out : 0;
+  return mpi().Allreduce(&mine, &out, 1, MPI_INT, MPI_MIN, comm) == MPI_SUCCESS ? out : 0;
 }
 
 // Returns whether all ranks can meet: without an address, MoECCL's ranks meet on one host only. Collective.
@@ -94,22 +97,23 @@ bool reachable(MPI_Comm comm, int n_ranks) {
   return here == n_ranks || std::getenv("MOECCL_SOCKET_ADDR") != nullptr;
 }
 
-// With `mine` on each rank, returns whether MoECCL may serve comm. When only CUDA is in the way, the world's rank 0
-// says so once.
+// With `mine` on each rank, returns whether MoECCL may serve comm. When only a GPU is in the way, the world's rank
+// 0 says so once.
 bool all_want(MPI_Comm comm, bool mine) {
-  enum : int { kNo, kCuda, kYes };
-  const bool cuda = wish() != Wish::kAlways && may_use_cuda();
-  const int common = least(comm, !mine ? kNo : cuda ? kCuda : kYes);
+  enum : int { kNo, kGpu, kYes };
+  const bool gpu = wish() != Wish::kAlways && may_use_gpu();
+  const int common = least(comm, !mine ? kNo : gpu ? kGpu : kYes);
   static std::once_flag once;
   int world_rank = 0;
   PMPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
-  if (common == kCuda && world_rank == 0 && !quiet()) {
+  if (common == kGpu && world_rank == 0 && !quiet()) {
     std::call_once(once, [] {
       std::fprintf(
           stderr,
-          "moeccl-mpi: leaves communicators to MPI: a rank may use CUDA (its driver is loaded, or its machine has a "
-          "device), and this shim serves host memory only. For a program without device memory, hide the device "
-          "(CUDA_VISIBLE_DEVICES=) or set MOECCL_SHIM_MPI=always; MOECCL_SHIM_QUIET=1 hides this line\n");
+          "moeccl-mpi: leaves communicators to MPI: a rank may use a GPU (CUDA's, ROCm's or Level Zero's driver is "
+          "loaded, or its machine has a CUDA device), and this shim serves host memory only. For a program without "
+          "device memory, hide the device (CUDA_VISIBLE_DEVICES=) or set MOECCL_SHIM_MPI=always; MOECCL_SHIM_QUIET=1 "
+          "hides this line\n");
     });
   }
   return common == kYes;
@@ -188,6 +192,10 @@ const Served* served_by_moeccl(MPI_Comm comm) {
   return last.served;
 }
 
+PassingOn::PassingOn() { ++n_passing_on; }
+PassingOn::~PassingOn() { --n_passing_on; }
+bool PassingOn::here() { return n_passing_on != 0; }
+
 void call_begins() { undecided = {}; }
 
 void call_succeeded() {
@@ -205,6 +213,7 @@ void release_all() {
     all = state().live;
   }
   for (Served* served : all) release(served);
+  end_progress();
 }
 
 }  // namespace moeccl::shim

@@ -11,16 +11,31 @@
 #include <utility>
 #include <vector>
 
+#include "shim/mpi/below.h"
 #include "shim/mpi/blocks.h"
 #include "shim/mpi/comm.h"
+#include "shim/mpi/progress.h"
 #include "shim/mpi/table.h"
 
 namespace moeccl::shim {
 namespace {
 
-// Finds MoECCL's type for a predefined one that it reduces as MPI does.
-bool reducible(MPI_Datatype type, moecclDataType_t* out) {
-  static const std::pair<MPI_Datatype, moecclDataType_t> kTypes[] = {
+using Type = std::pair<MPI_Datatype, moecclDataType_t>;
+
+// Fortran's types: a compiler's option may change their sizes, and an MPI may lack some.
+void add_fortran(std::vector<Type>& to) {
+  const auto add = [&to](MPI_Datatype type, moecclDataType_t of_4, moecclDataType_t of_8) {
+    int bytes = 0;
+    if (type == MPI_DATATYPE_NULL || PMPI_Type_size(type, &bytes) != MPI_SUCCESS) return;
+    if (bytes == 4 || bytes == 8) to.emplace_back(type, bytes == 4 ? of_4 : of_8);
+  };
+  for (const MPI_Datatype type : {MPI_INTEGER, MPI_INTEGER4, MPI_INTEGER8}) add(type, moecclInt32, moecclInt64);
+  for (const MPI_Datatype type : {MPI_REAL, MPI_DOUBLE_PRECISION, MPI_REAL4, MPI_REAL8})
+    add(type, moecclFloat32, moecclFloat64);
+}
+
+std::vector<Type> types() {
+  std::vector<Type> all = {
       {MPI_SIGNED_CHAR, moecclInt8},
       {MPI_INT8_T, moecclInt8},
       {MPI_UNSIGNED_CHAR, moecclUint8},
@@ -41,6 +56,13 @@ bool reducible(MPI_Datatype type, moecclDataType_t* out) {
       {MPI_LONG, sizeof(long) == 8 ? moecclInt64 : moecclInt32},
       {MPI_UNSIGNED_LONG, sizeof(long) == 8 ? moecclUint64 : moecclUint32},
   };
+  add_fortran(all);
+  return all;
+}
+
+// Finds MoECCL's type for a predefined one that it reduces as MPI does.
+bool reducible(MPI_Datatype type, moecclDataType_t* out) {
+  static const std::vector<Type> kTypes = types();
   for (const auto& [mpi, ours] : kTypes) {
     if (mpi != type) continue;
     *out = ours;
@@ -71,11 +93,11 @@ struct Reduction {
 };
 
 // Returns true for what MPI refuses. It then gets the call, so that its own error goes to its own handler.
-bool refused(const void* written, int count, MPI_Datatype type) {
+bool refused(const void* written, MPI_Count count, MPI_Datatype type) {
   return written == MPI_IN_PLACE || count < 0 || type == MPI_DATATYPE_NULL;
 }
 
-Reduction find_reduction(const void* recv, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
+Reduction find_reduction(const void* recv, MPI_Count count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
   Reduction r;
   const Served* served = served_by_moeccl(comm);  // called first, because it is collective
   if (!refused(recv, count, type) && reducible(type, &r.type) && reducible(op, &r.op)) r.served = served;
@@ -91,92 +113,91 @@ bool overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) {
 // no part of it. The number is kAlone in src/api/collectives.cc.
 const auto alone = reinterpret_cast<moecclStream_t>(uintptr_t{0xC2});
 
-// After a failure, prints MoECCL's message and calls the communicator's error handler.
-int result(const char* function, moecclResult_t code, MPI_Comm comm) {
-  if (code == moecclSuccess) return MPI_SUCCESS;
+Outcome done(int code) { return {.served = true, .code = code}; }
+
+// After a failure, prints MoECCL's message.
+Outcome result(const char* function, moecclResult_t code) {
+  if (code == moecclSuccess) return done(MPI_SUCCESS);
   std::fprintf(stderr, "moeccl-mpi: MPI_%s: %s\n", function, moecclGetLastError(nullptr));
-  PMPI_Comm_call_errhandler(comm, MPI_ERR_OTHER);
-  return MPI_ERR_OTHER;
+  return done(MPI_ERR_OTHER);
 }
 
-int no_pack(const char* function, MPI_Comm comm) {
+Outcome no_pack(const char* function) {
   std::fprintf(stderr, "moeccl-mpi: MPI_%s: a datatype could not be packed\n", function);
-  PMPI_Comm_call_errhandler(comm, MPI_ERR_TYPE);
-  return MPI_ERR_TYPE;
+  return done(MPI_ERR_TYPE);
 }
 
 namespace core {
 
-int Allreduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
+Outcome Allreduce(const void* send, void* recv, MPI_Count count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
   const Reduction r = find_reduction(recv, count, type, op, comm);
   // Passing one buffer as both, without MPI_IN_PLACE, is an error that MPI itself reports (Open MPI: for more than one
   // element).
   const bool same = send == recv && count > 1;
-  if (r.served == nullptr || same) return PMPI_Allreduce(send, recv, count, type, op, comm);
+  if (r.served == nullptr || same) return {};
   const void* from = send == MPI_IN_PLACE ? recv : send;
   return result("Allreduce",
-                moecclAllReduce(from, recv, static_cast<size_t>(count), r.type, r.op, r.served->comm, alone), comm);
+                moecclAllReduce(from, recv, static_cast<size_t>(count), r.type, r.op, r.served->comm, alone));
 }
 
-int Reduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op, int root, MPI_Comm comm) {
+Outcome Reduce(const void* send, void* recv, MPI_Count count, MPI_Datatype type, MPI_Op op, int root, MPI_Comm comm) {
   const Reduction r = find_reduction(nullptr, count, type, op, comm);
   const bool is_root = r.served != nullptr && root == r.served->rank;
   // As in Allreduce. Without elements, Open MPI accepts it and asks no other rank.
   const bool wrong = is_root ? recv == MPI_IN_PLACE || (send == recv && count > 0) : send == MPI_IN_PLACE;
   if (r.served == nullptr || wrong || root < 0 || root >= r.served->n_ranks) {
-    return PMPI_Reduce(send, recv, count, type, op, root, comm);
+    return {};
   }
   const void* from = send == MPI_IN_PLACE ? recv : send;
   void* to = r.served->rank == root ? recv : nullptr;  // MPI lets the other ranks pass anything
-  return result("Reduce", moecclReduce(from, to, static_cast<size_t>(count), r.type, r.op, root, r.served->comm, alone),
-                comm);
+  return result("Reduce",
+                moecclReduce(from, to, static_cast<size_t>(count), r.type, r.op, root, r.served->comm, alone));
 }
 
-int Reduce_scatter_block(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
+Outcome Reduce_scatter_block(const void* send, void* recv, MPI_Count count, MPI_Datatype type, MPI_Op op,
+                             MPI_Comm comm) {
   const Reduction r = find_reduction(recv, count, type, op, comm);
-  if (r.served == nullptr) return PMPI_Reduce_scatter_block(send, recv, count, type, op, comm);
+  if (r.served == nullptr) return {};
   const auto n = static_cast<size_t>(count);
   const size_t bytes = n * moecclTypeSize(r.type), all = bytes * static_cast<size_t>(r.served->n_ranks);
   const void* from = send == MPI_IN_PLACE ? recv : send;
   if (!overlap(from, all, recv, bytes)) {
-    return result("Reduce_scatter_block", moecclReduceScatter(from, recv, n, r.type, r.op, r.served->comm, alone),
-                  comm);
+    return result("Reduce_scatter_block", moecclReduceScatter(from, recv, n, r.type, r.op, r.served->comm, alone));
   }
   // In place, MPI's result lies at the start of recv and MoECCL's where this rank's block is; neither may touch the
   // rest. Buffers that overlap otherwise are wrong in MPI, but Open MPI takes them.
   const Scratch own = scratch(bytes);
-  const moecclResult_t done = moecclReduceScatter(from, own.get(), n, r.type, r.op, r.served->comm, alone);
-  if (done == moecclSuccess) std::memcpy(recv, own.get(), bytes);
-  return result("Reduce_scatter_block", done, comm);
+  const moecclResult_t ended = moecclReduceScatter(from, own.get(), n, r.type, r.op, r.served->comm, alone);
+  if (ended == moecclSuccess) std::memcpy(recv, own.get(), bytes);
+  return result("Reduce_scatter_block", ended);
 }
 
-int Bcast(void* buffer, int count, MPI_Datatype type, int root, MPI_Comm comm) {
+Outcome Bcast(void* buffer, MPI_Count count, MPI_Datatype type, int root, MPI_Comm comm) {
   const Served* s = served_by_moeccl(comm);
-  if (s == nullptr || refused(buffer, count, type) || root < 0 || root >= s->n_ranks)
-    return PMPI_Bcast(buffer, count, type, root, comm);
+  if (s == nullptr || refused(buffer, count, type) || root < 0 || root >= s->n_ranks) return {};
   const auto n = static_cast<size_t>(count);
   const size_t bytes = payload(type, n);
   if (contiguous(type)) {
-    return result("Bcast", moecclBroadcast(buffer, buffer, bytes, moecclUint8, root, s->comm, alone), comm);
+    return result("Bcast", moecclBroadcast(buffer, buffer, bytes, moecclUint8, root, s->comm, alone));
   }
   const Scratch packed = scratch(bytes);
-  if (s->rank == root && !pack(buffer, n, type, packed.get(), comm)) return no_pack("Bcast", comm);
-  const moecclResult_t done = moecclBroadcast(packed.get(), packed.get(), bytes, moecclUint8, root, s->comm, alone);
-  if (done == moecclSuccess && s->rank != root && !unpack(packed.get(), buffer, n, type, comm)) {
-    return no_pack("Bcast", comm);
+  if (s->rank == root && !pack(buffer, n, type, packed.get(), comm)) return no_pack("Bcast");
+  const moecclResult_t ended = moecclBroadcast(packed.get(), packed.get(), bytes, moecclUint8, root, s->comm, alone);
+  if (ended == moecclSuccess && s->rank != root && !unpack(packed.get(), buffer, n, type, comm)) {
+    return no_pack("Bcast");
   }
-  return result("Bcast", done, comm);
+  return result("Bcast", ended);
 }
 
 // What MPI refuses in Allgather and Alltoall.
-bool refused_exchange(const void* send, int send_count, MPI_Datatype send_type, const void* recv, int recv_count,
-                      MPI_Datatype recv_type) {
+bool refused_exchange(const void* send, MPI_Count send_count, MPI_Datatype send_type, const void* recv,
+                      MPI_Count recv_count, MPI_Datatype recv_type) {
   return refused(recv, recv_count, recv_type) || (send != MPI_IN_PLACE && refused(nullptr, send_count, send_type));
 }
 
 // Runs Allgather and Alltoall: recv has a block from each rank; send has one block, or one for each rank.
-int exchange(const char* function, const void* send, int send_count, MPI_Datatype send_type, void* recv, int recv_count,
-             MPI_Datatype recv_type, MPI_Comm comm, const Served& s, bool all_to_all) {
+Outcome exchange(const char* function, const void* send, MPI_Count send_count, MPI_Datatype send_type, void* recv,
+                 MPI_Count recv_count, MPI_Datatype recv_type, MPI_Comm comm, const Served& s, bool all_to_all) {
   const bool in_place = send == MPI_IN_PLACE;
   const auto n = static_cast<size_t>(s.n_ranks), rank = static_cast<size_t>(s.rank);
   const auto n_send = static_cast<size_t>(send_count), n_recv = static_cast<size_t>(recv_count);
@@ -185,8 +206,7 @@ int exchange(const char* function, const void* send, int send_count, MPI_Datatyp
   if (!in_place && payload(send_type, n_send) != block) {
     std::fprintf(stderr, "moeccl-mpi: MPI_%s: a block to send has %zu bytes, and one to receive %zu\n", function,
                  payload(send_type, n_send), block);
-    PMPI_Comm_call_errhandler(comm, MPI_ERR_TRUNCATE);
-    return MPI_ERR_TRUNCATE;
+    return done(MPI_ERR_TRUNCATE);
   }
   Scratch packed_send, packed_recv;
   char* to = static_cast<char*>(recv);
@@ -197,7 +217,7 @@ int exchange(const char* function, const void* send, int send_count, MPI_Datatyp
     const size_t first = all_to_all ? 0 : rank * n_recv, count = all_to_all ? n * n_recv : n_recv;
     char* place = all_to_all ? to : to + block * rank;
     if (in_place && !pack(element(recv, recv_type, static_cast<ptrdiff_t>(first)), count, recv_type, place, comm)) {
-      return no_pack(function, comm);
+      return no_pack(function);
     }
   }
   const void* from = send;
@@ -206,31 +226,31 @@ int exchange(const char* function, const void* send, int send_count, MPI_Datatyp
   } else if (!contiguous(send_type)) {
     const size_t count = all_to_all ? n * n_send : n_send;
     packed_send = scratch(payload(send_type, count));
-    if (!pack(send, count, send_type, packed_send.get(), comm)) return no_pack(function, comm);
+    if (!pack(send, count, send_type, packed_send.get(), comm)) return no_pack(function);
     from = packed_send.get();
   }
-  const moecclResult_t done = all_to_all ? moecclAllToAll(from, to, block, moecclUint8, s.comm, alone)
-                                         : moecclAllGather(from, to, block, moecclUint8, s.comm, alone);
-  if (done == moecclSuccess && packed_recv != nullptr && !unpack(to, recv, n * n_recv, recv_type, comm)) {
-    return no_pack(function, comm);
+  const moecclResult_t ended = all_to_all ? moecclAllToAll(from, to, block, moecclUint8, s.comm, alone)
+                                          : moecclAllGather(from, to, block, moecclUint8, s.comm, alone);
+  if (ended == moecclSuccess && packed_recv != nullptr && !unpack(to, recv, n * n_recv, recv_type, comm)) {
+    return no_pack(function);
   }
-  return result(function, done, comm);
+  return result(function, ended);
 }
 
-int Allgather(const void* send, int send_count, MPI_Datatype send_type, void* recv, int recv_count,
-              MPI_Datatype recv_type, MPI_Comm comm) {
+Outcome Allgather(const void* send, MPI_Count send_count, MPI_Datatype send_type, void* recv, MPI_Count recv_count,
+                  MPI_Datatype recv_type, MPI_Comm comm) {
   const Served* s = served_by_moeccl(comm);
   if (s == nullptr || refused_exchange(send, send_count, send_type, recv, recv_count, recv_type)) {
-    return PMPI_Allgather(send, send_count, send_type, recv, recv_count, recv_type, comm);
+    return {};
   }
   return exchange("Allgather", send, send_count, send_type, recv, recv_count, recv_type, comm, *s, false);
 }
 
-int Alltoall(const void* send, int send_count, MPI_Datatype send_type, void* recv, int recv_count,
-             MPI_Datatype recv_type, MPI_Comm comm) {
+Outcome Alltoall(const void* send, MPI_Count send_count, MPI_Datatype send_type, void* recv, MPI_Count recv_count,
+                 MPI_Datatype recv_type, MPI_Comm comm) {
   const Served* s = served_by_moeccl(comm);
   if (s == nullptr || refused_exchange(send, send_count, send_type, recv, recv_count, recv_type)) {
-    return PMPI_Alltoall(send, send_count, send_type, recv, recv_count, recv_type, comm);
+    return {};
   }
   return exchange("Alltoall", send, send_count, send_type, recv, recv_count, recv_type, comm, *s, true);
 }
@@ -244,7 +264,8 @@ struct Side {
   int n;
 
   // `layout`: room for 2 n numbers, the bytes and displs.
-  Side(const void* base, const int* counts, const int* displs_in, MPI_Datatype type, int n_ranks, bool always_pack,
+  template <class Count, class Displ>
+  Side(const void* base, const Count* counts, const Displ* displs_in, MPI_Datatype type, int n_ranks, bool always_pack,
        size_t* layout)
       : bytes(layout), displs(layout + n_ranks), data(static_cast<char*>(const_cast<void*>(base))), n(n_ranks) {
     const auto [element_bytes, dense] = shape_of(type);
@@ -267,15 +288,17 @@ struct Side {
   bool meets(const Side& other) const { return overlap(data, end, other.data, other.end); }
 };
 
-int Alltoallv(const void* send, const int* send_counts, const int* send_displs, MPI_Datatype send_type, void* recv,
-              const int* recv_counts, const int* recv_displs, MPI_Datatype recv_type, MPI_Comm comm) {
+template <class Count, class Displ>
+Outcome Alltoallv(const void* send, const Count* send_counts, const Displ* send_displs, MPI_Datatype send_type,
+                  void* recv, const Count* recv_counts, const Displ* recv_displs, MPI_Datatype recv_type,
+                  MPI_Comm comm) {
   const Served* s = served_by_moeccl(comm);
-  const auto wrong = [s](const void* to, const int* counts, const int* displs, MPI_Datatype type) {
+  const auto wrong = [s](const void* to, const Count* counts, const Displ* displs, MPI_Datatype type) {
     return counts == nullptr || displs == nullptr || refused(to, *std::min_element(counts, counts + s->n_ranks), type);
   };
   if (s == nullptr || wrong(recv, recv_counts, recv_displs, recv_type) ||
       (send != MPI_IN_PLACE && wrong(nullptr, send_counts, send_displs, send_type))) {
-    return PMPI_Alltoallv(send, send_counts, send_displs, send_type, recv, recv_counts, recv_displs, recv_type, comm);
+    return {};
   }
   const bool in_place = send == MPI_IN_PLACE;
   if (in_place) {  // send what recv describes from a copy, because MoECCL's form is out of place
@@ -286,8 +309,8 @@ int Alltoallv(const void* send, const int* send_counts, const int* send_displs, 
   }
   const int n = s->n_ranks;
   // Displacements before the buffer are legal in MPI but not in MoECCL, so such a side is packed as well.
-  const auto any_negative = [n](const int* displs) {
-    return std::any_of(displs, displs + n, [](int d) { return d < 0; });
+  const auto any_negative = [n](const Displ* displs) {
+    return std::any_of(displs, displs + n, [](Displ d) { return d < 0; });
   };
   thread_local std::vector<size_t> layout;  // kept, because small calls cost little more than an allocation
   layout.resize(4 * static_cast<size_t>(n));
@@ -298,36 +321,43 @@ int Alltoallv(const void* send, const int* send_counts, const int* send_displs, 
   for (size_t r = 0; r < static_cast<size_t>(n) && out.packed != nullptr; ++r) {
     const auto count = static_cast<size_t>(send_counts[r]);
     if (!pack(element(send, send_type, send_displs[r]), count, send_type, out.data + out.displs[r], comm)) {
-      return no_pack("Alltoallv", comm);
+      return no_pack("Alltoallv");
     }
   }
-  const moecclResult_t done =
+  const moecclResult_t ended =
       moecclAllToAllv(out.data, out.bytes, out.displs, in.data, in.bytes, in.displs, moecclUint8, s->comm, alone);
-  for (size_t r = 0; r < static_cast<size_t>(n) && in.packed != nullptr && done == moecclSuccess; ++r) {
+  for (size_t r = 0; r < static_cast<size_t>(n) && in.packed != nullptr && ended == moecclSuccess; ++r) {
     const auto count = static_cast<size_t>(recv_counts[r]);
     if (!unpack(in.data + in.displs[r], element(recv, recv_type, recv_displs[r]), count, recv_type, comm)) {
-      return no_pack("Alltoallv", comm);
+      return no_pack("Alltoallv");
     }
   }
-  return result("Alltoallv", done, comm);
-}
-
-int Finalize() {
-  release_all();
-  return PMPI_Finalize();
+  return result("Alltoallv", ended);
 }
 
 }  // namespace core
 
 namespace entry {
-#define ENTER(name, parameters, arguments)                     \
-  int name parameters {                                        \
-    return enter(#name, [&] { return core::name arguments; }); \
+#define SERVE(name, base, parameters, arguments)                             \
+  int name(const moecclMpiBelow* below, MOECCL_MPI_BARE parameters) {        \
+    const auto serve = [&] { return core::base arguments; };                 \
+    return enter(#name, comm, serve, [&] { return below->name arguments; }); \
+  }
+#define ENTER(name, parameters, arguments) SERVE(name, name, parameters, arguments)
+#define LARGE(name, parameters, arguments) SERVE(name##_c, name, parameters, arguments)
+#define FINALIZE(name, parameters, arguments)                \
+  int name(const moecclMpiBelow* below) {                    \
+    return leave_mpi([&] { return below->name arguments; }); \
   }
 #define MPI_FUNCTION ENTER
+#define MPI_LARGE LARGE
+#define MPI_WATCHED FINALIZE
 #include "shim/mpi/functions.def"
 #undef MPI_FUNCTION
+#undef FINALIZE
+#undef LARGE
 #undef ENTER
+#undef SERVE
 }  // namespace entry
 
 }  // namespace

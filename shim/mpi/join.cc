@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/mpi/join.h"
 
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
+
+#include "shim/mpi/below.h"
+#include "shim/mpi/progress.h"
 
 namespace moeccl::shim {
 namespace {
@@ -26,23 +31,42 @@ void announce(const Served& served, MPI_Comm comm) {
   });
 }
 
+// The default staging is 16 MiB on each rank, which suits one communicator. Programs make others for rows, columns and
+// libraries. With this size, Bcasts of 8 MiB and more took up to a third longer there, and AllReduces no longer.
+constexpr uint64_t kLaterStaging = uint64_t{4} << 20;
+std::atomic<int> n_full{0};  // communicators of this process that have the default
+
+// What rank 0 tells the others of a communicator.
+struct Invitation {
+  moecclUniqueId id = {};
+  uint64_t staging_bytes = 0;  // 0: the default
+};
+
 // MPI sets no limit to waiting, so MoECCL does only where the user asks for one.
-moecclConfig_t patient() {
+moecclConfig_t config_of(const Invitation& invitation) {
   moecclConfig_t config = MOECCL_CONFIG_INIT;
   if (std::getenv("MOECCL_TIMEOUT_MS") == nullptr) config.timeout_ms = INT32_MAX;
+  config.staging_bytes = invitation.staging_bytes;
   return config;
 }
 
 // Returns the reason why not, or nothing. In a group of the calling thread's, MoECCL would only queue the call, so
-// another thread makes it.
-std::string init(Served& served, const moecclUniqueId& id) {
-  const moecclConfig_t config = patient();
+// another thread makes it. This one lets MPI work meanwhile: the invitation may still be on its way to a rank.
+std::string init(Served& served, const Invitation& invitation) {
+  const moecclConfig_t config = config_of(invitation);
   std::string why;
+  std::atomic<bool> ended{false};
   try {
-    std::thread([&] {
-      if (moecclCommInitRankConfig(&served.comm, served.n_ranks, id, served.rank, &config) != moecclSuccess)
+    std::thread thread([&] {
+      if (moecclCommInitRankConfig(&served.comm, served.n_ranks, invitation.id, served.rank, &config) != moecclSuccess)
         why = moecclGetLastError(nullptr);
-    }).join();
+      ended.store(true, std::memory_order_release);  // acquired below
+    });
+    while (!ended.load(std::memory_order_acquire)) {  // released by the thread
+      progress();
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    thread.join();
   } catch (const std::exception& e) {
     why = std::string("no thread can be started: ") + e.what();
   }
@@ -54,20 +78,26 @@ std::string init(Served& served, const moecclUniqueId& id) {
 bool can_join() { return true; }
 
 void join(MPI_Comm comm, Served& served) {
-  moecclUniqueId id = {};
-  const bool good = served.rank != 0 || moecclGetUniqueId(&id) == moecclSuccess;
+  Invitation invitation;
+  const bool good = served.rank != 0 || moecclGetUniqueId(&invitation.id) == moecclSuccess;
   if (!good) std::fprintf(stderr, "moeccl-mpi: leaves a communicator to MPI: %s\n", moecclGetLastError(nullptr));
   if (!all_agree(comm, good)) return;
-  PMPI_Bcast(&id, sizeof id, MPI_BYTE, 0, comm);
-  const std::string why = init(served, id);
+  if (n_full.load() > 0 && std::getenv("MOECCL_STAGING_BYTES") == nullptr) invitation.staging_bytes = kLaterStaging;
+  mpi().Bcast(&invitation, sizeof invitation, MPI_BYTE, 0, comm);
+  const std::string why = init(served, invitation);
   if (!why.empty()) std::fprintf(stderr, "moeccl-mpi: leaves a communicator to MPI: %s\n", why.c_str());
   if (all_agree(comm, why.empty())) {
+    served.full_staging = invitation.staging_bytes == 0;
+    if (served.full_staging) ++n_full;
     announce(served, comm);
     return;
   }
   if (served.comm != nullptr) leave(served);
 }
 
-void leave(Served& served) { (void)moecclCommDestroy(std::exchange(served.comm, nullptr)); }
+void leave(Served& served) {
+  if (std::exchange(served.full_staging, false)) --n_full;
+  (void)moecclCommDestroy(std::exchange(served.comm, nullptr));
+}
 
 }  // namespace moeccl::shim

@@ -13,14 +13,15 @@ bool reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kRedu
 // MoECCL's streams are opaque handles as well, so the number is passed through. NULL blocks in MoECCL, but for NCCL it
 // is the legacy default stream, on which PyTorch's synchronous collectives run. Ranks that are threads of one process
 // on one device share this stream: one rank's operation would wait there for another's that comes after it, so for them
-// NULL blocks.
+// NULL blocks. Page-locked host memory takes part in the stream's order too: a copy into it may be there.
 moecclStream_t stream_of(const Call& call, const Comm& comm) {
   constexpr uintptr_t kLegacy = 1;  // CU_STREAM_LEGACY
-  if (call.stream != nullptr || comm.shares_device || !moeccl_serves_cuda() ||
-      !(device::names(call.send) || device::names(call.recv))) {
+  if (call.stream != nullptr || !moeccl_serves_cuda() || !(device::knows(call.send) || device::knows(call.recv)))
     return reinterpret_cast<moecclStream_t>(call.stream);
-  }
-  return reinterpret_cast<moecclStream_t>(kLegacy);
+  if (!comm.shares_device) return reinterpret_cast<moecclStream_t>(kLegacy);
+  // MoECCL puts such a call after the stream's earlier work only if its buffers are device memory.
+  if (!device::names(call.send) && !device::names(call.recv)) (void)device::synchronize(nullptr);
+  return nullptr;
 }
 
 // A host that reads device memory crashes, so report an error instead.

@@ -52,6 +52,7 @@ CommPtr withdraw(ncclComm_t handle) {
 }
 
 void wait_unused(const Comm& comm) {
+  if (comm.process != getpid()) return;  // threads of the parent process are counted, and are not here
   // Calls in progress end by themselves: their operations have MoECCL's deadlines, or were aborted.
   for (int i = 0; comm.users.load(std::memory_order_acquire) > 0; ++i) {  // released in ~Held()
     if (i < 100) {
@@ -60,6 +61,36 @@ void wait_unused(const Comm& comm) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   }
+}
+
+void orphan(Comm& comm) {
+  const CommPtr parent = std::exchange(comm.counted_by, nullptr);
+  if (parent == nullptr) return;
+  parent->orphans.fetch_add(1, std::memory_order_release);   // acquired in end()
+  parent->children.fetch_sub(1, std::memory_order_release);  // acquired in resolve()
+}
+
+void cancel(Comm& comm) {
+  const std::lock_guard lock(comm.mutex);
+  comm.cancelled = true;
+  if (comm.working != nullptr) (void)moecclCommAbort(comm.working);
+}
+
+void cancel_making_from(Comm& parent) {
+  const std::lock_guard lock(parent.mutex);
+  parent.aborted = true;
+  for (Comm* made : parent.making) cancel(*made);
+}
+
+void works_on(Comm& comm, moecclComm_t working) {
+  const std::lock_guard lock(comm.mutex);
+  comm.working = working;
+  if (working != nullptr && comm.cancelled) (void)moecclCommAbort(working);
+}
+
+void undo(Comm& comm) {
+  works_on(comm, nullptr);
+  if (comm.ours != nullptr) (void)moecclCommDestroy(std::exchange(comm.ours, nullptr));
 }
 
 ncclResult_t free_comm(Comm& comm) {

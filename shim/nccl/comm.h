@@ -3,6 +3,7 @@
 #pragma once
 
 #include <moeccl/moeccl.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -25,15 +26,19 @@ struct Comm {
   int device = -1;             // CUDA ordinal, -1 without one
   bool shares_device = false;  // another rank, a thread of this process, uses the same device
   bool blocking = true;
+  bool graph_mixing = true;  // false: the program promised not to mix graphs with other work (graphUsageMode)
   std::string name;
+  const pid_t process = getpid();        // a forked child only forgets it
   std::array<unsigned char, 16> seed{};  // the same random bytes on all ranks, which keep them secret
 
   // ncclInProgress while it is being made, then the result.
   std::atomic<ncclResult_t> state{ncclSuccess};
   std::atomic<bool> settled{true};  // false while its parent still counts it, after it was made in the background
   std::atomic<int> children{0};     // communicators that are being made from this one in the background
+  std::atomic<int> orphans{0};      // of them, those that were aborted and are no longer among `children`
   std::atomic<bool> revoked{false};
   std::atomic<bool> suspended{false};
+  std::atomic<bool> finalized{false};
   std::atomic<bool> given_up{false};    // aborted, revoked or destroyed: no thread waits on it any longer
   std::atomic<int> users{0};            // threads inside a call on it
   std::atomic<bool> any_chosen{false};  // whether `chosen` has held anything
@@ -47,8 +52,13 @@ struct Comm {
     const void* scalar = nullptr;  // ncclScalarDevice in host memory: read when a collective is called
     ncclDataType_t type = ncclFloat32;
   };
-  std::mutex mutex;        // guards the members below
-  bool abandoned = false;  // aborted while it was being made: the thread that makes it frees it
+  std::mutex mutex;                  // guards the members below
+  bool abandoned = false;            // aborted while it was being made: the thread that makes it frees it
+  std::shared_ptr<Comm> counted_by;  // the one whose `children` counts this one
+  moecclComm_t working = nullptr;    // what the thread that makes it works on, for an abort
+  bool aborted = false;              // with all that is being made from it:
+  std::vector<Comm*> making;
+  std::atomic<bool> cancelled{false};  // its making ends soon (shim_requests.h); set under `mutex`
   std::vector<PreMul> premuls;
   // What the last call with a config (call_config.h) forced for each operation, and what was forced before it.
   struct Chosen {
@@ -91,6 +101,16 @@ Held hold(ncclComm_t handle);
 CommPtr withdraw(ncclComm_t handle);
 // Waits until no thread is inside a call on a withdrawn communicator.
 void wait_unused(const Comm& comm);
+
+// Takes an aborted communicator off the count of the one that it is made from. Called under its mutex.
+void orphan(Comm& comm);
+// Ends the making of a communicator, or that of all that are being made from one.
+void cancel(Comm& comm);
+void cancel_making_from(Comm& parent);
+// Called by the thread that makes a communicator: what an abort has to end from now on; null for nothing.
+void works_on(Comm& comm, moecclComm_t working);
+// Destroys what was made of a communicator so far.
+void undo(Comm& comm);
 
 // Frees what a communicator stands for, in whichever library. Its handle must be withdrawn, and no thread may use it.
 ncclResult_t free_comm(Comm& comm);

@@ -2,8 +2,9 @@
 // The core's table, and the functions that concern no communicator in particular.
 #include "shim/nccl/core.h"
 
-#include <cstring>
+#include <algorithm>
 
+#include "shim/nccl/device.h"
 #include "shim/nccl/group.h"
 #include "shim/nccl/join.h"
 #include "shim/nccl/real.h"
@@ -50,8 +51,12 @@ ncclResult_t GetVersion(int* version) {
   if (version == nullptr)
     return fail(ncclInvalidArgument, "ncclGetVersion: version is NULL: give the address of an int");
   // Programs choose what they call by this number, so it is the real library's where that serves everything.
-  const Real* real = settings().mode == Mode::kNccl ? real_nccl() : nullptr;
-  *version = real != nullptr ? real->version : settings().version;
+  // A program may ask before it forks, and the children of a process that has initialised CUDA cannot use it. So `auto`
+  // tries the device only where the program already uses it.
+  std::string reason;
+  const bool known = settings().mode != Mode::kAuto || device::in_use();
+  const Real* real = known && wants_nccl(&reason) ? real_nccl() : nullptr;
+  *version = real == nullptr ? settings().version : std::min(real->version, settings().most_version);
   return ncclSuccess;
 }
 
@@ -64,10 +69,7 @@ ncclResult_t GetUniqueId(ncclUniqueId* id) {
     const ncclResult_t refused = refuse_unencrypted(reason);
     return refused != ncclSuccess ? refused : MOECCL_FORWARD(GetUniqueId, id);
   }
-  moecclUniqueId made;
-  const ncclResult_t result = from_moeccl(moecclGetUniqueId(&made));
-  if (result == ncclSuccess) std::memcpy(id, &made, sizeof *id);
-  return result;
+  return make_id(id, true);
 }
 
 const char* GetErrorString(ncclResult_t result) {
@@ -117,8 +119,12 @@ ncclResult_t GroupStart() { return group_start(); }
 ncclResult_t GroupEnd() { return group_end(nullptr); }
 
 ncclResult_t GroupSimulateEnd(ncclSimInfo_t* info) {
+  if (!group_open()) return group_end(nullptr);
   if (info == nullptr || info->magic != NCCL_SIM_INFO_MAGIC || info->size < sizeof(ncclSimInfo_t)) {
-    return fail(ncclInvalidArgument, "ncclGroupSimulateEnd: assign NCCL_SIM_INFO_INITIALIZER to its argument first");
+    const ncclResult_t refused = fail_group(
+        fail(ncclInvalidArgument, "ncclGroupSimulateEnd: assign NCCL_SIM_INFO_INITIALIZER to its argument first"));
+    (void)group_end(nullptr);  // which issues nothing
+    return refused;
   }
   return group_end(info);
 }

@@ -24,6 +24,17 @@ CommPtr new_comm(const InitConfig& config, int device) {
   auto comm = std::make_shared<Comm>();
   comm->device = device;
   comm->blocking = config.blocking();
+  comm->graph_mixing = config.graph_mixing();
+  comm->name = config.name;
+  return comm;
+}
+
+// A communicator that is to be made from another one. What its config does not say is as there.
+CommPtr new_comm_of(const Comm& parent, const InitConfig& config) {
+  CommPtr comm = new_comm(config, parent.device);
+  if (!config.set) comm->blocking = parent.blocking;
+  if (config.given.graphUsageMode == NCCL_CONFIG_UNDEF_INT) comm->graph_mixing = parent.graph_mixing;
+  if (comm->name.empty()) comm->name = parent.name;
   return comm;
 }
 
@@ -50,16 +61,10 @@ ncclResult_t init_real(ncclComm_t* out, int n_ranks, const ncclUniqueId& id, int
   });
 }
 
-// Returns a MoECCL config that has only the name; null without a name, so that the parent's counts.
-moecclConfig_t* named(const Comm& comm, moecclConfig_t* config) {
-  config->name = comm.name.c_str();
-  return comm.name.empty() ? nullptr : config;
-}
-
 ncclResult_t split(Comm& parent, int color, int key, Comm& comm) {
-  moecclConfig_t config = MOECCL_CONFIG_INIT;
+  const ShimConfig config = config_of(comm);
   const auto split_from = [&](moecclComm_t whole) {
-    return moecclCommSplit(whole, color, key, &comm.ours, named(comm, &config));
+    return moecclCommSplit(whole, color, key, &comm.ours, &config.config);
   };
   const auto finish = [&](ncclResult_t result) {
     return result == ncclSuccess && comm.ours != nullptr ? adopt(comm) : result;
@@ -72,18 +77,20 @@ ncclResult_t split(Comm& parent, int color, int key, Comm& comm) {
     if (done != moecclAborted || (parent.given_up && !parent.revoked)) return finish(from_moeccl(done));
   }
   moecclComm_t again = nullptr;
-  ncclResult_t result = from_moeccl(moecclCommShrink(parent.ours, nullptr, 0, &again, nullptr, 0));
+  ncclResult_t result = from_moeccl(moecclCommShrink(parent.ours, nullptr, 0, &again, &config.config, 0));
   if (result != ncclSuccess) return result;
+  works_on(comm, again);
   result = from_moeccl(split_from(again));
+  works_on(comm, nullptr);
   (void)moecclCommDestroy(again);
   return finish(result);
 }
 
 ncclResult_t shrink(Comm& parent, const std::vector<int>& excluded, int flags, Comm& comm) {
   static_assert(NCCL_SHRINK_DEFAULT == MOECCL_SHRINK_DEFAULT && NCCL_SHRINK_ABORT == MOECCL_SHRINK_ABORT);
-  moecclConfig_t config = MOECCL_CONFIG_INIT;
+  const ShimConfig config = config_of(comm);
   const ncclResult_t result = from_moeccl(moecclCommShrink(
-      parent.ours, excluded.data(), static_cast<int>(excluded.size()), &comm.ours, named(comm, &config), flags));
+      parent.ours, excluded.data(), static_cast<int>(excluded.size()), &comm.ours, &config.config, flags));
   return result == ncclSuccess ? adopt(comm) : result;
 }
 
@@ -95,11 +102,22 @@ struct Growth {
 
 // `parent` is null on a new rank.
 ncclResult_t grow(moecclComm_t parent, const Growth& to, Comm& comm) {
-  moecclConfig_t ours = MOECCL_CONFIG_INIT;
-  comm.name = to.config.name;
-  const ncclResult_t result = from_moeccl(
-      moecclCommGrow(parent, to.n_ranks, to.id ? &*to.id : nullptr, to.rank, &comm.ours, named(comm, &ours)));
+  const ShimConfig config = config_of(comm);
+  const ncclResult_t result =
+      from_moeccl(moecclCommGrow(parent, to.n_ranks, to.id ? &*to.id : nullptr, to.rank, &comm.ours, &config.config));
   return result == ncclSuccess ? settle(comm, to.config) : result;
+}
+
+// Returns true if the communicator is still being made: the thread that does so frees it, soon after an abort.
+bool leave_to_its_maker(Comm& comm, bool abort) {
+  {
+    const std::lock_guard lock(comm.mutex);
+    if (comm.state.load() != ncclInProgress) return false;
+    comm.abandoned = true;
+    if (abort) orphan(comm);
+  }
+  if (abort) cancel(comm);
+  return true;
 }
 
 // Destroys the communicator, or aborts what MoECCL runs on it. NCCL's abort is NCCL's own.
@@ -113,18 +131,19 @@ ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
     return forward_in_group(
         [&] { return abort ? MOECCL_FORWARD(CommAbort, handle) : MOECCL_FORWARD(CommDestroy, handle); });
   }
-  {
-    const std::lock_guard lock(comm->mutex);
-    if (comm->state.load() == ncclInProgress) {  // still being made, and freed by the thread that does so
-      comm->abandoned = true;
-      return ncclSuccess;
-    }
+  if (comm->process != getpid()) {  // inherited: its ranks are the parent process's, which go on
+    if (comm->ours != nullptr) (void)moecclCommDestroy(comm->ours);
+    return ncclSuccess;
   }
+  if (leave_to_its_maker(*comm, abort)) return ncclSuccess;
   if (comm->real != nullptr && abort) {
     return forward_in_group([&] { return MOECCL_FORWARD(CommAbort, std::exchange(comm->real, nullptr)); });
   }
   comm->given_up = true;
-  if (abort && comm->ours != nullptr) (void)moecclCommAbort(comm->ours);
+  // What was to be made from it may still wait for its other ranks.
+  if (abort) cancel_making_from(*comm);
+  const bool ends = abort || comm->orphans.load(std::memory_order_acquire) > 0;  // released by orphan()
+  if (ends && comm->ours != nullptr) (void)moecclCommAbort(comm->ours);
   drop_jobs_from(*comm);
   if (abort && group_open()) {
     // What still uses it may end only when the group's other communicators have been aborted too.
@@ -179,7 +198,7 @@ ncclResult_t CommInitAll(ncclComm_t* comms, int n_devices, const int* devices) {
     return forward_in_group([&] { return MOECCL_FORWARD(CommInitAll, comms, n_devices, devices); });
   }
   ncclUniqueId id;
-  ncclResult_t result = GetUniqueId(&id);
+  ncclResult_t result = make_id(&id, false);
   if (result != ncclSuccess) return result;
   group_start();
   for (int r = 0; r < n_devices && result == ncclSuccess; ++r) {
@@ -191,11 +210,14 @@ ncclResult_t CommInitAll(ncclComm_t* comms, int n_devices, const int* devices) {
 }
 
 ncclResult_t CommFinalize(ncclComm_t comm) {
+  if (comm == nullptr) return ncclSuccess;  // as in NCCL
   Target target;
   const ncclResult_t result = resolve("ncclCommFinalize", comm, &target);
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) return forward_in_group([&] { return MOECCL_FORWARD(CommFinalize, target.real); });
   if (target.ours->revoked) return fail(ncclInvalidUsage, "ncclCommFinalize: the communicator was revoked");
+  if (target.ours->finalized.exchange(true))
+    return fail(ncclInvalidArgument, "ncclCommFinalize: it was called before: destroy the communicator");
   return from_moeccl(moecclCommFinalize(target.ours->ours));
 }
 
@@ -229,9 +251,7 @@ ncclResult_t CommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out, ncc
   InitConfig config;
   result = InitConfig::from("ncclCommSplit", given, &config);
   if (result != ncclSuccess) return fail_group(result);
-  CommPtr made = new_comm(config, target.ours->device);
-  if (!config.set) made->blocking = target.ours->blocking;
-  made->name = config.name;
+  const CommPtr made = new_comm_of(*target.ours, config);
   const auto parent = std::make_shared<Held>(std::move(target.ours));
   return start({.comm = made,
                 .out = out,
@@ -261,9 +281,7 @@ ncclResult_t CommShrink(ncclComm_t comm, int* excluded, int n_excluded, ncclComm
   result = InitConfig::from("ncclCommShrink", given, &config);
   if (result != ncclSuccess) return fail_group(result);
   const std::vector<int> list(excluded, excluded + n_excluded);
-  CommPtr made = new_comm(config, target.ours->device);
-  if (!config.set) made->blocking = target.ours->blocking;
-  made->name = config.name;
+  const CommPtr made = new_comm_of(*target.ours, config);
   const auto parent = std::make_shared<Held>(std::move(target.ours));
   return start({.comm = made,
                 .out = out,
@@ -312,8 +330,7 @@ ncclResult_t CommGrow(ncclComm_t comm, int n_ranks, const ncclUniqueId* id, int 
   }
   result = InitConfig::from("ncclCommGrow", given, &to.config);
   if (result != ncclSuccess) return fail_group(result);
-  CommPtr made = new_comm(to.config, target.ours->device);
-  if (!to.config.set) made->blocking = target.ours->blocking;
+  const CommPtr made = new_comm_of(*target.ours, to.config);
   const auto parent = std::make_shared<Held>(std::move(target.ours));
   return start({.comm = made,
                 .out = out,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory, registrations, windows, operators with a scalar, and the host side of NCCL's device interface.
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -18,7 +19,7 @@ namespace {
 // What the program got from MoECCL and may give back.
 struct Ours {
   std::mutex mutex;
-  std::unordered_map<void*, bool> allocations;  // made by MemAlloc; true: on a device
+  std::unordered_map<void*, int> allocations;  // made by MemAlloc: the device's ordinal, -1 on the host
   struct Window {
     ncclComm_t comm = nullptr;
     void *registration = nullptr, *buffer = nullptr;
@@ -35,6 +36,14 @@ ncclResult_t no_device_api(const char* function) {
   return fail(ncclInvalidUsage, std::string(function) +
                                     ": kernels cannot communicate by themselves over a communicator of MoECCL: run "
                                     "this program with MOECCL_SHIM_MODE=nccl");
+}
+
+// `ordinal` is the device's; -1 for host memory.
+ncclResult_t free_memory(void* ptr, int ordinal) {
+  if (ordinal < 0) return from_moeccl(moecclMemFree(ptr));
+  const device::Current current(ordinal);  // a destructor may run on a thread that has used no device
+  if (current.ok() && device::release(ptr)) return ncclSuccess;
+  return fail(ncclUnhandledCudaError, "ncclMemFree: device " + std::to_string(ordinal) + " refuses");
 }
 
 bool is_our_window(ncclWindow_t window) {
@@ -94,25 +103,25 @@ ncclResult_t MemAlloc(void** ptr, size_t size) {
     if (result != ncclSuccess) return result;
   }
   const std::lock_guard lock(ours().mutex);
-  ours().allocations.emplace(*ptr, on_device);
+  ours().allocations.emplace(*ptr, on_device ? device::current() : -1);
   return ncclSuccess;
 }
 
 ncclResult_t MemFree(void* ptr) {
   if (ptr == nullptr) return ncclSuccess;
-  bool known = false, on_device = false;
+  std::optional<int> ordinal;
   {
     const std::lock_guard lock(ours().mutex);
-    if (const auto found = ours().allocations.find(ptr); found != ours().allocations.end()) {
-      known = true;
-      on_device = found->second;
-      ours().allocations.erase(found);
-    }
+    // Forgotten before it is freed, because the address may be another thread's next.
+    if (const auto taken = ours().allocations.extract(ptr); !taken.empty()) ordinal = taken.mapped();
   }
-  if (known && on_device) {
-    return device::release(ptr) ? ncclSuccess : fail(ncclUnhandledCudaError, "ncclMemFree: the device refuses");
+  if (ordinal) {
+    const ncclResult_t result = free_memory(ptr, *ordinal);
+    if (result == ncclSuccess) return result;
+    const std::lock_guard lock(ours().mutex);
+    ours().allocations.emplace(ptr, *ordinal);
+    return result;
   }
-  if (known) return from_moeccl(moecclMemFree(ptr));
   if (real_if_open() != nullptr) return MOECCL_FORWARD(MemFree, ptr);
   return fail(ncclInvalidArgument, "ncclMemFree: the pointer is not one of ncclMemAlloc, or was freed before");
 }
@@ -128,10 +137,12 @@ ncclResult_t CommRegister(const ncclComm_t comm, void* buffer, size_t size, void
 
 ncclResult_t CommDeregister(const ncclComm_t comm, void* handle) {
   Target target;
-  const ncclResult_t result = resolve("ncclCommDeregister", comm, &target);
+  const ncclResult_t result = resolve("ncclCommDeregister", comm, &target, Need::kMade);
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) return MOECCL_FORWARD(CommDeregister, target.real, handle);
-  return from_moeccl(moecclCommDeregister(target.ours->ours, handle));
+  if (handle == nullptr) return ncclSuccess;  // as in NCCL
+  const ncclResult_t done = from_moeccl(moecclCommDeregister(target.ours->ours, handle));
+  return done == ncclInvalidArgument ? ncclInvalidUsage : done;  // NCCL's code for a handle that it does not know
 }
 
 // Collectives use the window's memory like any registered memory; kernels cannot use it (see DevCommCreate).
@@ -163,7 +174,7 @@ ncclResult_t CommWindowRegister(ncclComm_t comm, void* buffer, size_t size, nccl
 ncclResult_t CommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
   if (window == nullptr) return ncclSuccess;
   Target target;
-  const ncclResult_t result = resolve("ncclCommWindowDeregister", comm, &target);
+  const ncclResult_t result = resolve("ncclCommWindowDeregister", comm, &target, Need::kMade);
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) return MOECCL_FORWARD(CommWindowDeregister, target.real, window);
   void* registration = nullptr;
@@ -237,7 +248,7 @@ ncclResult_t RedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t 
 
 ncclResult_t RedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
   Target target;
-  const ncclResult_t result = resolve("ncclRedOpDestroy", comm, &target);
+  const ncclResult_t result = resolve("ncclRedOpDestroy", comm, &target, Need::kMade);
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) {
     if (!group_open()) return MOECCL_FORWARD(RedOpDestroy, op, target.real);

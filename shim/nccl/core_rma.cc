@@ -69,6 +69,7 @@ ncclResult_t given_up(Comm& comm, std::string* why) {
 
 // Device memory is copied to the host first.
 ncclResult_t put_now(Comm& comm, Rma::Put put, cudaStream_t stream) {
+  const device::Current on(comm.device);  // whatever the calling thread uses
   const ncclResult_t ready = finish_stream(put.function, stream);
   if (ready != ncclSuccess) return ready;
   std::vector<std::byte> copy;
@@ -166,6 +167,7 @@ ncclResult_t WaitSignal(int n_signals, ncclWaitSignalDesc_t* signals, ncclComm_t
     if (result != ncclSuccess) return fail_group(result);
   }
   return now_or_at_end(true, comm, kName, [all = std::move(all), stream](Comm& c) {
+    const device::Current on(c.device);
     const ncclResult_t ready = finish_stream("ncclWaitSignal", stream);
     if (ready != ncclSuccess) return ready;
     return c.rma.wait(all, [&c](std::string* why) { return given_up(c, why); });

@@ -43,17 +43,20 @@ bool find(void* library, const char* name, F& function) {
   return function != nullptr;
 }
 
+// Returns the driver's file; empty if there is to be none, or MoECCL says why it cannot be loaded.
+std::string file_of_driver() {
+  // The variable is MoECCL's own.
+  const char* wanted = trusted_variable("MOECCL_CUDA_DRIVER");
+  std::string name = wanted != nullptr ? wanted : "";
+  if (name.empty()) return "libcuda.so.1";
+  return name == "none" || !why_not_loaded(&name).empty() ? "" : name;
+}
+
 const Driver& driver() {
   static const Driver found = [] {
     Driver d;
-    // The variable is MoECCL's own.
-    const char* wanted = trusted_variable("MOECCL_CUDA_DRIVER");
-    std::string name = wanted != nullptr ? wanted : "";
-    if (name == "none") return d;
-    if (name.empty())
-      name = "libcuda.so.1";
-    else if (!why_not_loaded(&name).empty())
-      return d;  // MoECCL says why
+    const std::string name = file_of_driver();
+    if (name.empty()) return d;
     void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return d;
     int devices = 0;
@@ -101,6 +104,17 @@ class DuringCaptures {
 
 bool present() { return driver().usable; }
 
+bool in_use() {
+  const std::string name = file_of_driver();
+  void* library = name.empty() ? nullptr : dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+  if (library == nullptr) return false;
+  int (*context)(void**) = nullptr;
+  void* current = nullptr;
+  const bool initialized = find(library, "cuCtxGetCurrent", context) && context(&current) == 0;
+  (void)dlclose(library);
+  return initialized;
+}
+
 int current() {
   int ordinal = 0;
   if (!present()) return -1;
@@ -121,6 +135,12 @@ bool names(const void* pointer) {
   unsigned type = 0;
   return driver().pointer_attribute(&type, kMemoryType, reinterpret_cast<uint64_t>(pointer)) == 0 &&
          type == kTypeDevice;
+}
+
+bool knows(const void* pointer) {
+  unsigned type = 0;
+  return pointer != nullptr && present() &&
+         driver().pointer_attribute(&type, kMemoryType, reinterpret_cast<uint64_t>(pointer)) == 0 && type != 0;
 }
 
 bool owns(const void* pointer) {

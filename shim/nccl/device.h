@@ -9,6 +9,8 @@ namespace moeccl::shim::device {
 
 // Returns whether CUDA's driver is here and has a device for this process. The first call may initialise the driver.
 bool present();
+// Returns whether the program has initialised the driver. Initialises nothing itself.
+bool in_use();
 // Returns the ordinal of the calling thread's current device; 0, the CUDA runtime's default, when none was chosen; -1
 // without CUDA.
 int current();
@@ -29,6 +31,8 @@ class Current {
 };
 // Returns whether `pointer` is device memory, including managed memory.
 bool names(const void* pointer);
+// Returns whether the driver knows `pointer`: as names(), or page-locked host memory.
+bool knows(const void* pointer);
 // Returns whether the host cannot read `pointer`: device memory that is not managed.
 bool owns(const void* pointer);
 // Returns whether a handle may be a CUDA stream: a pointer to something aligned, or one of the driver's names for

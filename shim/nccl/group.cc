@@ -36,13 +36,37 @@ void refuse(const Job& job) {
   *job.out = nullptr;
 }
 
+// While this exists, an abort of the parent ends the making of the job's communicator.
+class MadeFrom {
+ public:
+  explicit MadeFrom(const Job& job) : comm_(*job.comm), parent_(job.parent != nullptr ? &**job.parent : nullptr) {
+    if (parent_ == nullptr) return;
+    const std::lock_guard lock(parent_->mutex);
+    parent_->making.push_back(&comm_);
+    if (parent_->aborted) cancel(comm_);
+  }
+  ~MadeFrom() {
+    if (parent_ == nullptr) return;
+    const std::lock_guard lock(parent_->mutex);
+    std::erase(parent_->making, &comm_);
+  }
+  MadeFrom(const MadeFrom&) = delete;
+  MadeFrom& operator=(const MadeFrom&) = delete;
+
+ private:
+  Comm& comm_;
+  Comm* parent_;
+};
+
 // MoECCL serves the memory of the device that is current where a communicator is made, and a helper thread has none.
 ncclResult_t make(const Job& job) {
   const device::Current current(job.comm->device);
   if (!current.ok()) {
     return fail(ncclUnhandledCudaError, "CUDA device " + std::to_string(job.comm->device) + " cannot be used");
   }
+  const MadeFrom from(job);
   const ncclResult_t result = contained([&] { return job.work(*job.comm); });
+  works_on(*job.comm, nullptr);
   // Its default stream may hold up work on its parent's.
   if (job.parent != nullptr && (*job.parent)->shares_device) job.comm->shares_device = true;
   return result;
@@ -83,16 +107,28 @@ std::vector<Chain> chains_of(std::vector<Job> jobs) {
   return chains;
 }
 
+// Counts a communicator among those that are being made from its parent, as an orphan if it was aborted before.
+void count(Comm& comm, const Held& parent) {
+  const std::lock_guard lock(comm.mutex);
+  parent->children.fetch_add(1, std::memory_order_relaxed);
+  comm.counted_by = parent.pointer();
+  if (comm.cancelled) orphan(comm);
+}
+void uncount(Comm& comm, Comm& parent) {
+  const std::lock_guard lock(comm.mutex);
+  const bool orphaned = std::exchange(comm.counted_by, nullptr) == nullptr;
+  (orphaned ? parent.orphans : parent.children).fetch_sub(1, std::memory_order_release);  // acquired in resolve()
+}
+
 void run_in_background(const Chain& chain) {
   // Nothing else may run on the parent meanwhile, because its ranks would not agree on the order.
   for (const Job& job : chain) {
-    if (job.parent != nullptr) (*job.parent)->children.fetch_add(1, std::memory_order_relaxed);
+    if (job.parent != nullptr) count(*job.comm, *job.parent);
     job.comm->settled.store(false, std::memory_order_relaxed);
   }
   // A program that polls the parent may use the child next, and one that polls the child the parent.
   const auto end = [](const Job& job) {
-    if (job.parent != nullptr)
-      (*job.parent)->children.fetch_sub(1, std::memory_order_release);  // acquired in resolve()
+    if (job.parent != nullptr) uncount(*job.comm, **job.parent);
     job.comm->settled.store(true, std::memory_order_release);
   };
   const auto background = [chain, end] {

@@ -4,6 +4,7 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +15,7 @@
 #include "shim/nccl/device.h"
 #include "shim/nccl/ours.h"
 #include "shim/nccl/real.h"
+#include "src/base/nccl_files.h"
 
 namespace moeccl::shim {
 namespace {
@@ -48,7 +50,7 @@ ncclResult_t exchange(Comm& comm, Hello mine, std::vector<Hello>& all) {
   if (getrandom(mine.seed, sizeof mine.seed, 0) != static_cast<ssize_t>(sizeof mine.seed)) {
     return fail(ncclSystemError, "the kernel gives no random bytes (getrandom)");
   }
-  mine.door = comm.rma.open(comm.n_ranks);
+  mine.door = comm.rma.open(comm.n_ranks, comm.device);
   mine.place = place_of(comm.device);
   all.resize(static_cast<size_t>(comm.n_ranks));
   const ncclResult_t result =
@@ -94,7 +96,7 @@ ncclResult_t hand_over(Comm& comm, InitConfig& config) {
   if (result == ncclSuccess) {
     result = from_moeccl(moecclAllReduce(&here, &here, 1, moecclInt32, moecclSum, comm.ours, nullptr));
   }
-  (void)moecclCommDestroy(std::exchange(comm.ours, nullptr));
+  undo(comm);
   if (result != ncclSuccess) return result;
   if (word.made == 0) return fail(ncclSystemError, "rank 0 could not make an id with its NCCL");
   result = MOECCL_FORWARD(CommInitRankConfig, &comm.real, comm.n_ranks, word.id, comm.rank, config.pointer());
@@ -181,7 +183,33 @@ ncclResult_t refuse_unencrypted(const std::string& reason) {
                                     ") and send in the clear: unset one of the two");
 }
 
+ncclResult_t make_id(ncclUniqueId* id, bool by_place) {
+  ShimIdRequest asks;
+  asks.timeout_ms = settings().limits_init ? 0 : kNoLimitMs;
+  const char* const place = by_place ? nccl_variable("NCCL_COMM_ID") : nullptr;
+  if (place != nullptr && std::strlen(place) >= sizeof asks.place)
+    return fail(ncclInvalidArgument, std::string("ncclGetUniqueId: NCCL_COMM_ID is ") + place + ": give host:port");
+  if (place != nullptr) std::memcpy(asks.place, place, std::strlen(place));
+  auto made = std::bit_cast<moecclUniqueId>(asks);
+  const ncclResult_t result = from_moeccl(moecclCommGetUniqueId(shim_asks_for_id(), &made));
+  if (result == ncclSuccess) std::memcpy(id, &made, sizeof *id);
+  if (result != ncclSuccess && asks.place[0] != '\0')
+    return fail(result, std::string("ncclGetUniqueId: NCCL_COMM_ID: ") + moecclGetLastError(nullptr));
+  return result;
+}
+
+ShimConfig config_of(const Comm& comm) {
+  ShimConfig of;
+  of.config.timeout_ms = settings().limits_operations ? 0 : kNoLimitMs;
+  of.config.init_timeout_ms = settings().limits_init ? 0 : kNoLimitMs;
+  of.config.name = comm.name.empty() ? nullptr : comm.name.c_str();
+  of.cancelled = &comm.cancelled;
+  of.without_graph_mixing = comm.graph_mixing ? 0 : 1;
+  return of;
+}
+
 ncclResult_t adopt(Comm& comm) {
+  works_on(comm, comm.ours);
   const ncclResult_t result = find_place(comm);
   std::vector<Hello> all;
   return result == ncclSuccess ? exchange(comm, {}, all) : result;
@@ -192,13 +220,13 @@ ncclResult_t join(Comm& comm, int n_ranks, const ncclUniqueId& id, int rank, Ini
   static_assert(sizeof meeting == sizeof id);
   std::memcpy(&meeting, &id, sizeof meeting);
   comm.name = config.name;
-  moecclConfig_t ours = MOECCL_CONFIG_INIT;
-  ours.name = comm.name.empty() ? nullptr : comm.name.c_str();
-  const ncclResult_t result = from_moeccl(moecclCommInitRankConfig(&comm.ours, n_ranks, meeting, rank, &ours));
+  const ShimConfig ours = config_of(comm);
+  const ncclResult_t result = from_moeccl(moecclCommInitRankConfig(&comm.ours, n_ranks, meeting, rank, &ours.config));
   return result == ncclSuccess ? settle(comm, std::move(config)) : result;
 }
 
 ncclResult_t settle(Comm& comm, InitConfig config) {
+  works_on(comm, comm.ours);
   ncclResult_t result = find_place(comm);
   if (result != ncclSuccess) return result;
   // The first call of a process tries its device. It must not be one that comes while a group of MoECCL's is open.
@@ -223,7 +251,7 @@ ncclResult_t settle(Comm& comm, InitConfig config) {
     if (!config.net_name.empty()) config.given.netName = config.net_name.c_str();
     result = hand_over(comm, config);
   }
-  if (result != ncclSuccess && comm.ours != nullptr) (void)moecclCommDestroy(std::exchange(comm.ours, nullptr));
+  if (result != ncclSuccess) undo(comm);
   if (result == ncclSuccess) announce(comm, reason);
   return result;
 }

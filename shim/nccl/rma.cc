@@ -134,7 +134,8 @@ Rma::~Rma() {
     const std::lock_guard lock(ranks.mutex);
     std::erase(ranks.all, this);
   }
-  if (board_ != nullptr) board_->is_over.store(1, std::memory_order_release);  // acquired where others wait for it
+  if (board_ != nullptr && process_ == getpid())
+    board_->is_over.store(1, std::memory_order_release);  // acquired where others wait for it
   for (const auto& p : peers_) {
     if (p->board != nullptr && p->board != board_) munmap(p->board, board_bytes_);
     if (p->process >= 0) close(p->process);
@@ -144,8 +145,9 @@ Rma::~Rma() {
   if (file_ >= 0) close(file_);
 }
 
-Door Rma::open(int n_ranks) {
+Door Rma::open(int n_ranks, int device) {
   n_ranks_ = n_ranks;
+  device_ = device;
   board_bytes_ = sizeof(Board) + static_cast<size_t>(n_ranks) * sizeof(From);
   Door door{.host = host_id(), .self = reinterpret_cast<uint64_t>(&nonce_), .pid = getpid()};
   if (getrandom(&nonce_, sizeof nonce_, 0) != static_cast<ssize_t>(sizeof nonce_)) return door;
@@ -416,7 +418,9 @@ ncclResult_t Rma::take(uint64_t number, int from, std::string* text) {
     *text += " cannot be fetched: its process has ended or freed its communicator too early";
     return ncclRemoteError;
   }
-  if (!for_device.empty() && !device::write(target, to, p.bytes)) {
+  // The thread that fetches may use another device, or serve ranks of several.
+  const device::Current on(on_device ? device_ : -1);
+  if (!for_device.empty() && !(on.ok() && device::write(target, to, p.bytes))) {
     *text += " cannot be copied into a window on the device";
     return ncclUnhandledCudaError;
   }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -46,7 +47,8 @@ class Rma {
   Rma& operator=(const Rma&) = delete;
 
   // Makes this rank's board. Without memory for it the rank cannot be reached, and its door says so.
-  Door open(int n_ranks);
+  // `device` is the ordinal of its windows' device; -1 without one.
+  Door open(int n_ranks, int device);
   // Takes the doors of all ranks, after they have met.
   void meet(int rank, std::vector<Door> doors);
   bool reaches_all() const;
@@ -97,7 +99,8 @@ class Rma {
   ncclResult_t wait_for(const ncclWaitSignalDesc_t& wanted, const GivenUp& given_up);
   static From& of(Board& board, int rank);
 
-  int rank_ = 0, n_ranks_ = 0, file_ = -1;
+  const pid_t process_ = getpid();  // a forked child must not speak for it
+  int rank_ = 0, n_ranks_ = 0, device_ = -1, file_ = -1;
   uint64_t nonce_ = 0;
   size_t board_bytes_ = 0;
   Board* board_ = nullptr;

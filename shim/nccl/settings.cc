@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/nccl/settings.h"
 
+#include <strings.h>
+
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <string_view>
+
+#include "src/base/nccl_files.h"
 
 extern "C" char** environ;
 
@@ -35,7 +38,7 @@ void read_one(std::string_view name, const char* value, Settings& s) {
   if (name == "MOECCL_SHIM_NCCL") {
     s.nccl = v;
   } else if (name == "MOECCL_SHIM_VERSION" && version_of(value) > 0) {
-    s.version = version_of(value);
+    s.version = s.most_version = version_of(value);
   } else if (name == "MOECCL_SHIM_QUIET" && (v == "0" || v == "1")) {
     s.quiet = v == "1";
   } else if (name == "MOECCL_SHIM_MODE" && (v == "auto" || v == "moeccl" || v == "nccl")) {
@@ -57,15 +60,19 @@ Settings read() {
     read_one(text.substr(0, equals), *e + equals + 1, s);
   }
   // MoECCL itself reports bad values.
-  if (const char* t = std::getenv("MOECCL_TIMEOUT_MS"); t != nullptr && std::atoi(t) > 0) s.timeout_ms = std::atoi(t);
+  const char* const timeout = std::getenv("MOECCL_TIMEOUT_MS");
+  if (timeout != nullptr && std::atoi(timeout) > 0) s.timeout_ms = std::atoi(timeout);
+  const auto is_set = [](const char* value) { return value != nullptr && *value != '\0'; };
+  s.limits_operations = is_set(timeout);
+  s.limits_init = is_set(std::getenv("MOECCL_INIT_TIMEOUT_MS"));
   return s;
 }
 
 bool debug_wanted() {
   static const bool wanted = [] {
-    const char* level = std::getenv("NCCL_DEBUG");
+    const char* level = nccl_variable("NCCL_DEBUG");
     return level != nullptr &&
-           (std::strcmp(level, "WARN") == 0 || std::strcmp(level, "INFO") == 0 || std::strcmp(level, "TRACE") == 0);
+           (strcasecmp(level, "WARN") == 0 || strcasecmp(level, "INFO") == 0 || strcasecmp(level, "TRACE") == 0);
   }();
   return wanted;
 }

@@ -4,6 +4,7 @@
 
 #include <moeccl/moeccl.h>
 
+#include <cstdint>
 #include <exception>
 #include <string>
 
@@ -17,12 +18,19 @@ enum class Mode {
   kNccl,    // NCCL for everything: the shim steps aside
 };
 
+inline constexpr int kNoLimitMs = INT32_MAX;  // 24 days, the longest that a moecclConfig_t can say
+
 struct Settings {
   Mode mode = Mode::kAuto;          // MOECCL_SHIM_MODE: auto, moeccl or nccl
   std::string nccl;                 // MOECCL_SHIM_NCCL: the real library's file; empty: searched for
   bool quiet = false;               // MOECCL_SHIM_QUIET: 1 hides the notice
   int version = NCCL_VERSION_CODE;  // MOECCL_SHIM_VERSION: what ncclGetVersion says, as 2.28.9 or 22809
-  int timeout_ms = 600'000;         // MOECCL_TIMEOUT_MS, MoECCL's own, for puts and signals
+  int most_version = INT32_MAX;     // the same, where it is set: the most that it says where NCCL serves
+  // MoECCL's own limits. NCCL has none, because ranks may come minutes apart and its programs have watchdogs of their
+  // own; so the shim sets the longest where the user sets none.
+  int timeout_ms = kNoLimitMs;     // MOECCL_TIMEOUT_MS, for puts and signals
+  bool limits_operations = false;  // whether MOECCL_TIMEOUT_MS
+  bool limits_init = false;        // and MOECCL_INIT_TIMEOUT_MS are set
 };
 // Reads them at the first use; values that are not understood get a line on stderr.
 const Settings& settings();

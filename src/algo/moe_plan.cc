@@ -204,11 +204,11 @@ Program build_combine(const Paths& paths, const RankRows& rank, const MoePlanSha
 }
 
 uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
-                       const MoePlanShape& shape, uint32_t n_chunks, uint64_t slot_rows) {
+                       const MoePlanShape& shape) {
   uint64_t hash = tree.hash();
   const auto add = [&](uint64_t word) { hash = hash_combine(hash, word); };
   add(static_cast<uint64_t>(op)), add(static_cast<uint64_t>(paths.algorithm().kind)), add(paths.algorithm().dims);
-  add(shape.n_slots), add(shape.depth), add(shape.expert_major), add(shape.batched), add(n_chunks), add(slot_rows);
+  add(shape.n_slots), add(shape.depth), add(shape.expert_major), add(shape.batched);
   for (const uint32_t owner : placement.owner) add(owner);
   if (paths.domains_hash() != 0) add(paths.domains_hash());
   return hash;

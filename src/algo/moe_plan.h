@@ -25,9 +25,9 @@ MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major);
 
 plan::Program build_dispatch(const Paths& paths, const RankRows& rank, const MoePlanShape& shape);
 plan::Program build_combine(const Paths& paths, const RankRows& rank, const MoePlanShape& shape);
-// Equal on ranks that would build the same plan.
+// Equal on ranks that would build the same plan, whatever their chunks and slots.
 uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
-                       const MoePlanShape& shape, uint32_t n_chunks, uint64_t slot_rows);
+                       const MoePlanShape& shape);
 
 // Returns the rows of one slot if all slots together may take staging_bytes; at most what any block can hold. 0: not
 // even one row fits. The same on all ranks.

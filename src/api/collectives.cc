@@ -8,6 +8,11 @@
 #include "src/api/issue.h"
 #include "src/comm/collective.h"
 #include "src/comm/tensor_blocks_call.h"
+#include "src/exec/task.h"
+
+// The preloaded MPI shim has this function (shim/mpi/entry.c); null elsewhere. It lets MPI make progress, and is called
+// only within calls on kAlone. A caller that could pass it instead could pass any address.
+extern "C" __attribute__((weak, visibility("default"))) void moecclMpiProgress(void);
 
 using namespace moeccl;
 using comm::CollectiveCall;
@@ -29,7 +34,10 @@ moecclResult_t unknown(moecclComm_t handle) {
 moecclResult_t collective(const CollectiveCall& call, moecclComm_t comm_handle, moecclStream_t stream_handle) {
   Communicator* comm = api::CommTable::get().find(comm_handle);
   if (comm == nullptr) return unknown(comm_handle);
-  if (stream_handle == kAlone) return api::guarded(comm, [&] { return comm::run_collective(*comm, call); });
+  if (stream_handle == kAlone) {
+    const exec::WhileWaiting elsewhere(moecclMpiProgress);
+    return api::guarded(comm, [&] { return comm::run_collective(*comm, call); });
+  }
   return api::member_of_group(api::guarded(comm, [&]() -> Status {
     if (stream_handle == nullptr && !comm::Group::open_here()) return comm::run_collective(*comm, call);
     return api::issue(*comm, stream_handle, nullptr,

@@ -57,12 +57,15 @@ Status init_all(moecclComm_t* comms, int n_ranks, const moecclConfig_t* given) {
   MOECCL_ASSIGN_OR_RETURN(id, bootstrap::make_unique_id());
   comm::Group& group = comm::Group::of_this_thread();
   group.start();
-  Status status;
-  for (int r = 0; r < n_ranks && status.ok(); ++r) status = init_rank(&comms[r], n_ranks, id, r, given);
-  if (n_ranks < 1) status = error(moecclInvalidArgument, "n_ranks is {}: give 1 or more", n_ranks);
+  // Nothing may be thrown past the group's end, which would leave the thread's later calls in the group.
+  const Status status = contained([&]() -> Status {
+    if (n_ranks < 1) return error(moecclInvalidArgument, "n_ranks is {}: give 1 or more", n_ranks);
+    for (int r = 0; r < n_ranks; ++r) MOECCL_TRY(init_rank(&comms[r], n_ranks, id, r, given));
+    return {};
+  });
   if (!status.ok()) group.poison(status);
   Status ended = group.end();  // returns no result yet if this is part of another group
-  return status.ok() ? std::move(ended) : std::move(status);
+  return status.ok() ? std::move(ended) : status;
 }
 
 Status init_env(moecclComm_t* out, const moecclConfig_t* given) {

@@ -71,16 +71,6 @@ moecclResult_t member_of_group_that_failed(moecclResult_t result) {
   return result;
 }
 
-Status outside_groups(const char* function) {
-  if (!comm::Group::open_here()) return {};
-  Status refused = error(moecclInvalidUsage,
-                         "{} waits for other ranks and cannot be part of a group: call it outside moecclGroupStart and "
-                         "moecclGroupEnd",
-                         function);
-  comm::Group::of_this_thread().poison(refused);
-  return refused;
-}
-
 namespace {
 
 // A CUstream is a pointer to something aligned, or one of the driver's two names for default streams. MoECCL's handles

@@ -75,9 +75,7 @@ moecclResult_t member_of_group_that_failed(moecclResult_t result);
 inline moecclResult_t member_of_group(moecclResult_t result) {
   return result == moecclSuccess ? result : member_of_group_that_failed(result);
 }
-// For calls that wait for other ranks at once: if the calling thread has an open group, returns InvalidUsage, which the
-// group's end then returns too.
-Status outside_groups(const char* function);
+using comm::outside_groups;
 
 Status find_comm(moecclComm_t handle, comm::Communicator** comm);
 // Calls `body` with the communicator, or reports the bad handle. `whose` names the object that was made with the

@@ -8,7 +8,9 @@
 #include "src/api/convert.h"
 #include "src/api/join.h"
 #include "src/base/env.h"
+#include "src/base/shim_requests.h"
 #include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/place.h"
 #include "src/comm/regroup.h"
 #include "src/comm/split.h"
 
@@ -75,6 +77,15 @@ Status grow(int n_ranks, const moecclUniqueId* id, int rank, moecclComm_t* out, 
   return api::join(*id, n_ranks, rank, wanted, out);
 }
 
+// Makes an id with the meeting point that the shim asks for; see ShimIdRequest.
+Status make_id_for_shim(moecclUniqueId* id) {
+  MOECCL_TRY(env_status());
+  const ShimIdRequest asks = ShimIdRequest::of(*id);
+  MOECCL_ASSIGN_OR_RETURN(*id, asks.place[0] != '\0' ? bootstrap::unique_id_of_place(asks.place)
+                                                     : bootstrap::make_unique_id("", asks.timeout_ms));
+  return {};
+}
+
 }  // namespace
 
 moecclResult_t moecclCommShrink(moecclComm_t handle, const int* exclude_ranks, int n_exclude, moecclComm_t* new_comm,
@@ -84,10 +95,12 @@ moecclResult_t moecclCommShrink(moecclComm_t handle, const int* exclude_ranks, i
 }
 
 moecclResult_t moecclCommGetUniqueId(moecclComm_t handle, moecclUniqueId* id) {
+  if (handle == shim_asks_for_id() && id != nullptr) return api::guarded(nullptr, [&] { return make_id_for_shim(id); });
   return with_comm(handle, [&](Communicator& comm) -> Status {
     MOECCL_TRY(api::require(id, "id", "the address of a moecclUniqueId"));
     MOECCL_TRY(env_status());
-    MOECCL_ASSIGN_OR_RETURN(*id, bootstrap::make_unique_id(env().socket_addr.empty() ? comm.address() : ""));
+    MOECCL_ASSIGN_OR_RETURN(
+        *id, bootstrap::make_unique_id(env().socket_addr.empty() ? comm.address() : "", comm.config().init_timeout_ms));
     return {};
   });
 }

@@ -33,15 +33,13 @@ moecclResult_t with_gradients(moecclGradientReturn_t handle, Body&& body) {
 
 moecclResult_t moecclGradientReturnCreate(moecclGradientReturn_t* gradients, moecclHybrid_t hybrid,
                                           moecclComm_t comm_handle, const moecclGradientReturnConfig_t* config) {
-  return api::with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator& own_comm) -> Status {
+  return api::with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator&) -> Status {
     MOECCL_TRY(api::clear(gradients, "gradients", "the address of a moecclGradientReturn_t"));
     MOECCL_TRY(api::outside_groups("moecclGradientReturnCreate"));
-    Communicator* comm = &own_comm;
     auto handle = std::make_unique<GradientHandle>();
     handle->comm_handle = comm_handle == nullptr ? api::HybridTable::get().find(hybrid)->comm_handle : comm_handle;
-    if (comm_handle != nullptr) MOECCL_TRY(api::find_comm(comm_handle, &comm));
-    return comm->shielded([&]() -> Status {  // not the placement's communicator, which may be another one
-      MOECCL_ASSIGN_OR_RETURN(handle->gradients, comm::GradientReturn::create(h, *comm, config));
+    return api::make_on(handle->comm_handle, [&](Communicator& comm) -> Status {
+      MOECCL_ASSIGN_OR_RETURN(handle->gradients, comm::GradientReturn::create(h, comm, config));
       MOECCL_ASSIGN_OR_RETURN(*gradients, GradientTable::get().add(std::move(handle)));
       return {};
     });

@@ -13,6 +13,12 @@
 
 namespace moeccl::api {
 
+// Destroys the object of a handle. A type whose objects may outlive their handles has its own.
+template <class T>
+void dispose(T* object) {
+  delete object;
+}
+
 // T is the type of the object and H the C handle type. Takes no lock, because a forked child could find it locked
 // forever.
 template <class T, class H, uint64_t kKind>
@@ -28,7 +34,7 @@ class HandleTable {
     }
     slot.handle.store(0);
     for (uint32_t pins = slot.pins.load(); pins != 0; pins = slot.pins.load()) slot.pins.wait(pins);
-    delete slot.object.exchange(nullptr, std::memory_order_relaxed);
+    dispose(slot.object.exchange(nullptr, std::memory_order_relaxed));
     slot.used.store(false, std::memory_order_release);  // pairs with the acquire in add()
   }
 

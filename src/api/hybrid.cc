@@ -69,13 +69,9 @@ moecclResult_t moecclHybridGetInfo(moecclHybrid_t hybrid, moecclHybridInfo_t* in
 
 moecclResult_t moecclHybridMoeCreate(moecclMoe_t* moe, moecclHybrid_t hybrid, moecclComm_t comm_handle,
                                      const moecclMoeConfig_t* config) {
-  Communicator* comm = nullptr;
-  if (Status s = api::find_comm(comm_handle, &comm); !s.ok()) return api::finish(s);
   return with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator&) {
-    // Its failure ends the layer's communicator, and not the placement's, which is another one.
-    const Status status = comm->shielded([&] { return create_layer(h, moe, comm_handle, *comm, config); });
-    if (!status.ok()) comm->set_last_error(status.message());
-    return status;
+    return api::make_on(comm_handle,
+                        [&](Communicator& comm) { return create_layer(h, moe, comm_handle, comm, config); });
   });
 }
 

@@ -25,4 +25,15 @@ moecclResult_t with_hybrid(moecclHybrid_t handle, Body&& body) {
       found.value()->comm_handle, [&](comm::Communicator& comm) { return body(hybrid, comm); }, "the placement's");
 }
 
+// Calls `make` (Status of a Communicator&) for an object that is made of a placement and may be on another communicator
+// than the placement's: a failure ends that one, and is its last error.
+template <class Make>
+Status make_on(moecclComm_t comm_handle, Make&& make) {
+  comm::Communicator* comm = nullptr;
+  MOECCL_TRY(find_comm(comm_handle, &comm));
+  Status status = comm->shielded([&] { return make(*comm); });
+  if (!status.ok()) comm->set_last_error(status.message());
+  return status;
+}
+
 }  // namespace moeccl::api

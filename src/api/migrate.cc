@@ -33,15 +33,13 @@ moecclResult_t with_migration(moecclMigration_t handle, Body&& body) {
 
 moecclResult_t moecclMigrationCreate(moecclMigration_t* migration, moecclHybrid_t hybrid, moecclComm_t comm_handle,
                                      const moecclMigrationConfig_t* config) {
-  return api::with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator& own_comm) -> Status {
+  return api::with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator&) -> Status {
     MOECCL_TRY(api::clear(migration, "migration", "the address of a moecclMigration_t"));
     MOECCL_TRY(api::outside_groups("moecclMigrationCreate"));
-    Communicator* comm = &own_comm;
     auto handle = std::make_unique<MigrationHandle>();
     handle->comm_handle = comm_handle == nullptr ? api::HybridTable::get().find(hybrid)->comm_handle : comm_handle;
-    if (comm_handle != nullptr) MOECCL_TRY(api::find_comm(comm_handle, &comm));
-    return comm->shielded([&]() -> Status {  // not the placement's communicator, which may be another one
-      MOECCL_ASSIGN_OR_RETURN(handle->migration, comm::Migration::create(h, *comm, config));
+    return api::make_on(handle->comm_handle, [&](Communicator& comm) -> Status {
+      MOECCL_ASSIGN_OR_RETURN(handle->migration, comm::Migration::create(h, comm, config));
       MOECCL_ASSIGN_OR_RETURN(*migration, MigrationTable::get().add(std::move(handle)));
       return {};
     });
@@ -85,16 +83,25 @@ moecclResult_t moecclMigrationBeginInto(moecclMigration_t migration, int layer, 
 }
 
 moecclResult_t moecclMigrationWaitExpert(moecclMigration_t migration, int layer, int index) {
-  return with_migration(migration, [&](comm::Migration& m) { return m.wait_expert(layer, index); });
+  return with_migration(migration, [&](comm::Migration& m) -> Status {
+    MOECCL_TRY(api::outside_groups("moecclMigrationWaitExpert"));
+    return m.wait_expert(layer, index);
+  });
 }
 
 moecclResult_t moecclMigrationWait(moecclMigration_t migration, int layer, const void* shared, void* held,
                                    uint64_t* epoch) {
-  return with_migration(migration, [&](comm::Migration& m) { return m.wait(layer, shared, held, epoch); });
+  return with_migration(migration, [&](comm::Migration& m) -> Status {
+    MOECCL_TRY(api::outside_groups("moecclMigrationWait"));
+    return m.wait(layer, shared, held, epoch);
+  });
 }
 
 moecclResult_t moecclMigrationWaitEncoded(moecclMigration_t migration, int layer, const void* shared, uint64_t* epoch) {
-  return with_migration(migration, [&](comm::Migration& m) { return m.wait_encoded(layer, shared, epoch); });
+  return with_migration(migration, [&](comm::Migration& m) -> Status {
+    MOECCL_TRY(api::outside_groups("moecclMigrationWaitEncoded"));
+    return m.wait_encoded(layer, shared, epoch);
+  });
 }
 
 moecclResult_t moecclMigrationUseExpert(moecclMigration_t migration, int layer, int index,

@@ -42,8 +42,6 @@ Result<plan::LevelTree> tree_of(int n_ranks, const char* topology) {
 
 Result<Question> question(const moecclMoeConfig_t* given, int n_ranks, const char* topology) {
   MOECCL_ASSIGN_OR_RETURN(const moecclMoeConfig_t full, adopt(given, "config"));
-  if (full.deterministic < 0 || full.deterministic > 1)
-    return error(moecclInvalidArgument, "config.deterministic is {}: give 0 or 1", full.deterministic);
   MOECCL_TRY(env_status());
   MOECCL_ASSIGN_OR_RETURN(const uint64_t staging, comm::Config::staging_of(full.staging_bytes));
   Question q;
@@ -95,9 +93,12 @@ Status update(comm::MoeRouting& routing, Communicator& comm, const int32_t* inde
   // Choices in CUDA memory are used where they are, and so are their weights. If there are too many tokens, update()
   // reports it. A layer with expert swap keeps its map on the host.
   const bool fits = n_tokens <= shape.max_tokens;
-  if (fits && routing.layer().map() != nullptr) MOECCL_TRY(to_host(comm, &index, n_tokens * shape.top_k, index_copy));
-  if (fits && !comm.is_device_memory(index)) MOECCL_TRY(to_host(comm, &weight, n_tokens * shape.top_k, weight_copy));
-  return routing.update(index, weight, n_tokens);
+  const Status copied = contained([&]() -> Status {
+    if (fits && routing.layer().map() != nullptr) MOECCL_TRY(to_host(comm, &index, n_tokens * shape.top_k, index_copy));
+    if (fits && !comm.is_device_memory(index)) MOECCL_TRY(to_host(comm, &weight, n_tokens * shape.top_k, weight_copy));
+    return {};
+  });
+  return routing.update(index, weight, n_tokens, copied);
 }
 
 // Returns T * k of the last update.

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "src/base/log.h"
+#include "src/base/nccl_files.h"
 
 extern "C" char** environ;  // unistd.h declares it only with _GNU_SOURCE
 
@@ -106,7 +107,8 @@ struct Variable {
   const char* accepted;
   bool (*parse)(std::string_view text, Env* env);
   enum Kind : uint8_t { kPlain, kSecret, kFile } kind = kPlain;  // kFile: it names code or a file
-  std::string_view alias = {};  // NCCL's variable, used where this one is not set; bad values of it are not reported
+  std::string_view alias =
+      {};  // NCCL's variable (nccl_files.h), used where this one is not set; bad values of it are not reported
 };
 
 constexpr Variable kVariables[] = {
@@ -259,6 +261,7 @@ const EnvParse& parsed() {
   static const EnvParse* const parse = [] {
     std::vector<const char*> variables;
     for (char** e = environ; e != nullptr && *e != nullptr; ++e) variables.push_back(*e);
+    for (const std::string& line : nccl_file_lines()) variables.push_back(line.c_str());
     return new EnvParse(parse_env(variables, getauxval(AT_SECURE) != 0));
   }();
   static std::atomic<bool> said{false};  // after the parse is there, because a line of the log asks it for its file

@@ -72,8 +72,9 @@ class Root {
 // Starts the root for moecclGetUniqueId and detaches it. It is at MOECCL_SOCKET_ADDR if that is set, at the interface
 // towards MASTER_ADDR if the launcher says that there are several hosts, and otherwise at a UNIX socket.
 Result<moecclUniqueId> make_unique_id();
-// Starts it at an interface's address, "ip", when some ranks are known to be on other hosts; if empty, as above.
-Result<moecclUniqueId> make_unique_id(const std::string& address);
+// Starts it at an interface's address, "ip", when some ranks are known to be on other hosts; if empty, as above. It
+// waits for `timeout_ms`; 0: for MOECCL_INIT_TIMEOUT_MS.
+Result<moecclUniqueId> make_unique_id(const std::string& address, int64_t timeout_ms = 0);
 
 // A subset of a group's ranks.
 using RankSet = std::vector<bool>;  // [n_ranks]
@@ -93,6 +94,8 @@ struct JoinOptions {
   std::function<Status()> others_alive;
   // At a meeting of survivors: returns the ranks that, in this rank's view, cannot come any more. Called periodically.
   std::function<RankSet()> gone;
+  // Called periodically as long as the session waits for others, also later: a failure ends it, as others_alive does.
+  std::function<Status()> cancelled = {};
 };
 
 // A rank's end of the rendezvous. Used by one thread at a time. After a failure every further call returns the same
@@ -112,8 +115,9 @@ class Session {
   std::span<const uint32_t> members() const;
   // Returns this host's address on the way by which it has joined.
   Result<driver::SocketAddress> local_address() const;
-  bool over_unix() const;               // file descriptors can be exchanged only if true
-  std::span<const Peer> peers() const;  // [n_ranks]
+  const std::function<Status()>& cancelled() const;  // as joined with
+  bool over_unix() const;                            // file descriptors can be exchanged only if true
+  std::span<const Peer> peers() const;               // [n_ranks]
 
   // Returns each rank's blob of at most kMaxBlobBytes, in rank order.
   Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine, Deadline deadline);

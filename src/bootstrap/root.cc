@@ -125,9 +125,9 @@ const moecclUniqueId& Root::id() const { return shared_->id; }
 
 Result<moecclUniqueId> make_unique_id() { return make_unique_id(""); }
 
-Result<moecclUniqueId> make_unique_id(const std::string& address) {
+Result<moecclUniqueId> make_unique_id(const std::string& address, int64_t timeout_ms) {
   RootOptions options;
-  options.timeout_ms = env().init_timeout_ms;
+  options.timeout_ms = timeout_ms > 0 ? timeout_ms : env().init_timeout_ms;
   options.socket_addr = address.empty() ? env().socket_addr : address;
   if (options.socket_addr.empty()) {
     Result<LauncherInfo> launcher = detect_launcher();

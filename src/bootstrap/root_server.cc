@@ -11,6 +11,8 @@
 namespace moeccl::bootstrap {
 namespace {
 
+// As in session.cc: the last rank may come much later.
+constexpr int64_t kLostMs = 3'600'000;
 constexpr int kAcceptsAtOnce = 32;  // limited so that the connections that are already here get their turn
 
 // Ranks of one job belong to one user; root may belong to any job. Other users hold no key and only cost time.
@@ -160,7 +162,10 @@ void RootServer::accept_some(size_t listener) {
     lobby_.has_accepted();
     if (!*accepted) return;
     const bool crowded = lobby_.size() > 0 && Lobby::few_left(accepted->get()) && !make_room();
-    if (!config_.over_unix) static_cast<void>(driver::set_no_delay(accepted->get()));
+    if (!config_.over_unix) {
+      static_cast<void>(driver::set_no_delay(accepted->get()));
+      static_cast<void>(driver::set_lost_after(accepted->get(), kLostMs));
+    }
     if (config_.over_unix && !of_this_user(accepted->get())) continue;
     const Id id = next_id_++;
     auto connection = std::make_unique<Connection>(std::move(*accepted), config_.over_unix);

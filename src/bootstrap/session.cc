@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <utility>
 
 #include "src/base/log.h"
 #include "src/bootstrap/bootstrap.h"
@@ -23,6 +24,10 @@ namespace {
 constexpr int64_t kGraceNs = 500'000'000;
 // The time for one attempt at the handshake. A root is slower only if it is stopped or is not a root at all.
 constexpr int64_t kGreetingMs = 5000;
+// A wait for ranks that come later may be long, or have no end, and no data shows meanwhile that a host is lost.
+constexpr int64_t kLostMs = 3'600'000;
+// After this time a rank that still tries to join says so once.
+constexpr int64_t kPatienceMs = 30'000;
 // The time to wait for the reason of a broken connection, which is in the socket already or never comes.
 constexpr int64_t kReasonMs = 200;
 constexpr int64_t kLookEveryMs = 20;  // interval for JoinOptions::others_alive
@@ -51,6 +56,7 @@ struct Session::Impl {
   driver::ForkGuard process;
   std::function<Status()> others_alive;
   std::function<RankSet()> gone;
+  std::function<Status()> cancelled;
   RankSet told_gone;
   std::vector<uint32_t> members;
 
@@ -65,6 +71,7 @@ struct Session::Impl {
   Status attempt_at_each(UniqueId* id, Deadline deadline);
   Status take_answer(std::span<const std::byte> answer);
   Status tell_gone();
+  Status look_around() const;
   Status send(uint16_t type, std::span<const std::byte> payload, std::span<const int> fds, Deadline deadline);
   Status wait_for_message(Deadline deadline);
   Status receive(std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline);
@@ -102,6 +109,7 @@ Status Session::Impl::greet(const UniqueId& id, Deadline deadline) {
     }
   } else {
     MOECCL_TRY(driver::set_no_delay(fd.get()));
+    MOECCL_TRY(driver::set_lost_after(fd.get(), kLostMs));
   }
   Party self = {Role::kMember, static_cast<uint32_t>(rank), static_cast<uint32_t>(n_ranks)};
   self.exchanges_keys = !over_unix;
@@ -199,9 +207,11 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
   impl->n_ranks = n_ranks;
   impl->others_alive = options.others_alive;
   impl->gone = options.gone;
+  impl->cancelled = options.cancelled;
   Status last;
   int64_t backoff_us = 1000;
-  bool mute = false;
+  bool mute = false, said = false;
+  const Deadline patience = Deadline::after_ms(kPatienceMs);
   do {
     last = impl->attempt_at_each(&id, deadline);
     if (last.ok()) {
@@ -211,14 +221,16 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
     const bool may_come = options.wait_for_root && !impl->greeted;
     const bool again = last.code() == moecclRemoteError || last.code() == moecclTimeout ||
                        (last.code() == moecclInvalidUsage && may_come);
-    if (options.others_alive) {
-      if (Status others = options.others_alive(); !others.ok()) return others;
-    }
+    if (Status why = impl->look_around(); !why.ok()) return why;
     if (!impl->failure.ok() || !again) return last;  // the root's own failure, or one that time does not heal
     mute = static_cast<bool>(impl->fd);
     if (!impl->fd && last.code() == moecclRemoteError && !may_come) break;
     impl->fd.reset();
     impl->sealer = {};
+    if (patience.passed() && !deadline.passed() && !std::exchange(said, true)) {
+      log(LogLevel::kWarn, "rank {} cannot join at {} yet, and keeps trying: {}{}", rank, id.address.str(),
+          last.message(), mute ? " (is its MOECCL_SECRET that of rank 0?)" : "");
+    }
     driver::sleep_ns(backoff_us * 1000);
     backoff_us = std::min<int64_t>(backoff_us * 2, 50'000);
   } while (!deadline.passed());
@@ -264,9 +276,14 @@ Status Session::Impl::send(uint16_t type, std::span<const std::byte> payload, st
   return driver::send_all(fd.get(), frame, deadline, root_process ? root_process.get() : -1);
 }
 
+Status Session::Impl::look_around() const {
+  if (cancelled) MOECCL_TRY(cancelled());
+  return others_alive ? others_alive() : Status();
+}
+
 // Waits until a message begins.
 Status Session::Impl::wait_for_message(Deadline deadline) {
-  if (!others_alive && !gone) return {};
+  if (!others_alive && !gone && !cancelled) return {};
   const int watch = root_process ? root_process.get() : -1;
   for (;;) {
     const Deadline until = Deadline::earlier(deadline, Deadline::after_ms(kLookEveryMs));
@@ -274,10 +291,9 @@ Status Session::Impl::wait_for_message(Deadline deadline) {
     if (there.ok()) return {};
     if (there.status().code() != moecclTimeout || deadline.passed()) return there.status();
     MOECCL_TRY(tell_gone());
-    if (!others_alive) continue;
-    if (Status others = others_alive(); !others.ok()) {
-      static_cast<void>(send(kAbandon, encode_failure(others), {}, Deadline::after_ms(kReasonMs)));
-      failure = others;
+    if (Status why = look_around(); !why.ok()) {
+      static_cast<void>(send(kAbandon, encode_failure(why), {}, Deadline::after_ms(kReasonMs)));
+      failure = why;
       return failure;
     }
   }
@@ -389,6 +405,7 @@ Session::~Session() {
 
 int Session::rank() const { return impl_->rank; }
 std::span<const uint32_t> Session::members() const { return impl_->members; }
+const std::function<Status()>& Session::cancelled() const { return impl_->cancelled; }
 bool Session::over_unix() const { return impl_->over_unix; }
 Result<driver::SocketAddress> Session::local_address() const { return driver::local_address(impl_->fd.get()); }
 std::span<const Peer> Session::peers() const { return impl_->peers; }

@@ -315,6 +315,12 @@ struct MoeQuestion {
   uint64_t row_bytes = 14336;
 };
 
+// A trace has its own figures; those of the caller, such as the length of expert_rank, may only repeat them.
+Status agrees(const char* name, int32_t given, uint32_t of_trace) {
+  if (given == 0 || static_cast<uint32_t>(given) == of_trace) return {};
+  return error(moecclInvalidArgument, "{} is {}, and the trace has {}: give {} or 0", name, given, of_trace, of_trace);
+}
+
 Result<MoeQuestion> moe_question(const moecclSimulateConfig_t& c, uint32_t n_ranks, Page& page) {
   MoeQuestion q;
   if (c.hidden_bytes > UINT32_MAX)
@@ -337,6 +343,8 @@ Result<MoeQuestion> moe_question(const moecclSimulateConfig_t& c, uint32_t n_ran
     algo::TraceShape shape;
     MOECCL_ASSIGN_OR_RETURN(
         q.routing, algo::read_trace(std::as_bytes(std::span(file.data(), file.size())), kind, request, &shape));
+    MOECCL_TRY(agrees("n_experts", c.n_experts, shape.n_experts));
+    MOECCL_TRY(agrees("top_k", c.top_k, shape.top_k));
     request.n_experts = shape.n_experts;
     request.top_k = shape.top_k;
   } else {
@@ -432,6 +440,8 @@ Result<std::string> read_file(const std::string& path) {
 }
 
 Result<std::string> simulate(const moecclSimulateConfig_t& config) {
+  if (config.expert_rank != nullptr && config.n_experts == 0)
+    return error(moecclInvalidArgument, "n_experts is 0 with expert_rank: give the number of ranks in expert_rank");
   MOECCL_ASSIGN_OR_RETURN(const Cluster cluster, read_cluster(config.topology));
   const plan::LevelTree& tree = cluster.tree;
   Page page{"", cluster.gpus ? plan::device_hardware() : plan::hardware_of(tree), "", tree, false, true, {}};

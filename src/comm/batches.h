@@ -19,12 +19,18 @@ exec::PersistentKernel* kernel_of(const Call& c);
 // The calls that go to one stream, or to this thread, together. Calls of one communicator on several streams are one
 // batch, which runs when all of these streams have come to it and which all of them wait for.
 struct Batch {
-  Stream* stream = nullptr;  // where the batch runs; null: on this thread
+  struct Turn {
+    Communicator* comm;
+    uint64_t ticket;
+    bool comes = true;  // false: the communicator was aborted before the batch began
+  };
+  std::vector<Communicator::Hold> holds;  // [turns] of a queued batch, until it begins; first, so that they end last
+  Stream* stream = nullptr;               // where the batch runs; null: on this thread
   std::vector<Call> calls;
-  std::vector<size_t> places;                             // [calls] where the call stands in its group
-  std::vector<std::pair<Communicator*, uint64_t>> turns;  // tickets, taken when the batch is issued
-  std::vector<Stream*> others;                            // more streams of the calls
-  std::unique_ptr<Meeting> meeting;                       // with the others; null if there are none
+  std::vector<size_t> places;        // [calls] where the call stands in its group
+  std::vector<Turn> turns;           // taken when the batch is issued
+  std::vector<Stream*> others;       // more streams of the calls
+  std::unique_ptr<Meeting> meeting;  // with the others; null if there are none
   // The calls' numbers, if all were launched on the persistent kernel. Messages have one number together.
   std::vector<uint64_t> walks;
   Status launched;
@@ -35,6 +41,7 @@ struct Batch {
   bool in_order = false;    // nothing that was called before still has to be launched, and the stream may wait for it
 
   bool is_launched() const { return !walks.empty() || !launched.ok(); }
+  bool is_queued() const { return stream != nullptr && !is_launched(); }
   bool has_messages() const { return calls.front().operation == nullptr; }
   std::vector<exec::Message> messages() const;
 };

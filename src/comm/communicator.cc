@@ -88,6 +88,7 @@ Communicator::Communicator(Membership&& m) noexcept
 // Uses what the constructor has left in `m`.
 void Communicator::set_up(Membership&& m) {
   companions_ = std::make_shared<Companions>();
+  config_.cancelled = nullptr;  // the caller's, for the time of its call
   // With a core for each rank, a signal arrives within a microsecond or two, so polling is cheaper than giving up the
   // core. With more ranks than cores, the rank we wait for may need ours. Measured in docs/decisions.md.
   const bool fits = m.ranks_on_host <= m.cores_on_host && !config_.crowded && !launched_crowded();
@@ -311,13 +312,15 @@ void Communicator::promise(exec::Operation& op) {
   if (exec::PersistentKernel* kernel = op.runner->kernel(); kernel != nullptr) op.promise = kernel->promise();
 }
 
-Status Communicator::run_in_turn(uint64_t ticket, exec::Operation& op) {
+Status Communicator::run_in_turn(uint64_t ticket, exec::Operation& op, const std::function<Status()>& rest) {
   const Turn turn(turns_, ticket);
-  const exec::Promise until_run = std::move(op.promise);
   Status status = shielded([&]() -> Status {
+    const exec::Promise until_run = std::move(op.promise);
     MOECCL_TRY(usable());
     return run(op);
   });
+  if (status.ok() && rest) status = contained(rest);
+  if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr) work->end(status);
   if (!status.ok()) set_last_error(status.message());
   return status;
 }
@@ -339,7 +342,7 @@ Status Communicator::run_on_device(uint64_t ticket, const std::function<void(con
 }
 
 Status Communicator::wait_idle() {
-  const Turn turn(turns_, take_ticket());
+  turns_.wait_idle();
   return {};
 }
 
@@ -403,6 +406,7 @@ void Communicator::abort() {
     if (cuda_->kernel_side() != nullptr) cuda_->kernel_side()->kernel().stop();
   }
   fabric_->fail(error(moecclAborted, "rank {} aborted the communicator", rank_));
+  turns_.close();
   companions_->for_each([](Communicator& c) { c.abort(); });
 }
 

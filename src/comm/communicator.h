@@ -39,6 +39,18 @@ class Communicator {
   // Makes a communicator of ranks that have met again.
   static Result<std::unique_ptr<Communicator>> init(Reunion& met, const Config& config, const Parent& parent);
   ~Communicator();
+  // The communicator's memory stays while there are holds. A handle has one, and so has work on a stream until it
+  // begins: after an abort, Destroy does not wait for that work, which then only reports the abort.
+  struct LetGo {
+    void operator()(Communicator* c) const {
+      if (c->n_holds_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete c;
+    }
+  };
+  using Hold = std::unique_ptr<Communicator, LetGo>;
+  Hold hold() {
+    n_holds_.fetch_add(1, std::memory_order_relaxed);
+    return Hold(this);
+  }
 
   uint32_t rank() const { return rank_; }
   uint32_t n_ranks() const { return n_ranks_; }
@@ -138,9 +150,9 @@ class Communicator {
   };
   // For an operation that a thread runs later than the calls of its own thread that follow: keeps its place among them.
   static void promise(exec::Operation& op);
-  // Waits for the ticket's turn, runs, stores the message of a failure, ends the operation's promise, and passes the
-  // turn on.
-  Status run_in_turn(uint64_t ticket, exec::Operation& op);
+  // Waits for the ticket's turn, runs, ends the operation's promise, stores the message of a failure, and passes the
+  // turn on. `rest`, if given, is what a call still does after an operation that succeeded; the turn lasts until then.
+  Status run_in_turn(uint64_t ticket, exec::Operation& op, const std::function<Status()>& rest = nullptr);
   // Runs this rank's own work on CUDA memory in its turn, with the engine's kernels. It follows the earlier work of the
   // rank's stream. For a call that is on none of the caller's streams, it waits until the work has ended. Requires
   // cuda().
@@ -148,6 +160,10 @@ class Communicator {
 
   // Operations run in the order of their calls, whatever stream they are on.
   uint64_t take_ticket(bool watches = false) { return turns_.take(watches); }
+  // For work on a stream: begin_queued() comes before the wait for the turn. It returns false if the communicator was
+  // aborted before; the turn then does not come, and is not ended.
+  uint64_t queue_ticket() { return turns_.take_queued(); }
+  bool begin_queued() { return turns_.begin(); }
   void wait_turn(uint64_t ticket) { turns_.wait(ticket); }
   void end_turn() { turns_.end(); }
   Status wait_idle();
@@ -202,6 +218,7 @@ class Communicator {
   std::string address_;
   MeetingPlaces places_;
   const driver::Birth birth_;
+  std::atomic<uint32_t> n_holds_{1};
   GroupHolds group_holds_;
   std::shared_ptr<Companions> companions_;
   PreMuls premuls_;
@@ -223,6 +240,9 @@ class Communicator {
   mutable std::mutex error_mutex_;
   std::string last_error_;
 };
+
+// Ends the hold of a communicator's handle.
+inline void dispose(Communicator* comm) { Communicator::LetGo()(comm); }
 
 // Returns the error for a forked child that uses its parent's communicator.
 Status forked_communicator();

@@ -98,22 +98,27 @@ void add_messages(Batch& batch, std::vector<std::unique_ptr<exec::Task>>& tasks)
 
 // Runs `body` (Status of the batch's state so far) when all turns have come, and then ends the turns.
 template <class Body>
-Status in_turns(const Batch& batch, Body&& body) {
-  for (const auto& [comm, ticket] : batch.turns) comm->wait_turn(ticket);
+Status in_turns(Batch& batch, Body&& body) {
+  for (size_t i = 0; i < batch.turns.size() && batch.is_queued(); ++i) {
+    batch.turns[i].comes = batch.turns[i].comm->begin_queued();
+    if (batch.turns[i].comes) batch.holds[i] = nullptr;  // until the turn ends, Destroy waits for it
+  }
+  for (const Batch::Turn& turn : batch.turns)
+    if (turn.comes) turn.comm->wait_turn(turn.ticket);
   bool threw = true;
   Status status = contained([&]() -> Status {
     Status usable;
-    for (const auto& [comm, ticket] : batch.turns)
-      if (usable.ok()) usable = comm->usable();
+    for (const Batch::Turn& turn : batch.turns)
+      if (usable.ok()) usable = turn.comm->usable();
     Status s = body(std::move(usable));
     threw = false;
     return s;
   });
   if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr) work->end(status);
-  for (const auto& [comm, ticket] : batch.turns) {
-    if (threw) comm->break_off(status);  // peers would wait for the rest
-    if (!status.ok()) comm->set_last_error(status.message());
-    comm->end_turn();
+  for (const Batch::Turn& turn : batch.turns) {
+    if (threw) turn.comm->break_off(status);  // peers would wait for the rest
+    if (!status.ok()) turn.comm->set_last_error(status.message());
+    if (turn.comes) turn.comm->end_turn();
   }
   return status;
 }
@@ -147,9 +152,9 @@ Status run(Batch& batch, Status status) {
     // Nothing runs. On the other communicators, peers would wait for this rank, or take its next call for this one.
     const Status skipped =
         error(moecclRemoteError, "a group was not run because one of its communicators failed: {}", status.message());
-    for (const auto& [comm, ticket] : batch.turns) {
-      const Status own = comm->usable();  // one that has failed, or is being aborted, reports that
-      comm->break_off(own.ok() ? skipped : own);
+    for (const Batch::Turn& turn : batch.turns) {
+      const Status own = turn.comm->usable();  // one that has failed, or is being aborted, reports that
+      turn.comm->break_off(own.ok() ? skipped : own);
     }
     return status;
   }
@@ -215,8 +220,13 @@ Status check_self_messages(const std::vector<Call>& calls) {
 void take_turns(Batch& batch) {
   for (Call& c : batch.calls) {
     const bool known =
-        std::any_of(batch.turns.begin(), batch.turns.end(), [&](const auto& t) { return t.first == c.comm; });
-    if (!known) batch.turns.emplace_back(c.comm, c.comm->take_ticket(batch.is_launched()));
+        std::any_of(batch.turns.begin(), batch.turns.end(), [&](const Batch::Turn& t) { return t.comm == c.comm; });
+    if (!known && batch.is_queued()) {
+      batch.turns.push_back({c.comm, c.comm->queue_ticket()});
+      batch.holds.push_back(c.comm->hold());
+    } else if (!known) {
+      batch.turns.push_back({c.comm, c.comm->take_ticket(batch.is_launched())});
+    }
     if (exec::PersistentKernel* kernel = kernel_of(c); kernel != nullptr && !batch.is_launched())
       c.promise = kernel->promise();
   }
@@ -335,6 +345,7 @@ Status issue_batches(std::vector<Call>& calls) {
   for (const auto& batch : batches) {
     MOECCL_TRY(note_earlier_work(*batch));
     batch->turns.reserve(batch->calls.size());
+    batch->holds.reserve(batch->calls.size());
     works.push_back(put_work_of(batch));
   }
   for (auto& batch : batches) take_turns(*batch);
@@ -416,6 +427,16 @@ Status issue(Call call) {
   std::vector<Call> calls;
   calls.push_back(std::move(call));
   return issue_all(std::move(calls));
+}
+
+Status outside_groups(const char* call) {
+  if (!Group::open_here()) return {};
+  Status refused = error(moecclInvalidUsage,
+                         "{} waits for other ranks and cannot be part of a group: call it outside moecclGroupStart and "
+                         "moecclGroupEnd",
+                         call);
+  Group::of_this_thread().poison(refused);
+  return refused;
 }
 
 Group& Group::of_this_thread() { return PerThread<Group, Group>::get(); }

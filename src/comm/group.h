@@ -53,15 +53,23 @@ Status run_after(const exec::EarlierWork* earlier, Body&& body) {
 // Puts `body` (Status of a ticket) on the stream. The ticket is taken only after everything that can fail.
 template <class Body>
 Status enqueue_in_turn(Communicator& comm, Stream& stream, Body body) {
-  auto ticket = std::make_shared<uint64_t>();
-  MOECCL_ASSIGN_OR_RETURN(auto earlier, earlier_work(comm, &stream));
-  Stream::Work work = stream.hold([ticket, earlier = std::move(earlier), body = std::move(body)] {
-    return run_after(earlier.get(), [&] { return body(*ticket); });
+  struct Queued {
+    Communicator::Hold hold;  // until the work begins; first, so that it ends last
+    Body body;
+    std::shared_ptr<const exec::EarlierWork> earlier = nullptr;
+    uint64_t ticket = 0;
+  };
+  auto queued = std::make_shared<Queued>(Queued{comm.hold(), std::move(body)});
+  MOECCL_ASSIGN_OR_RETURN(queued->earlier, earlier_work(comm, &stream));
+  Stream::Work work = stream.hold([queued, &comm] {
+    if (!comm.begin_queued()) return comm.usable();
+    queued->hold = nullptr;  // until the turn ends, Destroy waits for it
+    return run_after(queued->earlier.get(), [&] { return queued->body(queued->ticket); });
   });
   Status status;
   {
     const auto lock = order_on(&stream, 0);
-    *ticket = comm.take_ticket();
+    queued->ticket = comm.queue_ticket();
     status = stream.enqueue(std::move(work));
   }
   stream.settle();
@@ -70,6 +78,10 @@ Status enqueue_in_turn(Communicator& comm, Stream& stream, Body body) {
 
 // Issues a call: into the thread's open group, or to run on this thread or on its stream.
 Status issue(Call call);
+
+// For calls that wait for other ranks at once: if the calling thread has an open group, returns InvalidUsage, which the
+// group's end then returns too.
+Status outside_groups(const char* call);
 
 // The calling thread's open groups.
 class Group {
@@ -89,8 +101,8 @@ class Group {
   // group.
   void add_join(std::function<Status()> join) { joins_.push_back(std::move(join)); }
   // Records that a call in the group failed its checks. The end of the group reports this and issues nothing.
-  void poison(const Status& status) {
-    if (failure_.ok()) failure_ = status;
+  void poison(const Status& status) noexcept {
+    if (failure_.ok()) failure_ = contained([&] { return status; });
   }
 
  private:

@@ -66,6 +66,7 @@ Result<std::unique_ptr<Communicator>> shrink(Communicator& parent, std::span<con
   MOECCL_TRY(parent.wait_idle());
   call.only_excluded = !exclude.empty();
   call.gone = [&parent](uint32_t r) { return is_gone(parent, r); };
+  call.cancelled = [&config] { return config.not_cancelled(); };
   call.deadline = Deadline::after_ms(config.init_timeout_ms);
   // A network without connections finds out that a peer has died only by sending to it, which it does while it is used.
   transport::EngineUse use;

@@ -35,9 +35,9 @@ std::string socket_address() {
   return address.ok() ? address->host() : env().socket_addr;
 }
 
-Offer make_offer(const std::string& address) {
+Offer make_offer(const std::string& address, int64_t timeout_ms) {
   Offer offer;
-  const Result<moecclUniqueId> id = bootstrap::make_unique_id(address.empty() ? socket_address() : address);
+  const Result<moecclUniqueId> id = bootstrap::make_unique_id(address.empty() ? socket_address() : address, timeout_ms);
   if (id.ok()) {
     offer.id = id.value();
     return offer;
@@ -134,7 +134,7 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
                    [&](uint32_t a, uint32_t b) { return wishes[a].key < wishes[b].key; });
   // The first member of each part makes its id. All ranks take part in passing the ids on.
   Offer offer;
-  if (!members.empty() && members[0] == parent.rank()) offer = make_offer(parent.address());
+  if (!members.empty() && members[0] == parent.rank()) offer = make_offer(parent.address(), config.init_timeout_ms);
   std::vector<Offer> offers(parent.n_ranks());
   MOECCL_TRY(all_gather_bytes(parent, &offer, sizeof(offer), offers.data()));
   if (members.empty()) return std::unique_ptr<Communicator>();

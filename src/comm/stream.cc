@@ -12,7 +12,7 @@ HostStream::~HostStream() {
     const std::lock_guard lock(mutex_);
     ending_ = true;
   }
-  changed_.notify_all();
+  work_came_.notify_one();
   thread_.join();
 }
 
@@ -34,7 +34,7 @@ Status HostStream::enqueue(Work work) {
     queue_.splice(queue_.end(), work.item);
     ++put_;
   }
-  changed_.notify_all();
+  work_came_.notify_one();
   return {};
 }
 
@@ -44,10 +44,13 @@ Status HostStream::synchronize() {
   std::unique_lock lock(mutex_);
   const uint64_t until = put_;
   while (run_ < until) {
-    if (help && !running_)
+    if (help && !running_) {
       run_first(lock);
-    else
-      changed_.wait(lock);
+    } else {
+      ++waiters_;
+      work_ended_.wait(lock);
+      --waiters_;
+    }
   }
   return std::exchange(first_failure_, Status());
 }
@@ -68,13 +71,15 @@ void HostStream::run_first(std::unique_lock<std::mutex>& lock) {
   running_ = false;
   if (!status.ok() && first_failure_.ok()) first_failure_ = std::move(status);
   ++run_;
-  changed_.notify_all();
+  // A wake-up takes longer than a small call where peers need the core, so only a thread with something to do is woken.
+  if (waiters_ > 0) work_ended_.notify_all();
+  if (!queue_.empty() || ending_) work_came_.notify_one();
 }
 
 void HostStream::loop() {
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return !running_ && (ending_ || !queue_.empty()); });
+    work_came_.wait(lock, [&] { return !running_ && (ending_ || !queue_.empty()); });
     if (queue_.empty()) return;
     run_first(lock);
   }

@@ -69,7 +69,9 @@ class HostStream final : public Stream {
   const driver::Birth birth_;  // a forked child has its queue but not its thread
   const bool waiters_run_;
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable work_came_;   // the stream's thread waits for it
+  std::condition_variable work_ended_;  // threads in synchronize() wait for it
+  uint32_t waiters_ = 0;
   std::list<std::function<Status()>> queue_;
   uint64_t put_ = 0, run_ = 0;
   bool running_ = false;  // a thread is in the work that was first in the queue

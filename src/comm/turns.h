@@ -22,16 +22,37 @@ class Turns {
     if (!watches) after_driven_.store(ticket + 1, std::memory_order_relaxed);
     return ticket;
   }
+  // Takes one for work that is put on a stream. The work calls begin() first; if that returns false, it has no turn.
+  uint64_t take_queued() {
+    const uint64_t ticket = take();
+    if ((queued_.fetch_add(1, std::memory_order_relaxed) & kClosed) == 0) return ticket;
+    const std::lock_guard lock(mutex_);
+    skipped_.fetch_add(1, std::memory_order_relaxed);
+    turn_.notify_all();
+    return ticket;
+  }
+  bool begin() { return (queued_.fetch_sub(1, std::memory_order_relaxed) & kClosed) == 0; }
+  // For an abort, on any thread: from now on no turn is waited for, and those of queued work that has not begun never
+  // come. Its stream may be busy with the work of another communicator for long.
+  void close() {
+    if (!birth_.here()) return;
+    const std::lock_guard lock(mutex_);
+    const uint64_t queued = queued_.fetch_or(kClosed, std::memory_order_relaxed);
+    if ((queued & kClosed) != 0) return;
+    skipped_.store(queued, std::memory_order_relaxed);
+    turn_.notify_all();
+  }
 
   // Waits until the turns of all earlier tickets have ended. It needs no deadline, because each of those operations has
   // one. In a forked child, where no thread ends them, it does not wait; the communicator refuses the next call there.
   void wait(uint64_t ticket) {
-    if (is_turn(state_.load(std::memory_order_acquire), ticket)) return;  // pairs with the release in end()
-    if (!birth_.here()) return;
-    std::unique_lock lock(mutex_);
-    state_.fetch_add(kWaiter, std::memory_order_relaxed);
-    turn_.wait(lock, [&] { return is_turn(state_.load(std::memory_order_acquire), ticket); });
-    state_.fetch_sub(kWaiter, std::memory_order_relaxed);
+    wait_until([&] { return is_turn(state_.load(std::memory_order_acquire), ticket); },  // pairs with end()'s release
+               [&] { return closed(); });
+  }
+  // Waits until the turns of all tickets so far have ended, as far as they come.
+  void wait_idle() {
+    const uint64_t taken = next_.load(std::memory_order_relaxed);
+    wait_until([&] { return ended() >= taken; }, [&] { return closed() && idle(); });
   }
 
   // Without waiters, the exchange is this thread's last access to the object. With waiters, the turn changes under the
@@ -48,18 +69,30 @@ class Turns {
   }
 
   // Returns true if every ticket's turn has ended.
-  bool idle() const { return is_turn(state_.load(std::memory_order_acquire), next_.load(std::memory_order_relaxed)); }
-  // Returns true if all remaining turns, if any, only watch.
-  bool only_watches() const {
-    return state_.load(std::memory_order_acquire) % kWaiter >= after_driven_.load(std::memory_order_relaxed);
+  bool idle() const {
+    return ended() + skipped_.load(std::memory_order_relaxed) == next_.load(std::memory_order_relaxed);
   }
+  // Returns true if all remaining turns, if any, only watch.
+  bool only_watches() const { return ended() >= after_driven_.load(std::memory_order_relaxed); }
 
  private:
-  static constexpr uint64_t kWaiter = uint64_t{1} << 48;
+  static constexpr uint64_t kWaiter = uint64_t{1} << 48, kClosed = uint64_t{1} << 63;
   static bool is_turn(uint64_t state, uint64_t ticket) { return state % kWaiter == ticket; }
+  uint64_t ended() const { return state_.load(std::memory_order_acquire) % kWaiter; }
+  bool closed() const { return (queued_.load(std::memory_order_relaxed) & kClosed) != 0; }
+  template <class Done, class DoneToo>
+  void wait_until(Done done, DoneToo or_this) {
+    if (done() || !birth_.here()) return;
+    std::unique_lock lock(mutex_);
+    state_.fetch_add(kWaiter, std::memory_order_relaxed);
+    turn_.wait(lock, [&] { return done() || or_this(); });
+    state_.fetch_sub(kWaiter, std::memory_order_relaxed);
+  }
 
   std::atomic<uint64_t> next_{0}, after_driven_{0};
-  std::atomic<uint64_t> state_{0};  // the ticket whose turn it is, and kWaiter times the number of waiting threads
+  std::atomic<uint64_t> queued_{0};   // tickets of work that has not begun; with kClosed after close()
+  std::atomic<uint64_t> skipped_{0};  // tickets whose turns never come
+  std::atomic<uint64_t> state_{0};    // the ticket whose turn it is, and kWaiter times the number of waiting threads
   const driver::Birth birth_;
   std::mutex mutex_;
   std::condition_variable turn_;

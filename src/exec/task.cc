@@ -37,9 +37,12 @@ constexpr int64_t kNoteAfter_ns = 10'000'000, kNoteEvery_ns = 100'000'000;
 constexpr size_t kMostNamed = 400;   // characters of a message that name ranks
 constexpr int64_t kSilent_ms = 250;  // longer than any queue between two hosts delays an acknowledgement
 constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
+constexpr int64_t kElsewhereEvery_ns = 20'000;  // WhileWaiting's function; a small operation has ended by then
 // A rank that did not run for this long was itself stopped (a debugger, a batch system, a paused virtual machine),
 // perhaps with its peers. It has not waited for them meanwhile, so its deadline moves.
 constexpr int64_t kStopped_ns = 2'000'000'000;
+
+thread_local void (*while_waiting)() = nullptr;
 
 // Names the ranks that are not in the operation, those that are furthest behind first. If all are in it, the one that
 // this rank waits for comes first.
@@ -105,6 +108,9 @@ void note_wait(Task& task, int64_t since_ns) {
 }
 
 }  // namespace
+
+WhileWaiting::WhileWaiting(void (*function)()) : before_(std::exchange(while_waiting, function)) {}
+WhileWaiting::~WhileWaiting() { while_waiting = before_; }
 
 std::string failure_text(const transport::Board& board) {
   char bytes[transport::kFailureText];
@@ -229,7 +235,10 @@ class Patience {
     if (polls_ == fabric_.spin_polls + 1) {
       since_ = checked_ = now_ = alive_ = shared_ = now_ns();
       beside_peer_ = !fabric_.crowded && shares_core();
+      elsewhere_ = while_waiting;
+      if (been_elsewhere_ == 0) been_elsewhere_ = now_;
     }
+    int64_t now = 0;
     if (!fabric_.crowded && !beside_peer_ && now_ - since_ < fabric_.waiting.before_yield_ns) {
       _mm_pause();
     } else if (beside_peer_ && now_ - fabric_.waiting.made_room_ns > kMakeRoomEvery_ns) {
@@ -237,12 +246,17 @@ class Patience {
       make_room();
       beside_peer_ = shares_core();
     } else if (now_ - since_ < kYieldFor_ns && !(fabric_.crowded && now_ - shared_ > kLonelyFor_ns)) {
-      yield();
+      now = yield();
     } else {
-      driver::sleep_ns(now_ - since_ < 10 * kYieldFor_ns ? kShortSleep_ns : kLongSleep_ns);
+      const bool briefly = elsewhere_ != nullptr || now_ - since_ < 10 * kYieldFor_ns;
+      driver::sleep_ns(briefly ? kShortSleep_ns : kLongSleep_ns);
     }
-    const int64_t before = std::exchange(now_, now_ns());
+    const int64_t before = std::exchange(now_, now != 0 ? now : now_ns());
     if (now_ - before > kStopped_ns) since_ += now_ - before;
+    if (elsewhere_ != nullptr && now_ - been_elsewhere_ > kElsewhereEvery_ns) {
+      elsewhere_();
+      been_elsewhere_ = now_ = now_ns();
+    }
     if (now_ - checked_ < kCheckEvery_ns) return false;
     checked_ = now_;
     return true;
@@ -263,13 +277,15 @@ class Patience {
   }
 
  private:
-  void yield() {
+  // Returns the time after it.
+  int64_t yield() {
     sched_yield();
     const int64_t after = now_ns(), took = after - now_;
     if (took > kLonely_ns) shared_ = after;
     int64_t& before_yield_ns = fabric_.waiting.before_yield_ns;
     if (!fabric_.crowded && !beside_peer_)
       before_yield_ns = took > kStranger_ns ? kWithoutYield_ns : before_yield_ns / 2;
+    return after;
   }
   // Returns whether a peer last ran on `core` (as noted). With `lower`, only peers of lower ranks count.
   bool runs_on(uint32_t core, bool lower) const {
@@ -291,6 +307,8 @@ class Patience {
 
   Fabric& fabric_;
   bool beside_peer_ = false;
+  void (*elsewhere_)() = nullptr;
+  int64_t been_elsewhere_ = 0;
   int64_t shared_ = 0;  // when something else last ran on this core
   uint64_t polls_ = 0;
   int64_t since_ = 0, now_ = 0, checked_ = 0, alive_ = 0, noted_ = 0;

@@ -88,6 +88,19 @@ void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns = 1'000
 // Called where an operation has failed: returns when no network reads a source of this rank any more.
 void take_sources_back(Fabric& fabric);
 
+// While this object exists, a thread that waits in drive() calls `function` every few tens of microseconds; null: none.
+// For the MPI shim, because MPI makes progress only within its own calls.
+class WhileWaiting {
+ public:
+  explicit WhileWaiting(void (*function)());
+  ~WhileWaiting();
+  WhileWaiting(const WhileWaiting&) = delete;
+  WhileWaiting& operator=(const WhileWaiting&) = delete;
+
+ private:
+  void (*const before_)();
+};
+
 // Runs all tasks to their ends and returns the first failure after all have ended. Every wait has an end: the
 // communicator's timeout, an abort, or a failed or dead peer.
 Status drive(std::span<Task* const> tasks);

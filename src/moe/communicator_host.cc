@@ -49,11 +49,7 @@ Status CommunicatorHost::all_to_all_v(const void* send, const size_t* send_bytes
 
 Result<MoeHost::Place> CommunicatorHost::place(const RowBuffers& buffers, moecclStream_t stream) {
   MOECCL_TRY(comm_.usable());
-  if (Group::open_here()) {
-    return error(
-        moecclInvalidUsage,
-        "dispatch and combine cannot be part of a group: call them outside moecclGroupStart and moecclGroupEnd");
-  }
+  MOECCL_TRY(outside_groups("a dispatch or combine"));
   Place at;
   MOECCL_TRY(find_stream_(stream, &comm_, &at.stream));
   MOECCL_ASSIGN_OR_RETURN(at.runner, comm_.place(buffers.in, buffers.out));
@@ -103,10 +99,7 @@ Result<MoeHost::OnStream> CommunicatorHost::on_stream(moecclStream_t stream_hand
   if (cuda == nullptr)
     return error(moecclInvalidArgument,
                  "update on a stream: stream is not a CUDA stream: give one, or call moecclRoutingUpdate");
-  if (Group::open_here())
-    return error(
-        moecclInvalidUsage,
-        "an update on a stream cannot be part of a group: call it outside moecclGroupStart and moecclGroupEnd");
+  MOECCL_TRY(outside_groups("an update on a stream"));
   OnStream on;
   on.stream = cuda->stream();
   on.engine = &comm_.cuda()->engine();

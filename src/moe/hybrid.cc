@@ -97,7 +97,7 @@ Result<std::vector<uint32_t>> choose_sizes(const Communicator& comm, const moecc
   if (figures) solve::solve_domains(problem, sizes.data(), answer);
   if (c.domain != nullptr) {
     sizes.assign(c.domain, c.domain + depth);
-    solve::tell(solve::domain_time(problem, sizes.data()), answer);
+    if (figures) solve::tell(solve::domain_time(problem, sizes.data()), answer);
   }
   return std::vector<uint32_t>(sizes.begin(), sizes.end());
 }

@@ -50,6 +50,8 @@ Status check_numbers(const moecclMoeConfig_t& c) {
     return error(moecclInvalidArgument,
                  "config.scaled_row_bytes is {} without scales: give scale_bytes, or 0 for rows of hidden_bytes",
                  c.scaled_row_bytes);
+  if (c.deterministic != 0 && c.deterministic != 1)
+    return error(moecclInvalidArgument, "config.deterministic is {}: give 0 or 1", c.deterministic);
   if (c.trials != 0 && c.trials != -1)
     return error(moecclInvalidArgument, "config.trials is {}: give 0 for trials of plans, or -1 for none", c.trials);
   if (c.capacity < 0)

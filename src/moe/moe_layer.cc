@@ -19,6 +19,7 @@ MoeCandidate::MoeCandidate(const MoeConfig& config, const algo::Placement& seen,
       slots(config, paths, granted.host),
       kernel_rows(kernel_slot_rows(config, paths, granted.kernel)),
       rank(paths, tree, seen, self),
+      ways(paths, tree, seen, self),
       steps(build(config, tree, slots.plan)) {
   if (kernel_rows == 0) return;
   algo::MoePlanShape batched = slots.plan;
@@ -28,7 +29,7 @@ MoeCandidate::MoeCandidate(const MoeConfig& config, const algo::Placement& seen,
 
 MoeCandidate::Programs MoeCandidate::build(const MoeConfig& config, const plan::LevelTree& tree,
                                            const algo::MoePlanShape& shape) const {
-  const auto hash = [&](moecclOp_t op) { return algo::moe_plan_hash(op, paths, tree, config.placement, shape, 0, 0); };
+  const auto hash = [&](moecclOp_t op) { return algo::moe_plan_hash(op, paths, tree, config.placement, shape); };
   return {shape, algo::build_dispatch(paths, rank, shape), algo::build_combine(paths, rank, shape),
           hash(moecclOpDispatch), hash(moecclOpCombine)};
 }
@@ -225,7 +226,7 @@ Status needs_buffer(const char* what, const char* name, const void* buffer, uint
   return error(moecclInvalidArgument, "{}: {} is NULL: give a buffer of {} rows", what, name, rows);
 }
 
-std::unique_ptr<exec::Operation> rows_operation(const MoeHost& host, const MoeConfig& config, const MoeCandidate& plan,
+std::unique_ptr<exec::Operation> rows_operation(const MoeConfig& config, const MoeCandidate& plan,
                                                 const RowsCall& call) {
   const bool dispatches = call.kind == moecclOpDispatch;
   const uint64_t slot_rows = call.on_kernel ? plan.kernel_rows : plan.slots.slot_rows;
@@ -235,11 +236,10 @@ std::unique_ptr<exec::Operation> rows_operation(const MoeHost& host, const MoeCo
   op->signature.op = call.kind;
   // A dispatch without weights moves bytes, so rows may have any length.
   op->signature.type = dispatches && !call.weighted ? moecclUint8 : config.type;
-  op->signature.plan = hash_combine(algo::moe_plan_hash(call.kind, plan.paths, host.tree(), config.placement,
-                                                        programs.shape, call.n_chunks, slot_rows),
-                                    call.mark);
+  const uint64_t program_hash = dispatches ? programs.dispatch_hash : programs.combine_hash;
+  op->signature.plan = hash_combine(hash_combine(hash_combine(program_hash, call.n_chunks), slot_rows), call.mark);
   op->choice = {dispatches ? &programs.dispatch : &programs.combine, op->binding.chunking, plan.name.c_str(),
-                op->signature.plan, dispatches ? programs.dispatch_hash : programs.combine_hash};
+                op->signature.plan, program_hash};
   op->element_bytes = op->binding.element_bytes;
   op->grouped = config.shape.grouped;
   return op;
@@ -261,8 +261,7 @@ Status MoeRouting::run(moecclOp_t kind, bool weighted, const void* in, void* out
   if (!on_kernel && !on_device_) cut_for_host();
   const uint32_t n_chunks = !on_kernel ? host_chunks_ : on_device_ ? cuda_tables_->n_chunks() : kernel_chunks_;
   // The mark catches a rank that runs another routing, perhaps of another layer, or a backward pass.
-  auto op = rows_operation(layer_.host(), config, plan,
-                           {kind, weighted, on_kernel, n_chunks, 2 * number_ + (weighted ? 1 : 0)});
+  auto op = rows_operation(config, plan, {kind, weighted, on_kernel, n_chunks, 2 * number_ + (weighted ? 1 : 0)});
   op->rows.in_tables_alone = on_device_;
   if (!on_device_) bind_lists(*op, tables_, weighted);
   if (scales != nullptr) {
@@ -360,43 +359,35 @@ Result<bool> MoeRouting::dots_on_device(const char* what, const CombineGradients
   return layer_.host().on_device(what, {{"grad_in", g.grad_in}, {"in", g.in}});
 }
 
+constexpr size_t kDotBatch = 4;
+
 // Fills `dots` by (origin, token, expert) of each local choice, and multiplies the rows of grad_in by their weights.
 Status MoeRouting::dot_and_scale(const CombineGradients& g, bool on_device, std::vector<float>& dots) const {
   const MoeConfig& config = layer_.config();
   const std::vector<uint32_t>& rows = tables_.choice_row;
   dots.resize(rows.size());
   return layer_.host().with_kernels(on_device, [&](const kernels::KernelTable& table) {
+    // On the host, a few rows at a time are scaled while they are still in the cache.
+    const size_t batch = on_device ? std::max<size_t>(1, rows.size()) : kDotBatch;
+    std::vector<float> weights(std::min(batch, rows.size()));
     kernels::DotRowsArgs dot;
-    dot.out = dots.data();
     dot.a = g.grad_in;
     dot.b = g.in;
-    dot.a_index = dot.b_index = rows.data();
-    dot.count = rows.size();
     dot.row_elements = config.shape.row_bytes / moecclTypeSize(config.type);
-    table.dot_rows[config.type](dot);
-    if (!tables_.weighted()) return;
     kernels::ScaleRowsArgs scale;
+    scale.rows.dst = g.grad_in;
+    scale.rows.src = g.grad_in;
     scale.rows.row_bytes = config.shape.row_bytes;
-    if (on_device) {
-      // Device kernels work element by element, so rows can be scaled in place.
-      std::vector<float> weights(rows.size());
-      for (size_t i = 0; i < rows.size(); ++i) weights[i] = tables_.choice_weight[rows[i]];
-      scale.rows.dst = g.grad_in;
-      scale.rows.src = g.grad_in;
-      scale.rows.dst_index = scale.rows.src_index = rows.data();
-      scale.rows.count = rows.size();
-      scale.weights = weights.data();
-      table.scale_rows[config.type](scale);
-      return;
-    }
-    std::vector<std::byte> row(config.shape.row_bytes);
-    for (const uint32_t r : rows) {
-      std::byte* at = static_cast<std::byte*>(g.grad_in) + size_t{r} * config.shape.row_bytes;
-      std::memcpy(row.data(), at, row.size());
-      scale.rows.dst = at;
-      scale.rows.src = row.data();
-      scale.rows.count = 1;
-      scale.weights = &tables_.choice_weight[r];
+    scale.weights = weights.data();
+    for (size_t i = 0; i < rows.size(); i += batch) {
+      dot.out = dots.data() + i;
+      dot.a_index = dot.b_index = rows.data() + i;
+      dot.count = std::min(batch, rows.size() - i);
+      table.dot_rows[config.type](dot);
+      if (!tables_.weighted()) continue;
+      scale.rows.dst_index = scale.rows.src_index = dot.a_index;
+      scale.rows.count = dot.count;
+      for (size_t k = 0; k < dot.count; ++k) weights[k] = tables_.choice_weight[dot.a_index[k]];
       table.scale_rows[config.type](scale);
     }
   });

@@ -34,6 +34,7 @@ struct MoeCandidate {
   MoeSlots slots;
   uint64_t kernel_rows;  // of a slot on the persistent kernel; 0: there is none, or too little staging
   algo::RankPaths rank;
+  algo::RowWays ways;
   struct Programs {
     algo::MoePlanShape shape;
     plan::Program dispatch, combine;
@@ -53,7 +54,7 @@ struct RowsCall {
   uint32_t n_chunks = 1;
   uint64_t mark = 0;  // ranks that pass different marks get an error before rows move
 };
-std::unique_ptr<exec::Operation> rows_operation(const MoeHost& host, const MoeConfig& config, const MoeCandidate& plan,
+std::unique_ptr<exec::Operation> rows_operation(const MoeConfig& config, const MoeCandidate& plan,
                                                 const RowsCall& call);
 void bind_lists(exec::Operation& op, const algo::RoutingTables& tables, bool weighted);
 Status needs_buffer(const char* what, const char* name, const void* buffer, uint64_t rows);
@@ -147,8 +148,8 @@ class MoeRouting {
   MoeLayer& layer() const { return layer_; }
   // This call is collective and blocks. Its first exchange ends all operations that this rank still has in flight, so
   // that tables may change. topk_index may be in device memory of the host's engine; topk_weight may then be in any
-  // memory.
-  Status update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
+  // memory. A rank that cannot read its choices gives the reason as `refusal`, so that its peers hear it.
+  Status update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens, const Status& refusal = {});
   // Updates in the stream's order, with the plan of the last update(). It waits for nothing, except that its first call
   // for a plan is collective and allocates memory.
   Status update_on_stream(const exec::StreamChoices& choices, moecclStream_t stream);
@@ -194,7 +195,7 @@ class MoeRouting {
   void note_step(const MoeStep& step, std::span<const Agreement> all);
   Status agree();
   void cut_for_host();
-  Status update_all(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
+  Status update_all(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens, const Status& refusal);
   Status keep_captured(std::span<const Hello> hellos);
   Status bring_tables();
   Status upload_tables();

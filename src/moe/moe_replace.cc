@@ -3,13 +3,16 @@
 #include "src/moe/moe_replace.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <numeric>
 #include <span>
 
 #include "src/base/adopt.h"
 #include "src/base/clock.h"
 #include "src/base/hash.h"
 #include "src/solve/arena.h"
+#include "src/solve/assignment.h"
 #include "src/solve/sample.h"
 
 namespace moeccl::comm {
@@ -30,8 +33,8 @@ Status check_config(const moecclReplaceConfig_t& c, const MoeConfig& layer, cons
                  c.residual);
   if (c.use_next < 0 || c.use_next > 2)
     return error(moecclInvalidArgument, "config.use_next is {}: give 0, 1 (counts) or 2 (choices)", c.use_next);
-  if (!(c.min_gain <= 1))
-    return error(moecclInvalidArgument, "config.min_gain is {}: give a share below 1", c.min_gain);
+  if (!std::isfinite(c.min_gain) || c.min_gain > 1)
+    return error(moecclInvalidArgument, "config.min_gain is {}: give a share below 1, or -1 for any gain", c.min_gain);
   if (layer.domains && !layer.domains->plain())
     return error(moecclUnsupported,
                  "samples cannot move on a layer with expert domains (moecclHybridMoeCreate): use domains of size 1");
@@ -99,6 +102,11 @@ Result<std::unique_ptr<MoeReplacement>> MoeReplacement::create(MoeLayer& layer, 
   return made;
 }
 
+uint64_t MoeReplacement::rows_of_sample() const {
+  const bool resides = residents_ != algo::Residents::kNone;
+  return config_.sample_tokens * (layer_.config().shape.top_k + (resides ? 1 : 0));
+}
+
 Status MoeReplacement::check(const MoeRouting& routing, const int32_t* next, const int32_t* placement) const {
   MOECCL_TRY(routing.on_host("re-placing"));
   if (layer_.map() != nullptr)
@@ -111,6 +119,11 @@ Status MoeReplacement::check(const MoeRouting& routing, const int32_t* next, con
                  "the ranks have {} samples of {} tokens, at most {} are possible: raise "
                  "config.sample_tokens",
                  samples.n(), config_.sample_tokens, solve::kMostSamples);
+  if (samples.n() > 0 && rows_of_sample() * (config_.use_next == 2 ? 2 : 1) > uint64_t{solve::kMostCost})
+    return error(
+        moecclUnsupported,
+        "config.sample_tokens is {}: a sample of so many tokens may have more than {} rows: give smaller samples",
+        config_.sample_tokens, solve::kMostCost);
   const uint32_t rank = layer_.host().rank();
   if (config_.use_next && next == nullptr && samples.first[rank + 1] > samples.first[rank])
     return error(moecclInvalidArgument, "next is NULL, but config.use_next is set: give counts[{}][{}]",
@@ -252,7 +265,18 @@ Result<std::vector<int32_t>> MoeReplacement::own_next(const int32_t* next) const
       return error(moecclInvalidArgument,
                    "next of sample {} of this rank for expert {} is {}: give a count between 0 and {}", i / n_experts,
                    i % n_experts, counts[i], most);
-  return algo::next_of_counts(count_request(), routing_->own_, n_experts, counts, config_.sample_tokens);
+  std::vector<int32_t> made =
+      algo::next_of_counts(count_request(), routing_->own_, n_experts, counts, config_.sample_tokens);
+  // The solver's costs are a sample's rows of both operations together.
+  const size_t n_samples = n_tokens / config_.sample_tokens, columns = made.size() / n_samples;
+  const auto room = static_cast<int64_t>(solve::kMostCost - rows_of_sample());
+  for (size_t i = 0; i < n_samples; ++i) {
+    const std::span<const int32_t> sample = std::span(made).subspan(i * columns, columns);
+    if (const int64_t rows = std::accumulate(sample.begin(), sample.end(), int64_t{0}); rows > room)
+      return error(moecclInvalidArgument, "next of sample {} of this rank counts {} rows: at most {} are possible", i,
+                   rows, room);
+  }
+  return made;
 }
 
 Status MoeReplacement::exchange(const Status& checked, const int32_t* next, const int32_t* placement) {

@@ -40,6 +40,7 @@ class MoeReplacement {
     ReplaceGain::Times times;
   };
   MoeReplacement(MoeLayer& layer, const moecclReplaceConfig_t& config);
+  uint64_t rows_of_sample() const;  // the most that a sample has in one operation
   // check() finds errors of one rank, which begin() then tells the others.
   Status check(const MoeRouting& routing, const int32_t* next, const int32_t* placement) const;
   Status begin_step(MoeRouting& routing, const int32_t* next, const int32_t* placement);

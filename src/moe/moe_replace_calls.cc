@@ -44,7 +44,7 @@ size_t MoeReplacement::n_choices() const {
 Status MoeReplacement::run(moecclOp_t kind, bool weighted, const void* in, void* out, moecclStream_t stream) {
   // The mark catches ranks that came to different placements, and ranks of which some combine plainly.
   const MoeCandidate& plan = *candidates_[routing_->chosen_];
-  auto op = rows_operation(layer_.host(), moe_config_, plan,
+  auto op = rows_operation(moe_config_, plan,
                            {kind, weighted, false, tables_.n_chunks(), hash_combine(placement_hash_, number_)});
   MOECCL_ASSIGN_OR_RETURN(const MoeHost::Place place, layer_.host().place({in, out}, stream));
   bind_lists(*op, tables_, weighted);

@@ -79,14 +79,18 @@ void MoeReplacement::price_links() {
   inner_group_.clear(), inner_alpha_us_.clear(), inner_beta_us_.clear();
   for (uint32_t l = 0; l < depth; ++l)
     if (!(plan::link_of(tree, profile, l).bytes_per_ns > 0)) return;
+  constexpr double kMostUs = 1e12;  // that the solver takes
   const auto row_us = [&](uint32_t level) {
     const double in_a_node =
         level == 0 ? 1
                    : static_cast<double>(level + 1 == depth ? tree.n_ranks : tree.levels[level].n_groups) / n_nodes_;
-    return static_cast<double>(moe_config_.shape.row_bytes) / plan::link_of(tree, profile, level).bytes_per_ns / 1000 /
-           in_a_node;
+    const double us =
+        static_cast<double>(moe_config_.shape.row_bytes) / plan::link_of(tree, profile, level).bytes_per_ns / 1000;
+    return std::min(us / in_a_node, kMostUs);
   };
-  const auto alpha_us = [&](uint32_t level) { return plan::link_of(tree, profile, level).alpha_ns / 1000; };
+  const auto alpha_us = [&](uint32_t level) {
+    return std::min(plan::link_of(tree, profile, level).alpha_ns / 1000, kMostUs);
+  };
   if (depth < 2) return;
   problem.alpha_inter_us = alpha_us(0), problem.alpha_intra_us = alpha_us(depth - 1);
   problem.beta_inter_us = row_us(0), problem.beta_intra_us = row_us(depth - 1);

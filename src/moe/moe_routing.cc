@@ -53,12 +53,13 @@ Status check_counts(const std::vector<algo::LevelCount>& counts, const std::vect
 
 }  // namespace
 
-Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens) {
+Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens,
+                          const Status& refusal) {
   wait_for_readers();
   if (cuda_tables_ != nullptr) cuda_tables_->wait();
   ready_ = on_device_ = false;
   ++version_;
-  Status status = update_all(topk_index, topk_weight, n_tokens);
+  Status status = update_all(topk_index, topk_weight, n_tokens, refusal);
   if (!status.ok()) {
     tokens_of_.clear();  // ranks may have read different parts of it
     if (device_tables_ != nullptr) (void)device_tables_->clear();
@@ -72,8 +73,9 @@ Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, u
   return {};
 }
 
-Status MoeRouting::update_all(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens) {
-  Status own = check_arguments(topk_index, n_tokens);
+Status MoeRouting::update_all(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens,
+                              const Status& refusal) {
+  Status own = refusal.ok() ? check_arguments(topk_index, n_tokens) : refusal;
   if (own.ok()) own = layer_.host().check_reach({topk_index, topk_weight});
   if (own.ok()) own = assign({topk_index, topk_weight, n_tokens});
   MOECCL_TRY(greet(own));
@@ -154,7 +156,7 @@ Status MoeRouting::greet(const Status& own) {
     if (engine_ != nullptr)
       cuda_->counts(c, counts_);
     else
-      algo::count_rows(layer_.candidates()[c]->paths, host.tree(), layer_.placement(), host.rank(), own_, counts_);
+      algo::count_rows(layer_.candidates()[c]->ways, host.tree(), layer_.placement(), own_, counts_);
     std::memcpy(at, counts_.data(), depth * sizeof(algo::LevelCount));
     at += depth * sizeof(algo::LevelCount);
   }

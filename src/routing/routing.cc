@@ -97,18 +97,21 @@ Status OwnChoices::assign(const MoeShape& shape, const Placement& placement, con
   return {};
 }
 
-std::vector<std::vector<Hop>> ways_of(const Paths& paths, const LevelTree& tree, const Placement& placement,
-                                      uint32_t rank) {
-  std::vector<std::vector<Hop>> ways(paths.n_ranks());
-  for (uint32_t x = 0; x < paths.n_ranks(); ++x) {
-    if (placement.n_local(x) == 0) continue;
-    for (uint32_t at = rank; at != x;) {
-      const uint32_t to = paths.next(at, x);
-      ways[x].push_back({at, to, tree.level_between(at, to)});
-      at = to;
-    }
+RowWays::RowWays(const Paths& paths, const LevelTree& tree, const Placement& placement, uint32_t rank)
+    : dedup(paths.algorithm().dedup()) {
+  std::vector<uint32_t> first_group;  // of each level
+  for (const plan::Level& level : tree.levels) {
+    first_group.push_back(n_groups);
+    n_groups += level.n_groups;
   }
-  return ways;
+  for (uint32_t x = 0; x < paths.n_ranks(); ++x) {
+    for (uint32_t at = rank; placement.n_local(x) > 0 && at != x; at = to.back()) {
+      to.push_back(paths.next(at, x));
+      const uint32_t level = tree.level_between(at, to.back());
+      group.push_back(first_group[level] + tree.levels[level].group_of_rank[to.back()]);
+    }
+    first.push_back(static_cast<uint32_t>(to.size()));
+  }
 }
 
 void sum_levels(const LevelTree& tree, std::span<const uint32_t> to_group, std::vector<LevelCount>& levels) {
@@ -123,24 +126,21 @@ void sum_levels(const LevelTree& tree, std::span<const uint32_t> to_group, std::
   }
 }
 
-void count_rows(const Paths& paths, const LevelTree& tree, const Placement& placement, uint32_t rank,
-                const OwnChoices& own, std::vector<LevelCount>& levels) {
-  const std::vector<std::vector<Hop>> ways = ways_of(paths, tree, placement, rank);
-  std::vector<uint32_t> first_group(1, 0);  // of each level in to_group
-  for (const plan::Level& level : tree.levels) first_group.push_back(first_group.back() + level.n_groups);
-  std::vector<uint32_t> to_group(first_group.back(), 0);
+void count_rows(const RowWays& ways, const LevelTree& tree, const Placement& placement, const OwnChoices& own,
+                std::vector<LevelCount>& levels) {
+  std::vector<uint32_t> to_group(ways.n_groups, 0);
   size_t i = 0;
   for (uint64_t t = 0; t < own.n_tokens; ++t) {
-    const std::vector<Hop>* before = nullptr;
+    uint32_t before = 0, before_end = 0;  // the way of the token's previous choice
     for (uint32_t k = 0; k < own.n_experts[t]; ++k, ++i) {
-      const std::vector<Hop>& way = ways[placement.owner[own.expert[i]]];
+      const uint32_t owner = placement.owner[own.expert[i]];
+      uint32_t at = ways.first[owner];
+      const uint32_t end = ways.first[owner + 1];
       // Choices are in canonical order, so a row that already travels is on the way of the previous choice (Eq. 7).
-      size_t shared = 0;
-      if (paths.algorithm().dedup() && before)
-        while (shared < way.size() && shared < before->size() && way[shared].to == (*before)[shared].to) ++shared;
-      for (size_t h = shared; h < way.size(); ++h)
-        ++to_group[first_group[way[h].level] + tree.levels[way[h].level].group_of_rank[way[h].to]];
-      before = &way;
+      const uint32_t begin = at;
+      for (; at < end && before < before_end && ways.to[at] == ways.to[before]; ++at) ++before;
+      for (; at < end; ++at) ++to_group[ways.group[at]];
+      if (ways.dedup) before = begin, before_end = end;
     }
   }
   sum_levels(tree, to_group, levels);

@@ -63,14 +63,16 @@ struct LevelCount {
   uint64_t peak = 0;   // to the group that gets the most: max(p) of Eq. 2, 4 and 5
   uint64_t reach = 0;  // groups that get any rows
 };
-void count_rows(const Paths& paths, const plan::LevelTree& tree, const Placement& placement, uint32_t rank,
-                const OwnChoices& own, std::vector<LevelCount>& levels);
-// Returns the hops of `rank`'s rows to each rank with experts (others: none). Levels are those of the full tree.
-struct Hop {
-  uint32_t from, to, level;
+// The hops of `rank`'s rows to each rank with experts (others: none). Groups are numbered through all levels.
+struct RowWays {
+  RowWays(const Paths& paths, const plan::LevelTree& tree, const Placement& placement, uint32_t rank);
+  bool dedup;
+  uint32_t n_groups = 0;
+  std::vector<uint32_t> first{0};   // [n_ranks + 1] in `to` and `group`
+  std::vector<uint32_t> to, group;  // of each hop: the rank, and its group on the level that the hop crosses
 };
-std::vector<std::vector<Hop>> ways_of(const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
-                                      uint32_t rank);
+void count_rows(const RowWays& ways, const plan::LevelTree& tree, const Placement& placement, const OwnChoices& own,
+                std::vector<LevelCount>& levels);
 // Makes the counts of count_rows() from the rows that go to each group. to_group: level by level.
 void sum_levels(const plan::LevelTree& tree, std::span<const uint32_t> to_group, std::vector<LevelCount>& levels);
 

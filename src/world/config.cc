@@ -3,6 +3,7 @@
 
 #include "src/base/adopt.h"
 #include "src/base/env.h"
+#include "src/base/shim_requests.h"
 #include "src/driver/cuda.h"
 
 namespace moeccl::comm {
@@ -16,7 +17,11 @@ constexpr uint64_t kLeastStaging = 64 << 10, kMostStaging = uint64_t{1} << 36;
 Result<Config> Config::from(const moecclConfig_t* given, bool of_part) {
   MOECCL_TRY(env_status());
   const moecclConfig_t defaults = MOECCL_CONFIG_INIT;
-  MOECCL_ASSIGN_OR_RETURN(const moecclConfig_t c, adopt(given != nullptr ? given : &defaults, "config"));
+  const ShimConfig* const of_shim = ShimConfig::of(given);
+  moecclConfig_t plain = of_shim != nullptr ? of_shim->config : defaults;
+  plain.size = sizeof(plain);
+  const bool as_it_is = given != nullptr && of_shim == nullptr;
+  MOECCL_ASSIGN_OR_RETURN(const moecclConfig_t c, adopt(as_it_is ? given : &plain, "config"));
   const auto bad = [](const char* field, int64_t value, const char* wanted) {
     return error(moecclInvalidArgument, "config.{} is {}: give {}", field, value, wanted);
   };
@@ -42,6 +47,8 @@ Result<Config> Config::from(const moecclConfig_t* given, bool of_part) {
   MOECCL_ASSIGN_OR_RETURN(out.staging_bytes, staging_of(c.staging_bytes));
   out.plan = env().plan;
   out.cuda_context = driver::cuda::current_context();
+  out.graph_mixing = env().cuda_graph_mixing && (of_shim == nullptr || of_shim->without_graph_mixing == 0);
+  if (of_shim != nullptr) out.cancelled = of_shim->cancelled;
   if (c.name != nullptr) out.name = std::string(c.name).substr(0, 31);
   if (out.topology.size() > kMaxText) {
     return error(moecclInvalidArgument, "config.topology has {} bytes: at most {} are accepted", out.topology.size(),
@@ -55,6 +62,11 @@ Result<uint64_t> Config::staging_of(uint64_t given) {
   if (bytes >= kLeastStaging && bytes <= kMostStaging) return bytes;
   return error(moecclInvalidArgument, "staging_bytes is {}: give between {} and {}", bytes, kLeastStaging,
                kMostStaging);
+}
+
+Status Config::not_cancelled() const {
+  if (cancelled == nullptr || !cancelled->load(std::memory_order_relaxed)) return {};
+  return error(moecclAborted, "the communicator was aborted while it was being made");
 }
 
 void Config::write_agreed(Writer& out) const {

@@ -2,6 +2,7 @@
 // A communicator's configuration after defaults, environment and checks.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -23,12 +24,17 @@ struct Config {
   uint32_t cuda_sms = 0;         // 0: chosen automatically
   bool crowded = false;          // part of a communicator with more ranks than cores: counts as crowded, too
   void* cuda_context = nullptr;  // the calling thread's at init; this rank uses its device; null: host memory only
+  bool graph_mixing = true;      // see MOECCL_CUDA_GRAPH_MIXING
+  // Ends the making of this communicator, when true, as the shim asks (shim_requests.h). Null afterwards.
+  const std::atomic<bool>* cancelled = nullptr;
 
   // Null: all defaults. `of_part`: MOECCL_TOPOLOGY, which describes the ranks of the communicator that this one comes
   // from, has no effect.
   static Result<Config> from(const moecclConfig_t* config, bool of_part = false);
   // Returns moecclConfig_t.staging_bytes after defaults, environment and checks.
   static Result<uint64_t> staging_of(uint64_t given);
+  // Returns the failure if the making of this communicator was cancelled.
+  Status not_cancelled() const;
   // Writes the fields that must be the same on all ranks, for the exchange at init.
   void write_agreed(Writer& out) const;
   static Config read_agreed(Reader& in);

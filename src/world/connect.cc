@@ -9,8 +9,11 @@
 
 #include "src/base/hash.h"
 #include "src/base/log.h"
+#include "src/base/random.h"
 #include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/handshake.h"
 #include "src/bootstrap/launcher.h"
+#include "src/bootstrap/place.h"
 #include "src/bootstrap/unique_id.h"
 #include "src/driver/process.h"
 #include "src/world/heap.h"
@@ -52,9 +55,17 @@ class Connector {
   Result<Membership> connect() {
     m_.fabric = std::make_unique<exec::Fabric>(rank_, n_, shape_of(rank_).staging_bytes);
     if (session_ == nullptr) {
-      MOECCL_ASSIGN_OR_RETURN(const bootstrap::UniqueId id, bootstrap::decode_unique_id(id_));
+      MOECCL_ASSIGN_OR_RETURN(bootstrap::UniqueId id, bootstrap::decode_unique_id(id_));
+      const bool at_rank_0 = id.at_rank_0;
+      if (at_rank_0) {
+        MOECCL_ASSIGN_OR_RETURN(
+            id_, bootstrap::meet_at_place(id, rank_, deadline_, [this] { return config_.not_cancelled(); }));
+        MOECCL_ASSIGN_OR_RETURN(id, bootstrap::decode_unique_id(id_));
+        key_ = hash_bytes(&id_, sizeof(id_));
+      }
       link_key_ = id.key;
-      MOECCL_TRY(join(root_may_come_later(id)));
+      MOECCL_TRY(join(at_rank_0 || root_may_come_later(id)));
+      if (at_rank_0) MOECCL_TRY(renew_key());
     }
     Status status = contained([&] { return steps(); });
     ProcessTable::get().remove(key_, rank_);
@@ -79,6 +90,7 @@ class Connector {
       MOECCL_TRY(ProcessTable::get().given_up(key_));
       return others_alive_ ? others_alive_() : Status();
     };
+    options.cancelled = [this] { return config_.not_cancelled(); };
     auto joined = bootstrap::Session::join(id_, static_cast<int>(rank_), static_cast<int>(n_), deadline_, options);
     if (joined.ok()) session_ = std::move(*joined);
     const Code code = joined.status().code();
@@ -86,6 +98,19 @@ class Connector {
       ProcessTable::get().give_up(key_,
                                   error(moecclRemoteError, "rank {} failed: {}", rank_, joined.status().message()));
     return std::move(joined).status();
+  }
+
+  // Other communicators meet at the same place, with the same key.
+  Status renew_key() {
+    bootstrap::Key nonce;
+    MOECCL_TRY(random_bytes(nonce.data(), nonce.size()));
+    MOECCL_ASSIGN_OR_RETURN(
+        const auto nonces,
+        session_->all_gather(rank_ == 0 ? std::span<const std::byte>(nonce) : std::span<const std::byte>(), deadline_));
+    std::vector<std::byte> both(link_key_.begin(), link_key_.end());
+    both.insert(both.end(), nonces[0].begin(), nonces[0].end());
+    link_key_ = bootstrap::derive_key(both, "moeccl communicator of a place");
+    return {};
   }
 
   // Ranks that a launcher started on several hosts know the meeting point before anything listens there.

@@ -81,6 +81,7 @@ Result<std::unique_ptr<HostSession>> HostSession::join(bootstrap::Session& sessi
   MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId encoded, bootstrap::encode_unique_id(id));
   bootstrap::JoinOptions options;
   options.others_alive = [&session] { return session.news(); };
+  options.cancelled = session.cancelled();
   Result<std::unique_ptr<bootstrap::Session>> local = bootstrap::Session::join(
       encoded, static_cast<int>(hosts.index_of[rank]), static_cast<int>(here.size()), deadline, options);
   if (!local.ok()) return made->failure(std::move(local).status());

@@ -230,7 +230,7 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
                                                                       .message_area = exec::KernelMessages::area_bytes(
                                                                           here.size(), joining.own().message_bytes),
                                                                       .for_processes = joining.other_processes(),
-                                                                      .graph_mixing = env().cuda_graph_mixing}));
+                                                                      .graph_mixing = n.config->graph_mixing}));
     const exec::PeerMemory& memory = w->kernel_->memory();
     joining.own().memory = reinterpret_cast<uint64_t>(memory.data());
     joining.own().mapped = memory.bytes();

@@ -44,6 +44,7 @@ class Attendant {
       Result<Reunion> met = attempt();
       // A failure while the ranks gather comes from a rank that is now gone or has moved to a lower leader.
       if (met.ok() || met.status().code() != moecclRemoteError || final_) return met;
+      if (call_.cancelled) MOECCL_TRY(call_.cancelled());
       if (call_.deadline.passed()) {
         return error(moecclTimeout,
                      "rank {}, which would lead, did not meet the others in time ({}): leave it out by "
@@ -141,6 +142,7 @@ class Attendant {
       for (uint32_t r = 0; r < n; ++r) gone[r] = gone[r] || (r != places_.rank && call_.gone(r));
       return gone;
     };
+    options.cancelled = call_.cancelled;
     MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId id, places_.id_of(leader_));
     Reunion met;
     met.root = std::move(root);

@@ -37,6 +37,7 @@ struct ReunionCall {
   bootstrap::RankSet excluded;              // [n_ranks] ranks that stay away because the caller says so
   bool only_excluded = false;               // the loss of any other rank is a failure
   std::function<bool(uint32_t rank)> gone;  // returns true if, in this rank's view, an old rank is gone
+  std::function<Status()> cancelled;        // see bootstrap::JoinOptions; may be empty
   Deadline deadline;
 };
 

@@ -264,6 +264,44 @@ TEST(ApiLifetime, AnAbortEndsADestroyThatWaits) {
       options);
 }
 
+// What has not begun, because its stream is busy with another communicator's work, does not hold up an abort.
+TEST(ApiLifetime, AnAbortDropsWhatWaitsBehindAnotherCommunicator) {
+  Meeting aborted;
+  RankOptions options;
+  options.config.timeout_ms = 60'000;
+  run_ranks(
+      2,
+      [&](int rank, moecclComm_t busy) {
+        moecclComm_t comm = nullptr;
+        MOECCL_ASSERT_COMM_OK(moecclCommSplit(busy, 0, rank, &comm, nullptr), busy);
+        const float in = 1;
+        float first = 0, second = 0, grouped = 0;
+        if (rank == 1) {
+          EXPECT_TRUE(aborted.wait_for(1));
+          MOECCL_EXPECT_COMM_OK(all_reduce(&in, &first, busy), busy);
+          MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+          return;
+        }
+        moecclStream_t stream = nullptr;
+        MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
+        MOECCL_ASSERT_OK(all_reduce(&in, &first, busy, stream));
+        MOECCL_ASSERT_OK(all_reduce(&in, &second, comm, stream));
+        MOECCL_ASSERT_OK(moecclGroupStart());
+        for (int i = 0; i < 2; ++i) MOECCL_ASSERT_OK(all_reduce(&in, &grouped, comm, stream));
+        MOECCL_ASSERT_OK(moecclGroupEnd());
+        const Stopwatch watch;
+        MOECCL_EXPECT_OK(moecclCommAbort(comm));
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+        MOECCL_EXPECT_WITHIN(watch, 5000);
+        aborted.arrive();
+        EXPECT_EQ(moecclStreamSynchronize(stream), moecclAborted);
+        EXPECT_EQ(first, 2.0f) << "the other communicator's operation";
+        EXPECT_EQ(second + grouped, 0.0f);
+        MOECCL_EXPECT_OK(moecclStreamDestroy(stream));
+      },
+      options);
+}
+
 // One expression may use several communicators' sentences, as in a call of printf.
 TEST(ApiLifetime, LastErrorsStayForTheNextSevenCalls) {
   run_ranks(1, [](int, moecclComm_t comm) {

@@ -402,6 +402,55 @@ TEST(GradientReturnState, NumbersThatAreNotFiniteLeaveNoRemainder) {
   });
 }
 
+// types.h: Finalize and Destroy wait for running operations, which end when `own` and the remainders are written.
+TEST(GradientReturnStream, FinalizeAndDestroyWaitForTheDecoding) {
+  RankOptions options;
+  options.destroy = false;
+  run_ranks(
+      2,
+      [](int rank, moecclComm_t comm) {
+        const Shape two{"", 2, kT, "", {2}, {0, 0, 0, 0, 1, 1, 1, 1}, 500'003, 8};
+        Returning s(two, rank, comm);
+        moecclStream_t stream = nullptr;
+        MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
+        const std::vector<unsigned char> held = s.held(0, 0);
+        const moecclGradientReturnInfo_t f = s.facts(0);
+        const size_t n = static_cast<size_t>(f.n_remainders) * two.count;
+        std::vector<unsigned char> want(s.own_bytes());
+        MOECCL_ASSERT_COMM_OK(moecclGradientReturnReduce(s.gradients, 0, held.data(), want.data(), nullptr), comm);
+        const Values kept(f.remainders, f.remainders + n);
+        for (const bool destroys : {false, true}) {
+          std::vector<unsigned char> own(want.size(), static_cast<unsigned char>(0xee));
+          MOECCL_ASSERT_COMM_OK(moecclGradientReturnReset(s.gradients, 0), comm);
+          MOECCL_ASSERT_COMM_OK(moecclGradientReturnReduce(s.gradients, 0, held.data(), own.data(), stream), comm);
+          MOECCL_EXPECT_OK(destroys ? moecclCommDestroy(comm) : moecclCommFinalize(comm));
+          EXPECT_TRUE(own == want) << (destroys ? "Destroy" : "Finalize")
+                                   << " returned before the gradients were there";
+          EXPECT_TRUE(Values(f.remainders, f.remainders + n) == kept) << "remainders";
+        }
+        MOECCL_EXPECT_OK(moecclStreamSynchronize(stream));
+        MOECCL_EXPECT_OK(moecclStreamDestroy(stream));
+      },
+      options);
+}
+
+// The sentence belongs to the communicator that the call was given.
+TEST(GradientReturnErrors, AnotherCommunicatorKeepsItsSentence) {
+  run_ranks(1, [](int rank, moecclComm_t comm) {
+    const Shape one{"", 1, kT, "", {1}, {0, 0}, 64, 50};
+    Returning s(one, rank, comm);
+    moecclComm_t other = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, 0, 0, &other, nullptr), comm);
+    moecclGradientReturnConfig_t bad = MOECCL_GRADIENT_RETURN_CONFIG_INIT;
+    bad.count = 4, bad.ratio = NAN;
+    moecclGradientReturn_t none = nullptr;
+    EXPECT_EQ(moecclGradientReturnCreate(&none, s.hybrid, other, &bad), moecclInvalidArgument);
+    EXPECT_NE(std::string(moecclGetLastError(other)).find("config.ratio is nan"), std::string::npos)
+        << moecclGetLastError(other);
+    MOECCL_EXPECT_OK(moecclCommDestroy(other));
+  });
+}
+
 TEST(GradientReturnErrors, RanksThatDifferAreNamed) {
   run_ranks(3,
             [](int rank, moecclComm_t comm) {

@@ -195,6 +195,27 @@ TEST(HeaderPromises, GroupsRefuseWhatWouldWaitAndHearOfRefusals) {
   });
 }
 
+TEST(HeaderPromises, GroupsHearOfADispatchThatTheyRefuse) {
+  run_ranks(2, [](int, moecclComm_t comm) {
+    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+    config.hidden_bytes = 4, config.type = moecclFloat32, config.top_k = 1, config.n_experts = 2, config.max_tokens = 1;
+    moecclMoe_t moe = nullptr;
+    moecclRouting_t routing = nullptr;
+    const int32_t none = -1;
+    MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
+    MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, &none, nullptr, 1), comm);
+    float row = 0;
+    int32_t sum = 1;
+    MOECCL_EXPECT_OK(moecclGroupStart());
+    MOECCL_EXPECT_OK(moecclAllReduce(&sum, &sum, 1, moecclInt32, moecclSum, comm, nullptr));
+    EXPECT_EQ(moecclDispatch(routing, &row, &row, nullptr), moecclInvalidUsage);
+    EXPECT_EQ(moecclGroupEnd(), moecclInvalidUsage);
+    EXPECT_EQ(sum, 1) << "the group issued nothing";
+    MOECCL_EXPECT_OK(moecclRoutingDestroy(routing));
+    MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
+  });
+}
+
 // status.h: the communicators of a process, not those that its parent had when it was forked.
 TEST(HeaderPromises, StatusOfAChildShowsTheChildsCommunicators) {
   run_ranks(1, [](int, moecclComm_t) {

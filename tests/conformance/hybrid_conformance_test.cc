@@ -346,7 +346,13 @@ TEST(HybridErrors, NameTheArgumentAndTheRemedy) {
     EXPECT_EQ(moecclHybridCreate(&hybrid, comm, &config), moecclInvalidArgument);
     EXPECT_NE(std::string(moecclGetLastError(comm)).find("config.compression is 0.5"), std::string::npos);
     config.compression = 0;
+    config.pre_expert_s = 1;  // alone it is not the figures of a model
     MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+    moecclHybridInfo_t info{};
+    info.size = sizeof(info);
+    MOECCL_ASSERT_OK(moecclHybridGetInfo(hybrid, &info));
+    EXPECT_EQ(info.before_us, 0);
+    EXPECT_EQ(info.after_us, 0);
     char experts[16] = {};
     EXPECT_EQ(moecclHybridGather(hybrid, experts, nullptr, 2, nullptr), moecclInvalidArgument);
     EXPECT_EQ(moecclHybridGather(hybrid, experts, experts, 2, nullptr), moecclInvalidArgument);

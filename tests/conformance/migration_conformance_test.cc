@@ -438,6 +438,46 @@ TEST(MigrationErrors, MisuseHasASentence) {
   });
 }
 
+// The sentence belongs to the communicator that the call was given.
+TEST(MigrationErrors, AnotherCommunicatorKeepsItsSentence) {
+  run_ranks(1, [](int, moecclComm_t comm) {
+    const Shape one = {"", 1, kT, "", {1}, 2, 1, 1, 64, 1};
+    Moving s(one, comm);
+    moecclComm_t other = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, 0, 0, &other, nullptr), comm);
+    moecclMigrationConfig_t bad = MOECCL_MIGRATION_CONFIG_INIT;
+    bad.count = 4, bad.depth = -1;
+    moecclMigration_t none = nullptr;
+    EXPECT_EQ(moecclMigrationCreate(&none, s.hybrid, other, &bad), moecclInvalidArgument);
+    EXPECT_NE(std::string(moecclGetLastError(other)).find("config.depth is -1"), std::string::npos)
+        << moecclGetLastError(other);
+    MOECCL_EXPECT_OK(moecclCommDestroy(other));
+  });
+}
+
+TEST(MigrationErrors, AGroupRefusesWaits) {
+  run_ranks(1, [](int, moecclComm_t comm) {
+    const Shape one = {"", 1, kT, "", {1}, 2, 1, 1, 64, 1};
+    Moving s(one, comm);
+    const std::vector<float> own = s.own(0, 0);
+    std::vector<float> held(own.size());
+    MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, 0, own.data(), nullptr, nullptr), comm);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(s.migration, 0), comm);
+    const auto refused = [&](const char* name, auto&& call) {
+      MOECCL_ASSERT_OK(moecclGroupStart());
+      EXPECT_EQ(call(), moecclInvalidUsage) << name;
+      EXPECT_NE(std::string(moecclGetLastError(comm)).find(std::string(name) + " waits"), std::string::npos)
+          << moecclGetLastError(comm);
+      EXPECT_EQ(moecclGroupEnd(), moecclInvalidUsage) << name;
+    };
+    refused("moecclMigrationWait", [&] { return moecclMigrationWait(s.migration, 0, nullptr, held.data(), nullptr); });
+    refused("moecclMigrationWaitEncoded", [&] { return moecclMigrationWaitEncoded(s.migration, 0, nullptr, nullptr); });
+    refused("moecclMigrationWaitExpert", [&] { return moecclMigrationWaitExpert(s.migration, 0, 0); });
+    MOECCL_EXPECT_COMM_OK(moecclMigrationWait(s.migration, 0, nullptr, held.data(), nullptr), comm);
+    EXPECT_EQ(held, own);
+  });
+}
+
 // types.h: Destroy waits for running operations. The library still decodes when the gather's turn has ended.
 TEST(MigrationInto, CommDestroyWaitsUntilTheExpertsAreThere) {
   RankOptions options;

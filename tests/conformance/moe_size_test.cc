@@ -164,6 +164,12 @@ TEST(MoeSizeTest, WhatTheConfigSaysOfTheCommunicatorHolds) {
     c.staging_bytes = 0, c.deterministic = 1;
     EXPECT_EQ(moecclMoeCreate(&moe, comm, &c), moecclInvalidArgument);
     EXPECT_NE(std::string(moecclGetLastError(comm)).find("deterministic is 1"), std::string::npos);
+    for (const int32_t other : {2, -1}) {
+      c.deterministic = other;
+      EXPECT_EQ(moecclMoeCreate(&moe, comm, &c), moecclInvalidArgument);
+      EXPECT_NE(std::string(moecclGetLastError(comm)).find("give 0 or 1"), std::string::npos);
+      EXPECT_EQ(moecclMoeCheck(&c, 2, nullptr, nullptr, 0), moecclInvalidArgument);
+    }
     // A struct of an older version ends before both fields.
     c.size = offsetof(moecclMoeConfig_t, staging_bytes);
     MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &c), comm);

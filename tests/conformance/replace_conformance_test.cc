@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <numeric>
 #include <thread>
 
@@ -489,6 +490,44 @@ TEST(ReplaceUsage, WhatCannotWorkIsRefusedOnAllRanks) {
     EXPECT_EQ(moecclReplaceRows(replacement, &rows), moecclInvalidUsage);
     EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
     EXPECT_EQ(moecclReplaceDestroy(replacement), moecclInvalidArgument);
+    EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
+  });
+}
+
+// What only the solver refused would end the communicator on all ranks, in the middle of a step.
+TEST(ReplaceUsage, WhatTheSolverCannotTakeIsRefusedBeforeIt) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    moecclMoeConfig_t config = two_experts(8);
+    config.layout = moecclLayoutExpertMajor;
+    config.algorithm = "flat";
+    moecclMoe_t moe = nullptr;
+    COMM_OK(moecclMoeCreate(&moe, comm, &config));
+    const auto says = [&](const char* text) {
+      EXPECT_NE(std::string(moecclGetLastError(comm)).find(text), std::string::npos) << moecclGetLastError(comm);
+    };
+    moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
+    replace.sample_tokens = 4;
+    moecclReplacement_t replacement = nullptr;
+    replace.min_gain = -INFINITY;
+    EXPECT_EQ(moecclReplaceCreate(&replacement, moe, &replace), moecclInvalidArgument);
+    says("config.min_gain is -inf");
+    replace.min_gain = -1;
+    replace.use_next = 1;
+    COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+    const int32_t index[4] = {0, 1, 0, 1};
+    moecclRouting_t routing = nullptr;
+    COMM_OK(moecclRoutingCreate(&routing, moe, index, nullptr, 4));
+    constexpr int32_t kMost = (1 << 30) - 1;  // rows of a sample, in both operations together
+    const int32_t good[2] = {kMost - 4, 0}, bad[2] = {kMost - 4, 1};
+    EXPECT_EQ(moecclReplaceBegin(replacement, routing, rank == 0 ? good : bad, nullptr),
+              rank == 0 ? moecclRemoteError : moecclInvalidArgument);
+    says(rank == 0 ? "rank 1" : "next of sample 0 of this rank counts 1073741820 rows: at most 1073741819");
+    COMM_OK(moecclReplaceBegin(replacement, routing, good, nullptr));
+    moecclReplaceInfo_t facts{};
+    facts.size = sizeof(facts);
+    COMM_OK(moecclReplaceGetInfo(replacement, &facts));
+    COMM_OK(moecclRoutingDestroy(routing));
+    EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
     EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
   });
 }

@@ -53,7 +53,29 @@ void* aligned_alloc(size_t alignment, size_t bytes) noexcept {
 namespace moeccl::testing {
 namespace {
 
+// Returns kInternalError if the calling thread still has an open group.
+Verdict init_all(long nth, long* counted) {
+  moecclConfig_t config = MOECCL_CONFIG_INIT;
+  config.init_timeout_ms = 1'000;
+  config.staging_bytes = 1 << 16;
+  moecclComm_t comms[kRanks] = {};
+  moecclUniqueId unused;
+  (void)moecclGetUniqueId(&unused);  // reads the environment, where libc asks for the user's home and aborts
+  failing = nth;
+  counts = true;
+  (void)moecclCommInitAll(comms, kRanks, &config);
+  counts = false;
+  *counted = n_calls;
+  const bool open = moecclGroupCancel() == moecclSuccess;
+  for (moecclComm_t comm : comms) (void)moecclCommDestroy(comm);
+  return open ? kInternalError : kGood;
+}
+
 TEST(OutOfMemory, AnyAllocationThatFailsIsAnErrorForAll) { fail_some(scenario, 150, "allocation", 1000); }
+TEST(OutOfMemory, InitAllLeavesNoGroupOpen) {
+  constexpr long kBeforeTheJoins = 60;  // allocations, of which some are made in the group
+  for (long nth = 0; nth <= kBeforeTheJoins; ++nth) EXPECT_EQ(in_child(init_all, nth, nullptr), 0) << nth;
+}
 TEST(OutOfMemory, APeerOnAnotherHostHearsOfItToo) { fail_some(between_hosts, 40, "allocation", 1000); }
 
 }  // namespace

@@ -2,6 +2,7 @@
 """What the command `moeccl` answers to a newcomer's first calls and mistakes: command_test.py MOECCL"""
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -106,6 +107,30 @@ class Command(unittest.TestCase):
             code, _, errors = run("calibrate", "--ranks", "2", "--output", path)
             self.assertEqual(code, 1)
             self.assertIn(f"--output {path}", errors)
+
+    def test_output_that_cannot_be_written_is_a_failure(self):
+        for arguments in (["topo", "node:2 gpu:2"], ["version"], ["plan", "allreduce"], ["solve", "replicate"], ["--help"]):
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                done = subprocess.run([COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+            self.assertEqual(done.returncode, 1, arguments)
+            self.assertIn("the output cannot be written", done.stderr)
+
+    def test_calibrate_says_that_it_cannot_fork(self):
+        def few_processes():
+            if os.geteuid() == 0:  # a limit does not hold for root, so one process beside the first as nobody
+                resource.setrlimit(resource.RLIMIT_NPROC, (2, 2))
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            else:
+                resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o777)
+            done = subprocess.run([COMMAND, "calibrate", "--ranks", "4", "--output", folder + "/profile.json"], capture_output=True, text=True,
+                                  timeout=30, preexec_fn=few_processes, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("of 4 cannot be forked: Resource temporarily unavailable", done.stderr)
 
     def test_prediction_needs_a_step_before(self):
         code, _, errors = run("solve", "sample", "--predict")

@@ -199,6 +199,54 @@ class Experts(unittest.TestCase):
             if comm.rank == 1:
                 with self.assertRaisesRegex(ValueError, "give count="):
                     moeccl.experts.all_reduce(comm, placement, mine)
+            moeccl.experts.all_reduce(comm, placement, mine if comm.rank == 0 else None, count=3, type=moeccl.FLOAT32)
+            self.assertEqual(list(mine), [2.0] * 3 + [4.0] * 6 if comm.rank == 0 else [])
+            shards = floats(2 * moeccl.experts.shard(3, 2))
+            moeccl.experts.collect_gradients(comm, placement, mine or None, shards, count=3, type=moeccl.FLOAT32)
+            moeccl.experts.place_weights(comm, placement, shards, mine or None, count=3, type=moeccl.FLOAT32)
+            self.assertEqual(list(mine), [2.0] * 3 + [4.0] * 6 if comm.rank == 0 else [])
+
+        in_threads(2, work)
+
+    def test_elements_of_another_type_are_refused(self):
+        def wrong(call, *buffers):
+            with self.assertRaisesRegex(TypeError, "holds elements of format '[il]': give float32|of format 'd': give 2 of int64"):
+                call(*buffers)
+
+        def work(comm):
+            def ints(n):
+                return array.array("i", [0] * n)
+
+            placement = moeccl.Placement(2, [0, 1], slots_per_rank=1)
+            for name in ("popularity", "dropped"):
+                wrong(lambda name=name: moeccl.experts.choose_replicas(comm, placement, [0], 1, **{name: array.array("d", [0] * 2)}))
+            codec = moeccl.Codec(8, ratio=1)
+            f, i, encoded = floats(8), ints(8), bytearray(codec.bytes)
+            wrong(codec.encode, i, f, encoded)
+            wrong(codec.encode, f, i, encoded)
+            codec.encode(bytes(32), f, encoded)  # bytes may hold any type
+            wrong(codec.decode, encoded, f, i)
+            wrong(codec.encode_fused, i, f, encoded, lambda *_: None)
+            hybrid = moeccl.Hybrid(comm, 2, domain=[2])
+            queue, back = moeccl.Migration(hybrid, 8, ratio=1), moeccl.GradientReturn(hybrid, 8)
+            wrong(queue.send, i)
+            queue.send(f)
+            wrong(queue.begin_into, ints(16))
+            queue.begin()
+            wrong(queue.wait, ints(16))
+            queue.wait(floats(16))
+            wrong(back.reduce, ints(16), f)
+            wrong(back.reduce, floats(16), i)
+            moe = layer(comm)
+            plan, routing = moeccl.Replacement(moe, mode="keep", residual=1), moe.routing(choices(comm.rank))
+            plan.begin(routing)
+            n, t, r = plan.rows() * HIDDEN, TOKENS * HIDDEN, routing.n_rows * HIDDEN
+            wrong(plan.residual, ints(t), floats(r), floats(n))
+            wrong(plan.combine, ints(n), floats(t))
+            wrong(plan.combine, floats(n), ints(t))
+            plan.combine(floats(n), floats(t))
+            wrong(plan.combine_backward, ints(t), floats(n))
+            wrong(routing.combine, ints(r), floats(t))
 
         in_threads(2, work)
 

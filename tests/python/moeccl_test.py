@@ -370,6 +370,26 @@ class Numpy(unittest.TestCase):
 
         in_threads(2, work)
 
+    def test_scalars_of_any_kind_are_numbers(self):
+        def work(comm):
+            for scalar in (numpy.int64(2), numpy.float32(2), numpy.uint8(2), numpy.float64(2), numpy.array([2.0])):
+                x = numpy.full(3, 5.0)
+                comm.all_reduce(x, op=comm.premul_sum(scalar, moeccl.FLOAT64))
+                self.assertTrue((x == 20).all(), scalar)
+            for wrong in (numpy.array([2]), numpy.array(2), numpy.array([2], numpy.float32)):
+                with self.assertRaises((TypeError, ValueError)):
+                    comm.premul_sum(wrong, moeccl.FLOAT64)
+            with self.assertRaisesRegex(TypeError, "a whole number"):
+                comm.premul_sum(numpy.float64(2), moeccl.INT64)
+            x = numpy.full(3, 5, numpy.float16)
+            comm.all_reduce(x, op=comm.premul_sum(numpy.float16(2), moeccl.FLOAT16))
+            self.assertTrue((x == 20).all())
+            bits = numpy.full(3, 0x4000, numpy.uint16)  # 2
+            comm.all_reduce(bits, op=comm.premul_sum(numpy.array([0x3f00], numpy.uint16), moeccl.BFLOAT16), type=moeccl.BFLOAT16)
+            self.assertTrue((bits == 0x4000).all())
+
+        in_threads(2, work)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who owns what: registered memory that nobody keeps, objects that cannot leave their process, and sizes that another rank must know."""
+"""Who owns what: registered memory that nobody keeps, what calls keep until they have run, communicators that a group makes, objects
+that cannot leave their process, and sizes that another rank must know."""
 import array
 import copy
 import gc
 import multiprocessing
 import pickle
 import unittest
+import weakref
 
 import moeccl
 from moeccl._owned import OfThisProcess
@@ -50,6 +52,111 @@ class Registrations(unittest.TestCase):
 
 def takes(thing):
     return thing
+
+
+class Lent(unittest.TestCase):
+    def lent(self, buffer):
+        with self.assertRaises(BufferError):
+            buffer.append(0)  # would move the memory that the library uses
+
+    def test_counts_that_a_group_writes_are_lent_to_it(self):
+        [comm] = moeccl.init_all(1)
+        with moeccl.group():
+            counts = moeccl.experts.popularity(comm, [0, 2, 2], 3)
+            self.lent(counts)
+        self.assertEqual(list(counts), [1, 0, 2])
+        counts.append(0)
+        comm.close()
+
+    def test_a_migration_keeps_buffers_until_the_library_has_taken_their_gather(self):
+        [comm] = moeccl.init_all(1)
+        queue = moeccl.Migration(moeccl.Hybrid(comm, 1, domain=[1]), 4, ratio=1, depth=4)
+        first, second, third, shared = floats(4), floats(4), floats(4), floats(4)
+        for value in (1.0, 2.0, 3.0):
+            queue.send(floats(4, value))
+        queue.begin()
+        queue.begin_into(second)
+        queue.begin_into(third)
+        with self.assertRaisesRegex(ValueError, "held has 0 bytes"):  # the oldest is begin()'s
+            queue.wait()
+        self.lent(second)
+        queue.wait(first)
+        self.lent(second)
+        for wrong in (lambda: queue.wait(third), lambda: queue.wait(None, shared), queue.wait_encoded):
+            with self.assertRaisesRegex(moeccl.Error, "moecclMigrationBeginInto"):
+                wrong()
+            self.lent(second)
+        queue.wait(second)
+        self.lent(third)
+        second.append(0)
+        queue.wait()
+        third.append(0)
+        self.assertEqual((list(first), list(second), list(third)), ([1.0] * 4, [2.0] * 4 + [0.0], [3.0] * 4 + [0.0]))
+        queue.close()
+        comm.close()
+
+    def test_an_operator_ends_with_its_last_reference(self):
+        [comm] = moeccl.init_all(1)
+        numbers = {comm.premul_sum(2.0, moeccl.FLOAT32).number for _ in range(20)}
+        gc.collect()
+        self.assertEqual(len(numbers), 1)
+        kept = comm.premul_sum(2.0, moeccl.FLOAT32)
+        comm.close()
+        kept.close()
+
+    def test_a_call_keeps_the_scalar_of_its_operator(self):
+        class OnDevice:  # as CuPy's arrays describe themselves
+            def __init__(self):
+                self.memory = floats(1, 3.0)
+                self.__cuda_array_interface__ = {"shape": (1,), "typestr": "<f4", "data": (self.memory.buffer_info()[0], False), "version": 3}
+
+        [comm] = moeccl.init_all(1)
+        for close in (False, True):
+            scalar, x = OnDevice(), floats(1, 2.0)
+            op, alive = comm.premul_sum(scalar, moeccl.FLOAT32), weakref.ref(scalar)
+            with moeccl.Stream() as stream:
+                comm.all_reduce(x, op=op, stream=stream)
+                if close:
+                    op.close()
+                del op, scalar
+                gc.collect()
+                self.assertIsNotNone(alive(), "the scalar of a call on a stream is gone")
+                stream.synchronize()
+            gc.collect()
+            self.assertIsNone(alive())
+            self.assertEqual(x[0], 6.0)
+        comm.close()
+
+
+class Joined(unittest.TestCase):
+    def test_one_thread_joins_several_ranks_in_a_group(self):
+        meeting = moeccl.unique_id()
+        with moeccl.group():
+            pair = [moeccl.Comm(2, meeting, rank) for rank in range(2)]
+            with moeccl.group():
+                more = moeccl.init_all(2)
+            self.assertEqual([c.handle for c in pair + more], [0] * 4)
+        for comms in (pair, more):
+            self.assertEqual([(c.rank, c.size) for c in comms], [(0, 2), (1, 2)])
+            sums = [floats(3, 1.0 + rank) for rank in range(2)]
+            with moeccl.group():
+                for comm, x in zip(comms, sums):
+                    comm.all_reduce(x)
+            self.assertEqual([list(x) for x in sums], [[3.0] * 3] * 2)
+            for comm in comms:
+                comm.close()
+                with self.assertRaisesRegex(ValueError, "the communicator is closed"):
+                    comm.finalize()
+
+    def test_a_communicator_is_not_there_before_its_group_has_ended(self):
+        made = []
+        for call in (lambda comm: comm.all_reduce(floats(1)), lambda comm: moeccl.Moe(comm, 16, n_experts=4, top_k=2, max_tokens=4)):
+            with self.assertRaisesRegex(ValueError, "has not joined: use it after the end of the group"):
+                with moeccl.group():
+                    made.append(moeccl.Comm(1, moeccl.unique_id(), 0))
+                    call(made[-1])
+            self.assertEqual(made[-1].handle, 0)  # the group was abandoned
+            made[-1].close()
 
 
 class OfOneProcess(unittest.TestCase):

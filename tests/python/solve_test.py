@@ -3,6 +3,7 @@
 import array
 import itertools
 import os
+import struct
 import tempfile
 import unittest
 
@@ -189,6 +190,18 @@ class Plans(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "unknown option colour"):
             plan.simulate("node:2", colour=1)
         self.assertIn("SIMULATED", plan.simulate("node:2 gpu:2", "expert_gather", count=1000, n_experts=8, domain=[2, 1]))
+
+    def test_a_trace_has_its_own_experts(self):
+        with tempfile.NamedTemporaryFile() as trace:  # 8 tokens choose two of 4 experts
+            trace.write(b"MOETRACE" + struct.pack("<6I", 1, 1, 1, 8, 2, 4) + struct.pack("<16i", *[0, 1, 2, 3] * 4))
+            trace.flush()
+            given = {"topology": "node:2 gpu:2", "routing": "trace:" + trace.name}
+            for fits in ({}, {"n_experts": 4, "top_k": 2}, {"expert_rank": [3, 2, 1, 0]}):
+                self.assertIn("top-2 of 4 experts", plan.simulate(**given, **fits))
+            for name, wrong, said in (("n_experts", 16, "n_experts is 16, and the trace has 4"), ("top_k", 3, "top_k is 3, and the trace has 2"),
+                                      ("expert_rank", [0, 1], "n_experts is 2, and the trace has 4")):
+                with self.assertRaisesRegex(moeccl.Error, said):
+                    plan.simulate(**given, **{name: wrong})
 
     def test_status(self):
         with moeccl.Comm(1, moeccl.unique_id(), 0, name="alone") as comm:

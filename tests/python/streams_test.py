@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams, heap memory, registrations, custom operators, and queries of a communicator."""
 import array
+import fractions
 import gc
 import time
 import unittest
 import weakref
 
 import moeccl
+from moeccl.streams import stream_handle
 from ranks import in_processes, in_threads
 
 
@@ -92,6 +94,18 @@ class Streams(unittest.TestCase):
 
         in_threads(2, work)
 
+    def test_the_default_stream_of_torch_and_cupy_is_a_stream(self):
+        class Torchs:
+            cuda_stream = 0
+
+        class Cupys:
+            ptr = 0
+
+        for default in (Torchs, Cupys):
+            self.assertEqual(stream_handle(default()), 1)  # CU_STREAM_LEGACY, as NULL would block
+            default.ptr = default.cuda_stream = 77
+            self.assertEqual(stream_handle(default()), 77)
+
     def test_no_stream_at_all_is_named(self):
         [comm] = moeccl.init_all(1)
         with self.assertRaisesRegex(TypeError, "stream is 'now'"):
@@ -152,6 +166,12 @@ class Communicator(unittest.TestCase):
             for wrong, kind in ((1.5, moeccl.INT32), (300, moeccl.UINT8), (1.0, moeccl.BFLOAT16), (b"abc", moeccl.FLOAT32)):
                 with self.assertRaises((TypeError, ValueError)):
                     comm.premul_sum(wrong, kind)
+            for wrong, kind, wanted in (("q", moeccl.FLOAT64, "float64"), ("d", moeccl.INT64, "int64"), ("f", moeccl.INT32, "int32")):
+                with self.assertRaisesRegex(TypeError, f"scalar holds elements of format '{wrong}': give {wanted}"):
+                    comm.premul_sum(array.array(wrong, [2]), kind)
+            z = array.array("d", [3.0])
+            comm.all_reduce(z, op=comm.premul_sum(fractions.Fraction(1, 2), moeccl.FLOAT64))
+            self.assertEqual(z[0], 3.0)
 
         in_threads(2, work)
 

@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 #include "tests/shim/nccl_ranks.h"
@@ -397,27 +399,6 @@ TEST(ShimComm, AWatchdogGetsTheTextOfAStreamsFailure) {
   in_processes(2, work, {1});
 }
 
-// A watchdog sees the communicator as soon as NCCL has written it to the program's variable.
-TEST(ShimComm, AnAbortWhileAnotherThreadMakesTheCommunicator) {
-  in_processes(1, [](int) {
-    ncclUniqueId id;
-    ASSERT_NCCL(ncclGetUniqueId(&id));
-    static ncclComm_t comm = nullptr;
-    const std::atomic_ref<ncclComm_t> seen(comm);
-    std::thread maker([&] { EXPECT_EQ(ncclCommInitRank(&comm, 2, id, 0), ncclInvalidUsage); });
-    while (seen.load() == nullptr) usleep(1000);
-    ncclResult_t state = ncclSuccess;
-    EXPECT_NCCL(ncclCommGetAsyncError(seen.load(), &state));
-    EXPECT_EQ(state, ncclInProgress);
-    EXPECT_NCCL(ncclCommAbort(seen.load()));
-    ncclComm_t other = nullptr;
-    EXPECT_NCCL(ncclCommInitRank(&other, 2, id, 1));  // the first init ends when all have come
-    maker.join();
-    EXPECT_EQ(comm, nullptr);
-    EXPECT_NCCL(ncclCommAbort(other));
-  });
-}
-
 TEST(ShimComm, ScalarsAreReadWhenTheirResidenceSays) {
   Board* board = new_board();
   in_processes(2, [&](int rank) {
@@ -461,6 +442,63 @@ TEST(ShimComm, ASimulatedGroupRunsNothing) {
     EXPECT_EQ(out[0], 7);
     for (ncclComm_t c : comms) EXPECT_NCCL(ncclCommDestroy(c));
   });
+}
+
+TEST(ShimComm, ASimulatedGroupWithoutItsInfoEndsTheGroup) {
+  in_processes(1, [](int) {
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitAll(&comm, 1, nullptr));
+    ncclSimInfo_t raw = {};
+    for (ncclSimInfo_t* info : {static_cast<ncclSimInfo_t*>(nullptr), &raw}) {
+      float x = 1, y = 7;
+      ASSERT_NCCL(ncclGroupStart());
+      ASSERT_NCCL(ncclAllReduce(&x, &y, 1, ncclFloat32, ncclSum, comm, nullptr));
+      EXPECT_EQ(ncclGroupSimulateEnd(info), ncclInvalidArgument);
+      EXPECT_EQ(ncclGroupEnd(), ncclInvalidUsage) << "no group is open";
+      EXPECT_EQ(y, 7);
+    }
+    EXPECT_EQ(ncclGroupSimulateEnd(nullptr), ncclInvalidUsage);
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+TEST(ShimComm, ACommunicatorIsFinalizedOnce) {
+  in_processes(1, [](int) {
+    EXPECT_NCCL(ncclCommFinalize(nullptr));
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitAll(&comm, 1, nullptr));
+    EXPECT_NCCL(ncclCommFinalize(comm));
+    EXPECT_EQ(ncclCommFinalize(comm), ncclInvalidArgument);
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+// Returns what a failed call writes to stderr, in a process with these variables.
+std::string said_with(const std::string& debug, const std::string& file) {
+  const std::string out = "/tmp/moeccl-shim-debug-" + std::to_string(getpid());
+  in_processes(1, [&](int) {
+    unsetenv("NCCL_DEBUG");
+    if (!debug.empty()) setenv("NCCL_DEBUG", debug.c_str(), 1);
+    if (!file.empty()) setenv("NCCL_CONF_FILE", file.c_str(), 1);
+    ASSERT_NE(freopen(out.c_str(), "w", stderr), nullptr);
+    int number = 0;
+    (void)ncclCommDestroy(reinterpret_cast<ncclComm_t>(&number));
+  });
+  std::ifstream in(out);
+  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  unlink(out.c_str());
+  return text;
+}
+
+TEST(ShimComm, NcclDebugMayBeWrittenAnyhowAndAnywhere) {
+  const std::string file = "/tmp/moeccl-shim-conf-" + std::to_string(getpid());
+  std::ofstream(file) << "# a comment\nNCCL_DEBUG=warn\n";
+  const char* const said = "not a live communicator";
+  EXPECT_EQ(said_with("", "/dev/null").find(said), std::string::npos);
+  EXPECT_NE(said_with("Info", "/dev/null").find(said), std::string::npos);
+  EXPECT_NE(said_with("", file).find(said), std::string::npos);
+  EXPECT_EQ(said_with("none", file).find(said), std::string::npos) << "the environment counts first";
+  unlink(file.c_str());
 }
 
 TEST(ShimComm, MistakesAreNamed) {

@@ -219,5 +219,69 @@ TEST(ShimDevice, WhatHelperThreadsMakeServesDeviceMemory) {
   });
 }
 
+// Page-locked buffers and the NULL stream: a copy in the default stream brings the input.
+TEST(ShimDevice, PageLockedBuffersComeAfterTheDefaultStream) {
+  if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";
+  const auto rank_of = [](Board& board, int rank) {
+    const ncclUniqueId id = meet(board, rank);
+    CudaDevice device;
+    ASSERT_TRUE(device.ok());
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, id, rank));
+    const int32_t mine = rank + 5;
+    auto* in = static_cast<int32_t*>(device.lock(sizeof mine));
+    auto* out = static_cast<int32_t*>(device.lock(sizeof mine));
+    void* source = device.allocate(sizeof mine);
+    device.upload(source, &mine, sizeof mine);
+    *in = *out = 0;
+    device.keep_busy(nullptr);
+    device.copy(in, source, sizeof mine, nullptr);
+    EXPECT_NCCL(ncclAllReduce(in, out, 1, ncclInt32, ncclSum, comm, nullptr));
+    device.synchronize(nullptr);
+    EXPECT_EQ(*out, 11);
+    EXPECT_NCCL(ncclCommDestroy(comm));
+    device.release(source);
+    device.end_lock(in);
+    device.end_lock(out);
+  };
+  Board* board = new_board();
+  in_processes(2, [&](int rank) { rank_of(*board, rank); });
+  Board* shared = new_board();
+  in_threads(2, [&](int rank) { rank_of(*shared, rank); });
+}
+
+// Calls of a communicator are for its own device, and memory is for the one that it was allocated on.
+TEST(ShimDevice, AThreadWithoutADevicePutsWaitsAndFrees) {
+  if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    const ncclUniqueId id = meet(*board, rank);
+    CudaDevice device;
+    ASSERT_TRUE(device.ok());
+    ncclComm_t comm = nullptr;
+    ncclWindow_t window = nullptr;
+    void *memory = nullptr, *source = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, id, rank));
+    ASSERT_NCCL(ncclMemAlloc(&memory, 64));
+    ASSERT_NCCL(ncclMemAlloc(&source, 64));
+    ASSERT_NCCL(ncclCommWindowRegister(comm, memory, 64, &window, NCCL_WIN_COLL_SYMMETRIC));
+    const int32_t mine = rank + 5;
+    int32_t got = 0;
+    device.upload(source, &mine, sizeof mine);
+    std::thread([&] {
+      ncclWaitSignalDesc_t wanted = {1, 1 - rank, 0, 0};
+      EXPECT_NCCL(ncclPutSignal(source, 1, ncclInt32, 1 - rank, window, 0, 0, 0, 0, comm, nullptr));
+      EXPECT_NCCL(ncclWaitSignal(1, &wanted, comm, nullptr));
+    }).join();
+    device.download(&got, memory, sizeof got);
+    EXPECT_EQ(got, 6 - rank);
+    EXPECT_NCCL(ncclCommWindowDeregister(comm, window));
+    EXPECT_NCCL(ncclCommDestroy(comm));
+    std::thread([&] { EXPECT_NCCL(ncclMemFree(memory)); }).join();
+    EXPECT_EQ(ncclMemFree(memory), ncclInvalidArgument) << "freed before";
+    EXPECT_NCCL(ncclMemFree(source));
+  });
+}
+
 }  // namespace
 }  // namespace moeccl::testing

@@ -7,16 +7,17 @@
 #include <sys/mman.h>
 
 #define EXPORT __attribute__((visibility("default")))
-enum { kSuccess = 0, kInvalidValue = 1, kInvalidContext = 201, kPage = 4096 };
+enum { kSuccess = 0, kInvalidValue = 1, kNotInitialized = 3, kInvalidContext = 201, kPage = 4096 };
 
+static int initialized;
 static _Thread_local void* current;
 static _Alignas(8) char device_context;
 static uintptr_t first, last; /* the newest allocation */
 
-EXPORT int cuInit(unsigned flags) { return flags == 0 ? kSuccess : kInvalidValue; }
+EXPORT int cuInit(unsigned flags) { return flags == 0 ? (initialized = 1, kSuccess) : kInvalidValue; }
 EXPORT int cuDeviceGetCount(int* n) { return *n = 1, kSuccess; }
 EXPORT int cuCtxGetDevice(int* device) { return *device = 0, current != NULL ? kSuccess : kInvalidContext; }
-EXPORT int cuCtxGetCurrent(void** context) { return *context = current, kSuccess; }
+EXPORT int cuCtxGetCurrent(void** context) { return *context = current, initialized ? kSuccess : kNotInitialized; }
 EXPORT int cuCtxSetCurrent(void* context) { return current = context, kSuccess; }
 EXPORT int cuDevicePrimaryCtxRetain(void** context, int device) {
   return *context = &device_context, device == 0 ? kSuccess : kInvalidValue;

@@ -332,6 +332,29 @@ TEST(ShimForward, OneRankWithoutNcclIsNamedByAll) {
 
 void use_device() { setenv("MOECCL_CUDA_DRIVER", std::getenv("MOECCL_TEST_FAKE_CUDA"), 1); }
 
+// Programs call by the version what NCCL then has to serve.
+TEST(ShimForward, TheVersionIsThatOfTheNcclThatWillServe) {
+  for (const char* most : {"", "2.28.3", "2.30.7"}) {
+    in_processes(1, [most](int) {
+      set_shim("auto", true);
+      if (*most != '\0') setenv("MOECCL_SHIM_VERSION", most, 1);
+      use_device();
+      const int said = *most == '\0' ? NCCL_VERSION_CODE : std::string(most) == "2.28.3" ? 22803 : 23007;
+      int version = 0;
+      ASSERT_NCCL(ncclGetVersion(&version));
+      EXPECT_EQ(version, said);
+      void* driver = dlopen(std::getenv("MOECCL_CUDA_DRIVER"), RTLD_NOW);
+      ASSERT_NE(driver, nullptr) << dlerror();
+      void* context = nullptr;
+      EXPECT_EQ(reinterpret_cast<int (*)(void**)>(dlsym(driver, "cuCtxGetCurrent"))(&context), 3)
+          << "a program that asks for the version could not use CUDA in its children";
+      ASSERT_EQ(reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"))(0), 0);
+      ASSERT_NCCL(ncclGetVersion(&version));
+      EXPECT_EQ(version, std::string(most) == "2.28.3" ? 22803 : 22899) << most;
+    });
+  }
+}
+
 // Each rank has a device that this MoECCL cannot use, so the whole job goes to NCCL, with an id made by NCCL.
 TEST(ShimForward, JobsWithMemoryThatMoecclCannotServeGoToNccl) {
   Board* board = new_board();

@@ -209,5 +209,34 @@ TEST(ShimRmaEnd, ASignalOutlivesItsSendersCommunicator) {
   });
 }
 
+// A child that ends what it has inherited, as some programs do at exit, says nothing for its parent. It does not wait
+// for the parent's threads either, which it does not have.
+TEST(ShimRmaEnd, AForkedChildEndsNothingOfItsParent) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    WithWindow w(*board, 2, rank, 16);
+    if (rank == 1) {
+      EXPECT_NCCL(w.wait(0)) << last();
+      EXPECT_NCCL(ncclSignal(0, 0, 0, 0, w.comm, nullptr));
+      while (board->counters[1] == 0) usleep(1000);
+      return;
+    }
+    std::thread waits([&] { EXPECT_NCCL(w.wait(1)); });
+    usleep(200'000);
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      _exit(ncclCommAbort(w.comm) == ncclSuccess ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    usleep(200'000);  // rank 1 would notice
+    EXPECT_NCCL(ncclSignal(1, 0, 0, 0, w.comm, nullptr));
+    waits.join();
+    board->counters[1] = 1;
+  });
+}
+
 }  // namespace
 }  // namespace moeccl::testing

@@ -114,6 +114,7 @@ Result<size_t> Stream::flush() {
   while (has_output() && !full) {
     MOECCL_ASSIGN_OR_RETURN(const driver::IoStep step, encrypted() ? send_records() : send_plain());
     full = step.would_block;
+    if (full) queue_unseen = true;
     sent += step.n;
   }
   // The rest of the small frames moves to the front, so that room() is all that is free.

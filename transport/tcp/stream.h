@@ -42,8 +42,9 @@ class Stream {
   // Sends until everything is gone or the socket is full, and returns how many bytes went. On an encrypted connection
   // the payload is gone once it is encrypted.
   Result<size_t> flush();
-  uint32_t queues_seen = 0;  // for the owner
-  bool full = false;         // the socket took no more; set by flush(), cleared by the owner when it is writable again
+  uint32_t queues_seen = 0;   // for the owner
+  bool queue_unseen = false;  // set by flush() where the socket takes no more, cleared by the owner
+  bool full = false;          // the socket took no more; set by flush(), cleared by the owner when it is writable again
 
   // --- Receiving ---
   // Bytes that have arrived and are not consumed.

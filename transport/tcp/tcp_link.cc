@@ -150,7 +150,7 @@ Result<PutState> TcpLink::put_some(uint64_t offset, const void* src, size_t byte
 }
 
 void TcpLink::look_at_queue(Stream& s) {
-  if (!s.full) return;
+  if (!s.full || !std::exchange(s.queue_unseen, false)) return;
   s.queues_seen = driver::queue_delay_us(s.fd()) < kQueueUs ? 0 : s.queues_seen + 1;
   if (s.queues_seen != kLooks) return;
   (void)driver::set_congestion_control(s.fd(), kForQueues);

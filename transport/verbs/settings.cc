@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "src/base/log.h"
+#include "src/base/nccl_files.h"
 
 namespace moeccl::transport::verbs {
 namespace {
@@ -157,7 +158,7 @@ Result<Settings> read_settings(const Variables& variables) {
 
 Result<Settings> process_settings() {
   Result<Settings> settings = read_settings([](const char* name) -> const char* {
-    return std::string_view(name) == "MOECCL_IB_LIBRARY" ? secure_getenv(name) : std::getenv(name);
+    return std::string_view(name) == "MOECCL_IB_LIBRARY" ? secure_getenv(name) : nccl_variable(name);
   });
   if (settings.ok())
     for (const std::string& s : settings->adapted) log(LogLevel::kInfo, "{}", s);

@@ -131,7 +131,7 @@ Result<PutState> VerbsLink::post_some(uint64_t offset, const void* src, size_t b
   if (p == nullptr) p = open(offset, static_cast<const std::byte*>(src), bytes);
   if (p == nullptr) return PutState::kFull;
   const bool moved = post_pieces(*p);
-  if (p->from == OpenPut::From::kCopied && bytes <= lanes_[0].pair->inline_bytes()) {
+  if (p->from != OpenPut::From::kRegistered && p->posted == bytes && bytes <= kCopyPiece) {
     engine_.queue(*this);  // the signal behind it posts both with one call, or else the next turn does
   } else {
     flush();

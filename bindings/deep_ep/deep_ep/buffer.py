@@ -9,11 +9,11 @@ import weakref
 
 import moeccl
 import torch
+from moeccl.torch._memory import Memory
 
 from . import _handles, _low_latency, _native, _throughput
 from ._check import (check_choices, check_devices, check_group, check_layout, check_low_latency, check_rows, check_tensor,
                      require, unpack_bias)
-from ._memory import Memory
 from ._stream import CommStream, CudaStream
 from .config import Config
 from .utils import EventHandle, EventOverlap

@@ -24,6 +24,7 @@ _BY_NAME = {"int8": _abi.moecclInt8, "uint8": _abi.moecclUint8, "bool": _abi.moe
             "uint32": _abi.moecclUint32, "int64": _abi.moecclInt64, "uint64": _abi.moecclUint64,
             "float16": _abi.moecclFloat16, "float32": _abi.moecclFloat32, "float64": _abi.moecclFloat64,
             "bfloat16": _abi.moecclBfloat16, "float8_e4m3fn": _abi.moecclFloat8e4m3, "float8_e5m2": _abi.moecclFloat8e5m2}
+_NAMES = {code: name for name, code in _BY_NAME.items() if name != "bool"}
 # torch dtype -> (MoECCL type or None, bytes of an element, name), filled in at first use of each dtype.
 _torch_types: Dict[Any, Tuple[Optional[int], int, str]] = {}
 
@@ -211,6 +212,14 @@ class Buffer:
             return tuple(ctypes.cast(view.shape, ctypes.POINTER(ctypes.c_ssize_t))[:view.ndim]) if view.shape else ()
         shape = self._shape
         return tuple(shape.shape if hasattr(shape, "shape") else shape or ())
+
+    def holds(self, name: str, type_: int, whose: str = "") -> None:
+        """Raises TypeError unless its elements may be of type_: bytes may, and those that have no MoECCL type (uint16 for bfloat16).
+
+        whose: the object that has this type, such as "the layer"."""
+        if self.present and self.itemsize > 1 and (self.itemsize != type_size(type_) if self.type is None else self.type != type_):
+            of_whom = f", {whose}'s type" if whose else ""
+            raise TypeError(f"{name} holds elements of format {self.format!r}: give {_NAMES[type_]}{of_whom}")
 
     def own_type(self) -> int:
         """Returns the MoECCL type of its elements; raises TypeError if there is none."""

@@ -66,7 +66,7 @@ class Codec:
         self._codec.count, self._codec.ratio = number("count", count, SIZE), ratio
         self._element = type_size(type)
         self._expert = count * self._element
-        self._codec.type = type
+        self._codec.type = self._type = type
         size = ctypes.c_size_t()
         check(lib.moecclCodecBytes(_byref(self._codec), _byref(size)))
         self.bytes: int = size.value
@@ -77,6 +77,8 @@ class Codec:
             buffer = Buffer(thing, writable)
             buffers.append(buffer)
             buffer.on_host(name)
+            if name != "encoded":
+                buffer.holds(name, self._type, "the codec")
             if buffer.bytes != wanted:
                 raise ValueError(f"{name} has {buffer.bytes} bytes: give {wanted}")
         return buffers

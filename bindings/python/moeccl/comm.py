@@ -14,7 +14,7 @@ from ._library import lib
 from ._owned import Leftovers, OfThisProcess
 from .constants import AVG, ID_BYTES, SUM
 from .memory import RedOp, Registration
-from .streams import give_back, in_group, stream_handle
+from .streams import at_group_end, give_back, in_group, stream_handle
 
 _MOST_RANKS = 65536
 _byref = ctypes.byref
@@ -72,28 +72,51 @@ def init_all(n_ranks: int, **options: Any) -> List["Comm"]:
     """Makes n_ranks communicators in this process. Drive each from its own thread, or all in group()s. Options: see Comm."""
     n_ranks = number("n_ranks", n_ranks, (1, _MOST_RANKS))
     handles, config = (ctypes.c_void_p * n_ranks)(), _config(options)
+    comms = [Comm.__new__(Comm) for _ in range(n_ranks)]
+
+    def joined() -> None:
+        for comm, handle in zip(comms, handles):
+            comm._handle = handle
+
+    for rank, comm in enumerate(comms):
+        comm._begin(rank, n_ranks)
+    if in_group():
+        at_group_end(joined)
     check(lib.moecclCommInitAll(handles, n_ranks, _byref(config)))
-    return [Comm._of(h) for h in handles]
+    joined()
+    return comms
 
 
 class Comm(OfThisProcess):
     """One rank's communicator; `rank` is its number, and `size` is the number of ranks.
 
     Options: timeout_ms, init_timeout_ms, deterministic, pace, topology, staging_bytes, name, priority, cuda_sms, as in
-    moecclConfig_t (include/moeccl/comm.h). The constructor blocks until all ranks have joined."""
+    moecclConfig_t (include/moeccl/comm.h). The constructor blocks until all ranks have joined; in a group() they join at its end, and the
+    object can be used after it."""
+    _handle: Optional[int]
     _instead = "give it bytes(moeccl.unique_id()) and call moeccl.Comm(n_ranks, id, rank) there; save a model as its state_dict()"
 
     def __init__(self, n_ranks: int, id: Union[UniqueId, bytes], rank: int, **options: Any) -> None:
         handle, config = ctypes.c_void_p(), _config(options)
         meeting = id if isinstance(id, UniqueId) else UniqueId.from_bytes(id)
         n_ranks, rank = number("n_ranks", n_ranks), number("rank", rank)
+        self._begin(rank, n_ranks)
+
+        def joined() -> None:
+            self._handle = handle.value
+
+        if in_group():
+            at_group_end(joined)
         check(lib.moecclCommInitRankConfig(_byref(handle), n_ranks, meeting, rank, _byref(config)))
-        self._set(handle.value)
+        joined()
 
     @classmethod
     def _of(cls, handle: Optional[int]) -> "Comm":
-        comm = cls.__new__(cls)
-        comm._set(handle)
+        comm, rank, size = cls.__new__(cls), ctypes.c_int(), ctypes.c_int()
+        check(lib.moecclCommUserRank(handle, _byref(rank)))
+        check(lib.moecclCommCount(handle, _byref(size)))
+        comm._begin(rank.value, size.value)
+        comm._handle = handle
         return comm
 
     @classmethod
@@ -103,21 +126,22 @@ class Comm(OfThisProcess):
         check(lib.moecclCommInitEnv(_byref(handle), _byref(config)))
         return cls._of(handle.value)
 
-    def _set(self, handle: Optional[int]) -> None:
-        self._handle, self._leftovers = handle, Leftovers()
+    def _begin(self, rank: int, size: int) -> None:
+        """Sets everything but the handle, which comes when all ranks have joined."""
+        self._handle = None
+        self._closed, self._leftovers = False, Leftovers()
         self._registrations: Set[Registration] = set()  # those that are not closed, also if the caller keeps none
-        rank, count = ctypes.c_int(), ctypes.c_int()
-        self._check(lib.moecclCommUserRank(handle, _byref(rank)))
-        self._check(lib.moecclCommCount(handle, _byref(count)))
-        self.rank, self.size = rank.value, count.value
+        self.rank, self.size = rank, size
 
     @property
     def handle(self) -> int:
-        """The moecclComm_t as a number, for calls of moeccl._abi; 0 after close()."""
+        """The moecclComm_t as a number, for calls of moeccl._abi; 0 after close(), and before the end of the group that makes it."""
         return self._handle or 0
 
     def _check(self, code: int) -> None:
         if code != 0:
+            if self._handle is None and not self._closed:
+                raise ValueError("the communicator has not joined: use it after the end of the group that makes it")
             if self._handle is None:
                 raise ValueError("the communicator is closed")
             check(code, self._handle)
@@ -208,7 +232,7 @@ class Comm(OfThisProcess):
         if self._handle is not None:
             self._leftovers.clear()
             check(lib.moecclCommDestroy(self._handle))  # refused while a group holds calls on it
-            self._handle = None
+            self._handle, self._closed = None, True
             self._leftovers.end()
             for registration in list(self._registrations):
                 registration.close()
@@ -238,7 +262,7 @@ class Comm(OfThisProcess):
             self._check(getattr(lib, function)(first.data, out.data, sides[0][0] // sides[0][1], kind, *tail, self._handle,
                                                stream_handle(stream)))
         finally:
-            give_back(buffers, stream)
+            give_back([*buffers, Held(op.scalar)] if isinstance(op, RedOp) else buffers, stream)
 
     def _run_plain(self, function: str, send: Any, recv: Any, blocks: Tuple[int, int], op: Any, root: Any, stream: Any) -> bool:
         """Does the same for buffers that plain() handles. Returns False, with nothing done, for others and for bad arguments."""
@@ -266,6 +290,8 @@ class Comm(OfThisProcess):
         if stream is not None or in_group():
             give_back((Held(first[3]), Held(out[3])), stream)
         if code != 0:
+            if self._handle is None and not self._closed:
+                self._check(code)
             check(code, self._handle)
         return True
 

@@ -50,11 +50,15 @@ def shard(count: int, n_ranks: int) -> int:
 
 def popularity(comm: Comm, topk_index: Any, n_experts: int) -> "array.array[int]":
     """Returns [n_experts] (int64): how often each expert occurs in all ranks' topk_index (int32); -1 is not counted. The call is
-    collective."""
+    collective. In a group the counts are there at its end."""
     given = Given("topk_index", topk_index, ctypes.c_int32, takes_cuda=True)
     n_experts = number("n_experts", n_experts, (1, 2**31 - 1))
     counts = made(ctypes.c_int64, n_experts)
-    comm._check(lib.moecclExpertPopularity(given.address, given.count, n_experts, counts.buffer_info()[0], comm._handle, None))
+    out = Buffer(counts, True)
+    try:
+        comm._check(lib.moecclExpertPopularity(given.address, given.count, n_experts, out.data, comm._handle, None))
+    finally:
+        give_back([out])  # a group writes at its end
     return counts
 
 
@@ -77,7 +81,11 @@ def choose_replicas(comm: Comm, placement: Placement, topk_index: Any, top_k: in
     loads = [Buffer(popularity, True), Buffer(dropped, True)]
     try:
         for name, load in zip(("popularity", "dropped"), loads):
-            if load.present and load.count(INT64) != placement.n_experts:
+            if not load.present:
+                continue
+            if load.type != INT64:
+                raise TypeError(f"{name} holds elements of format {load.format!r}: give {placement.n_experts} of int64")
+            if load.count(INT64) != placement.n_experts:
                 raise ValueError(f"{name} has {load.count(INT64)} numbers: give {placement.n_experts} of int64")
         comm._check(lib.moecclChooseReplicas(_byref(how), given.address, given.count // top_k, slots.buffer_info()[0],
                                              loads[0].data, loads[1].data, comm._handle))
@@ -91,7 +99,7 @@ def _run(comm: Comm, function: str, placement: Placement, first: Any, second: An
     """Runs a function on two buffers. slots_at: which of the two hold slots; the others hold shards."""
     buffers = [Buffer(first), Buffer(second, True)]
     try:
-        kind = common_type(function, buffers, type_)
+        kind = common_type(function, buffers, type_) if type_ is None else type_  # a rank without slots or shards may pass None
         slots = placement.slots(comm.size, comm.rank)
         if count is None:
             lent = next((b for b, is_slots in zip(buffers, slots_at) if is_slots and b.present), None)
@@ -143,7 +151,7 @@ def layers(comm: Comm, what: Union[str, int], given: Sequence[Tuple[Placement, A
     places = what == op_number("place_weights")
     buffers = [Buffer(buffer, is_slots == places) for _, slots, shards in given for buffer, is_slots in ((slots, True), (shards, False))]
     try:
-        kind = common_type("moecclExpertLayers", buffers, type)
+        kind = common_type("moecclExpertLayers", buffers, type) if type is None else type
         table = (_abi.moecclExpertLayer_t * max(1, len(given)))()
         for i, (placement, _, _) in enumerate(given):
             wanted = (placement.slots(comm.size, comm.rank) * count, placement.n_experts * shard(count, comm.size))

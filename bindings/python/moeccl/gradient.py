@@ -33,7 +33,7 @@ class GradientReturn(OfThisProcess):
         config.n_layers, config.device_memory = number("n_layers", n_layers), int(device_memory)
         self._on_device = device_memory and ratio != 1
         self._comm, self._n_own, self._n_held, self._expert = comm or hybrid.comm, hybrid.n_own, hybrid.n_held, count * size
-        self._count = count
+        self._count, self._type = count, type
         handle = ctypes.c_void_p()
         self._comm._leftovers.clear()
         self._comm._check(lib.moecclGradientReturnCreate(_byref(handle), hybrid._handle, comm._handle if comm else None, _byref(config)))
@@ -76,6 +76,7 @@ class GradientReturn(OfThisProcess):
             for name, buffer, experts in (("held", buffers[0], self._n_held), ("own", buffers[1], self._n_own)):
                 if buffer.bytes != experts * self._expert:
                     raise ValueError(f"{name} has {buffer.bytes} bytes: {experts} gradients of {self._expert} bytes are {experts * self._expert}")
+                buffer.holds(name, self._type, "this object")
             self._comm._check(lib.moecclGradientReturnReduce(self._handle, number("layer", layer), buffers[0].data, buffers[1].data,
                                                              stream_handle(stream)))
         finally:

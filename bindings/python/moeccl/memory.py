@@ -2,12 +2,12 @@
 """Memory of the symmetric heap, registered memory, and user-defined operators."""
 import ctypes
 import weakref
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Dict, Optional
 
 from ._buffers import Buffer, type_size
 from ._errors import SIZE, check, number
 from ._library import lib
-from ._owned import OfThisProcess
+from ._owned import OfThisProcess, at_the_end
 
 if TYPE_CHECKING:
     from .comm import Comm
@@ -55,41 +55,60 @@ class Registration(OfThisProcess):
         self.close()
 
 
+_KINDS: Dict[int, Any] = {0: ctypes.c_int8, 1: ctypes.c_uint8, 2: ctypes.c_int32, 3: ctypes.c_uint32, 4: ctypes.c_int64, 5: ctypes.c_uint64,
+                          7: ctypes.c_float, 8: ctypes.c_double}
+
+
+def _is_number(thing: Any) -> bool:
+    """Returns True for Python's and NumPy's numbers, though the latter are buffers too. Arrays and tensors have a length."""
+    kind = thing.__class__
+    return (hasattr(kind, "__index__") or hasattr(kind, "__float__")) and not hasattr(kind, "__len__")
+
+
+def _bits(value: Any, type: int) -> Any:
+    """Returns a number as an element of a type."""
+    bits = _KINDS[type]()
+    if type < 6:
+        n = 8 * ctypes.sizeof(bits)
+        bits.value = number("scalar", value, (0, 2**n - 1) if type % 2 else (-2**(n - 1), 2**(n - 1) - 1))
+    else:
+        bits.value = float(value)
+    return bits
+
+
 class RedOp(OfThisProcess):
     """An operator that multiplies each rank's input by its scalar and sums. Pass it or its `number` as op=.
 
-    scalar: a number (FLOAT32, FLOAT64 and integers), or a buffer of one element of `type`. Each operation reads a scalar in CUDA
-    memory when it runs."""
+    scalar: a number, also NumPy's (FLOAT32, FLOAT64 and integers), or a buffer of one element of `type`. Each operation reads a scalar in
+    CUDA memory when it runs. The end of the last reference frees the operator; calls that were made with it keep what they need."""
+
+    number = -1  # until there is one, and after close()
 
     def __init__(self, comm: "Comm", scalar: Any, type: int) -> None:
-        self._comm = comm
-        if isinstance(scalar, (int, float)):
-            kinds: Any = {0: ctypes.c_int8, 1: ctypes.c_uint8, 2: ctypes.c_int32, 3: ctypes.c_uint32, 4: ctypes.c_int64, 5: ctypes.c_uint64,
-                     7: ctypes.c_float, 8: ctypes.c_double}
-            type_size(type)
-            if type not in kinds:
-                raise TypeError(f"type is {type}: give the scalar as a buffer of one element of it")
-            bits = kinds[type]()
-            if type < 6:
-                n = 8 * ctypes.sizeof(bits)
-                bits.value = number("scalar", scalar, (0, 2**n - 1) if type % 2 else (-2**(n - 1), 2**(n - 1) - 1))
-            else:
-                bits.value = scalar
-            scalar = bits
+        self._comm, size = comm, type_size(type)
+        if _is_number(scalar) and type in _KINDS:
+            scalar = _bits(scalar, type)
+        elif isinstance(scalar, (int, float)):
+            raise TypeError(f"type is {type}: give the scalar as a buffer of one element of it")
         view = Buffer(scalar)
-        if view.bytes != type_size(type):
-            raise ValueError(f"scalar has {view.bytes} bytes: give one element of {type_size(type)} bytes")
-        self._scalar = view
+        view.holds("scalar", type)
+        if view.bytes != size:
+            raise ValueError(f"scalar has {view.bytes} bytes: give one element of {size} bytes")
+        self.scalar: Optional[Buffer] = view
         made = ctypes.c_int32()
         comm._check(lib.moecclRedOpCreatePreMulSum(ctypes.byref(made), view.data, type, comm._handle))
-        self.number: int = made.value
+        self.number = made.value
 
     def __index__(self) -> int:
         return self.number
 
     def close(self) -> None:
-        """Frees the operator."""
+        """Frees the operator. Calls that were made with it keep what they need."""
         if self.number >= 0:
-            self._comm._check(lib.moecclRedOpDestroy(self.number, self._comm._handle))
-            self.number = -1
-            self._scalar.release()
+            if self._comm._handle is not None:  # the operator ends with its communicator at the latest
+                self._comm._check(lib.moecclRedOpDestroy(self.number, self._comm._handle))
+            self.number, self.scalar = -1, None
+
+    def __del__(self) -> None:
+        if self.number >= 0 and self._comm._handle is not None and not at_the_end(self.scalar):
+            lib.moecclRedOpDestroy(self.number, self._comm._handle)  # any thread may call it, and it does not wait

@@ -36,9 +36,10 @@ class Migration(OfThisProcess):
         handle = ctypes.c_void_p()
         self._comm._check(lib.moecclMigrationCreate(_byref(handle), hybrid._handle, comm._handle if comm else None, _byref(config)))
         self._handle: Optional[int] = handle.value
-        self._element = size
+        self._element, self._type = size, type
         self._encoded: Dict[int, Buffer] = {}  # the shared experts of layers that wait_encoded() switched
-        self._into: Dict[int, List[Tuple[Buffer, Buffer]]] = {}  # buffers that the library writes and reads, by layer
+        # Of each layer's gathers that have begun, oldest first, the buffers that the library writes and reads; none after begin().
+        self._flights: Dict[int, List[Tuple[Buffer, ...]]] = {}
 
     @property
     def handle(self) -> int:
@@ -52,6 +53,7 @@ class Migration(OfThisProcess):
         return record(MigrationInfo, info)
 
     def _fits(self, name: str, buffer: Buffer, experts: int) -> None:
+        buffer.holds(name, self._type, "the migration")
         if buffer.bytes != experts * self._expert:
             raise ValueError(f"{name} has {buffer.bytes} bytes: {experts} experts of {self._expert} bytes are {experts * self._expert}")
 
@@ -89,6 +91,7 @@ class Migration(OfThisProcess):
     def begin(self, layer: int = 0) -> None:
         """Starts the gather of the oldest entry of the send queue and returns at once. The call is collective; all ranks use one order."""
         self._comm._check(lib.moecclMigrationBegin(self._handle, number("layer", layer)))
+        self._flights.setdefault(layer, []).append(())
 
     def begin_into(self, held: Any, shared: Any = None, layer: int = 0) -> None:
         """Does the same, and a thread of the library decodes into held[n_held, count] after the gather. Do not touch the buffers
@@ -103,7 +106,7 @@ class Migration(OfThisProcess):
             out.release()
             base.release()
             raise
-        self._into.setdefault(layer, []).append((out, base))
+        self._flights.setdefault(layer, []).append((out, base))
 
     def wait_expert(self, index: int, layer: int = 0) -> None:
         """Waits until expert `index` of a gather from begin_into() is in its `held`; wait() must still be called."""
@@ -116,28 +119,29 @@ class Migration(OfThisProcess):
         return bool(done.value)
 
     def wait(self, held: Any = None, shared: Any = None, layer: int = 0) -> int:
-        """Waits for the oldest gather, writes held[n_held, count] and returns the new epoch, on all ranks or on none. After
-        begin_into() pass no buffers."""
-        epoch = ctypes.c_uint64()
-        if self._into.get(layer) and held is None:
-            try:
-                self._comm._check(lib.moecclMigrationWait(self._handle, number("layer", layer), None, None, _byref(epoch)))
-            finally:
-                for buffer in self._into[layer].pop(0):
-                    buffer.release()
-            self._drop_encoded(layer)
-            return epoch.value
-        out, base = Buffer(held, True), Buffer(shared)
+        """Waits for the oldest gather, writes held[n_held, count] and returns the new epoch, on all ranks or on none. If begin_into()
+        started that gather, pass no buffers, or those that it got."""
+        epoch, out, base = ctypes.c_uint64(), Buffer(held, True), Buffer(shared)
+        flights = self._flights.get(layer)
         try:
-            self._fits("held", out, self._n_held)
-            if base.present or self._ratio != 1:
-                self._fits("shared", base, 1)
+            if not (flights and flights[0]):
+                self._fits("held", out, self._n_held)
+                if base.present or self._ratio != 1:
+                    self._fits("shared", base, 1)
             self._comm._check(lib.moecclMigrationWait(self._handle, number("layer", layer), base.data, out.data, _byref(epoch)))
         finally:
             out.release()
             base.release()
+            self._release_landed(layer)
         self._drop_encoded(layer)
         return epoch.value
+
+    def _release_landed(self, layer: int) -> None:
+        """Releases the buffers of gathers that the library has taken from its queue: it uses the others' buffers until it ends."""
+        flights = self._flights.get(layer, [])
+        while len(flights) > (self.info(layer).to_receive if flights else 0):
+            for buffer in flights.pop(0):
+                buffer.release()
 
     def _drop_encoded(self, layer: int) -> None:
         buffer = self._encoded.pop(layer, None)
@@ -155,6 +159,8 @@ class Migration(OfThisProcess):
         except BaseException:
             base.release()
             raise
+        finally:
+            self._release_landed(layer)
         self._drop_encoded(layer)
         self._encoded[layer] = base
         return epoch.value
@@ -172,13 +178,13 @@ class Migration(OfThisProcess):
         if self._handle is not None:
             check(lib.moecclMigrationDestroy(self._handle))
             self._handle = None
-            for buffers in sum(self._into.values(), []):
+            for buffers in sum(self._flights.values(), []):
                 for buffer in buffers:
                     buffer.release()
-            self._into = {}
+            self._flights = {}
             for layer in list(self._encoded):
                 self._drop_encoded(layer)
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None and not at_the_end(self._into, self._encoded):
+        if getattr(self, "_handle", None) is not None and not at_the_end(self._flights, self._encoded):
             lib.moecclMigrationDestroy(self._handle)  # ends the gathers, which use the buffers

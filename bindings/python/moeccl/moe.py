@@ -211,10 +211,8 @@ class Routing(OfThisProcess):
         """Checks that a buffer holds that many rows. After update_on_stream() that is the most, and the buffer may hold more."""
         if buffer.bytes != rows * row and not (self._on_device and buffer.bytes > rows * row):
             raise ValueError(f"{function}: {name} has {buffer.bytes} bytes, {rows} rows of {row} bytes are {rows * row}")
-        own = buffer.type if buffer.itemsize > 1 else None  # bytes, or types that NumPy has no name for, may be any type
-        if sums and own not in (None, self._moe.type):
-            raise TypeError(f"{function}: {name} holds elements of format {buffer.format!r}, the layer's type is "
-                            f"{self._moe.type}")
+        if sums:
+            buffer.holds(f"{function}: {name}", self._moe.type, "the layer")
 
     def dispatch(self, tokens: Any, rows: Any, stream: Any = None) -> None:
         """rows[n_rows, ...] = the tokens that this rank's experts need."""

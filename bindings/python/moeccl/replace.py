@@ -90,6 +90,8 @@ class Replacement(OfThisProcess):
                 row = 4 * self._moe.top_k if name == "grad_weight" else self._moe.row_bytes
                 if (thing is not None or rows) and buffer.bytes != rows * row and not (thing is None and name in _MAY_BE_NONE):
                     raise ValueError(f"{function}: {name} has {buffer.bytes} bytes, {rows} rows of {row} bytes are {rows * row}")
+                if name != "grad_weight":
+                    buffer.holds(f"{function}: {name}", self._moe.type, "the layer")
             tail = (stream_handle(stream),) if streamed else ()
             data: List[Any] = [b.data for b in buffers]
             for n, (name, thing, _, _) in enumerate(given):

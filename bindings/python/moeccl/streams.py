@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 import threading
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 from ._buffers import Buffer
 from ._errors import check, number, SIZE
@@ -12,11 +12,12 @@ from ._owned import OfThisProcess, at_the_end
 
 
 class _Open(threading.local):
-    """The calling thread's open group, the buffers of its calls, and the streams of those that have one."""
+    """The calling thread's open group, the buffers of its calls, the streams of those that have one, and its joins."""
     depth = 0
 
     def __init__(self) -> None:
         self.lent: List[Any] = []
+        self.at_end: List[Callable[[], None]] = []  # each sets the handles that the end of the group has made
         self.on_streams: List[Tuple["Stream", Sequence[Any]]] = []
 
 
@@ -85,7 +86,7 @@ class Stream(OfThisProcess):
             lib.moecclStreamDestroy(self._handle)
 
 
-LEGACY_DEFAULT = 1  # CU_STREAM_LEGACY. Torch's default stream is 0, and NULL would make the call block
+LEGACY_DEFAULT = 1  # CU_STREAM_LEGACY. The default stream of torch and CuPy is 0, and NULL would make the call block
 
 
 def stream_handle(stream: Any) -> Optional[int]:
@@ -96,8 +97,13 @@ def stream_handle(stream: Any) -> Optional[int]:
         return stream._live()
     for name in ("cuda_stream", "ptr"):
         if hasattr(stream, name):
-            return int(getattr(stream, name))
+            return int(getattr(stream, name)) or LEGACY_DEFAULT
     return number("stream", stream, SIZE)
+
+
+def at_group_end(action: Callable[[], None]) -> None:
+    """Calls action() after the end of this thread's open group, also after a failure."""
+    _open.at_end.append(action)
 
 
 def give_back(buffers: Sequence[Any], stream: Any = None) -> None:
@@ -134,6 +140,9 @@ def group() -> Iterator[None]:
         _open.depth -= 1
         code = end()
         if _open.depth == 0:
+            actions, _open.at_end = _open.at_end, []
+            for action in actions:
+                action()
             lent, _open.lent = _open.lent, []
             for thing in lent:
                 thing.release()

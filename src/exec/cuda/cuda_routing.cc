@@ -82,26 +82,17 @@ void CudaRouting::lay_out() {
   expert_ = put(n_experts, [&](size_t p) { return uint32_t{order.expert[p]}; });
   owner_ = put(n_experts, [&](size_t p) { return s_.placement->owner[order.expert[p]]; });
   identity_ = put(n_experts, [&](size_t e) { return static_cast<uint32_t>(e); });
-  std::vector<uint32_t> first_group(1, 0);
-  for (const plan::Level& level : s_.tree->levels) first_group.push_back(first_group.back() + level.n_groups);
-  n_slots_ = first_group.back();
   size_t most_hops = 0;
   for (const algo::Paths* paths : s_.candidates) {
-    const auto ways = algo::ways_of(*paths, *s_.tree, *s_.placement, s_.rank);
-    std::vector<uint32_t> first(1, 0), to, slot;
-    for (const auto& way : ways) {
-      most_hops = std::max(most_hops, way.size());
-      for (const algo::Hop& hop : way) {
-        to.push_back(hop.to);
-        slot.push_back(first_group[hop.level] + s_.tree->levels[hop.level].group_of_rank[hop.to]);
-      }
-      first.push_back(static_cast<uint32_t>(to.size()));
-    }
+    const algo::RowWays ways(*paths, *s_.tree, *s_.placement, s_.rank);
+    n_slots_ = ways.n_groups;
+    for (size_t x = 0; x + 1 < ways.first.size(); ++x)
+      most_hops = std::max<size_t>(most_hops, ways.first[x + 1] - ways.first[x]);
     Candidate& c = candidates_.emplace_back();
-    c.dedup = paths->algorithm().dedup();
-    c.way_first = put(first.size(), [&](size_t i) { return first[i]; });
-    c.way_to = put(to.size(), [&](size_t i) { return to[i]; });
-    c.way_slot = put(slot.size(), [&](size_t i) { return slot[i]; });
+    c.dedup = ways.dedup;
+    c.way_first = put(ways.first.size(), [&](size_t i) { return ways.first[i]; });
+    c.way_to = put(ways.to.size(), [&](size_t i) { return ways.to[i]; });
+    c.way_slot = put(ways.group.size(), [&](size_t i) { return ways.group[i]; });
   }
   key_ = layout.take(choices * sizeof(uint32_t));
   weight_ = layout.take(choices * sizeof(float));

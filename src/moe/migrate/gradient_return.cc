@@ -272,10 +272,9 @@ Status GradientReturn::put_on(CudaStream& stream, size_t layer, const void* held
 Status GradientReturn::run(Flight& flight, uint64_t ticket) {
   Status encoded = contained([&] { return before_exchange(flight); });
   if (!encoded.ok()) comm_.break_off(encoded);  // peers would wait for what this rank does not send
-  Status exchanged = comm_.run_in_turn(ticket, flight.exchange);
-  MOECCL_TRY(std::move(encoded));
-  MOECCL_TRY(std::move(exchanged));
-  return contained([&] { return after_exchange(flight); });
+  // Decoding is part of the turn: who waits for the communicator's operations waits for `own` and the remainders too.
+  Status done = comm_.run_in_turn(ticket, flight.exchange, [&] { return after_exchange(flight); });
+  return encoded.ok() ? std::move(done) : std::move(encoded);
 }
 
 Status GradientReturn::before_exchange(Flight& flight) const {

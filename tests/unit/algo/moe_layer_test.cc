@@ -192,6 +192,25 @@ TEST(MoeLayerTest, AMistakeOnOneRankIsAnErrorOnAll) {
   });
 }
 
+// As when a rank's choices are CUDA memory that cannot be copied.
+TEST(MoeLayerTest, ARankThatCannotReadItsChoicesTellsTheOthers) {
+  const HostTraits traits{plan::LevelTree::flat(3), false, 1u << 20};
+  test::on_all_ranks(traits, [&](MoeHost& host) {
+    const moecclMoeConfig_t c = config_of(1, 3, 4, moecclLayoutRows);
+    auto layer = MoeLayer::create(host, &c);
+    ASSERT_TRUE(layer.ok());
+    MoeRouting routing(**layer);
+    const int32_t index[] = {0, 1};
+    ASSERT_TRUE(routing.update(index, nullptr, 2).ok());
+    const Status refusal = host.rank() == 1 ? error(moecclSystemError, "unreadable") : Status();
+    EXPECT_EQ(routing.update(index, nullptr, 2, refusal).code(),
+              host.rank() == 1 ? moecclSystemError : moecclRemoteError);
+    moecclRoutingInfo_t info{};
+    info.size = sizeof(info);
+    EXPECT_EQ(routing.info(&info).code(), moecclInvalidUsage) << "the routing is empty";
+  });
+}
+
 TEST(MoeLayerTest, DifferentConfigsNameTheRanks) {
   const HostTraits traits{plan::LevelTree::flat(3), false, 1u << 20};
   test::on_all_ranks(traits, [&](MoeHost& host) {

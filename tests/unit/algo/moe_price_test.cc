@@ -48,7 +48,7 @@ TEST(MoeTraffic, IsWhatTheRanksCount) {
       std::vector<uint64_t> rows(c.tree.depth(), 0), sent(cluster.n(), 0);
       for (uint32_t r = 0; r < cluster.n(); ++r) {
         std::vector<LevelCount> counts;
-        count_rows(*cluster.paths, c.tree, cluster.seen[r], r, cluster.own[r], counts);
+        count_rows({*cluster.paths, c.tree, cluster.seen[r], r}, c.tree, cluster.seen[r], cluster.own[r], counts);
         for (uint32_t l = 0; l < c.tree.depth(); ++l) rows[l] += counts[l].rows;
       }
       EXPECT_EQ(traffic->level_rows, rows) << named.name << " " << a.name();

@@ -172,7 +172,8 @@ TEST(RoutingTest, RowsPerLevelAreTheDistinctTokenGroupPairs) {
             }
           }
           std::vector<algo::LevelCount> levels;
-          algo::count_rows(*cluster.paths, t.tree, cluster.placement, o, cluster.own[o], levels);
+          algo::count_rows({*cluster.paths, t.tree, cluster.placement, o}, t.tree, cluster.placement, cluster.own[o],
+                           levels);
           for (uint32_t l = 0; l < depth; ++l) counted[l] += levels[l].rows;
           const algo::RankPaths& rank = cluster.rank_paths[o];
           for (size_t j = 0; j < rank.edges.out.size(); ++j)

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "src/base/log.h"
+#include "src/base/nccl_files.h"
 
 namespace moeccl {
 namespace {
@@ -303,6 +304,26 @@ TEST(Log, VariablesThatAreUnknownOrBadAreSaidOnceAndEndNothing) {
 TEST(Log, DISABLED_AsksWhatIsLogged) {
   EXPECT_FALSE(log_enabled(LogLevel::kInfo));
   EXPECT_TRUE(log_enabled(LogLevel::kWarn));
+}
+
+// As in NCCL: the environment, then the file that NCCL_CONF_FILE names.
+TEST(Env, NcclsVariablesMayStandInItsFiles) {
+  const std::string file = "/tmp/moeccl-nccl-conf-" + std::to_string(getpid());
+  std::ofstream(file) << "#NCCL_A=0\nNCCL_SOCKET_IFNAME=eth7\r\nNCCL_SOCKET_IFNAME=eth8\nMOECCL_DEBUG=INFO\nNCCL_NONE\n"
+                      << "NCCL_MOECCL_TEST=here\nNCCL_MOECCL_EMPTY=x\n";
+  setenv("NCCL_CONF_FILE", file.c_str(), 1);
+  setenv("NCCL_MOECCL_TEST", "there", 1);
+  setenv("NCCL_MOECCL_EMPTY", "", 1);
+  std::vector<std::string> lines;
+  add_nccl_lines(file, &lines);
+  EXPECT_EQ(lines, std::vector<std::string>{"NCCL_SOCKET_IFNAME=eth7"}) << "the first one of each that is set nowhere";
+  const std::vector<std::string> all = read_nccl_files();
+  ASSERT_FALSE(all.empty());
+  EXPECT_EQ(all[0], lines[0]);
+  const char* const variables[] = {all[0].c_str()};
+  EXPECT_EQ(parse_env(variables).env.socket_ifname, "eth7");
+  for (const char* name : {"NCCL_CONF_FILE", "NCCL_MOECCL_TEST", "NCCL_MOECCL_EMPTY"}) unsetenv(name);
+  std::filesystem::remove(file);
 }
 
 TEST(Log, AFloodIsCutAndErrorsAreNot) {

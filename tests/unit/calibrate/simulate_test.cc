@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <vector>
 
 namespace moeccl::comm {
 namespace {
@@ -42,6 +43,25 @@ std::map<std::string, double> times(const moecclSimulateConfig_t& config) {
     all[text.substr(name, text.find('"', name) - name)] = std::atof(text.c_str() + text.find(ns, name) + ns.size());
   }
   return all;
+}
+
+TEST(Simulate, RanksOfExpertsComeWithTheirNumber) {
+  const std::vector<int32_t> ranks(8, 1);
+  for (const moecclOp_t op : {moecclOpDispatch, moecclOpExpertGather}) {
+    moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
+    const int32_t domain[] = {2, 1};
+    c.topology = "node:2 gpu:2";
+    c.op = op;
+    c.count = 1000;
+    c.domain = domain;
+    c.n_levels = 2;
+    c.expert_rank = ranks.data();
+    const auto refused = simulate(c);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_NE(refused.status().message().find("n_experts is 0 with expert_rank"), std::string::npos);
+    c.n_experts = 8;
+    EXPECT_NE(page(c), "");
+  }
 }
 
 moecclSimulateConfig_t paper(const std::string& profile) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -56,6 +57,37 @@ TEST(Turns, MayBeDestroyedByWhoeverWaitedForTheLast) {
     a.join();
     b.join();
   }
+}
+
+// After an abort: what runs is waited for, but not its turn, nor work that a stream has not begun.
+TEST(Turns, AfterCloseOnlyWhatHasBegunIsWaitedFor) {
+  Turns turns;
+  const uint64_t running = turns.take();
+  (void)turns.take_queued();  // its stream never gets to it
+  const uint64_t behind = turns.take_queued();
+  EXPECT_TRUE(turns.begin());
+  std::atomic<int> state{0};
+  std::thread second([&] {
+    turns.wait(behind);
+    state = 1;
+    while (state == 1) std::this_thread::yield();
+    turns.end();
+  });
+  turns.wait(running);
+  turns.close();
+  while (state == 0) std::this_thread::yield();  // before the first turn has ended
+  turns.end();
+  EXPECT_FALSE(turns.idle());
+  state = 2;
+  turns.wait_idle();
+  EXPECT_TRUE(turns.idle());
+  second.join();
+  EXPECT_FALSE(turns.begin()) << "the work that was skipped";
+  const uint64_t late = turns.take_queued();
+  EXPECT_FALSE(turns.begin());
+  turns.wait_idle();
+  turns.wait(late + 1);
+  EXPECT_TRUE(turns.idle());
 }
 
 }  // namespace

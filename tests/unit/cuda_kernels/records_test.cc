@@ -85,20 +85,12 @@ class OnDevice {
   }
 
   void write(const algo::Paths& paths, uint32_t rank) {
-    std::vector<uint32_t> first(1, 0), to, slot, first_group(1, 0);
-    for (const plan::Level& level : tree_.levels) first_group.push_back(first_group.back() + level.n_groups);
-    for (const auto& way : algo::ways_of(paths, tree_, own_.placement, rank)) {
-      for (const algo::Hop& hop : way) {
-        to.push_back(hop.to);
-        slot.push_back(first_group[hop.level] + tree_.levels[hop.level].group_of_rank[hop.to]);
-      }
-      first.push_back(static_cast<uint32_t>(to.size()));
-    }
+    const algo::RowWays of_rank(paths, tree_, own_.placement, rank);
     const uint32_t n = tree_.n_ranks;
-    const RouteWays ways{owner_.data(), first.data(), to.data(), slot.data()};
-    std::vector<uint32_t> rows(first_group.back(), 0);
+    const RouteWays ways{owner_.data(), of_rank.first.data(), of_rank.to.data(), of_rank.group.data()};
+    std::vector<uint32_t> rows(of_rank.n_groups, 0);
     run_kernel("moeccl_route_levels",
-               RouteLevelsKernelArgs{key.data(), ways, own_.n_tokens, own_.shape.top_k, first_group.back(),
+               RouteLevelsKernelArgs{key.data(), ways, own_.n_tokens, own_.shape.top_k, of_rank.n_groups,
                                      paths.algorithm().dedup() ? 1u : 0u, rows.data()},
                random_);
     algo::sum_levels(tree_, rows, levels);
@@ -165,7 +157,7 @@ void expect_alike(const Own& own, const plan::LevelTree& tree, Random& random) {
     EXPECT_EQ(got.weight, want.weight);
     EXPECT_EQ(got.drop_counts, want.drop_counts);
     std::vector<algo::LevelCount> levels;
-    algo::count_rows(paths, tree, own.placement, rank, want, levels);
+    algo::count_rows({paths, tree, own.placement, rank}, tree, own.placement, want, levels);
     for (uint32_t l = 0; l < tree.depth(); ++l) {
       EXPECT_EQ(got.levels[l].rows, levels[l].rows) << "level " << l;
       EXPECT_EQ(got.levels[l].peak, levels[l].peak) << "level " << l;

@@ -204,6 +204,20 @@ TEST(Codec, ForeignBytesAreRefused) {
   bad = good;
   bad[bad.size() - 1] = std::byte{0xff};  // an index beyond the block
   EXPECT_FALSE(decodes(bad, shape));
+  EXPECT_FALSE(codec_valid(shape, bad.data(), bad.size()));
+  // Indices that do not ascend, or occur twice.
+  std::byte* const last = good.data() + good.size() - sizeof(uint16_t);
+  for (const bool twice : {false, true}) {
+    bad = good;
+    std::byte* const before = bad.data() + bad.size() - 2 * sizeof(uint16_t);
+    if (twice)
+      std::copy_n(last, sizeof(uint16_t), before);
+    else
+      std::swap_ranges(before, before + sizeof(uint16_t), before + sizeof(uint16_t));
+    EXPECT_FALSE(decodes(bad, shape)) << "twice " << twice;
+    EXPECT_FALSE(codec_valid(shape, bad.data(), bad.size())) << "twice " << twice;
+  }
+  EXPECT_TRUE(codec_valid(shape, good.data(), good.size()));
   EXPECT_FALSE(decodes(good, {moecclFloat32, 1000, 10.001}));
   EXPECT_FALSE(decodes(good, {moecclBfloat16, 1000, 10}));
 }

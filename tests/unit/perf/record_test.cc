@@ -56,6 +56,16 @@ TEST(RecordJson, HasTheFieldsOfNcclTestsVersion3) {
   EXPECT_TRUE(j["results"][1]["out_of_place"]["nwrong"].is_null());
 }
 
+TEST(RecordJson, HasATimeOfEachProcessIfThereAreSeveral) {
+  Options options;
+  options.per_iter_timing = true;
+  Record record = two_lines();
+  record.lines[1].placements[0]->process_us = {{3, 1, 1, 100}, {2, 1, 2, 5}};
+  const auto results = nlohmann::json::parse(record_json(record, options))["results"];
+  EXPECT_FALSE(results[0]["out_of_place_per_iter"].contains("per_process_max_times_us"));
+  EXPECT_EQ(results[1]["out_of_place_per_iter"]["per_process_max_times_us"][1][3], 5);
+}
+
 TEST(RecordJson, LeavesUnrelatedEnvironmentOut) {
   setenv("SECRET_TOKEN_OF_SOMEONE", "hunter2", 1);
   setenv("MOECCL_TEST_ONLY", "shown", 1);

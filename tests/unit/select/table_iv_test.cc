@@ -63,7 +63,7 @@ class Layer {
       const int32_t* first = routing_.expert.data() + routing_.first_token[r] * routing_.top_k;
       EXPECT_TRUE(own.assign(shape_, placement_, order_, {first, nullptr, kTokens}).ok());
       std::vector<LevelCount> of_rank;
-      count_rows(paths, tree_, placement_, r, own, of_rank);
+      count_rows({paths, tree_, placement_, r}, tree_, placement_, own, of_rank);
       counts.insert(counts.end(), of_rank.begin(), of_rank.end());
     }
     Candidate c{price(a, tree_, profile_,

@@ -159,6 +159,26 @@ class Backend(Base):
             work.wait()
         return work
 
+    def _is_plain(self, opts: Any, output: torch.Tensor, input: torch.Tensor) -> bool:
+        """Returns whether a call blocks and its tensors can be given to the library as they are."""
+        dtype = input.dtype
+        return getattr(opts, "asyncOp", True) is False and self._limit_ms is None and dtype in TYPES and output.dtype is dtype and \
+            input.is_cpu and output.is_cpu and input.layout is torch.strided and output.layout is torch.strided and \
+            input.is_contiguous() and output.is_contiguous() and not _profiled()
+
+    def _run_now(self, what: str, function: Any, *arguments: Any) -> Work:
+        """Does the work of _issue() for a plain call without the overhead that small calls do not need."""
+        self._sequence += 1
+        with self._lock:
+            self._check_open()
+            code = function(*arguments, self._handle, None)
+            if code != 0:
+                raise failure(self._said(what), code, self._handle)
+            earlier = self._streams.in_flight()
+        for one in earlier:
+            one.complete()
+        return _DONE
+
     def _run_on_cuda(self, what: str, comm: int, every: Sequence[Any], after: calls.After, outputs: Any) -> Work:
         """Runs calls on the caller's current stream, as torch's own kernels do, so that later work on it comes after."""
         from . import cuda
@@ -195,20 +215,11 @@ class Backend(Base):
         comm = self._comm(t)
         op = OPERATORS.get(kind_of(opts.reduceOp))
         kind = TYPES.get(t.dtype)
-        if len(tensors) == 1 and op is not None and kind is not None and t.dtype is not torch.bool and t.is_contiguous() and \
-                t.layout is torch.strided:
+        if len(tensors) == 1 and op is not None and kind is not None and t.dtype is not torch.bool and \
+                t.layout is torch.strided and t.is_contiguous():
             at = t.data_ptr()
-            if comm == self._handle and self._limit_ms is None and not _profiled() and getattr(opts, "asyncOp", True) is False:
-                self._sequence += 1  # does the work of _issue() without the overhead that small calls do not need
-                with self._lock:
-                    self._check_open()
-                    code = lib.moecclAllReduce(at, at, t.numel(), kind, op, comm, None)
-                    if code != 0:
-                        raise failure(self._said("allreduce"), code, comm)
-                    earlier = self._streams.in_flight()
-                for one in earlier:
-                    one.complete()
-                return _DONE
+            if self._is_plain(opts, t, t):
+                return self._run_now("allreduce", lib.moecclAllReduce, at, at, t.numel(), kind, op)
             return self._run("allreduce", comm, ([(lib.moecclAllReduce, at, at, t.numel(), kind, op, comm, t)], None), tensors, opts)
         t = self._one("allreduce", tensors)
         if t.is_sparse:
@@ -237,6 +248,9 @@ class Backend(Base):
         return self._run("allgather", comm, calls.all_gather_list(comm, self._rank, self._size, outputs[0], t), outputs, opts)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work:
+        if self._is_plain(opts, output, input) and output.numel() == input.numel() * self._size:
+            return self._run_now("all_gather_single", lib.moecclAllGather, input.data_ptr(), output.data_ptr(), input.numel(),
+                                 TYPES[input.dtype])
         comm = self._comm(input)
         return self._run("all_gather_single", comm, calls.all_gather_single(comm, self._size, output, input), [output], opts)
 
@@ -282,6 +296,11 @@ class Backend(Base):
         return self._run("reduce_scatter", comm, made, outputs, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work:
+        op = OPERATORS.get(kind_of(opts.reduceOp))
+        if op is not None and self._is_plain(opts, output, input) and input.numel() == output.numel() * self._size and \
+                input.dtype is not torch.bool:
+            return self._run_now("reduce_scatter_single", lib.moecclReduceScatter, input.data_ptr(), output.data_ptr(), output.numel(),
+                                 TYPES[input.dtype], op)
         comm = self._comm(input)
         made = reducing.reduce_scatter(comm, self._size, "reduce_scatter_single", output, input, opts.reduceOp)
         return self._run("reduce_scatter_single", comm, made, [output], opts)
@@ -297,6 +316,13 @@ class Backend(Base):
 
     def all_to_all_single(self, output: torch.Tensor, input: torch.Tensor, output_splits: Sequence[int],
                           input_splits: Sequence[int], opts: Any) -> Work:
+        if type(output_splits) is list and type(input_splits) is list and not output_splits and not input_splits and \
+                self._is_plain(opts, output, input):
+            blocks = calls.even_blocks_of(self._size, output, input)
+            if blocks is not None:
+                # Not AllToAll: a rank cannot see whether others give split sizes, and all ranks must make the same call.
+                return self._run_now("all_to_all_single", lib.moecclAllToAllv, input.data_ptr(), *blocks, output.data_ptr(), *blocks,
+                                     TYPES[input.dtype])
         comm = self._comm(input)
         made = calls.all_to_all_single(comm, self._size, output, input, output_splits, input_splits)
         return self._run("all_to_all_single", comm, made, [output], opts)

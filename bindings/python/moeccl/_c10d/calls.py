@@ -245,6 +245,17 @@ def _even_blocks(size: int, count: int) -> Any:
     return _blocks_of([count] * size)
 
 
+def even_blocks_of(size: int, output: torch.Tensor, input: torch.Tensor) -> Any:
+    """Returns the blocks of an exchange without split sizes of dense tensors whose type the library has, or None if they do not divide."""
+    count = input.numel()
+    if output.numel() != count or count % size:
+        return None
+    for t in (input, output):
+        if t.dim() > 0 and t.shape[0] % size:
+            return None
+    return _even_blocks(size, count // size)
+
+
 def all_to_all_single(handle: int, size: int, target: torch.Tensor, source: torch.Tensor, recv: Sequence[int],
                       send: Sequence[int]) -> Made:
     same("all_to_all_single", (target, source))

@@ -4,9 +4,11 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ._calls import call, memory, stream_of
+from ._memory import new_rows
 from .functions import Dispatch
 
 BLOCK = 128
+_AT_ONCE = 1 << 18  # elements that the CPU converts at a time, so that the steps in float32 stay in its cache
 KINDS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -16,19 +18,40 @@ def n_scales(hidden):
 
 def quantize(x, kind):
     """x[T, hidden] -> rows[T, hidden] of `kind` and scales[T, blocks] in float32: the largest element of a block becomes kind's largest."""
-    hidden, most = x.shape[1], torch.finfo(kind).max
-    blocks = torch.nn.functional.pad(x.float(), (0, -hidden % BLOCK)).view(x.shape[0], n_scales(hidden), BLOCK)
-    largest = blocks.abs().amax(-1, keepdim=True)
-    # Below this a scale would be denormal, and such a block becomes zeros.
-    scales = torch.where(largest > most * torch.finfo(torch.float32).tiny, largest / most, torch.ones_like(largest))
-    rows = (blocks / scales).clamp(-most, most).to(kind).flatten(1)[:, :hidden]
-    return rows.contiguous(), scales.flatten(1)
+    rows = new_rows(torch.empty(0, dtype=kind, device=x.device), x.shape)
+    scales = x.new_empty((x.shape[0], n_scales(x.shape[1])), dtype=torch.float32)
+    most = torch.finfo(kind).max
+    for some in _slices(x):
+        blocks = _blocks(x[some])
+        largest = blocks.abs().amax(-1, keepdim=True)
+        # Below this a scale would be denormal, and such a block becomes zeros.
+        scale = torch.where(largest > most * torch.finfo(torch.float32).tiny, largest / most, torch.ones_like(largest))
+        rows[some] = (blocks / scale).clamp_(-most, most).flatten(1)[:, :x.shape[1]]
+        scales[some] = scale.flatten(1)
+    return rows, scales
 
 
 def dequantize(rows, scales, dtype):
     """The inverse: rows[R, hidden] and scales[R, blocks] -> [R, hidden] of `dtype`."""
-    wide = scales.repeat_interleave(BLOCK, dim=1)[:, :rows.shape[1]]
-    return (rows.float() * wide).to(dtype)
+    out = new_rows(torch.empty(0, dtype=dtype, device=rows.device), rows.shape)
+    for some in _slices(rows):
+        out[some] = (_blocks(rows[some]) * scales[some].unsqueeze(-1)).flatten(1)[:, :rows.shape[1]]
+    return out
+
+
+def _slices(rows):
+    """Returns slices of the rows: all of them at once on a GPU."""
+    n = rows.shape[0]
+    step = max(1, n if rows.is_cuda else _AT_ONCE // max(1, rows.shape[1]))
+    return [slice(at, min(at + step, n)) for at in range(0, n, step)]
+
+
+def _blocks(rows):
+    """rows[n, hidden] -> [n, blocks, 128] in float32, with zeros behind the end of each row."""
+    wide, missing = rows.float(), -rows.shape[1] % BLOCK
+    if missing > 0:
+        wide = torch.nn.functional.pad(wide, (0, missing))
+    return wide.reshape(rows.shape[0], n_scales(rows.shape[1]), BLOCK)
 
 
 class QuantizedDispatch(torch.autograd.Function):
@@ -39,7 +62,7 @@ class QuantizedDispatch(torch.autograd.Function):
     def forward(ctx, x, handle, kind):
         ctx.handle = handle
         given, scales = quantize(x, kind)
-        rows, arrived = given.new_empty((handle.n_rows, x.shape[1])), scales.new_empty((handle.n_rows, scales.shape[1]))
+        rows, arrived = new_rows(given, (handle.n_rows, x.shape[1])), new_rows(scales, (handle.n_rows, scales.shape[1]))
         call(handle.comm, "moecclDispatchScaled", handle.routing, memory(given), memory(scales), memory(rows), memory(arrived), stream_of(x))
         return dequantize(rows, arrived, x.dtype)
 

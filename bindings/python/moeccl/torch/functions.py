@@ -4,6 +4,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ._calls import call, memory, stream_of
+from ._memory import new_rows
 
 
 class Dispatch(torch.autograd.Function):
@@ -13,7 +14,7 @@ class Dispatch(torch.autograd.Function):
     def forward(ctx, x, handle):
         x = x.contiguous()
         ctx.handle = handle
-        rows = x.new_empty((handle.n_rows, x.shape[1]))
+        rows = new_rows(x, (handle.n_rows, x.shape[1]))
         call(handle.comm, "moecclDispatch", handle.routing, memory(x), memory(rows), stream_of(x))
         return rows
 
@@ -21,7 +22,7 @@ class Dispatch(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_rows):
         handle, grad_rows = ctx.handle, grad_rows.contiguous()
-        grad_x = grad_rows.new_empty((handle.n_tokens, grad_rows.shape[1]))
+        grad_x = new_rows(grad_rows, (handle.n_tokens, grad_rows.shape[1]))
         call(handle.comm, "moecclDispatchBackward", handle.routing, memory(grad_rows), memory(grad_x), stream_of(grad_rows))
         return grad_x, None
 
@@ -29,7 +30,7 @@ class Dispatch(torch.autograd.Function):
 def combine_gradients(ctx, grad_out, function, n_rows, first):
     """Computes the gradients of combine's rows and, if needed, of its weights. `first` is the C function's first argument."""
     handle, grad_out = ctx.handle, grad_out.contiguous()
-    grad_rows = grad_out.new_empty((n_rows, grad_out.shape[1]))
+    grad_rows = new_rows(grad_out, (n_rows, grad_out.shape[1]))
     rows = weights = None
     if ctx.weighted:
         (rows,) = ctx.saved_tensors
@@ -51,7 +52,7 @@ class Combine(torch.autograd.Function):
         if ctx.weighted:
             ctx.save_for_backward(rows)
             ctx.weight_dtype = weights.dtype
-        y = rows.new_empty((handle.n_tokens, rows.shape[1]))
+        y = new_rows(rows, (handle.n_tokens, rows.shape[1]))
         call(handle.comm, "moecclCombine", handle.routing, memory(rows), memory(y), stream_of(rows))
         return y
 

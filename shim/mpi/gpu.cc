@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shim/mpi/cuda.h"
+#include "shim/mpi/gpu.h"
 
 #include <dlfcn.h>
 #include <unistd.h>
@@ -17,25 +17,30 @@ std::string_view variable(const char* name) {
   return value != nullptr ? value : "";
 }
 
-bool look() {
+bool is_loaded(const char* library) {
+  void* loaded = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+  if (loaded != nullptr) dlclose(loaded);
+  return loaded != nullptr;
+}
+
+bool sees_cuda() {
   const std::string_view driver = variable("MOECCL_CUDA_DRIVER");
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   // CUDA ignores the list from its first invalid entry on.
   if (driver == "none" || (visible != nullptr && (*visible == '\0' || *visible == '-'))) return false;
-  void* loaded = dlopen(driver.empty() ? "libcuda.so.1" : driver.data(), RTLD_LAZY | RTLD_NOLOAD);
-  if (loaded != nullptr) {
-    dlclose(loaded);
-    return true;
-  }
+  if (is_loaded(driver.empty() ? "libcuda.so.1" : driver.data())) return true;
   // The program may load the driver after the communicator has been taken over.
   constexpr const char* kDevices[] = {"/dev/nvidiactl", "/dev/dxg" /* WSL */, "/dev/nvmap" /* Tegra */};
   return std::any_of(std::begin(kDevices), std::end(kDevices), [](const char* d) { return access(d, F_OK) == 0; });
 }
 
+// The drivers of ROCm, below HIP, and of Level Zero. Their devices are no sign: most laptops have one.
+bool has_loaded_another() { return is_loaded("libhsa-runtime64.so.1") || is_loaded("libze_loader.so.1"); }
+
 }  // namespace
 
-bool may_use_cuda() {
-  static const bool may = look();
+bool may_use_gpu() {
+  static const bool may = sees_cuda() || has_loaded_another();
   return may;
 }
 

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that all know one "host:port" and nothing else, as with NCCL_COMM_ID: each makes the same id of it, and rank 0
+// listens there once it joins.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "moeccl/comm.h"
+#include "src/base/clock.h"
+#include "src/base/status.h"
+#include "src/bootstrap/unique_id.h"
+
+namespace moeccl::bootstrap {
+
+// Returns the id, in which at_rank_0 is set. At a loopback address, where all ranks are processes of this user on this
+// host, it holds the name of a handout. Elsewhere its key comes from MOECCL_SECRET or MOECCL_SECRET_FILE, and
+// InvalidUsage says that neither is set. InvalidArgument: the text is no place.
+Result<moecclUniqueId> unique_id_of_place(const std::string& place);
+
+// Returns the id under which the ranks of such an id meet this time; rank 0 starts its root and detaches it. The others
+// may have to wait for that, here or in Session::join(..., wait_for_root = true). `cancelled` ends the wait here.
+Result<moecclUniqueId> meet_at_place(const UniqueId& id, uint32_t rank, Deadline deadline,
+                                     const std::function<Status()>& cancelled);
+
+}  // namespace moeccl::bootstrap

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the perf programs answer to values that they cannot use, and what they write: perf_test.py PROGRAM..."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAMS = {os.path.basename(path): os.path.abspath(path) for path in sys.argv[1:]}
+del sys.argv[1:]
+SWEEP = ["--topology", "gpu:2", "--levels", "2", "-b", "64K", "-x", "4K", "-n", "1", "-w", "0"]
+
+
+def run(program, *arguments, stdout=subprocess.PIPE, **variables):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MOECCL_")}
+    done = subprocess.run([PROGRAMS[program], *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60,
+                          env=environment | variables, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+class Perf(unittest.TestCase):
+    def refuses(self, program, arguments, said, **variables):
+        code, _, errors = run(program, *arguments, **variables)
+        self.assertEqual(code, 1, errors)
+        self.assertIn(said, errors)
+
+    def test_sizes_without_anything_to_measure_are_refused(self):
+        self.refuses("expert_all_reduce_perf", ["-b", "8M"], "-b is 8388608 and -e is 4194304: give sizes with -b at most -e")
+        self.refuses("alltoall_allgather_perf", ["-b", "512K"], "-b is 524288 and -e is 262144")
+
+    def test_memory_that_a_program_cannot_use_is_not_offered(self):
+        for program in ("expert_all_reduce_perf", "alltoall_allgather_perf", "replace_perf"):
+            self.refuses(program, ["--mem", "cuda"], '"cuda" is not one of heap, malloc')
+        self.refuses("hybrid_perf", ["--mem", "heap"], "--mem")
+
+    def test_rows_and_choices_that_hybrid_perf_cannot_use_are_refused(self):
+        for row in ("0", "6"):
+            self.refuses("hybrid_perf", [*SWEEP, "--row", row], f"--row is {row}: give a multiple of 4 bytes")
+        self.refuses("hybrid_perf", [*SWEEP, "-k", "3"], "-k is 3: give at most the number of experts, 2")
+        self.refuses("hybrid_perf", [*SWEEP, "-k", "-1"], "--topk")
+        code, out, errors = run("hybrid_perf", *SWEEP, "-k", "2")
+        self.assertEqual(code, 0, errors)
+        self.assertIn("best", out)
+
+    def test_launchers_that_contradict_each_other_are_refused(self):
+        mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+        for ranks in ("1", "2"):
+            self.refuses("all_reduce_perf", ["-b", "8", "-e", "8", "--ranks", ranks], "unset RANK and WORLD_SIZE if they are left over",
+                         RANK="0", WORLD_SIZE="1", **mpi)
+        self.refuses("all_reduce_perf", [], "are not a rank and a number of ranks", RANK="0x", WORLD_SIZE="1")
+
+    def test_a_trace_has_its_own_experts(self):
+        with tempfile.NamedTemporaryFile() as trace:  # 4 tokens choose two of 4 experts
+            numbers = [1, 1, 1, 4, 2, 4] + [0, 1, 2, 3] * 2
+            trace.write(b"MOETRACE" + b"".join(n.to_bytes(4, "little") for n in numbers))
+            trace.flush()
+            usual = ["--ranks", "2", "--hidden", "16", "--iters", "1", "--algo", "flat", "--routing", "trace:" + trace.name]
+            self.refuses("dispatch_combine_perf", [*usual, "--experts", "16"], "--experts is 16, and the trace has 4: leave --experts out")
+            self.refuses("dispatch_combine_perf", [*usual, "--topk", "3"], "--topk is 3, and the trace has 2: leave --topk out")
+            code, out, errors = run("dispatch_combine_perf", *usual, "--experts", "4")
+            self.assertEqual(code, 0, errors)
+            self.assertIn("top-2 of 4 experts", out)
+
+    def test_each_process_has_its_times(self):
+        with tempfile.NamedTemporaryFile() as file:
+            code, _, errors = run("all_reduce_perf", "--procs", "2", "--ranks", "2", "-b", "8", "-e", "8", "-n", "5", "-I", "1", "-J", file.name)
+            self.assertEqual(code, 0, errors)
+            times = json.load(file)["results"][0]["out_of_place_per_iter"]
+        rows = times["per_process_max_times_us"]
+        self.assertEqual([len(row) for row in rows], [5, 5])
+        self.assertEqual([max(both) for both in zip(*rows)], times["times_us"])
+
+    def test_output_that_cannot_be_written_is_a_failure(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            code, _, errors = run("all_reduce_perf", "-b", "8", "-e", "8", "-n", "1", stdout=full)
+        self.assertEqual(code, 1)
+        self.assertIn("the output cannot be written", errors)
+
+
+if __name__ == "__main__":
+    unittest.main()

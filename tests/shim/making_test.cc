@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+// Communicators that are being made under the shim: how long ranks wait for each other, where they meet, and how an
+// abort ends the wait.
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <signal.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstring>
+#include <string>
+
+#include "src/base/shim_requests.h"
+#include "tests/shim/nccl_ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+// What the shim asks the library for, in the calls below, which stand before the library's own.
+struct Asked {
+  int32_t timeout_ms = -1, init_timeout_ms = -1;
+  int64_t id_ms = -1;
+  uint64_t without_graph_mixing = 9;
+} asked;
+
+template <class F>
+F* in_library(const char* name) {
+  void* library = dlopen("libmoeccl.so.0", RTLD_LAZY | RTLD_NOLOAD);
+  return reinterpret_cast<F*>(dlsym(library, name));
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) moecclResult_t moecclCommInitRankConfig(
+    moecclComm_t* comm, int n_ranks, moecclUniqueId id, int rank, const moecclConfig_t* config) {
+  asked.timeout_ms = config->timeout_ms;
+  asked.init_timeout_ms = config->init_timeout_ms;
+  if (const ShimConfig* more = ShimConfig::of(config)) asked.without_graph_mixing = more->without_graph_mixing;
+  return in_library<decltype(moecclCommInitRankConfig)>("moecclCommInitRankConfig")(comm, n_ranks, id, rank, config);
+}
+extern "C" __attribute__((visibility("default"))) moecclResult_t moecclCommGetUniqueId(moecclComm_t comm,
+                                                                                       moecclUniqueId* id) {
+  if (comm == shim_asks_for_id()) asked.id_ms = ShimIdRequest::of(*id).timeout_ms;
+  return in_library<decltype(moecclCommGetUniqueId)>("moecclCommGetUniqueId")(comm, id);
+}
+
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point begun) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
+
+// NCCL has no deadlines, and PyTorch's ranks may come to their first collective minutes apart.
+TEST(ShimMaking, RanksWaitWithoutLimitUnlessTheUserSetsOne) {
+  for (const bool limited : {false, true}) {
+    in_processes(1, [limited](int) {
+      for (const char* name : {"MOECCL_TIMEOUT_MS", "MOECCL_INIT_TIMEOUT_MS"})
+        limited ? setenv(name, "30000", 1) : unsetenv(name);
+      ncclUniqueId id;
+      ncclComm_t comm = nullptr;
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.graphUsageMode = limited ? 1 : 2;
+      ASSERT_NCCL(ncclGetUniqueId(&id));
+      ASSERT_NCCL(ncclCommInitRankConfig(&comm, 1, id, 0, &config));
+      // 0 leaves it to the variable.
+      EXPECT_EQ(asked.id_ms, limited ? 0 : INT32_MAX);
+      EXPECT_EQ(asked.init_timeout_ms, limited ? 0 : INT32_MAX);
+      EXPECT_EQ(asked.timeout_ms, limited ? 0 : INT32_MAX);
+      EXPECT_EQ(asked.without_graph_mixing, limited ? 1u : 0u);
+      EXPECT_NCCL(ncclCommDestroy(comm));
+    });
+  }
+}
+
+// A dead rank is noticed nevertheless.
+TEST(ShimMaking, ARankThatDiesWhileOthersComeIsNamed) {
+  Board* board = new_board();
+  const auto work = [&](int rank) {
+    unsetenv("MOECCL_INIT_TIMEOUT_MS");
+    const ncclUniqueId id = meet(*board, rank);
+    ncclComm_t comm = nullptr;
+    if (rank == 1) {
+      std::thread([&] { (void)ncclCommInitRank(&comm, 3, id, rank); }).detach();
+      usleep(500'000);
+      kill(getpid(), SIGKILL);
+    }
+    const auto begun = std::chrono::steady_clock::now();
+    if (rank == 0) {
+      EXPECT_EQ(ncclCommInitRank(&comm, 3, id, rank), ncclRemoteError);
+      EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("rank 1"), std::string::npos) << ncclGetLastError(nullptr);
+      EXPECT_LT(seconds_since(begun), 20);
+    }
+  };
+  in_processes(3, work, {1});
+}
+
+// A watchdog sees the communicator as soon as NCCL has written it to the program's variable.
+TEST(ShimMaking, AnAbortEndsAnInitThatWaitsForOtherRanks) {
+  in_processes(1, [](int) {
+    ncclUniqueId id;
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    static ncclComm_t comm = nullptr;
+    const std::atomic_ref<ncclComm_t> seen(comm);
+    std::thread maker([&] {
+      EXPECT_EQ(ncclCommInitRank(&comm, 2, id, 0), ncclInvalidUsage);
+      EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("aborted while it was being made"), std::string::npos)
+          << ncclGetLastError(nullptr);
+    });
+    while (seen.load() == nullptr) usleep(1000);
+    ncclResult_t state = ncclSuccess;
+    EXPECT_NCCL(ncclCommGetAsyncError(seen.load(), &state));
+    EXPECT_EQ(state, ncclInProgress);
+    const auto begun = std::chrono::steady_clock::now();
+    EXPECT_NCCL(ncclCommAbort(seen.load()));
+    maker.join();
+    EXPECT_LT(seconds_since(begun), 10) << "a third of the timeout";
+    EXPECT_EQ(comm, nullptr);
+    // A rank that comes later learns of it.
+    ncclComm_t other = nullptr;
+    EXPECT_EQ(ncclCommInitRank(&other, 2, id, 1), ncclRemoteError);
+  });
+}
+
+// Rank 1 never splits. Rank 0 aborts its own part, after which the parent is free, and then ends the parent.
+TEST(ShimMaking, AnAbortedSplitLeavesItsParent) {
+  for (const bool abort : {true, false}) {
+    Board* board = new_board();
+    in_processes(2, [&](int rank) {
+      ncclComm_t comm = nullptr, part = nullptr;
+      ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+      if (rank == 1) {
+        while (board->counters[0].load() == 0) usleep(1000);
+        EXPECT_NCCL(ncclCommAbort(comm));
+        return;
+      }
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 0;
+      EXPECT_EQ(ncclCommSplit(comm, 0, 0, &part, &config), ncclInProgress);
+      ncclResult_t state = ncclSuccess;
+      EXPECT_NCCL(ncclCommGetAsyncError(comm, &state));
+      EXPECT_EQ(state, ncclInProgress);
+      usleep(200'000);
+      const auto begun = std::chrono::steady_clock::now();
+      EXPECT_NCCL(ncclCommAbort(part));
+      EXPECT_NCCL(ncclCommGetAsyncError(comm, &state));
+      EXPECT_EQ(state, ncclSuccess) << "the parent";
+      ncclRedOp_t op = ncclSum;
+      const float scalar = 2;
+      EXPECT_NCCL(
+          ncclRedOpCreatePreMulSum(&op, const_cast<float*>(&scalar), ncclFloat32, ncclScalarHostImmediate, comm));
+      const ncclResult_t ended = abort ? ncclCommAbort(comm) : ncclCommDestroy(comm);
+      EXPECT_NCCL(ended);
+      EXPECT_LT(seconds_since(begun), 10) << "a third of the timeout";
+      board->counters[0].store(1);
+    });
+  }
+}
+
+// Rank 2 neither shrinks nor dies.
+TEST(ShimMaking, AnAbortEndsWhatIsBeingShrunkFromIt) {
+  for (const bool own : {false, true}) {
+    Board* board = new_board();
+    in_processes(3, [&](int rank) {
+      ncclComm_t comm = nullptr, rest = nullptr;
+      ASSERT_NCCL(ncclCommInitRank(&comm, 3, meet(*board, rank), rank));
+      if (rank == 0) {
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        config.blocking = 0;
+        int excluded = 1;
+        EXPECT_EQ(ncclCommShrink(comm, &excluded, 1, &rest, &config, NCCL_SHRINK_ABORT), ncclInProgress);
+        usleep(200'000);
+        const auto begun = std::chrono::steady_clock::now();
+        if (own) {
+          EXPECT_NCCL(ncclCommAbort(rest));
+        }
+        EXPECT_NCCL(ncclCommAbort(comm));
+        if (!own) {
+          EXPECT_EQ(wait_ready(rest), ncclInvalidUsage);
+          EXPECT_NCCL(ncclCommAbort(rest));
+        }
+        EXPECT_LT(seconds_since(begun), 10) << "a third of the timeout";
+        board->counters[0].store(1);
+      }
+      while (board->counters[0].load() == 0) usleep(1000);
+      if (rank > 0) {
+        EXPECT_NCCL(ncclCommAbort(comm));
+      }
+    });
+  }
+}
+
+// PyTorch deregisters before it aborts. Rank 1 never splits.
+TEST(ShimMaking, DeregistrationIsPossibleMeanwhile) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    ncclComm_t comm = nullptr, part = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    std::vector<char> memory(4096);
+    void* handles[2] = {};
+    ncclWindow_t window = nullptr;
+    ncclRedOp_t op = ncclSum;
+    float scalar = 2;
+    for (void*& h : handles) ASSERT_NCCL(ncclCommRegister(comm, memory.data(), memory.size(), &h));
+    ASSERT_NCCL(ncclCommWindowRegister(comm, memory.data(), memory.size(), &window, 0));
+    ASSERT_NCCL(ncclRedOpCreatePreMulSum(&op, &scalar, ncclFloat32, ncclScalarHostImmediate, comm));
+    EXPECT_NCCL(ncclCommDeregister(comm, nullptr));
+    EXPECT_EQ(ncclCommDeregister(comm, memory.data()), ncclInvalidUsage) << "no handle";
+    if (rank == 0) {
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 0;
+      EXPECT_EQ(ncclCommSplit(comm, 0, 0, &part, &config), ncclInProgress);
+      EXPECT_NCCL(ncclCommDeregister(comm, handles[0]));
+      EXPECT_NCCL(ncclCommWindowDeregister(comm, window));
+      EXPECT_NCCL(ncclRedOpDestroy(op, comm));
+      EXPECT_NCCL(ncclCommAbort(part));
+      EXPECT_NCCL(ncclCommAbort(comm));
+      board->counters[0].store(1);
+      return;
+    }
+    while (board->counters[0].load() == 0) usleep(1000);
+    EXPECT_NCCL(ncclCommAbort(comm));
+  });
+}
+
+TEST(ShimMaking, DeregistrationIsPossibleWhileSuspended) {
+  in_processes(1, [](int) {
+    ncclUniqueId id;
+    ncclComm_t comm = nullptr;
+    void* handle = nullptr;
+    char memory[64];
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    ASSERT_NCCL(ncclCommInitRank(&comm, 1, id, 0));
+    ASSERT_NCCL(ncclCommRegister(comm, memory, sizeof memory, &handle));
+    ASSERT_NCCL(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
+    EXPECT_NCCL(ncclCommDeregister(comm, handle));
+    EXPECT_NCCL(ncclCommAbort(comm));
+  });
+}
+
+// Every process makes the id itself. Rank 1 comes first, and all meet twice.
+void meet_by_place(const std::string& place) {
+  Board* board = new_board();
+  in_processes(3, [&](int rank) {
+    setenv("NCCL_COMM_ID", place.c_str(), 1);
+    if (rank != 1) usleep(300'000);
+    ncclComm_t comms[2] = {};
+    for (ncclComm_t& comm : comms) {
+      ncclUniqueId id;
+      ASSERT_NCCL(ncclGetUniqueId(&id));
+      ASSERT_NCCL(ncclCommInitRank(&comm, 3, id, rank));
+      int32_t sum = 1 << rank;
+      ASSERT_NCCL(ncclAllReduce(&sum, &sum, 1, ncclInt32, ncclSum, comm, nullptr));
+      EXPECT_EQ(sum, 7);
+    }
+    ncclComm_t rest = nullptr;
+    int excluded = 1;
+    if (rank != 1) {
+      ASSERT_NCCL(ncclCommShrink(comms[0], &excluded, 1, &rest, nullptr, NCCL_SHRINK_DEFAULT));
+      EXPECT_NCCL(ncclCommDestroy(rest));
+    }
+    board->counters[0].fetch_add(1);
+    while (board->counters[0].load() < 3) usleep(1000);
+    for (ncclComm_t comm : comms) EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+// Returns an address of this host that is not loopback; empty if it has none.
+std::string own_address() {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return "";
+  std::string found;
+  for (const ifaddrs* i = all; i != nullptr && found.empty(); i = i->ifa_next) {
+    char text[NI_MAXHOST];
+    if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET) continue;
+    if (getnameinfo(i->ifa_addr, sizeof(sockaddr_in), text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) continue;
+    if (std::strncmp(text, "127.", 4) != 0) found = text;
+  }
+  freeifaddrs(all);
+  return found;
+}
+
+TEST(ShimMaking, RanksMeetAtNcclCommId) { meet_by_place("localhost:" + std::to_string(20000 + getpid() % 10000)); }
+
+TEST(ShimMaking, RanksOfSeveralHostsMeetAtNcclCommIdWithASecret) {
+  const std::string address = own_address();
+  if (address.empty()) GTEST_SKIP() << "this host has only loopback addresses";
+  const std::string place = address + ":" + std::to_string(20000 + getpid() % 10000);
+  in_processes(1, [&](int) {
+    setenv("NCCL_COMM_ID", place.c_str(), 1);
+    ncclUniqueId id;
+    EXPECT_EQ(ncclGetUniqueId(&id), ncclInvalidUsage);
+    const std::string why = ncclGetLastError(nullptr);
+    for (const char* part : {"NCCL_COMM_ID", place.c_str(), "MOECCL_SECRET"})
+      EXPECT_NE(why.find(part), std::string::npos) << why;
+  });
+  setenv("MOECCL_SECRET", "sixteen characters or more", 1);
+  meet_by_place(place);
+  unsetenv("MOECCL_SECRET");
+}
+
+TEST(ShimMaking, AnNcclCommIdThatIsNoPlaceIsNamed) {
+  in_processes(1, [](int) {
+    setenv("NCCL_COMM_ID", "here", 1);
+    ncclUniqueId id;
+    EXPECT_EQ(ncclGetUniqueId(&id), ncclInvalidArgument);
+    const std::string why = ncclGetLastError(nullptr);
+    EXPECT_NE(why.find("NCCL_COMM_ID"), std::string::npos) << why;
+    EXPECT_NE(why.find("host:port"), std::string::npos) << why;
+  });
+}
+
+}  // namespace
+}  // namespace moeccl::testing

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// A C++ program of what MPI allows around the collectives that the shim serves: "progress", "fortran", "counts",
+// "types" or "throws", and "plain" calls. Prints "rank R of N: all right" or what was wrong.
+#include <dlfcn.h>
+#include <mpi.h>
+
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+int rank, n, bad;
+
+void expect(bool good, const std::string& what, int where = 0) {
+  if (good || bad++ > 5) return;
+  std::fprintf(stderr, "rank %d: %s is wrong at %d\n", rank, what.c_str(), where);
+}
+
+// The shim takes the communicator over in between.
+void warm_up(MPI_Comm comm) {
+  for (int call = 0; call < 12; ++call) {
+    int one = 1, sum = 0;
+    MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, comm);
+    expect(sum == n, "Allreduce", call);
+  }
+}
+
+// Rank 0 reaches the collective only after rank 1, which waits in it, has done its part of something else.
+void meet(const char* what, const std::function<void()>& on_0, const std::function<void()>& on_1,
+          const std::function<void()>& ends_on_1) {
+  int value = rank == 0 ? 42 : -1;
+  if (rank == 0) on_0();
+  if (rank == 1) on_1();
+  MPI_Bcast(&value, 1, MPI_INT, 0, MPI_COMM_WORLD);
+  expect(value == 42, what);
+  if (rank == 1) ends_on_1();
+}
+
+void progress() {
+  warm_up(MPI_COMM_WORLD);
+  constexpr int kInts = 1 << 18;  // above every eager limit
+  std::vector<int> data(kInts, rank == 0 ? 7 : 0);
+  MPI_Request request = MPI_REQUEST_NULL;
+  const auto wait = [&] { MPI_Wait(&request, MPI_STATUS_IGNORE); };
+  for (const int count : {kInts, 2}) {
+    data.assign(kInts, rank == 0 ? 7 : 0);
+    meet(
+        "a message to a posted receive", [&] { MPI_Ssend(data.data(), count, MPI_INT, 1, 1, MPI_COMM_WORLD); },
+        [&] { MPI_Irecv(data.data(), count, MPI_INT, 0, 1, MPI_COMM_WORLD, &request); }, wait);
+    if (rank <= 1) expect(data[static_cast<size_t>(count) - 1] == 7, "the message", count);
+  }
+  meet(
+      "an ordinary send", [&] { MPI_Send(data.data(), kInts, MPI_INT, 1, 1, MPI_COMM_WORLD); },
+      [&] { MPI_Irecv(data.data(), kInts, MPI_INT, 0, 1, MPI_COMM_WORLD, &request); }, wait);
+  MPI_Datatype third;
+  MPI_Type_vector(kInts / 4, 1, 3, MPI_INT, &third);
+  MPI_Type_commit(&third);
+  std::vector<int> spread(kInts, rank);
+  const auto receive = [&] { MPI_Recv(data.data(), kInts / 4, MPI_INT, 1, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE); };
+  meet(
+      "a send of a vector", receive, [&] { MPI_Isend(spread.data(), 1, third, 0, 2, MPI_COMM_WORLD, &request); }, wait);
+  if (rank == 0) expect(data[kInts / 4 - 1] == 1, "the vector");
+  MPI_Type_free(&third);
+  std::vector<char> room(sizeof(int) * kInts + MPI_BSEND_OVERHEAD);
+  meet(
+      "a buffered send", receive,
+      [&] {
+        MPI_Buffer_attach(room.data(), static_cast<int>(room.size()));
+        MPI_Bsend(spread.data(), kInts / 4, MPI_INT, 0, 2, MPI_COMM_WORLD);
+      },
+      [&] {
+        void* gone = nullptr;
+        int bytes = 0;
+        MPI_Buffer_detach(&gone, &bytes);
+      });
+  const auto begin = [&] { MPI_Ibarrier(MPI_COMM_WORLD, &request); };
+  if (rank > 1) begin();
+  meet(
+      "a barrier", [&] { begin(), wait(); }, begin, wait);
+  if (rank > 1) wait();
+  MPI_Win window;
+  MPI_Win_create(data.data(), sizeof(int) * kInts, sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &window);
+  data.assign(kInts, 1);
+  MPI_Barrier(MPI_COMM_WORLD);
+  meet(
+      "a window",
+      [&] {
+        MPI_Win_lock(MPI_LOCK_EXCLUSIVE, 1, 0, window);
+        MPI_Accumulate(spread.data(), kInts, MPI_INT, 1, 0, kInts, MPI_INT, MPI_SUM, window);
+        MPI_Win_unlock(1, window);
+      },
+      [] {}, [] {});
+  MPI_Win_free(&window);
+}
+
+using Fortran = void (*)(const void*, void*, const MPI_Fint*, const MPI_Fint*, const MPI_Fint*, const MPI_Fint*,
+                         MPI_Fint*);
+using FortranBcast = void (*)(void*, const MPI_Fint*, const MPI_Fint*, const MPI_Fint*, const MPI_Fint*, MPI_Fint*);
+
+// Ranks of one job that are written in C and in Fortran. Returns false where this MPI has no Fortran.
+bool fortran() {
+#ifdef OPEN_MPI
+  constexpr const char* kNames[] = {"libmpi_mpifh.so.40"};
+#else
+  constexpr const char* kNames[] = {"libmpifort.so.12", "libmpichfort.so.12"};  // MPICH's, and Debian's MPICH's
+#endif
+  void* library = nullptr;
+  for (const char* name : kNames)
+    if (library == nullptr) library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+  const auto all_reduce = library == nullptr ? nullptr : reinterpret_cast<Fortran>(dlsym(library, "mpi_allreduce_"));
+  const auto bcast = library == nullptr ? nullptr : reinterpret_cast<FortranBcast>(dlsym(library, "mpi_bcast_"));
+  if (all_reduce == nullptr || bcast == nullptr) return false;
+  // MPICH's place of it is known to its Fortran initialisation alone.
+  const void* const in_place = dlsym(RTLD_DEFAULT, "mpi_fortran_in_place_");
+  for (int call = 0; call < 20; ++call) {
+    int value = rank == n - 1 ? call : -1;
+    double sum = rank + 1, in = rank + 1;
+    const bool give_in_place = in_place != nullptr && call % 2 == 1;
+    if (rank % 2 == 0) {
+      MPI_Allreduce(give_in_place ? MPI_IN_PLACE : &in, &sum, 1, MPI_DOUBLE_PRECISION, MPI_SUM, MPI_COMM_WORLD);
+      MPI_Bcast(&value, 1, MPI_INTEGER, n - 1, MPI_COMM_WORLD);
+    } else {
+      const MPI_Fint one = 1, root = n - 1, comm = MPI_Comm_c2f(MPI_COMM_WORLD), op = MPI_Op_c2f(MPI_SUM);
+      const MPI_Fint type = MPI_Type_c2f(MPI_DOUBLE_PRECISION), integer = MPI_Type_c2f(MPI_INTEGER);
+      MPI_Fint failed = 0;
+      all_reduce(give_in_place ? in_place : &in, &sum, &one, &type, &op, &comm, &failed);
+      expect(failed == 0, "mpi_allreduce_'s result", failed);
+      bcast(&value, &one, &integer, &root, &comm, &failed);
+      expect(failed == 0, "mpi_bcast_'s result", failed);
+    }
+    expect(sum == n * (n + 1) / 2.0, "Allreduce of two languages", call);
+    expect(value == call, "Bcast of two languages", value);
+  }
+  return true;
+}
+
+void types() {
+  warm_up(MPI_COMM_WORLD);
+  for (int round = 0; round < 3; ++round) {
+    MPI_Datatype real, three;
+    MPI_Type_create_f90_real(6, 37, &real);
+    MPI_Type_contiguous(3, real, &three);
+    MPI_Type_commit(&three);
+    float values[3] = {0, 0, 0};
+    if (rank == 0) values[0] = 1, values[1] = 2, values[2] = 3;
+    MPI_Bcast(values, 1, three, 0, MPI_COMM_WORLD);
+    expect(values[0] == 1 && values[1] == 2 && values[2] == 3, "Bcast of Fortran's selected reals", round);
+    MPI_Type_free(&three);
+    int size = 0;
+    MPI_Type_size(real, &size);
+    expect(size == 4, "a selected real after the call", size);
+  }
+}
+
+// Ranks of one call that give its counts in integers of two kinds. Returns false where MPI has only one.
+bool counts() {
+#if MPI_VERSION >= 4
+  std::vector<int> in(static_cast<size_t>(n), rank), out(static_cast<size_t>(n)), at, ones(static_cast<size_t>(n), 1);
+  const std::vector<MPI_Count> large_ones(ones.begin(), ones.end());
+  std::vector<MPI_Aint> large_at;
+  for (int r = 0; r < n; ++r) at.push_back(r), large_at.push_back(r);
+  MPI_Datatype two;
+  MPI_Type_contiguous_c(2, MPI_INT, &two);
+  MPI_Type_commit(&two);
+  for (int call = 0; call < 20; ++call) {
+    int one = 1, sum = 0, pair[2] = {rank == 0 ? call : -1, rank == 0 ? call : -1};
+    if (rank % 2 == 0) {
+      MPI_Allreduce_c(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+      MPI_Bcast_c(pair, 1, two, 0, MPI_COMM_WORLD);
+      MPI_Alltoallv_c(in.data(), large_ones.data(), large_at.data(), MPI_INT, out.data(), large_ones.data(),
+                      large_at.data(), MPI_INT, MPI_COMM_WORLD);
+    } else {
+      MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+      MPI_Bcast(pair, 2, MPI_INT, 0, MPI_COMM_WORLD);
+      MPI_Alltoallv(in.data(), ones.data(), at.data(), MPI_INT, out.data(), ones.data(), at.data(), MPI_INT,
+                    MPI_COMM_WORLD);
+    }
+    expect(sum == n && pair[0] == call && pair[1] == call, "a call with counts of two kinds", call);
+    for (int r = 0; r < n; ++r) expect(out[static_cast<size_t>(r)] == r, "Alltoallv with counts of two kinds", r);
+  }
+  MPI_Type_free(&two);
+  return true;
+#else
+  return false;
+#endif
+}
+
+void throw_it(MPI_Comm*, int*, ...) { throw std::runtime_error("the program's own"); }
+
+void throws() {
+  MPI_Comm comm;
+  MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  MPI_Errhandler handler;
+  MPI_Comm_create_errhandler(throw_it, &handler);
+  MPI_Comm_set_errhandler(comm, handler);
+  for (int round = 0; round < 2; ++round) {  // before and after the communicator is taken over
+    bool caught = false;
+    try {
+      int x[2] = {0, 0};
+      MPI_Allreduce(x, x + 1, -1, MPI_INT, MPI_SUM, comm);
+    } catch (const std::runtime_error& e) {
+      caught = std::strcmp(e.what(), "the program's own") == 0;
+    }
+    expect(caught, "the handler's exception", round);
+    warm_up(comm);
+  }
+  MPI_Errhandler_free(&handler);
+  MPI_Comm_free(&comm);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &n);
+  const std::string what = argc > 1 ? argv[1] : "";
+  if (what == "progress") progress();
+  if (what == "types") types();
+  if (what == "throws") throws();
+  if (what == "plain") warm_up(MPI_COMM_WORLD);
+  if (what == "fortran" && !fortran()) std::printf("none here\n");
+  if (what == "counts" && !counts()) std::printf("none here\n");
+  if (bad == 0) std::printf("rank %d of %d: all right\n", rank, n);
+  MPI_Finalize();
+  return bad != 0;
+}
