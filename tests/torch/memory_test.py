@@ -95,6 +95,16 @@ class LayersMemory(unittest.TestCase):
                 wide = got_scales.repeat_interleave(BLOCK, dim=1)[:, :hidden]
                 self.assertTrue(torch.equal(dequantize(got, got_scales, torch.bfloat16), (got.float() * wide).bfloat16()))
 
+    def test_every_value_of_8_bits_is_widened_exactly(self):
+        for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
+            every = torch.arange(256, dtype=torch.uint8).view(kind)
+            numbers = every[~every.float().isnan()]
+            for rows in (every.view(2, 128), numbers.view(1, -1)):
+                hidden = rows.shape[1]
+                scales = torch.full((rows.shape[0], -(-hidden // BLOCK)), 0.75)
+                for dtype in (torch.float32, torch.bfloat16):
+                    torch.testing.assert_close(dequantize(rows, scales, dtype), (rows.float() * 0.75).to(dtype), rtol=0, atol=0, equal_nan=True)
+
 
 if __name__ == "__main__":
     unittest.main()

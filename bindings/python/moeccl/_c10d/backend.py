@@ -218,7 +218,7 @@ class Backend(Base):
         if len(tensors) == 1 and op is not None and kind is not None and t.dtype is not torch.bool and \
                 t.layout is torch.strided and t.is_contiguous():
             at = t.data_ptr()
-            if self._is_plain(opts, t, t):
+            if comm == self._handle and self._limit_ms is None and getattr(opts, "asyncOp", True) is False and not _profiled():
                 return self._run_now("allreduce", lib.moecclAllReduce, at, at, t.numel(), kind, op)
             return self._run("allreduce", comm, ([(lib.moecclAllReduce, at, at, t.numel(), kind, op, comm, t)], None), tensors, opts)
         t = self._one("allreduce", tensors)

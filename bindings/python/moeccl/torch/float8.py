@@ -35,8 +35,23 @@ def dequantize(rows, scales, dtype):
     """The inverse: rows[R, hidden] and scales[R, blocks] -> [R, hidden] of `dtype`."""
     out = new_rows(torch.empty(0, dtype=dtype, device=rows.device), rows.shape)
     for some in _slices(rows):
-        out[some] = (_blocks(rows[some]) * scales[some].unsqueeze(-1)).flatten(1)[:, :rows.shape[1]]
+        wide, factor = _widened(rows[some])
+        out[some] = (_blocks(wide) * (scales[some] * factor).unsqueeze(-1)).flatten(1)[:, :rows.shape[1]]
     return out
+
+
+def _widened(rows):
+    """Returns rows as floats, and the power of two by which these are to be multiplied. On the CPU torch converts 8 bits element by
+    element, and the 16 bits that are made of them here in vectors, six times as fast."""
+    if rows.is_cuda:
+        return rows, 1.0
+    bits = rows.view(torch.int8)
+    if rows.dtype is torch.float8_e5m2:  # the upper half of a float16
+        return bits.to(torch.int16).bitwise_left_shift_(8).view(torch.float16), 1.0
+    if int((bits & 0x7f).max()) == 0x7f:  # not a number, which no shift makes of it
+        return rows, 1.0
+    # The exponent's bias is 7, and that of float16 is 15. The sign is extended, so it is in bit 14 too, where it must not be.
+    return bits.to(torch.int16).bitwise_left_shift_(7).bitwise_and_(-0x4080).view(torch.float16), 256.0
 
 
 def _slices(rows):
