@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles one .cu to a fatbin for all targets, and records what ptxas and the disassembler report of every kernel.
+"""Compiles one .cu to a fatbin for TARGETS, such as 80,90, and records what ptxas and the disassembler report of every kernel.
 
-  compile.py NVCC PTXAS SOURCE_ROOT INPUT.cu OUTPUT.fatbin OUTPUT.ptxas DEPFILE
+  compile.py NVCC PTXAS TARGETS SOURCE_ROOT INPUT.cu OUTPUT.fatbin OUTPUT.ptxas DEPFILE
   compile.py --origin NVCC PTXAS   prints the driver that the images need (as cuDriverGetVersion counts) and their tools
+  compile.py --version NVCC        prints its version, such as 12.8.93
   compile.py --find-ptxas NVCC     prints a ptxas of CUDA 12 if this machine has one, or nothing
 
 A driver loads what a toolkit of its own major version made: cubins of CUDA 13 (ELF ABI 8, and zstd in the fatbin) need
@@ -30,13 +31,17 @@ def main():
     if sys.argv[1] == "--origin":
         print(origin(*sys.argv[2:]))
         return 0
+    if sys.argv[1] == "--version":
+        print(".".join(map(str, version_of(sys.argv[2]))))
+        return 0
     if sys.argv[1] == "--find-ptxas":
         print(find_ptxas(sys.argv[2]))
         return 0
-    nvcc, ptxas, root, source, fatbin, report, depfile = sys.argv[1:]
+    nvcc, ptxas, targets, root, source, fatbin, report, depfile = sys.argv[1:]
+    targets = targets.split(",")
     front = [nvcc, "-std=c++20", "-O3", "-fmad=false", "-I", root, "-Werror", "all-warnings"]
     depend = ["-MD", "-MF", depfile, "-MT", fatbin]
-    text = with_ptxas(front, depend, ptxas, source, fatbin) if ptxas else with_nvcc(front, depend, source, fatbin)
+    text = with_ptxas(front, depend, ptxas, targets, source, fatbin) if ptxas else with_nvcc(front, depend, targets, source, fatbin)
     batches = loads_in_flight(nvcc, fatbin)
     with open(report, "w", encoding="utf-8") as out:
         for kernel, target, figures in lines(text):
@@ -53,23 +58,27 @@ def run(command):
     return done.stdout + done.stderr
 
 
-def with_nvcc(front, depend, source, fatbin):
+def with_nvcc(front, depend, targets, source, fatbin):
     command = front + depend + ["-Xptxas", "-v", "-fatbin", "-Xfatbin", "-compress-all", "-o", fatbin, source]
-    for target in TARGETS:
+    for target in targets:
         command += ["-gencode", f"arch=compute_{target},code=sm_{target}"]
     return run(command + ["-gencode", f"arch=compute_{PTX},code=compute_{PTX}"])
 
 
-def with_ptxas(front, depend, ptxas, source, fatbin):
+def with_ptxas(front, depend, ptxas, targets, source, fatbin):
     with tempfile.TemporaryDirectory() as folder:
         said, images = "", []
         for target, version in TARGETS.items():
+            if target not in (*targets, PTX):
+                continue
             ptx, cubin = f"{folder}/{target}.ptx", f"{folder}/{target}.cubin"
             run(front + depend + ["-arch", f"compute_{target}", "-ptx", "-o", ptx, source])
             with open(ptx, encoding="utf-8") as text:
                 lower = re.sub(r"^\.version .*$", f".version {version}", text.read(), count=1, flags=re.M)
             with open(ptx, "w", encoding="utf-8") as text:
                 text.write(lower)
+            if target not in targets:
+                continue
             said += run([ptxas, "--warning-as-error", "-arch", f"sm_{target}", "-O3", "-v", "--fmad", "false", ptx, "-o", cubin])
             images.append(f"--image3=kind=elf,sm={target},file={cubin}")
         images.append(f"--image3=kind=ptx,sm={PTX},file={folder}/{PTX}.ptx")

@@ -31,7 +31,9 @@ typedef struct {
 
 #define MOECCL_MPI_CORE "libmoeccl-mpi-core.so"
 #define MOECCL_MPI_ASIDE "libmoeccl-mpi-aside.so"
-#define MOECCL_MPI_SYMBOL "moecclMpiCore" /* of both */
+/* The function of both. Its number changes with the table and the arguments, so that files of two versions do not mix.
+ */
+#define MOECCL_MPI_SYMBOL "moecclMpiCore2"
 /* Takes what comes after the functions named MPI_ and PMPI_, which must live on. Fills what is missing from MPI itself.
  */
 typedef const moecclMpiTable* (*moecclMpiCore_t)(moecclMpiBelow* after_mpi, moecclMpiBelow* after_pmpi);

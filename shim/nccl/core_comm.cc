@@ -61,6 +61,24 @@ ncclResult_t init_real(ncclComm_t* out, int n_ranks, const ncclUniqueId& id, int
   });
 }
 
+// A device that does not exist would fail after the other ranks have begun to wait. Without CUDA, devices make no
+// difference.
+ncclResult_t check_devices(int n_devices, const int* devices) {
+  const int there = device::count();
+  if (there == 0) return ncclSuccess;
+  if (devices == nullptr && n_devices > there) {
+    return fail(ncclInvalidArgument, "ncclCommInitAll: ndev is " + std::to_string(n_devices) +
+                                         " without devlist: give at most " + std::to_string(there) +
+                                         ", the number of devices, or a devlist");
+  }
+  for (int r = 0; devices != nullptr && r < n_devices; ++r) {
+    if (devices[r] >= 0 && devices[r] < there) continue;
+    return fail(ncclInvalidArgument, "ncclCommInitAll: devlist[" + std::to_string(r) + "] is " +
+                                         std::to_string(devices[r]) + ": give 0 <= device < " + std::to_string(there));
+  }
+  return ncclSuccess;
+}
+
 ncclResult_t split(Comm& parent, int color, int key, Comm& comm) {
   const ShimConfig config = config_of(comm);
   const auto split_from = [&](moecclComm_t whole) {
@@ -74,7 +92,8 @@ ncclResult_t split(Comm& parent, int color, int key, Comm& comm) {
   const bool revoked = moecclCommGetAsyncError(parent.ours, &state) == moecclSuccess && state == moecclAborted;
   if (!parent.revoked && !revoked) {
     const moecclResult_t done = split_from(parent.ours);
-    if (done != moecclAborted || (parent.given_up && !parent.revoked)) return finish(from_moeccl(done));
+    const bool ended = comm.cancelled || (parent.given_up && !parent.revoked);
+    if (done != moecclAborted || ended) return finish(from_moeccl(done));
   }
   moecclComm_t again = nullptr;
   ncclResult_t result = from_moeccl(moecclCommShrink(parent.ours, nullptr, 0, &again, &config.config, 0));
@@ -197,6 +216,8 @@ ncclResult_t CommInitAll(ncclComm_t* comms, int n_devices, const int* devices) {
     notice("forwards NCCL calls to " + real_nccl()->path + ": " + reason);
     return forward_in_group([&] { return MOECCL_FORWARD(CommInitAll, comms, n_devices, devices); });
   }
+  if (const ncclResult_t refused = check_devices(n_devices, devices); refused != ncclSuccess)
+    return fail_group(refused);
   ncclUniqueId id;
   ncclResult_t result = make_id(&id, false);
   if (result != ncclSuccess) return result;

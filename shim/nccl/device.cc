@@ -30,6 +30,7 @@ struct Driver {
   int (*copy_to_device)(uint64_t, const void*, size_t, void*) = nullptr;
   int (*record_event)(void*, void*) = nullptr;
   int (*exchange_capture_mode)(int*) = nullptr;
+  int devices = 0;
   bool usable = false;
 };
 
@@ -59,7 +60,6 @@ const Driver& driver() {
     if (name.empty()) return d;
     void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return d;
-    int devices = 0;
     (void)find(library, "cuEventRecord", d.record_event);
     (void)find(library, "cuMemcpyHtoDAsync_v2", d.copy_to_device);
     (void)find(library, "cuThreadExchangeStreamCaptureMode", d.exchange_capture_mode);
@@ -73,7 +73,7 @@ const Driver& driver() {
                find(library, "cuMemAlloc_v2", d.allocate) && find(library, "cuMemFree_v2", d.release) &&
                find(library, "cuStreamCreate", d.create_stream) &&
                find(library, "cuStreamDestroy_v2", d.destroy_stream) && d.init(0) == 0 &&
-               d.device_count(&devices) == 0 && devices > 0;
+               d.device_count(&d.devices) == 0 && d.devices > 0;
     return d;
   }();
   return found;
@@ -103,6 +103,7 @@ class DuringCaptures {
 }  // namespace
 
 bool present() { return driver().usable; }
+int count() { return present() ? driver().devices : 0; }
 
 bool in_use() {
   const std::string name = file_of_driver();

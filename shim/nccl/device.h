@@ -9,6 +9,8 @@ namespace moeccl::shim::device {
 
 // Returns whether CUDA's driver is here and has a device for this process. The first call may initialise the driver.
 bool present();
+// Returns how many devices there are, 0 without CUDA.
+int count();
 // Returns whether the program has initialised the driver. Initialises nothing itself.
 bool in_use();
 // Returns the ordinal of the calling thread's current device; 0, the CUDA runtime's default, when none was chosen; -1

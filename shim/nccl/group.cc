@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -155,28 +157,54 @@ void run_in_background(const Chain& chain) {
   }
 }
 
+// The first failure among jobs that run side by side, with its message.
+struct Failure {
+  std::mutex mutex;
+  ncclResult_t result = ncclSuccess;
+  bool elsewhere = false;
+  std::string text;
+};
+
+// Ends all jobs after the first failure, because their ranks may wait for each other without a limit.
+void end_all(const std::vector<Chain>& chains, ncclResult_t result, Failure& failure) {
+  {
+    const std::lock_guard lock(failure.mutex);
+    if (failure.result != ncclSuccess) return;
+    failure.result = result;
+    failure.elsewhere = failed_elsewhere();
+    failure.text = last_error();
+  }
+  for (const Chain& chain : chains) {
+    for (const Job& job : chain) cancel(*job.comm);
+  }
+}
+
 // Runs the jobs of communicators that block.
 ncclResult_t run_jobs(std::vector<Job> jobs) {
-  ncclResult_t result = ncclSuccess;
   const std::vector<Chain> chains = chains_of(std::move(jobs));
-  std::vector<ncclResult_t> results(chains.size(), ncclSuccess);
+  Failure failure;
   std::vector<std::thread> threads;
   threads.reserve(chains.size());
-  for (size_t i = 0; i < chains.size(); ++i) {
-    // The other ranks of a job that cannot start end by their deadline.
+  for (const Chain& chain : chains) {
     const ncclResult_t started = contained([&] {
-      threads.emplace_back([&, i] {
-        for (const Job& job : chains[i]) results[i] = first(results[i], run(job));
+      threads.emplace_back([&] {
+        for (const Job& job : chain) {
+          if (const ncclResult_t result = run(job); !good(result)) end_all(chains, result, failure);
+        }
       });
       return ncclSuccess;
     });
     if (started == ncclSuccess) continue;
-    results[i] = started;
-    for (const Job& job : chains[i]) refuse(job);
+    end_all(chains, started, failure);
+    for (const Job& job : chain) refuse(job);
   }
   for (std::thread& t : threads) t.join();
-  for (const ncclResult_t r : results) result = first(result, r);
-  return result;
+  // The jobs that were ended have said so since.
+  if (failure.elsewhere)
+    fail_elsewhere();
+  else if (failure.result != ncclSuccess && failure.text != last_error())
+    (void)fail(failure.result, failure.text);
+  return failure.result;
 }
 
 // A call and where it goes; `call` belongs to the group.

@@ -20,6 +20,10 @@
 namespace moeccl::shim {
 namespace {
 
+// A meeting point at which no rank has joined ends after an hour. The first rank that joins makes it wait as long as it
+// waits itself.
+constexpr int64_t kFirstRankMs = 3'600'000;
+
 // What ranks tell each other first. The layout is fixed, because the ranks may run different builds of the shim.
 struct Hello {
   uint32_t version = 3;
@@ -104,7 +108,7 @@ ncclResult_t hand_over(Comm& comm, InitConfig& config) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     {
       const std::lock_guard lock(comm.mutex);
-      if (comm.abandoned) {
+      if (comm.abandoned || comm.cancelled) {
         (void)MOECCL_FORWARD(CommAbort, std::exchange(comm.real, nullptr));
         return fail(ncclInvalidUsage, "the communicator was aborted while it was being made");
       }
@@ -185,13 +189,16 @@ ncclResult_t refuse_unencrypted(const std::string& reason) {
 
 ncclResult_t make_id(ncclUniqueId* id, bool by_place) {
   ShimIdRequest asks;
-  asks.timeout_ms = settings().limits_init ? 0 : kNoLimitMs;
+  asks.timeout_ms = settings().limits_init ? 0 : kFirstRankMs;
   const char* const place = by_place ? nccl_variable("NCCL_COMM_ID") : nullptr;
   if (place != nullptr && std::strlen(place) >= sizeof asks.place)
     return fail(ncclInvalidArgument, std::string("ncclGetUniqueId: NCCL_COMM_ID is ") + place + ": give host:port");
   if (place != nullptr) std::memcpy(asks.place, place, std::strlen(place));
   auto made = std::bit_cast<moecclUniqueId>(asks);
-  const ncclResult_t result = from_moeccl(moecclCommGetUniqueId(shim_asks_for_id(), &made));
+  moecclResult_t said = moecclCommGetUniqueId(shim_asks_for_id(), &made);
+  // A MoECCL of an earlier version, which the program has loaded before, takes the request for a dead communicator.
+  if (said == moecclInvalidArgument && asks.place[0] == '\0') said = moecclGetUniqueId(&made);
+  const ncclResult_t result = from_moeccl(said);
   if (result == ncclSuccess) std::memcpy(id, &made, sizeof *id);
   if (result != ncclSuccess && asks.place[0] != '\0')
     return fail(result, std::string("ncclGetUniqueId: NCCL_COMM_ID: ") + moecclGetLastError(nullptr));

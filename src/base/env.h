@@ -23,7 +23,7 @@ struct PortRange {
 struct Env {
   // MOECCL_TIMEOUT_MS: milliseconds after which a waiting operation fails. 1 .. 2147483647.
   int64_t timeout_ms = 600'000;
-  // MOECCL_INIT_TIMEOUT_MS: the same for init and split.
+  // MOECCL_INIT_TIMEOUT_MS: milliseconds after which init or split fails because a rank is missing.
   int64_t init_timeout_ms = 60'000;
   // MOECCL_STAGING_BYTES: cap on a rank's staging memory in a communicator. Accepts K, M, G (powers of 1024).
   int64_t staging_bytes = int64_t{16} << 20;
@@ -67,8 +67,8 @@ struct Env {
   // rank keeps one port for each communicator between hosts, and needs one more per interface while it starts. A port
   // that MOECCL_SOCKET_ADDR names counts before it. Empty: the system's free ports.
   PortRange port_range;
-  // MOECCL_NET: the network between hosts: a name from transport/networks.cc, or plugin:NAME for one of NCCL's plugins.
-  // Empty: the first one that all ranks can use.
+  // MOECCL_NET: the network between hosts: verbs, tcp, plugin, or plugin:NAME for one of NCCL's plugins. Empty: the
+  // first one that all ranks can use.
   std::string net;
   // MOECCL_NET_PLUGIN, else NCCL_NET_PLUGIN: which of NCCL's net plugins may be loaded: a list such as "aws-ofi,ucx" of
   // files or names as in libnccl-net-<name>.so, or "none". Empty: libnccl-net.so, if there is one.
@@ -80,9 +80,9 @@ struct Env {
   // MOECCL_SOCKET_STREAMS: TCP connections per interface to each rank on another host, 1 .. 8; 0: chosen by the
   // interface's rate.
   int32_t socket_streams = 0;
-  // MOECCL_SOCKET_CONGESTION: TCP congestion control of these connections, as the kernel names it; "system": the
-  // system's. Empty: reno to nearby hosts, the system's to others, and cubic where a queue shows that the line is the
-  // limit.
+  // MOECCL_SOCKET_CONGESTION: TCP congestion control of the data connections between hosts, as the kernel names it;
+  // "system": the system's. Empty: reno to nearby hosts, the system's to others, and cubic where a queue shows that the
+  // line is the limit.
   std::string socket_congestion;
   // MOECCL_ENCRYPT: with 1, all data between hosts is encrypted and authenticated, over TCP. The same on all ranks.
   bool encrypt = false;

@@ -7,8 +7,10 @@
 #include <charconv>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "src/base/log.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/handout.h"
 #include "src/bootstrap/handshake.h"
@@ -20,6 +22,7 @@ namespace moeccl::bootstrap {
 namespace {
 
 constexpr int64_t kRetryMs = 5;
+constexpr int64_t kPatienceMs = 30'000;  // after this time a rank that still waits for rank 0 says so once
 // The root of this job's previous communicator closes its listeners when all have joined. What still listens later is
 // another program.
 constexpr int64_t kInUseMs = 10'000;
@@ -113,9 +116,13 @@ Result<moecclUniqueId> meet_at_place(const UniqueId& id, uint32_t rank, Deadline
     there.at_rank_0 = false;
     return encode_unique_id(there);
   }
-  for (;;) {
+  bool said = false;
+  for (const Deadline patience = Deadline::after_ms(kPatienceMs);;) {
     Result<moecclUniqueId> real = ask_for_handout(name, deadline);
-    if (real.ok()) return real;
+    if (real.ok() || real.status().code() == moecclInvalidUsage) return real;  // InvalidUsage: another user's
+    if (patience.passed() && !std::exchange(said, true))
+      log(LogLevel::kWarn, "rank {} finds no rank 0 at its meeting place yet, and keeps trying: {}", rank,
+          real.status().message());
     if (deadline.passed())
       return error(moecclTimeout, "rank {} found no rank 0 at its meeting place: {}", rank, real.status().message());
     if (cancelled) MOECCL_TRY(cancelled());

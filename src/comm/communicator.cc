@@ -410,6 +410,11 @@ void Communicator::abort() {
   companions_->for_each([](Communicator& c) { c.abort(); });
 }
 
+Status Communicator::without_turn() const {
+  MOECCL_TRY(usable());
+  return error(moecclAborted, "rank {} aborted the communicator", rank_);
+}
+
 void Communicator::revoke() {
   const Status why = error(moecclAborted, "rank {} revoked the communicator", rank_);
   if (cuda_ != nullptr) {

@@ -102,8 +102,11 @@ class Communicator {
   template <class Body>
   Status in_turn(Body&& body) {
     const Turn turn(turns_, take_ticket());
+    if (!turn.came()) return without_turn();  // another thread may still use what the body would change
     return shielded([&] { return body(calls_); });
   }
+  // Returns why there are no turns any more.
+  Status without_turn() const;
   // Runs a part of an operation. If it throws, peers would wait for this rank, so the communicator fails and they are
   // told.
   template <class Body>

@@ -45,14 +45,19 @@ class Turns {
 
   // Waits until the turns of all earlier tickets have ended. It needs no deadline, because each of those operations has
   // one. In a forked child, where no thread ends them, it does not wait; the communicator refuses the next call there.
-  void wait(uint64_t ticket) {
-    wait_until([&] { return is_turn(state_.load(std::memory_order_acquire), ticket); },  // pairs with end()'s release
-               [&] { return closed(); });
+  // Returns false after close() if the turn has not come: others may still be in theirs.
+  bool wait(uint64_t ticket) {
+    bool came = false;
+    wait_until([&] {
+      came = is_turn(state_.load(std::memory_order_acquire), ticket);  // pairs with end()'s release
+      return came || closed();
+    });
+    return came || !birth_.here();
   }
   // Waits until the turns of all tickets so far have ended, as far as they come.
   void wait_idle() {
     const uint64_t taken = next_.load(std::memory_order_relaxed);
-    wait_until([&] { return ended() >= taken; }, [&] { return closed() && idle(); });
+    wait_until([&] { return closed() ? idle() : ended() >= taken; });
   }
 
   // Without waiters, the exchange is this thread's last access to the object. With waiters, the turn changes under the
@@ -80,12 +85,12 @@ class Turns {
   static bool is_turn(uint64_t state, uint64_t ticket) { return state % kWaiter == ticket; }
   uint64_t ended() const { return state_.load(std::memory_order_acquire) % kWaiter; }
   bool closed() const { return (queued_.load(std::memory_order_relaxed) & kClosed) != 0; }
-  template <class Done, class DoneToo>
-  void wait_until(Done done, DoneToo or_this) {
+  template <class Done>
+  void wait_until(Done done) {
     if (done() || !birth_.here()) return;
     std::unique_lock lock(mutex_);
     state_.fetch_add(kWaiter, std::memory_order_relaxed);
-    turn_.wait(lock, [&] { return done() || or_this(); });
+    turn_.wait(lock, done);
     state_.fetch_sub(kWaiter, std::memory_order_relaxed);
   }
 
@@ -101,13 +106,15 @@ class Turns {
 // One turn, from its start to the end of the scope.
 class Turn {
  public:
-  Turn(Turns& turns, uint64_t ticket) : turns_(turns) { turns_.wait(ticket); }
+  Turn(Turns& turns, uint64_t ticket) : turns_(turns), came_(turns_.wait(ticket)) {}
   ~Turn() { turns_.end(); }
+  bool came() const { return came_; }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
 
  private:
   Turns& turns_;
+  const bool came_;
 };
 
 }  // namespace moeccl::comm

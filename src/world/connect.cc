@@ -61,10 +61,9 @@ class Connector {
         MOECCL_ASSIGN_OR_RETURN(
             id_, bootstrap::meet_at_place(id, rank_, deadline_, [this] { return config_.not_cancelled(); }));
         MOECCL_ASSIGN_OR_RETURN(id, bootstrap::decode_unique_id(id_));
-        key_ = hash_bytes(&id_, sizeof(id_));
       }
       link_key_ = id.key;
-      MOECCL_TRY(join(at_rank_0 || root_may_come_later(id)));
+      MOECCL_TRY(join(at_rank_0 || root_may_come_later(id), !at_rank_0));
       if (at_rank_0) MOECCL_TRY(renew_key());
     }
     Status status = contained([&] { return steps(); });
@@ -82,19 +81,20 @@ class Connector {
   }
 
  private:
-  // A rank that cannot even connect, for lack of descriptors, at least tells the other ranks of its process.
-  Status join(bool wait_for_root) {
+  // A rank that cannot even connect, for lack of descriptors, at least tells the other ranks of its process, which know
+  // it by an id that no other communicator has.
+  Status join(bool wait_for_root, bool own_id) {
     bootstrap::JoinOptions options;
     options.wait_for_root = wait_for_root;
-    options.others_alive = [this] {
-      MOECCL_TRY(ProcessTable::get().given_up(key_));
+    options.others_alive = [this, own_id] {
+      if (own_id) MOECCL_TRY(ProcessTable::get().given_up(key_));
       return others_alive_ ? others_alive_() : Status();
     };
     options.cancelled = [this] { return config_.not_cancelled(); };
     auto joined = bootstrap::Session::join(id_, static_cast<int>(rank_), static_cast<int>(n_), deadline_, options);
     if (joined.ok()) session_ = std::move(*joined);
     const Code code = joined.status().code();
-    if (code == moecclSystemError || code == moecclOutOfMemory)
+    if (own_id && (code == moecclSystemError || code == moecclOutOfMemory))
       ProcessTable::get().give_up(key_,
                                   error(moecclRemoteError, "rank {} failed: {}", rank_, joined.status().message()));
     return std::move(joined).status();
@@ -110,6 +110,7 @@ class Connector {
     std::vector<std::byte> both(link_key_.begin(), link_key_.end());
     both.insert(both.end(), nonces[0].begin(), nonces[0].end());
     link_key_ = bootstrap::derive_key(both, "moeccl communicator of a place");
+    key_ = hash_bytes(link_key_.data(), link_key_.size());
     return {};
   }
 

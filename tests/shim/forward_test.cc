@@ -316,6 +316,43 @@ TEST(ShimForward, AnAbortEndsAHandOverThatNcclDoesNotFinish) {
   });
 }
 
+// Rank 0 makes a second communicator in the group, which fails once NCCL has begun to make the first.
+TEST(ShimForward, AFailureInItsGroupEndsAHandOverThatNcclDoesNotFinish) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    alarm(20);
+    set_shim(rank == 1 ? "nccl" : "auto", true);
+    setenv("FAKE_NCCL_NEVER_READY", "1", 1);
+    const ncclUniqueId id = meet(*board, rank);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = rank == 0;
+    ncclComm_t comm = nullptr;
+    if (rank == 1) {
+      ASSERT_EQ(ncclCommInitRankConfig(&comm, 2, id, rank, &config), ncclInProgress);
+      while (board->counters[0].load() == 0) usleep(1000);
+      EXPECT_NCCL(ncclCommAbort(comm));
+      return;
+    }
+    ncclUniqueId second;
+    ncclComm_t failing = nullptr, twice = nullptr;
+    ASSERT_NCCL(ncclGetUniqueId(&second));
+    std::thread other([&] {
+      while (fake_calls("CommGetAsyncError") == 0) usleep(1000);
+      EXPECT_NE(ncclCommInitRank(&twice, 2, second, 0), ncclSuccess) << "rank 0 has joined";
+    });
+    ASSERT_NCCL(ncclGroupStart());
+    EXPECT_NCCL(ncclCommInitRankConfig(&comm, 2, id, rank, &config));
+    EXPECT_NCCL(ncclCommInitRank(&failing, 2, second, 0));
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidUsage);
+    const std::string why = ncclGetLastError(nullptr);
+    EXPECT_NE(why.find("joined twice"), std::string::npos) << why;
+    EXPECT_EQ(fake_calls("CommAbort"), 1);
+    EXPECT_EQ(comm, nullptr);
+    board->counters[0].store(1);
+    other.join();
+  });
+}
+
 TEST(ShimForward, OneRankWithoutNcclIsNamedByAll) {
   Board* board = new_board();
   in_processes(3, [&](int rank) {

@@ -3,11 +3,15 @@
 // abort ends the wait.
 #include <ifaddrs.h>
 #include <netdb.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
 
+#include <bit>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <string>
 
 #include "src/base/shim_requests.h"
@@ -21,7 +25,17 @@ struct Asked {
   int32_t timeout_ms = -1, init_timeout_ms = -1;
   int64_t id_ms = -1;
   uint64_t without_graph_mixing = 9;
+  std::atomic<int> shrinks{0};
 } asked;
+
+// How these calls answer.
+struct Answers {
+  int failing_rank = -1;              // its init fails soon
+  bool split_waits = false;           // until it is aborted
+  bool earlier = false;               // as a library that does not know the shim's request for an id
+  int64_t id_ms = -1;                 // in place of what the shim asks for
+  std::atomic<int> threads_left{-1};  // so many can be started; -1: no limit
+} answers;
 
 template <class F>
 F* in_library(const char* name) {
@@ -36,12 +50,49 @@ extern "C" __attribute__((visibility("default"))) moecclResult_t moecclCommInitR
   asked.timeout_ms = config->timeout_ms;
   asked.init_timeout_ms = config->init_timeout_ms;
   if (const ShimConfig* more = ShimConfig::of(config)) asked.without_graph_mixing = more->without_graph_mixing;
+  if (rank == answers.failing_rank) {
+    usleep(200'000);
+    return moecclSystemError;
+  }
   return in_library<decltype(moecclCommInitRankConfig)>("moecclCommInitRankConfig")(comm, n_ranks, id, rank, config);
 }
 extern "C" __attribute__((visibility("default"))) moecclResult_t moecclCommGetUniqueId(moecclComm_t comm,
                                                                                        moecclUniqueId* id) {
-  if (comm == shim_asks_for_id()) asked.id_ms = ShimIdRequest::of(*id).timeout_ms;
+  if (comm == shim_asks_for_id()) {
+    ShimIdRequest asks = ShimIdRequest::of(*id);
+    asked.id_ms = asks.timeout_ms;
+    if (answers.id_ms >= 0) asks.timeout_ms = answers.id_ms;
+    *id = std::bit_cast<moecclUniqueId>(asks);
+    if (answers.earlier) comm = reinterpret_cast<moecclComm_t>(uintptr_t{64});  // no communicator
+  }
   return in_library<decltype(moecclCommGetUniqueId)>("moecclCommGetUniqueId")(comm, id);
+}
+extern "C" __attribute__((visibility("default"))) moecclResult_t moecclCommSplit(moecclComm_t comm, int color, int key,
+                                                                                 moecclComm_t* made,
+                                                                                 const moecclConfig_t* config) {
+  if (answers.split_waits) {
+    while (!ShimConfig::of(config)->cancelled->load()) usleep(1000);
+    return moecclAborted;
+  }
+  return in_library<decltype(moecclCommSplit)>("moecclCommSplit")(comm, color, key, made, config);
+}
+extern "C" __attribute__((visibility("default"))) moecclResult_t moecclCommShrink(moecclComm_t comm,
+                                                                                  const int* excluded, int n_excluded,
+                                                                                  moecclComm_t* made,
+                                                                                  const moecclConfig_t* config,
+                                                                                  int flags) {
+  ++asked.shrinks;
+  return in_library<decltype(moecclCommShrink)>("moecclCommShrink")(comm, excluded, n_excluded, made, config, flags);
+}
+extern "C" __attribute__((visibility("default"))) int pthread_create(pthread_t* thread,
+                                                                     const pthread_attr_t* attributes,
+                                                                     void* (*body)(void*), void* argument) noexcept {
+  static auto* const real = reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
+  if (answers.threads_left >= 0 && answers.threads_left.fetch_sub(1) <= 0) {
+    answers.threads_left = 0;
+    return EAGAIN;
+  }
+  return real(thread, attributes, body, argument);
 }
 
 namespace {
@@ -63,13 +114,94 @@ TEST(ShimMaking, RanksWaitWithoutLimitUnlessTheUserSetsOne) {
       ASSERT_NCCL(ncclGetUniqueId(&id));
       ASSERT_NCCL(ncclCommInitRankConfig(&comm, 1, id, 0, &config));
       // 0 leaves it to the variable.
-      EXPECT_EQ(asked.id_ms, limited ? 0 : INT32_MAX);
+      EXPECT_EQ(asked.id_ms, limited ? 0 : 3'600'000) << "for the first rank";
       EXPECT_EQ(asked.init_timeout_ms, limited ? 0 : INT32_MAX);
       EXPECT_EQ(asked.timeout_ms, limited ? 0 : INT32_MAX);
       EXPECT_EQ(asked.without_graph_mixing, limited ? 1u : 0u);
       EXPECT_NCCL(ncclCommDestroy(comm));
     });
   }
+}
+
+int threads_here() {
+  const std::filesystem::directory_iterator all("/proc/self/task");
+  return static_cast<int>(std::distance(begin(all), end(all)));
+}
+
+// Programs make more ids than they use, and each has a thread.
+TEST(ShimMaking, AMeetingPointEndsIfNobodyComesAndWaitsForTheOthersOfARankThatHasCome) {
+  in_processes(1, [](int) {
+    unsetenv("MOECCL_INIT_TIMEOUT_MS");
+    answers.id_ms = 500;
+    ncclUniqueId used, unused;
+    ncclComm_t comms[2] = {};
+    ASSERT_NCCL(ncclGetUniqueId(&used));
+    const int with_one = threads_here();
+    ASSERT_NCCL(ncclGetUniqueId(&unused));
+    EXPECT_EQ(threads_here(), with_one + 1);
+    std::thread first([&] { EXPECT_NCCL(ncclCommInitRank(&comms[0], 2, used, 0)); });
+    usleep(1'500'000);
+    EXPECT_NCCL(ncclCommInitRank(&comms[1], 2, used, 1));
+    first.join();
+    EXPECT_NE(ncclCommInitRank(&comms[0], 1, unused, 0), ncclSuccess) << "it has ended";
+  });
+}
+
+TEST(ShimMaking, AnEarlierLibraryMakesIdsToo) {
+  in_processes(1, [](int) {
+    answers.earlier = true;
+    ncclUniqueId id;
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    ASSERT_NCCL(ncclCommInitRank(&comm, 1, id, 0));
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+// Its ranks wait for each other without a limit, and the group for all of them.
+TEST(ShimMaking, ARankThatFailsEndsItsGroup) {
+  for (const bool without_thread : {false, true}) {
+    in_processes(1, [&](int) {
+      alarm(20);
+      unsetenv("MOECCL_INIT_TIMEOUT_MS");
+      ncclUniqueId id;
+      ncclComm_t comms[3] = {};
+      ASSERT_NCCL(ncclGetUniqueId(&id));
+      ASSERT_NCCL(ncclGroupStart());
+      for (int r = 0; r < 3; ++r) ASSERT_NCCL(ncclCommInitRank(&comms[r], 3, id, r));
+      if (without_thread)
+        answers.threads_left = 2;
+      else
+        answers.failing_rank = 1;
+      const auto begun = std::chrono::steady_clock::now();
+      EXPECT_EQ(ncclGroupEnd(), ncclSystemError) << ncclGetLastError(nullptr);
+      EXPECT_LT(seconds_since(begun), 10);
+      const std::string why = ncclGetLastError(nullptr);
+      EXPECT_EQ(why.find("abort"), std::string::npos) << why;
+      for (const ncclComm_t comm : comms) EXPECT_EQ(comm, nullptr);
+    });
+  }
+}
+
+TEST(ShimMaking, InitAllNamesADeviceThatDoesNotExist) {
+  in_processes(1, [](int) {
+    alarm(20);
+    unsetenv("MOECCL_INIT_TIMEOUT_MS");
+    setenv("MOECCL_CUDA_DRIVER", std::getenv("MOECCL_TEST_FAKE_CUDA"), 1);  // it has one device
+    setenv("MOECCL_SHIM_MODE", "moeccl", 1);
+    ncclComm_t comms[4] = {};
+    const auto refused = [&](const int* devices, const char* named) {
+      EXPECT_EQ(ncclCommInitAll(comms, 4, devices), ncclInvalidArgument);
+      const std::string why = ncclGetLastError(nullptr);
+      EXPECT_NE(why.find(named), std::string::npos) << why;
+    };
+    const int beyond[] = {0, 0, 0, 99}, before[] = {0, -1, 0, 0}, good[] = {0, 0, 0, 0};
+    refused(beyond, "devlist[3] is 99");
+    refused(before, "devlist[1] is -1");
+    refused(nullptr, "ndev is 4");
+    ASSERT_NCCL(ncclCommInitAll(comms, 4, good));
+    for (const ncclComm_t comm : comms) EXPECT_NCCL(ncclCommDestroy(comm));
+  });
 }
 
 // A dead rank is noticed nevertheless.
@@ -154,6 +286,24 @@ TEST(ShimMaking, AnAbortedSplitLeavesItsParent) {
       board->counters[0].store(1);
     });
   }
+}
+
+// The other way of a split is for a parent that was revoked.
+TEST(ShimMaking, AnAbortedSplitTakesNoOtherWay) {
+  in_processes(1, [](int) {
+    ncclUniqueId id;
+    ncclComm_t comm = nullptr, part = nullptr;
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    ASSERT_NCCL(ncclCommInitRank(&comm, 1, id, 0));
+    answers.split_waits = true;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    EXPECT_EQ(ncclCommSplit(comm, 0, 0, &part, &config), ncclInProgress);
+    EXPECT_NCCL(ncclCommAbort(part));
+    usleep(200'000);
+    EXPECT_EQ(asked.shrinks, 0);
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
 }
 
 // Rank 2 neither shrinks nor dies.
@@ -296,6 +446,33 @@ TEST(ShimMaking, RanksOfSeveralHostsMeetAtNcclCommIdWithASecret) {
   setenv("MOECCL_SECRET", "sixteen characters or more", 1);
   meet_by_place(place);
   unsetenv("MOECCL_SECRET");
+}
+
+// All ranks but 0 know only the place, at which several communicators meet.
+TEST(ShimMaking, RanksOfOneProcessMeetAtNcclCommId) {
+  std::vector<std::string> hosts = {"localhost"};
+  if (const std::string address = own_address(); !address.empty()) hosts.push_back(address);
+  for (const std::string& host : hosts) {
+    in_processes(1, [&](int) {
+      setenv("NCCL_COMM_ID", (host + ":" + std::to_string(20000 + getpid() % 10000)).c_str(), 1);
+      setenv("MOECCL_SECRET", "sixteen characters or more", 1);
+      for (int round = 0; round < 2; ++round) {
+        ncclUniqueId id;
+        ncclComm_t comms[3] = {};
+        ASSERT_NCCL(ncclGetUniqueId(&id));
+        ASSERT_NCCL(ncclGroupStart());
+        for (int r = 0; r < 3; ++r) ASSERT_NCCL(ncclCommInitRank(&comms[r], 3, id, r));
+        ASSERT_NCCL(ncclGroupEnd());
+        float values[3] = {1, 2, 4};
+        ASSERT_NCCL(ncclGroupStart());
+        for (int r = 0; r < 3; ++r)
+          ASSERT_NCCL(ncclAllReduce(&values[r], &values[r], 1, ncclFloat32, ncclSum, comms[r], nullptr));
+        ASSERT_NCCL(ncclGroupEnd());
+        for (const float v : values) EXPECT_EQ(v, 7);
+        for (const ncclComm_t comm : comms) EXPECT_NCCL(ncclCommDestroy(comm));
+      }
+    });
+  }
 }
 
 TEST(ShimMaking, AnNcclCommIdThatIsNoPlaceIsNamed) {

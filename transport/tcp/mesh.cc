@@ -24,6 +24,7 @@ constexpr int64_t kTryRailMs = 3000;
 // If there is another way, a host that accepts connections has a quarter of the time that is left to shake hands. It
 // accepts them while its rank is still busy, so this is long.
 constexpr int kShakePart = 4;
+constexpr int64_t kMostShakeMs = 60'000;  // where there is no limit to the time that is left
 // An interface that this many hosts have not answered is used only where there is no other.
 constexpr size_t kSilentHosts = 3;
 // Tries for a connection that the other side drops before it is authenticated.
@@ -176,7 +177,7 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
     Way way{nics_[rail.own].address, nics[rail.peer].address, rail.mbit_per_s, options_.deadline, options_.deadline};
     if (rails.size() > 1) way.until = Deadline::earlier(way.until, Deadline::after_ms(kTryRailMs));
     const bool only_way = &rail == &rails.back() && doors.empty();
-    if (!only_way) way.answered = Deadline::after_ms(options_.deadline.left_ms() / kShakePart);
+    if (!only_way) way.answered = Deadline::after_ms(std::min(options_.deadline.left_ms() / kShakePart, kMostShakeMs));
     const size_t before = doors.size();
     const uint32_t most = kMaxStreams / static_cast<uint32_t>(n_used);
     for (uint32_t i = streams_for(rail, options_.streams_per_rail, most); i > 0; --i) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -87,6 +88,33 @@ TEST(Turns, AfterCloseOnlyWhatHasBegunIsWaitedFor) {
   EXPECT_FALSE(turns.begin());
   turns.wait_idle();
   turns.wait(late + 1);
+  EXPECT_TRUE(turns.idle());
+}
+
+// Another thread may still use what this turn would change, and a later turn's end says nothing of an earlier one.
+TEST(Turns, AfterCloseATurnThatHasNotComeIsKnown) {
+  Turns turns;
+  const uint64_t running = turns.take();
+  EXPECT_TRUE(turns.wait(running));
+  turns.close();
+  {
+    const Turn late(turns, turns.take());
+    EXPECT_FALSE(late.came());
+  }
+  std::atomic<bool> idle{false};
+  std::thread waiter([&] {
+    turns.wait_idle();
+    idle = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(idle);
+  {
+    const Turn later(turns, turns.take());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  EXPECT_FALSE(idle) << "the first turn has not ended";
+  turns.end();
+  waiter.join();
   EXPECT_TRUE(turns.idle());
 }
 
