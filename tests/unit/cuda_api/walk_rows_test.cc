@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dispatch, combine, both backward passes and AllToAllv on the persistent kernel: results match those of host memory
 // bit for bit, also in graphs, and failures end with a sentence.
+#include <atomic>
 #include <chrono>
 #include <numeric>
 #include <random>
@@ -345,14 +346,19 @@ TEST(CudaWalkRows, DispatchAgainstCombineIsAMismatch) {
 
 TEST(CudaWalkRows, AnAbortEndsADispatch) {
   const RankOptions options = row_options(nullptr);
+  std::atomic<bool> ended{false};  // the ranks are threads
   run_ranks(
       2,
       [&](int rank, moecclComm_t) {
         TwoRanks two(rank, options);
+        // To free its memory, rank 1 would wait for the dispatch, and in the driver rank 0 would wait for that.
+        while (rank == 1 && !ended) std::this_thread::yield();
         if (rank == 1) return;
-        MOECCL_ASSERT_OK(moecclDispatch(two.routing, two.in, two.out, handle(two.stream)));
+        const moecclResult_t dispatched = moecclDispatch(two.routing, two.in, two.out, handle(two.stream));
         MOECCL_EXPECT_OK(moecclCommAbort(two.comm));
         two.device.synchronize(two.stream);
+        ended = true;
+        MOECCL_EXPECT_OK(dispatched);
       },
       options);
 }
