@@ -108,11 +108,12 @@ uint64_t MoeReplacement::rows_of_sample() const {
 }
 
 Status MoeReplacement::check(const MoeRouting& routing, const int32_t* next, const int32_t* placement) const {
+  // Checked first, because another layer's communicator may have been destroyed.
+  if (&routing.layer() != &layer_)
+    return error(moecclInvalidArgument, "routing belongs to another layer than the replacement");
   MOECCL_TRY(routing.on_host("re-placing"));
   if (layer_.map() != nullptr)
     return error(moecclUnsupported, "re-placing: experts of this layer change places (moecclExpertSwapAttach)");
-  if (&routing.layer() != &layer_)
-    return error(moecclInvalidArgument, "routing belongs to another layer than the replacement");
   MOECCL_ASSIGN_OR_RETURN(const algo::Samples samples, algo::Samples::make(config_.sample_tokens, routing.tokens_of_));
   if (samples.n() > uint32_t{solve::kMostSamples})
     return error(moecclUnsupported,

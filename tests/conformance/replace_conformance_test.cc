@@ -594,6 +594,22 @@ TEST(ReplaceUsage, ARoutingOfAnotherLayerIsRefused) {
         EXPECT_EQ(moecclReplaceBegin(replacement, routing, index.data(), nullptr), moecclInvalidArgument);
         EXPECT_NE(std::string(moecclGetLastError(comm)).find("another layer"), std::string::npos);
         COMM_OK(moecclRoutingDestroy(routing));
+        // The other layer's communicator may even have been destroyed, and another one have its memory. Only of an empty
+        // routing is the communicator asked.
+        moecclComm_t gone = nullptr, aborted = nullptr;
+        moecclMoe_t on_gone = nullptr;
+        COMM_OK(moecclCommSplit(comm, 0, 0, &gone, nullptr));
+        COMM_OK(moecclMoeCreate(&on_gone, gone, &config));
+        COMM_OK(moecclRoutingCreate(&routing, on_gone, index.data(), nullptr, kTokens));
+        EXPECT_EQ(moecclRoutingUpdate(routing, index.data(), nullptr, kTokens + 1), moecclInvalidArgument);
+        EXPECT_EQ(moecclCommDestroy(gone), moecclSuccess);
+        COMM_OK(moecclCommSplit(comm, 0, 0, &aborted, nullptr));
+        EXPECT_EQ(moecclCommAbort(aborted), moecclSuccess);
+        EXPECT_EQ(moecclReplaceBegin(replacement, routing, index.data(), nullptr), moecclInvalidArgument);
+        EXPECT_NE(std::string(moecclGetLastError(comm)).find("another layer"), std::string::npos);
+        EXPECT_EQ(moecclRoutingDestroy(routing), moecclSuccess);
+        EXPECT_EQ(moecclMoeDestroy(on_gone), moecclSuccess);
+        EXPECT_EQ(moecclCommDestroy(aborted), moecclSuccess);
         EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
         EXPECT_EQ(moecclMoeDestroy(flat), moecclSuccess);
         EXPECT_EQ(moecclMoeDestroy(any), moecclSuccess);
