@@ -107,8 +107,8 @@ struct Variable {
   const char* accepted;
   bool (*parse)(std::string_view text, Env* env);
   enum Kind : uint8_t { kPlain, kSecret, kFile } kind = kPlain;  // kFile: it names code or a file
-  std::string_view alias =
-      {};  // NCCL's variable (nccl_files.h), used where this one is not set; bad values of it are not reported
+  // NCCL's variable (nccl_files.h), used where this one is not set; bad values of it are not reported.
+  std::string_view alias = {};
 };
 
 constexpr Variable kVariables[] = {

@@ -7,13 +7,13 @@
 #include <charconv>
 #include <functional>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "src/base/log.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/handout.h"
 #include "src/bootstrap/handshake.h"
+#include "src/bootstrap/patience.h"
 #include "src/bootstrap/secret.h"
 #include "src/driver/process.h"
 #include "src/driver/thread.h"
@@ -22,7 +22,6 @@ namespace moeccl::bootstrap {
 namespace {
 
 constexpr int64_t kRetryMs = 5;
-constexpr int64_t kPatienceMs = 30'000;  // after this time a rank that still waits for rank 0 says so once
 // The root of this job's previous communicator closes its listeners when all have joined. What still listens later is
 // another program.
 constexpr int64_t kInUseMs = 10'000;
@@ -116,11 +115,10 @@ Result<moecclUniqueId> meet_at_place(const UniqueId& id, uint32_t rank, Deadline
     there.at_rank_0 = false;
     return encode_unique_id(there);
   }
-  bool said = false;
-  for (const Deadline patience = Deadline::after_ms(kPatienceMs);;) {
+  for (Patience patience;;) {
     Result<moecclUniqueId> real = ask_for_handout(name, deadline);
     if (real.ok() || real.status().code() == moecclInvalidUsage) return real;  // InvalidUsage: another user's
-    if (patience.passed() && !std::exchange(said, true))
+    if (patience.ends())
       log(LogLevel::kWarn, "rank {} finds no rank 0 at its meeting place yet, and keeps trying: {}", rank,
           real.status().message());
     if (deadline.passed())

@@ -7,12 +7,11 @@
 
 #include "src/base/log.h"
 #include "src/base/random.h"
+#include "src/bootstrap/patience.h"
 
 namespace moeccl::bootstrap {
 namespace {
 
-// As in session.cc: the last rank may come much later.
-constexpr int64_t kLostMs = 3'600'000;
 constexpr int kAcceptsAtOnce = 32;  // limited so that the connections that are already here get their turn
 
 // Ranks of one job belong to one user; root may belong to any job. Other users hold no key and only cost time.

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
-#include <utility>
 
 #include "src/base/log.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/control.h"
 #include "src/bootstrap/handshake.h"
 #include "src/bootstrap/messages.h"
+#include "src/bootstrap/patience.h"
 #include "src/driver/process.h"
 #include "src/driver/socket.h"
 #include "src/driver/thread.h"
@@ -24,10 +24,6 @@ namespace {
 constexpr int64_t kGraceNs = 500'000'000;
 // The time for one attempt at the handshake. A root is slower only if it is stopped or is not a root at all.
 constexpr int64_t kGreetingMs = 5000;
-// A wait for ranks that come later may be long, or have no end, and no data shows meanwhile that a host is lost.
-constexpr int64_t kLostMs = 3'600'000;
-// After this time a rank that still tries to join says so once.
-constexpr int64_t kPatienceMs = 30'000;
 // The time to wait for the reason of a broken connection, which is in the socket already or never comes.
 constexpr int64_t kReasonMs = 200;
 constexpr int64_t kLookEveryMs = 20;  // interval for JoinOptions::others_alive
@@ -210,8 +206,8 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
   impl->cancelled = options.cancelled;
   Status last;
   int64_t backoff_us = 1000;
-  bool mute = false, said = false;
-  const Deadline patience = Deadline::after_ms(kPatienceMs);
+  bool mute = false;
+  Patience patience;
   do {
     last = impl->attempt_at_each(&id, deadline);
     if (last.ok()) {
@@ -227,7 +223,7 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
     if (!impl->fd && last.code() == moecclRemoteError && !may_come) break;
     impl->fd.reset();
     impl->sealer = {};
-    if (patience.passed() && !deadline.passed() && !std::exchange(said, true)) {
+    if (!deadline.passed() && patience.ends()) {
       log(LogLevel::kWarn, "rank {} cannot join at {} yet, and keeps trying: {}{}", rank, id.address.str(),
           last.message(), mute ? " (is its MOECCL_SECRET that of rank 0?)" : "");
     }

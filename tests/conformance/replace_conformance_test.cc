@@ -594,8 +594,8 @@ TEST(ReplaceUsage, ARoutingOfAnotherLayerIsRefused) {
         EXPECT_EQ(moecclReplaceBegin(replacement, routing, index.data(), nullptr), moecclInvalidArgument);
         EXPECT_NE(std::string(moecclGetLastError(comm)).find("another layer"), std::string::npos);
         COMM_OK(moecclRoutingDestroy(routing));
-        // The other layer's communicator may even have been destroyed, and another one have its memory. Only of an empty
-        // routing is the communicator asked.
+        // The other layer's communicator may even have been destroyed, and another one have its memory. Only of an
+        // empty routing is the communicator asked.
         moecclComm_t gone = nullptr, aborted = nullptr;
         moecclMoe_t on_gone = nullptr;
         COMM_OK(moecclCommSplit(comm, 0, 0, &gone, nullptr));

@@ -86,7 +86,7 @@ class Stream(OfThisProcess):
             lib.moecclStreamDestroy(self._handle)
 
 
-LEGACY_DEFAULT = 1  # CU_STREAM_LEGACY. The default stream of torch and CuPy is 0, and NULL would make the call block
+_LEGACY_DEFAULT = 1  # CU_STREAM_LEGACY. The default stream of torch and CuPy is 0, and NULL would make the call block
 
 
 def stream_handle(stream: Any) -> Optional[int]:
@@ -97,7 +97,7 @@ def stream_handle(stream: Any) -> Optional[int]:
         return stream._live()
     for name in ("cuda_stream", "ptr"):
         if hasattr(stream, name):
-            return int(getattr(stream, name)) or LEGACY_DEFAULT
+            return int(getattr(stream, name)) or _LEGACY_DEFAULT
     return number("stream", stream, SIZE)
 
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "tests/support/moe_cluster.h"
@@ -168,13 +169,20 @@ TEST(MoeLayerTest, ForwardAndBackwardOnEveryTreeAndAlgorithm) {
   }
 }
 
-TEST(MoeLayerTest, AMistakeOnOneRankIsAnErrorOnAll) {
+// Runs `body` on three ranks with an expert each.
+void on_three_ranks(const std::function<void(MoeHost&, MoeRouting&)>& body) {
   const HostTraits traits{plan::LevelTree::flat(3), false, 1u << 20};
   test::on_all_ranks(traits, [&](MoeHost& host) {
     const moecclMoeConfig_t c = config_of(1, 3, 4, moecclLayoutRows);
     auto layer = MoeLayer::create(host, &c);
     ASSERT_TRUE(layer.ok());
     MoeRouting routing(**layer);
+    body(host, routing);
+  });
+}
+
+TEST(MoeLayerTest, AMistakeOnOneRankIsAnErrorOnAll) {
+  on_three_ranks([](MoeHost& host, MoeRouting& routing) {
     const int32_t good[] = {0, 1}, bad[] = {0, 3};
     const Status status = routing.update(host.rank() == 1 ? bad : good, nullptr, 2);
     EXPECT_EQ(status.code(), host.rank() == 1 ? moecclInvalidArgument : moecclRemoteError);
@@ -194,12 +202,7 @@ TEST(MoeLayerTest, AMistakeOnOneRankIsAnErrorOnAll) {
 
 // As when a rank's choices are CUDA memory that cannot be copied.
 TEST(MoeLayerTest, ARankThatCannotReadItsChoicesTellsTheOthers) {
-  const HostTraits traits{plan::LevelTree::flat(3), false, 1u << 20};
-  test::on_all_ranks(traits, [&](MoeHost& host) {
-    const moecclMoeConfig_t c = config_of(1, 3, 4, moecclLayoutRows);
-    auto layer = MoeLayer::create(host, &c);
-    ASSERT_TRUE(layer.ok());
-    MoeRouting routing(**layer);
+  on_three_ranks([](MoeHost& host, MoeRouting& routing) {
     const int32_t index[] = {0, 1};
     ASSERT_TRUE(routing.update(index, nullptr, 2).ok());
     const Status refusal = host.rank() == 1 ? error(moecclSystemError, "unreadable") : Status();

@@ -10,7 +10,7 @@ import torch
 from .. import _abi
 from .._errors import check
 from .._library import lib
-from ..streams import LEGACY_DEFAULT
+from ..streams import stream_handle
 from .failure import failure
 from .work import Work, copy_back
 
@@ -59,7 +59,7 @@ def _device(backend: Any, comm: int) -> torch.device:
 
 def _stream(device: torch.device) -> Any:
     stream = torch.cuda.current_stream(device)
-    return stream, stream.cuda_stream or LEGACY_DEFAULT
+    return stream, stream_handle(stream)
 
 
 def _record(thing: Any, stream: Any) -> None:

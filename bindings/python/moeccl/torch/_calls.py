@@ -8,7 +8,7 @@ import torch
 import moeccl
 from moeccl import _abi, _library
 from moeccl._owned import OfThisProcess, at_the_end
-from moeccl.streams import LEGACY_DEFAULT
+from moeccl.streams import stream_handle
 
 DTYPES = {
     torch.float32: _abi.moecclFloat32, torch.float64: _abi.moecclFloat64, torch.float16: _abi.moecclFloat16,
@@ -81,7 +81,7 @@ def memory(tensor):
 def stream_of(tensor):
     """Returns the current stream of a CUDA tensor's device; None, which makes a call block, for other tensors."""
     if tensor.is_cuda:
-        return ctypes.c_void_p(torch.cuda.current_stream(tensor.device).cuda_stream or LEGACY_DEFAULT)
+        return ctypes.c_void_p(stream_handle(torch.cuda.current_stream(tensor.device)))
     return None
 
 

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// What waits for ranks that may come much later have in common.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "src/base/clock.h"
+
+namespace moeccl::bootstrap {
+
+// Such a wait may be long, or have no end, and no data shows meanwhile that a host is lost. After this time without a
+// sign of it, it is.
+inline constexpr int64_t kLostMs = 3'600'000;
+
+// Tells a rank that tries again and again when to say so.
+class Patience {
+ public:
+  // Returns true once, after half a minute.
+  bool ends() { return end_.passed() && !std::exchange(ended_, true); }
+
+ private:
+  const Deadline end_ = Deadline::after_ms(30'000);
+  bool ended_ = false;
+};
+
+}  // namespace moeccl::bootstrap
