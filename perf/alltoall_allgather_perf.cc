@@ -10,7 +10,6 @@
 // ...).
 #include <moeccl/moeccl.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -21,9 +20,8 @@
 #include "perf/common/buffer.h"
 #include "perf/common/cli.h"
 #include "perf/common/fail.h"
-#include "perf/common/stats.h"
-#include "perf/common/svg.h"
 #include "perf/common/team.h"
+#include "perf/common/text.h"
 #include "perf/tensor/timeline.h"
 
 namespace perf {
@@ -43,8 +41,8 @@ struct TensorOptions {
 
 TensorOptions parse(int argc, char** argv) {
   TensorOptions o;
-  CLI::App app("Times the AllToAll of tensor-parallel data between nodes by MoNTA's strategies, after checking it",
-               "alltoall_allgather_perf");
+  App app("Times the AllToAll of tensor-parallel data between nodes by MoNTA's strategies, after checking it",
+          "alltoall_allgather_perf");
   app.add_option("--nodes", o.nodes, "e: nodes")->check(CLI::Range(1, 64))->capture_default_str();
   app.add_option("--tensor", o.tensor, "t: ranks of a node")->check(CLI::Range(1, 64))->capture_default_str();
   app.add_option("--intra", o.intra_mbs, "B2: MB/s of a rank's link inside its node")->capture_default_str();
@@ -58,8 +56,8 @@ TensorOptions parse(int argc, char** argv) {
   app.add_option("-n,--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
   app.add_option("-w,--warmup", o.warmup, "iterations before timing")->check(not_negative());
   app.add_option("-c,--check", o.check, "check results (1) or not (0)")->check(CLI::Range(0, 1));
-  app.add_option("-J,--json", o.json, "write results to this file");
-  app.add_option("--plot", o.plot, "draw the largest size's lanes into this SVG file");
+  add_output(app, "-J,--json", o.json, "write results to this file");
+  add_output(app, "--plot", o.plot, "draw the largest size's lanes into this SVG file");
   app.add_flag("--real", o.real, "nodes are the hosts of a launcher's ranks, or --topology's; nothing is paced");
   app.add_flag("--explain", o.explain, "print the plan that is chosen by default");
   add_job_options(app, o.job, Memories::kOfHost);
@@ -86,10 +84,6 @@ std::vector<std::string> split_names(const std::string& text) {
   for (std::string name; std::getline(in, name, ',');)
     if (!name.empty()) names.push_back(name);
   return names;
-}
-
-double since_us(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
 // Efficiencies by volume, measured by running each communication alone (o1).
@@ -150,7 +144,7 @@ class Bench {
         const moecclPlanInfo_t info = query(count);  // makes the plan
         if (names.size() > 1) exchange(count);       // brings its own staging into the cache
         team_.barrier();
-        const auto start = std::chrono::steady_clock::now();
+        const auto start = Clock::now();
         exchange(count);
         us[k].push_back(since_us(start));
         team_.barrier();  // a rank that already makes the next plan would take a core from ranks that still exchange
@@ -160,7 +154,7 @@ class Bench {
       }
     }
     for (size_t k = 0; k < names.size(); k++) {
-      results[k].us = median(team_.combine(us[k], moecclMax));
+      results[k].us = team_.slowest(us[k]);
       for (const auto lane : {moecclLaneInter, moecclLaneIntra, moecclLaneCopy})
         results[k].lanes[lane] = lane_use(results[k].spans, lane, group_of_);
     }
@@ -213,14 +207,10 @@ class Bench {
   }
 
   std::string explain(size_t tokens) const {
-    size_t needed = 0;
-    const size_t count = block(tokens);
-    check(moecclPlanExplain(team_.comm(0), moecclOpTensorAllToAll, count, moecclUint8, nullptr, 0, &needed),
-          "moecclPlanExplain");
-    std::string text(needed, '\0');
-    check(moecclPlanExplain(team_.comm(0), moecclOpTensorAllToAll, count, moecclUint8, text.data(), needed, nullptr),
-          "moecclPlanExplain");
-    return text.c_str();
+    return explained([&](char* text, size_t bytes, size_t* needed) {
+      check(moecclPlanExplain(team_.comm(0), moecclOpTensorAllToAll, block(tokens), moecclUint8, text, bytes, needed),
+            "moecclPlanExplain");
+    });
   }
 
  private:
@@ -286,11 +276,11 @@ class Bench {
     for (int i = 0; i < kTurns; i++) {
       team_.barrier();
       exchange(count);
-      const auto start = std::chrono::steady_clock::now();
+      const auto start = Clock::now();
       for (int k = 0; k < kExchanges; k++) exchange(count);
       us.push_back(since_us(start) / kExchanges);
     }
-    return median(team_.combine(us, moecclMax));
+    return team_.slowest(us);
   }
 
   void force(const std::string& name) const {
@@ -404,21 +394,17 @@ uint64_t run_rank(const TensorOptions& o, const Team& team, bool leads) {
     }
   }
   if (leads && o.explain) std::printf("%s", bench.explain(o.max_tokens).c_str());
-  if (leads && !o.json.empty()) {
+  if (leads) {
     const Json all{{"program", "alltoall_allgather_perf"},
                    {"emulated", o.job.pace},
                    {"topology", o.job.topology},
                    {"hidden_bytes", o.hidden},
                    {"results", results}};
-    if (!write_text(o.json, all.dump(2) + "\n")) fail("cannot write " + o.json);
-  }
-  if (leads && !o.plot.empty()) {
+    write_or_fail(o.json, all.dump(2) + "\n");
     const std::string note = o.job.topology + (o.job.pace ? ", EMULATED" : "") + "; ranks of one node, one bar a chunk";
-    if (!write_text(o.plot,
-                    timeline_svg("Lanes of MoNTA's strategies, " + size_text(static_cast<double>(o.max_tokens)) +
-                                     " tokens of " + std::to_string(o.hidden) + " B",
-                                 note, rows, bench.group_of())))
-      fail("cannot write " + o.plot);
+    write_or_fail(o.plot, timeline_svg("Lanes of MoNTA's strategies, " + size_text(static_cast<double>(o.max_tokens)) +
+                                           " tokens of " + std::to_string(o.hidden) + " B",
+                                       note, rows, bench.group_of()));
   }
   return wrong;
 }
@@ -427,8 +413,7 @@ int tensor_main(int argc, char** argv) {
   const TensorOptions o = parse(argc, argv);
   Job job(o.job);
   uint64_t wrong = 0;
-  job.run([&](int thread, std::vector<moecclComm_t> comms) {
-    const Team team(std::move(comms), job.first_rank() + thread, true);
+  job.run(true, [&](int thread, const Team& team) {
     const uint64_t mine = run_rank(o, team, job.leads() && thread == 0);
     if (thread == 0) wrong = mine;
   });

@@ -21,6 +21,7 @@
 
 #include "perf/common/fail.h"
 #include "perf/common/job.h"
+#include "perf/common/team.h"
 #include "perf/versus/versus.h"
 
 namespace {
@@ -135,12 +136,11 @@ int compare(const perf::VersusOptions& options) {
   settings.procs = options.procs > 0 ? options.procs : 4;
   perf::Job job(settings);
   int status = 0;
-  job.run([&](int, std::vector<moecclComm_t> comms) {
+  job.run(false, [&](int, const perf::Team& team) {
     Gloo rival(job.first_rank(), job.n_ranks(), folder);
     rival.barrier();
     if (job.leads()) std::filesystem::remove_all(folder);
-    status = perf::report_versus(options, rival, perf::run_versus(options, rival, comms[0]));
-    perf::check(moecclCommDestroy(comms[0]), "moecclCommDestroy", job.first_rank());
+    status = perf::report_versus(options, rival, perf::run_versus(options, rival, team.comm(0)));
     rival.barrier();  // Gloo reports a peer that leaves early
   });
   return status;

@@ -9,28 +9,21 @@
 #include <mpi.h>
 
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <cstdio>
 #include <string>
 #include <vector>
 
-#include "perf/common/buffer.h"
 #include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "perf/common/stats.h"
+#include "perf/common/timer.h"
 #include "perf/moe/placements.h"
 
 namespace perf {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 void mpi(int result, const char* call) {
   if (result != MPI_SUCCESS) fail(std::string(call) + ": MPI error " + std::to_string(result));
-}
-
-double since_us(Clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
 struct Options {
@@ -73,15 +66,15 @@ class Comparison {
   // Returns how many sums were wrong, on all ranks.
   uint64_t run(size_t bytes) {
     count_ = bytes / sizeof(float);
-    slots_ = Buffer(static_cast<size_t>(o_.slots) * bytes, o_.private_memory ? Memory::kMalloc : Memory::kHeap);
+    slots_ = ExpertSlots(o_.slots, rank_, count_, o_.private_memory ? Memory::kMalloc : Memory::kHeap);
     uint64_t wrong = 0;
-    fill();
+    slots_.fill();
     batched();
-    wrong += count_wrong();
-    fill();
+    wrong += slots_.count_wrong(experts_);
+    slots_.fill();
     loop();
-    wrong += count_wrong();
-    std::fill_n(floats(), count_ * static_cast<size_t>(o_.slots), 0.0f);
+    wrong += slots_.count_wrong(experts_);
+    slots_.set(0);
     std::vector<double> batched_us, loop_us;
     for (int i = -o_.warmup; i < o_.iters; i++) {
       const double b = timed([&] { batched(); }), l = timed([&] { loop(); });
@@ -101,44 +94,21 @@ class Comparison {
   int n_ranks() const { return n_; }
 
  private:
-  float* floats() const { return reinterpret_cast<float*>(slots_.data()); }
   std::vector<int> mine(int expert) const { return slots_of(experts_, o_.slots, rank_, expert); }
-  // Returns small integers, so that sums are exact in any order.
-  static float value(size_t slot, size_t i) { return static_cast<float>((slot * 5 + i % 61) % 11) - 5; }
-  void fill() {
-    for (size_t s = 0; s < static_cast<size_t>(o_.slots); s++)
-      for (size_t i = 0; i < count_; i++)
-        floats()[s * count_ + i] = value(static_cast<size_t>(rank_ * o_.slots) + s, i);
-  }
-  uint64_t count_wrong() const {
-    uint64_t wrong = 0;
-    for (size_t s = 0; s < static_cast<size_t>(o_.slots); s++) {
-      std::vector<float> sums(61, 0.0f);
-      for (size_t other = 0; other < experts_.size(); other++)
-        if (experts_[other] == experts_[static_cast<size_t>(rank_ * o_.slots) + s])
-          for (size_t i = 0; i < 61; i++) sums[i] += value(other, i);
-      for (size_t i = 0; i < count_; i++) wrong += floats()[s * count_ + i] != sums[i % 61];
-    }
-    return wrong;
-  }
   void batched() {
-    check(moecclExpertAllReduce(floats(), floats(), count_, moecclFloat32, moecclSum, &placement_, comm_, nullptr),
+    check(moecclExpertAllReduce(slots_.data(), slots_.data(), count_, moecclFloat32, moecclSum, &placement_, comm_,
+                                nullptr),
           "moecclExpertAllReduce", rank_, comm_);
   }
   void loop() {
     for (int e = 0; e < o_.n_experts; e++) {
       const std::vector<int> slots = mine(e);
       if (slots.empty()) continue;
-      float* const first = floats() + static_cast<size_t>(slots[0]) * count_;
-      for (size_t s = 1; s < slots.size(); s++) {
-        const float* const other = floats() + static_cast<size_t>(slots[s]) * count_;
-        for (size_t i = 0; i < count_; i++) first[i] += other[i];
-      }
-      mpi(MPI_Allreduce(MPI_IN_PLACE, first, static_cast<int>(count_), MPI_FLOAT, MPI_SUM,
-                        mpi_comms_[static_cast<size_t>(e)]),
-          "MPI_Allreduce");
-      for (size_t s = 1; s < slots.size(); s++)
-        std::copy_n(first, count_, floats() + static_cast<size_t>(slots[s]) * count_);
+      slots_.reduce(slots, [&](float* first) {
+        mpi(MPI_Allreduce(MPI_IN_PLACE, first, static_cast<int>(count_), MPI_FLOAT, MPI_SUM,
+                          mpi_comms_[static_cast<size_t>(e)]),
+            "MPI_Allreduce");
+      });
     }
   }
   double most(double value) const {
@@ -162,12 +132,12 @@ class Comparison {
   moecclComm_t comm_ = nullptr;
   std::vector<MPI_Comm> mpi_comms_;  // [n_experts]
   size_t count_ = 0;
-  Buffer slots_;
+  ExpertSlots slots_;
 };
 
 int comparison_main(int argc, char** argv) {
   Options o;
-  CLI::App app("AllReduce over replicated experts beside a loop of MPI_Allreduce", "compare_mpi_experts");
+  App app("AllReduce over replicated experts beside a loop of MPI_Allreduce", "compare_mpi_experts");
   app.add_option("--experts", o.n_experts, "experts")->check(positive())->capture_default_str();
   app.add_option("--slots", o.slots, "expert slots of a rank")->check(positive())->capture_default_str();
   app.add_option("--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();

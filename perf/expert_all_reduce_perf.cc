@@ -4,7 +4,6 @@
 // weights.
 #include <moeccl/moeccl.h>
 
-#include <chrono>
 #include <cstdio>
 #include <map>
 #include <set>
@@ -12,9 +11,8 @@
 #include "perf/common/buffer.h"
 #include "perf/common/cli.h"
 #include "perf/common/fail.h"
-#include "perf/common/stats.h"
-#include "perf/common/svg.h"
 #include "perf/common/team.h"
+#include "perf/common/text.h"
 #include "perf/moe/placements.h"
 
 namespace perf {
@@ -31,8 +29,8 @@ struct ExpertOptions {
 
 ExpertOptions parse(int argc, char** argv) {
   ExpertOptions o;
-  CLI::App app("Times AllReduce over replicated experts, gradient collection and weight placement, after checking them",
-               "expert_all_reduce_perf");
+  App app("Times AllReduce over replicated experts, gradient collection and weight placement, after checking them",
+          "expert_all_reduce_perf");
   app.add_option("--experts", o.n_experts, "experts")->check(positive())->capture_default_str();
   app.add_option("--slots", o.slots, "expert slots of a rank")->check(positive())->capture_default_str();
   app.add_option("--placement", o.placement, "random, contiguous or spread")->capture_default_str();
@@ -50,10 +48,6 @@ ExpertOptions parse(int argc, char** argv) {
   if (o.min_bytes < sizeof(float)) fail("-b: an expert has 4 bytes at least");
   check_sizes(o.min_bytes, o.max_bytes);
   return o;
-}
-
-double since_us(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
 struct Line {
@@ -84,7 +78,7 @@ class Bench {
   double create_communicators() {
     moecclConfig_t config = MOECCL_CONFIG_INIT;
     config.staging_bytes = 2 << 20;  // small, because there are many
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = Clock::now();
     for (int e = 0; e < o_.n_experts; e++) {
       moecclComm_t comm = nullptr;
       check(moecclCommSplit(team_.comm(0), mine(e).empty() ? -1 : 0, rank_, &comm, &config), "moecclCommSplit", rank_,
@@ -100,31 +94,31 @@ class Bench {
   Line run(size_t bytes) {
     count_ = bytes / sizeof(float);
     const size_t shard = moecclExpertShard(count_, team_.n_ranks());
-    slots_ = Buffer(std::max<size_t>(1, static_cast<size_t>(o_.slots) * count_ * sizeof(float)), o_.job.memory);
+    slots_ = ExpertSlots(o_.slots, rank_, count_, o_.job.memory);
     shards_ = Buffer(std::max<size_t>(1, static_cast<size_t>(o_.n_experts) * shard * sizeof(float)), o_.job.memory);
     Line line;
     line.bytes = bytes;
-    fill();
+    slots_.fill();
     batched();
-    line.wrong = count_wrong(experts_);
+    line.wrong = slots_.count_wrong(experts_);
     line.wrong += check_moves();
     std::vector<double> batched_us, loop_us, collect_us, place_us;
-    std::fill_n(floats(), count_ * static_cast<size_t>(o_.slots), 0.0f);
+    slots_.set(0);
     for (int i = -o_.warmup; i < o_.iters; i++) {
-      const double b = timed([&] { batched(); });
-      const double l = o_.loop ? timed([&] { loop(); }) : 0;
-      const double c = o_.moves ? timed([&] { collect(); }) : 0;
-      const double p = o_.moves ? timed([&] { place(); }) : 0;
+      const double b = team_.timed_us([&] { batched(); });
+      const double l = o_.loop ? team_.timed_us([&] { loop(); }) : 0;
+      const double c = o_.moves ? team_.timed_us([&] { collect(); }) : 0;
+      const double p = o_.moves ? team_.timed_us([&] { place(); }) : 0;
       if (i < 0) continue;
       batched_us.push_back(b);
       loop_us.push_back(l);
       collect_us.push_back(c);
       place_us.push_back(p);
     }
-    line.batched_us = slowest(batched_us);
-    line.loop_us = slowest(loop_us);
-    line.collect_us = slowest(collect_us);
-    line.place_us = slowest(place_us);
+    line.batched_us = team_.slowest(batched_us);
+    line.loop_us = team_.slowest(loop_us);
+    line.collect_us = team_.slowest(collect_us);
+    line.place_us = team_.slowest(place_us);
     line.wrong = team_.sum({line.wrong});
     return line;
   }
@@ -132,29 +126,26 @@ class Bench {
   // Runs with another placement at every step, to time a step that can reuse nothing from the one before.
   std::pair<double, uint64_t> move(int steps, size_t bytes) {
     count_ = bytes / sizeof(float);
-    slots_ = Buffer(static_cast<size_t>(o_.slots) * count_ * sizeof(float), o_.job.memory);
+    slots_ = ExpertSlots(o_.slots, rank_, count_, o_.job.memory);
     std::vector<double> us;
     uint64_t wrong = 0;
     for (int s = 0; s < steps; s++) {
       const std::vector<int32_t> experts =
           make_placement("random", team_.n_ranks(), o_.slots, o_.n_experts, o_.seed + static_cast<uint64_t>(s));
       const moecclPlacement_t placement = given(experts);
-      fill();
-      us.push_back(timed([&] { reduce(placement); }));
-      wrong += count_wrong(experts);
+      slots_.fill();
+      us.push_back(team_.timed_us([&] { reduce(placement); }));
+      wrong += slots_.count_wrong(experts);
     }
-    return {slowest(us), team_.sum({wrong})};
+    return {team_.slowest(us), team_.sum({wrong})};
   }
 
   std::string explain(moecclOp_t op) const {
-    size_t needed = 0;
     const size_t count = o_.max_bytes / sizeof(float);
-    check(moecclExpertExplain(team_.comm(0), op, count, moecclFloat32, &placement_, nullptr, 0, &needed),
-          "moecclExpertExplain");
-    std::string text(needed, '\0');
-    check(moecclExpertExplain(team_.comm(0), op, count, moecclFloat32, &placement_, text.data(), needed, nullptr),
-          "moecclExpertExplain");
-    return text.c_str();
+    return explained([&](char* text, size_t bytes, size_t* needed) {
+      check(moecclExpertExplain(team_.comm(0), op, count, moecclFloat32, &placement_, text, bytes, needed),
+            "moecclExpertExplain");
+    });
   }
 
   // Algorithm 2: returns the most shards that one replica's rank serves, relative to the mean, of the worst expert.
@@ -178,36 +169,12 @@ class Bench {
   }
 
  private:
-  float* floats() const { return reinterpret_cast<float*>(slots_.data()); }
   // Returns this rank's slots of an expert.
   std::vector<int> mine(int expert) const { return slots_of(experts_, o_.slots, rank_, expert); }
-  // Returns small integers, so that sums are exact in any order.
-  static float value(int rank, int slot, size_t i) {
-    return static_cast<float>((rank * 5 + slot * 3 + static_cast<int>(i % 61)) % 11 - 5);
-  }
-  void fill() {
-    for (int s = 0; s < o_.slots; s++)
-      for (size_t i = 0; i < count_; i++) floats()[static_cast<size_t>(s) * count_ + i] = value(rank_, s, i);
-  }
-  uint64_t count_wrong(const std::vector<int32_t>& experts) const {
-    uint64_t wrong = 0;
-    for (int s = 0; s < o_.slots; s++) {
-      const int32_t e = experts[static_cast<size_t>(rank_ * o_.slots + s)];
-      // The values repeat every 61 elements.
-      std::vector<float> sums(61, 0.0f);
-      for (size_t other = 0; other < experts.size(); other++) {
-        if (experts[other] != e) continue;
-        const int r = static_cast<int>(other) / o_.slots, slot = static_cast<int>(other) % o_.slots;
-        for (size_t i = 0; i < 61; i++) sums[i] += value(r, slot, i);
-      }
-      for (size_t i = 0; i < count_; i++) wrong += floats()[static_cast<size_t>(s) * count_ + i] != sums[i % 61];
-    }
-    return wrong;
-  }
   void reduce(const moecclPlacement_t& placement) {
-    check(
-        moecclExpertAllReduce(floats(), floats(), count_, moecclFloat32, moecclSum, &placement, team_.comm(0), nullptr),
-        "moecclExpertAllReduce", rank_, team_.comm(0));
+    check(moecclExpertAllReduce(slots_.data(), slots_.data(), count_, moecclFloat32, moecclSum, &placement,
+                                team_.comm(0), nullptr),
+          "moecclExpertAllReduce", rank_, team_.comm(0));
   }
   void batched() { reduce(placement_); }
   void collect() {
@@ -223,41 +190,22 @@ class Bench {
     const auto weight = [](int e, size_t i) { return static_cast<float>(e * 4096 + static_cast<int>(i % 4093)); };
     const auto expert_of = [&](int s) { return experts_[static_cast<size_t>(rank_ * o_.slots + s)]; };
     for (int s = 0; s < o_.slots; s++)
-      for (size_t i = 0; i < count_; i++) floats()[static_cast<size_t>(s) * count_ + i] = weight(expert_of(s), i);
+      for (size_t i = 0; i < count_; i++) slots_.slot(static_cast<size_t>(s))[i] = weight(expert_of(s), i);
     collect();
-    std::fill_n(floats(), count_ * static_cast<size_t>(o_.slots), -1.0f);
+    slots_.set(-1);
     place();
     uint64_t wrong = 0;
     for (int s = 0; s < o_.slots; s++)
-      for (size_t i = 0; i < count_; i++)
-        wrong += floats()[static_cast<size_t>(s) * count_ + i] != weight(expert_of(s), i);
+      for (size_t i = 0; i < count_; i++) wrong += slots_.slot(static_cast<size_t>(s))[i] != weight(expert_of(s), i);
     return wrong;
   }
-  // Does what a program does with a library without replicas: adds up in each rank, one AllReduce per expert, copies
-  // back.
   void loop() {
-    for (auto& [e, comm] : comms_) {
-      const std::vector<int> slots = mine(e);
-      float* first = floats() + static_cast<size_t>(slots[0]) * count_;
-      for (size_t s = 1; s < slots.size(); s++) {
-        const float* other = floats() + static_cast<size_t>(slots[s]) * count_;
-        for (size_t i = 0; i < count_; i++) first[i] += other[i];
-      }
-      check(moecclAllReduce(first, first, count_, moecclFloat32, moecclSum, comm, nullptr), "moecclAllReduce", rank_,
-            comm);
-      for (size_t s = 1; s < slots.size(); s++)
-        std::copy_n(first, count_, floats() + static_cast<size_t>(slots[s]) * count_);
-    }
+    for (auto& [e, comm] : comms_)
+      slots_.reduce(mine(e), [&](float* first) {
+        check(moecclAllReduce(first, first, count_, moecclFloat32, moecclSum, comm, nullptr), "moecclAllReduce", rank_,
+              comm);
+      });
   }
-  template <class Body>
-  double timed(Body&& body) {
-    team_.barrier();
-    const auto start = std::chrono::steady_clock::now();
-    body();
-    return since_us(start);
-  }
-  // Returns the median over iterations of the slowest rank.
-  double slowest(const std::vector<double>& us) const { return median(team_.combine(us, moecclMax)); }
 
   const ExpertOptions& o_;
   const Team& team_;
@@ -266,7 +214,8 @@ class Bench {
   moecclPlacement_t placement_ = MOECCL_PLACEMENT_INIT;
   std::map<int, moecclComm_t> comms_;
   size_t count_ = 0;
-  Buffer slots_, shards_;
+  ExpertSlots slots_;
+  Buffer shards_;
 };
 
 uint64_t run_rank(const ExpertOptions& o, const Team& team, bool leads) {
@@ -310,8 +259,7 @@ int expert_main(int argc, char** argv) {
   const ExpertOptions o = parse(argc, argv);
   Job job(o.job);
   uint64_t wrong = 0;
-  job.run([&](int thread, std::vector<moecclComm_t> comms) {
-    const Team team(std::move(comms), job.first_rank() + thread, o.job.pace);
+  job.run(o.job.pace, [&](int thread, const Team& team) {
     const uint64_t mine = run_rank(o, team, job.leads() && thread == 0);
     if (thread == 0) wrong = mine;
   });

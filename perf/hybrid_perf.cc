@@ -11,7 +11,7 @@
 
 #include "perf/common/cli.h"
 #include "perf/common/fail.h"
-#include "perf/common/svg.h"
+#include "perf/common/text.h"
 #include "perf/hybrid/hybrid_bench.h"
 
 namespace perf {
@@ -32,7 +32,7 @@ struct HybridOptions {
 HybridOptions parse(int argc, char** argv) {
   HybridOptions o;
   o.job.threads = 0;
-  CLI::App app(
+  App app(
       "Times a step of a MoE layer whose experts travel inside domains and whose tokens travel between them, "
       "after checking every row and every expert",
       "hybrid_perf");
@@ -60,8 +60,9 @@ HybridOptions parse(int argc, char** argv) {
   app.add_option("--scale", o.scale, "datacentres: bytes and bandwidths are divided by this; times stay")
       ->check(positive())
       ->capture_default_str();
-  app.add_option("-J,--output_file", o.output_file, "write the figures as JSON");
+  add_output(app, "-J,--output_file", o.output_file, "write the figures as JSON");
   add_job_options(app, o.job, Memories::kNone);
+  app.remove_option(app.get_option("--pace"));  // always on
   parse_or_exit(app, argc, argv);
   if (o.shape.row_bytes < sizeof(float) || o.shape.row_bytes % sizeof(float) != 0)
     fail("--row is " + std::to_string(o.shape.row_bytes) + ": give a multiple of 4 bytes");
@@ -84,8 +85,7 @@ T on_ranks(JobOptions job_options, int n_ranks, const std::string& topology, Bod
   job_options.memory = Memory::kMalloc;
   Job job(job_options);
   T value{};
-  job.run([&](int thread, std::vector<moecclComm_t> comms) {
-    const Team team(std::move(comms), job.first_rank() + thread, true);
+  job.run(true, [&](int thread, const Team& team) {
     T mine = body(team);
     if (thread == 0) value = std::move(mine);
   });
@@ -324,13 +324,18 @@ int hybrid_main(int argc, char** argv) {
   if (o.what == "sweep") {
     if (o.levels.empty() || o.job.topology.empty())
       fail("give --topology and --levels, such as --topology 'dc:2(bw=20MB/s) gpu:4(bw=1GB/s)' --levels 2,4");
+    int n = 1;
+    for (const int32_t size : o.levels) n *= size;
+    if (o.job.threads > 0 && o.job.threads != n)
+      fail("--ranks is " + std::to_string(o.job.threads) + ", and --levels has " +
+           counted(static_cast<size_t>(n), "rank") + ": leave --ranks out");
     HybridShape shape = o.shape;
     shape.top_k = o.top_k.front();
     const Sweep s = sweep(o, {"sweep", o.job.topology, o.levels, shape}, results);
     for (const HybridTime& t : s.times) wrong += t.wrong;
   }
   const json page = {{"version", 1}, {"what", o.what}, {"emulated", true}, {"wrong", wrong}, {"results", results}};
-  if (!o.output_file.empty() && !write_text(o.output_file, page.dump(1) + "\n")) fail("cannot write " + o.output_file);
+  write_or_fail(o.output_file, page.dump(1) + "\n");
   return wrong == 0 ? 0 : 1;
 }
 

@@ -8,7 +8,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -18,7 +17,7 @@
 #include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "perf/common/stats.h"
-#include "perf/common/svg.h"
+#include "perf/common/text.h"
 #include "perf/moe/accuracy.h"
 #include "perf/moe/moe_bench.h"
 
@@ -26,7 +25,6 @@ namespace perf {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Clock = std::chrono::steady_clock;
 
 constexpr int kRounds = 7, kMostRounds = 60;
 constexpr int kSteadySteps = 8, kMostSteps = 64;  // of auto, before its rounds, in which a racing layer settles
@@ -46,9 +44,8 @@ struct Options {
 
 Options parse(int argc, char** argv) {
   Options o;
-  CLI::App app(
-      "Compares the plan that `auto` chooses for a MoE layer with every forced plan, on paced (EMULATED) trees",
-      "moe_accuracy");
+  App app("Compares the plan that `auto` chooses for a MoE layer with every forced plan, on paced (EMULATED) trees",
+          "moe_accuracy");
   app.add_flag("--quick", o.quick, "a grid of about a minute");
   auto* tokens = app.add_option("--tokens", o.tokens, "tokens of a rank")->delimiter(',')->capture_default_str();
   auto* latencies = app.add_option("--latency", o.latencies, "of every level")->delimiter(',')->capture_default_str();
@@ -70,8 +67,8 @@ Options parse(int argc, char** argv) {
   app.add_option("--again", o.timed_again, "times that a point is measured again when auto loses there")
       ->check(not_negative())
       ->capture_default_str();
-  app.add_option("-J,--output_file", o.json_file, "write results as JSON");
-  app.add_option("--plot", o.plot_file, "draw them (SVG)");
+  add_output(app, "-J,--output_file", o.json_file, "write results as JSON");
+  add_output(app, "--plot", o.plot_file, "draw them (SVG)");
   app.add_flag("--report-only", o.report_only, "end with 0 even where a limit does not hold, unless rows are wrong");
   app.add_flag("--list", o.list, "print every plan's time beside its prediction");
   parse_or_exit(app, argc, argv);
@@ -189,9 +186,7 @@ void note_plan(PlanTimes& t, const std::vector<std::string>& ran) {
 AccuracyPoint measure(const AccuracyCell& cell, int timed_again, const Team& team, Progress* progress) {
   MoeOptions options = options_of(cell);
   const std::vector<RankRouting> routing = make_routing(options, cell.ranks);
-  std::vector<int32_t> owner;
-  for (int e = 0; e < cell.n_experts; e++)
-    owner.push_back(static_cast<int32_t>(int64_t{e} * cell.ranks / cell.n_experts));
+  const std::vector<int32_t> owner = contiguous_owners(cell.n_experts, cell.ranks);
   MoeBench bench(options, routing, owner, team, progress);
   AccuracyPoint point;
   point.cell = cell;
@@ -202,10 +197,7 @@ AccuracyPoint measure(const AccuracyCell& cell, int timed_again, const Team& tea
     point.plans.push_back({asked, "", 0, {}, 0});
   }
   point.steps_to_settle = bench.settle(auto_at, kSteadySteps, kMostSteps);
-  const auto start = Clock::now();
-  bench.run_rounds(1, false);
-  const double round_us =
-      team.combine({std::chrono::duration<double, std::micro>(Clock::now() - start).count()}, moecclMax)[0];
+  const double round_us = team.slowest({team.timed_us([&] { bench.run_rounds(1, false); })});
   const int rounds = std::clamp(static_cast<int>(kPointUs / round_us), kRounds, kMostRounds);
   for (point.times_again = 0;; point.times_again++) {
     bench.run_rounds(rounds, true);
@@ -242,8 +234,7 @@ AccuracyPoint from_json(const Json& j, const AccuracyCell& cell) {
 // Runs in its own process, which forks the ranks of one tree. Rank 0 writes each cell's point to `out` as a line.
 [[noreturn]] void run_tree(const std::vector<AccuracyCell>& cells, int timed_again, FILE* out) {
   Job job(options_of(cells[0]).job);
-  job.run([&](int thread, std::vector<moecclComm_t> comms) {
-    const Team team(std::move(comms), job.first_rank() + thread, true);
+  job.run(true, [&](int, const Team& team) {
     Progress progress(job.leads());
     for (const AccuracyCell& cell : cells) {
       const AccuracyPoint point = measure(cell, timed_again, team, job.leads() ? &progress : nullptr);
@@ -328,8 +319,6 @@ void print(const AccuracySummary& s) {
 
 int moe_accuracy_main(int argc, char** argv) {
   const Options o = parse(argc, argv);
-  std::string command;
-  for (int i = 0; i < argc; i++) command += (i == 0 ? "" : " ") + std::string(argv[i]);
   const bool links = !o.links.empty();
   const AccuracyLimits& limits = links ? kLinksLimits : kGridLimits;
   std::printf(
@@ -341,18 +330,12 @@ int moe_accuracy_main(int argc, char** argv) {
   std::vector<AccuracyPoint> points;
   const bool complete = run(links ? table_iv(o) : grid(o), o, points);
   const AccuracySummary summary = summarize(points, limits);
-  std::printf("# %.0f s\n", std::chrono::duration<double>(Clock::now() - start).count());
+  std::printf("# %.0f s\n", since_us(start) / 1e6);
   print(summary);
-  bool written = true;
-  const auto write = [&](const std::string& path, const std::string& text) {
-    if (path.empty() || write_text(path, text)) return;
-    std::fprintf(stderr, "# error: cannot write %s\n", path.c_str());
-    written = false;
-  };
-  write(o.json_file, accuracy_json(command, points, summary, limits));
-  write(o.plot_file,
-        accuracy_plot(links ? "MoE plans on the links of " + o.links : "Choice of MoE plans", points, summary));
-  if (!complete || !written) return 2;
+  write_or_fail(o.json_file, accuracy_json(command_line(argc, argv), points, summary, limits));
+  write_or_fail(o.plot_file,
+                accuracy_plot(links ? "MoE plans on the links of " + o.links : "Choice of MoE plans", points, summary));
+  if (!complete) return 2;
   return summary.broken.empty() || (o.report_only && summary.n_wrong == 0) ? 0 : 1;
 }
 

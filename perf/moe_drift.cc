@@ -19,14 +19,12 @@
 #include "perf/common/fail.h"
 #include "perf/common/pattern.h"
 #include "perf/common/routing.h"
-#include "perf/common/svg.h"
+#include "perf/common/text.h"
 #include "perf/moe/drift.h"
 #include "perf/moe/moe_bench.h"
 
 namespace perf {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr size_t kPool = 16;  // routings of a phase, which steps take in turn, so that no two neighbours are the same
 constexpr const char* kRoutingTree = "node:2(bw=0.06GB/s,lat=2ms) gpu:4(bw=1GB/s,lat=2ms)";
@@ -45,7 +43,7 @@ Options parse(int argc, char** argv) {
   o.moe.top_k = 8;
   o.moe.n_experts = 64;
   o.moe.hidden = 2048;
-  CLI::App app(
+  App app(
       "Measures how fast `auto` follows when the best plan of a MoE layer changes twice, on a paced (EMULATED) tree",
       "moe_drift");
   app.add_flag("--load", o.load, "the routing stays; in the middle phase another job loads two ranks' own links");
@@ -61,8 +59,8 @@ Options parse(int argc, char** argv) {
   app.add_option("--load-bytes", o.load_bytes, "of each message of the other job")->capture_default_str();
   app.add_option("--seed", o.moe.seed, "of the routings")->capture_default_str();
   app.add_flag("--report-only", o.report_only, "end with 0 even where a limit does not hold");
-  app.add_option("-J,--output_file", o.json_file, "write results as JSON");
-  app.add_option("--plot", o.plot_file, "draw them (SVG)");
+  add_output(app, "-J,--output_file", o.json_file, "write results as JSON");
+  add_output(app, "--plot", o.plot_file, "draw them (SVG)");
   parse_or_exit(app, argc, argv);
   if (o.moe.job.topology.empty()) o.moe.job.topology = o.load ? kLoadTree : kRoutingTree;
   if (tokens->empty()) o.moe.tokens = 16;
@@ -151,7 +149,7 @@ class Drift {
   Drift(const Options& o, const Team& team) : options_(o), team_(team) {
     pools_.push_back(routings(o.moe, team.rank(0), false));
     pools_.push_back(routings(o.moe, team.rank(0), !o.load));
-    for (int e = 0; e < o.moe.n_experts; e++) owner_.push_back(e * team.n_ranks() / o.moe.n_experts);
+    owner_ = contiguous_owners(o.moe.n_experts, team.n_ranks());
     const size_t row = o.moe.hidden * data_type(o.moe.type).bytes;
     tokens_ = Buffer(o.moe.tokens * row, Memory::kHeap);
     // The most rows that any routing delivers: every choice of every token.
@@ -227,11 +225,10 @@ class Drift {
   // Times dispatch and combine. The time of an update is nearly the same for all plans.
   double time(const Layer& l, const std::vector<int32_t>& index) {
     demand(moecclRoutingUpdate(l.routing, index.data(), nullptr, options_.moe.tokens), "moecclRoutingUpdate");
-    team_.barrier();
-    const auto start = Clock::now();
-    demand(moecclDispatch(l.routing, tokens_.data(), rows_.data(), nullptr), "moecclDispatch");
-    demand(moecclCombine(l.routing, rows_.data(), tokens_.data(), nullptr), "moecclCombine");
-    return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+    return team_.timed_us([&] {
+      demand(moecclDispatch(l.routing, tokens_.data(), rows_.data(), nullptr), "moecclDispatch");
+      demand(moecclCombine(l.routing, rows_.data(), tokens_.data(), nullptr), "moecclCombine");
+    });
   }
 
   // Replaces each rank's times by those of the slowest one.
@@ -294,25 +291,17 @@ int report(const Options& o, const std::string& command, const DriftTrace& trace
               !s.shows           ? "shows nothing"
               : s.broken.empty() ? "ok"
                                  : "failed");
-  bool written = true;
-  const auto write = [&](const std::string& path, const std::string& text) {
-    if (path.empty() || write_text(path, text)) return;
-    std::fprintf(stderr, "# error: cannot write %s\n", path.c_str());
-    written = false;
-  };
-  write(o.json_file, drift_json(command, trace, s));
-  write(o.plot_file, drift_plot("A layer whose best plan changes", trace, s));
-  return written && (o.report_only || (s.shows && s.broken.empty())) ? 0 : 1;
+  write_or_fail(o.json_file, drift_json(command, trace, s));
+  write_or_fail(o.plot_file, drift_plot("A layer whose best plan changes", trace, s));
+  return (o.report_only || (s.shows && s.broken.empty())) ? 0 : 1;
 }
 
 int moe_drift_main(int argc, char** argv) {
   const Options o = parse(argc, argv);
-  std::string command;
-  for (int i = 0; i < argc; i++) command += (i == 0 ? "" : " ") + std::string(argv[i]);
+  const std::string command = command_line(argc, argv);
   Job job(o.moe.job);
   int status = 0;
-  job.run([&](int thread, std::vector<moecclComm_t> comms) {
-    const Team team(std::move(comms), job.first_rank() + thread, true);
+  job.run(true, [&](int, const Team& team) {
     Progress progress(job.leads());
     Drift drift(o, team);
     const DriftTrace trace = drift.run(job.leads() ? &progress : nullptr);

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "perf/common/hosts.h"
+#include "perf/common/text.h"
 
 namespace {
 
@@ -451,6 +452,7 @@ bool run_shape(const Shape& shape) {
 
 int main(int argc, char** argv) {
   int only = -1;
+  bool default_sizes = true;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--prices") == 0) {
       with_profile = false;
@@ -465,8 +467,14 @@ int main(int argc, char** argv) {
         return 2;
       }
     } else if (std::strcmp(argv[i], "--size") == 0 && i + 1 < argc) {
-      if (sizes.size() == std::size(kSizes)) sizes.clear();
-      sizes.push_back(std::strtoull(argv[++i], nullptr, 10));
+      const double size = perf::parse_size(argv[++i]);
+      if (size < 1) {
+        std::fprintf(stderr, "--size %s: not a size: give bytes, or a number with K, M or G\n", argv[i]);
+        return 2;
+      }
+      if (default_sizes) sizes.clear();
+      default_sizes = false;
+      sizes.push_back(static_cast<size_t>(size));
     } else if (std::strcmp(argv[i], "--shape") == 0 && i + 1 < argc) {
       char* end = nullptr;
       const long shape = std::strtol(argv[++i], &end, 10);

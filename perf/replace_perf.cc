@@ -5,7 +5,6 @@
 #include <moeccl/moeccl.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -13,9 +12,8 @@
 #include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "perf/common/pattern.h"
-#include "perf/common/stats.h"
-#include "perf/common/svg.h"
 #include "perf/common/team.h"
+#include "perf/common/text.h"
 
 namespace perf {
 namespace {
@@ -35,14 +33,14 @@ struct ReplaceOptions {
 
 ReplaceOptions parse(int argc, char** argv) {
   ReplaceOptions o;
-  CLI::App app("Times combine with re-placement of samples against a plain combine of the same bytes", "replace_perf");
+  App app("Times combine with re-placement of samples against a plain combine of the same bytes", "replace_perf");
   app.add_option("--samples", o.samples, "samples of a rank")->check(positive())->capture_default_str();
   app.add_option("--sample-tokens", o.sample_tokens, "tokens of a sample")->check(positive())->capture_default_str();
   app.add_option("--hidden", o.hidden, "elements of a row (float)")->check(positive())->capture_default_str();
   app.add_option("--topk", o.top_k, "experts per token")->check(CLI::Range(1, 64))->capture_default_str();
   app.add_option("--experts", o.n_experts, "experts (2 a rank)")->check(CLI::Range(1, 65535));
   app.add_option("--locality", o.locality, "share of a sample's choices among the experts that it likes")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(within(0, 1))
       ->capture_default_str();
   app.add_flag("--residual", o.residual, "with the residual inlined");
   app.add_flag("--layer", o.layer,
@@ -53,7 +51,7 @@ ReplaceOptions parse(int argc, char** argv) {
   app.add_option("--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
   app.add_option("--warmup", o.warmup, "iterations before timing")->check(not_negative())->capture_default_str();
   app.add_option("--seed", o.seed, "of the routing")->capture_default_str();
-  app.add_option("-J,--output_file", o.output_file, "write results as JSON");
+  add_output(app, "-J,--output_file", o.output_file, "write results as JSON");
   add_job_options(app, o.job, Memories::kOfHost);
   parse_or_exit(app, argc, argv);
   return o;
@@ -199,8 +197,8 @@ class Bench {
   }
   // As in a layer, the solver works while tokens travel.
   void begin_step(std::vector<double>* begin_us) {
-    const double us =
-        timed([&] { demand(moecclReplaceBegin(replacement_, before_, nullptr, nullptr), "moecclReplaceBegin"); });
+    const double us = team_.timed_us(
+        [&] { demand(moecclReplaceBegin(replacement_, before_, nullptr, nullptr), "moecclReplaceBegin"); });
     if (begin_us != nullptr) begin_us->push_back(us);
     demand(moecclDispatch(before_, tokens_.data(), dispatched_.data(), nullptr), "moecclDispatch");
   }
@@ -244,12 +242,13 @@ class Bench {
       begin_step(i < 0 ? &unused : &begin);
       const moecclReplaceInfo_t info = facts();  // waits: the combine is timed by itself, as if experts ran in between
       const auto combine_replaced = [&] {
-        return timed([&] {
+        return team_.timed_us([&] {
           demand(moecclReplaceCombine(replacement_, in_.data(), out_.data(), nullptr), "moecclReplaceCombine");
         });
       };
       const auto combine_plainly = [&](moecclRouting_t routing, const Buffer& in) {
-        return timed([&] { demand(moecclCombine(routing, in.data(), other.data(), nullptr), "moecclCombine"); });
+        return team_.timed_us(
+            [&] { demand(moecclCombine(routing, in.data(), other.data(), nullptr), "moecclCombine"); });
       };
       // They take turns to be first, so that neither finds warmer caches than the other.
       double r = 0, s = 0;
@@ -265,12 +264,12 @@ class Bench {
       replaced.push_back(r), same.push_back(s), before.push_back(b);
       solve.push_back(info.solve_us), wait.push_back(info.wait_us);
     }
-    line.replaced_us = slowest(replaced);
-    line.same_bytes_us = slowest(same);
-    line.before_us = slowest(before);
-    line.begin_us = slowest(begin);
-    line.solve_us = slowest(solve);
-    line.wait_us = slowest(wait);
+    line.replaced_us = team_.slowest(replaced);
+    line.same_bytes_us = team_.slowest(same);
+    line.before_us = team_.slowest(before);
+    line.begin_us = team_.slowest(begin);
+    line.solve_us = team_.slowest(solve);
+    line.wait_us = team_.slowest(wait);
   }
   // Whole layers alternate, and so does the first of a pair. The re-placing ones decide for themselves.
   void measure_layers(Line& line) {
@@ -285,14 +284,14 @@ class Bench {
       demand(moecclDispatch(before_, tokens_.data(), dispatched_.data(), nullptr), "moecclDispatch");
     };
     const auto plain_layer = [&] {
-      return timed([&] {
+      return team_.timed_us([&] {
         start(), dispatch();
         demand(moecclCombine(before_, in_.data(), out_.data(), nullptr), "moecclCombine");
       });
     };
     moecclReplaceInfo_t info{};
     const auto replacing_layer = [&] {
-      const double us = timed([&] {
+      const double us = team_.timed_us([&] {
         start();
         demand(moecclReplaceBegin(gated_, before_, nullptr, nullptr), "moecclReplaceBegin");
         dispatch();
@@ -312,17 +311,8 @@ class Bench {
       line.gain = info.gain;
       if (info.skipped == 0) line.predicted_gain = info.predicted_gain;
     }
-    line.plain_layer_us = slowest(plain), line.layer_us = slowest(replaced);
+    line.plain_layer_us = team_.slowest(plain), line.layer_us = team_.slowest(replaced);
   }
-  template <class Body>
-  double timed(Body&& body) const {
-    team_.barrier();
-    const auto start = std::chrono::steady_clock::now();
-    body();
-    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
-  }
-  // Returns the median over iterations of the slowest rank.
-  double slowest(const std::vector<double>& us) const { return median(team_.combine(us, moecclMax)); }
 
   const ReplaceOptions& o_;
   const Truth& truth_;
@@ -370,7 +360,7 @@ void print_layers(const std::vector<Line>& lines) {
                 l.n_skipped, l.n_layers);
 }
 
-bool write_json(const ReplaceOptions& o, const std::string& description, const std::vector<Line>& lines) {
+std::string to_json(const ReplaceOptions& o, const std::string& description, const std::vector<Line>& lines) {
   Json j;
   j["config"] = description;
   j["results"] = Json::array();
@@ -397,7 +387,7 @@ bool write_json(const ReplaceOptions& o, const std::string& description, const s
          {"samples", l.n_samples},
          {"node_bytes", {{"before", l.bytes_before}, {"predicted", l.bytes_predicted}, {"counted", l.bytes_counted}}},
          {"nwrong", l.wrong}});
-  return write_text(o.output_file, j.dump(2) + "\n");
+  return j.dump(2) + "\n";
 }
 
 int replace_main(int argc, char** argv) {
@@ -407,9 +397,7 @@ int replace_main(int argc, char** argv) {
   if (o.top_k > n_experts) fail("top-" + std::to_string(o.top_k) + " of " + std::to_string(n_experts) + " experts");
   const Truth truth(o, n_experts);
   std::vector<Line> lines;
-  job.run([&](int thread, std::vector<moecclComm_t> comms) {
-    if (comms.size() != 1) fail("one rank a thread is possible: give -g 1");
-    const Team team(std::move(comms), job.first_rank() + thread, o.job.pace);
+  job.run(o.job.pace, [&](int thread, const Team& team) {
     for (const std::string& algorithm : o.algorithms) {
       const Line line = Bench(o, truth, n_experts, team, algorithm).run();
       if (thread == 0) lines.push_back(line);
@@ -420,7 +408,7 @@ int replace_main(int argc, char** argv) {
   const std::string description = describe(o, job.n_ranks(), n_experts);
   if (job.leads()) print(description, lines);
   if (job.leads() && o.layer) print_layers(lines);
-  if (job.leads() && !o.output_file.empty() && !write_json(o, description, lines)) return 1;
+  if (job.leads()) write_or_fail(o.output_file, to_json(o, description, lines));
   return wrong == 0 ? 0 : 1;
 }
 

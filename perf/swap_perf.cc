@@ -18,9 +18,8 @@
 #include "perf/common/job.h"
 #include "perf/common/pattern.h"
 #include "perf/common/routing.h"
-#include "perf/common/stats.h"
-#include "perf/common/svg.h"
 #include "perf/common/team.h"
+#include "perf/common/text.h"
 
 namespace perf {
 namespace {
@@ -37,21 +36,22 @@ struct SwapOptions {
 
 SwapOptions parse(int argc, char** argv) {
   SwapOptions o;
-  CLI::App app("Times training steps with expert swap beside the same steps without", "swap_perf");
+  App app("Times training steps with expert swap beside the same steps without", "swap_perf");
   app.add_option("--tokens", o.tokens, "of a rank in a step")->check(positive())->capture_default_str();
   app.add_option("--hidden", o.hidden, "elements of a row (float)")->check(positive())->capture_default_str();
   app.add_option("--expert-bytes", o.expert_bytes, "weights of an expert; two moments and gradients are as large")
       ->capture_default_str();
   app.add_option("--topk", o.top_k, "experts per token")->check(CLI::Range(1, 64))->capture_default_str();
   app.add_option("--experts", o.n_experts, "experts of a layer (8 a rank)")->check(CLI::Range(1, 8192));
-  app.add_option("--layers", o.layers)->check(CLI::Range(1, 100))->capture_default_str();
+  app.add_option("--layers", o.layers, "MoE layers of a step")->check(CLI::Range(1, 100))->capture_default_str();
   app.add_option("--steps", o.steps, "of each kind")->check(CLI::Range(8, 100000))->capture_default_str();
   app.add_option("--step-ms", o.step_ms, "what the layers compute in a step")->capture_default_str();
   app.add_option("--interval", o.interval, "of moecclExpertSwapConfig_t")->capture_default_str();
   app.add_option("--horizon", o.horizon, "of moecclExpertSwapConfig_t")->capture_default_str();
   app.add_option("--zipf", o.zipf, "exponent of the experts' popularity, which changes ten times")
+      ->check(within(0, 10))
       ->capture_default_str();
-  app.add_option("-J,--output_file", o.output_file, "write results as JSON");
+  add_output(app, "-J,--output_file", o.output_file, "write results as JSON");
   add_job_options(app, o.job, Memories::kAll);
   parse_or_exit(app, argc, argv);
   return o;
@@ -127,8 +127,8 @@ class Bench {
       }
     }
     Line line;
-    line.off_ms = median(team_.combine(off, moecclMax));
-    line.on_ms = median(team_.combine(on, moecclMax));
+    line.off_ms = team_.slowest(off);
+    line.on_ms = team_.slowest(on);
     for (const double ms : team_.combine(exposed, moecclMax))
       line.exposed_ms += ms / static_cast<double>(exposed.size());
     for (int32_t l = 0; l < o_.layers; l++) {
@@ -145,9 +145,7 @@ class Bench {
 
  private:
   void demand(moecclResult_t result, const char* call) const { check(result, call, rank_, comm_); }
-  static double now_ms() {
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  }
+  static double since_ms(Clock::time_point start) { return since_us(start) / 1e3; }
 
   double step(int s, bool swaps, double& exposed) {
     std::vector<std::vector<int32_t>> topk;
@@ -158,15 +156,15 @@ class Bench {
                                mix(static_cast<uint64_t>(s), static_cast<uint64_t>(l), static_cast<uint64_t>(rank_))));
     }
     team_.barrier();
-    const double start = now_ms();
+    const auto start = Clock::now();
     if (swaps) demand(moecclExpertSwapBegin(swap_), "moecclExpertSwapBegin");
-    exposed += now_ms() - start;
+    exposed += since_ms(start);
     for (int l = 0; l < o_.layers; l++)
       layer(*layers_[static_cast<size_t>(swaps ? l : o_.layers + l)], topk[static_cast<size_t>(l)]);
-    const double before = now_ms();
+    const auto before = Clock::now();
     if (swaps) demand(moecclExpertSwapFinish(swap_, nullptr), "moecclExpertSwapFinish");
-    exposed += now_ms() - before;
-    return now_ms() - start;
+    exposed += since_ms(before);
+    return since_ms(start);
   }
 
   void layer(Layer& l, const std::vector<int32_t>& topk) {
@@ -203,9 +201,7 @@ int swap_main(int argc, char** argv) {
   if (n_experts % job.n_ranks() != 0 || o.top_k > n_experts)
     fail(std::to_string(n_experts) + " experts: give a multiple of the ranks, and at least --topk");
   Line line;
-  job.run([&](int thread, std::vector<moecclComm_t> comms) {
-    if (comms.size() != 1) fail("one rank a thread is possible: give -g 1");
-    const Team team(std::move(comms), job.first_rank() + thread, true);
+  job.run(true, [&](int thread, const Team& team) {
     const Line mine = Bench(o, n_experts, team).run();
     if (thread == 0) line = mine;
   });
@@ -222,7 +218,8 @@ int swap_main(int argc, char** argv) {
   const Json j = {{"ranks", job.n_ranks()},     {"emulated", o.job.pace},        {"step_ms_without", line.off_ms},
                   {"step_ms_with", line.on_ms}, {"exposed_ms", line.exposed_ms}, {"swaps", line.swaps},
                   {"swap_us", line.swap_us},    {"counts", line.counts},         {"unpaid", line.unpaid}};
-  return o.output_file.empty() || write_text(o.output_file, j.dump(2) + "\n") ? 0 : 1;
+  write_or_fail(o.output_file, j.dump(2) + "\n");
+  return 0;
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ int check_layer(LayerOptions& o) {
   }
   size_t bytes = 0;
   if (moecclMoeQuerySize(&o.config, o.ranks, or_null(o.topology), &bytes) != moecclSuccess) return fail("size");
-  std::printf("this layer can run on %d ranks; it holds at most %.1f MiB on each\n", o.ranks,
+  std::printf("this layer can run on %d rank%s; it holds at most %.1f MiB on each\n", o.ranks, o.ranks == 1 ? "" : "s",
               static_cast<double>(bytes) / (1 << 20));
   return 0;
 }
@@ -122,6 +122,8 @@ int main(int argc, char** argv) {
   perf::check_output_at_exit();
   CLI::App app("MoECCL: collective communication for Mixture-of-Experts training");
   app.require_subcommand(1);
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.option_defaults()->always_capture_default();
   app.set_version_flag("--version", version_text);
   CLI::App* version = app.add_subcommand("version", "the library's version");
 
@@ -131,10 +133,9 @@ int main(int argc, char** argv) {
   explain
       ->add_option("--count", plan.count,
                    "elements, as in the operation's call; alltoallv is planned without its counts")
-      ->check(perf::not_negative())
-      ->capture_default_str();
+      ->check(perf::not_negative());
   perf::add_one_of(explain, "--type", plan.type, types(), "element type (float32)");
-  explain->add_option("--ranks", plan.ranks, "number of ranks")->check(CLI::Range(1, 1024))->capture_default_str();
+  explain->add_option("--ranks", plan.ranks, "number of ranks")->check(CLI::Range(1, 1024));
   explain->add_option("--topology", plan.topology, "such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");
   explain->add_option("--algorithm,--algo,--force", plan.force, "explain this algorithm instead of the cheapest");
   explain->add_flag("--prove", plan.prove,
@@ -146,17 +147,14 @@ int main(int argc, char** argv) {
   layer.config.n_experts = 256;
   layer.config.max_tokens = 4096;
   CLI::App* check = app.add_subcommand("check", "whether a MoE layer can run, and the memory that it holds");
-  check->add_option("--hidden-bytes", layer.config.hidden_bytes, "bytes of a row")
-      ->check(perf::positive())
-      ->capture_default_str();
-  check->add_option("--topk", layer.config.top_k, "experts per token")->capture_default_str();
-  check->add_option("--experts", layer.config.n_experts, "number of experts")->capture_default_str();
-  check->add_option("--tokens", layer.config.max_tokens, "most tokens of a rank")->capture_default_str();
+  check->add_option("--hidden-bytes", layer.config.hidden_bytes, "bytes of a row")->check(perf::positive());
+  check->add_option("--topk", layer.config.top_k, "experts per token");
+  check->add_option("--experts", layer.config.n_experts, "number of experts");
+  check->add_option("--tokens", layer.config.max_tokens, "most tokens of a rank");
   check->add_option("--memory-cap", layer.config.memory_cap_bytes, "cap in bytes, such as 256M; 0 for none")
       ->transform(CLI::AsSizeValue(false))
-      ->transform(perf::no_minus_sign())
-      ->capture_default_str();
-  check->add_option("--ranks", layer.ranks, "number of ranks")->capture_default_str();
+      ->transform(perf::no_minus_sign());
+  check->add_option("--ranks", layer.ranks, "number of ranks");
   check->add_option("--topology", layer.topology, "such as 'node:2 gpu:4'");
   check->add_option("--algorithm,--algo", layer.algorithm, "auto, flat, 2dh, hier:D");
 

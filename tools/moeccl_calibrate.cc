@@ -127,8 +127,9 @@ int as_processes() {
   perf::Children children;
   const int rank = perf::fork_children(options.ranks, children);
   if (rank >= 0) std::_Exit(one_process(static_cast<Meeting*>(page), rank));
+  const bool good = perf::wait_for(children);
   if (!children.failure.empty()) std::fprintf(stderr, "%s\n", children.failure.c_str());
-  return perf::wait_for(children) ? 0 : 1;
+  return good ? 0 : 1;
 }
 
 // Runs as one rank of a launcher's job; *rank says which.
@@ -155,8 +156,9 @@ void print_page(const std::string& where) {
     std::fprintf(stderr, "%s cannot be read again\n", options.output.c_str());
     return;
   }
-  std::printf("%d ranks%s%s: profile in %s\n\nlevel             alpha us      GB/s       r2\n",
-              profile.value("n_ranks", 0), profile.contains("note") ? ", " : "",
+  const int n_ranks = profile.value("n_ranks", 0);
+  std::printf("%d rank%s%s%s: profile in %s\n\nlevel             alpha us      GB/s       r2\n", n_ranks,
+              n_ranks == 1 ? "" : "s", profile.contains("note") ? ", " : "",
               profile.value("note", std::string()).c_str(), where.c_str());
   const auto line = [](const std::string& name, const nlohmann::json& fit) {
     std::printf("%-16s %9.2f %9.2f %8.4f\n", name.c_str(), fit.value("alpha_ns", 0.0) / 1e3,
@@ -196,17 +198,16 @@ CLI::App* command = nullptr;
 const CLI::App* add_calibrate(CLI::App& app) {
   command = app.add_subcommand("calibrate", "measures links and plans, and writes the profile for MOECCL_PROFILE");
   command->add_option("--ranks", options.ranks, "ranks on this host; without it, those of the launcher's job")
-      ->check(CLI::Range(2, 1024));
+      ->check(CLI::Range(2, 1024))
+      ->default_str("");
   command->add_flag("--threads", options.threads, "ranks are threads of one process, instead of processes");
   command->add_option("--topology", options.topology, "levels of the ranks, such as 'node:2 gpu:4', or auto");
   command->add_flag("--pace", options.pace, "links keep the topology's figures (EMULATED)");
   command->add_option("--budget", options.budget_ms, "about how many milliseconds it may take")
-      ->check(CLI::Range(1.0, 3.6e6))
-      ->capture_default_str();
+      ->check(perf::within(1, 3.6e6));
   command->add_option("--max-bytes", options.max_bytes, "bytes of the largest buffer, such as 64M")
       ->transform(CLI::AsSizeValue(false))
-      ->transform(perf::no_minus_sign())
-      ->capture_default_str();
+      ->transform(perf::no_minus_sign());
   command->add_option("--output", options.output,
                       "profile file (default: moeccl-profile.json; with --cache, none unless given)");
   command->add_flag("--cache", options.cache,
@@ -215,19 +216,14 @@ const CLI::App* add_calibrate(CLI::App& app) {
 }
 
 int run_calibrate() {
-  // With --cache alone the page is printed from a file that is then deleted.
+  // With --cache alone the page is printed from a file that is written at the end and then deleted.
   const bool keep = !options.cache || !options.output.empty();
   std::error_code none;
-  std::string folder = std::filesystem::temp_directory_path(none) / "moeccl-profile.XXXXXX";
-  if (!keep) {
-    if (mkdtemp(folder.data()) == nullptr) {
-      std::fprintf(stderr, "%s cannot be made: %s\n", folder.c_str(), std::strerror(errno));
-      return 1;
-    }
-    options.output = folder + "/profile.json";
-  } else if (options.output.empty()) {
+  if (!keep)
+    options.output =
+        std::filesystem::temp_directory_path(none) / ("moeccl-profile." + std::to_string(getpid()) + ".json");
+  else if (options.output.empty())
     options.output = "moeccl-profile.json";
-  }
   int rank = 0;
   if (options.ranks != 0 && !can_write(options.output)) return 1;
   // A profile that is in the cache, or that a variable names, must not take the place of the measurement.
@@ -235,6 +231,6 @@ int run_calibrate() {
   unsetenv("MOECCL_PROFILE");
   const int bad = options.ranks == 0 ? as_launched(&rank) : options.threads ? as_threads() : as_processes();
   if (bad == 0 && rank == 0) print_page(keep ? options.output : "the user's cache");
-  if (!keep) std::filesystem::remove_all(folder, none);
+  if (!keep) std::filesystem::remove(options.output, none);
   return bad;
 }

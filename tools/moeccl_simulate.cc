@@ -47,19 +47,18 @@ CLI::App* add_simulate(CLI::App& app) {
   sub->add_option("--profile", o.profile, "profile file, see docs/calibration.md");
   sub->add_option("--algorithm,--algo", o.algorithm, "only this algorithm, and flat for comparison");
   sub->add_flag("--json", o.json, "print JSON, for programs");
-  sub->add_option("--count", o.config.count, "elements of a collective's call, or of one expert")
-      ->capture_default_str();
-  sub->add_option("--domain", o.domain, "sizes of expert domains, outermost level first, such as 2,4")->delimiter(',');
+  sub->add_option("--count", o.config.count, "elements of a collective's call, or of one expert");
+  sub->add_option("--domain", o.domain, "sizes of expert domains, outermost level first, such as 2,4")
+      ->delimiter(',')
+      ->default_str("");
   sub->add_flag("--one-host", o.one_host, "collectives: ranks map each other's memory");
   sub->add_option("--hidden-bytes,--row-bytes", o.config.hidden_bytes, "bytes of a row (0: 14336)")
-      ->check(perf::not_negative())
-      ->capture_default_str();
-  sub->add_option("--tokens", o.config.tokens_per_rank, "tokens of a rank (0: 512, or the trace's)")
-      ->capture_default_str();
-  sub->add_option("--topk", o.config.top_k, "experts per token (0: 8, or the trace's)")->capture_default_str();
-  sub->add_option("--experts", o.config.n_experts, "number of experts (0: 256, or the trace's)")->capture_default_str();
-  sub->add_option("--routing", o.routing, "uniform, zipf:EXPONENT, trace:PATH[:LAYER:STEP]")->capture_default_str();
-  sub->add_option("--seed", o.config.seed, "seed of a generated routing")->capture_default_str();
+      ->check(perf::not_negative());
+  sub->add_option("--tokens", o.config.tokens_per_rank, "tokens of a rank (0: 512, or the trace's)");
+  sub->add_option("--topk", o.config.top_k, "experts per token (0: 8, or the trace's)");
+  sub->add_option("--experts", o.config.n_experts, "number of experts (0: 256, or the trace's)");
+  sub->add_option("--routing", o.routing, "uniform, zipf:EXPONENT, trace:PATH[:LAYER:STEP]");
+  sub->add_option("--seed", o.config.seed, "seed of a generated routing");
   return sub;
 }
 

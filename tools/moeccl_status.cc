@@ -43,7 +43,10 @@ bool print(tools::PostMortem& all) {
 
 CLI::App* add_status(CLI::App& app) {
   CLI::App* status = app.add_subcommand("status", "what the communicators of running processes do and wait for");
-  status->add_option("pid", options.pids, "processes of this host")->required()->check(perf::positive());
+  status->add_option("pid", options.pids, "processes of this host")
+      ->required()
+      ->check(perf::positive())
+      ->default_str("");
   status->add_flag("--json", options.json, "as moecclStatus writes it, one document for each process");
   return status;
 }
@@ -52,7 +55,8 @@ CLI::App* add_postmortem(CLI::App& app) {
   CLI::App* postmortem = app.add_subcommand("postmortem", "which rank waited for which, from the files of MOECCL_DUMP");
   postmortem->add_option("files", options.files, "the files of all processes of the job that left one")
       ->required()
-      ->check(CLI::ExistingFile);
+      ->check(CLI::ExistingFile)
+      ->default_str("");
   return postmortem;
 }
 

@@ -24,7 +24,9 @@ struct TraceOptions {
   int tokens = 8192, k = 8, experts = 256;  // of a generated trace
   double zipf = 0.8;
 };
-void add_trace_options(CLI::App& app, TraceOptions& options);
+// Which of the choices a command reads: none but the number of tokens, how many rows there are, or the experts.
+enum class Reads { kTokens, kRows, kExperts };
+void add_trace_options(CLI::App& app, TraceOptions& options, Reads reads = Reads::kExperts);
 // Exits with a message when the file is not a trace or lacks the step.
 perf::Trace load_trace(const TraceOptions& options);
 // Returns one step's choices, [n_tokens][k].
@@ -36,7 +38,11 @@ inline std::vector<int32_t> step_of(const perf::Trace& t, int layer, int step) {
 [[noreturn]] void fail(const std::string& sentence);
 // Fails with the library's message.
 void check(moecclResult_t result);
-inline double share(double before, double after) { return before > 0 ? 100 * (1 - after / before) : 0; }
+// Returns the change from `before` to `after` in percent, where one that is printed as 0.0 has no sign.
+inline double change(double before, double after) {
+  const double percent = before > 0 ? 100 * (after / before - 1) : 0;
+  return percent > -0.05 && percent < 0.05 ? 0 : percent;
+}
 
 // Each adds its commands, and sets `run` to the one that the command line names.
 void add_samples(CLI::App& solve, std::function<void()>& run);

@@ -47,9 +47,9 @@ struct ChunkOptions {
   int tensor = 8, expert = 2;
 };
 void run_chunks(const ChunkOptions& o) {
-  const perf::Trace t = load_trace(o.trace);
+  const int n_tokens = o.trace.path.empty() ? o.trace.tokens : load_trace(o.trace).n_tokens;
   moecclChunkProblem_t p = MOECCL_CHUNK_PROBLEM_INIT;
-  p.bytes = static_cast<double>(t.n_tokens) * o.hidden_bytes;
+  p.bytes = static_cast<double>(n_tokens) * o.hidden_bytes;
   p.tensor = o.tensor;
   p.expert = o.expert;
   p.inter_bandwidth = o.inter_gbs * 1e9;
@@ -60,7 +60,7 @@ void run_chunks(const ChunkOptions& o) {
   a.size = sizeof(a);
   check(moecclSolveChunks(&p, &a));
   static const char* const names[] = {"AllToAll", "O1", "O2", "O3"};
-  std::printf("I = %.1f MB (%d tokens), t = %d, e = %d\n", p.bytes / 1e6, t.n_tokens, o.tensor, o.expert);
+  std::printf("I = %.1f MB (%d tokens), t = %d, e = %d\n", p.bytes / 1e6, n_tokens, o.tensor, o.expert);
   for (int s = 0; s < 4; ++s) std::printf("  %-8s %4d chunks  %10.1f us predicted\n", names[s], a.chunks[s], a.us[s]);
   std::printf("take %s with %d chunks: gain %.1f %%\n", names[a.strategy], a.n_chunks, 100 * a.gain);
 }
@@ -108,25 +108,28 @@ void run_layout(LayoutOptions& o) {
 void add_cluster(CLI::App& solve, std::function<void()>& chosen) {
   auto d = std::make_shared<DomainOptions>();
   CLI::App* domains = solve.add_subcommand("domains", "where experts travel instead of tokens (HybridEP)");
-  add_trace_options(*domains, d->trace);
-  domains->add_option("--scale", d->scale, "sub-workers of each level, outermost first")->capture_default_str();
-  domains->add_option("--gbps", d->gbps, "Gbit/s of each level, per GPU")->capture_default_str();
-  domains->add_option("--hidden-bytes", d->hidden_bytes, "bytes of a row")->capture_default_str();
-  domains->add_option("--expert-mb", d->expert_mb, "MB of a GPU's experts")->capture_default_str();
-  domains->add_option("--pre-ms", d->pre_ms, "computation before the experts, ms")->capture_default_str();
-  domains->add_option("--compression", d->compression, "ratio by which experts are compressed")->capture_default_str();
+  add_trace_options(*domains, d->trace, Reads::kRows);
+  domains->add_option("--scale", d->scale, "sub-workers of each level, outermost first")
+      ->delimiter(',')
+      ->check(perf::positive());
+  domains->add_option("--gbps", d->gbps, "Gbit/s of each level, per GPU")->delimiter(',')->check(perf::positive());
+  domains->add_option("--hidden-bytes", d->hidden_bytes, "bytes of a row")->check(perf::positive());
+  domains->add_option("--expert-mb", d->expert_mb, "MB of a GPU's experts")->check(perf::positive());
+  domains->add_option("--pre-ms", d->pre_ms, "computation before the experts, ms")->check(perf::not_negative());
+  domains->add_option("--compression", d->compression, "ratio by which experts are compressed")
+      ->check(perf::not_negative());
   domains->callback([d, &chosen] { chosen = [d] { run_domains(*d); }; });
 
   auto c = std::make_shared<ChunkOptions>();
   CLI::App* chunks = solve.add_subcommand("chunks", "how many pipeline chunks, and which strategy (MoNTA)");
-  add_trace_options(*chunks, c->trace);
-  chunks->add_option("--hidden-bytes", c->hidden_bytes, "bytes of a row")->capture_default_str();
-  chunks->add_option("--tensor", c->tensor, "tensor parallel degree")->capture_default_str();
-  chunks->add_option("--expert", c->expert, "expert parallel degree")->capture_default_str();
-  chunks->add_option("--inter-gbs", c->inter_gbs, "GB/s between nodes")->capture_default_str();
-  chunks->add_option("--intra-gbs", c->intra_gbs, "GB/s within a node")->capture_default_str();
-  chunks->add_option("--copy-gbs", c->copy_gbs, "GB/s of a device's memory")->capture_default_str();
-  chunks->add_option("--start-us", c->start_us, "fixed cost of a communication")->capture_default_str();
+  add_trace_options(*chunks, c->trace, Reads::kTokens);
+  chunks->add_option("--hidden-bytes", c->hidden_bytes, "bytes of a row")->check(perf::positive());
+  chunks->add_option("--tensor", c->tensor, "tensor parallel degree")->check(perf::positive());
+  chunks->add_option("--expert", c->expert, "expert parallel degree")->check(perf::positive());
+  chunks->add_option("--inter-gbs", c->inter_gbs, "GB/s between nodes")->check(perf::positive());
+  chunks->add_option("--intra-gbs", c->intra_gbs, "GB/s within a node")->check(perf::positive());
+  chunks->add_option("--copy-gbs", c->copy_gbs, "GB/s of a device's memory")->check(perf::positive());
+  chunks->add_option("--start-us", c->start_us, "fixed cost of a communication")->check(perf::not_negative());
   chunks->callback([c, &chosen] { chosen = [c] { run_chunks(*c); }; });
 
   auto l = std::make_shared<LayoutOptions>();
@@ -135,27 +138,28 @@ void add_cluster(CLI::App& solve, std::function<void()>& chosen) {
   p.sequence = 8192, p.global_batch = 256, p.zero_stage = 1, p.sequence_parallel = 1;
   CLI::App* layout = solve.add_subcommand("layout", "parallel degrees that fit, by the time of a step (MoNTA)");
   layout->add_option("--trace", l->trace.path, "take experts and top-k from this routing trace");
-  layout->add_option("--gpus", p.n_gpus, "GPUs")->capture_default_str();
-  layout->add_option("--gpus-per-node", p.gpus_per_node, "GPUs of a node")->capture_default_str();
-  layout->add_option("--gpu-gb", l->gpu_gb, "memory of a GPU")->capture_default_str();
-  layout->add_option("--intra-gbs", l->intra_gbs, "GB/s within a node")->capture_default_str();
-  layout->add_option("--inter-gbs", l->inter_gbs, "GB/s between nodes, per GPU")->capture_default_str();
-  layout->add_option("--layers", p.n_layers, "transformer layers")->capture_default_str();
-  layout->add_option("--heads", p.n_heads, "attention heads")->capture_default_str();
-  layout->add_option("--experts", p.n_experts, "experts of a layer")->capture_default_str();
-  layout->add_option("--topk", p.top_k, "experts per token")->capture_default_str();
-  layout->add_option("--hidden", p.hidden, "hidden size")->capture_default_str();
-  layout->add_option("--sequence", p.sequence, "context length")->capture_default_str();
-  layout->add_option("--global-batch", p.global_batch, "sequences of a step")->capture_default_str();
-  layout->add_option("--dense-params", l->dense_b, "parameters outside the experts, in 1e9")->capture_default_str();
-  layout->add_option("--moe-params", l->moe_b, "parameters of all experts, in 1e9")->capture_default_str();
-  layout->add_option("--zero", p.zero_stage, "ZeRO stage 0 to 3")->capture_default_str();
-  layout->add_option("--recompute", l->recompute, "0 none, 1 selective, 2 full")->capture_default_str();
+  layout->add_option("--gpus", p.n_gpus, "GPUs")->check(perf::positive());
+  layout->add_option("--gpus-per-node", p.gpus_per_node, "GPUs of a node")->check(perf::positive());
+  layout->add_option("--gpu-gb", l->gpu_gb, "memory of a GPU")->check(perf::positive());
+  layout->add_option("--intra-gbs", l->intra_gbs, "GB/s within a node")->check(perf::positive());
+  layout->add_option("--inter-gbs", l->inter_gbs, "GB/s between nodes, per GPU")->check(perf::positive());
+  layout->add_option("--layers", p.n_layers, "transformer layers")->check(perf::positive());
+  layout->add_option("--heads", p.n_heads, "attention heads")->check(perf::positive());
+  layout->add_option("--experts", p.n_experts, "experts of a layer")->check(perf::positive());
+  layout->add_option("--topk", p.top_k, "experts per token")->check(perf::positive());
+  layout->add_option("--hidden", p.hidden, "hidden size")->check(perf::positive());
+  layout->add_option("--sequence", p.sequence, "context length")->check(perf::positive());
+  layout->add_option("--global-batch", p.global_batch, "sequences of a step")->check(perf::positive());
+  layout->add_option("--dense-params", l->dense_b, "parameters outside the experts, in 1e9")
+      ->check(perf::not_negative());
+  layout->add_option("--moe-params", l->moe_b, "parameters of all experts, in 1e9")->check(perf::not_negative());
+  layout->add_option("--zero", p.zero_stage, "ZeRO stage 0 to 3")->check(CLI::Range(0, 3));
+  layout->add_option("--recompute", l->recompute, "0 none, 1 selective, 2 full")->check(CLI::Range(0, 2));
   layout->add_option("--tflops", l->tflops, "peak of a GPU, 1e12 operations a second; 0: communication alone")
-      ->capture_default_str();
+      ->check(perf::not_negative());
   layout->add_option("--switch", p.switch_ranks, "most ep x cp ranks that the network between nodes joins; 0: any")
-      ->capture_default_str();
-  layout->add_option("--rows", l->rows, "layouts to show")->check(CLI::Range(1, 100000))->capture_default_str();
+      ->check(perf::not_negative());
+  layout->add_option("--rows", l->rows, "layouts to show")->check(CLI::Range(1, 100000));
   layout->callback([l, &chosen] { chosen = [l] { run_layout(*l); }; });
 }
 

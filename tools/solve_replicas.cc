@@ -49,9 +49,9 @@ void run(const Options& o) {
               o.nodes, o.capacity);
   std::printf("                       before         after   change\n");
   std::printf("%-16s %11.2f %%  %11.2f %%  %6.1f %%  (uniform, Algorithm 1)\n", "dropped tokens", 100 * before / all,
-              100 * after / all, -share(before, after));
+              100 * after / all, change(before, after));
   const auto line = [](const char* name, double b, double c) {
-    std::printf("%-16s %12.0f  %12.0f  %6.1f %%  (contiguous, improved)\n", name, b, c, -share(b, c));
+    std::printf("%-16s %12.0f  %12.0f  %6.1f %%  (contiguous, improved)\n", name, b, c, change(b, c));
   };
   line("inter-node tokens", static_cast<double>(a.inter_before), static_cast<double>(a.inter_after));
   line("fullest rank", static_cast<double>(a.max_load_before), static_cast<double>(a.max_load_after));
@@ -66,10 +66,10 @@ void add_replicas(CLI::App& solve, std::function<void()>& chosen) {
   CLI::App* app =
       solve.add_subcommand("replicate", "how many replicas each expert gets, and where (adaptive replication)");
   add_trace_options(*app, o->trace);
-  app->add_option("--ranks", o->ranks, "ranks")->check(CLI::Range(1, 65536))->capture_default_str();
-  app->add_option("--slots", o->slots, "expert slots of a rank")->check(CLI::Range(1, 1024))->capture_default_str();
-  app->add_option("--nodes", o->nodes, "nodes")->check(perf::positive())->capture_default_str();
-  app->add_option("--capacity", o->capacity, "capacity factor")->check(perf::positive())->capture_default_str();
+  app->add_option("--ranks", o->ranks, "ranks")->check(CLI::Range(1, 65536));
+  app->add_option("--slots", o->slots, "expert slots of a rank")->check(CLI::Range(1, 1024));
+  app->add_option("--nodes", o->nodes, "nodes")->check(perf::positive());
+  app->add_option("--capacity", o->capacity, "capacity factor")->check(perf::positive());
   app->callback([o, &chosen] { chosen = [o] { run(*o); }; });
 }
 

@@ -41,7 +41,10 @@ void run(const Options& o) {
   const std::vector<int32_t> gather = count(now, t, o.sample_tokens, p.n_samples);
   std::vector<int32_t> scatter;
   const bool has_next = o.trace.layer + 1 < t.n_layers;
-  if (has_next && o.predict && o.trace.step > 0) {
+  if (o.predict && !has_next)
+    fail("--predict: layer " + std::to_string(o.trace.layer) + " is the last one of the trace, and prediction is of " +
+         "the next: give a smaller --layer");
+  if (o.predict) {
     const auto experts = static_cast<size_t>(t.n_experts);
     std::vector<double> joint(experts * experts);
     for (int s = 0; s < o.trace.step; ++s)
@@ -67,7 +70,7 @@ void run(const Options& o) {
                               : ", scatter of the next");
   std::printf("                       before         after   change\n");
   const auto line = [](const char* name, double before, double after) {
-    std::printf("%-16s %12.0f  %12.0f  %6.1f %%\n", name, before, after, -share(before, after));
+    std::printf("%-16s %12.0f  %12.0f  %6.1f %%\n", name, before, after, change(before, after));
   };
   line("inter-node tokens", static_cast<double>(a.inter_before), static_cast<double>(a.inter_after));
   line("intra-node tokens", static_cast<double>(a.intra_before), static_cast<double>(a.intra_after));
@@ -82,17 +85,13 @@ void add_samples(CLI::App& solve, std::function<void()>& chosen) {
   auto o = std::make_shared<Options>();
   CLI::App* app = solve.add_subcommand("sample", "which device each sample goes to (NetMoE)");
   add_trace_options(*app, o->trace);
-  app->add_option("--sample-tokens", o->sample_tokens, "consecutive tokens of a sample")
-      ->check(perf::positive())
-      ->capture_default_str();
-  app->add_option("--devices", o->devices, "devices")->check(perf::positive())->capture_default_str();
-  app->add_option("--nodes", o->nodes, "nodes")->check(perf::positive())->capture_default_str();
-  app->add_option("--row-bytes", o->row_bytes, "bytes of a token's row")
-      ->check(perf::positive())
-      ->capture_default_str();
-  app->add_option("--intra-gbs", o->intra_gbs, "GB/s within a node")->check(perf::positive())->capture_default_str();
-  app->add_option("--inter-gbs", o->inter_gbs, "GB/s between nodes")->check(perf::positive())->capture_default_str();
-  app->add_option("--min-gain", o->min_gain, "least gain to move for (0: 0.05)")->capture_default_str();
+  app->add_option("--sample-tokens", o->sample_tokens, "consecutive tokens of a sample")->check(perf::positive());
+  app->add_option("--devices", o->devices, "devices")->check(perf::positive());
+  app->add_option("--nodes", o->nodes, "nodes")->check(perf::positive());
+  app->add_option("--row-bytes", o->row_bytes, "bytes of a token's row")->check(perf::positive());
+  app->add_option("--intra-gbs", o->intra_gbs, "GB/s within a node")->check(perf::positive());
+  app->add_option("--inter-gbs", o->inter_gbs, "GB/s between nodes")->check(perf::positive());
+  app->add_option("--min-gain", o->min_gain, "least gain to move for (0: 0.05)")->check(perf::within(-1, 1));
   app->add_flag("--predict", o->predict, "predict the next layer from the steps before instead of reading it");
   app->callback([o, &chosen] { chosen = [o] { run(*o); }; });
 }

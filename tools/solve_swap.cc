@@ -34,9 +34,9 @@ void run(const Options& o) {
   std::printf("                       before         after   change\n");
   std::printf("%-16s %12ld  %12ld  %6.1f %%\n", "fullest GPU", static_cast<long>(a.max_load_before),
               static_cast<long>(a.max_load_after),
-              -share(static_cast<double>(a.max_load_before), static_cast<double>(a.max_load_after)));
+              change(static_cast<double>(a.max_load_before), static_cast<double>(a.max_load_after)));
   std::printf("%-16s %12.0f  %12.0f  %6.1f %%\n", "predicted us", a.before_us, a.after_us,
-              -share(a.before_us, a.after_us));
+              change(a.before_us, a.after_us));
   std::printf("%s", a.keep ? "keep: no swap gains enough" : "swap");
   for (int s = 0; s < a.n_swaps; ++s)
     std::printf(" %d<->%d", pairs[static_cast<size_t>(2 * s)], pairs[static_cast<size_t>(2 * s + 1)]);
@@ -50,13 +50,12 @@ void add_swap(CLI::App& solve, std::function<void()>& chosen) {
   CLI::App* app = solve.add_subcommand("swap", "which experts change places (HierMoE)");
   add_trace_options(*app, o->trace);
   app->add_option("--groups", o->groups, "groups of each level, outermost first; the last are the GPUs")
-      ->capture_default_str();
-  app->add_option("--swaps", o->swaps, "most swaps")->check(CLI::Range(1, 100000))->capture_default_str();
-  app->add_option("--row-bytes", o->row_bytes, "bytes of a token's row")
-      ->check(perf::positive())
-      ->capture_default_str();
-  app->add_option("--migrate-us", o->migrate_us, "price of a swap")->capture_default_str();
-  app->add_option("--horizon", o->horizon, "iterations that a swap has to pay for itself")->capture_default_str();
+      ->delimiter(',')
+      ->check(perf::positive());
+  app->add_option("--swaps", o->swaps, "most swaps")->check(CLI::Range(1, 100000));
+  app->add_option("--row-bytes", o->row_bytes, "bytes of a token's row")->check(perf::positive());
+  app->add_option("--migrate-us", o->migrate_us, "price of a swap")->check(perf::not_negative());
+  app->add_option("--horizon", o->horizon, "iterations that a swap has to pay for itself")->check(perf::not_negative());
   app->add_flag("--count-duplicates", o->count_duplicates, "count as SmartMoE does, for comparison");
   app->callback([o, &chosen] { chosen = [o] { run(*o); }; });
 }

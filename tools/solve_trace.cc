@@ -14,18 +14,16 @@ void check(moecclResult_t result) {
   if (result != moecclSuccess) fail(moecclGetLastError(nullptr));
 }
 
-void add_trace_options(CLI::App& app, TraceOptions& o) {
+void add_trace_options(CLI::App& app, TraceOptions& o, Reads reads) {
   app.add_option("--trace", o.path, "routing trace (perf/TRACE.md); without it one is generated");
-  app.add_option("--layer", o.layer, "layer of the trace")->capture_default_str();
-  app.add_option("--step", o.step, "step of the trace")->capture_default_str();
-  app.add_option("--tokens", o.tokens, "generated trace: tokens of a step")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
-  app.add_option("--topk", o.k, "generated trace: experts per token")->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--experts", o.experts, "generated trace: experts")->check(CLI::Range(1, 8192))->capture_default_str();
-  app.add_option("--zipf", o.zipf, "generated trace: exponent of the experts' popularity")
-      ->check(CLI::Range(0.0, 10.0))
-      ->capture_default_str();
+  app.add_option("--tokens", o.tokens, "generated trace: tokens of a step")->check(CLI::Range(1, 1 << 24));
+  if (reads == Reads::kTokens) return;
+  app.add_option("--layer", o.layer, "layer of the trace");
+  app.add_option("--step", o.step, "step of the trace");
+  app.add_option("--topk", o.k, "generated trace: experts per token")->check(CLI::Range(1, 64));
+  if (reads == Reads::kRows) return;
+  app.add_option("--experts", o.experts, "generated trace: experts")->check(CLI::Range(1, 8192));
+  app.add_option("--zipf", o.zipf, "generated trace: exponent of the experts' popularity")->check(perf::within(0, 10));
 }
 
 perf::Trace load_trace(const TraceOptions& o) {

@@ -200,18 +200,6 @@ Crossing crossing(const Graph& graph, const Node& a, const Node& b) {
   return result;
 }
 
-double smallest_share(const AssignProblem& problem, const std::vector<uint32_t>& nic_of_user) {
-  const AssignProblem p = with_figures(problem);
-  std::vector<size_t> load(p.nic_bytes_per_ns.size(), 0);
-  for (const uint32_t j : nic_of_user) ++load[j];
-  double least = std::numeric_limits<double>::infinity();
-  for (size_t i = 0; i < nic_of_user.size(); ++i) {
-    const uint32_t j = nic_of_user[i];
-    least = std::min({least, p.nic_bytes_per_ns[j] / static_cast<double>(load[j]), limit(p.paths[i][j])});
-  }
-  return least;
-}
-
 std::vector<AssignChoice> assign(const AssignProblem& problem) {
   std::vector<AssignChoice> choices(problem.paths.size());
   const size_t n = choices.size(), m = problem.nic_bytes_per_ns.size();

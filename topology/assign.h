@@ -38,8 +38,6 @@ struct AssignChoice {
 // Among those choices, the sum of distances is least; then the loads are even and neighbours stay neighbours. The
 // result is exact (a min-cost flow for the best feasible share) and deterministic. Every user gets a NIC if any exists.
 std::vector<AssignChoice> assign(const AssignProblem& problem);
-// Returns the smallest share that a choice of one NIC per user gives.
-double smallest_share(const AssignProblem& problem, const std::vector<uint32_t>& nic_of_user);
 
 // The assignment of a host. Users are its GPUs (of_kind(kGpu)), or its NUMA domains when it has none.
 // AssignChoice::nics are indices into `nics`.

@@ -94,12 +94,14 @@ Findings limits(const HostLimits& l, const Graph& graph, bool reads_disabled) {
   if (l.cgroup_bytes != kUnlimited && l.cgroup_bytes < l.memory_bytes)
     f.note(format("this control group may use {} of {} memory", bytes_text(l.cgroup_bytes), bytes_text(l.memory_bytes)),
            "raise the container's memory limit if ranks are killed; MOECCL_STAGING_BYTES lowers what each holds");
-  if (l.n_files < 4096) {
-    f.note(format("{} open files are allowed; a rank needs about two for each peer", l.n_files),
-           l.n_files_hard > l.n_files ? format("ulimit -n {}", std::min<uint64_t>(l.n_files_hard, 65536))
-                                      : "raise the hard limit of open files (limits.conf, LimitNOFILE)");
+  const uint64_t files = std::max(l.n_files, std::min(l.n_files_hard, driver::kMostFiles));  // ranks raise it
+  if (files < 4096) {
+    f.note(format("{} open files are allowed; a rank needs about two for each peer on this host, and each communicator "
+                  "up to 16 for each rank of another one, with CUDA memory up to 48",
+                  files),
+           "raise the hard limit of open files (limits.conf, LimitNOFILE, docker --ulimit nofile)");
   } else {
-    f.good(format("open files: {}", l.n_files == kUnlimited ? "unlimited" : format("{}", l.n_files)));
+    f.good(format("open files: {}", files == kUnlimited ? "unlimited" : format("{}", files)));
   }
   if (l.huge_pages_anonymous == "never" || l.huge_pages_anonymous.empty()) {
     f.note(
@@ -274,9 +276,10 @@ std::string pairs_text(const DoctorFacts& facts) {
   const size_t n_pairs = seats.size() * (seats.size() - 1) / 2;
   std::string text;
   for (const auto& [answer, group] : groups) {
-    const std::string which = group.n == n_pairs ? format("all {} pairs", n_pairs)
-                                                 : format("{} of {} pairs, such as {} and {}", group.n, n_pairs,
-                                                          group.example.first, group.example.second);
+    const std::string which = n_pairs == 1         ? "the only pair"
+                              : group.n == n_pairs ? format("all {} pairs", n_pairs)
+                                                   : format("{} of {} pairs, such as {} and {}", group.n, n_pairs,
+                                                            group.example.first, group.example.second);
     text += format("  {}: {}\n", which, answer.first);
     if (!answer.second.empty()) text += format("        not better because {}\n", answer.second);
   }

@@ -25,18 +25,7 @@ Result<Graph> probe_cuda(const ProbeSources& sources) {
     graph.nodes.push_back(node);
     if (gpu.mps) graph.notes.push_back(format("CUDA shares cuda{} between processes through MPS", i));
   }
-  for (size_t a = 0; a < report.gpus.size(); ++a)
-    for (size_t b = a + 1; b < report.gpus.size(); ++b) {
-      const std::string x = "pci:" + normal_pci(report.gpus[a].pci), y = "pci:" + normal_pci(report.gpus[b].pci);
-      if (!report.gpus[a].reads_peer[b] || !report.gpus[b].reads_peer[a] || x == "pci:" || y == "pci:" || x == y)
-        continue;
-      Link link;
-      link.a = std::min(x, y);
-      link.b = std::max(x, y);
-      link.kind = LinkKind::kPeer;
-      link.sources = {"cuda"};
-      graph.links.push_back(link);
-    }
+  link_peers(report.gpus, "cuda", graph);
   return graph;
 }
 

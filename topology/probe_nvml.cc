@@ -68,20 +68,7 @@ Result<Graph> probe_nvml(const ProbeSources& sources) {
   }
   for (const auto& [ends, link] : links)
     if (graph.find(link.a) != nullptr && graph.find(link.b) != nullptr) graph.links.push_back(link);
-  // Adds peer access over PCIe where there is no NVLink.
-  for (size_t a = 0; a < report.gpus.size(); ++a)
-    for (size_t b = a + 1; b < report.gpus.size(); ++b) {
-      const std::string x = "pci:" + normal_pci(report.gpus[a].pci), y = "pci:" + normal_pci(report.gpus[b].pci);
-      if (!report.gpus[a].reads_peer[b] || !report.gpus[b].reads_peer[a] || x == "pci:" || y == "pci:" || x == y)
-        continue;
-      if (links.contains({std::min(x, y), std::max(x, y)})) continue;
-      Link link;
-      link.a = std::min(x, y);
-      link.b = std::max(x, y);
-      link.kind = LinkKind::kPeer;
-      link.sources = {"nvml"};
-      graph.links.push_back(link);
-    }
+  link_peers(report.gpus, "nvml", graph);
   return graph;
 }
 

@@ -3,7 +3,9 @@
 // the host as a partial graph, or the reason why it knows nothing. merge() combines the graphs.
 #pragma once
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "topology/graph.h"
 
@@ -28,5 +30,24 @@ Result<Graph> probe_sysfs(const ProbeSources& sources);  // the same without hwl
 Result<Graph> probe_verbs(const ProbeSources& sources);  // RDMA ports: state, rate, GIDs
 Result<Graph> probe_nvml(const ProbeSources& sources);   // GPUs, NVLink, peer access
 Result<Graph> probe_cuda(const ProbeSources& sources);   // GPUs and peer access as CUDA sees them
+
+// Adds links between GPUs that read each other's memory and have no NVLink. Gpu: driver::CudaGpu or driver::NvmlGpu.
+template <class Gpu>
+void link_peers(const std::vector<Gpu>& gpus, const char* source, Graph& graph) {
+  for (size_t i = 0; i < gpus.size(); ++i)
+    for (size_t j = i + 1; j < gpus.size(); ++j) {
+      const std::string x = "pci:" + normal_pci(gpus[i].pci), y = "pci:" + normal_pci(gpus[j].pci);
+      if (!gpus[i].reads_peer[j] || !gpus[j].reads_peer[i] || x == "pci:" || y == "pci:" || x == y) continue;
+      Link link;
+      link.a = std::min(x, y);
+      link.b = std::max(x, y);
+      link.kind = LinkKind::kPeer;
+      link.sources = {source};
+      const auto is_nvlink = [&](const Link& l) {
+        return l.kind == LinkKind::kNvlink && l.a == link.a && l.b == link.b;
+      };
+      if (std::none_of(graph.links.begin(), graph.links.end(), is_nvlink)) graph.links.push_back(link);
+    }
+}
 
 }  // namespace moeccl::topology

@@ -135,6 +135,53 @@ std::vector<Named> different(std::vector<Named> levels, uint32_t n_ranks) {
   return kept;
 }
 
+// What the hosts say about the ranks' seats.
+struct Answers {
+  std::vector<uint32_t> host;                                          // [n_ranks], as the next three
+  std::vector<std::pair<uint32_t, std::string>> socket, numa, island;  // within the host
+  LinkCost rank_link, island_link, socket_link, host_link;             // the slowest of each kind
+};
+
+Result<Answers> answers_of(std::span<const Graph> hosts, std::span<const Seat> seats) {
+  std::vector<HostView> views;
+  for (const Graph& host : hosts) {
+    MOECCL_TRY(validate(host));
+    views.emplace_back(host);
+  }
+  Answers all;
+  std::vector<char> seen_host(hosts.size(), 0);
+  // Ranks of one seat share its answers.
+  struct Answer {
+    std::string socket, numa, island;
+  };
+  std::map<std::pair<uint32_t, std::string>, Answer> of_seat;
+  for (uint32_t r = 0; r < seats.size(); ++r) {
+    const Seat& seat = seats[r];
+    const Node* node = seat.host < hosts.size() ? hosts[seat.host].find(seat.node) : nullptr;
+    if (node == nullptr)
+      return error(moecclInvalidArgument, "rank {} sits on {} of host {}, which does not exist", r, seat.node,
+                   seat.host);
+    const HostView& view = views[seat.host];
+    auto [it, fresh] = of_seat.try_emplace({seat.host, seat.node});
+    if (fresh) {
+      it->second = {view.socket(*node), view.numa(*node), view.island(*node)};
+      slower(all.rank_link, view.rank_link(*node));
+      slower(all.island_link, view.island_link(*node));
+    }
+    if (!seen_host[seat.host]) {
+      seen_host[seat.host] = 1;
+      slower(all.socket_link, view.socket_link());
+      slower(all.host_link, view.host_link());
+    }
+    const Answer& a = it->second;
+    all.host.push_back(seat.host);
+    all.socket.emplace_back(seat.host, a.socket);
+    all.numa.emplace_back(seat.host, a.numa.empty() ? a.socket : a.numa);
+    all.island.emplace_back(seat.host, a.island.empty() ? format("rank {}", r) : a.island);
+  }
+  return all;
+}
+
 }  // namespace
 
 std::vector<Seat> default_seats(const Graph& graph, uint32_t host, uint32_t n_ranks) {
@@ -168,62 +215,24 @@ Result<LevelTree> level_tree(std::span<const Graph> hosts, std::span<const Seat>
   if (seats.empty() || seats.size() > kMaxRanks)
     return error(moecclInvalidArgument, "a topology of {} ranks: between 1 and {} are possible", seats.size(),
                  kMaxRanks);
-  std::vector<HostView> views;
-  for (const Graph& host : hosts) {
-    MOECCL_TRY(validate(host));
-    views.emplace_back(host);
-  }
-  std::vector<uint32_t> host_of;
-  std::vector<std::pair<uint32_t, std::string>> socket, numa, island;
-  LinkCost rank_link, island_link, socket_link, host_link;
-  std::vector<char> seen_host(hosts.size(), 0);
-  // Ranks of one seat share its answers.
-  struct Answer {
-    std::string socket, numa, island;
-  };
-  std::map<std::pair<uint32_t, std::string>, Answer> answers;
-  for (uint32_t r = 0; r < seats.size(); ++r) {
-    const Seat& seat = seats[r];
-    const Node* node = seat.host < hosts.size() ? hosts[seat.host].find(seat.node) : nullptr;
-    if (node == nullptr)
-      return error(moecclInvalidArgument, "rank {} sits on {} of host {}, which does not exist", r, seat.node,
-                   seat.host);
-    const HostView& view = views[seat.host];
-    auto [it, fresh] = answers.try_emplace({seat.host, seat.node});
-    if (fresh) {
-      it->second = {view.socket(*node), view.numa(*node), view.island(*node)};
-      slower(rank_link, view.rank_link(*node));
-      slower(island_link, view.island_link(*node));
-    }
-    if (!seen_host[seat.host]) {
-      seen_host[seat.host] = 1;
-      slower(socket_link, view.socket_link());
-      slower(host_link, view.host_link());
-    }
-    const Answer& a = it->second;
-    const auto alone = [&](const std::string& key) { return key.empty() ? format("rank {}", r) : key; };
-    host_of.push_back(seat.host);
-    socket.emplace_back(seat.host, a.socket);
-    numa.emplace_back(seat.host, a.numa.empty() ? a.socket : a.numa);
-    island.emplace_back(seat.host, alone(a.island));
-  }
-  const Partition hosts_of_ranks = partition(host_of), islands = partition(island);
-  const Partition numas = join(partition(numa), islands), sockets = join(partition(socket), numas);
+  MOECCL_ASSIGN_OR_RETURN(const Answers answers, answers_of(hosts, seats));
+  const Partition hosts_of_ranks = partition(answers.host), islands = partition(answers.island);
+  const Partition numas = join(partition(answers.numa), islands), sockets = join(partition(answers.socket), numas);
   const auto n_ranks = static_cast<uint32_t>(seats.size());
   const bool gpus = std::any_of(seats.begin(), seats.end(), [&](const Seat& seat) {
     return hosts[seat.host].find(seat.node)->kind == NodeKind::kGpu;
   });
   LevelTree tree;
   tree.n_ranks = n_ranks;
-  for (Named& level : different({{"host", hosts_of_ranks, host_link},
-                                 {"socket", sockets, socket_link},
-                                 {"numa", numas, socket_link},
-                                 {gpus ? "island" : "cache", islands, island_link}},
+  for (Named& level : different({{"host", hosts_of_ranks, answers.host_link},
+                                 {"socket", sockets, answers.socket_link},
+                                 {"numa", numas, answers.socket_link},
+                                 {gpus ? "island" : "cache", islands, answers.island_link}},
                                 n_ranks))
     tree.levels.push_back({level.name, level.link, level.groups, n_groups(level.groups)});
   LevelTree flat = LevelTree::flat(n_ranks);
   const bool hosts_alone = n_groups(hosts_of_ranks) == n_ranks;  // the ranks' links are those of their hosts
-  flat.levels[0].link = hosts_alone && n_ranks > 1 ? host_link : rank_link;
+  flat.levels[0].link = hosts_alone && n_ranks > 1 ? answers.host_link : answers.rank_link;
   tree.levels.push_back(flat.levels[0]);
   MOECCL_TRY(tree.validate());
   return tree;

@@ -17,6 +17,7 @@
 #include "src/base/clock.h"
 #include "src/base/status.h"
 #include "src/bootstrap/unique_id.h"
+#include "src/driver/socket.h"
 #include "transport/engine.h"
 #include "transport/link.h"
 #include "transport/words.h"
@@ -33,7 +34,6 @@ struct Capabilities {
   bool views = false;      // Link::view(): loads and stores access the peer's memory
   bool reads = false;      // Link::reads(), where the system allows it
   bool one_sided = false;  // bytes land without the receiver's CPU: see Link::one_sided()
-  bool inline_words = false;   // a signal costs no more than its words: nothing is registered or copied for it
   bool device_memory = false;  // Endpoint::register_device(), where the system allows it
   bool needs_pump = false;     // an Engine must be driven while something is under way
   bool encrypts = false;       // with NetworkOptions::encrypt; the other networks are not opened then
@@ -70,8 +70,9 @@ struct NetworkOptions {
   bootstrap::Key key = {};        // peers prove that they hold it
   int64_t timeout_ms = 0;         // of the communicator's operations
   uint64_t memory_bytes = 0;      // of the staging that peers put to
-  // Readable once the group can no longer come about, so that no rank waits for ranks that will not come; -1: none.
-  int news = -1;
+  // Ends connecting before its deadline: the descriptor once the group can no longer come about, so that no rank waits
+  // for ranks that will not come, and `cancelled` once this rank gives up.
+  driver::Watch watch;
   Deadline deadline;     // of connecting
   bool encrypt = false;  // no data goes over the network in the clear
   // [n_ranks] or empty: ranks whose "hosts" share this machine's addresses (containers, MOECCL_HOST_ID)

@@ -34,8 +34,8 @@ typedef struct {
 } moecclCodecError_t;
 
 /* Gets the size of an encoded expert: a header of 32 bytes and, for each block of n elements (65536, the last one
- * fewer), floor(n * e / (ratio * (e + 2))) values of e bytes and as many indices of 2 bytes, where e is the type's
- * size. The shape determines the size, not the data. */
+ * fewer), floor(n * e / (ratio * (e + 2))) values of e bytes, but at least one, and as many indices of 2 bytes, where e
+ * is the type's size. The shape determines the size, not the data. */
 MOECCL_API moecclResult_t moecclCodecBytes(const moecclCodec_t* codec, size_t* bytes);
 /* Writes encoded[bytes], with bytes at least moecclCodecBytes(): the largest elements of expert[count] - shared[count]
  * in each block (on a tie, the one with the lower index). The result has the same bytes on every processor. error may

@@ -55,7 +55,8 @@ typedef struct {
   int32_t residual;     /* 1 or 2: combine's input has rows for the residual, see above; 0: no residual */
   int32_t use_next;     /* 1: moecclReplaceBegin gets the next layer's counts; 2: its choices, token by token */
   double min_gain;      /* least `gain` for which samples move; 0: 0.05; below 0: any predicted gain, untimed */
-  int64_t refine_pairs; /* as in moecclSampleProblem_t; bounds the solver's time */
+  int64_t refine_pairs; /* as in moecclSampleProblem_t; the solver's exact stages, whose time grows with the samples,
+                           come before them */
 } moecclReplaceConfig_t;
 #define MOECCL_REPLACE_CONFIG_INIT \
   { sizeof(moecclReplaceConfig_t), 1, moecclReplaceSolve, 0, 0, 0, 0 }

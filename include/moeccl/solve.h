@@ -401,8 +401,8 @@ typedef struct {
   double comm_us;                                  /* communication of one step, per GPU; EP with Eq. 11's AllGather */
   double tp_us, ep_us, cp_us, pp_us, dp_us;
 } moecclLayout_t;
-/* The cost of one step of a layout. moecclPriceLayout computes it for the degrees of `layout` and reads no other fields
- * of it. */
+/* The cost of one step of a layout. moecclPriceLayout computes it for the degrees of `layout`, which must make n_gpus
+ * ranks, and reads no other fields of it. */
 typedef struct {
   size_t size;           /* sizeof(moecclLayoutCost_t), set by the caller */
   int32_t micro_batches; /* through each pipeline */

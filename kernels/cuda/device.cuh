@@ -22,7 +22,6 @@
 #define MOECCL_SHARED __shared__
 #define MOECCL_UNROLL _Pragma("unroll")
 #define MOECCL_UNROLL4 _Pragma("unroll 4")
-#define MOECCL_UNROLL_TERMS _Pragma("unroll kTerms")
 
 namespace moeccl::cuda {
 
@@ -97,7 +96,6 @@ MOECCL_DEVICE uint32_t add_release_device(uint32_t* p, uint32_t v) {
 }
 // Stores to a word of the block that several threads may store to before the next barrier.
 MOECCL_DEVICE void store_relaxed_block(uint32_t* p, uint32_t v) { *static_cast<volatile uint32_t*>(p) = v; }
-MOECCL_DEVICE void fence_system() { __threadfence_system(); }
 
 // Returns the nanoseconds of a clock that all SMs share.
 MOECCL_DEVICE uint64_t device_ns() {
@@ -157,9 +155,6 @@ MOECCL_DEVICE void bulk_store(void*, const void*, uint32_t) {}
 MOECCL_DEVICE void bulk_wait_stores_read() {}
 MOECCL_DEVICE void bulk_wait_stores() {}
 #endif
-
-MOECCL_DEVICE float bits_to_float(uint32_t b) { return __uint_as_float(b); }
-MOECCL_DEVICE uint32_t float_to_bits(float f) { return __float_as_uint(f); }
 
 }  // namespace moeccl::cuda
 

@@ -32,7 +32,7 @@ MOECCL_DEVICE float residual(const EncodeKernelArgs& a, size_t i) {
 }
 // Returns larger keys for larger magnitudes. All NaNs have the same key, above all others.
 MOECCL_DEVICE uint32_t magnitude_key(float r) {
-  const uint32_t bits = float_to_bits(r) & 0x7fffffffu;
+  const uint32_t bits = kernels::bits_of(r) & 0x7fffffffu;
   return bits > 0x7f800000u ? 0x7f800001u : bits;
 }
 

@@ -174,8 +174,10 @@ const CodecTable& reference_codec() {
 bool codec_supports(moecclDataType_t type) { return type == moecclFloat32 || type == moecclBfloat16; }
 
 uint32_t codec_kept(const CodecShape& shape, uint32_t n) {
+  if (n == 0) return 0;
   const double element = shape.type == moecclFloat32 ? 4 : 2;
-  return static_cast<uint32_t>(n * element / (shape.ratio * (element + 2)));
+  // At least one: what error feedback carries over would otherwise never leave a short block.
+  return std::max(1u, static_cast<uint32_t>(n * element / (shape.ratio * (element + 2))));
 }
 
 CodecHeader codec_header(const CodecShape& shape) {

@@ -110,7 +110,8 @@ class BlockEncoder {
     float residual[kCodecLanes] = {}, whole[kCodecLanes] = {};
     const uint32_t found =
         scan_({block.expert, block.shared, block.n, threshold, index_.get(), residual_.get(), residual, whole});
-    if (threshold > 0 && found <= codec_kept(shape_, block.n)) return found;  // will be scanned again
+    const uint32_t wanted = std::min(block.n, codec_kept(shape_, block.n) + 1);
+    if (threshold > 0 && found < wanted) return found;  // will be scanned again
     squares_ = 0;
     for (uint32_t l = 0; l < kCodecLanes; ++l) {
       squares_ += residual[l];

@@ -16,10 +16,6 @@ namespace {
 constexpr size_t kGuardBytes = 64;
 constexpr char kUntouched = '\x5a';
 
-double since_us(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
-}
-
 Reduction reduction_of(const Case& c, int n_ranks, uint64_t seed) {
   return {.type = c.type, .op = c.op, .n_ranks = n_ranks, .seed = seed};
 }
@@ -79,7 +75,7 @@ Bench::~Bench() {
 }
 
 void Bench::use_device(size_t i) const {
-  if (options_.job.on_cuda()) gpu::use(team_.rank(i));
+  if (options_.job.on_cuda()) gpu::use(team_.job_rank(i));
 }
 
 Shape Bench::shape(const Case& c) const {
@@ -261,7 +257,7 @@ void Bench::combine(Samples& s) const {
     case Average::kRank0:
       break;  // rank 0 prints its own
     case Average::kAverage:
-      s.total_us = team_.combine({s.total_us}, moecclSum)[0] / team_.n_ranks();
+      s.total_us = team_.combine({s.total_us}, moecclSum)[0] / team_.n_job_ranks();
       break;
     case Average::kMin:
       s.total_us = team_.combine({s.total_us}, moecclMin)[0];
@@ -277,7 +273,7 @@ void Bench::combine(Samples& s) const {
 
 // Returns [processes][iterations]: the slowest rank of each process. Empty with one process.
 std::vector<std::vector<double>> Bench::by_process(const std::vector<double>& us) const {
-  const size_t n_ranks = static_cast<size_t>(team_.n_ranks()), bytes = us.size() * sizeof(double);
+  const size_t n_ranks = static_cast<size_t>(team_.n_job_ranks()), bytes = us.size() * sizeof(double);
   const size_t n_local = static_cast<size_t>(options_.job.threads) * static_cast<size_t>(options_.job.per_thread);
   if (n_local >= n_ranks) return {};
   std::vector<char> mine(team_.size() * bytes);

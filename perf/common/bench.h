@@ -3,7 +3,6 @@
 #ifndef PERF_COMMON_BENCH_H_
 #define PERF_COMMON_BENCH_H_
 
-#include <chrono>
 #include <string>
 #include <vector>
 
@@ -38,7 +37,6 @@ class Bench {
   Measured measure(const Case& c, bool in_place);
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Member;  // one rank of the team
   struct Samples {
     double total_us = 0;

@@ -1,15 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "perf/common/cli.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <charconv>
-#include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <stdexcept>
 
 #include "perf/common/fail.h"
-#include "perf/common/options.h"
 #include "perf/common/output.h"
+#include "perf/common/text.h"
 
 namespace perf {
+namespace {
+
+std::terminate_handler usual = nullptr;
+
+// Handles an exception of any thread that is not caught.
+[[noreturn]] void say_out_of_memory() {
+  const char* const sentence = "there is not enough memory for a run of these sizes: give smaller ones";
+  try {
+    if (const std::exception_ptr cause = std::current_exception()) std::rethrow_exception(cause);
+  } catch (const std::bad_alloc&) {
+    fail(sentence);
+  } catch (const std::length_error&) {
+    fail(sentence);
+  } catch (...) {
+  }
+  usual();
+  std::abort();
+}
+
+std::string why_not_writable(const std::string& path) {
+  if (path.empty() || !leads_launch()) return "";
+  const bool there = access(path.c_str(), F_OK) == 0;
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (file < 0) return "cannot write " + path + ": " + std::strerror(errno);
+  close(file);
+  if (!there) unlink(path.c_str());
+  return "";
+}
+
+}  // namespace
 
 std::function<std::string(const std::string&)> whole_number(int64_t least, int64_t most) {
   return [least, most](const std::string& text) -> std::string {
@@ -19,6 +56,10 @@ std::function<std::string(const std::string&)> whole_number(int64_t least, int64
     if (code == std::errc() && last == end && value >= least && value <= most) return "";
     return "\"" + text + "\" is not a whole number from " + std::to_string(least) + " to " + std::to_string(most);
   };
+}
+
+void add_output(CLI::App& app, const std::string& names, std::string& path, const std::string& help) {
+  app.add_option(names, path, help)->check(why_not_writable);
 }
 
 void add_size(CLI::App& app, const std::string& names, size_t& bytes, const std::string& help) {
@@ -52,6 +93,7 @@ void add_job_options(CLI::App& app, JobOptions& job, Memories memories) {
 
 void parse_or_exit(CLI::App& app, int argc, char** argv) {
   check_output_at_exit();
+  if (std::get_terminate() != say_out_of_memory) usual = std::set_terminate(say_out_of_memory);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

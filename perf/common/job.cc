@@ -13,10 +13,12 @@
 #include <cstring>
 #include <new>
 #include <thread>
+#include <utility>
 
 #include "perf/common/children.h"
 #include "perf/common/fail.h"
 #include "perf/common/gpu.h"
+#include "perf/common/team.h"
 
 namespace perf {
 
@@ -76,11 +78,17 @@ int fork_processes(int n) {
   Children children;
   const int number = fork_children(n, children);
   if (number >= 0) return number;
+  const bool good = wait_for(children);
   if (!children.failure.empty()) fail(children.failure);
-  _exit(wait_for(children) ? 0 : 1);
+  _exit(good ? 0 : 1);
 }
 
 }  // namespace
+
+bool leads_launch() {
+  int proc = 0, n_procs = 1;
+  return !find_launcher(proc, n_procs) || proc == 0;
+}
 
 Job::Job(const JobOptions& options) : options_(options) {
   if (options_.procs > 0) {
@@ -160,17 +168,16 @@ std::vector<moecclComm_t> Job::join_all() {
   return comms;
 }
 
-void Job::run(const std::function<void(int thread, std::vector<moecclComm_t> comms)>& body) {
+void Job::run(bool apart, const std::function<void(int thread, const Team& team)>& body) {
   const bool together = !options_.parallel_init || local_ranks() == 1;
   const std::vector<moecclComm_t> comms = together ? join_all() : std::vector<moecclComm_t>();
   const moecclUniqueId id = together ? moecclUniqueId{} : agree_on_id();
   const auto run_one = [&](int thread) {
     const int first = thread * options_.per_thread;
-    if (together) {
-      body(thread, {comms.begin() + first, comms.begin() + first + options_.per_thread});
-    } else {
-      body(thread, join(id, first_rank() + first, options_.per_thread));
-    }
+    std::vector<moecclComm_t> mine =
+        together ? std::vector<moecclComm_t>(comms.begin() + first, comms.begin() + first + options_.per_thread)
+                 : join(id, first_rank() + first, options_.per_thread);
+    body(thread, Team(std::move(mine), first_rank() + first, apart, options_));
   };
   std::vector<std::thread> threads;
   for (int t = 1; t < options_.threads; t++) threads.emplace_back(run_one, t);

@@ -9,10 +9,19 @@
 #include <string>
 #include <vector>
 
+#include "perf/common/grouping.h"
+
 namespace perf {
+
+class Team;
 
 // kCuda: each rank joins with its own device, or shares one.
 enum class Memory { kHeap, kMalloc, kCuda };
+
+// Returns the name that --mem takes.
+inline const char* memory_name(Memory memory) {
+  return memory == Memory::kCuda ? "cuda" : memory == Memory::kHeap ? "heap" : "malloc";
+}
 
 struct JobOptions {
   int threads = 1;     // per process
@@ -23,6 +32,7 @@ struct JobOptions {
   std::string topology;
   bool pace = false;
   bool deterministic = false;
+  Grouping grouping;  // each group gets communicators of its own
   Memory memory = Memory::kHeap;
   bool on_cuda() const { return memory == Memory::kCuda; }
 };
@@ -42,8 +52,8 @@ class Job {
   // True in the process of rank 0, which is the only one that prints.
   bool leads() const { return proc_ == 0; }
 
-  // Joins all ranks and runs body(thread, comms of its ranks) on each thread, thread 0 on the caller's.
-  void run(const std::function<void(int thread, std::vector<moecclComm_t> comms)>& body);
+  // Joins all ranks and runs body(thread, its ranks) on each thread, thread 0 on the caller's. apart: as Team has it.
+  void run(bool apart, const std::function<void(int thread, const Team& team)>& body);
 
   // Returns the configuration of the ranks, which borrows from this object.
   moecclConfig_t config() const;
@@ -61,6 +71,9 @@ class Job {
   int n_procs_ = 1, proc_ = 0;
   struct SharedId* shared_ = nullptr;  // with forked processes
 };
+
+// Returns whether this process is the first of a launcher's job, or has no launcher.
+bool leads_launch();
 
 }  // namespace perf
 

@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "perf/common/cli.h"
+#include "perf/common/fail.h"
 #include "perf/common/gpu.h"
 
 namespace perf {
@@ -79,7 +80,7 @@ void add_measurement(CLI::App& app, Options& o) {
                  "on CUDA memory: capture the iterations in a graph and replay it this many times")
       ->check(whole_number(0));
   app.add_option("-K,--per_iter_skip", o.per_iter_skip, "leading iterations that -I leaves out")->capture_default_str();
-  app.add_option("-J,--output_file", o.output_file, "write results as JSON (nccl-tests' version 3)");
+  add_output(app, "-J,--output_file", o.output_file, "write results as JSON (nccl-tests' version 3)");
 }
 
 void add_ours(CLI::App& app, Options& o, bool takes_matrix) {
@@ -87,7 +88,7 @@ void add_ours(CLI::App& app, Options& o, bool takes_matrix) {
   app.add_flag("--median", o.report_median, "the time column is the median iteration of the slowest rank");
   app.add_option("--plan", o.plan, "force an algorithm (moecclPlanForce)");
   app.add_flag("--explain", o.explain, "print the plan of each size");
-  app.add_option("--plot", o.plot_file, "draw time and bus bandwidth over size (SVG)");
+  add_output(app, "--plot", o.plot_file, "draw time and bus bandwidth over size (SVG)");
   if (takes_matrix)
     app.add_option("--matrix", o.matrix_file, "square matrix of bytes from rank i (row) to rank j (column)")
         ->envname("NCCL_TESTS_ALLTOALLV_MATRIX_FILE");
@@ -96,7 +97,8 @@ void add_ours(CLI::App& app, Options& o, bool takes_matrix) {
 void add_ranks(CLI::App& app, Options& o) {
   add_job_options(app, o.job, Memories::kAll);
   app.get_option("--mem")->description(app.get_option("--mem")->get_description() + "; with -g and a GPU: cuda");
-  app.add_option("-t,--nthreads", o.job.threads, "threads per process: the same as --ranks when -g is 1")
+  app.get_option("--ranks")->description("the same as -t: threads of this process, each with the ranks of -g");
+  app.add_option("-t,--nthreads", o.job.threads, "threads per process, each with the ranks of -g")
       ->check(whole_number(1))
       ->capture_default_str()
       ->excludes("--ranks");
@@ -148,38 +150,10 @@ void reconcile(Options& o) {
 
 }  // namespace
 
-double parse_size(const std::string& text) {
-  constexpr double kMostBytes = 1e18;  // more than any memory, and safe in a size_t
-  char* end = nullptr;
-  double number = std::strtod(text.c_str(), &end);
-  if (end == text.c_str() || !(number >= 0)) return -1;
-  while (*end == ' ') end++;
-  switch (*end) {
-    case '\0':
-      break;
-    case 'k':
-    case 'K':
-      number *= 1024;
-      break;
-    case 'm':
-    case 'M':
-      number *= 1024 * 1024;
-      break;
-    case 'g':
-    case 'G':
-      number *= 1024 * 1024 * 1024;
-      break;
-    default:
-      return -1;
-  }
-  return number <= kMostBytes ? number : -1;
-}
-
 Options parse_options(int argc, char** argv, const char* program, bool takes_matrix) {
   Options o;
   Ignored ignored;
-  CLI::App app("nccl-tests-compatible performance and correctness test on MoECCL", program);
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // as with getopt, the last one counts
+  App app("nccl-tests-compatible performance and correctness test on MoECCL", program);
   add_sizes(app, o);
   add_operation(app, o);
   add_measurement(app, o);
@@ -188,6 +162,10 @@ Options parse_options(int argc, char** argv, const char* program, bool takes_mat
   add_ignored(app, ignored);
   parse_or_exit(app, argc, argv);
   o.notes = notes_for(app);
+  o.job.grouping = grouping_of_environment();
+  if (o.job.grouping.op != 0 && !o.job.topology.empty() && !o.job.pace)
+    fail(
+        "NCCL_TESTS_SPLIT and --topology: groups keep a topology only where it is paced: add --pace, or leave one out");
   // As users of nccl-tests expect, -g means GPUs where there are any.
   if (app.count("--mem") == 0 && app.count("--ngpus") > 0 && gpu::likely()) o.job.memory = Memory::kCuda;
   reconcile(o);

@@ -51,9 +51,6 @@ struct Options {
 // Parses the command line. Exits with 0 after --help, and with 1 and a sentence on stderr when an option is wrong.
 Options parse_options(int argc, char** argv, const char* program, bool takes_matrix);
 
-// Parses "8", "4K", "1.5M", "2G" with binary units. Returns a negative number when the text is not a size.
-double parse_size(const std::string& text);
-
 }  // namespace perf
 
 #endif  // PERF_COMMON_OPTIONS_H_

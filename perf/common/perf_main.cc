@@ -7,6 +7,7 @@
 #include "perf/common/bench.h"
 #include "perf/common/fail.h"
 #include "perf/common/report.h"
+#include "perf/common/text.h"
 
 namespace perf {
 namespace {
@@ -32,23 +33,21 @@ size_t buffer_bytes(const Options& o, const Collective& collective, int n_ranks)
 }
 
 std::string explain(const Collective& collective, const Team& team, const Case& c, size_t count) {
-  size_t needed = 0;
-  check(moecclPlanExplain(team.comm(0), collective.op, count, c.type, nullptr, 0, &needed), "moecclPlanExplain",
-        team.rank(0), team.comm(0));
-  std::string text(needed, '\0');
-  check(moecclPlanExplain(team.comm(0), collective.op, count, c.type, text.data(), text.size(), nullptr),
-        "moecclPlanExplain", team.rank(0), team.comm(0));
-  return text.c_str();
+  return explained([&](char* text, size_t bytes, size_t* needed) {
+    check(moecclPlanExplain(team.comm(0), collective.op, count, c.type, text, bytes, needed), "moecclPlanExplain",
+          team.rank(0), team.comm(0));
+  });
 }
 
-std::vector<Device> gather_devices(const Team& team, int thread) {
+std::vector<Device> gather_devices(const Options& o, const Team& team, int thread) {
   std::vector<char> mine(team.size() * sizeof(Device));
   for (size_t i = 0; i < team.size(); i++) {
-    const Device device = this_device(team.rank(i), thread);
+    Device device = this_device(team.job_rank(i), thread);
+    device.group = o.job.grouping.color(device.rank);
     std::memcpy(mine.data() + i * sizeof device, &device, sizeof device);
   }
   const std::vector<char> all = team.gather(mine, sizeof(Device));
-  std::vector<Device> devices(static_cast<size_t>(team.n_ranks()));
+  std::vector<Device> devices(static_cast<size_t>(team.n_job_ranks()));
   std::memcpy(devices.data(), all.data(), all.size());
   return devices;
 }
@@ -87,8 +86,8 @@ void report_memory(const Team& team, Report* report) {
 
 // Runs the part of one thread. Only thread 0 has a report.
 void run_thread(const Options& o, const Collective& collective, const Team& team, int thread, Report* report) {
-  std::vector<Device> devices = gather_devices(team, thread);
-  const bool leads = team.rank(0) == 0;
+  std::vector<Device> devices = gather_devices(o, team, thread);
+  const bool leads = team.job_rank(0) == 0;
   if (report != nullptr) report->header(std::move(devices));
   if (!o.plan.empty())
     for (size_t i = 0; i < team.size(); i++)
@@ -112,16 +111,20 @@ void run_thread(const Options& o, const Collective& collective, const Team& team
 }  // namespace
 
 int perf_main(int argc, char** argv, const Collective& collective) {
-  const Options options = parse_options(argc, argv, collective.program, collective.op == moecclOpAllToAllv);
+  Options options = parse_options(argc, argv, collective.program, collective.op == moecclOpAllToAllv);
   Job job(options.job);
-  if (collective.prepare != nullptr) collective.prepare(options, job.n_ranks());
-  if (collective.rooted && options.root >= job.n_ranks())
-    fail("root " + std::to_string(options.root) + " of " + std::to_string(job.n_ranks()) + " ranks");
+  const int n_ranks = group_size(options.job.grouping, job.n_ranks());
+  if (collective.prepare != nullptr) collective.prepare(options, n_ranks);
+  if (collective.rooted && options.root >= n_ranks)
+    fail("root " + std::to_string(options.root) + " of " + counted(static_cast<size_t>(n_ranks), "rank"));
+  if (options.job.grouping.op != 0)
+    options.notes.push_back("NCCL_TESTS_SPLIT " + options.job.grouping.text + ": groups of " +
+                            counted(static_cast<size_t>(n_ranks), "rank") +
+                            " run side by side; sizes and bandwidths are those of one group");
   Report report(options, collective, {argv, argv + argc}, job.leads());
   on_failure([&report](const std::string& sentence) { report.failed(sentence); });
   const bool apart = options.job.pace || !options.plan.empty();
-  job.run([&](int thread, std::vector<moecclComm_t> comms) {
-    const Team team(std::move(comms), job.first_rank() + thread * options.job.per_thread, apart);
+  job.run(apart, [&](int thread, const Team& team) {
     run_thread(options, collective, team, thread, thread == 0 ? &report : nullptr);
   });
   return report.footer();

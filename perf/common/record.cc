@@ -12,9 +12,11 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "perf/common/stats.h"
 #include "perf/common/svg.h"
+#include "perf/common/text.h"
 
 extern char** environ;
 
@@ -69,11 +71,11 @@ Json config_json(const Record& record, const Options& o) {
   c["topology"] = o.job.topology;
   c["emulated"] = o.job.pace;
   c["deterministic"] = o.job.deterministic;
-  c["memory"] = o.job.on_cuda() ? "cuda" : o.job.memory == Memory::kHeap ? "heap" : "malloc";
+  c["memory"] = memory_name(o.job.memory);
   c["plan"] = o.plan.empty() ? "auto" : o.plan;
   for (const Device& d : record.devices)
     c["devices"].push_back({{"rank", d.rank},
-                            {"group", 0},
+                            {"group", d.group},
                             {"pid", d.pid},
                             {"hostname", d.host},
                             {"device", d.thread},
@@ -177,28 +179,35 @@ std::string record_json(const Record& record, const Options& options) {
 }
 
 std::string record_plot(const Record& record, const std::string& program, const std::string& note) {
-  LineChart time = {.title = "Time", .x_label = "size (bytes)", .y_label = "time (us)", .series = {}};
-  LineChart bandwidth = {.title = "Bus bandwidth", .x_label = "size (bytes)", .y_label = "busbw (GB/s)", .series = {}};
+  struct Samples {
+    std::vector<double> time_us, bus_bw;
+  };
+  std::vector<std::pair<std::string, std::map<double, Samples>>> all;  // of each series, by size
   const char* names[] = {"out of place", "in place"};
-  std::map<std::string, size_t> at;  // a series for each type, operator, root and placement
   for (const Line& line : record.lines)
     for (size_t i = 0; i < 2; i++) {
       if (!line.placements[i]) continue;
       std::string name = line.type + (line.op == "none" ? "" : " " + line.op);
       if (line.root >= 0) name += " root " + std::to_string(line.root);
       name += std::string(", ") + names[i];
-      const size_t s = at.emplace(name, at.size()).first->second;
-      if (s == time.series.size()) {
-        time.series.push_back({.name = name, .x = {}, .y = {}});
-        bandwidth.series.push_back({.name = name, .x = {}, .y = {}});
-      }
-      const double size = static_cast<double>(line.bytes);
-      time.series[s].x.push_back(size);
-      time.series[s].y.push_back(line.placements[i]->time_us);
-      bandwidth.series[s].x.push_back(size);
-      bandwidth.series[s].y.push_back(line.placements[i]->bus_bw);
+      auto at = std::find_if(all.begin(), all.end(), [&](const auto& known) { return known.first == name; });
+      if (at == all.end()) at = all.insert(all.end(), {name, {}});
+      Samples& samples = at->second[static_cast<double>(line.bytes)];
+      samples.time_us.push_back(line.placements[i]->time_us);
+      samples.bus_bw.push_back(line.placements[i]->bus_bw);
     }
-  return svg_page(program + ", " + std::to_string(record.devices.size()) + " ranks", note, {time, bandwidth}, {});
+  LineChart time = {.title = "Time", .x_label = "size (bytes)", .y_label = "time (us)", .series = {}};
+  LineChart bandwidth = {.title = "Bus bandwidth", .x_label = "size (bytes)", .y_label = "busbw (GB/s)", .series = {}};
+  // A size that several cycles measured (-N) has their median.
+  for (const auto& [name, sizes] : all) {
+    Series& us = time.series.emplace_back(Series{name, {}, {}});
+    Series& rate = bandwidth.series.emplace_back(Series{name, {}, {}});
+    for (const auto& [size, samples] : sizes) {
+      us.x.push_back(size), us.y.push_back(median(samples.time_us));
+      rate.x.push_back(size), rate.y.push_back(median(samples.bus_bw));
+    }
+  }
+  return svg_page(program + ", " + counted(record.devices.size(), "rank"), note, {time, bandwidth}, {});
 }
 
 }  // namespace perf

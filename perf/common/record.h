@@ -30,7 +30,7 @@ struct Line {
 
 // The data about itself that each rank sends to rank 0, as bytes.
 struct Device {
-  int32_t rank = 0, pid = 0, thread = 0;
+  int32_t rank = 0, group = 0, pid = 0, thread = 0;
   char host[64] = {};
   char processor[128] = {};
 };

@@ -4,17 +4,13 @@
 #include <moeccl/version.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <fstream>
 #include <sstream>
 #include <utility>
 
-#include "perf/common/fail.h"
 #include "perf/common/stats.h"
-#include "perf/common/svg.h"
+#include "perf/common/text.h"
 
 namespace perf {
 namespace {
@@ -47,11 +43,6 @@ Report::Report(const Options& options, const Collective& collective, std::vector
   record_.start_time = time_of_day();
   const char* required = std::getenv("NCCL_TESTS_MIN_BW");
   if (required != nullptr) record_.required_bus_bw = std::atof(required);
-  // A long run must not end with a file that cannot be written.
-  for (const std::string& path : {options.output_file, options.plot_file}) {
-    if (!leads || path.empty()) continue;
-    if (!std::ofstream(path, std::ios::app)) fail("cannot write " + path + ": " + std::strerror(errno));
-  }
 }
 
 void Report::print_settings() const {
@@ -84,8 +75,8 @@ void Report::header(std::vector<Device> devices) {
   print_settings();
   std::printf("#\n# Using devices\n");
   for (const Device& d : record_.devices)
-    std::printf("#  Rank %2d Group  0 Pid %6d on %10s device %2d [host] %s\n", d.rank, d.pid, d.host, d.thread,
-                d.processor);
+    std::printf("#  Rank %2d Group %2d Pid %6d on %10s device %2d [host] %s\n", d.rank, d.group, d.pid, d.host,
+                d.thread, d.processor);
   print_columns();
   std::fflush(stdout);
 }
@@ -145,8 +136,9 @@ void Report::remark(const std::string& text) {
 bool Report::write_files() {
   bool written = true;
   const auto write = [&](const std::string& path, const std::string& text) {
-    if (path.empty() || write_text(path, text)) return;
-    std::fprintf(stderr, "# error: cannot write %s\n", path.c_str());
+    const std::string why = path.empty() ? "" : write_text(path, text);
+    if (why.empty()) return;
+    std::fprintf(stderr, "# error: %s\n", why.c_str());
     written = false;
   };
   write(options_.output_file, options_.output_file.empty() ? "" : record_json(record_, options_));

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
-#include <fstream>
 #include <sstream>
+
+#include "perf/common/text.h"
 
 namespace perf {
 namespace {
@@ -21,7 +21,15 @@ constexpr size_t kNoteCharacters = 115;  // per line of the note: 6.4 pixels eac
 // Okabe and Ito's palette, which colour-blind readers can tell apart.
 constexpr std::array kColours = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"};
 
-const char* colour(size_t i) { return kColours[i % kColours.size()]; }
+// The paint of the i-th series: filled, and hollow once all colours have been used.
+std::string paint(size_t i) {
+  const std::string colour = kColours[i % kColours.size()];
+  return i < kColours.size() ? "fill='" + colour + "'" : "fill='white' stroke='" + colour + "'";
+}
+std::string stroke(size_t i) {
+  constexpr const char* kDashes[] = {"", " stroke-dasharray='7 3'", " stroke-dasharray='2 3'"};
+  return std::string("stroke='") + kColours[i % kColours.size()] + "'" + kDashes[i / kColours.size() % 3];
+}
 
 std::string escape(const std::string& text) {
   std::string out;
@@ -56,13 +64,13 @@ struct TextStyle {
   const char* anchor = "start";
   int size = 13;
   bool bold = false;
-  bool upright = true;  // false: rotated to read upwards
+  int turned = 0;  // degrees, clockwise
 };
 
 void text(std::ostream& out, double x, double y, const std::string& content, const TextStyle& style = {}) {
   out << "<text x='" << x << "' y='" << y << "' font-size='" << style.size << "' text-anchor='" << style.anchor << "'";
   if (style.bold) out << " font-weight='bold'";
-  if (!style.upright) out << " transform='rotate(-90 " << x << ' ' << y << ")'";
+  if (style.turned != 0) out << " transform='rotate(" << style.turned << ' ' << x << ' ' << y << ")'";
   out << '>' << escape(content) << "</text>\n";
 }
 
@@ -74,7 +82,7 @@ void frame(std::ostream& out, const Layout& layout, const std::string& title, co
            const std::string& y_label) {
   text(out, kLeft, 26, title, {.size = 15, .bold = true});
   text(out, kLeft + layout.plot_width / 2, kHeight - 14, x_label, {.anchor = "middle"});
-  text(out, 20, kTop + kPlotHeight / 2, y_label, {.anchor = "middle", .upright = false});
+  text(out, 20, kTop + kPlotHeight / 2, y_label, {.anchor = "middle", .turned = -90});
   out << "<rect x='" << kLeft << "' y='" << kTop << "' width='" << layout.plot_width << "' height='" << kPlotHeight
       << "' fill='none' stroke='#444'/>\n";
 }
@@ -87,7 +95,7 @@ void legend(std::ostream& out, const Layout& layout, const std::vector<std::stri
       text(out, x, y, "and " + std::to_string(names.size() - i) + " more");
       return;
     }
-    out << "<rect x='" << x << "' y='" << y - 9 << "' width='14' height='10' fill='" << colour(i) << "'/>\n";
+    out << "<rect x='" << x << "' y='" << y - 9 << "' width='14' height='10' " << paint(i) << "/>\n";
     text(out, x + 20, y, names[i]);
   }
 }
@@ -192,13 +200,12 @@ void draw(std::ostream& out, const Layout& layout, const LineChart& chart) {
       const double px = kLeft + layout.plot_width * x.at(series.x[i]),
                    py = kTop + kPlotHeight * (1 - y.at(series.y[i]));
       points << px << ',' << py << ' ';
-      dots << "<circle cx='" << px << "' cy='" << py << "' r='2.6' fill='" << colour(s) << "'><title>"
+      dots << "<circle cx='" << px << "' cy='" << py << "' r='2.6' " << paint(s) << "><title>"
            << (chart.x_is_bytes ? size_text(series.x[i]) : number_text(series.x[i])) << ": " << number_text(series.y[i])
            << "</title></circle>\n";
     }
     if (series.joined)
-      out << "<polyline points='" << points.str() << "' fill='none' stroke='" << colour(s)
-          << "' stroke-width='1.8'/>\n";
+      out << "<polyline points='" << points.str() << "' fill='none' " << stroke(s) << " stroke-width='1.8'/>\n";
     out << dots.str();
     names.push_back(series.name);
   }
@@ -219,15 +226,21 @@ void draw(std::ostream& out, const Layout& layout, const BarChart& chart) {
   const double n_series = static_cast<double>(std::max<size_t>(1, chart.series.size()));
   const double group = layout.plot_width / static_cast<double>(std::max<size_t>(1, chart.categories.size()));
   const double bar = std::min(group * 0.8 / n_series, kMostBarWidth);
+  size_t longest = 0;
+  for (const std::string& name : chart.categories) longest = std::max(longest, name.size());
+  // Names that would touch are slanted.
+  const TextStyle name_style = 7.4 * static_cast<double>(longest + 1) <= group
+                                   ? TextStyle{.anchor = "middle"}
+                                   : TextStyle{.anchor = "end", .size = 11, .turned = -25};
   for (size_t c = 0; c < chart.categories.size(); c++) {
     const double middle = kLeft + group * (static_cast<double>(c) + 0.5), left = middle - bar * n_series / 2;
     for (size_t s = 0; s < chart.series.size(); s++) {
       const double value = chart.values[s][c], height = kPlotHeight * value / top;
       out << "<rect x='" << left + bar * static_cast<double>(s) << "' y='" << kTop + kPlotHeight - height << "' width='"
-          << bar * 0.94 << "' height='" << height << "' fill='" << colour(s) << "'><title>"
+          << bar * 0.94 << "' height='" << height << "' " << paint(s) << "><title>"
           << escape(chart.series[s] + ", " + chart.categories[c]) << ": " << number_text(value) << "</title></rect>\n";
     }
-    text(out, middle, kTop + kPlotHeight + 17, chart.categories[c], {.anchor = "middle"});
+    text(out, middle, kTop + kPlotHeight + 17, chart.categories[c], name_style);
   }
   frame(out, layout, chart.title, "", chart.y_label);
   legend(out, layout, chart.series);
@@ -245,27 +258,6 @@ std::vector<std::string> note_lines(const std::string& note) {
 }
 
 }  // namespace
-
-std::string number_text(double value) {
-  char buffer[32];
-  if (value != 0 && (std::fabs(value) >= 1e6 || std::fabs(value) < 1e-3))
-    std::snprintf(buffer, sizeof buffer, "%.3g", value);
-  else if (std::fabs(value) >= 100)
-    std::snprintf(buffer, sizeof buffer, "%.0f", value);
-  else
-    std::snprintf(buffer, sizeof buffer, "%.3g", value);
-  return buffer;
-}
-
-std::string size_text(double bytes) {
-  const char* units[] = {"", "K", "M", "G", "T"};
-  size_t unit = 0;
-  while (bytes >= 1024 && unit + 1 < std::size(units)) {
-    bytes /= 1024;
-    unit++;
-  }
-  return number_text(bytes) + units[unit];
-}
 
 std::string svg_page(const std::string& heading, const std::string& note, const std::vector<LineChart>& lines,
                      const std::vector<BarChart>& bars) {
@@ -292,13 +284,6 @@ std::string svg_page(const std::string& heading, const std::string& note, const 
     text(out, kLeft, notes + kNoteLine * static_cast<double>(i), small_print[i], {.size = 12});
   out << "</svg>\n";
   return out.str();
-}
-
-bool write_text(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text;
-  file.close();
-  return static_cast<bool>(file);
 }
 
 }  // namespace perf

@@ -33,14 +33,6 @@ struct BarChart {
 std::string svg_page(const std::string& heading, const std::string& note, const std::vector<LineChart>& lines,
                      const std::vector<BarChart>& bars);
 
-// Formats bytes: "4K", "64M".
-std::string size_text(double bytes);
-// Formats three significant digits without trailing zeros: "0.25", "1200".
-std::string number_text(double value);
-
-// Writes a file. Returns false when it cannot be written.
-bool write_text(const std::string& path, const std::string& text);
-
 }  // namespace perf
 
 #endif  // PERF_COMMON_SVG_H_

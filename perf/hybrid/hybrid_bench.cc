@@ -6,14 +6,9 @@
 #include <thread>
 
 #include "perf/common/fail.h"
-#include "perf/common/stats.h"
 
 namespace perf {
 namespace {
-
-double since_us(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
-}
 
 // Returns small integers, so that sums are exact.
 float token_value(int rank, size_t token, size_t i) {
@@ -186,7 +181,7 @@ void HybridBench::compute(double seconds) const {
 
 HybridBench::Parts HybridBench::step(Layer& layer) {
   Parts p;
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   const auto wait = [&] {
     check(moecclStreamSynchronize(stream_), "moecclStreamSynchronize", rank_, team_.comm(0));
     return since_us(start);
@@ -230,11 +225,10 @@ std::vector<HybridTime> HybridBench::run(const std::vector<HybridChoice>& choice
     }
   }
   for (size_t c = 0; c < choices.size(); c++) {
-    const auto slowest = [&](const std::vector<double>& of) { return median(team_.combine(of, moecclMax)); };
-    times[c].measured_us = slowest(samples[c].all);
-    times[c].gather_us = slowest(samples[c].gather);
-    times[c].tokens_us = slowest(samples[c].tokens);
-    times[c].return_us = slowest(samples[c].back);
+    times[c].measured_us = team_.slowest(samples[c].all);
+    times[c].gather_us = team_.slowest(samples[c].gather);
+    times[c].tokens_us = team_.slowest(samples[c].tokens);
+    times[c].return_us = team_.slowest(samples[c].back);
     times[c].wrong = team_.sum({times[c].wrong + verify(layers[c])});
     destroy(layers[c]);
   }

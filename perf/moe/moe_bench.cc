@@ -2,11 +2,11 @@
 #include "perf/moe/moe_bench.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <utility>
 
 #include "perf/common/fail.h"
+#include "perf/common/text.h"
 
 namespace perf {
 
@@ -15,26 +15,6 @@ std::vector<double> MoeResult::total_us() const {
   for (size_t i = 0; i < total.size(); i++) total[i] = dispatch_us[i] + combine_us[i];
   return total;
 }
-
-namespace {
-
-moecclMoeConfig_t layer_config(const MoeOptions& options, const std::vector<int32_t>& expert_rank, size_t max_tokens,
-                               const std::string& algorithm) {
-  moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
-  config.hidden_bytes = options.hidden * data_type(options.type).bytes;
-  config.type = options.type;
-  config.top_k = options.top_k;
-  config.n_experts = options.n_experts;
-  config.expert_rank = expert_rank.data();
-  config.max_tokens = max_tokens;
-  config.layout = options.layout;
-  config.align_rows = options.align_rows;
-  config.capacity = options.capacity;
-  config.algorithm = algorithm.c_str();
-  return config;
-}
-
-}  // namespace
 
 moecclMoe_t create_layer(const MoeOptions& options, const std::vector<int32_t>& expert_rank, size_t max_tokens,
                          const std::string& algorithm, const Team& team) {
@@ -75,11 +55,9 @@ void MoeBench::allocate() {
 }
 
 MoeBench::Candidate MoeBench::create(const std::string& algorithm) {
-  size_t most_tokens = 0;
-  for (const RankRouting& r : routing_) most_tokens = std::max(most_tokens, r.n_tokens);
   Candidate c;
   c.result.algorithm = algorithm;
-  c.moe = create_layer(options_, expert_rank_, most_tokens, algorithm, team_);
+  c.moe = create_layer(options_, expert_rank_, most_tokens(routing_), algorithm, team_);
   demand(moecclRoutingCreate(&c.routing, c.moe, mine().index.data(), mine().weight.data(), mine().n_tokens),
          ("moecclRoutingCreate with algorithm " + algorithm).c_str());
   return c;
@@ -169,10 +147,7 @@ uint64_t MoeBench::verify_backward(Candidate& c) {
 
 double MoeBench::timed(Candidate& c, Place place, const char* call, const Operation& operation) {
   prepare(c, place, call, operation);
-  team_.barrier();
-  const auto start = std::chrono::steady_clock::now();
-  run_once(c, place, call, operation);
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+  return team_.timed_us([&] { run_once(c, place, call, operation); });
 }
 
 void MoeBench::time_once(Candidate& c, bool keep) {
@@ -221,11 +196,9 @@ void MoeBench::conclude(Candidate& c) {
   for (size_t l = 0; l < static_cast<size_t>(mine.n_levels); l++)
     r.levels.push_back({mine.levels[l].name, sums[3 * l + 1], sums[3 * l + 2], sums[3 * l + 3]});
   if (options_.explain && team_.rank(0) == 0) {
-    size_t needed = 0;
-    demand(moecclMoeExplain(c.routing, nullptr, 0, &needed), "moecclMoeExplain");
-    std::string text(needed, '\0');
-    demand(moecclMoeExplain(c.routing, text.data(), text.size(), nullptr), "moecclMoeExplain");
-    r.explanation = text.c_str();
+    r.explanation = explained([&](char* text, size_t bytes, size_t* needed) {
+      demand(moecclMoeExplain(c.routing, text, bytes, needed), "moecclMoeExplain");
+    });
   }
   for (void*& graph : c.graphs)
     if (graph != nullptr) gpu::end_graph(std::exchange(graph, nullptr));

@@ -10,6 +10,7 @@
 #include "perf/common/one_of.h"
 #include "perf/common/pattern.h"
 #include "perf/common/routing.h"
+#include "perf/common/text.h"
 #include "perf/moe/oracle.h"
 
 namespace perf {
@@ -47,7 +48,7 @@ void add_shape(CLI::App& app, MoeOptions& o) {
     return find_model(name) == nullptr ? "unknown model " + name + "; known: " + model_names() : "";
   });
   app.add_option("--tokens", o.tokens, "tokens per rank (512; with a trace: at most)")->check(whole_number(0));
-  app.add_option("--hidden", o.hidden, "elements of a row")->check(positive())->capture_default_str();
+  app.add_option("--hidden", o.hidden, "elements of a row")->check(whole_number(1))->capture_default_str();
   app.add_option("--topk", o.top_k, "experts per token")->check(CLI::Range(1, 64))->capture_default_str();
   app.add_option("--experts", o.n_experts, "routed experts")->check(CLI::Range(1, 65535))->capture_default_str();
   app.add_option_function<std::string>(
@@ -61,7 +62,7 @@ void add_shape(CLI::App& app, MoeOptions& o) {
   add_one_of<moecclMoeLayout_t>(&app, "--layout", o.layout,
                                 {{"expert", moecclLayoutExpertMajor}, {"rows", moecclLayoutRows}},
                                 "rows grouped by expert (default), or each token once per rank");
-  app.add_option("--align", o.align_rows, "expert layout: groups begin at a multiple of this")->check(positive());
+  app.add_option("--align", o.align_rows, "expert layout: groups begin at a multiple of this")->check(whole_number(1));
   app.add_option("--capacity", o.capacity, "most tokens from one rank to one expert; 0: no limit");
 }
 
@@ -85,8 +86,8 @@ void add_run(CLI::App& app, MoeOptions& o) {
   app.add_flag("-G,--cudagraph", o.cuda_graph,
                "on CUDA memory: capture each operation once, check and time replays (without the gradient of weights)");
   app.add_flag("--explain", o.explain, "print the plan of each algorithm");
-  app.add_option("-J,--output_file", o.output_file, "write results as JSON");
-  app.add_option("--plot", o.plot_file, "draw time per algorithm and bytes per level (SVG)");
+  add_output(app, "-J,--output_file", o.output_file, "write results as JSON");
+  add_output(app, "--plot", o.plot_file, "draw time per algorithm and bytes per level (SVG)");
 }
 
 double zipf_exponent(const std::string& routing) {
@@ -109,6 +110,18 @@ void add_weights(std::vector<RankRouting>& ranks, const MoeOptions& o) {
 }
 
 bool has_trace(const MoeOptions& o) { return o.routing.starts_with("trace:") || o.routing.starts_with("file:"); }
+
+// Fails where no layer has this shape, before its tokens take memory.
+void check_layer(const MoeOptions& o, int n_ranks) {
+  const std::vector<int32_t> owners = contiguous_owners(o.n_experts, n_ranks);
+  const std::string algorithm = "auto";
+  moecclMoeConfig_t config = layer_config(o, owners, o.tokens, algorithm);
+  config.deterministic = o.job.deterministic;
+  const char* const topology = o.job.topology.empty() ? nullptr : o.job.topology.c_str();
+  char message[512] = {};
+  if (moecclMoeCheck(&config, n_ranks, topology, message, sizeof message) != moecclSuccess)
+    fail(std::string("this layer cannot run: ") + message);
+}
 
 void from_trace(MoeOptions& o, std::vector<RankRouting>& ranks) {
   Trace trace;
@@ -137,8 +150,7 @@ void from_trace(MoeOptions& o, std::vector<RankRouting>& ranks) {
 
 MoeOptions parse_moe_options(int argc, char** argv) {
   MoeOptions o;
-  CLI::App app("Times MoE dispatch and combine, after checking every row and every combined value",
-               "dispatch_combine_perf");
+  App app("Times MoE dispatch and combine, after checking every row and every combined value", "dispatch_combine_perf");
   add_shape(app, o);
   add_run(app, o);
   add_job_options(app, o.job, Memories::kAll);
@@ -156,6 +168,28 @@ MoeOptions parse_moe_options(int argc, char** argv) {
   return o;
 }
 
+std::vector<int32_t> contiguous_owners(int n_experts, int n_ranks) {
+  std::vector<int32_t> owner;
+  for (int64_t e = 0; e < n_experts; e++) owner.push_back(static_cast<int32_t>(e * n_ranks / n_experts));
+  return owner;
+}
+
+moecclMoeConfig_t layer_config(const MoeOptions& options, const std::vector<int32_t>& expert_rank, size_t max_tokens,
+                               const std::string& algorithm) {
+  moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+  config.hidden_bytes = options.hidden * data_type(options.type).bytes;
+  config.type = options.type;
+  config.top_k = options.top_k;
+  config.n_experts = options.n_experts;
+  config.expert_rank = expert_rank.data();
+  config.max_tokens = max_tokens;
+  config.layout = options.layout;
+  config.align_rows = options.align_rows;
+  config.capacity = options.capacity;
+  config.algorithm = algorithm.c_str();
+  return config;
+}
+
 std::vector<RankRouting> make_routing(MoeOptions& o, int n_ranks) {
   std::vector<RankRouting> ranks(static_cast<size_t>(n_ranks));
   if (has_trace(o)) {
@@ -166,6 +200,7 @@ std::vector<RankRouting> make_routing(MoeOptions& o, int n_ranks) {
     const bool zipf = o.routing == "zipf" || o.routing.starts_with("zipf:");
     if (!zipf && o.routing != "uniform")
       fail("--routing " + o.routing + ": use uniform, zipf[:exponent] or trace:PATH");
+    check_layer(o, n_ranks);
     for (size_t r = 0; r < ranks.size(); r++) {
       ranks[r].n_tokens = o.tokens;
       const uint64_t seed = mix(o.seed, r);
@@ -179,10 +214,14 @@ std::vector<RankRouting> make_routing(MoeOptions& o, int n_ranks) {
   return ranks;
 }
 
-std::string describe(const MoeOptions& o, const std::vector<RankRouting>& routing) {
+size_t most_tokens(const std::vector<RankRouting>& routing) {
   size_t most = 0;
   for (const RankRouting& r : routing) most = std::max(most, r.n_tokens);
-  return std::to_string(routing.size()) + " ranks of " + std::to_string(most) + " tokens, hidden " +
+  return most;
+}
+
+std::string describe(const MoeOptions& o, const std::vector<RankRouting>& routing) {
+  return counted(routing.size(), "rank") + " of " + counted(most_tokens(routing), "token") + ", hidden " +
          std::to_string(o.hidden) + " " + data_type(o.type).name() + ", top-" + std::to_string(o.top_k) + " of " +
          std::to_string(o.n_experts) + " experts, " + o.routing + " routing, " +
          (o.layout == moecclLayoutRows ? "rows" : "expert") + " layout";

@@ -38,12 +38,19 @@ struct MoeOptions {
 // Parses the command line, or exits.
 MoeOptions parse_moe_options(int argc, char** argv);
 
+// Returns the owner of each expert, contiguously and as evenly as possible.
+std::vector<int32_t> contiguous_owners(int n_experts, int n_ranks);
+// Returns the layer that the options describe, which borrows the arguments.
+moecclMoeConfig_t layer_config(const MoeOptions& options, const std::vector<int32_t>& expert_rank, size_t max_tokens,
+                               const std::string& algorithm);
+
 // One rank's tokens.
 struct RankRouting {
   size_t n_tokens = 0;
   std::vector<int32_t> index;  // [n_tokens][k]
   std::vector<float> weight;   // [n_tokens][k]
 };
+size_t most_tokens(const std::vector<RankRouting>& routing);
 // Makes the routing of every rank. May take k and the number of experts from a trace. Fails with a sentence.
 std::vector<RankRouting> make_routing(MoeOptions& options, int n_ranks);
 

@@ -109,19 +109,26 @@ void print_moe_table(const MoeOptions& options, const std::string& description, 
   print_levels(results);
 }
 
-std::string moe_json(const MoeOptions& options, const std::string& description, const std::vector<MoeResult>& results) {
+std::string moe_json(const MoeOptions& options, const std::vector<RankRouting>& routing,
+                     const std::vector<MoeResult>& results) {
   Json j;
   j["version"] = 1;
   j["moeccl_version"] = MOECCL_VERSION;
   j["time"] = time_of_day();
-  j["description"] = description;
-  j["config"] = {{"hidden", options.hidden},
+  j["description"] = describe(options, routing);
+  j["config"] = {{"ranks", routing.size()},
+                 {"tokens", most_tokens(routing)},
+                 {"hidden", options.hidden},
                  {"dtype", data_type(options.type).name()},
                  {"topk", options.top_k},
                  {"experts", options.n_experts},
                  {"layout", options.layout == moecclLayoutRows ? "rows" : "expert"},
                  {"routing", options.routing},
+                 {"align", options.align_rows},
                  {"capacity", options.capacity},
+                 {"mem", memory_name(options.job.memory)},
+                 {"backward", options.backward},
+                 {"update", options.update},
                  {"seed", options.seed},
                  {"topology", options.job.topology},
                  {"paced", options.job.pace},
@@ -141,8 +148,8 @@ std::string moe_plot(const std::string& description, const std::vector<MoeResult
                    .series = {"dispatch", "combine"},
                    .values = {{}, {}}};
   if (predicted) {
-    time.series.push_back("predicted total");
-    time.values.emplace_back();
+    time.series.insert(time.series.end(), {"total", "predicted total"});
+    time.values.resize(4);
   }
   BarChart bytes = {.title = "Payload sent in one dispatch, all ranks",
                     .y_label = "MB",
@@ -155,7 +162,10 @@ std::string moe_plot(const std::string& description, const std::vector<MoeResult
     bytes.categories.push_back(name);
     time.values[0].push_back(median(r.dispatch_us) / 1e3);
     time.values[1].push_back(median(r.combine_us) / 1e3);
-    if (predicted) time.values[2].push_back(r.predicted_us / 1e3);
+    if (predicted) {
+      time.values[2].push_back(median(r.total_us()) / 1e3);
+      time.values[3].push_back(r.predicted_us / 1e3);
+    }
     for (const LevelTotal& level : r.levels)
       if (std::find(bytes.series.begin(), bytes.series.end(), level.name) == bytes.series.end())
         bytes.series.push_back(level.name);

@@ -11,7 +11,8 @@
 namespace perf {
 
 void print_moe_table(const MoeOptions& options, const std::string& description, const std::vector<MoeResult>& results);
-std::string moe_json(const MoeOptions& options, const std::string& description, const std::vector<MoeResult>& results);
+std::string moe_json(const MoeOptions& options, const std::vector<RankRouting>& routing,
+                     const std::vector<MoeResult>& results);
 std::string moe_plot(const std::string& description, const std::vector<MoeResult>& results);
 
 }  // namespace perf

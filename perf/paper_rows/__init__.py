@@ -8,6 +8,13 @@ import subprocess
 HERE = os.path.dirname(os.path.realpath(__file__))
 
 
+def rows_of(paper, command, usually):
+    """Returns a function that makes a row of a paper; `usually` is how its figures are obtained unless the row says something else."""
+    def row(item, paper_value, ours, rule, how=usually, **more):
+        return {"paper": paper, "item": item, "paper_value": paper_value, "ours": ours, "rule": rule, "how": how, "command": command} | more
+    return row
+
+
 class Closed:
     """A function that yields rows."""
 

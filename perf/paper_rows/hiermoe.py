@@ -3,14 +3,10 @@
 import re
 import subprocess
 
-from . import Closed, Program
+from . import Closed, Program, rows_of
 
 PAPER = "HierMoE"
-COMMAND = "perf/papers --only hiermoe"
-
-
-def row(item, paper, ours, rule, how="simulated", **more):
-    return {"paper": PAPER, "item": item, "paper_value": paper, "ours": ours, "rule": rule, "how": how, "command": COMMAND} | more
+row = rows_of(PAPER, "perf/papers --only hiermoe", "simulated")
 
 
 def judge(given):

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """HybridEP: the stream model of Eq. 1 to 12, Algorithm 1's counts, and the large-scale figures."""
-from . import Closed, Program
+from . import Closed, Program, rows_of
 
 PAPER = "HybridEP"
-COMMAND = "perf/papers --only hybridep"
-
-
-def row(item, paper, ours, rule, how="closed form", **more):
-    return {"paper": PAPER, "item": item, "paper_value": paper, "ours": ours, "rule": rule, "how": how, "command": COMMAND} | more
+row = rows_of(PAPER, "perf/papers --only hybridep", "closed form")
 
 
 def table_4():

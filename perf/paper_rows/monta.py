@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """MoNTA: the performance model of Eq. 5 to 16 and Table 8."""
-from . import Closed, Program
+from . import Closed, Program, rows_of
 
 PAPER = "MoNTA"
-COMMAND = "perf/papers --only monta"
+row = rows_of(PAPER, "perf/papers --only monta", "closed form")
 INTER = ((8e6, 0.427), (32e6, 0.632), (256e6, 0.741))
 INTRA = ((64e6, 0.726), (256e6, 0.776))
 COPY = ((64e6, 0.8),)
-
-
-def row(item, paper, ours, rule, how="closed form", **more):
-    return {"paper": PAPER, "item": item, "paper_value": paper, "ours": ours, "rule": rule, "how": how, "command": COMMAND} | more
 
 
 def table_8():

@@ -3,15 +3,11 @@
 import random
 import time
 
-from . import Closed, Program
+from . import Closed, Program, rows_of
 
 PAPER = "NetMoE"
-COMMAND = "perf/papers --only netmoe"
+row = rows_of(PAPER, "perf/papers --only netmoe", "solved")
 TABLE_4 = ((2, 0.08), (4, 0.48), (8, 1.48), (16, 10.82), (24, 31.09))
-
-
-def row(item, paper, ours, rule, how="solved", **more):
-    return {"paper": PAPER, "item": item, "paper_value": paper, "ours": ours, "rule": rule, "how": how, "command": COMMAND} | more
 
 
 def table_4():

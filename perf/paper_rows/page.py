@@ -121,7 +121,7 @@ def picture(rows):
     height = top + step * (len(drawn) + len({r["paper"] for r in drawn})) + line * sum(len(l) - 1 for l in labels) + 46
     ratios = [row["ours"] / row["paper_value"] for row in drawn] or [1]
     low, high = math.log2(min(0.5, *ratios)), math.log2(max(2, *ratios))
-    if high - low > 8:  # a solver that is a thousand times faster is drawn at the edge
+    if high - low > 8:  # a solver that is a thousand times faster is an arrow at the edge
         low, high = max(low, -4), min(high, 4)
 
     def x(ratio):
@@ -131,7 +131,8 @@ def picture(rows):
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
              'font-family="sans-serif"><rect width="100%" height="100%" fill="white"/>',
              '<text x="20" y="28" font-size="17" font-weight="bold">Our figure over the paper\'s</text>',
-             '<text x="20" y="48" font-size="12" fill="#555">filled: the row keeps its rule; open: it does not. The band is 10 % to each side.</text>']
+             '<text x="20" y="48" font-size="12" fill="#555">filled: the row keeps its rule; open: it does not. The band is 10 % to each side.'
+             ' An arrow: the figure lies beyond the edge.</text>']
     bottom = height - 40
     parts.append(f'<rect x="{x(1 / 1.1):.1f}" y="{top - 10}" width="{x(1.1) - x(1 / 1.1):.1f}" height="{bottom - top + 10}" fill="#e8f0e8"/>')
     for power in range(math.ceil(low), math.floor(high) + 1):
@@ -148,7 +149,11 @@ def picture(rows):
         good = row["verdict"] == "holds"
         parts += [f'<text x="{left - 12}" y="{y + 4 + line * i}" font-size="11" text-anchor="end" fill="#222">{html.escape(words)}</text>'
                   for i, words in enumerate(label)]
-        parts.append(f'<circle cx="{x(ratio):.1f}" cy="{y}" r="4.5" fill="{"#2f6db5" if good else "white"}" stroke="{"#2f6db5" if good else "#c8553d"}" '
-                     'stroke-width="1.6"/>')
+        paint = f'fill="{"#2f6db5" if good else "white"}" stroke="{"#2f6db5" if good else "#c8553d"}" stroke-width="1.6"/>'
+        if low - 1e-9 <= math.log2(ratio) <= high + 1e-9:
+            parts.append(f'<circle cx="{x(ratio):.1f}" cy="{y}" r="4.5" {paint}')
+        else:
+            tip = 7 if math.log2(ratio) > high else -7
+            parts.append(f'<path d="M{x(ratio) - tip / 2:.1f} {y - 5} L{x(ratio) + tip:.1f} {y} L{x(ratio) - tip / 2:.1f} {y + 5} Z" {paint}')
         y += step + line * (len(label) - 1)
     return "\n".join(parts) + "\n</svg>\n"

@@ -3,14 +3,10 @@
 import array
 import threading
 
-from . import Closed, Program
+from . import Closed, Program, rows_of
 
 PAPER = "Adaptive replication"
-COMMAND = "perf/papers --only adaptive"
-
-
-def row(item, paper, ours, rule, how="closed form", **more):
-    return {"paper": PAPER, "item": item, "paper_value": paper, "ours": ours, "rule": rule, "how": how, "command": COMMAND} | more
+row = rows_of(PAPER, "perf/papers --only adaptive", "closed form")
 
 
 def section_3_3():

@@ -155,7 +155,7 @@ double measure(const Options& o, const std::vector<int>& cores, size_t bytes) {
 
 int experts_main(int argc, char** argv) {
   Options o;
-  CLI::App app("The time of the bytes of an AllReduce over replicated experts, without ranks", "bench_experts");
+  App app("The time of the bytes of an AllReduce over replicated experts, without ranks", "bench_experts");
   app.add_option("--ranks", o.n_ranks, "ranks of the placement")->check(positive())->capture_default_str();
   app.add_option("--experts", o.n_experts, "experts")->check(positive())->capture_default_str();
   app.add_option("--slots", o.slots, "slots of a rank")->check(positive())->capture_default_str();

@@ -5,8 +5,8 @@
 #include <cstdio>
 
 #include "perf/common/cli.h"
-#include "perf/common/fail.h"
 #include "perf/common/svg.h"
+#include "perf/common/text.h"
 #include "src/solve/domains.h"
 
 namespace {
@@ -40,13 +40,13 @@ perf::LineChart chart(const char* title, bool fixed_size) {
 
 int main(int argc, char** argv) {
   std::string file;
-  CLI::App app("HybridEP's Fig. 17 from the model");
-  app.add_option("file", file, "draw it into this SVG file");
+  perf::App app("HybridEP's Fig. 17 from the model");
+  perf::add_output(app, "file", file, "draw it into this SVG file");
   perf::parse_or_exit(app, argc, argv);
   const std::vector<perf::LineChart> charts = {chart("Fixed domain size", true), chart("Fixed p", false)};
   if (file.empty()) return 0;
   const std::string page = perf::svg_page("HybridEP Fig. 17 from the model",
                                           "Predicted, not measured; configuration: docs/solvers.md", charts, {});
-  if (!perf::write_text(file, page)) perf::fail(file + ": cannot be written");
+  perf::write_or_fail(file, page);
   return 0;
 }

@@ -38,15 +38,15 @@ double cpu_ms() {
 }
 
 // Applies Algorithm 1 to a popularity that falls as rank^-zipf; replicas are contiguous.
-ReplicaPlacement placement_of(uint32_t n_ranks, uint32_t slots, uint32_t n_experts, double zipf) {
+ReplicaPlacement placement_of(uint32_t n_ranks, uint32_t slots, double zipf) {
   std::vector<double> popularity;
-  for (uint32_t e = 0; e < n_experts; ++e) popularity.push_back(std::pow(e + 1, -zipf));
-  std::vector<int32_t> counts(n_experts), slot_expert;
-  moeccl::solve::replica_counts(popularity.data(), static_cast<int32_t>(n_experts),
+  for (uint32_t e = 0; e < kExperts; ++e) popularity.push_back(std::pow(e + 1, -zipf));
+  std::vector<int32_t> counts(kExperts), slot_expert;
+  moeccl::solve::replica_counts(popularity.data(), static_cast<int32_t>(kExperts),
                                 static_cast<int32_t>(n_ranks * slots), counts.data());
-  for (uint32_t e = 0; e < n_experts; ++e)
+  for (uint32_t e = 0; e < kExperts; ++e)
     slot_expert.insert(slot_expert.end(), static_cast<size_t>(counts[e]), static_cast<int32_t>(e));
-  return *ReplicaPlacement::make(n_experts, std::vector<uint32_t>(n_ranks, slots), slot_expert);
+  return *ReplicaPlacement::make(kExperts, std::vector<uint32_t>(n_ranks, slots), slot_expert);
 }
 
 LevelTree tree_of(uint32_t n_ranks, bool nodes) {
@@ -67,7 +67,7 @@ GradientReduce make_sum(const ReplicaPlacement& placement, const LevelTree& tree
 }
 
 void time_plans(uint32_t n_ranks, bool nodes) {
-  const ReplicaPlacement placement = placement_of(n_ranks, kSlots, kExperts, 1.0);
+  const ReplicaPlacement placement = placement_of(n_ranks, kSlots, 1.0);
   const LevelTree tree = tree_of(n_ranks, nodes);
   for (const moecclOp_t op : {moecclOpCollectGradients, moecclOpReduceGradients, moecclOpPlaceWeights}) {
     std::vector<double> ms;
@@ -109,7 +109,7 @@ uint64_t between_nodes(const Rows& move, const LevelTree& tree) {
 
 void count_bytes(uint32_t n_ranks, double zipf, const char* name) {
   constexpr uint64_t kFew = 1 << 16;
-  const ReplicaPlacement placement = placement_of(n_ranks, n_ranks <= 32 ? 8 : kSlots, kExperts, zipf);
+  const ReplicaPlacement placement = placement_of(n_ranks, n_ranks <= 32 ? 8 : kSlots, zipf);
   const LevelTree tree = tree_of(n_ranks, true);
   const std::vector<uint32_t>& node = tree.levels[0].group_of_rank;
   std::vector<uint64_t> outside(tree.levels[0].n_groups, kFew);
@@ -131,7 +131,7 @@ void count_bytes(uint32_t n_ranks, double zipf, const char* name) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("What plans of gradient collection, gradient reduction and weight placement cost");
+  perf::App app("What plans of gradient collection, gradient reduction and weight placement cost");
   perf::parse_or_exit(app, argc, argv);
   for (const uint32_t n : {256u, 1024u, 2048u})
     for (const bool nodes : {false, true}) time_plans(n, nodes);

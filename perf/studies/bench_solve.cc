@@ -347,7 +347,7 @@ void bench_replicas() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Times the placement solvers on one core against the papers' own methods");
+  perf::App app("Times the placement solvers on one core against the papers' own methods");
   perf::parse_or_exit(app, argc, argv);
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   bench_assignment(384, 2, 21, true);

@@ -2,12 +2,12 @@
 // Measures HierMoE's expert swap by the paper's own time, Eq. 1-6: does the solver predict the same times as the model,
 // and do swaps that were chosen on the tokens of earlier iterations make later ones faster? Four nodes of eight A6000
 // (Fig. 9).
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <numeric>
 
+#include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "src/routing/hiermoe_model.h"
 #include "src/solve/swap.h"
@@ -249,22 +249,26 @@ int main(int argc, char** argv) {
   int models = 100;
   size_t stride = 1;
   double at_zipf = 0.02;
-  CLI::App app("expert swap by HierMoE's Eq. 1-6, on tokens that the solver has not seen");
+  perf::App app("expert swap by HierMoE's Eq. 1-6, on tokens that the solver has not seen");
   app.add_option("--models", models, "random routings for which the solver's price is compared")->capture_default_str();
   app.add_option("--stride", stride, "takes every so many of the 50 routings")
       ->check(CLI::Range(1, 50))
       ->capture_default_str();
-  app.add_option("--iterations", policy.iterations)->capture_default_str();
-  app.add_option("--every", policy.every, "iterations from solve to solve")->capture_default_str();
+  app.add_option("--iterations", policy.iterations, "steps whose tokens the solver sees")
+      ->check(perf::positive())
+      ->capture_default_str();
+  app.add_option("--every", policy.every, "iterations from solve to solve")
+      ->check(perf::positive())
+      ->capture_default_str();
   app.add_option("--tokens", policy.tokens, "of each rank in an iteration")->capture_default_str();
   app.add_option("--held-out", policy.held_out, "tokens of each rank by which a placement is judged")
       ->capture_default_str();
-  app.add_option("--min-gain", policy.min_gain)->capture_default_str();
-  app.add_option("--gamma", policy.gamma)->capture_default_str();
+  app.add_option("--min-gain", policy.min_gain, "least gain of a swap")->capture_default_str();
+  app.add_option("--gamma", policy.gamma, "of the smooth maximum (0: the solver's own)")->capture_default_str();
   app.add_option("--at-zipf", at_zipf, "the least mean gain at zipf 0.8")->capture_default_str();
   int max_function = 0;
   app.add_option("--max", max_function, "0 smooth, 1 plain, 2 log-sum-exp")->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
+  perf::parse_or_exit(app, argc, argv);
   policy.max_function = static_cast<moecclMaxFunction_t>(max_function);
   const Machine m = machine();
   int failed = compare_models(m, models);

@@ -114,7 +114,7 @@ void* shared_memory(size_t bytes) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("The least time of an AllToAll and an AllGather between two processes with malloc's memory");
+  App app("The least time of an AllToAll and an AllGather between two processes with malloc's memory");
   parse_or_exit(app, argc, argv);
   auto* shared = new (shared_memory(sizeof(Shared))) Shared;
   auto* staging = static_cast<char*>(shared_memory(2 * kMost));

@@ -39,7 +39,7 @@ double duplication_percent(int n_groups, int k) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Duplication rates of uniform routing beside HierMoE's Table II");
+  perf::App app("Duplication rates of uniform routing beside HierMoE's Table II");
   perf::parse_or_exit(app, argc, argv);
   double worst = 0, worst_unrounded = 0;
   std::printf("# Duplication rate (%%), uniform routing over %d experts, %zu tokens; HierMoE Table II beside it\n",

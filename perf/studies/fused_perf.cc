@@ -250,7 +250,7 @@ void tell(const std::string& part, const Options& o, size_t mib, double paper, c
 
 int fused_main(int argc, char** argv) {
   Options o;
-  CLI::App app("The codec behind and fused with the program's work (HybridEP, Fig. 15); JSON lines", "fused_perf");
+  App app("The codec behind and fused with the program's work (HybridEP, Fig. 15); JSON lines", "fused_perf");
   app.add_option("--what", o.what, "encode, decode or both")->check(CLI::IsMember({"encode", "decode", "both"}));
   app.add_option("-x,--expert", o.expert_mib, "experts (MiB, fp32)")->delimiter(',')->check(positive());
   app.add_option("-e,--experts", o.experts, "experts of the layer")->check(positive())->capture_default_str();

@@ -4,15 +4,14 @@
 // the paper's.
 #include <moeccl/moeccl.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdio>
 #include <numeric>
 
+#include "perf/common/cli.h"
 #include "perf/common/fail.h"
-#include "perf/common/one_of.h"
 #include "perf/common/pattern.h"
 
 namespace {
@@ -122,14 +121,9 @@ class Testbed {
     perf::check(moecclSolveSwap(&p, counts.data(), pair, &a, nullptr, 0), "moecclSolveSwap");
     return a.before_us;
   }
-  double best_us(const std::vector<int32_t>& placement, int32_t* dimension = nullptr) const {
+  double best_us(const std::vector<int32_t>& placement) const {
     double best = us(1, true, placement);
-    if (dimension != nullptr) *dimension = 1;
-    for (int32_t d = 2; d <= depth(); ++d) {
-      const double t = us(d, true, placement);
-      if (t < best && dimension != nullptr) *dimension = d;
-      best = std::min(best, t);
-    }
+    for (int32_t d = 2; d <= depth(); ++d) best = std::min(best, us(d, true, placement));
     return best;
   }
   // The paper swaps at every iteration; this function swaps repeatedly on an earlier step's tokens.
@@ -223,15 +217,17 @@ int main(int argc, char** argv) {
   Routing r;
   int64_t tokens = 1024;
   bool searches = false;
-  CLI::App app("HierMoE's Table IV, Fig. 11 and Fig. 13 by its own Eq. 1-6 and Fig. 9");
-  app.add_option("--zipf", r.zipf, "exponent of the experts' popularity")->capture_default_str();
-  app.add_option("--apart", r.apart, "share of choices that keep a token's experts in different quarters")
-      ->check(CLI::Range(-1.0, 1.0))
+  perf::App app("HierMoE's Table IV, Fig. 11 and Fig. 13 by its own Eq. 1-6 and Fig. 9");
+  app.add_option("--zipf", r.zipf, "exponent of the experts' popularity")
+      ->check(perf::within(0, 10))
       ->capture_default_str();
-  app.add_option("--seed", r.seed)->capture_default_str();
+  app.add_option("--apart", r.apart, "share of choices that keep a token's experts in different quarters")
+      ->check(perf::within(-1, 1))
+      ->capture_default_str();
+  app.add_option("--seed", r.seed, "of the routing")->capture_default_str();
   app.add_option("--tokens", tokens, "of each GPU")->check(perf::positive())->capture_default_str();
   app.add_flag("--search", searches, "the nearest routing, instead of rows");
-  CLI11_PARSE(app, argc, argv);
+  perf::parse_or_exit(app, argc, argv);
   if (searches) return search(tokens);
   char command[200];
   std::snprintf(command, sizeof command, "build/perf/hiermoe_tables --zipf %g --apart %g --seed %llu --tokens %lld",

@@ -24,6 +24,7 @@
 #include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "perf/common/progress.h"
+#include "perf/common/text.h"
 
 namespace perf {
 namespace {
@@ -164,9 +165,9 @@ nlohmann::json run(int n) {
 int main(int argc, char** argv) {
   std::vector<int> sizes = {8, 64, 128, 256, 512};
   std::string output;
-  CLI::App app("Makes communicators of many processes on this host; prints their time and memory", "init_perf");
+  perf::App app("Makes communicators of many processes on this host; prints their time and memory", "init_perf");
   app.add_option("--ranks", sizes, "comma list of sizes")->delimiter(',')->check(CLI::Range(2, perf::kMostRanks));
-  app.add_option("-J,--output_file", output, "write the table as JSON");
+  perf::add_output(app, "-J,--output_file", output, "write the table as JSON");
   perf::parse_or_exit(app, argc, argv);
   nlohmann::json all = nlohmann::json::array();
   std::printf("# %6s %12s %18s %18s %14s %8s %12s\n", "ranks", "init(ms)", "first sum(ms)", "own(KiB/rank)",
@@ -181,6 +182,6 @@ int main(int argc, char** argv) {
   }
   std::printf(
       "# own: the process's own memory; all: this and its part of what processes share. Both: more than before init\n");
-  if (!output.empty() && !(std::ofstream(output) << all.dump(1) << '\n')) perf::fail("cannot write " + output);
+  perf::write_or_fail(output, all.dump(1) + "\n");
   return 0;
 }

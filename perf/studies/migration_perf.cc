@@ -15,13 +15,10 @@
 #include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "perf/common/job.h"
-#include "perf/common/stats.h"
 #include "perf/common/team.h"
 
 namespace perf {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 struct Options {
   JobOptions job;
@@ -31,9 +28,7 @@ struct Options {
   double line_bytes_per_s = 1.25e9;
 };
 
-double ms_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
+double ms_since(Clock::time_point start) { return since_us(start) / 1e3; }
 void tell(const std::string& item, double ours, const nlohmann::json& more) {
   nlohmann::json line = {{"paper", "HybridEP"}, {"item", item}, {"ours", ours}, {"how", "run"}};
   line.update(more);
@@ -128,7 +123,7 @@ class Decoding {
       t[4].push_back(ms_since(start) + first_ms);
     }
     if (keep_ == 12345.0f) std::printf("#\n");
-    const auto slowest = [&](int i) { return median(team_.combine(t[i], moecclMax)); };
+    const auto slowest = [&](int i) { return team_.slowest(t[i]); };
     return {slowest(0), slowest(1), slowest(2), slowest(3), slowest(4)};
   }
 
@@ -147,8 +142,7 @@ void wait_times(const Options& o) {
   JobOptions job_options = o.job;
   job_options.threads = 1;
   Job job(job_options);
-  job.run([&](int thread, std::vector<moecclComm_t> comms) {
-    const Team team(std::move(comms), job.first_rank() + thread, true);
+  job.run(true, [&](int, const Team& team) {
     Decoding d(team, o);
     const Decoding::Times t = d.run(4);
     if (team.rank(0) != 0) return;
@@ -172,19 +166,16 @@ void long_line(const Options& o) {
   job_options.pace = true;
   job_options.memory = Memory::kMalloc;
   Job job(job_options);
-  job.run([&](int thread, std::vector<moecclComm_t> comms) {
-    const Team team(std::move(comms), job.first_rank() + thread, true);
+  job.run(true, [&](int, const Team& team) {
     moecclComm_t comm = team.comm(0);
     const int rank = team.rank(0);
     const auto timed = [&](const char* item, double bytes, auto&& operation) {
       std::vector<double> ms;
       for (int i = -1; i < o.iters; i++) {
-        team.barrier();
-        const auto start = Clock::now();
-        operation();
-        if (i >= 0) ms.push_back(ms_since(start));
+        const double us = team.timed_us(operation);
+        if (i >= 0) ms.push_back(us / 1e3);
       }
-      const double slowest = median(team.combine(ms, moecclMax));
+      const double slowest = team.slowest(ms);
       if (rank == 0)
         tell(std::string("Long line, ") + item + ", share of the line", bytes / (slowest / 1e3) / o.line_bytes_per_s,
              {{"ms", slowest}, {"bytes", bytes}, {"topology", o.line}, {"emulated", true}});
@@ -230,7 +221,7 @@ void long_line(const Options& o) {
 int migration_main(int argc, char** argv) {
   Options o;
   o.job.threads = 0;
-  CLI::App app("What migration leaves to the caller, and how full a long line is; JSON lines", "migration_perf");
+  App app("What migration leaves to the caller, and how full a long line is; JSON lines", "migration_perf");
   app.add_option("--what", o.what, "wait or line; line wants MOECCL_STAGING_BYTES=256M")
       ->check(CLI::IsMember({"wait", "line"}))
       ->capture_default_str();

@@ -14,9 +14,8 @@
 #include "perf/common/buffer.h"
 #include "perf/common/cli.h"
 #include "perf/common/fail.h"
-#include "perf/common/stats.h"
-#include "perf/common/svg.h"
 #include "perf/common/team.h"
+#include "perf/common/text.h"
 
 namespace perf {
 namespace {
@@ -32,28 +31,24 @@ struct PriorityOptions {
 
 PriorityOptions parse(int argc, char** argv) {
   PriorityOptions o;
-  CLI::App app("Times a MoE dispatch alone and beside an AllReduce on the same paced lanes, with classes and without",
-               "priority_perf");
+  App app("Times a MoE dispatch alone and beside an AllReduce on the same paced lanes, with classes and without",
+          "priority_perf");
   add_size(app, "--reduce", o.reduce_bytes, "bytes of the AllReduce (64M)");
   add_size(app, "--row", o.row_bytes, "bytes of a token (2K)");
   app.add_option("--tokens", o.tokens, "tokens of a rank")->check(positive())->capture_default_str();
   app.add_option("--topk", o.top_k, "experts of a token")->check(CLI::Range(1, 8))->capture_default_str();
   app.add_option("--experts", o.experts, "experts")->check(CLI::Range(8, 1024))->capture_default_str();
   app.add_option("-n,--iters", o.iters, "timed dispatches of each kind")->check(positive());
-  app.add_option("-J,--json", o.json, "write results to this file");
+  add_output(app, "-J,--json", o.json, "write results to this file");
   app.add_flag("--real", o.real, "the links that are there, of a launcher's ranks; nothing is paced");
   add_job_options(app, o.job, Memories::kOfHost);
+  app.remove_option(app.get_option("--pace"));  // always on, but with --real
   parse_or_exit(app, argc, argv);
   if (o.real) return o;
   if (o.job.topology.empty()) o.job.topology = "node:2(bw=40MB/s) gpu:4(bw=1GB/s)";
   if (o.job.threads == 1 && o.job.procs == 0) o.job.threads = 8;
   o.job.pace = true;
   return o;
-}
-
-using Clock = std::chrono::steady_clock;
-double since_us(Clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
 struct Outcome {
@@ -109,22 +104,20 @@ class Bench {
       us.push_back(took);
       out.beside += state == moecclInProgress ? 1 : 0;
     }
-    out.dispatch_us = median(team_.combine(us, moecclMax));
-    if (beside) out.reduce_us = median(team_.combine(reduce_us, moecclMax));
+    out.dispatch_us = team_.slowest(us);
+    if (beside) out.reduce_us = team_.slowest(reduce_us);
     out.wrong = team_.sum({out.wrong});
     return out;
   }
 
   double reduce_alone() {
     std::vector<double> us;
-    for (int i = 0; i < 3; i++) {
-      team_.barrier();
-      const auto start = Clock::now();
-      start_reduce();
-      check(moecclStreamSynchronize(stream_), "moecclStreamSynchronize", rank_, dp_);
-      us.push_back(since_us(start));
-    }
-    return median(team_.combine(us, moecclMax));
+    for (int i = 0; i < 3; i++)
+      us.push_back(team_.timed_us([&] {
+        start_reduce();
+        check(moecclStreamSynchronize(stream_), "moecclStreamSynchronize", rank_, dp_);
+      }));
+    return team_.slowest(us);
   }
 
  private:
@@ -177,8 +170,7 @@ int priority_main(int argc, char** argv) {
   const PriorityOptions o = parse(argc, argv);
   Job job(o.job);
   uint64_t wrong = 0;
-  job.run([&](int thread, std::vector<moecclComm_t> comms) {
-    const Team team(std::move(comms), job.first_rank() + thread, true);
+  job.run(true, [&](int thread, const Team& team) {
     Bench bench(o, team);
     const bool prints = job.leads() && thread == 0;
     if (prints)
@@ -209,7 +201,7 @@ int priority_main(int argc, char** argv) {
     line("alone (each)", alone);
     line("beside, EP before DP", bench.run(true, moecclPriorityAuto));
     line("beside, both in class DP", bench.run(true, moecclPriorityDP));
-    if (prints && !o.json.empty() && !write_text(o.json, results.dump(2) + "\n")) fail("cannot write " + o.json);
+    if (prints) write_or_fail(o.json, results.dump(2) + "\n");
   });
   return wrong == 0 ? 0 : 1;
 }

@@ -180,6 +180,8 @@ void measure(const VersusOptions& options, Rival& rival, moecclComm_t comm, cons
 }  // namespace
 
 std::vector<VersusPoint> run_versus(const VersusOptions& options, Rival& rival, moecclComm_t comm) {
+  if (rival.n_ranks() < 2)
+    fail("one rank compares nothing: start this program with mpirun -n 4, or more than one rank");
   // The buffers have a block more than the size, for libraries that reduce within one buffer.
   const size_t most = options.split == Split::kZipf ? static_cast<size_t>(rival.n_ranks()) : 1;  // rank 0's share
   const size_t bytes = options.max_bytes * most + 64;

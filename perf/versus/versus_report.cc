@@ -7,7 +7,7 @@
 
 #include "perf/common/cli.h"
 #include "perf/common/one_of.h"
-#include "perf/common/svg.h"
+#include "perf/common/text.h"
 #include "perf/versus/versus.h"
 
 namespace perf {
@@ -24,7 +24,7 @@ std::string op_names() {
   return names;
 }
 
-// Returns the geometric mean of the ratios, or 0 when there are none.
+// Returns the geometric mean of the ratios, or NaN, which JSON has as null, when there are none.
 double geometric_mean(const std::vector<VersusPoint>& points, const VersusOp* op) {
   double sum = 0;
   int n = 0;
@@ -33,7 +33,12 @@ double geometric_mean(const std::vector<VersusPoint>& points, const VersusOp* op
       sum += std::log(p.ratio());
       n++;
     }
-  return n == 0 ? 0 : std::exp(sum / n);
+  return n == 0 ? std::nan("") : std::exp(sum / n);
+}
+std::string mean_text(double mean) {
+  char text[32] = "-";
+  if (!std::isnan(mean)) std::snprintf(text, sizeof text, "%.2fx", mean);
+  return text;
 }
 
 const VersusPoint& worst_point(const std::vector<VersusPoint>& points) {
@@ -52,7 +57,7 @@ std::string versus_json(const VersusOptions& options, const Rival& rival, const 
   Json j;
   j["rival"] = rival.name();
   j["ranks"] = rival.n_ranks();
-  j["memory"] = options.memory == Memory::kHeap ? "heap" : "malloc";
+  j["memory"] = memory_name(options.memory);
   j["rival_memory"] = options.memory == Memory::kHeap && options.rival_on_heap ? "heap" : "malloc";
   j["results"] = Json::array();
   for (const VersusPoint& p : points) j["results"].push_back(point_json(p));
@@ -67,7 +72,7 @@ std::string versus_json(const VersusOptions& options, const Rival& rival, const 
 VersusOptions parse_versus_options(int argc, char** argv, const char* program, bool forks) {
   VersusOptions o;
   std::vector<std::string> ops;
-  CLI::App app("Times MoECCL beside another library, in turns", program);
+  App app("Times MoECCL beside another library, in turns", program);
   add_size(app, "-b,--minbytes", o.min_bytes, "smallest nccl-tests size (8)");
   add_size(app, "-e,--maxbytes", o.max_bytes, "largest size (64M)");
   app.add_option("-f,--stepfactor", o.step_factor, "from size to size")
@@ -85,11 +90,11 @@ VersusOptions parse_versus_options(int argc, char** argv, const char* program, b
                     {{"distance", Split::kDistance}, {"uniform", Split::kUniform}, {"zipf", Split::kZipf}},
                     "alltoallv's blocks (default: distance, as nccl-tests)");
   app.add_option("--repetitions", o.repetitions, "turns of each library")->check(positive())->capture_default_str();
-  app.add_option("-J,--output_file", o.output_file, "write results as JSON");
+  add_output(app, "-J,--output_file", o.output_file, "write results as JSON");
   app.add_flag("--quick", o.quick, "3 short turns");
   if (!forks)
     app.add_flag("--tuned", o.tuned, "Open MPI with the shared-memory settings of its experts (see compare_mpi.cc)");
-  if (forks) app.add_option("--procs", o.procs, "ranks to fork (4)")->check(positive());
+  if (forks) app.add_option("--procs", o.procs, "ranks to fork (4)")->check(whole_number(2));
   parse_or_exit(app, argc, argv);
   if (o.quick) {
     o.repetitions = 3;
@@ -108,14 +113,10 @@ VersusOptions parse_versus_options(int argc, char** argv, const char* program, b
 
 int report_versus(const VersusOptions& options, const Rival& rival, const std::vector<VersusPoint>& points) {
   if (rival.rank() != 0) return 0;
-  const auto write = [&] {
-    if (options.output_file.empty() || write_text(options.output_file, versus_json(options, rival, points))) return 0;
-    std::fprintf(stderr, "# error: cannot write %s\n", options.output_file.c_str());
-    return 1;
-  };
+  write_or_fail(options.output_file, versus_json(options, rival, points));
   if (points.empty()) {
     std::printf("# nothing was measured: at these sizes no rank's block has 16 bytes\n");
-    return write();
+    return 0;
   }
   const bool heap = options.memory == Memory::kHeap;
   std::printf("# MoECCL and %s, %d ranks, buffers from %s%s: medians of %d turns, slowest rank\n", rival.name(),
@@ -129,11 +130,11 @@ int report_versus(const VersusOptions& options, const Rival& rival, const std::v
     std::printf("  %-14s  %12zu  %12.2f  %12.2f  %11.2fx\n", op_name(p.op), p.bytes, p.rival_us, p.moeccl_us,
                 p.ratio());
   for (const VersusOp& op : options.ops)
-    std::printf("# geometric mean %-14s  %.2fx\n", op_name(op), geometric_mean(points, &op));
+    std::printf("# geometric mean %-14s  %s\n", op_name(op), mean_text(geometric_mean(points, &op)).c_str());
   const VersusPoint& worst = worst_point(points);
   std::printf("# geometric mean of all: %.2fx; worst: %s of %zu bytes, %.2fx\n", geometric_mean(points, nullptr),
               op_name(worst.op), worst.bytes, worst.ratio());
-  return write();
+  return 0;
 }
 
 }  // namespace perf

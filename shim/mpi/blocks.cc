@@ -112,6 +112,38 @@ bool copy_by_message(const void* from, MPI_Datatype from_type, void* to, MPI_Dat
   return good;
 }
 
+// Packs elements into dense memory, or unpacks them from there. MPI_Pack writes them one after another in the machine's
+// own form on hosts that are alike, as the hosts of one MoECCL communicator are. Its positions are of type int, so
+// large data is packed in pieces, and an element that is larger by itself goes another way.
+bool convert(bool packs, void* elements, size_t count, MPI_Datatype type, void* dense, MPI_Comm comm) {
+  const size_t size = payload(type, 1);
+  if (size == 0 || count == 0) return true;
+  if (contiguous(type)) {
+    std::memcpy(packs ? dense : elements, packs ? elements : dense, size * count);
+    return true;
+  }
+  const size_t piece = std::max<size_t>(1, (size_t{1} << 30) / size);
+  for (size_t done = 0; done < count; done += piece) {
+    const size_t n = std::min(piece, count - done);
+    const size_t bytes = size * n;
+    char* place = element(elements, type, static_cast<ptrdiff_t>(done));
+    char* packed = static_cast<char*>(dense) + size * done;
+    if (bytes > INT_MAX) {
+      const DenseType whole(size);
+      if (!(packs ? copy_by_message(place, type, packed, whole.get())
+                  : copy_by_message(packed, whole.get(), place, type)))
+        return false;
+      continue;
+    }
+    const int n_packed = static_cast<int>(bytes), n_elements = static_cast<int>(n);
+    int position = 0;
+    const int code = packs ? PMPI_Pack(place, n_elements, type, packed, n_packed, &position, comm)
+                           : PMPI_Unpack(packed, n_packed, &position, place, n_elements, type, comm);
+    if (code != MPI_SUCCESS || position != n_packed) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 // Asks MPI, and caches the answer for predefined types, whose handles are never given to another type.
@@ -145,60 +177,12 @@ size_t payload(MPI_Datatype type, size_t count) { return shape_of(type).bytes * 
 
 bool contiguous(MPI_Datatype type) { return shape_of(type).dense; }
 
-// MPI_Pack writes the elements one after another in the machine's own form on hosts that are alike, as the hosts of one
-// MoECCL communicator are. Its positions are of type int, so large data is packed in pieces, and an element that is
-// larger by itself goes another way.
 bool pack(const void* from, size_t count, MPI_Datatype type, void* to, MPI_Comm comm) {
-  const size_t size = payload(type, 1);
-  if (size == 0 || count == 0) return true;
-  if (contiguous(type)) {
-    std::memcpy(to, from, size * count);
-    return true;
-  }
-  const size_t piece = std::max<size_t>(1, (size_t{1} << 30) / size);
-  for (size_t done = 0; done < count; done += piece) {
-    const size_t n = std::min(piece, count - done);
-    const size_t bytes = size * n;
-    int position = 0;
-    const char* place = element(from, type, static_cast<ptrdiff_t>(done));
-    char* packed = static_cast<char*>(to) + size * done;
-    if (bytes > INT_MAX) {
-      if (!copy_by_message(place, type, packed, DenseType(size).get())) return false;
-      continue;
-    }
-    if (PMPI_Pack(place, static_cast<int>(n), type, packed, static_cast<int>(bytes), &position, comm) != MPI_SUCCESS ||
-        static_cast<size_t>(position) != bytes) {
-      return false;
-    }
-  }
-  return true;
+  return convert(true, const_cast<void*>(from), count, type, to, comm);
 }
 
 bool unpack(const void* from, void* to, size_t count, MPI_Datatype type, MPI_Comm comm) {
-  const size_t size = payload(type, 1);
-  if (size == 0 || count == 0) return true;
-  if (contiguous(type)) {
-    std::memcpy(to, from, size * count);
-    return true;
-  }
-  const size_t piece = std::max<size_t>(1, (size_t{1} << 30) / size);
-  for (size_t done = 0; done < count; done += piece) {
-    const size_t n = std::min(piece, count - done);
-    const size_t bytes = size * n;
-    int position = 0;
-    const char* packed = static_cast<const char*>(from) + size * done;
-    char* place = element(to, type, static_cast<ptrdiff_t>(done));
-    if (bytes > INT_MAX) {
-      if (!copy_by_message(packed, DenseType(size).get(), place, type)) return false;
-      continue;
-    }
-    if (PMPI_Unpack(packed, static_cast<int>(bytes), &position, place, static_cast<int>(n), type, comm) !=
-            MPI_SUCCESS ||
-        static_cast<size_t>(position) != bytes) {
-      return false;
-    }
-  }
-  return true;
+  return convert(false, to, count, type, const_cast<void*>(from), comm);
 }
 
 }  // namespace moeccl::shim

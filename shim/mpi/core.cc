@@ -189,17 +189,14 @@ Outcome Bcast(void* buffer, MPI_Count count, MPI_Datatype type, int root, MPI_Co
   return result("Bcast", ended);
 }
 
-// What MPI refuses in Allgather and Alltoall.
-bool refused_exchange(const void* send, MPI_Count send_count, MPI_Datatype send_type, const void* recv,
-                      MPI_Count recv_count, MPI_Datatype recv_type) {
-  return refused(recv, recv_count, recv_type) || (send != MPI_IN_PLACE && refused(nullptr, send_count, send_type));
-}
-
 // Runs Allgather and Alltoall: recv has a block from each rank; send has one block, or one for each rank.
 Outcome exchange(const char* function, const void* send, MPI_Count send_count, MPI_Datatype send_type, void* recv,
-                 MPI_Count recv_count, MPI_Datatype recv_type, MPI_Comm comm, const Served& s, bool all_to_all) {
+                 MPI_Count recv_count, MPI_Datatype recv_type, MPI_Comm comm, bool all_to_all) {
+  const Served* s = served_by_moeccl(comm);
   const bool in_place = send == MPI_IN_PLACE;
-  const auto n = static_cast<size_t>(s.n_ranks), rank = static_cast<size_t>(s.rank);
+  if (s == nullptr || refused(recv, recv_count, recv_type) || (!in_place && refused(nullptr, send_count, send_type)))
+    return {};
+  const auto n = static_cast<size_t>(s->n_ranks), rank = static_cast<size_t>(s->rank);
   const auto n_send = static_cast<size_t>(send_count), n_recv = static_cast<size_t>(recv_count);
   const size_t block = payload(recv_type, n_recv);
   // MPI's own call would not do: on one rank alone it would wait for the others, which are here.
@@ -229,8 +226,8 @@ Outcome exchange(const char* function, const void* send, MPI_Count send_count, M
     if (!pack(send, count, send_type, packed_send.get(), comm)) return no_pack(function);
     from = packed_send.get();
   }
-  const moecclResult_t ended = all_to_all ? moecclAllToAll(from, to, block, moecclUint8, s.comm, alone)
-                                          : moecclAllGather(from, to, block, moecclUint8, s.comm, alone);
+  const moecclResult_t ended = all_to_all ? moecclAllToAll(from, to, block, moecclUint8, s->comm, alone)
+                                          : moecclAllGather(from, to, block, moecclUint8, s->comm, alone);
   if (ended == moecclSuccess && packed_recv != nullptr && !unpack(to, recv, n * n_recv, recv_type, comm)) {
     return no_pack(function);
   }
@@ -239,20 +236,12 @@ Outcome exchange(const char* function, const void* send, MPI_Count send_count, M
 
 Outcome Allgather(const void* send, MPI_Count send_count, MPI_Datatype send_type, void* recv, MPI_Count recv_count,
                   MPI_Datatype recv_type, MPI_Comm comm) {
-  const Served* s = served_by_moeccl(comm);
-  if (s == nullptr || refused_exchange(send, send_count, send_type, recv, recv_count, recv_type)) {
-    return {};
-  }
-  return exchange("Allgather", send, send_count, send_type, recv, recv_count, recv_type, comm, *s, false);
+  return exchange("Allgather", send, send_count, send_type, recv, recv_count, recv_type, comm, false);
 }
 
 Outcome Alltoall(const void* send, MPI_Count send_count, MPI_Datatype send_type, void* recv, MPI_Count recv_count,
                  MPI_Datatype recv_type, MPI_Comm comm) {
-  const Served* s = served_by_moeccl(comm);
-  if (s == nullptr || refused_exchange(send, send_count, send_type, recv, recv_count, recv_type)) {
-    return {};
-  }
-  return exchange("Alltoall", send, send_count, send_type, recv, recv_count, recv_type, comm, *s, true);
+  return exchange("Alltoall", send, send_count, send_type, recv, recv_count, recv_type, comm, true);
 }
 
 // One side of an Alltoallv in bytes. Packed sides are dense, in the order of the ranks.

@@ -76,59 +76,48 @@ class Operator {
   bool made_ = false;
 };
 
+// The collectives: (MoECCL's name, NCCL's name, their arguments).
+#define COLLECTIVES(DO)                                                             \
+  DO(AllReduce, AllReduce, c.send, c.recv, c.count, type, op, comm, stream)         \
+  DO(Reduce, Reduce, c.send, c.recv, c.count, type, op, c.peer, comm, stream)       \
+  DO(Broadcast, Broadcast, c.send, c.recv, c.count, type, c.peer, comm, stream)     \
+  DO(AllGather, AllGather, c.send, c.recv, c.count, type, comm, stream)             \
+  DO(ReduceScatter, ReduceScatter, c.send, c.recv, c.count, type, op, comm, stream) \
+  DO(AllToAll, AlltoAll, c.send, c.recv, c.count, type, comm, stream)               \
+  DO(Gather, Gather, c.send, c.recv, c.count, type, c.peer, comm, stream)           \
+  DO(Scatter, Scatter, c.send, c.recv, c.count, type, c.peer, comm, stream)
+
 moecclResult_t run_ours(const Call& c, moecclRedOp_t op, const Comm& in) {
   const auto type = static_cast<moecclDataType_t>(c.type);
   const moecclComm_t comm = in.ours;
-  moecclStream_t stream = stream_of(c, in);
+  const moecclStream_t stream = stream_of(c, in);
+#define RUN(ours, nccls, ...) \
+  case Kind::k##ours:         \
+    return moeccl##ours(__VA_ARGS__);
   switch (c.kind) {
-    case Kind::kAllReduce:
-      return moecclAllReduce(c.send, c.recv, c.count, type, op, comm, stream);
-    case Kind::kReduce:
-      return moecclReduce(c.send, c.recv, c.count, type, op, c.peer, comm, stream);
-    case Kind::kBroadcast:
-      return moecclBroadcast(c.send, c.recv, c.count, type, c.peer, comm, stream);
-    case Kind::kAllGather:
-      return moecclAllGather(c.send, c.recv, c.count, type, comm, stream);
-    case Kind::kReduceScatter:
-      return moecclReduceScatter(c.send, c.recv, c.count, type, op, comm, stream);
-    case Kind::kAllToAll:
-      return moecclAllToAll(c.send, c.recv, c.count, type, comm, stream);
-    case Kind::kGather:
-      return moecclGather(c.send, c.recv, c.count, type, c.peer, comm, stream);
-    case Kind::kScatter:
-      return moecclScatter(c.send, c.recv, c.count, type, c.peer, comm, stream);
+    COLLECTIVES(RUN)
     case Kind::kSend:
       return moecclSend(c.send, c.count, type, c.peer, comm, stream);
     case Kind::kRecv:
       break;
   }
+#undef RUN
   return moecclRecv(c.recv, c.count, type, c.peer, comm, stream);
 }
 
 }  // namespace
 
 moecclOp_t op_of(Kind kind) {
+#define OP(ours, ...) \
+  case Kind::k##ours: \
+    return moecclOp##ours;
   switch (kind) {
-    case Kind::kAllReduce:
-      return moecclOpAllReduce;
-    case Kind::kReduce:
-      return moecclOpReduce;
-    case Kind::kBroadcast:
-      return moecclOpBroadcast;
-    case Kind::kAllGather:
-      return moecclOpAllGather;
-    case Kind::kReduceScatter:
-      return moecclOpReduceScatter;
-    case Kind::kAllToAll:
-      return moecclOpAllToAll;
-    case Kind::kGather:
-      return moecclOpGather;
-    case Kind::kScatter:
-      return moecclOpScatter;
+    COLLECTIVES(OP)
     case Kind::kSend:
     case Kind::kRecv:
       break;
   }
+#undef OP
   return moecclOpSendRecv;
 }
 
@@ -146,61 +135,23 @@ ncclResult_t issue_ours(const Call& call, Comm& comm) {
   return from_moeccl(run_ours(call, op.op, comm));
 }
 
-namespace {
-
-ncclResult_t issue_real_config(const Call& c, ncclComm_t comm) {
-  const ncclCollConfig_t* config = c.config->given();
-  switch (c.kind) {
-    case Kind::kAllReduce:
-      return MOECCL_FORWARD(AllReduceConfig, c.send, c.recv, c.count, c.type, c.op, comm, c.stream, config);
-    case Kind::kReduce:
-      return MOECCL_FORWARD(ReduceConfig, c.send, c.recv, c.count, c.type, c.op, c.peer, comm, c.stream, config);
-    case Kind::kBroadcast:
-      return MOECCL_FORWARD(BroadcastConfig, c.send, c.recv, c.count, c.type, c.peer, comm, c.stream, config);
-    case Kind::kAllGather:
-      return MOECCL_FORWARD(AllGatherConfig, c.send, c.recv, c.count, c.type, comm, c.stream, config);
-    case Kind::kReduceScatter:
-      return MOECCL_FORWARD(ReduceScatterConfig, c.send, c.recv, c.count, c.type, c.op, comm, c.stream, config);
-    case Kind::kAllToAll:
-      return MOECCL_FORWARD(AlltoAllConfig, c.send, c.recv, c.count, c.type, comm, c.stream, config);
-    case Kind::kGather:
-      return MOECCL_FORWARD(GatherConfig, c.send, c.recv, c.count, c.type, c.peer, comm, c.stream, config);
-    case Kind::kScatter:
-      return MOECCL_FORWARD(ScatterConfig, c.send, c.recv, c.count, c.type, c.peer, comm, c.stream, config);
-    case Kind::kSend:
-    case Kind::kRecv:
-      break;
-  }
-  return fail(ncclInternalError, std::string(c.function) + ": messages have no config");
-}
-
-}  // namespace
-
 ncclResult_t issue_real(const Call& c, ncclComm_t comm) {
-  if (c.config != nullptr) return issue_real_config(c, comm);
+  const ncclDataType_t type = c.type;
+  const ncclRedOp_t op = c.op;
+  const cudaStream_t stream = c.stream;
+  const ncclCollConfig_t* const config = c.config != nullptr ? c.config->given() : nullptr;
+#define FORWARD(ours, nccls, ...) \
+  case Kind::k##ours:             \
+    return config == nullptr ? MOECCL_FORWARD(nccls, __VA_ARGS__) : MOECCL_FORWARD(nccls##Config, __VA_ARGS__, config);
   switch (c.kind) {
-    case Kind::kAllReduce:
-      return MOECCL_FORWARD(AllReduce, c.send, c.recv, c.count, c.type, c.op, comm, c.stream);
-    case Kind::kReduce:
-      return MOECCL_FORWARD(Reduce, c.send, c.recv, c.count, c.type, c.op, c.peer, comm, c.stream);
-    case Kind::kBroadcast:
-      return MOECCL_FORWARD(Broadcast, c.send, c.recv, c.count, c.type, c.peer, comm, c.stream);
-    case Kind::kAllGather:
-      return MOECCL_FORWARD(AllGather, c.send, c.recv, c.count, c.type, comm, c.stream);
-    case Kind::kReduceScatter:
-      return MOECCL_FORWARD(ReduceScatter, c.send, c.recv, c.count, c.type, c.op, comm, c.stream);
-    case Kind::kAllToAll:
-      return MOECCL_FORWARD(AlltoAll, c.send, c.recv, c.count, c.type, comm, c.stream);
-    case Kind::kGather:
-      return MOECCL_FORWARD(Gather, c.send, c.recv, c.count, c.type, c.peer, comm, c.stream);
-    case Kind::kScatter:
-      return MOECCL_FORWARD(Scatter, c.send, c.recv, c.count, c.type, c.peer, comm, c.stream);
+    COLLECTIVES(FORWARD)
     case Kind::kSend:
-      return MOECCL_FORWARD(Send, c.send, c.count, c.type, c.peer, comm, c.stream);
+      return MOECCL_FORWARD(Send, c.send, c.count, type, c.peer, comm, stream);
     case Kind::kRecv:
       break;
   }
-  return MOECCL_FORWARD(Recv, c.recv, c.count, c.type, c.peer, comm, c.stream);
+#undef FORWARD
+  return MOECCL_FORWARD(Recv, c.recv, c.count, type, c.peer, comm, stream);
 }
 
 double predict_us(const Call& call, Comm& comm) {

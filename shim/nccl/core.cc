@@ -5,9 +5,7 @@
 #include <algorithm>
 
 #include "shim/nccl/device.h"
-#include "shim/nccl/group.h"
 #include "shim/nccl/join.h"
-#include "shim/nccl/real.h"
 
 namespace moeccl::shim {
 namespace {
@@ -113,6 +111,27 @@ void ResetDebugInit() {
   if (real == nullptr || real->call.ResetDebugInit == nullptr) return;
   const InReal inside;
   real->call.ResetDebugInit();
+}
+
+// The secret is for NCCL's sockets. MoECCL's are authenticated by the id's own key, and encrypted when the user says so
+// on all ranks. A program that asks for encryption must not believe that it has it otherwise.
+ncclResult_t SetEncryption(const ncclEncryptionConfig_t* config) {
+  if (config == nullptr || config->magic != NCCL_CONFIG_MAGIC || config->size < sizeof *config) {
+    return fail(ncclInvalidArgument,
+                "ncclSetEncryption: assign NCCL_ENCRYPTION_CONFIG_INITIALIZER to its argument first");
+  }
+  std::string reason;
+  if (wants_nccl(&reason)) return MOECCL_FORWARD(SetEncryption, config);
+  if (config->mode == NCCL_ENCRYPTION_MODE_NONE) return ncclSuccess;
+  if (config->mode != NCCL_ENCRYPTION_MODE_PSK) {
+    return fail(ncclInvalidArgument, "ncclSetEncryption: mode is " + std::to_string(config->mode) +
+                                         ": give NCCL_ENCRYPTION_MODE_NONE or NCCL_ENCRYPTION_MODE_PSK");
+  }
+  if (encryption_is_asked()) return ncclSuccess;
+  return fail(
+      ncclInvalidUsage,
+      "ncclSetEncryption: MoECCL encrypts what hosts send each other when MOECCL_ENCRYPT is 1 on all ranks: set "
+      "it, or run this program with MOECCL_SHIM_MODE=nccl");
 }
 
 ncclResult_t GroupStart() { return group_start(); }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators: making, splitting, shrinking, ending and asking.
+// Communicators: making, splitting, shrinking, suspending, ending and asking.
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -8,10 +9,7 @@
 
 #include "shim/nccl/core.h"
 #include "shim/nccl/device.h"
-#include "shim/nccl/group.h"
 #include "shim/nccl/join.h"
-#include "shim/nccl/ours.h"
-#include "shim/nccl/real.h"
 
 namespace moeccl::shim {
 namespace {
@@ -232,10 +230,7 @@ ncclResult_t CommInitAll(ncclComm_t* comms, int n_devices, const int* devices) {
 
 ncclResult_t CommFinalize(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;  // as in NCCL
-  Target target;
-  const ncclResult_t result = resolve("ncclCommFinalize", comm, &target);
-  if (result != ncclSuccess) return result;
-  if (target.real != nullptr) return forward_in_group([&] { return MOECCL_FORWARD(CommFinalize, target.real); });
+  MOECCL_OURS_OR_FORWARD_IN_GROUP(target, comm, Need::kUsable, CommFinalize, target.real);
   if (target.ours->revoked) return fail(ncclInvalidUsage, "ncclCommFinalize: the communicator was revoked");
   if (target.ours->finalized.exchange(true))
     return fail(ncclInvalidArgument, "ncclCommFinalize: it was called before: destroy the communicator");
@@ -246,31 +241,42 @@ ncclResult_t CommDestroy(ncclComm_t comm) { return end(comm, "ncclCommDestroy", 
 ncclResult_t CommAbort(ncclComm_t comm) { return end(comm, "ncclCommAbort", true); }
 
 ncclResult_t CommRevoke(ncclComm_t comm, int flags) {
-  Target target;
-  const ncclResult_t result = resolve("ncclCommRevoke", comm, &target, Need::kMade);
-  if (result != ncclSuccess) return result;
-  if (target.real != nullptr) return forward_in_group([&] { return MOECCL_FORWARD(CommRevoke, target.real, flags); });
+  MOECCL_OURS_OR_FORWARD_IN_GROUP(target, comm, Need::kMade, CommRevoke, target.real, flags);
   if (flags != NCCL_REVOKE_DEFAULT) return fail(ncclInvalidArgument, "ncclCommRevoke: give NCCL_REVOKE_DEFAULT");
   target.ours->revoked = true;
   target.ours->given_up = true;
   return from_moeccl(moecclCommRevoke(target.ours->ours));
 }
 
+ncclResult_t CommSuspend(ncclComm_t comm, int flags) {
+  MOECCL_OURS_OR_FORWARD_IN_GROUP(target, comm, Need::kUsable, CommSuspend, target.real, flags);
+  if (flags != NCCL_SUSPEND_MEM) {
+    return fail(ncclInvalidArgument, "ncclCommSuspend: flags is " + std::to_string(flags) + ": give NCCL_SUSPEND_MEM");
+  }
+  // Its memory stays, because peers access it, but no operation is left on it and none begins.
+  const ncclResult_t idle = from_moeccl(moecclCommFinalize(target.ours->ours));
+  if (idle == ncclSuccess) target.ours->suspended = true;
+  return idle;
+}
+
+ncclResult_t CommResume(ncclComm_t comm) {
+  MOECCL_OURS_OR_FORWARD_IN_GROUP(target, comm, Need::kMade, CommResume, target.real);
+  if (!target.ours->suspended.exchange(false)) {
+    return fail(ncclInvalidUsage, "ncclCommResume: the communicator is not suspended");
+  }
+  return ncclSuccess;
+}
+
 ncclResult_t CommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out, ncclConfig_t* given) {
   if (out == nullptr) return fail_group(null_out("ncclCommSplit", "newcomm"));
-  Target target;
-  ncclResult_t result = resolve("ncclCommSplit", comm, &target);
-  if (result != ncclSuccess) return fail_group(result);
-  if (target.real != nullptr) {
-    return forward_in_group([&] { return MOECCL_FORWARD(CommSplit, target.real, color, key, out, given); });
-  }
+  MOECCL_OURS_OR_FAIL_GROUP(target, comm, Need::kUsable, CommSplit, target.real, color, key, out, given);
   *out = nullptr;
   if (color < NCCL_SPLIT_NOCOLOR) {
     return fail_group(fail(ncclInvalidArgument, "ncclCommSplit: color is " + std::to_string(color) +
                                                     ": give 0 or more, or NCCL_SPLIT_NOCOLOR to join none"));
   }
   InitConfig config;
-  result = InitConfig::from("ncclCommSplit", given, &config);
+  const ncclResult_t result = InitConfig::from("ncclCommSplit", given, &config);
   if (result != ncclSuccess) return fail_group(result);
   const CommPtr made = new_comm_of(*target.ours, config);
   const auto parent = std::make_shared<Held>(std::move(target.ours));
@@ -284,13 +290,8 @@ ncclResult_t CommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out, ncc
 ncclResult_t CommShrink(ncclComm_t comm, int* excluded, int n_excluded, ncclComm_t* out, ncclConfig_t* given,
                         int flags) {
   if (out == nullptr) return fail_group(null_out("ncclCommShrink", "newcomm"));
-  Target target;
-  ncclResult_t result = resolve("ncclCommShrink", comm, &target);
-  if (result != ncclSuccess) return fail_group(result);
-  if (target.real != nullptr) {
-    return forward_in_group(
-        [&] { return MOECCL_FORWARD(CommShrink, target.real, excluded, n_excluded, out, given, flags); });
-  }
+  MOECCL_OURS_OR_FAIL_GROUP(target, comm, Need::kUsable, CommShrink, target.real, excluded, n_excluded, out, given,
+                            flags);
   *out = nullptr;
   if (excluded == nullptr || n_excluded < 1) {
     return fail_group(fail(ncclInvalidArgument, "ncclCommShrink: give at least one rank to exclude"));
@@ -299,7 +300,7 @@ ncclResult_t CommShrink(ncclComm_t comm, int* excluded, int n_excluded, ncclComm
     return fail_group(fail(ncclInvalidArgument, "ncclCommShrink: give NCCL_SHRINK_DEFAULT or NCCL_SHRINK_ABORT"));
   }
   InitConfig config;
-  result = InitConfig::from("ncclCommShrink", given, &config);
+  const ncclResult_t result = InitConfig::from("ncclCommShrink", given, &config);
   if (result != ncclSuccess) return fail_group(result);
   const std::vector<int> list(excluded, excluded + n_excluded);
   const CommPtr made = new_comm_of(*target.ours, config);
@@ -312,10 +313,7 @@ ncclResult_t CommShrink(ncclComm_t comm, int* excluded, int n_excluded, ncclComm
 
 ncclResult_t CommGetUniqueId(ncclComm_t comm, ncclUniqueId* id) {
   if (id == nullptr) return null_out("ncclCommGetUniqueId", "uniqueId");
-  Target target;
-  const ncclResult_t result = resolve("ncclCommGetUniqueId", comm, &target);
-  if (result != ncclSuccess) return result;
-  if (target.real != nullptr) return MOECCL_FORWARD(CommGetUniqueId, target.real, id);
+  MOECCL_OURS_OR_FORWARD(target, comm, Need::kUsable, CommGetUniqueId, target.real, id);
   moecclUniqueId made;
   const ncclResult_t asked = from_moeccl(moecclCommGetUniqueId(target.ours->ours, &made));
   if (asked == ncclSuccess) std::memcpy(id, &made, sizeof *id);
@@ -336,12 +334,7 @@ ncclResult_t CommGrow(ncclComm_t comm, int n_ranks, const ncclUniqueId* id, int 
     if (read != ncclSuccess) return fail_group(read);
     return start({new_comm(to.config, device::current()), out, [to](Comm& c) { return grow(nullptr, to, c); }});
   }
-  Target target;
-  ncclResult_t result = resolve("ncclCommGrow", comm, &target);
-  if (result != ncclSuccess) return fail_group(result);
-  if (target.real != nullptr) {
-    return forward_in_group([&] { return MOECCL_FORWARD(CommGrow, target.real, n_ranks, id, rank, out, given); });
-  }
+  MOECCL_OURS_OR_FAIL_GROUP(target, comm, Need::kUsable, CommGrow, target.real, n_ranks, id, rank, out, given);
   *out = nullptr;
   if (n_ranks <= target.ours->n_ranks || rank != -1) {
     return fail_group(fail(ncclInvalidArgument, "ncclCommGrow: nRanks is " + std::to_string(n_ranks) + " and rank " +
@@ -349,7 +342,7 @@ ncclResult_t CommGrow(ncclComm_t comm, int n_ranks, const ncclUniqueId* id, int 
                                                     std::to_string(target.ours->n_ranks) +
                                                     ", and -1 on ranks of the old one"));
   }
-  result = InitConfig::from("ncclCommGrow", given, &to.config);
+  const ncclResult_t result = InitConfig::from("ncclCommGrow", given, &to.config);
   if (result != ncclSuccess) return fail_group(result);
   const CommPtr made = new_comm_of(*target.ours, to.config);
   const auto parent = std::make_shared<Held>(std::move(target.ours));
@@ -361,10 +354,7 @@ ncclResult_t CommGrow(ncclComm_t comm, int n_ranks, const ncclUniqueId* id, int 
 
 ncclResult_t CommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
   if (out == nullptr) return null_out("ncclCommGetAsyncError", "asyncError");
-  Target target;
-  const ncclResult_t result = resolve("ncclCommGetAsyncError", comm, &target, Need::kAny);
-  if (result != ncclSuccess) return result;
-  if (target.real != nullptr) return MOECCL_FORWARD(CommGetAsyncError, target.real, out);
+  MOECCL_OURS_OR_FORWARD(target, comm, Need::kAny, CommGetAsyncError, target.real, out);
   *out = target.ours->state.load(std::memory_order_acquire);  // released by the thread that made it
   // It may have been handed to NCCL since resolve() looked.
   if (*out != ncclInProgress && target.ours->real != nullptr)
@@ -382,31 +372,44 @@ ncclResult_t CommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
 
 ncclResult_t CommCount(const ncclComm_t comm, int* count) {
   if (count == nullptr) return null_out("ncclCommCount", "count");
-  Target target;
-  const ncclResult_t result = resolve("ncclCommCount", comm, &target, Need::kMade);
-  if (result != ncclSuccess) return result;
-  if (target.real != nullptr) return MOECCL_FORWARD(CommCount, target.real, count);
+  MOECCL_OURS_OR_FORWARD(target, comm, Need::kMade, CommCount, target.real, count);
   *count = target.ours->n_ranks;
   return ncclSuccess;
 }
 
 ncclResult_t CommCuDevice(const ncclComm_t comm, int* device) {
   if (device == nullptr) return null_out("ncclCommCuDevice", "device");
-  Target target;
-  const ncclResult_t result = resolve("ncclCommCuDevice", comm, &target, Need::kMade);
-  if (result != ncclSuccess) return result;
-  if (target.real != nullptr) return MOECCL_FORWARD(CommCuDevice, target.real, device);
+  MOECCL_OURS_OR_FORWARD(target, comm, Need::kMade, CommCuDevice, target.real, device);
   *device = std::max(target.ours->device, 0);  // without CUDA, what a machine with one device would say
   return ncclSuccess;
 }
 
 ncclResult_t CommUserRank(const ncclComm_t comm, int* rank) {
   if (rank == nullptr) return null_out("ncclCommUserRank", "rank");
-  Target target;
-  const ncclResult_t result = resolve("ncclCommUserRank", comm, &target, Need::kMade);
-  if (result != ncclSuccess) return result;
-  if (target.real != nullptr) return MOECCL_FORWARD(CommUserRank, target.real, rank);
+  MOECCL_OURS_OR_FORWARD(target, comm, Need::kMade, CommUserRank, target.real, rank);
   *rank = target.ours->rank;
+  return ncclSuccess;
+}
+
+ncclResult_t CommQueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) {
+  MOECCL_OURS_OR_FORWARD(target, comm, Need::kMade, CommQueryProperties, target.real, properties);
+  if (properties == nullptr || properties->magic != NCCL_CONFIG_MAGIC ||
+      properties->size < offsetof(ncclCommProperties_t, rank)) {
+    return fail(ncclInvalidArgument,
+                "ncclCommQueryProperties: assign NCCL_COMM_PROPERTIES_INITIALIZER to its argument first");
+  }
+  ncclCommProperties_t all{};
+  std::memcpy(static_cast<void*>(&all), properties, offsetof(ncclCommProperties_t, rank));
+  all.rank = target.ours->rank;
+  all.nRanks = target.ours->n_ranks;
+  all.cudaDev = target.ours->device;
+  all.nvmlDev = target.ours->device;
+  uint64_t seed[2];  // a secret of the ranks, of which the hash must not reveal much
+  std::memcpy(seed, target.ours->seed.data(), sizeof seed);
+  all.commHash = (seed[0] ^ seed[1]) * 0x9e3779b97f4a7c15u;
+  all.hostRmaSupport = target.ours->rma.reaches_all();
+  all.nLsaTeams = all.nRanks;  // no kernel accesses another rank's memory, so each rank is its own team
+  std::memcpy(static_cast<void*>(properties), &all, std::min(properties->size, sizeof all));
   return ncclSuccess;
 }
 

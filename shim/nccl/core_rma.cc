@@ -5,8 +5,6 @@
 
 #include "shim/nccl/core.h"
 #include "shim/nccl/device.h"
-#include "shim/nccl/group.h"
-#include "shim/nccl/real.h"
 #include "shim/nccl/windows.h"
 
 namespace moeccl::shim {
@@ -91,16 +89,9 @@ ncclResult_t PutSignal(const void* send, size_t count, ncclDataType_t type, int 
                        size_t offset, int signal, int context, unsigned int flags, ncclComm_t comm,
                        cudaStream_t stream) {
   constexpr const char* kName = "ncclPutSignal";
-  Target target;
-  ncclResult_t result = resolve(kName, comm, &target);
-  if (result != ncclSuccess) return fail_group(result);
-  if (target.real != nullptr) {
-    result = enter_real_group();
-    if (result != ncclSuccess) return result;
-    return MOECCL_FORWARD(PutSignal, send, count, type, peer, window, offset, signal, context, flags, target.real,
-                          stream);
-  }
-  result = check_signal(kName, *target.ours, peer, signal, context);
+  MOECCL_OURS_OR_FAIL_GROUP(target, comm, Need::kUsable, PutSignal, send, count, type, peer, window, offset, signal,
+                            context, flags, target.real, stream);
+  ncclResult_t result = check_signal(kName, *target.ours, peer, signal, context);
   if (result == ncclSuccess) result = check_flags(kName, flags);
   if (result != ncclSuccess) return fail_group(result);
   const size_t element = moecclTypeSize(static_cast<moecclDataType_t>(type));
@@ -130,15 +121,8 @@ ncclResult_t PutSignal(const void* send, size_t count, ncclDataType_t type, int 
 
 ncclResult_t Signal(int peer, int signal, int context, unsigned int flags, ncclComm_t comm, cudaStream_t stream) {
   constexpr const char* kName = "ncclSignal";
-  Target target;
-  ncclResult_t result = resolve(kName, comm, &target);
-  if (result != ncclSuccess) return fail_group(result);
-  if (target.real != nullptr) {
-    result = enter_real_group();
-    if (result != ncclSuccess) return result;
-    return MOECCL_FORWARD(Signal, peer, signal, context, flags, target.real, stream);
-  }
-  result = check_signal(kName, *target.ours, peer, signal, context);
+  MOECCL_OURS_OR_FAIL_GROUP(target, comm, Need::kUsable, Signal, peer, signal, context, flags, target.real, stream);
+  ncclResult_t result = check_signal(kName, *target.ours, peer, signal, context);
   if (result == ncclSuccess) result = check_flags(kName, flags);
   if (result != ncclSuccess) return fail_group(result);
   const Rma::Put put{.function = kName, .peer = peer, .signal = signal, .context = context};
@@ -147,14 +131,7 @@ ncclResult_t Signal(int peer, int signal, int context, unsigned int flags, ncclC
 
 ncclResult_t WaitSignal(int n_signals, ncclWaitSignalDesc_t* signals, ncclComm_t comm, cudaStream_t stream) {
   constexpr const char* kName = "ncclWaitSignal";
-  Target target;
-  ncclResult_t result = resolve(kName, comm, &target);
-  if (result != ncclSuccess) return fail_group(result);
-  if (target.real != nullptr) {
-    result = enter_real_group();
-    if (result != ncclSuccess) return result;
-    return MOECCL_FORWARD(WaitSignal, n_signals, signals, target.real, stream);
-  }
+  MOECCL_OURS_OR_FAIL_GROUP(target, comm, Need::kUsable, WaitSignal, n_signals, signals, target.real, stream);
   if (n_signals < 0 || (n_signals > 0 && signals == nullptr)) {
     return fail_group(fail(ncclInvalidArgument, "ncclWaitSignal: nDesc is " + std::to_string(n_signals) +
                                                     (signals == nullptr ? " and signalDescs is NULL" : "") +
@@ -162,7 +139,7 @@ ncclResult_t WaitSignal(int n_signals, ncclWaitSignalDesc_t* signals, ncclComm_t
   }
   std::vector<ncclWaitSignalDesc_t> all(signals, signals + n_signals);
   for (const ncclWaitSignalDesc_t& s : all) {
-    result = check_signal(kName, *target.ours, s.peer, s.sigIdx, s.ctx);
+    ncclResult_t result = check_signal(kName, *target.ours, s.peer, s.sigIdx, s.ctx);
     if (result == ncclSuccess && s.opCnt < 0) result = out_of_range(kName, "opCnt", s.opCnt, INT_MAX);
     if (result != ncclSuccess) return fail_group(result);
   }

@@ -12,12 +12,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <thread>
 #include <utility>
 
-#include "shim/nccl/device.h"
+#include "shim/nccl/rma_board.h"
 #include "shim/nccl/settings.h"
 
 namespace moeccl::shim {
@@ -37,8 +38,6 @@ uint64_t host_id() {
   if (text.empty() || stat("/proc/self/ns/pid", &s) != 0) return 0;
   return hash(text + "/" + std::to_string(s.st_ino)) | 1;
 }
-
-std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
 // A wait that begins at once and does not burn a core for long.
 class Pause {
@@ -62,71 +61,12 @@ ncclResult_t no_board(const char* function) {
   return fail(ncclSystemError, std::string(function) + ": this rank has no memory to share signals (memfd_create)");
 }
 
-// The ranks of this process that can be put to. A thread may drive several of them, and while it waits for one, only it
-// can serve the others.
-struct RanksHere {
-  const pid_t process = getpid();
-  std::mutex mutex;  // also held while one of them fetches
-  std::vector<Rma*> all;
-};
-// A forked child has ranks of its own: its parent's are not its to fetch for, and their mutex may be held for ever. No
-// object is destroyed, because communicators may end after the program's own objects.
-RanksHere& ranks_here() {
-  static std::atomic<RanksHere*> ranks{nullptr};
-  RanksHere* now = ranks.load(std::memory_order_acquire);  // pairs with the release below
-  while (now == nullptr || now->process != getpid()) {
-    auto made = std::make_unique<RanksHere>();
-    if (ranks.compare_exchange_strong(now, made.get(), std::memory_order_release, std::memory_order_acquire))
-      now = made.release();
-  }
-  return *now;
-}
-
 bool ended(int process) {
   pollfd p = {process, POLLIN, 0};
   return process >= 0 && poll(&p, 1, 0) > 0;
 }
 
 }  // namespace
-
-// What one rank shares with the ranks of its host. It is zero at first, and followed by a From for each rank.
-struct Rma::Board {
-  // A place for a window, which the next one may take when it is gone. Its rank's windows are told apart by their
-  // numbers.
-  struct Window {
-    std::atomic<uint64_t> name;  // its number + 1, 0: free; released when the other fields are set
-    std::atomic<uint64_t> address, bytes;
-    std::atomic<uint32_t> on_device;
-  };
-  // Returns the place of the window, nullptr if it is gone or has not come yet.
-  Window* find(uint32_t number) { return named(uint64_t{number} + 1, number); }
-  Window* free_place(uint32_t number) { return named(0, number); }
-  uint64_t nonce;
-  std::atomic<uint32_t> n_windows;  // so far; released when the last one is in its place
-  std::atomic<uint32_t> is_over;    // all windows are gone with their communicator
-  Window windows[kWindows];
-
- private:
-  // Looks first where a window of this number lies if its place was free.
-  Window* named(uint64_t name, uint32_t number) {
-    for (uint32_t i = 0; i < kWindows; ++i) {
-      Window& w = windows[(number + i) % kWindows];
-      if (w.name.load(std::memory_order_acquire) == name) return &w;  // released in add_window()
-    }
-    return nullptr;
-  }
-};
-struct Rma::From {
-  struct Parcel {
-    uint32_t window;
-    int32_t file;  // descriptor in its sender
-    uint64_t offset, bytes;
-  };
-  std::atomic<uint64_t> signals[kContexts][kSignals];
-  std::atomic<uint64_t> posted, fetched;  // counts of parcels; each released by the side that raises it
-  Parcel parcels[kParcels];
-};
-static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
 Rma::~Rma() {
   {
@@ -210,8 +150,6 @@ void Rma::remove_window(uint32_t number) {
   Board::Window* w = board_ != nullptr ? board_->find(number) : nullptr;
   if (w != nullptr) w->name.store(0, std::memory_order_release);  // acquired in find()
 }
-
-Rma::From& Rma::of(Board& board, int rank) { return reinterpret_cast<From*>(&board + 1)[rank]; }
 
 ncclResult_t Rma::reach(const char* function, int rank, Peer** found) {
   const std::string where = std::string(function) + ": " + rank_text(rank);
@@ -329,38 +267,6 @@ ncclResult_t Rma::write(const Put& put, Peer& peer, uint64_t address) {
   return ncclSuccess;
 }
 
-// Leaves a parcel for the peer. *posted stays false when the peer has too many already. Called under the lock.
-ncclResult_t Rma::post(const Put& put, Peer& peer, bool* posted) {
-  From& box = of(*peer.board, rank_);
-  const uint64_t n = box.posted.load(std::memory_order_relaxed);
-  const uint64_t fetched = box.fetched.load(std::memory_order_acquire);  // released in fetch()
-  while (peer.closed < fetched) {
-    close(peer.files.front());
-    peer.files.erase(peer.files.begin());
-    ++peer.closed;
-  }
-  if (n - fetched == kParcels) return ncclSuccess;
-  const int file = memfd_create("moeccl-shim-put", MFD_CLOEXEC);
-  bool good = file >= 0 && fchmod(file, 0600) == 0;
-  for (size_t done = 0; good && done < put.n_bytes;) {
-    const ssize_t went = ::write(file, static_cast<const char*>(put.bytes) + done, put.n_bytes - done);
-    if (went < 0 && errno == EINTR) continue;
-    good = went > 0;
-    if (good) done += static_cast<size_t>(went);
-  }
-  if (!good) {
-    const std::string why = std::strerror(errno);
-    if (file >= 0) close(file);
-    return fail(ncclSystemError, std::string(put.function) + ": " + std::to_string(put.n_bytes) + " bytes for " +
-                                     rank_text(put.peer) + " find no memory (memfd_create): " + why);
-  }
-  peer.files.push_back(file);
-  box.parcels[n % kParcels] = {put.window, file, put.offset, put.n_bytes};
-  box.posted.store(n + 1, std::memory_order_release);  // acquired in fetch()
-  *posted = true;
-  return ncclSuccess;
-}
-
 ncclResult_t Rma::leave(const Put& put, Peer& peer, const GivenUp& given_up) {
   std::string why;
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(settings().timeout_ms);
@@ -386,88 +292,6 @@ ncclResult_t Rma::leave(const Put& put, Peer& peer, const GivenUp& given_up) {
                       "(kernel.yama.ptrace_scope, seccomp), get their bytes in ncclWaitSignal");
     }
   }
-}
-
-// Copies one parcel into its window; *text says what went wrong. Called under the lock.
-ncclResult_t Rma::take(uint64_t number, int from, std::string* text) {
-  const From::Parcel p = of(*board_, from).parcels[number % kParcels];
-  const Board::Window* w = board_->find(p.window);
-  const uint64_t bytes = w != nullptr ? w->bytes.load(std::memory_order_relaxed) : 0;
-  const bool fits = w != nullptr && p.offset <= bytes && p.bytes <= bytes - p.offset;
-  *text = "ncclWaitSignal: " + std::to_string(p.bytes) + " bytes of " + rank_text(from);
-  if (!fits) {
-    *text += " were for a window that was deregistered";
-    return ncclInvalidUsage;
-  }
-  const Door& door = peers_[static_cast<size_t>(from)]->door;
-  const std::string path = "/proc/" + std::to_string(door.pid) + "/fd/" + std::to_string(p.file);
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  const bool on_device = w->on_device.load(std::memory_order_relaxed) != 0;
-  auto* target = reinterpret_cast<char*>(w->address.load(std::memory_order_relaxed) + p.offset);
-  std::vector<char> for_device(on_device ? p.bytes : 0);
-  char* to = on_device ? for_device.data() : target;
-  uint64_t done = 0;
-  while (file >= 0 && done < p.bytes) {
-    const ssize_t went = pread(file, to + done, p.bytes - done, static_cast<off_t>(done));
-    if (went < 0 && errno == EINTR) continue;
-    if (went <= 0) break;
-    done += static_cast<uint64_t>(went);
-  }
-  if (file >= 0) close(file);
-  if (file < 0 || done < p.bytes) {
-    *text += " cannot be fetched: its process has ended or freed its communicator too early";
-    return ncclRemoteError;
-  }
-  // The thread that fetches may use another device, or serve ranks of several.
-  const device::Current on(on_device ? device_ : -1);
-  if (!for_device.empty() && !(on.ok() && device::write(target, to, p.bytes))) {
-    *text += " cannot be copied into a window on the device";
-    return ncclUnhandledCudaError;
-  }
-  return ncclSuccess;
-}
-
-// Fetches what rank `from` has left here, before its signals are reported.
-ncclResult_t Rma::fetch(int from) {
-  From& box = of(*board_, from);
-  const std::lock_guard lock(mutex_);
-  uint64_t n = box.fetched.load(std::memory_order_relaxed);
-  for (; n < box.posted.load(std::memory_order_acquire); ++n) {  // released in post()
-    std::string text;
-    const ncclResult_t result = take(n, from, &text);
-    box.fetched.store(n + 1, std::memory_order_release);  // acquired in post()
-    if (result != ncclSuccess) return fail(result, text);
-  }
-  return ncclSuccess;
-}
-
-// Fetches what any rank has left for any rank of this process, because it may be unable to go on before. Called while a
-// rank of this process waits itself.
-void Rma::fetch_for_others() {
-  RanksHere& ranks = ranks_here();
-  const std::unique_lock lock(ranks.mutex, std::try_to_lock);
-  if (!lock.owns_lock()) return;  // another thread does so
-  for (Rma* rank : ranks.all) rank->fetch_from_all();
-}
-
-// A parcel that cannot be fetched stays for the wait that wants it, which reports the failure.
-void Rma::fetch_from_all() {
-  for (int from = 0; from < n_ranks_; ++from) {
-    if (!has_left(from)) continue;
-    From& box = of(*board_, from);
-    const std::lock_guard lock(mutex_);
-    uint64_t n = box.fetched.load(std::memory_order_relaxed);
-    std::string text;
-    while (n < box.posted.load(std::memory_order_acquire) &&  // released in post()
-           take(n, from, &text) == ncclSuccess) {
-      box.fetched.store(++n, std::memory_order_release);  // acquired in post()
-    }
-  }
-}
-
-bool Rma::has_left(int from) {
-  const From& box = of(*board_, from);
-  return box.posted.load(std::memory_order_relaxed) != box.fetched.load(std::memory_order_relaxed);
 }
 
 ncclResult_t Rma::put(const Put& put, const GivenUp& given_up) {
@@ -501,7 +325,7 @@ ncclResult_t Rma::wait_for(const ncclWaitSignalDesc_t& wanted, const GivenUp& gi
     taken += static_cast<uint64_t>(wanted.opCnt);
   }
   const uint64_t until = before + static_cast<uint64_t>(wanted.opCnt);
-  if (count.load(std::memory_order_acquire) >= until) return fetch(wanted.peer);  // released in put()
+  if (count.load(std::memory_order_acquire) >= until) return fetch(wanted.peer, true);  // released in put()
   // A rank that has signalled may have ended since. A rank must be there only if there is something to wait for.
   Peer* peer = nullptr;
   const ncclResult_t result = reach("ncclWaitSignal", wanted.peer, &peer);
@@ -510,7 +334,7 @@ ncclResult_t Rma::wait_for(const ncclWaitSignalDesc_t& wanted, const GivenUp& gi
   for (Pause pause; count.load(std::memory_order_acquire) < until;) {  // released in put()
     // The peer's next puts may wait for room here, and its signals with them.
     if (has_left(wanted.peer)) {
-      const ncclResult_t fetched = fetch(wanted.peer);
+      const ncclResult_t fetched = fetch(wanted.peer, true);
       if (fetched != ncclSuccess) return fetched;
     }
     if (!pause() && result == ncclSuccess) continue;
@@ -533,7 +357,7 @@ ncclResult_t Rma::wait_for(const ncclWaitSignalDesc_t& wanted, const GivenUp& gi
                          : left ? ", and has ended its communicator"
                                 : " within " + std::to_string(settings().timeout_ms) + " ms (MOECCL_TIMEOUT_MS)"));
   }
-  return fetch(wanted.peer);
+  return fetch(wanted.peer, true);
 }
 
 ncclResult_t Rma::wait(std::span<const ncclWaitSignalDesc_t> signals, const GivenUp& given_up) {

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -84,7 +83,6 @@ class Rma {
     std::vector<int> files;            // parcels that it has not fetched, oldest first
     uint64_t closed = 0;               // parcels whose files are closed
   };
-  using Deadline = std::chrono::steady_clock::time_point;
 
   ncclResult_t reach(const char* function, int rank, Peer** peer);
   ncclResult_t find_target(const Put& put, Peer& peer, const GivenUp& given_up, uint64_t* address, bool* on_device);
@@ -92,9 +90,8 @@ class Rma {
   ncclResult_t leave(const Put& put, Peer& peer, const GivenUp& given_up);
   ncclResult_t post(const Put& put, Peer& peer, bool* posted);
   ncclResult_t take(uint64_t number, int from, std::string* text);
-  ncclResult_t fetch(int from);
+  ncclResult_t fetch(int from, bool drops);
   static void fetch_for_others();
-  void fetch_from_all();
   bool has_left(int from);
   ncclResult_t wait_for(const ncclWaitSignalDesc_t& wanted, const GivenUp& given_up);
   static From& of(Board& board, int rank);

@@ -41,11 +41,11 @@ ExpertExchangePlan::ExpertExchangePlan(moecclOp_t op, const Domains& domains, co
             .most_out_blocks = gathers ? most_held : most_own};
 }
 
-void ExpertExchangePlan::set_layout(bool direct, uint32_t slots, uint64_t direct_bytes, uint64_t staged_bytes,
+void ExpertExchangePlan::set_layout(bool direct, uint32_t slots, uint64_t direct_bytes,
                                     const std::vector<uint32_t>& level_slots) {
   direct_ = direct;
   layout_ = direct ? Layout{0, 1} : Layout{slots, tuning::kOverlap};
-  chunk_bytes_ = direct ? direct_bytes : staged_bytes;
+  chunk_bytes_ = direct ? direct_bytes : tuning::kExpertMove;
   // The credit of a chunk is back a round trip after the chunk was sent, and then one more chunk may go. To keep the
   // line always busy, all rotations but one must cover the round trip and the time that ranks take to copy and to wake
   // up.
@@ -53,10 +53,10 @@ void ExpertExchangePlan::set_layout(bool direct, uint32_t slots, uint64_t direct
   double most = 0;               // of one slot
   for (size_t l = 0; l < round_trip_bytes_.size() && !direct; ++l)
     if (level_slots[l] > 0) most = std::max(most, round_trip_bytes_[l] / level_slots[l]);
-  if (most <= static_cast<double>((tuning::kOverlap - 1) * staged_bytes)) return;
+  if (most <= static_cast<double>((tuning::kOverlap - 1) * tuning::kExpertMove)) return;
   layout_.depth = tuning::kOneWay;
   const double chunk = std::min(kLoop * most / (tuning::kOneWay - 1), 1e12);
-  chunk_bytes_ = std::max(staged_bytes, static_cast<uint64_t>(chunk));
+  chunk_bytes_ = std::max(tuning::kExpertMove, static_cast<uint64_t>(chunk));
 }
 
 std::vector<uint32_t> ExpertExchangePlan::experts_of(uint32_t rank, uint32_t level) const {

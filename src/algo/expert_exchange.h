@@ -48,10 +48,9 @@ class ExpertExchangePlan {
   // Returns the position of an expert among those that the rank holds.
   uint32_t held_block(uint32_t rank, uint32_t expert) const;
   bool holds(uint32_t holder, uint32_t home) const;
-  // Sets "direct" with chunks of direct_bytes, or otherwise staged_bytes through `slots` slots of the staging.
+  // Sets "direct" with chunks of direct_bytes, or otherwise tuning::kExpertMove through `slots` slots of the staging.
   // level_slots[level]: slots of a rank that fill at once from one level, the most of any rank.
-  void set_layout(bool direct, uint32_t slots, uint64_t direct_bytes, uint64_t staged_bytes,
-                  const std::vector<uint32_t>& level_slots);
+  void set_layout(bool direct, uint32_t slots, uint64_t direct_bytes, const std::vector<uint32_t>& level_slots);
   // Builds one rank's program. `reads(reader, source)` says whether one rank reads another's Input; `move(builder,
   // sources)` adds the steps of a chunk. No rank reads before the source has entered, and no source leaves before its
   // readers are done.

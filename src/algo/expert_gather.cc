@@ -25,8 +25,7 @@ ExpertGather::ExpertGather(const Domains& domains, const Placement& homes, const
       if (a.level == send.level) here += static_cast<uint32_t>(a.experts.size());
     level_slots[send.level] = std::max(level_slots[send.level], here);
   }
-  set_layout(s.reach.views, *std::max_element(used.begin(), used.end()), tuning::kDirectAllGather, tuning::kExpertMove,
-             level_slots);
+  set_layout(s.reach.views, *std::max_element(used.begin(), used.end()), tuning::kDirectAllGather, level_slots);
 }
 
 Result<ExpertGather> ExpertGather::make(const Domains& domains, const Placement& homes,

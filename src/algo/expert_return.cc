@@ -51,8 +51,7 @@ ExpertReturn::ExpertReturn(const Domains& domains, const Placement& homes, const
       used[r] += static_cast<uint32_t>(g.experts.size());
     }
   }
-  set_layout(direct, *std::max_element(used.begin(), used.end()), tuning::kExpertDirect, tuning::kExpertMove,
-             level_slots);
+  set_layout(direct, *std::max_element(used.begin(), used.end()), tuning::kExpertDirect, level_slots);
 }
 
 Result<ExpertReturn> ExpertReturn::make(const Domains& domains, const Placement& homes,

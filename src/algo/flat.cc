@@ -41,6 +41,16 @@ std::vector<Ref> arrivals(const Shape& shape, uint32_t rank, Ref own) {
   return srcs;
 }
 
+// Stores a rank's own block and those that arrive, in the order in which peers send them.
+void take_blocks(ProgramBuilder& b, const Shape& shape, uint32_t rank, Ref own) {
+  b.copy(out(rank, rank), own);
+  for (uint32_t i = 1; i < shape.n_ranks; ++i) {
+    const uint32_t p = b.before(i);
+    b.wait(p, kData);
+    b.copy(out(rank, p), slot(rank, p));
+  }
+}
+
 // A rank sends at most half the rotations ahead of what it has taken. A rank that has a peer's chunk c therefore knows
 // that the peer has taken chunk c - depth / 2 of all ranks, so no credits are needed. In place, a chunk is stored once
 // all of it has been sent.
@@ -64,12 +74,7 @@ void all_to_all_in_lanes(ProgramBuilder& b, const Shape& shape, const LevelTree&
   for (const bool near : {false, true}) {
     if (any[near]) b.wait(rank, kSent[near]);
   }
-  b.copy(out(rank, rank), in(rank, rank));
-  for (uint32_t i = 1; i < shape.n_ranks; ++i) {
-    const uint32_t p = b.before(i);
-    b.wait(p, kData);
-    b.copy(out(rank, p), slot(rank, p));
-  }
+  take_blocks(b, shape, rank, in(rank, rank));
   for (const bool near : {false, true}) {
     if (any[near]) b.signal(rank, kTaken[near]);
   }
@@ -82,12 +87,7 @@ void all_to_all(ProgramBuilder& b, const Shape& shape, const LevelTree& tree, ui
     b.put(slot(p, rank), in(rank, p));
     b.signal(p, kData);
   }
-  b.copy(out(rank, rank), in(rank, rank));
-  for (uint32_t i = 1; i < shape.n_ranks; ++i) {
-    const uint32_t p = b.before(i);
-    b.wait(p, kData);
-    b.copy(out(rank, p), slot(rank, p));
-  }
+  take_blocks(b, shape, rank, in(rank, rank));
 }
 
 void all_gather(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
@@ -95,12 +95,7 @@ void all_gather(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_
     b.put(slot(b.after(i), rank), in(rank));
     b.signal(b.after(i), kData);
   }
-  b.copy(out(rank, rank), in(rank));
-  for (uint32_t i = 1; i < shape.n_ranks; ++i) {
-    const uint32_t p = b.before(i);
-    b.wait(p, kData);
-    b.copy(out(rank, p), slot(rank, p));
-  }
+  take_blocks(b, shape, rank, in(rank));
 }
 
 void reduce_scatter(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {

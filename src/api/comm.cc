@@ -130,17 +130,15 @@ moecclResult_t moecclCommSplit(moecclComm_t handle, int color, int key, moecclCo
 
 moecclResult_t moecclCommFinalize(moecclComm_t handle) {
   return with_comm(handle, [](Communicator& comm) -> Status {
-    MOECCL_TRY(comm.wait_idle());
+    comm.wait_idle();
     return comm.usable();
   });
 }
 
 moecclResult_t moecclCommDestroy(moecclComm_t handle) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_TRY(api::not_in_group(CommTable::get(), handle, "communicator",
-                                 [](Communicator& c) -> comm::GroupHolds& { return c.group_holds(); }));
-    return api::destroy(CommTable::get(), handle, "comm", "communicator",
-                        [](Communicator& comm) { return comm.wait_idle(); });
+    MOECCL_TRY(api::not_in_group<CommTable>(handle, "communicator"));
+    return api::destroy<CommTable>(handle, {"comm", "communicator"}, [](Communicator& comm) { comm.wait_idle(); });
   });
 }
 
@@ -232,9 +230,8 @@ moecclResult_t moecclStreamSynchronize(moecclStream_t handle) {
 
 moecclResult_t moecclStreamDestroy(moecclStream_t handle) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_TRY(api::not_in_group(StreamTable::get(), handle, "stream",
-                                 [](comm::HostStream& s) -> comm::GroupHolds& { return s.group_holds(); }));
-    return api::destroy(StreamTable::get(), handle, "stream", "stream");
+    MOECCL_TRY(api::not_in_group<StreamTable>(handle, "stream"));
+    return api::destroy<StreamTable>(handle, {"stream", "stream"}, [](comm::HostStream&) {});
   });
 }
 

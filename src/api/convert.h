@@ -3,7 +3,7 @@
 // message.
 #pragma once
 
-#include <cstring>
+#include <memory>
 #include <string>
 
 #include "moeccl/moeccl.h"
@@ -31,43 +31,48 @@ moecclResult_t guarded(comm::Communicator* comm, Body&& body) {
   return finish(status, comm);
 }
 
-// Returns the object of a live handle that was made in this process, or an error for the caller. `name` is the
-// argument's name, `kind` what it refers to, and `maker` the function that makes one.
-template <class T, class H, uint64_t kKind>
-Result<T*> live(const HandleTable<T, H, kKind>& table, H handle, const char* name, const char* kind,
-                const char* maker) {
-  T* found = table.find(handle);
+// What messages call a handle: the argument's name, what it refers to, the function that makes one, and whose
+// communicator its object has. The type of a table's objects has them as kWords.
+struct Words {
+  const char *name, *kind, *maker = nullptr, *whose = nullptr;
+};
+// Returns the object of a live handle that was made in this process, or an error for the caller.
+template <class Table>
+Result<typename Table::Object*> live(typename Table::Handle handle) {
+  const Words& words = Table::Object::kWords;
+  auto* const found = Table::get().find(handle);
   if (found == nullptr) {
-    return error(moecclInvalidArgument, "{} is {}{}: give one of {}", name, handle == nullptr ? "NULL" : "not a live ",
-                 handle == nullptr ? "" : kind, maker);
+    return error(moecclInvalidArgument, "{} is {}{}: give one of {}", words.name,
+                 handle == nullptr ? "NULL" : "not a live ", handle == nullptr ? "" : words.kind, words.maker);
   }
-  if (table.inherited(handle)) {
+  if (Table::get().inherited(handle)) {
     return error(moecclInvalidUsage, "{} belongs to the process that this one was forked from: make one here with {}",
-                 name, maker);
+                 words.name, words.maker);
   }
   return found;
 }
-// Destroys the object of a handle after `before` (a Status of T&) has waited for whatever still uses it. An object that
-// was made before this process was forked is only forgotten.
-template <class T, class H, uint64_t kKind, class Before>
-Status destroy(HandleTable<T, H, kKind>& table, H handle, const char* name, const char* kind, Before&& before) {
+// Destroys the object of a handle after `before` (of a T&) has waited for whatever still uses it. An object that was
+// made before this process was forked is only forgotten.
+template <class Table, class Before>
+Status destroy(typename Table::Handle handle, const Words& words, Before&& before) {
   if (handle == nullptr) return {};
-  auto taken = table.take(handle);
-  if (!taken) return error(moecclInvalidArgument, "{} is not a live {}: was it destroyed before?", name, kind);
-  return taken.inherited() ? Status() : before(*taken.get());
+  auto taken = Table::get().take(handle);
+  if (!taken)
+    return error(moecclInvalidArgument, "{} is not a live {}: was it destroyed before?", words.name, words.kind);
+  if (!taken.inherited()) before(*taken.get());
+  return {};
 }
-template <class T, class H, uint64_t kKind>
-Status destroy(HandleTable<T, H, kKind>& table, H handle, const char* name, const char* kind) {
-  return destroy(table, handle, name, kind, [](T&) { return Status(); });
+template <class Table>
+Status destroy(typename Table::Handle handle) {
+  return destroy<Table>(handle, Table::Object::kWords, [](auto&) {});
 }
 
-// Returns InvalidUsage if open groups have calls that use the object of a live handle. holds_of(T&) returns its
-// GroupHolds.
+// Returns InvalidUsage if open groups have calls that use the object of a live handle.
 Status not_in_group(const comm::GroupHolds& holds, const char* what);
-template <class T, class H, uint64_t kKind, class HoldsOf>
-Status not_in_group(HandleTable<T, H, kKind>& table, H handle, const char* what, HoldsOf&& holds_of) {
-  const auto object = table.pin(handle);
-  return object.get() != nullptr ? not_in_group(holds_of(*object.get()), what) : Status();
+template <class Table>
+Status not_in_group(typename Table::Handle handle, const char* what) {
+  const auto object = Table::get().pin(handle);
+  return object.get() != nullptr ? not_in_group(object.get()->group_holds(), what) : Status();
 }
 // Passes on the result of a call that other ranks make too. If the calling thread has an open group, a failed result is
 // kept for the end of the group, which then issues nothing.
@@ -87,10 +92,40 @@ moecclResult_t with_comm(moecclComm_t handle, Body&& body, const char* whose = n
     return finish(whose == nullptr ? std::move(s) : std::move(s).with_context(format("{} communicator", whose)));
   return guarded(comm, [&]() -> Status { return body(*comm); });
 }
-// Operations that still run on streams use a handle's tables. A communicator that is gone runs nothing. A failure is
-// reported where the operation was waited for; here only its end matters.
-inline void wait_for_operations(moecclComm_t comm) {
-  if (comm::Communicator* c = CommTable::get().find(comm); c != nullptr) (void)c->wait_idle();
+// Calls `body` with the object of a live handle and its live communicator, or reports the bad handle.
+template <class Table, class Body>
+moecclResult_t with(typename Table::Handle handle, Body&& body) {
+  const auto found = live<Table>(handle);
+  if (!found.ok()) return finish(found.status());
+  auto& made = *found.value();
+  return with_comm(
+      made.comm(), [&](comm::Communicator& comm) { return body(made.object(), comm); }, Table::Object::kWords.whose);
+}
+// Destroys an object whose tables are used by operations that still run on streams. A communicator that is gone runs
+// nothing. A failure is reported where the operation was waited for; here only its end matters.
+template <class Table>
+Status destroy_idle(typename Table::Handle handle) {
+  return destroy<Table>(handle, Table::Object::kWords, [](auto& made) {
+    if (comm::Communicator* comm = CommTable::get().find(made.comm()); comm != nullptr) comm->wait_idle();
+  });
+}
+// An object that was made with a communicator.
+template <class T>
+struct OnComm {
+  moecclComm_t comm() const { return comm_handle; }
+  T& object() const { return *owned; }
+  moecclComm_t comm_handle = nullptr;
+  std::unique_ptr<T> owned;
+};
+// Gives the caller the handle of an object that was made with a communicator.
+template <class Table, class T>
+Status give_handle(typename Table::Handle* out, moecclComm_t comm, Result<std::unique_ptr<T>> made) {
+  MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<T> object, std::move(made));
+  auto handle = std::make_unique<typename Table::Object>();
+  handle->comm_handle = comm;
+  handle->owned = std::move(object);
+  MOECCL_ASSIGN_OR_RETURN(*out, Table::get().add(std::move(handle)));
+  return {};
 }
 // NULL is the blocking stream, for which *stream becomes null. `comm` is the communicator that will use the stream;
 // null for none. Its next call, if it has no bytes, is on the stream's kind of memory.

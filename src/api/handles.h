@@ -39,6 +39,8 @@ class HandleTable {
   }
 
  public:
+  using Object = T;
+  using Handle = H;
   static constexpr uint32_t kSlots = 1u << 14;
 
   static HandleTable& get() {

@@ -14,9 +14,7 @@ using comm::Communicator;
 
 namespace {
 
-using api::HybridHandle;
 using api::HybridTable;
-using api::with_hybrid;
 
 Status create_layer(const comm::Hybrid& hybrid, moecclMoe_t* moe, moecclComm_t comm_handle, Communicator& comm,
                     const moecclMoeConfig_t* given) {
@@ -44,32 +42,24 @@ moecclResult_t moecclHybridCreate(moecclHybrid_t* hybrid, moecclComm_t comm_hand
   return api::with_comm(comm_handle, [&](Communicator& comm) -> Status {
     MOECCL_TRY(api::clear(hybrid, "hybrid", "the address of a moecclHybrid_t"));
     MOECCL_TRY(api::outside_groups("moecclHybridCreate"));
-    auto handle = std::make_unique<HybridHandle>();
-    handle->comm_handle = comm_handle;
-    MOECCL_ASSIGN_OR_RETURN(handle->hybrid, comm::Hybrid::create(comm, config));
-    MOECCL_ASSIGN_OR_RETURN(*hybrid, HybridTable::get().add(std::move(handle)));
-    return {};
+    return api::give_handle<HybridTable>(hybrid, comm_handle, comm::Hybrid::create(comm, config));
   });
 }
 
 moecclResult_t moecclHybridDestroy(moecclHybrid_t hybrid) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_TRY(api::not_in_group(HybridTable::get(), hybrid, "placement",
-                                 [](HybridHandle& h) -> comm::GroupHolds& { return h.hybrid->group_holds(); }));
-    return api::destroy(HybridTable::get(), hybrid, "hybrid", "placement", [](HybridHandle& h) {
-      api::wait_for_operations(h.comm_handle);
-      return Status();
-    });
+    MOECCL_TRY(api::not_in_group<HybridTable>(hybrid, "placement"));
+    return api::destroy_idle<HybridTable>(hybrid);
   });
 }
 
 moecclResult_t moecclHybridGetInfo(moecclHybrid_t hybrid, moecclHybridInfo_t* info) {
-  return with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator&) { return h.info(info); });
+  return api::with<HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator&) { return h.info(info); });
 }
 
 moecclResult_t moecclHybridMoeCreate(moecclMoe_t* moe, moecclHybrid_t hybrid, moecclComm_t comm_handle,
                                      const moecclMoeConfig_t* config) {
-  return with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator&) {
+  return api::with<HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator&) {
     return api::make_on(comm_handle,
                         [&](Communicator& comm) { return create_layer(h, moe, comm_handle, comm, config); });
   });
@@ -77,7 +67,7 @@ moecclResult_t moecclHybridMoeCreate(moecclMoe_t* moe, moecclHybrid_t hybrid, mo
 
 moecclResult_t moecclHybridGather(moecclHybrid_t hybrid, const void* own, void* held, size_t expert_bytes,
                                   moecclStream_t stream) {
-  return api::member_of_group(with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator& comm) {
+  return api::member_of_group(api::with<HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator& comm) {
     return api::issue(comm, stream, &h.group_holds(),
                       [&](exec::Operation& op) { return h.prepare_gather(own, held, expert_bytes, op); });
   }));
@@ -85,7 +75,7 @@ moecclResult_t moecclHybridGather(moecclHybrid_t hybrid, const void* own, void* 
 
 moecclResult_t moecclHybridReduce(moecclHybrid_t hybrid, const void* held, void* own, size_t count,
                                   moecclDataType_t type, moecclStream_t stream) {
-  return api::member_of_group(with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator& comm) {
+  return api::member_of_group(api::with<HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator& comm) {
     return api::issue(comm, stream, &h.group_holds(),
                       [&](exec::Operation& op) { return h.prepare_reduce(held, own, count, type, op); });
   }));
@@ -93,7 +83,7 @@ moecclResult_t moecclHybridReduce(moecclHybrid_t hybrid, const void* held, void*
 
 moecclResult_t moecclHybridExplain(moecclHybrid_t hybrid, size_t expert_bytes, char* text, size_t text_bytes,
                                    size_t* needed) {
-  return with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator&) -> Status {
+  return api::with<HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator&) -> Status {
     return api::give_text(h.explain(expert_bytes), text, text_bytes, needed);
   });
 }

@@ -63,17 +63,6 @@ Status query_size(const moecclMoeConfig_t* given, int n_ranks, const char* topol
   return {};
 }
 
-// Calls `body` with a live routing whose communicator is live too.
-template <class Body>
-moecclResult_t with_routing(moecclRouting_t handle, Body&& body) {
-  const Result<RoutingHandle*> found =
-      api::live(RoutingTable::get(), handle, "routing", "routing", "moecclRoutingCreate");
-  if (!found.ok()) return api::finish(found.status());
-  RoutingHandle& routing = *found.value();
-  return api::with_comm(
-      routing.layer->comm_handle, [&](Communicator& comm) { return body(routing.routing, comm); }, "the routing's");
-}
-
 // Makes a table readable for the host, by a copy if it is in CUDA memory.
 template <class T>
 Status to_host(Communicator& comm, const T** table, size_t n, std::vector<T>& copy) {
@@ -145,12 +134,12 @@ moecclResult_t moecclMoeCreate(moecclMoe_t* moe, moecclComm_t comm_handle, const
 }
 
 moecclResult_t moecclMoeDestroy(moecclMoe_t moe) {
-  return api::guarded(nullptr, [&] { return api::destroy(LayerTable::get(), moe, "moe", "layer"); });
+  return api::guarded(nullptr, [&] { return api::destroy<LayerTable>(moe); });
 }
 
 moecclResult_t moecclRoutingCreate(moecclRouting_t* routing, moecclMoe_t moe, const int32_t* topk_index,
                                    const float* topk_weight, size_t n_tokens) {
-  return api::with_layer(moe, [&](const std::shared_ptr<Layer>& layer, Communicator& comm) -> Status {
+  return api::with<LayerTable>(moe, [&](const std::shared_ptr<Layer>& layer, Communicator& comm) -> Status {
     MOECCL_TRY(api::clear(routing, "routing", "the address of a moecclRouting_t"));
     auto made = std::make_unique<RoutingHandle>(layer);
     MOECCL_TRY(update(made->routing, comm, topk_index, topk_weight, n_tokens));
@@ -161,66 +150,63 @@ moecclResult_t moecclRoutingCreate(moecclRouting_t* routing, moecclMoe_t moe, co
 
 moecclResult_t moecclRoutingUpdate(moecclRouting_t routing, const int32_t* topk_index, const float* topk_weight,
                                    size_t n_tokens) {
-  return with_routing(routing, [&](comm::MoeRouting& r, Communicator& comm) {
+  return api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator& comm) {
     return update(r, comm, topk_index, topk_weight, n_tokens);
   });
 }
 
 moecclResult_t moecclRoutingUpdateOnStream(moecclRouting_t routing, const int32_t* topk_index, const float* topk_weight,
                                            size_t n_tokens, const uint64_t* n_tokens_device, moecclStream_t stream) {
-  return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) {
+  return api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) {
     return r.update_on_stream({topk_index, topk_weight, n_tokens, n_tokens_device}, stream);
   });
 }
 
 moecclResult_t moecclRoutingDestroy(moecclRouting_t routing) {
-  return api::guarded(nullptr, [&] {
-    return api::destroy(RoutingTable::get(), routing, "routing", "routing", [](RoutingHandle& r) -> Status {
-      api::wait_for_operations(*r.layer);
-      return {};
-    });
-  });
+  return api::guarded(nullptr, [&] { return api::destroy_idle<RoutingTable>(routing); });
 }
 
 moecclResult_t moecclRoutingGetInfo(moecclRouting_t routing, moecclRoutingInfo_t* info) {
-  return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) { return r.info(info); });
+  return api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) { return r.info(info); });
 }
 
 moecclResult_t moecclRoutingGetDeviceInfo(moecclRouting_t routing, moecclRoutingDeviceInfo_t* info) {
-  return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) { return r.device_info(info); });
+  return api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) { return r.device_info(info); });
 }
 
 moecclResult_t moecclDispatch(moecclRouting_t routing, const void* in, void* out, moecclStream_t stream) {
-  return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) { return r.dispatch(in, out, stream); });
+  return api::with<RoutingTable>(routing,
+                                 [&](comm::MoeRouting& r, Communicator&) { return r.dispatch(in, out, stream); });
 }
 
 moecclResult_t moecclDispatchScaled(moecclRouting_t routing, const void* in, const void* in_scales, void* out,
                                     void* out_scales, moecclStream_t stream) {
-  return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) {
+  return api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) {
     return r.dispatch_scaled(in, out, {in_scales, out_scales, 0}, stream);
   });
 }
 
 moecclResult_t moecclCombine(moecclRouting_t routing, const void* in, void* out, moecclStream_t stream) {
-  return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) { return r.combine(in, out, stream); });
+  return api::with<RoutingTable>(routing,
+                                 [&](comm::MoeRouting& r, Communicator&) { return r.combine(in, out, stream); });
 }
 
 moecclResult_t moecclDispatchBackward(moecclRouting_t routing, const void* grad_out, void* grad_in,
                                       moecclStream_t stream) {
-  return with_routing(
+  return api::with<RoutingTable>(
       routing, [&](comm::MoeRouting& r, Communicator&) { return r.dispatch_backward(grad_out, grad_in, stream); });
 }
 
 moecclResult_t moecclCombineBackward(moecclRouting_t routing, const void* grad_out, void* grad_in, const void* in,
                                      float* grad_weight, moecclStream_t stream) {
-  return with_routing(routing, [&](comm::MoeRouting& r, Communicator& comm) {
+  return api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator& comm) {
     const auto n = [&] { return n_weights(r); };
     return api::combine_backward(r, comm, {grad_out, grad_in, in, grad_weight}, n, stream);
   });
 }
 
 moecclResult_t moecclMoeExplain(moecclRouting_t routing, char* text, size_t text_bytes, size_t* needed) {
-  return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) -> Status {
+  return api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) -> Status {
     return api::give_text(r.explain(), text, text_bytes, needed);
   });
 }

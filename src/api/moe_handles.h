@@ -20,25 +20,21 @@ struct Layer {
   std::unique_ptr<comm::MoeLayer> moe;
 };
 struct LayerHandle {
+  static constexpr Words kWords{"moe", "layer", "moecclMoeCreate", "the layer's"};
+  moecclComm_t comm() const { return layer->comm_handle; }
+  const std::shared_ptr<Layer>& object() const { return layer; }
   std::shared_ptr<Layer> layer;
 };
 struct RoutingHandle {
+  static constexpr Words kWords{"routing", "routing", "moecclRoutingCreate", "the routing's"};
   explicit RoutingHandle(std::shared_ptr<Layer> l) : layer(std::move(l)), routing(*layer->moe) {}
+  moecclComm_t comm() const { return layer->comm_handle; }
+  comm::MoeRouting& object() { return routing; }
   std::shared_ptr<Layer> layer;
   comm::MoeRouting routing;
 };
 using LayerTable = HandleTable<LayerHandle, moecclMoe_t, 0xC3>;
 using RoutingTable = HandleTable<RoutingHandle, moecclRouting_t, 0xC4>;
-
-// Calls `body` with a live layer and its live communicator, or reports the bad handle.
-template <class Body>
-moecclResult_t with_layer(moecclMoe_t moe, Body&& body) {
-  const Result<LayerHandle*> found = live(LayerTable::get(), moe, "moe", "layer", "moecclMoeCreate");
-  if (!found.ok()) return finish(found.status());
-  const std::shared_ptr<Layer>& layer = found.value()->layer;
-  return with_comm(
-      layer->comm_handle, [&](comm::Communicator& comm) { return body(layer, comm); }, "the layer's");
-}
 
 // Runs a backward pass of combine. The gradient of the weights, which has n_weights() elements, is gathered on the
 // host.
@@ -53,7 +49,5 @@ Status combine_backward(Object& object, comm::Communicator& comm, comm::MoeRouti
   MOECCL_TRY(object.combine_backward(g, stream));
   return comm.copy_across(device, weights.data(), n * sizeof(float));
 }
-
-inline void wait_for_operations(const Layer& layer) { wait_for_operations(layer.comm_handle); }
 
 }  // namespace moeccl::api

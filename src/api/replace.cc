@@ -15,6 +15,9 @@ using comm::MoeReplacement;
 namespace {
 
 struct ReplacementHandle {
+  static constexpr api::Words kWords{"replacement", "replacement", "moecclReplaceCreate", "the replacement's"};
+  moecclComm_t comm() const { return layer->comm_handle; }
+  const ReplacementHandle& object() const { return *this; }
   std::shared_ptr<api::Layer> layer;
   std::unique_ptr<MoeReplacement> replacement;
   moecclRouting_t routing = nullptr;  // of the current step
@@ -25,23 +28,18 @@ using ReplacementTable = api::HandleTable<ReplacementHandle, moecclReplacement_t
 // also be live.
 template <class Body>
 moecclResult_t with_replacement(moecclReplacement_t handle, Body&& body, bool begins = false) {
-  const Result<ReplacementHandle*> found =
-      api::live(ReplacementTable::get(), handle, "replacement", "replacement", "moecclReplaceCreate");
-  if (!found.ok()) return api::finish(found.status());
-  const ReplacementHandle& r = *found.value();
-  const auto checked = [&](Communicator& comm) -> Status {
+  return api::with<ReplacementTable>(handle, [&](const ReplacementHandle& r, Communicator& comm) -> Status {
     if (!begins && r.routing != nullptr && api::RoutingTable::get().find(r.routing) == nullptr)
       return error(moecclInvalidUsage, "the step's routing was destroyed: keep it until the step's last call");
     return body(*r.replacement, comm);
-  };
-  return api::with_comm(r.layer->comm_handle, checked, "the replacement's");
+  });
 }
 
 }  // namespace
 
 moecclResult_t moecclReplaceCreate(moecclReplacement_t* replacement, moecclMoe_t moe,
                                    const moecclReplaceConfig_t* config) {
-  return api::with_layer(moe, [&](const std::shared_ptr<api::Layer>& layer, Communicator&) -> Status {
+  return api::with<api::LayerTable>(moe, [&](const std::shared_ptr<api::Layer>& layer, Communicator&) -> Status {
     MOECCL_TRY(api::clear(replacement, "replacement", "the address of a moecclReplacement_t"));
     MOECCL_TRY(api::outside_groups("moecclReplaceCreate"));
     auto made = std::make_unique<ReplacementHandle>(ReplacementHandle{layer, nullptr, nullptr});
@@ -52,21 +50,14 @@ moecclResult_t moecclReplaceCreate(moecclReplacement_t* replacement, moecclMoe_t
 }
 
 moecclResult_t moecclReplaceDestroy(moecclReplacement_t replacement) {
-  return api::guarded(nullptr, [&] {
-    return api::destroy(ReplacementTable::get(), replacement, "replacement", "replacement",
-                        [](ReplacementHandle& r) -> Status {
-                          api::wait_for_operations(*r.layer);
-                          return {};
-                        });
-  });
+  return api::guarded(nullptr, [&] { return api::destroy_idle<ReplacementTable>(replacement); });
 }
 
 moecclResult_t moecclReplaceBegin(moecclReplacement_t replacement, moecclRouting_t routing, const int32_t* next,
                                   const int32_t* placement) {
   const auto begin = [&](MoeReplacement& r, Communicator&) -> Status {
     MOECCL_TRY(api::outside_groups("moecclReplaceBegin"));
-    MOECCL_ASSIGN_OR_RETURN(api::RoutingHandle * found,
-                            api::live(api::RoutingTable::get(), routing, "routing", "routing", "moecclRoutingCreate"));
+    MOECCL_ASSIGN_OR_RETURN(api::RoutingHandle * found, api::live<api::RoutingTable>(routing));
     ReplacementTable::get().find(replacement)->routing = routing;
     return r.begin(found->routing, next, placement);
   };

@@ -49,6 +49,7 @@ struct OwnedProblem {
 
 class BackgroundSolver {
  public:
+  static constexpr api::Words kWords{"solver", "solver", "moecclSampleSolverCreate"};
   BackgroundSolver() : thread_(driver::started_thread("moeccl-solve", [this] { run(); })) {}
   ~BackgroundSolver() {
     {
@@ -186,10 +187,6 @@ class BackgroundSolver {
 
 using SolverTable = api::HandleTable<BackgroundSolver, moecclSampleSolver_t, 0xC9>;
 
-Result<BackgroundSolver*> find(moecclSampleSolver_t handle) {
-  return api::live(SolverTable::get(), handle, "solver", "solver", "moecclSampleSolverCreate");
-}
-
 }  // namespace
 
 moecclResult_t moecclSampleSolverCreate(moecclSampleSolver_t* solver) {
@@ -202,7 +199,7 @@ moecclResult_t moecclSampleSolverCreate(moecclSampleSolver_t* solver) {
 
 moecclResult_t moecclSampleSolverSubmit(moecclSampleSolver_t handle, const moecclSampleProblem_t* problem) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(BackgroundSolver * solver, find(handle));
+    MOECCL_ASSIGN_OR_RETURN(BackgroundSolver * solver, api::live<SolverTable>(handle));
     MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t p, api::take(problem, solve::checked));
     solver->submit(p);
     return {};
@@ -212,7 +209,7 @@ moecclResult_t moecclSampleSolverSubmit(moecclSampleSolver_t handle, const moecc
 moecclResult_t moecclSampleSolverFetch(moecclSampleSolver_t handle, double deadline_us, int32_t* placement,
                                        moecclSampleAnswer_t* answer, moecclAnswerSource_t* source) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(BackgroundSolver * solver, find(handle));
+    MOECCL_ASSIGN_OR_RETURN(BackgroundSolver * solver, api::live<SolverTable>(handle));
     if (deadline_us != deadline_us)
       return error(moecclInvalidArgument, "deadline_us is not a number: give microseconds");
     if (solver->n_samples() > 0) MOECCL_TRY(api::require(placement, "placement", "room for n_samples devices"));
@@ -225,5 +222,5 @@ moecclResult_t moecclSampleSolverFetch(moecclSampleSolver_t handle, double deadl
 }
 
 moecclResult_t moecclSampleSolverDestroy(moecclSampleSolver_t handle) {
-  return api::guarded(nullptr, [&] { return api::destroy(SolverTable::get(), handle, "solver", "solver"); });
+  return api::guarded(nullptr, [&] { return api::destroy<SolverTable>(handle); });
 }

@@ -123,7 +123,7 @@ moecclResult_t moecclPriceLayout(const moecclLayoutProblem_t* problem, const moe
     MOECCL_ASSIGN_OR_RETURN(const moecclLayoutProblem_t p, adopt(problem, "problem"));
     MOECCL_TRY(solve::check(p));
     MOECCL_TRY(api::require(layout, "layout", "a moecclLayout_t of moecclSolveLayout"));
-    MOECCL_TRY(solve::check(*layout));
+    MOECCL_TRY(solve::check(p, *layout));
     MOECCL_TRY(check_out(cost, "cost"));
     moecclLayout_t priced = *layout;
     solve::price_layout(p, priced);

@@ -14,21 +14,10 @@ using comm::Communicator;
 
 namespace {
 
-struct SwapHandle {
-  moecclComm_t comm_handle;
-  std::unique_ptr<comm::ExpertSwap> swap;
+struct SwapHandle : api::OnComm<comm::ExpertSwap> {
+  static constexpr api::Words kWords{"swap", "object of expert swap", "moecclExpertSwapCreate", "the expert swap's"};
 };
 using SwapTable = api::HandleTable<SwapHandle, moecclExpertSwap_t, 0xCA>;
-
-template <class Body>
-moecclResult_t with_swap(moecclExpertSwap_t handle, Body&& body) {
-  const Result<SwapHandle*> found =
-      api::live(SwapTable::get(), handle, "swap", "object of expert swap", "moecclExpertSwapCreate");
-  if (!found.ok()) return api::finish(found.status());
-  comm::ExpertSwap& swap = *found.value()->swap;
-  return api::with_comm(
-      found.value()->comm_handle, [&](Communicator&) { return body(swap); }, "the expert swap's");
-}
 
 }  // namespace
 
@@ -37,24 +26,19 @@ moecclResult_t moecclExpertSwapCreate(moecclExpertSwap_t* swap, moecclComm_t com
   return api::with_comm(comm_handle, [&](Communicator& comm) -> Status {
     MOECCL_TRY(api::clear(swap, "swap", "the address of a moecclExpertSwap_t"));
     MOECCL_TRY(api::outside_groups("moecclExpertSwapCreate"));
-    auto handle = std::make_unique<SwapHandle>();
-    handle->comm_handle = comm_handle;
-    MOECCL_ASSIGN_OR_RETURN(handle->swap, comm::ExpertSwap::create(comm, config));
-    MOECCL_ASSIGN_OR_RETURN(*swap, SwapTable::get().add(std::move(handle)));
-    return {};
+    return api::give_handle<SwapTable>(swap, comm_handle, comm::ExpertSwap::create(comm, config));
   });
 }
 
 moecclResult_t moecclExpertSwapDestroy(moecclExpertSwap_t swap) {
-  return api::guarded(nullptr, [&] { return api::destroy(SwapTable::get(), swap, "swap", "object of expert swap"); });
+  return api::guarded(nullptr, [&] { return api::destroy<SwapTable>(swap); });
 }
 
 moecclResult_t moecclExpertSwapAttach(moecclExpertSwap_t swap, moecclMoe_t moe, const moecclSwapTensor_t* tensors,
                                       int32_t n_tensors, const int32_t* slot_of, int32_t* layer) {
-  return with_swap(swap, [&](comm::ExpertSwap& s) -> Status {
+  return api::with<SwapTable>(swap, [&](comm::ExpertSwap& s, Communicator&) -> Status {
     MOECCL_TRY(api::outside_groups("moecclExpertSwapAttach"));
-    MOECCL_ASSIGN_OR_RETURN(api::LayerHandle * found,
-                            api::live(api::LayerTable::get(), moe, "moe", "layer", "moecclMoeCreate"));
+    MOECCL_ASSIGN_OR_RETURN(api::LayerHandle * found, api::live<api::LayerTable>(moe));
     Communicator* of_layer = nullptr;
     if (Status alive = api::find_comm(found->layer->comm_handle, &of_layer); !alive.ok())
       return std::move(alive).with_context("the layer's communicator");
@@ -66,20 +50,20 @@ moecclResult_t moecclExpertSwapAttach(moecclExpertSwap_t swap, moecclMoe_t moe, 
 }
 
 moecclResult_t moecclExpertSwapBegin(moecclExpertSwap_t swap) {
-  return with_swap(swap, [&](comm::ExpertSwap& s) { return s.begin(); });
+  return api::with<SwapTable>(swap, [&](comm::ExpertSwap& s, Communicator&) { return s.begin(); });
 }
 
 moecclResult_t moecclExpertSwapTest(moecclExpertSwap_t swap, int32_t* done) {
-  return with_swap(swap, [&](comm::ExpertSwap& s) { return s.test(done); });
+  return api::with<SwapTable>(swap, [&](comm::ExpertSwap& s, Communicator&) { return s.test(done); });
 }
 
 moecclResult_t moecclExpertSwapFinish(moecclExpertSwap_t swap, int32_t* n_swaps) {
-  return with_swap(swap, [&](comm::ExpertSwap& s) -> Status {
+  return api::with<SwapTable>(swap, [&](comm::ExpertSwap& s, Communicator&) -> Status {
     MOECCL_TRY(api::outside_groups("moecclExpertSwapFinish"));
     return s.finish(n_swaps);
   });
 }
 
 moecclResult_t moecclExpertSwapGetInfo(moecclExpertSwap_t swap, int32_t layer, moecclExpertSwapInfo_t* info) {
-  return with_swap(swap, [&](comm::ExpertSwap& s) { return s.info(layer, info); });
+  return api::with<SwapTable>(swap, [&](comm::ExpertSwap& s, Communicator&) { return s.info(layer, info); });
 }

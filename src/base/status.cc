@@ -33,7 +33,11 @@ Status caught(const std::exception& thrown) noexcept {
 Status system_error(const std::string& what, int error_number) {
   const Code code = error_number == ENOMEM ? moecclOutOfMemory : moecclSystemError;
   const char* remedy = "";
-  if (error_number == EMFILE) remedy = ": this process may not open more files; raise the limit (ulimit -n)";
+  if (error_number == EMFILE)
+    remedy =
+        ": this process may not open more files; raise the limit, also the hard one (ulimit -n). Each communicator "
+        "takes "
+        "up to 16 for each rank of another host, with CUDA memory up to 48";
   if (error_number == ENFILE) remedy = ": the machine's table of open files is full (fs.file-max)";
   return Status(code, what + ": " + std::generic_category().message(error_number) + remedy);
 }

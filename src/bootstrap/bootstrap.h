@@ -56,9 +56,13 @@ struct RootOptions {
 class Root {
  public:
   static Result<std::unique_ptr<Root>> start(const RootOptions& options);
+  // Starts a root that ends by itself, and returns its id. While its place is taken, as it is for a moment by the root
+  // of this job's previous communicator, it tries again until `until`; `cancelled`, which may be empty, ends that.
+  static Result<moecclUniqueId> start_detached(const RootOptions& options, Deadline until,
+                                               const std::function<Status()>& cancelled = {});
   // Ends the thread at once. Ranks that still need it get an error.
   ~Root();
-  // Lets the root end by itself, without an owner. For GetUniqueId, which has no handle to keep it in.
+  // Lets the root end by itself, without an owner.
   static void detach(std::unique_ptr<Root> root);
 
   const moecclUniqueId& id() const;
@@ -94,7 +98,8 @@ struct JoinOptions {
   std::function<Status()> others_alive;
   // At a meeting of survivors: returns the ranks that, in this rank's view, cannot come any more. Called periodically.
   std::function<RankSet()> gone;
-  // Called periodically as long as the session waits for others, also later: a failure ends it, as others_alive does.
+  // Called periodically as long as the session waits, also for the root's answer and later: a failure ends it, as
+  // others_alive does.
   std::function<Status()> cancelled = {};
 };
 

@@ -237,7 +237,7 @@ bool ServerHandshake::on_proof(HandshakeFrameView proof) {
 }
 
 Result<Authenticated> client_handshake(int fd, const Key& key, const Party& self, Role expected, Deadline deadline,
-                                       int watch) {
+                                       const driver::Watch& watch) {
   MOECCL_ASSIGN_OR_RETURN(const Fresh fresh, Fresh::make(self.exchanges_keys));
   ClientHandshake client(key, self, fresh);
   MOECCL_TRY(driver::send_all(fd, client.hello(), deadline, watch));

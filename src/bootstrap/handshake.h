@@ -31,7 +31,7 @@ namespace moeccl::bootstrap {
 
 // Increased when frames or rounds change. The layout of the frames up to a refusal and its proof (magic, version,
 // claims, nonce, MAC) stays the same forever.
-inline constexpr uint16_t kProtocolVersion = 4;
+inline constexpr uint16_t kProtocolVersion = 5;
 
 enum class Role : uint8_t { kMember = 1, kRoot = 2, kLinkClient = 3, kLinkServer = 4 };
 
@@ -140,10 +140,10 @@ bool starts_like_handshake(std::span<const std::byte> bytes);
 // "protocol 2 (library 10203)"
 std::string version_text(const Party& party);
 
-// Runs the client's side over a connected socket and blocks. For `watch`, see driver::recv_exact. RemoteError: the peer
-// closed the connection without an answer.
+// Runs the client's side over a connected socket and blocks. RemoteError: the peer closed the connection without an
+// answer.
 Result<Authenticated> client_handshake(int fd, const Key& key, const Party& self, Role expected, Deadline deadline,
-                                       int watch = -1);
+                                       const driver::Watch& watch = {});
 
 // Returns HMAC-SHA256(key, label), an independent key for another purpose.
 Key derive_key(std::span<const std::byte> key, std::string_view label);

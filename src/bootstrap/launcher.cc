@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "src/base/env.h"
+#include "src/base/hex.h"
 #include "src/base/log.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/handout.h"
@@ -148,11 +149,6 @@ std::string contradiction_of(const EnvironmentReader& read, const LauncherInfo& 
   return "";
 }
 
-bool is_loopback_name(const std::string& host) {
-  return host.starts_with("127.") || host == "localhost" || host.starts_with("localhost.") || host == "ip6-localhost" ||
-         host == "::1" || host == "[::1]";
-}
-
 bool is_this_host(const std::string& host) {
   if (host == driver::host_identity().hostname) return true;
   const auto addresses = driver::resolve_all(host, 0);
@@ -165,12 +161,6 @@ bool meets_on_one_host(const LauncherInfo& info) {
   if (info.several_hosts_known()) return false;
   // The number of hosts is unknown. With a secret, the user is prepared for several; otherwise one is the usual case.
   return !has_secret() && (info.master_addr.empty() || is_this_host(info.master_addr));
-}
-
-std::string hex(std::span<const std::byte> bytes) {
-  std::string text;
-  for (const std::byte b : bytes) text += format("{:02x}", static_cast<unsigned>(b));
-  return text;
 }
 
 // Without a job name, the parent's pid identifies the job, because ranks of one launcher are children of one process.
@@ -202,20 +192,6 @@ std::string handout_name(const LauncherInfo& info, uint32_t count) {
 
 constexpr int64_t kRetryMs = 5;
 
-// The address may be taken for a moment, by the root of this job's previous communicator.
-Result<moecclUniqueId> start_root(const RootOptions& options, Deadline deadline) {
-  for (;;) {
-    Result<std::unique_ptr<Root>> root = Root::start(options);
-    if (root.ok()) {
-      const moecclUniqueId id = (*root)->id();
-      Root::detach(std::move(*root));
-      return id;
-    }
-    if (root.status().code() != moecclInvalidUsage || deadline.passed()) return std::move(root).status();
-    driver::sleep_ns(kRetryMs * 1'000'000);
-  }
-}
-
 std::string hint_on_one_host(const LauncherInfo& info) {
   if (known_by_parent(info)) {
     return ". Ranks whose parents are different processes, or that run in different containers, meet only with the "
@@ -237,7 +213,7 @@ Result<moecclUniqueId> meet_on_one_host(const LauncherInfo& info, uint32_t count
     options.timeout_ms = deadline.left_ms();
     options.handout_name = name;
     options.handout_to_these_pids = known_by_pid(info);
-    return start_root(options, deadline);
+    return Root::start_detached(options, deadline);
   }
   for (;;) {
     Result<moecclUniqueId> id = ask_for_handout(name, deadline, known_by_pid(info));
@@ -276,31 +252,9 @@ std::vector<driver::SocketAddress> all_of_interface(const driver::SocketAddress&
   return all;
 }
 
-// Returns rank 0's addresses. Many systems give a host's own name a loopback address (127.0.1.1), so where the name has
-// only such, this is rank 0's host. Other hosts may know it by the address of any of its interfaces.
-Result<std::vector<driver::SocketAddress>> master_addresses(const LauncherInfo& info) {
-  const uint16_t port = static_cast<uint16_t>((info.master_port != 0 ? info.master_port : kDefaultMasterPort) + 1);
-  MOECCL_ASSIGN_OR_RETURN(std::vector<driver::SocketAddress> all, driver::resolve_all(info.master_addr, port));
-  const std::string here = all.front().host();
-  const bool only_loopback = std::all_of(all.begin(), all.end(), std::mem_fn(&driver::SocketAddress::is_loopback));
-  if (only_loopback) {
-    const std::string& chosen = env().socket_addr;
-    const Result<std::string> own = chosen.empty() ? address_for_other_hosts(info) : chosen;
-    if (own.ok()) {
-      MOECCL_ASSIGN_OR_RETURN(const driver::SocketAddress address, driver::parse_ip_address(*own));
-      all = chosen.empty() ? all_of_interface(address) : std::vector{address};
-    }
-    for (driver::SocketAddress& address : all) address.set_port(port);
-    const bool unsure = chosen.empty() && has_several_networks();
-    log(unsure ? LogLevel::kWarn : LogLevel::kInfo, "MASTER_ADDR: \"{}\" is {} here; the ranks meet at {}{}",
-        info.master_addr, here, all.front().str(),
-        unsure ? ", which must be what the other hosts know it by: else give MASTER_ADDR that IP address" : "");
-  }
-  std::erase_if(all, [](const driver::SocketAddress& a) { return a.is_loopback() || a.is_any(); });
-  if (!all.empty()) return all;
-  return error(moecclInvalidArgument,
-               "MASTER_ADDR: \"{}\" is {} here, which other hosts cannot reach: give the IP address of rank 0's host",
-               info.master_addr, here);
+// Link-local addresses of IPv6 mean nothing without an interface, whose name may differ between hosts.
+bool is_for_this_host_only(const driver::SocketAddress& a) {
+  return a.is_loopback() || a.is_any() || a.is_link_local();
 }
 
 // Returns all but the first. An id has no room for many, and a rank that does not reach the first may lack its family.
@@ -324,23 +278,12 @@ Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, uint32_t cou
                  "the {} job runs on several hosts: set MASTER_ADDR to the address of rank 0's host on all ranks",
                  info.launcher);
   }
-  MOECCL_ASSIGN_OR_RETURN(std::vector<driver::SocketAddress> places, master_addresses(info));
-  // Rank 0 listens at those that are its own. If none is, it says so of the first.
-  if (info.rank == 0) std::stable_partition(places.begin(), places.end(), driver::is_local_address);
-  UniqueId id;
-  id.address = places.front();
-  id.others = one_of_each_family_first(places);
+  const uint16_t port = static_cast<uint16_t>((info.master_port != 0 ? info.master_port : kDefaultMasterPort) + 1);
+  MOECCL_ASSIGN_OR_RETURN(UniqueId id, place_of_rank_0("MASTER_ADDR", info.master_addr, port));
   const std::string label = format("moeccl env {} {} {}", info.job, info.n_ranks, count);
   MOECCL_ASSIGN_OR_RETURN(const Key secret, key_of_secret(info.job));
   id.key = derive_key(secret, label);
-  if (info.rank != 0) return encode_unique_id(id);
-  RootOptions options;
-  options.timeout_ms = deadline.left_ms();
-  options.socket_addr = id.address.str();
-  for (const driver::SocketAddress& other : id.others)
-    if (driver::is_local_address(other)) options.other_addrs.push_back(other);
-  options.key = id.key;
-  return start_root(options, deadline);
+  return info.rank == 0 ? Root::start_detached(root_at(id, deadline), deadline) : encode_unique_id(id);
 }
 
 }  // namespace
@@ -361,6 +304,55 @@ Result<LauncherInfo> detect_launcher() {
   return detect_launcher([](const char* name) -> const char* { return std::getenv(name); });
 }
 
+bool is_loopback_name(const std::string& host) {
+  return host.starts_with("127.") || host == "localhost" || host.starts_with("localhost.") || host == "ip6-localhost" ||
+         host == "::1" || host == "[::1]";
+}
+
+Result<UniqueId> place_of_rank_0(const char* said_by, const std::string& host, uint16_t port) {
+  MOECCL_ASSIGN_OR_RETURN(std::vector<driver::SocketAddress> all, driver::resolve_all(host, port));
+  const driver::SocketAddress here = all.front();
+  // Many systems give a host's own name a loopback address (127.0.1.1), so where the name has only such, this is rank
+  // 0's host. Other hosts may know it by the address of any of its interfaces.
+  if (std::all_of(all.begin(), all.end(), std::mem_fn(&driver::SocketAddress::is_loopback))) {
+    const std::string& chosen = env().socket_addr;
+    const Result<std::string> own = chosen.empty() ? address_for_other_hosts(LauncherInfo()) : chosen;
+    if (own.ok()) {
+      MOECCL_ASSIGN_OR_RETURN(const driver::SocketAddress address, driver::parse_ip_address(*own));
+      all = chosen.empty() ? all_of_interface(address) : std::vector{address};
+    }
+    for (driver::SocketAddress& address : all) address.set_port(port);
+    const bool unsure = chosen.empty() && has_several_networks();
+    log(unsure ? LogLevel::kWarn : LogLevel::kInfo, "{}: \"{}\" is {} here; the ranks meet at {}{}", said_by, host,
+        here.host(), all.front().str(),
+        unsure ? format(", which must be what the other hosts know it by: else give that IP address in {}", said_by)
+               : "");
+  }
+  std::erase_if(all, is_for_this_host_only);
+  if (all.empty()) {
+    return error(moecclInvalidArgument,
+                 "{}: \"{}\" is {} here, {}which other hosts cannot reach: give {} of rank 0's host", said_by, host,
+                 here.host(), here.is_link_local() ? "a link-local address, " : "",
+                 here.is_link_local() ? "the name or an address of another kind" : "the IP address");
+  }
+  // Rank 0 listens at those that are its own. If none is, it says so of the first.
+  std::stable_partition(all.begin(), all.end(), driver::is_local_address);
+  UniqueId id;
+  id.address = all.front();
+  id.others = one_of_each_family_first(all);
+  return id;
+}
+
+RootOptions root_at(const UniqueId& id, Deadline deadline) {
+  RootOptions options;
+  options.timeout_ms = deadline.left_ms();
+  options.socket_addr = id.address.str();
+  for (const driver::SocketAddress& other : id.others)
+    if (driver::is_local_address(other)) options.other_addrs.push_back(other);
+  options.key = id.key;
+  return options;
+}
+
 Result<std::string> address_for_other_hosts(const LauncherInfo& info) {
   const auto failed = [](Status why) {
     return std::move(why).with_context(
@@ -373,7 +365,7 @@ Result<std::string> address_for_other_hosts(const LauncherInfo& info) {
     towards = std::move(*found);
   }
   // Many systems give a host's own name a loopback address.
-  std::erase_if(towards, std::mem_fn(&driver::SocketAddress::is_loopback));
+  std::erase_if(towards, is_for_this_host_only);
   const auto own = std::find_if(towards.begin(), towards.end(), driver::is_local_address);
   if (own != towards.end()) return own->host();
   const bool anywhere = towards.empty();

@@ -9,6 +9,8 @@
 #include "moeccl/comm.h"
 #include "src/base/clock.h"
 #include "src/base/status.h"
+#include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/unique_id.h"
 
 namespace moeccl::bootstrap {
 
@@ -42,6 +44,16 @@ Result<LauncherInfo> detect_launcher();
 // Returns the "ip" of an interface of this host that ranks on other hosts can reach: MASTER_ADDR if it belongs to this
 // host, else the interface towards it, else that of the default route.
 Result<std::string> address_for_other_hosts(const LauncherInfo& info);
+
+// Returns true for a name by which every host means itself.
+bool is_loopback_name(const std::string& host);
+
+// Returns the address of rank 0's host, by which all ranks meet there, with its others; the id has no key yet. This
+// host's own addresses come first. `said_by` names the variable in errors. InvalidArgument: no other host can reach any
+// of them.
+Result<UniqueId> place_of_rank_0(const char* said_by, const std::string& host, uint16_t port);
+// For rank 0: a root at those of the id's addresses that this host has. Refers to the id's key.
+RootOptions root_at(const UniqueId& id, Deadline deadline);
 
 // Returns the id of this process's next communicator made from launcher variables, for Session::join(..., wait_for_root
 // = true). Every rank must call it the same number of times.

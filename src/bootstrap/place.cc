@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <charconv>
 #include <functional>
-#include <memory>
-#include <vector>
 
+#include "src/base/hex.h"
 #include "src/base/log.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/handout.h"
 #include "src/bootstrap/handshake.h"
+#include "src/bootstrap/launcher.h"
 #include "src/bootstrap/patience.h"
 #include "src/bootstrap/secret.h"
 #include "src/driver/process.h"
@@ -44,39 +44,29 @@ Result<Place> parse(const std::string& text) {
   return place;
 }
 
-// The listener checks the caller's user, and the caller the listener's, so the name need not be secret.
+// The listener checks the caller's user, and the caller the listener's, so the name need not be secret. A loopback
+// address and its port belong to one network namespace.
 std::string handout_name(uint16_t port) {
-  const std::string text = format("{} {}", ::geteuid(), port);
+  const std::string text = format("{} {} {}", ::geteuid(), port, driver::host_identity().network());
   const Key hash = derive_key(std::as_bytes(std::span(text.data(), text.size())), "moeccl place");
-  std::string name = "moeccl-";
-  for (const std::byte b : std::span(hash).first(12)) name += format("{:02x}", static_cast<unsigned>(b));
-  return name;
+  return "moeccl-" + hex(std::span(hash).first(12));
 }
 
-Result<moecclUniqueId> start(const RootOptions& options, const std::function<Status()>& cancelled) {
-  for (const Deadline until = Deadline::after_ms(kInUseMs);;) {
-    Result<std::unique_ptr<Root>> root = Root::start(options);
-    if (root.ok()) {
-      const moecclUniqueId id = (*root)->id();
-      Root::detach(std::move(*root));
-      return id;
-    }
-    if (root.status().code() != moecclInvalidUsage || until.passed())
-      return std::move(root).status().with_context("listening as rank 0");
-    if (cancelled) MOECCL_TRY(cancelled());
-    driver::sleep_ns(kRetryMs * 1'000'000);
-  }
+bool is_loopback_here(const std::string& host) {
+  if (is_loopback_name(host)) return true;
+  const auto all = driver::resolve_all(host, 0);
+  return all.ok() && std::all_of(all->begin(), all->end(), std::mem_fn(&driver::SocketAddress::is_loopback));
 }
 
 }  // namespace
 
 Result<moecclUniqueId> unique_id_of_place(const std::string& text) {
   MOECCL_ASSIGN_OR_RETURN(const Place place, parse(text));
-  MOECCL_ASSIGN_OR_RETURN(const std::vector<driver::SocketAddress> all, driver::resolve_all(place.host, place.port));
-  UniqueId id;
-  id.at_rank_0 = true;
-  id.host_hash = driver::host_identity().hash();
-  if (std::all_of(all.begin(), all.end(), std::mem_fn(&driver::SocketAddress::is_loopback))) {
+  // A host's own name may be loopback on that host only. With a secret, the user is prepared for several hosts.
+  if (is_loopback_name(place.host) || (!has_secret() && is_loopback_here(place.host))) {
+    UniqueId id;
+    id.at_rank_0 = true;
+    id.host_hash = driver::host_identity().hash();
     id.address = driver::unix_address(handout_name(place.port));
     return encode_unique_id(id);
   }
@@ -87,11 +77,11 @@ Result<moecclUniqueId> unique_id_of_place(const std::string& text) {
         "least 16 characters on all ranks (it admits them), or MOECCL_SECRET_FILE to a file that holds it",
         text);
   }
-  // A host may call itself by a loopback address, by which the others do not know it.
-  id.address = *std::find_if_not(all.begin(), all.end(), std::mem_fn(&driver::SocketAddress::is_loopback));
-  MOECCL_ASSIGN_OR_RETURN(const Key secret, key_of_secret("place " + id.address.str()));
+  MOECCL_ASSIGN_OR_RETURN(UniqueId id, place_of_rank_0("the meeting place", place.host, place.port));
+  id.at_rank_0 = true;
+  // All ranks have the text in common, and not what their hosts make of it.
+  MOECCL_ASSIGN_OR_RETURN(const Key secret, key_of_secret("place " + text));
   id.key = derive_key(secret, "moeccl place");
-  id.host_hash = 0;  // the same id on all hosts
   return encode_unique_id(id);
 }
 
@@ -101,14 +91,15 @@ Result<moecclUniqueId> meet_at_place(const UniqueId& id, uint32_t rank, Deadline
   const std::string name(reinterpret_cast<const char*>(host.data()), host.size());
   if (rank == 0) {
     RootOptions options;
-    options.timeout_ms = deadline.left_ms();
     if (id.address.is_unix()) {
+      options.timeout_ms = deadline.left_ms();
       options.handout_name = name;
     } else {
-      options.socket_addr = id.address.str();
-      options.key = id.key;
+      options = root_at(id, deadline);
     }
-    return start(options, cancelled);
+    Result<moecclUniqueId> started = Root::start_detached(options, Deadline::after_ms(kInUseMs), cancelled);
+    if (!started.ok()) return std::move(started).status().with_context("listening as rank 0");
+    return started;
   }
   if (!id.address.is_unix()) {
     UniqueId there = id;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that all know one "host:port" and nothing else, as with NCCL_COMM_ID: each makes the same id of it, and rank 0
-// listens there once it joins.
+// listens there once it joins. The text must be the same on all ranks.
 #pragma once
 
 #include <functional>
@@ -14,8 +14,9 @@
 namespace moeccl::bootstrap {
 
 // Returns the id, in which at_rank_0 is set. At a loopback address, where all ranks are processes of this user on this
-// host, it holds the name of a handout. Elsewhere its key comes from MOECCL_SECRET or MOECCL_SECRET_FILE, and
-// InvalidUsage says that neither is set. InvalidArgument: the text is no place.
+// host, it holds the name of a handout. Elsewhere its key comes from the text and MOECCL_SECRET or MOECCL_SECRET_FILE,
+// and InvalidUsage says that neither is set; its addresses are what this host knows rank 0's host by. A name that is
+// loopback on this host alone counts as loopback where there is no secret. InvalidArgument: the text is no place.
 Result<moecclUniqueId> unique_id_of_place(const std::string& place);
 
 // Returns the id under which the ranks of such an id meet this time; rank 0 starts its root and detaches it. The others

@@ -9,6 +9,7 @@
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/launcher.h"
 #include "src/bootstrap/root_server.h"
+#include "src/driver/limits.h"
 #include "src/driver/port.h"
 #include "src/driver/process.h"
 #include "src/driver/thread.h"
@@ -32,6 +33,7 @@ Result<driver::SocketAddress> own_address(const std::string& text) {
 }
 
 constexpr int64_t kOtherMs = 100;
+constexpr int64_t kRetryMs = 5;
 
 // Listens at the id's address and at those of `others` that this host has, which become the id's others.
 Result<std::vector<Fd>> listen_everywhere(std::span<const driver::SocketAddress> others, UniqueId* id) {
@@ -69,6 +71,7 @@ struct Root::Shared {
 Root::Root(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
 
 Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
+  driver::raise_file_limit();
   if (!options.key.empty() && options.key.size() != kKeyBytes) {
     return error(moecclInternalError, "a key of {} bytes", options.key.size());
   }
@@ -121,6 +124,21 @@ void Root::detach(std::unique_ptr<Root> root) {
   root->shared_.reset();
 }
 
+Result<moecclUniqueId> Root::start_detached(const RootOptions& options, Deadline until,
+                                            const std::function<Status()>& cancelled) {
+  for (;;) {
+    Result<std::unique_ptr<Root>> root = start(options);
+    if (root.ok()) {
+      const moecclUniqueId id = (*root)->id();
+      detach(std::move(*root));
+      return id;
+    }
+    if (root.status().code() != moecclInvalidUsage || until.passed()) return std::move(root).status();
+    if (cancelled) MOECCL_TRY(cancelled());
+    driver::sleep_ns(kRetryMs * 1'000'000);
+  }
+}
+
 const moecclUniqueId& Root::id() const { return shared_->id; }
 
 Result<moecclUniqueId> make_unique_id() { return make_unique_id(""); }
@@ -135,14 +153,10 @@ Result<moecclUniqueId> make_unique_id(const std::string& address, int64_t timeou
       MOECCL_ASSIGN_OR_RETURN(options.socket_addr, address_for_other_hosts(*launcher));
     }
   }
-  Result<std::unique_ptr<Root>> root = Root::start(options);
-  if (!root.ok()) {
-    return std::move(root).status().with_context(env().socket_addr.empty() ? "starting the meeting point"
-                                                                           : "MOECCL_SOCKET_ADDR");
-  }
-  const moecclUniqueId id = (*root)->id();
-  Root::detach(std::move(*root));
-  return id;
+  Result<moecclUniqueId> id = Root::start_detached(options, Deadline::after_ms(0));
+  if (id.ok()) return id;
+  return std::move(id).status().with_context(env().socket_addr.empty() ? "starting the meeting point"
+                                                                       : "MOECCL_SOCKET_ADDR");
 }
 
 }  // namespace moeccl::bootstrap

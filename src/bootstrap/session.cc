@@ -13,6 +13,7 @@
 #include "src/bootstrap/handshake.h"
 #include "src/bootstrap/messages.h"
 #include "src/bootstrap/patience.h"
+#include "src/driver/limits.h"
 #include "src/driver/process.h"
 #include "src/driver/socket.h"
 #include "src/driver/thread.h"
@@ -26,7 +27,6 @@ constexpr int64_t kGraceNs = 500'000'000;
 constexpr int64_t kGreetingMs = 5000;
 // The time to wait for the reason of a broken connection, which is in the socket already or never comes.
 constexpr int64_t kReasonMs = 200;
-constexpr int64_t kLookEveryMs = 20;  // interval for JoinOptions::others_alive
 // The time to connect to one of several addresses before the next is tried, as a firewall may swallow what is sent to
 // this one. TCP repeats its first packet after a second.
 constexpr int64_t kConnectMs = 1500;
@@ -40,7 +40,8 @@ struct Session::Impl {
   Fd root_process;  // its pidfd, if the root is in another process of this host
   int32_t root_pid = 0;
   bool over_unix = false;
-  bool greeted = false;  // the root has shaken hands, so it has been there
+  bool greeted = false;         // the root has shaken hands, so it has been there
+  bool nobody_listens = false;  // at any of the id's addresses, as their hosts say
   int rank = 0;
   int n_ranks = 0;
   Sealer sealer;
@@ -48,6 +49,7 @@ struct Session::Impl {
   PayloadKeys payload_keys;
   std::vector<Peer> peers;
   Status failure;
+  Status ended;  // by others_alive or cancelled
   bool closed = false;
   driver::ForkGuard process;
   std::function<Status()> others_alive;
@@ -67,7 +69,7 @@ struct Session::Impl {
   Status attempt_at_each(UniqueId* id, Deadline deadline);
   Status take_answer(std::span<const std::byte> answer);
   Status tell_gone();
-  Status look_around() const;
+  Status look_around();
   Status send(uint16_t type, std::span<const std::byte> payload, std::span<const int> fds, Deadline deadline);
   Status wait_for_message(Deadline deadline);
   Status receive(std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline);
@@ -90,7 +92,11 @@ Status Session::Impl::greet(const UniqueId& id, Deadline deadline) {
   over_unix = id.address.is_unix();
   root_process.reset();
   root_pid = 0;
-  MOECCL_ASSIGN_OR_RETURN(fd, driver::connect_to(id.address, connected));
+  const auto look = [this] { return look_around(); };
+  bool refused = false;
+  Result<Fd> made = driver::connect_to(id.address, connected, {.watch = {-1, look}, .nobody_listens = &refused});
+  nobody_listens &= refused;
+  MOECCL_ASSIGN_OR_RETURN(fd, std::move(made));
   if (over_unix) {
     MOECCL_ASSIGN_OR_RETURN(const driver::PeerCredentials root, driver::peer_credentials(fd.get()));
     root_pid = root.pid;
@@ -99,6 +105,7 @@ Status Session::Impl::greet(const UniqueId& id, Deadline deadline) {
       if (pidfd.ok()) root_process = std::move(*pidfd);
       // The listener may outlive its process in a forked child, where nothing accepts connections.
       if (!pidfd.ok() && pidfd.status().code() == moecclRemoteError) {
+        nobody_listens = true;
         fd.reset();
         return std::move(pidfd).status();
       }
@@ -109,8 +116,8 @@ Status Session::Impl::greet(const UniqueId& id, Deadline deadline) {
   }
   Party self = {Role::kMember, static_cast<uint32_t>(rank), static_cast<uint32_t>(n_ranks)};
   self.exchanges_keys = !over_unix;
-  MOECCL_ASSIGN_OR_RETURN(const Authenticated root, client_handshake(fd.get(), id.key, self, Role::kRoot, until,
-                                                                     root_process ? root_process.get() : -1));
+  MOECCL_ASSIGN_OR_RETURN(const Authenticated root,
+                          client_handshake(fd.get(), id.key, self, Role::kRoot, until, {root_process.get(), look}));
   sealer = Sealer(root.keys.send);
   opener = Opener(root.keys.receive);
   payload_keys = PayloadKeys(derive_key(root.keys.send, "moeccl payloads"));
@@ -140,6 +147,7 @@ Status Session::Impl::attempt_join(const UniqueId& id, Deadline deadline) {
 // Makes one attempt at each of the id's addresses until the root greets at one, which becomes the id's only one.
 Status Session::Impl::attempt_at_each(UniqueId* id, Deadline deadline) {
   UniqueId at = *id;
+  nobody_listens = true;
   Status last = attempt_join(at, deadline);
   Fd mute;  // a connection without an answer
   // Only MoECCL itself answers so: the meeting point is there, and says that this rank does not fit.
@@ -198,6 +206,7 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
     return error(moecclInvalidArgument, "rank is {}: give 0 to {}", rank, n_ranks - 1);
   }
   MOECCL_ASSIGN_OR_RETURN(UniqueId id, decode_unique_id(unique_id));
+  driver::raise_file_limit();
   auto impl = std::make_unique<Impl>();
   impl->rank = rank;
   impl->n_ranks = n_ranks;
@@ -220,7 +229,9 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
     if (Status why = impl->look_around(); !why.ok()) return why;
     if (!impl->failure.ok() || !again) return last;  // the root's own failure, or one that time does not heal
     mute = static_cast<bool>(impl->fd);
-    if (!impl->fd && last.code() == moecclRemoteError && !may_come) break;
+    // What makes a host unreachable may pass. Survivors look for another place instead.
+    const bool gone = impl->nobody_listens || impl->gone;
+    if (!impl->fd && last.code() == moecclRemoteError && gone && !may_come) break;
     impl->fd.reset();
     impl->sealer = {};
     if (!deadline.passed() && patience.ends()) {
@@ -248,6 +259,10 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
     hint =
         ": rank 0 did not listen there in time, or has ended: check that it runs, that MASTER_ADDR is its host, and "
         "that no firewall is in between";
+  } else if (!id.address.is_unix() && !impl->nobody_listens) {
+    hint =
+        ": its host cannot be reached from here: check that it runs, that the address is one by which this host knows "
+        "it (MOECCL_SOCKET_ADDR where the id is made), and that no firewall is in between";
   }
   std::string places = id.address.str();
   for (const driver::SocketAddress& other : id.others) places += " or " + other.str();
@@ -269,34 +284,31 @@ Status Session::Impl::send(uint16_t type, std::span<const std::byte> payload, st
   }
   std::vector<std::byte> frame(sealed.begin(), sealed.end());  // one system call for the usual small frame
   frame.insert(frame.end(), travels.bytes.begin(), travels.bytes.end());
-  return driver::send_all(fd.get(), frame, deadline, root_process ? root_process.get() : -1);
+  return driver::send_all(fd.get(), frame, deadline, root_process.get());
 }
 
-Status Session::Impl::look_around() const {
-  if (cancelled) MOECCL_TRY(cancelled());
-  return others_alive ? others_alive() : Status();
+Status Session::Impl::look_around() {
+  if (ended.ok() && cancelled) ended = cancelled();
+  if (ended.ok() && others_alive) ended = others_alive();
+  return ended;
 }
 
 // Waits until a message begins.
 Status Session::Impl::wait_for_message(Deadline deadline) {
   if (!others_alive && !gone && !cancelled) return {};
-  const int watch = root_process ? root_process.get() : -1;
-  for (;;) {
-    const Deadline until = Deadline::earlier(deadline, Deadline::after_ms(kLookEveryMs));
-    const Result<bool> there = driver::wait_fd(fd.get(), POLLIN, until, watch);
-    if (there.ok()) return {};
-    if (there.status().code() != moecclTimeout || deadline.passed()) return there.status();
+  const auto look = [this]() -> Status {
     MOECCL_TRY(tell_gone());
-    if (Status why = look_around(); !why.ok()) {
-      static_cast<void>(send(kAbandon, encode_failure(why), {}, Deadline::after_ms(kReasonMs)));
-      failure = why;
-      return failure;
-    }
-  }
+    Status why = look_around();
+    if (why.ok()) return why;
+    static_cast<void>(send(kAbandon, encode_failure(why), {}, Deadline::after_ms(kReasonMs)));
+    return failure = why;
+  };
+  const Result<bool> there = driver::wait_fd(fd.get(), POLLIN, deadline, {root_process.get(), look});
+  return there.ok() ? Status() : there.status();
 }
 
 Status Session::Impl::receive(std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline) {
-  const int watch = root_process ? root_process.get() : -1;
+  const int watch = root_process.get();
   if (over_unix) return driver::recv_fds(fd.get(), bytes, fds, deadline, watch);
   return driver::recv_exact(fd.get(), bytes, deadline, watch);
 }

@@ -2,7 +2,6 @@
 #include "src/calibrate/calibrate.h"
 
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -12,7 +11,6 @@
 #include "src/base/log.h"
 #include "src/base/trusted_library.h"
 #include "src/calibrate/measure.h"
-#include "src/calibrate/simulate.h"
 #include "src/comm/collective.h"
 #include "src/comm/split.h"
 #include "src/driver/file.h"
@@ -119,7 +117,7 @@ Status use_profile(Communicator& comm, const plan::Profile& profile, Status why)
 
 Status load_profile(Communicator& comm, const std::string& path) {
   const auto read = [&]() -> Result<plan::Profile> {
-    MOECCL_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+    MOECCL_ASSIGN_OR_RETURN(const std::string text, driver::read_file(path));
     MOECCL_ASSIGN_OR_RETURN(plan::Profile profile, plan::read_profile(text, path));
     MOECCL_TRY(plan::profile_fits(profile, comm.tree()));
     profile.source = format("the profile {}", path);
@@ -154,7 +152,7 @@ Status profile_at_init(Communicator& comm) {
   const std::string path = cache_path(comm);
   std::string text;
   if (comm.rank() == 0 && !path.empty()) {
-    if (Result<std::string> read = read_file(path); read.ok()) text = *read;
+    if (Result<std::string> read = driver::read_file(path); read.ok()) text = *read;
   }
   MOECCL_ASSIGN_OR_RETURN(text, from_rank_0(comm, text));
   if (!text.empty()) {

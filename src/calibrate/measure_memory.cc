@@ -38,7 +38,7 @@ Status measure_memory(Communicator& comm, Stopwatch& watch, plan::Profile& profi
   MOECCL_ASSIGN_OR_RETURN(const Stopwatch::Times one, watch.time(alone, 0, 0));
   MOECCL_TRY(watch.enough(one, "rates of copies and sums"));
   MOECCL_ASSIGN_OR_RETURN(const Stopwatch::Times all, watch.time({copy(kLarge, true)}, 0, 0));
-  MOECCL_TRY(watch.enough(all, "the rate of all cores together"));
+  MOECCL_TRY(watch.enough(all, "rates of all cores together"));
   const double ranks = plan::ranks_per_host(comm.tree(), profile);
   profile.cached_copy_bytes_per_ns = kCached / one.ns[0];
   profile.copy_bytes_per_ns = std::min(kLarge / one.ns[1], profile.cached_copy_bytes_per_ns);

@@ -2,11 +2,8 @@
 #include "src/calibrate/simulate.h"
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
-#include <fstream>
 #include <optional>
-#include <sstream>
 
 #include "src/algo/algorithm.h"
 #include "src/algo/builder.h"
@@ -14,6 +11,7 @@
 #include "src/algo/expert_return.h"
 #include "src/calibrate/layer_prices.h"
 #include "src/comm/collective.h"
+#include "src/driver/file.h"
 #include "src/moe/hybrid.h"
 #include "src/plan/hardware.h"
 #include "src/plan/printer.h"
@@ -32,7 +30,6 @@ namespace moeccl::comm {
 
 namespace {
 
-constexpr size_t kMaxFile = 256u << 20;
 // A plan of more steps than this is simulated only if it is asked for by name: a step takes 48 bytes and some 0.3 us.
 constexpr uint64_t kMostSteps = 4u << 20;
 // A plan of more steps than this is never simulated: 3 GiB.
@@ -60,7 +57,16 @@ struct Page {
   bool moe = false;
   bool has_flat = true;  // the operation has a plan of that name
   std::vector<Outcome> outcomes;
+  moecclOp_t op = moecclOpDispatch;
+  uint64_t n_tokens = 0;  // of all ranks, with moe
+
+  void refuse(std::string name, std::string why) {
+    outcomes.emplace_back().name = std::move(name);
+    outcomes.back().refusal = std::move(why);
+  }
 };
+
+std::string ranks_text(uint32_t n) { return format("{} rank{}", n, n == 1 ? "" : "s"); }
 
 const Outcome* fastest(const Page& page) {
   const Outcome* best = nullptr;
@@ -93,8 +99,21 @@ const char* source_of(const Page& page, const plan::Constant& c) {
   return page.hardware.profile.*c.member == c.value ? c.source : page.file.c_str();
 }
 
+// Returns where the links' figures come from.
+const char* links_of(const Page& page) {
+  const auto has = [](const plan::LinkCost& link) { return link.bytes_per_ns > 0; };
+  const std::vector<plan::Level>& levels = page.tree.levels;
+  const plan::Profile& profile = page.hardware.profile;
+  if (std::any_of(profile.links.begin(), profile.links.end(), has)) return "profile";
+  const bool stated = std::any_of(levels.begin(), levels.end(), [&](const plan::Level& l) { return has(l.link); });
+  return stated ? "topology" : "none";
+}
+
 std::string as_text(const Page& page) {
   std::string t = format("SIMULATED: nothing ran; times are predictions\n{}\n", page.title);
+  if (std::string_view(links_of(page)) == "none")
+    t += "links without a cost, because neither a profile nor the topology gives one: give bandwidths, such as "
+         "node:2(bw=50GB/s,lat=5us)\n";
   const Outcome *base = flat(page), *best = fastest(page);
   for (const Outcome& o : page.outcomes) {
     if (!o.refusal.empty()) {
@@ -121,18 +140,25 @@ std::string as_text(const Page& page) {
 }
 
 std::string as_json(const Page& page) {
-  std::string t = "{\n  \"emulated\": true,\n  \"candidates\": [";
+  std::string t =
+      format("{{\n  \"simulated\": true,\n  \"emulated\": true,\n  \"op\": {},\n  \"topology\": {},\n  \"ranks\": {},",
+             json_quoted(exec::op_name(page.op)), json_quoted(topology::to_synthetic(page.tree)), page.tree.n_ranks);
+  if (page.moe) t += format("\n  \"tokens\": {},", page.n_tokens);
+  t += format("\n  \"links\": \"{}\",\n  \"candidates\": [", links_of(page));
   bool first = true;
+  const Outcome* base = flat(page);
   for (const Outcome& o : page.outcomes) {
     t += format("{}\n    {{\"algorithm\": \"{}\"", first ? "" : ",", o.name);
     first = false;
     if (!o.refusal.empty()) {
-      t += ", \"simulated\": false}";
+      t += format(", \"simulated\": false, \"reason\": {}}}", json_quoted(o.refusal));
       continue;
     }
     t += format(", \"simulated\": true, \"ns\": {:.1f}", o.ns);
     if (page.moe) t += format(", \"dispatch_ns\": {:.1f}, \"combine_ns\": {:.1f}", o.dispatch_ns, o.combine_ns);
     if (o.closed_form_ns > 0) t += format(", \"hiermoe_ns\": {:.1f}", o.closed_form_ns);
+    if (base != nullptr) t += format(", \"over_flat\": {:.4f}", base->ns / std::max(o.ns, 1e-9));
+    t += format(", \"critical_path\": {}", json_quoted(o.path));
     t += ", \"level_bytes\": [";
     for (size_t l = 0; l < o.level_bytes.size(); ++l) t += format("{}{}", l ? ", " : "", o.level_bytes[l]);
     t += "]}";
@@ -159,7 +185,7 @@ Result<Cluster> read_cluster(const char* topology) {
     return error(moecclInvalidArgument, "topology is empty: give a text such as \"node:4(bw=25GB/s,lat=5us) gpu:8\"");
   std::string text = topology;
   if (text.find(':') == std::string::npos || text.starts_with("/") || text.starts_with("./")) {
-    MOECCL_ASSIGN_OR_RETURN(text, read_file(topology));
+    MOECCL_ASSIGN_OR_RETURN(text, driver::read_file(topology));
     if (const size_t at = text.find_first_not_of(" \t\r\n");
         at != std::string::npos && (text[at] == '{' || text[at] == '<')) {
       MOECCL_ASSIGN_OR_RETURN(const std::vector<topology::Graph> hosts, topology::load_topology(topology));
@@ -196,6 +222,16 @@ Outcome priced(const plan::Plan& plan, const plan::LevelTree& tree, const plan::
   return o;
 }
 
+// Returns the candidate that the caller names, or "" for all.
+std::string wanted_of(const moecclSimulateConfig_t& c) {
+  return c.algorithm == nullptr || std::string_view(c.algorithm) == "auto" ? "" : c.algorithm;
+}
+
+Result<uint32_t> element_bytes_of(const moecclSimulateConfig_t& c) {
+  if (const size_t bytes = moecclTypeSize(c.type); bytes > 0) return static_cast<uint32_t>(bytes);
+  return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(c.type));
+}
+
 // Standard collectives: simulates every algorithm's plan.
 Status simulate_collective(const moecclSimulateConfig_t& c, Page& page) {
   const plan::Profile& profile = page.hardware.profile;
@@ -203,43 +239,34 @@ Status simulate_collective(const moecclSimulateConfig_t& c, Page& page) {
   shape.op = c.op;
   shape.n_ranks = page.tree.n_ranks;
   shape.count = c.count;
-  shape.element_bytes = static_cast<uint32_t>(moecclTypeSize(c.type));
-  if (shape.element_bytes == 0)
-    return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(c.type));
+  MOECCL_ASSIGN_OR_RETURN(shape.element_bytes, element_bytes_of(c));
   MOECCL_TRY(check_count(page.tree, c.op, c.count, shape.element_bytes));
   shape.reach = {c.one_host != 0, false, c.one_host != 0};
   if (c.op == moecclOpTensorAllToAll)
     shape.pipeline_chunks = pipeline_chunks(page.tree, profile, c.count * shape.element_bytes);
-  const std::string wanted = c.algorithm == nullptr || std::string_view(c.algorithm) == "auto" ? "" : c.algorithm;
+  const std::string wanted = wanted_of(c);
   if (!wanted.empty() && algo::find(c.op, wanted) == nullptr)
     return error(moecclInvalidArgument, "no algorithm \"{}\" for {}", wanted, exec::op_name(c.op));
-  page.title =
-      format("{} of {} elements ({} a block) on {} ranks: {}", exec::op_name(c.op), c.count,
-             plan::bytes_text(c.count * shape.element_bytes), shape.n_ranks, topology::to_synthetic(page.tree));
+  page.title = format("{} of {} elements ({} a block) on {}: {}", exec::op_name(c.op), c.count,
+                      plan::bytes_text(c.count * shape.element_bytes), ranks_text(shape.n_ranks),
+                      topology::to_synthetic(page.tree));
   for (const algo::Algorithm& a : algo::algorithms()) {
     if (a.op != c.op || (!wanted.empty() && wanted != a.name && std::string_view(plan::kFlatName) != a.name &&
                          std::string_view("baseline") != a.name))
       continue;
-    Outcome o;
-    o.name = a.name;
-    if (const Status applies = a.applies(shape, page.tree); !applies.ok()) {
-      o.refusal = applies.message();
-      page.outcomes.push_back(std::move(o));
-      continue;
-    }
-    if (const Status cut = algo::chunks_cover(shape, a.chunking(shape, page.tree)); !cut.ok()) {
-      o.refusal = cut.message();
-      page.outcomes.push_back(std::move(o));
+    Status possible = a.applies(shape, page.tree);
+    if (possible.ok()) possible = algo::chunks_cover(shape, a.chunking(shape, page.tree));
+    if (!possible.ok()) {
+      page.refuse(a.name, possible.message());
       continue;
     }
     // Rank 0 is the root, which may have more to do than all others together.
     uint64_t steps = a.build(shape, page.tree, 0).n_steps();
     if (shape.n_ranks > 1) steps += uint64_t{a.build(shape, page.tree, 1).n_steps()} * (shape.n_ranks - 1);
-    if (o.refusal = too_large(steps, wanted == a.name); !o.refusal.empty()) {
-      page.outcomes.push_back(std::move(o));
-      continue;
-    }
-    page.outcomes.push_back(priced(algo::build_all(a, shape, page.tree), page.tree, profile));
+    if (std::string why = too_large(steps, wanted == a.name); !why.empty())
+      page.refuse(a.name, std::move(why));
+    else
+      page.outcomes.push_back(priced(algo::build_all(a, shape, page.tree), page.tree, profile));
   }
   return {};
 }
@@ -260,9 +287,7 @@ Status simulate_exchange(const moecclSimulateConfig_t& c, Page& page) {
     return error(moecclInvalidArgument, "domain is NULL: {} needs the sizes of expert domains", exec::op_name(c.op));
   algo::ExpertExchange call;
   call.count = c.count;
-  call.element_bytes = static_cast<uint32_t>(moecclTypeSize(c.type));
-  if (call.element_bytes == 0)
-    return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(c.type));
+  MOECCL_ASSIGN_OR_RETURN(call.element_bytes, element_bytes_of(c));
   if (c.n_experts < 0) return error(moecclInvalidArgument, "n_experts is {}: give 1 or more", c.n_experts);
   if (c.count > kMostExpertBytes / call.element_bytes)
     return error(moecclInvalidArgument, "count is {}: give the elements of one expert, at most 2^40 bytes", c.count);
@@ -271,7 +296,7 @@ Status simulate_exchange(const moecclSimulateConfig_t& c, Page& page) {
   MOECCL_ASSIGN_OR_RETURN(const algo::Domains domains, domains_of(c, page.tree));
   MOECCL_ASSIGN_OR_RETURN(const algo::Placement homes,
                           algo::Placement::make(c.n_experts > 0 ? c.n_experts : 256, page.tree.n_ranks, c.expert_rank));
-  const std::string wanted = c.algorithm == nullptr || std::string_view(c.algorithm) == "auto" ? "" : c.algorithm;
+  const std::string wanted = wanted_of(c);
   if (!wanted.empty() && wanted != "staged" && wanted != "direct")
     return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are staged, direct", wanted,
                  exec::op_name(c.op));
@@ -280,31 +305,25 @@ Status simulate_exchange(const moecclSimulateConfig_t& c, Page& page) {
                       plan::bytes_text(call.count * call.element_bytes));
   for (uint32_t l = 0; l < page.tree.depth(); ++l)
     page.title += format("{} {} {}", l == 0 ? "" : ",", domains.sizes()[l], page.tree.levels[l].name);
-  page.title += format(" on {} ranks: {}", page.tree.n_ranks, topology::to_synthetic(page.tree));
+  page.title += format(" on {}: {}", ranks_text(page.tree.n_ranks), topology::to_synthetic(page.tree));
   for (const bool views : {false, true}) {
     if (!wanted.empty() && (wanted == "direct") != views) continue;
-    Outcome o;
-    o.name = views ? "direct" : "staged";
+    const char* name = views ? "direct" : "staged";
     call.reach = {c.one_host != 0, views, views || c.one_host != 0};
-    const auto refuse = [&](std::string why) {
-      o.refusal = std::move(why);
-      page.outcomes.push_back(o);
-    };
     if (views && c.one_host == 0) {
-      refuse("ranks of several hosts cannot read each other's buffers");
+      page.refuse(name, "ranks of several hosts cannot read each other's buffers");
       continue;
     }
     const Result<Exchange> made = Exchange::make(domains, homes, call);
     if (!made.ok()) {
-      refuse(made.status().message());
+      page.refuse(name, made.status().message());
       continue;
     }
     const uint64_t steps = uint64_t{made->build(0).n_steps()} * page.tree.n_ranks;
-    if (std::string why = too_large(steps, !wanted.empty()); !why.empty()) {
-      refuse(std::move(why));
-      continue;
-    }
-    page.outcomes.push_back(priced(made->build_all(), page.tree, page.hardware.profile));
+    if (std::string why = too_large(steps, !wanted.empty()); !why.empty())
+      page.refuse(name, std::move(why));
+    else
+      page.outcomes.push_back(priced(made->build_all(), page.tree, page.hardware.profile));
   }
   return {};
 }
@@ -339,7 +358,7 @@ Result<MoeQuestion> moe_question(const moecclSimulateConfig_t& c, uint32_t n_ran
   const std::string kind_text = c.routing == nullptr || *c.routing == 0 ? "uniform" : c.routing;
   MOECCL_ASSIGN_OR_RETURN(const algo::RoutingKind kind, algo::parse_routing_kind(kind_text));
   if (kind.kind == algo::RoutingKind::kTrace) {
-    MOECCL_ASSIGN_OR_RETURN(const std::string file, read_file(kind.path));
+    MOECCL_ASSIGN_OR_RETURN(const std::string file, driver::read_file(kind.path));
     algo::TraceShape shape;
     MOECCL_ASSIGN_OR_RETURN(
         q.routing, algo::read_trace(std::as_bytes(std::span(file.data(), file.size())), kind, request, &shape));
@@ -352,10 +371,10 @@ Result<MoeQuestion> moe_question(const moecclSimulateConfig_t& c, uint32_t n_ran
     MOECCL_ASSIGN_OR_RETURN(q.routing, algo::make_routing(request, kind.exponent));
   }
   MOECCL_ASSIGN_OR_RETURN(q.placement, algo::Placement::make(request.n_experts, n_ranks, c.expert_rank));
-  page.title =
-      format("dispatch + combine on {} ranks: {}\n{} tokens in all, top-{} of {} experts, rows of {} bytes, {}",
-             n_ranks, topology::to_synthetic(page.tree), q.routing.n_tokens(), request.top_k, request.n_experts,
-             q.row_bytes, kind_text);
+  page.n_tokens = q.routing.n_tokens();
+  page.title = format("dispatch + combine on {}: {}\n{} tokens in all, top-{} of {} experts, rows of {} bytes, {}",
+                      ranks_text(n_ranks), topology::to_synthetic(page.tree), q.routing.n_tokens(), request.top_k,
+                      request.n_experts, q.row_bytes, kind_text);
   return q;
 }
 
@@ -367,7 +386,7 @@ Status simulate_layer(const moecclSimulateConfig_t& c, Page& page) {
   MOECCL_ASSIGN_OR_RETURN(const MoeQuestion q, moe_question(c, n, page));
   page.moe = true;
   std::vector<algo::MoeAlgorithm> wanted = algo::moe_candidates(page.tree);
-  const bool named = c.algorithm != nullptr && std::string_view(c.algorithm) != "auto" && *c.algorithm != 0;
+  const bool named = !wanted_of(c).empty();
   if (named) {
     MOECCL_ASSIGN_OR_RETURN(const algo::MoeAlgorithm only, algo::parse_moe_algorithm(c.algorithm, page.tree));
     wanted = {only};
@@ -394,13 +413,12 @@ Status simulate_layer(const moecclSimulateConfig_t& c, Page& page) {
   for (const LayerPlan& p : plans) {
     const algo::MoeAlgorithm& a = p.algorithm;
     const Status knows = algo::hiermoe_knows(a, profile.all_to_all);
-    Outcome o;
-    o.name = a.name();
     if (!p.refusal.empty() || (by_equations && !knows.ok())) {
-      o.refusal = !p.refusal.empty() ? p.refusal : knows.message();
-      page.outcomes.push_back(std::move(o));
+      page.refuse(a.name(), !p.refusal.empty() ? p.refusal : knows.message());
       continue;
     }
+    Outcome o;
+    o.name = a.name();
     const algo::MoeCost &there = p.prices().dispatch, &back = p.prices().combine;
     o.dispatch_ns = there.cost.total_ns;
     o.combine_ns = back.cost.total_ns;
@@ -426,29 +444,17 @@ Status simulate_layer(const moecclSimulateConfig_t& c, Page& page) {
 
 }  // namespace
 
-Result<std::string> read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return error(moecclInvalidArgument, "{}: cannot be opened: {}", path, std::strerror(errno));
-  std::string text;
-  char block[1 << 16];
-  while (in.read(block, sizeof(block)) || in.gcount() > 0) {
-    text.append(block, static_cast<size_t>(in.gcount()));
-    if (text.size() > kMaxFile) return error(moecclInvalidArgument, "{}: more than {} bytes", path, kMaxFile);
-  }
-  if (in.bad()) return error(moecclInvalidArgument, "{}: cannot be read", path);
-  return text;
-}
-
 Result<std::string> simulate(const moecclSimulateConfig_t& config) {
   if (config.expert_rank != nullptr && config.n_experts == 0)
     return error(moecclInvalidArgument, "n_experts is 0 with expert_rank: give the number of ranks in expert_rank");
   MOECCL_ASSIGN_OR_RETURN(const Cluster cluster, read_cluster(config.topology));
   const plan::LevelTree& tree = cluster.tree;
   Page page{"", cluster.gpus ? plan::device_hardware() : plan::hardware_of(tree), "", tree, false, true, {}};
+  page.op = config.op;
   plan::Profile& profile = page.hardware.profile;
   if (config.profile != nullptr && *config.profile != 0) {
     page.file = config.profile;
-    MOECCL_ASSIGN_OR_RETURN(const std::string text, read_file(page.file));
+    MOECCL_ASSIGN_OR_RETURN(const std::string text, driver::read_file(page.file));
     MOECCL_ASSIGN_OR_RETURN(profile, plan::read_profile(text, page.file, profile));
     if (!profile.links.empty()) MOECCL_TRY(plan::profile_fits(profile, tree));
     // A text without figures may also name levels whose links the profile knows.

@@ -11,7 +11,4 @@ namespace moeccl::comm {
 
 Result<std::string> simulate(const moecclSimulateConfig_t& config);
 
-// Reads a file of at most 256 MiB as text; an error names the file.
-Result<std::string> read_file(const std::string& path);
-
 }  // namespace moeccl::comm

@@ -7,15 +7,13 @@
 #include <tuple>
 
 #include "src/comm/cuda_stream.h"
-#include "src/world/cuda_side.h"
-#include "src/world/kernel_side.h"
 
 namespace moeccl::comm {
 
 exec::PersistentKernel* kernel_of(const Call& c) {
   if (c.operation != nullptr) return c.runner().kernel();
-  KernelSide* const side = c.runner().on_device() ? c.comm->cuda()->kernel_side() : nullptr;
-  return side != nullptr && side->kernel().moves_messages(c.message.peer) ? &side->kernel() : nullptr;
+  exec::PersistentKernel* const kernel = c.runner().on_device() ? c.comm->kernel() : nullptr;
+  return kernel != nullptr && kernel->moves_messages(c.message.peer) ? kernel : nullptr;
 }
 
 std::vector<exec::Message> Batch::messages() const {

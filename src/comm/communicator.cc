@@ -191,10 +191,7 @@ Status Communicator::copy_across(void* dst, const void* src, size_t bytes) {
   const driver::cuda::Current current(cuda_->engine().context());
   // Copies on the default stream, after its earlier work, because the engine's own stream belongs to the proxy, which
   // may be using it. The driver tells host addresses from device addresses, so any mixture works.
-  MOECCL_TRY(driver::cuda::check(
-      driver::cuda::driver()->cuMemcpyAsync(reinterpret_cast<driver::cuda::Pointer>(dst),
-                                            reinterpret_cast<driver::cuda::Pointer>(src), bytes, nullptr),
-      "a table between host and device"));
+  MOECCL_TRY(driver::cuda::copy(dst, src, bytes, nullptr, "a table between host and device"));
   return driver::cuda::check(driver::cuda::driver()->cuStreamSynchronize(nullptr), "the default stream");
 }
 
@@ -292,15 +289,22 @@ Status Communicator::refresh(exec::Operation& op) {
   return {};
 }
 
+template <class Body>
+Status Communicator::run_turn(uint64_t ticket, Body&& body, const std::function<Status()>& rest) {
+  const Turn turn(turns_, ticket);
+  Status status = shielded(body);
+  if (status.ok() && rest) status = contained(rest);
+  if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr) work->end(status);
+  if (!status.ok()) set_last_error(status.message());
+  return status;
+}
+
 Status Communicator::run_message(const exec::Message& message) {
-  const Turn turn(turns_, take_ticket());
-  Status status = shielded([&]() -> Status {
+  return run_turn(take_ticket(), [&]() -> Status {
     MOECCL_TRY(usable());
     exec::MessageTask task(*fabric_, message, nullptr);
     return exec::drive(task);
   });
-  if (!status.ok()) set_last_error(status.message());
-  return status;
 }
 
 Status Communicator::run(exec::Operation& op) {
@@ -313,21 +317,16 @@ void Communicator::promise(exec::Operation& op) {
 }
 
 Status Communicator::run_in_turn(uint64_t ticket, exec::Operation& op, const std::function<Status()>& rest) {
-  const Turn turn(turns_, ticket);
-  Status status = shielded([&]() -> Status {
+  const auto body = [&]() -> Status {
     const exec::Promise until_run = std::move(op.promise);
     MOECCL_TRY(usable());
     return run(op);
-  });
-  if (status.ok() && rest) status = contained(rest);
-  if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr) work->end(status);
-  if (!status.ok()) set_last_error(status.message());
-  return status;
+  };
+  return run_turn(ticket, body, rest);
 }
 
 Status Communicator::run_on_device(uint64_t ticket, const std::function<void(const kernels::KernelTable&)>& body) {
-  const Turn turn(turns_, ticket);
-  Status status = shielded([&]() -> Status {
+  return run_turn(ticket, [&]() -> Status {
     MOECCL_TRY(usable());
     Status ran = cuda_->runner().begin();
     if (ran.ok()) {
@@ -336,14 +335,6 @@ Status Communicator::run_on_device(uint64_t ticket, const std::function<void(con
     }
     return cuda_->runner().end(std::move(ran));
   });
-  if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr) work->end(status);
-  if (!status.ok()) set_last_error(status.message());
-  return status;
-}
-
-Status Communicator::wait_idle() {
-  turns_.wait_idle();
-  return {};
 }
 
 Result<void*> Communicator::announce(const void* ptr, size_t bytes) {
@@ -379,9 +370,9 @@ Status Communicator::usable() const {
   if (!birth_.here()) return forked_communicator();
   if (fabric_->failed()) return fabric_->failure();
   if (cuda_ != nullptr && cuda_->fabric().failed()) return cuda_->fabric().failure();
-  if (cuda_ != nullptr && cuda_->kernel_side() != nullptr) {
+  if (exec::PersistentKernel* const device = kernel(); device != nullptr) {
     // Nothing else notices a failure in a graph's replay.
-    if (Status s = cuda_->kernel_side()->kernel().failure(); !s.ok()) {
+    if (Status s = device->failure(); !s.ok()) {
       cuda_->fabric().fail(s);
       return cuda_->fabric().failure();
     }
@@ -393,9 +384,7 @@ Status Communicator::usable() const {
 }
 
 bool Communicator::settled() const {
-  if (turns_.idle()) return true;
-  if (cuda_ == nullptr || cuda_->kernel_side() == nullptr || !turns_.only_watches()) return false;
-  return cuda_->kernel_side()->kernel().idle();
+  return turns_.idle() || (kernel() != nullptr && turns_.only_watches() && kernel()->idle());
 }
 
 void Communicator::abort() {
@@ -403,7 +392,7 @@ void Communicator::abort() {
   if (cuda_ != nullptr) {
     cuda_->fabric().aborted.store(true, std::memory_order_relaxed);
     cuda_->fabric().fail(error(moecclAborted, "rank {} aborted the communicator", rank_));
-    if (cuda_->kernel_side() != nullptr) cuda_->kernel_side()->kernel().stop();
+    if (kernel() != nullptr) kernel()->stop();
   }
   fabric_->fail(error(moecclAborted, "rank {} aborted the communicator", rank_));
   turns_.close();
@@ -419,7 +408,7 @@ void Communicator::revoke() {
   const Status why = error(moecclAborted, "rank {} revoked the communicator", rank_);
   if (cuda_ != nullptr) {
     cuda_->fabric().revoke(why);
-    if (cuda_->kernel_side() != nullptr) cuda_->kernel_side()->kernel().stop();
+    if (kernel() != nullptr) kernel()->stop();
   }
   fabric_->revoke(why);
   companions_->for_each([](Communicator& c) { c.revoke(); });
@@ -427,11 +416,10 @@ void Communicator::revoke() {
 
 void Communicator::notice_peers() {
   if (!birth_.here()) return;
-  exec::PersistentKernel* const kernel =
-      cuda_ != nullptr && cuda_->kernel_side() != nullptr ? &cuda_->kernel_side()->kernel() : nullptr;
-  const bool replays = kernel != nullptr && kernel->has_captured();
+  exec::PersistentKernel* const device = kernel();
+  const bool replays = device != nullptr && device->has_captured();
   if (fabric_->failed()) {  // on host memory, of which the kernel knows nothing
-    if (replays) kernel->stop();
+    if (replays) device->stop();
     return;
   }
   Status why = exec::check_revoked(*fabric_);
@@ -439,7 +427,7 @@ void Communicator::notice_peers() {
   if (why.ok() && replays) why = exec::check_peers(cuda_->fabric());
   if (why.ok()) return;
   if (cuda_ != nullptr) cuda_->fabric().fail(why);
-  if (replays) kernel->stop();
+  if (replays) device->stop();
   fabric_->fail(why);
 }
 

@@ -66,6 +66,11 @@ class Communicator {
 
   // Returns the part for CUDA memory, or null if the ranks joined without CUDA.
   CudaSide* cuda() const { return cuda_.get(); }
+  // Returns its persistent kernel, or null if there is none.
+  exec::PersistentKernel* kernel() const {
+    KernelSide* const side = cuda_ != nullptr ? cuda_->kernel_side() : nullptr;
+    return side != nullptr ? &side->kernel() : nullptr;
+  }
   // Return the selector and the fabric for one kind of memory. The persistent kernel has a selector of its own.
   Selector& selector_for(bool on_device) const { return on_device ? cuda_->selector() : *selector_; }
   exec::Fabric& fabric_for(bool on_device) { return on_device ? cuda_->fabric() : *fabric_; }
@@ -169,7 +174,7 @@ class Communicator {
   bool begin_queued() { return turns_.begin(); }
   void wait_turn(uint64_t ticket) { turns_.wait(ticket); }
   void end_turn() { turns_.end(); }
-  Status wait_idle();
+  void wait_idle() { turns_.wait_idle(); }
   bool idle() const { return turns_.idle(); }
   // Returns true if every operation has run, even if a thread that watches the device has not noticed yet.
   bool settled() const;
@@ -214,6 +219,9 @@ class Communicator {
   // Returns a sentence for MOECCL_DEBUG=INFO: ranks, hosts, cores, levels and how buffers are reached.
   std::string summary(uint32_t ranks_on_host, uint32_t cores_on_host, plan::Reach reach) const;
   bool may_meet_cuda() const;
+  // Runs `body`, which checks usable(), and then `rest` in the ticket's turn; notes how they ended.
+  template <class Body>
+  Status run_turn(uint64_t ticket, Body&& body, const std::function<Status()>& rest = nullptr);
   void run_as(exec::Operation& op, const PlanSlot& cached) const;  // op.keep must own `cached` or its owner
 
   uint32_t rank_, n_ranks_;

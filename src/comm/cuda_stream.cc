@@ -169,10 +169,7 @@ Result<cuda::Event> CudaStream::take_event() {
     free_events_.pop_back();
     return e;
   }
-  constexpr unsigned kDisableTiming = 2;
-  cuda::Event e = nullptr;
-  MOECCL_TRY(cuda::check(cuda::driver()->cuEventCreate(&e, kDisableTiming), "a CUDA event"));
-  return e;
+  return cuda::make_event();
 }
 
 Stream::Work CudaStream::hold(std::function<Status()> work) {

@@ -63,7 +63,7 @@ Result<std::unique_ptr<Communicator>> shrink(Communicator& parent, std::span<con
   MOECCL_ASSIGN_OR_RETURN(call.excluded, excluded_ranks(parent, exclude));
   MOECCL_ASSIGN_OR_RETURN(const Config config, config_of_part(parent, given));
   if (abort_first) parent.abort();
-  MOECCL_TRY(parent.wait_idle());
+  parent.wait_idle();
   call.only_excluded = !exclude.empty();
   call.gone = [&parent](uint32_t r) { return is_gone(parent, r); };
   call.cancelled = [&config] { return config.not_cancelled(); };

@@ -168,6 +168,18 @@ Memory::~Memory() {
   });
 }
 
+Result<Event> make_event() {
+  constexpr unsigned kDisableTiming = 2;
+  Event event = nullptr;
+  MOECCL_TRY(check(driver()->cuEventCreate(&event, kDisableTiming), "a CUDA event"));
+  return event;
+}
+
+Status copy(void* to, const void* from, size_t bytes, Stream stream, const std::string& what) {
+  return check(driver()->cuMemcpyAsync(reinterpret_cast<Pointer>(to), reinterpret_cast<Pointer>(from), bytes, stream),
+               what);
+}
+
 Status zero(Pointer at, size_t bytes) {
   constexpr unsigned kNonBlocking = 1;
   constexpr const char* kWhat = "zeroing device memory";

@@ -24,8 +24,6 @@ struct IpcHandle {
 // Only the numbers that are used here.
 enum Attribute : int {
   kMultiprocessors = 16,
-  kUnifiedAddressing = 41,
-  kComputeMajor = 75,
   kStreamMemOps64 = 122,
   // The contexts of this process share the device with other processes through the Multi-Process Service. CUDA 12.4.
   kMpsEnabled = 133
@@ -144,6 +142,10 @@ class Current {
   int capture_mode_ = 2;  // relaxed; after the exchange, the thread's own mode
 };
 
+// Makes an event without timing. It belongs to the caller.
+Result<Event> make_event();
+// Copies on a stream between any two places that the driver knows.
+Status copy(void* to, const void* from, size_t bytes, Stream stream, const std::string& what);
 // Zeroes memory of the current context's device, on a stream of its own: another thread may be capturing a stream that
 // the default stream would join.
 Status zero(Pointer at, size_t bytes);

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <climits>
 #include <cstdio>
+#include <cstring>
+#include <fstream>
 
 #include "src/base/clock.h"
 #include "src/base/fd.h"
@@ -17,6 +19,7 @@ namespace moeccl::driver {
 namespace {
 
 constexpr int kMostLinks = 40;  // the kernel's limit
+constexpr size_t kMaxFile = 256u << 20;
 
 // Returns the folder of a path with its trailing slash, or "" for the current folder.
 std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/') + 1); }
@@ -78,6 +81,19 @@ Status replace_file(const std::string& given, std::string_view text) {
   if (status.ok()) status = system_error(path, errno);
   (void)unlink(beside.c_str());
   return std::move(status).with_context(beside);
+}
+
+Result<std::string> read_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return error(moecclInvalidArgument, "{}: cannot be opened: {}", path, std::strerror(errno));
+  std::string text;
+  char block[1 << 16];
+  while (in.read(block, sizeof(block)) || in.gcount() > 0) {
+    text.append(block, static_cast<size_t>(in.gcount()));
+    if (text.size() > kMaxFile) return error(moecclInvalidArgument, "{}: more than {} bytes", path, kMaxFile);
+  }
+  if (in.bad()) return error(moecclInvalidArgument, "{}: cannot be read", path);
+  return text;
 }
 
 }  // namespace moeccl::driver

@@ -15,4 +15,7 @@ namespace moeccl::driver {
 // moecclInvalidArgument for anything but a plain file, such as a device, a pipe or a folder.
 Status replace_file(const std::string& path, std::string_view text);
 
+// Reads a file of at most 256 MiB as text; an error names the file.
+Result<std::string> read_file(const std::string& path);
+
 }  // namespace moeccl::driver

@@ -32,7 +32,6 @@ IbvPort port_of(const IbvApi& f, Context* context, uint8_t number, const PortAtt
   port.ethernet = attr.link_layer == kLayerEthernet;
   port.gbit = ibv_gbit(attr.active_width, attr.active_speed);
   if (attr.active_mtu >= 1 && attr.active_mtu <= 5) port.mtu_bytes = 128u << attr.active_mtu;
-  port.lid = attr.lid;
   for (int g = 0; g < std::clamp(attr.gid_tbl_len, 0, 256) && port.gids.size() < 8; ++g) {
     uint8_t gid[16] = {};
     if (f.query_gid(context, number, g, gid) != 0) break;
@@ -118,7 +117,6 @@ Result<std::vector<IbvDevice>> list_ibv_devices(const std::string& library) {
   for (int i = 0; i < n && list[i] != nullptr; ++i) {
     IbvDevice device;
     device.name = bounded(list[i]->name);
-    device.sysfs_path = bounded(list[i]->ibdev_path);
     ask_ports(f, list[i], &device);
     devices.push_back(std::move(device));
   }

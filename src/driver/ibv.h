@@ -16,13 +16,11 @@ struct IbvPort {
   bool infiniband = false, ethernet = false;  // the link layer
   double gbit = 0;                            // active width times active speed in 1e9 bits per second; 0 if unknown
   uint32_t mtu_bytes = 0;
-  uint16_t lid = 0;
   std::vector<std::string> gids;  // the nonzero ones, "fe80:0000:..." as the kernel writes them; at most 8
 };
 
 struct IbvDevice {
-  std::string name;        // "mlx5_0"
-  std::string sysfs_path;  // "/sys/class/infiniband/mlx5_0"
+  std::string name;  // "mlx5_0"
   std::vector<IbvPort> ports;
   std::string problem;  // why its ports could not be queried; "" if they could
 };

@@ -15,6 +15,8 @@
 #include <cstring>
 #include <memory>
 
+#include "src/driver/netlink.h"
+
 namespace moeccl::driver {
 namespace {
 
@@ -79,6 +81,7 @@ Result<std::vector<Interface>> interfaces() {
   if (::getifaddrs(&list) != 0) return system_error("listing network interfaces", errno);
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
   const Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // for rate queries; without it, rates are unknown
+  const Wires wires;
   std::vector<Interface> found;
   for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
     if (i->ifa_addr == nullptr || (i->ifa_flags & IFF_UP) == 0 || (i->ifa_flags & IFF_RUNNING) == 0) continue;
@@ -98,6 +101,7 @@ Result<std::vector<Interface>> interfaces() {
     one.loopback = (i->ifa_flags & IFF_LOOPBACK) != 0;
     one.mbit_per_s = rate_of(socket.get(), one.name);
     one.tunnel = is_tunnel(socket.get(), one.name);
+    one.wire = wires.of(one.name);
     found.push_back(std::move(one));
   }
   return found;

@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <sstream>
 
 #include "src/driver/sysfs.h"
@@ -124,6 +125,68 @@ uint32_t cpu_quota(const std::string& root) {
   return static_cast<uint32_t>(std::clamp<long long>(quota_us / period_us, 1, UINT32_MAX));
 }
 
+namespace {
+
+struct GroupFiles {
+  const char *folder, *limit, *used, *files;  // `files` begins the names in memory.stat
+};
+constexpr GroupFiles kVersion1 = {"sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"};
+constexpr GroupFiles kVersion2 = {"sys/fs/cgroup", "memory.max", "memory.current", ""};
+
+Status group_has(uint64_t bytes, const Sysfs& files, const GroupFiles& names, const std::string& group) {
+  const std::string folder = names.folder + group;
+  const std::string limit_file = format("{}/{}", folder, names.limit);
+  const int64_t limit = files.number(limit_file, -1), used = files.number(format("{}/{}", folder, names.used), -1);
+  if (limit < 0 || used < 0) return {};  // not there, or "max"
+  const auto fits = [&](int64_t room) { return room >= 0 && static_cast<uint64_t>(room) >= bytes; };
+  if (fits(limit - used)) return {};
+  const std::string stat = files.read(folder + "/memory.stat");
+  uint64_t free = 0;
+  for (const char* kind : {"active_file", "inactive_file"})
+    free += entry(stat, format("{}{}", names.files, kind).c_str());
+  const int64_t swap_left = files.number(folder + "/memory.swap.max", std::numeric_limits<int64_t>::max()) -
+                            files.number(folder + "/memory.swap.current", 0);
+  free +=
+      std::min(entry(files.read("proc/meminfo"), "SwapFree:"), static_cast<uint64_t>(std::max<int64_t>(swap_left, 0)));
+  const int64_t left = limit - used + static_cast<int64_t>(free);
+  if (fits(left)) return {};
+  return error(
+      moecclOutOfMemory,
+      "{} bytes of memory: this process's control group may use {} bytes (/{}) and has {} left: raise its limit "
+      "(docker -m, Kubernetes' limits.memory, srun --mem), or use less; MOECCL_STAGING_BYTES lowers what each "
+      "communicator holds",
+      bytes, limit, limit_file, std::max<int64_t>(left, 0));
+}
+
+}  // namespace
+
+Status control_groups_have(uint64_t bytes, const std::string& root) {
+  const Sysfs files(root.empty() ? "/" : root);
+  std::istringstream lines(files.read("proc/self/cgroup"));
+  // "4:memory:/job/step" in version 1, "0::/job/step" in version 2; both may be there.
+  for (std::string line; std::getline(lines, line);) {
+    const size_t controllers = line.find(':') + 1, end = line.find(':', controllers);
+    const bool version2 = line.starts_with("0::");
+    if (end == std::string::npos || (!version2 && line.substr(controllers, end - controllers) != "memory")) continue;
+    // In a container, the folder may show the process's own group at its top.
+    std::string group = line.substr(end + 1);
+    for (group = group == "/" ? "" : group;; group.resize(std::min(group.size() - 1, group.rfind('/')))) {
+      MOECCL_TRY(group_has(bytes, files, version2 ? kVersion2 : kVersion1, group));
+      if (group.empty()) break;
+    }
+  }
+  return {};
+}
+
+void raise_file_limit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t most = std::min<rlim_t>(limit.rlim_max, kMostFiles);
+  if (limit.rlim_cur >= most) return;
+  limit.rlim_cur = most;
+  (void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 CoreSet within_quota(CoreSet cores, uint32_t quota) {
   if (quota == 0) return cores;
   for (uint64_t& word : cores) {
@@ -146,7 +209,6 @@ HostLimits host_limits(const std::string& root) {
   if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0) l.n_usable_cpus = static_cast<uint32_t>(CPU_COUNT(&cpus));
   const std::string meminfo = files.read("proc/meminfo");
   l.memory_bytes = entry(meminfo, "MemTotal:");
-  l.available_bytes = entry(meminfo, "MemAvailable:");
   for (const char* path : {"sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     const int64_t bytes = files.number(path, -1);
     // Version 1 expresses "no limit" as a number near 2^63.
@@ -159,10 +221,7 @@ HostLimits host_limits(const std::string& root) {
     l.shm_free_bytes = uint64_t{shm.f_bavail} * shm.f_frsize;
   }
   rlimit limit = {};
-  if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0) {
-    l.memlock_bytes = limit_of(limit.rlim_cur);
-    l.memlock_hard_bytes = limit_of(limit.rlim_max);
-  }
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0) l.memlock_bytes = limit_of(limit.rlim_cur);
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
     l.n_files = limit_of(limit.rlim_cur);
     l.n_files_hard = limit_of(limit.rlim_max);
@@ -172,8 +231,6 @@ HostLimits host_limits(const std::string& root) {
   l.huge_pages_anonymous = chosen(files.read("sys/kernel/mm/transparent_hugepage/enabled"));
   l.huge_pages_shared = chosen(files.read("sys/kernel/mm/transparent_hugepage/shmem_enabled"));
   l.n_huge_pages = entry(meminfo, "HugePages_Total:");
-  l.n_free_huge_pages = entry(meminfo, "HugePages_Free:");
-  l.huge_page_bytes = entry(meminfo, "Hugepagesize:");
   l.nvidia_module = files.read("proc/driver/nvidia/version");
   l.nvidia_module = l.nvidia_module.substr(0, l.nvidia_module.find('\n'));
   const std::string modules = format("\n{}", files.read("proc/modules"));

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "src/base/random.h"
+#include "src/driver/limits.h"
 
 namespace moeccl::driver {
 namespace {
@@ -51,7 +52,7 @@ Mapping::~Mapping() {
   if (base_) munmap(base_, bytes_);
 }
 
-Result<Fd> shared_segment(const std::string& name, size_t bytes, bool reserve) {
+Result<Fd> shared_segment(const std::string& name, size_t bytes) {
   Fd fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.get() < 0) return system_error("memfd_create for " + name, errno);
   bytes = round_up(bytes, page_bytes());
@@ -66,7 +67,6 @@ Result<Fd> shared_segment(const std::string& name, size_t bytes, bool reserve) {
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return system_error(format("size of {} bytes for shared segment {}", bytes, name), errno);
   }
-  if (reserve) MOECCL_TRY(reserve_pages(fd, 0, bytes).with_context("shared segment " + name));
   if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return system_error("seal of " + name, errno);
   return fd;
 }
@@ -112,7 +112,9 @@ Result<Mapping> private_memory(size_t bytes) {
   return Mapping(base, bytes);
 }
 
-Status reserve_pages(const Fd& fd, size_t offset, size_t bytes) {
+namespace {
+
+Status take_pages(const Fd& fd, size_t offset, size_t bytes) {
   // A signal makes an interrupted call give back everything that it has taken, so a timer can keep a large call from
   // ever finishing. Smaller pieces succeed. The last pieces are so small that more than kMostSignals interruptions of
   // one cannot come from a timer.
@@ -138,14 +140,28 @@ Status reserve_pages(const Fd& fd, size_t offset, size_t bytes) {
   return {};
 }
 
+// The kernel does not refuse pages beyond a control group's limit, but kills a process of the group.
+Status control_groups_have_room_for(size_t bytes) {
+  constexpr size_t kWorthAsking = size_t{1} << 20;  // the answer takes some 100 us
+  return bytes < kWorthAsking ? Status() : control_groups_have(bytes);
+}
+
+}  // namespace
+
+Status reserve_pages(const Fd& fd, size_t offset, size_t bytes) {
+  MOECCL_TRY(control_groups_have_room_for(bytes));
+  return take_pages(fd, offset, bytes);
+}
+
 Status reserve_huge_pages(const Fd& fd, const Mapping& mapping, size_t offset, size_t bytes) {
+  MOECCL_TRY(control_groups_have_room_for(bytes));
   const size_t first = round_up(offset, kHugePageBytes), end = (offset + bytes) / kHugePageBytes * kHugePageBytes;
   // A huge page of a file needs one small page to grow from. They are all collapsed in one call, because each call
   // waits until a kernel thread has run on every core, which takes long next to busy programs with a large share of the
   // CPU. The kernel may refuse; the pages then stay small, which works too.
-  for (size_t at = first; at < end; at += kHugePageBytes) MOECCL_TRY(reserve_pages(fd, at, page_bytes()));
+  for (size_t at = first; at < end; at += kHugePageBytes) MOECCL_TRY(take_pages(fd, at, page_bytes()));
   if (first < end) (void)madvise(mapping.data() + first, end - first, kCollapse);
-  return reserve_pages(fd, offset, bytes);
+  return take_pages(fd, offset, bytes);
 }
 
 void release_pages(const Fd& fd, size_t offset, size_t bytes) {

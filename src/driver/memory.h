@@ -29,9 +29,9 @@ class Mapping {
 };
 
 // Creates an anonymous shared file of `bytes` (rounded up to pages). It is zeroed, and sealed so that no process can
-// change its size; access beyond its end (SIGBUS) therefore cannot happen. With `reserve`, the kernel sets the pages
-// aside now, so that a full memory is an error here instead of a signal later.
-Result<Fd> shared_segment(const std::string& name, size_t bytes, bool reserve);
+// change its size; access beyond its end (SIGBUS) therefore cannot happen. Its pages are not set aside yet: see
+// reserve_pages().
+Result<Fd> shared_segment(const std::string& name, size_t bytes);
 // Maps a whole segment, at an address that allows huge pages. `expected_bytes` guards against a peer's file that is
 // shorter, or whose size is not sealed. `populate` enters its pages into the page table now, instead of with one fault
 // each at first use.
@@ -42,7 +42,8 @@ void leave_out_of_cores(const Mapping& mapping);
 void enter_pages(const Mapping& mapping);
 // Allocates private zeroed memory, on huge pages where the kernel provides them.
 Result<Mapping> private_memory(size_t bytes);
-// Makes the kernel set the pages of a range aside, so that touching them cannot fail.
+// Makes the kernel set the pages of a range aside, so that touching them cannot fail. OutOfMemory also where a control
+// group's limit leaves no room.
 Status reserve_pages(const Fd& fd, size_t offset, size_t bytes);
 // Does the same for a range that `mapping` maps and that has not been used yet. Uses huge pages wherever a whole one
 // fits and the kernel provides it.

@@ -26,11 +26,9 @@ struct Functions {
   int (*init)();
   int (*shutdown)();
   const char* (*error_string)(int);
-  int (*driver_version)(char*, unsigned);
   int (*count)(unsigned*);
   int (*handle)(unsigned, Device**);
   int (*name)(Device*, char*, unsigned);
-  int (*uuid)(Device*, char*, unsigned);
   int (*pci)(Device*, PciInfo*);
   int (*memory)(Device*, Memory*);
   int (*capability)(Device*, int*, int*);
@@ -44,11 +42,11 @@ struct Functions {
   int (*p2p)(Device*, Device*, int, int*);
 
   Status load(const DynamicLibrary& l) {
-    l.maybe("nvmlSystemGetDriverVersion", &driver_version, "nvmlDeviceGetUUID", &uuid, "nvmlDeviceGetMemoryInfo",
-            &memory, "nvmlDeviceGetCudaComputeCapability", &capability, "nvmlDeviceGetMaxPcieLinkGeneration",
-            &pcie_generation, "nvmlDeviceGetMaxPcieLinkWidth", &pcie_width, "nvmlDeviceGetNvLinkState", &link_state,
-            "nvmlDeviceGetNvLinkVersion", &link_version, "nvmlDeviceGetNvLinkRemotePciInfo_v2", &link_remote_pci,
-            "nvmlDeviceGetNvLinkRemoteDeviceType", &link_remote_type, "nvmlDeviceGetP2PStatus", &p2p);
+    l.maybe("nvmlDeviceGetMemoryInfo", &memory, "nvmlDeviceGetCudaComputeCapability", &capability,
+            "nvmlDeviceGetMaxPcieLinkGeneration", &pcie_generation, "nvmlDeviceGetMaxPcieLinkWidth", &pcie_width,
+            "nvmlDeviceGetNvLinkState", &link_state, "nvmlDeviceGetNvLinkVersion", &link_version,
+            "nvmlDeviceGetNvLinkRemotePciInfo_v2", &link_remote_pci, "nvmlDeviceGetNvLinkRemoteDeviceType",
+            &link_remote_type, "nvmlDeviceGetP2PStatus", &p2p);
     return l.resolve("nvmlInit_v2", &init, "nvmlShutdown", &shutdown, "nvmlErrorString", &error_string,
                      "nvmlDeviceGetCount_v2", &count, "nvmlDeviceGetHandleByIndex_v2", &handle, "nvmlDeviceGetName",
                      &name, "nvmlDeviceGetPciInfo_v3", &pci);
@@ -97,7 +95,6 @@ NvmlGpu ask_gpu(const Functions& f, Device* device, unsigned index) {
   gpu.index = index;
   char text[96] = {};
   if (f.name(device, text, sizeof(text)) == kSuccess) gpu.name = bounded(text);
-  if (f.uuid != nullptr && f.uuid(device, text, sizeof(text)) == kSuccess) gpu.uuid = bounded(text);
   PciInfo pci;
   std::memset(&pci, 0, sizeof(pci));
   if (f.pci(device, &pci) == kSuccess) gpu.pci = bounded(pci.bus_id);
@@ -113,9 +110,6 @@ NvmlGpu ask_gpu(const Functions& f, Device* device, unsigned index) {
 
 Result<NvmlReport> ask_all(const Functions& f) {
   NvmlReport report;
-  char text[96] = {};
-  if (f.driver_version != nullptr && f.driver_version(text, sizeof(text)) == kSuccess)
-    report.driver_version = bounded(text);
   unsigned n = 0;
   if (const int rc = f.count(&n); rc != kSuccess)
     return error(moecclUnsupported, "NVML counts no GPUs: {}", f.error_string(rc));

@@ -20,7 +20,7 @@ struct NvmlLink {
 
 struct NvmlGpu {
   uint32_t index = 0;
-  std::string name, uuid, pci;
+  std::string name, pci;
   uint64_t memory_bytes = 0;
   int compute_major = 0, compute_minor = 0;
   uint32_t pcie_generation = 0, pcie_lanes = 0;  // the maximum that slot and GPU support together
@@ -29,7 +29,6 @@ struct NvmlGpu {
 };
 
 struct NvmlReport {
-  std::string driver_version;
   std::vector<NvmlGpu> gpus;
 };
 

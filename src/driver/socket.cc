@@ -72,24 +72,24 @@ Result<Fd> listen_at(const SocketAddress& address, int backlog) {
   return listening(std::move(fd), address, backlog);
 }
 
-Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const SocketAddress* from,
-                      const std::string& congestion, int watch) {
-  const auto failed = [&address](int code) {
+Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const ConnectOptions& options) {
+  const auto failed = [&](int code) {
+    if (options.nobody_listens != nullptr) *options.nobody_listens = code == ECONNREFUSED;
     if (code == ECONNREFUSED) return error(moecclRemoteError, "nobody listens at {}", address.str());
     return transfer_error(("connecting to " + address.str()).c_str(), code);
   };
   const auto late = [&address] { return error(moecclTimeout, "{} did not answer in time", address.str()); };
   Fd fd = new_socket(address);
   if (!fd) return system_error("socket for " + address.str(), errno);
-  if (from != nullptr) {
-    SocketAddress own = *from;
+  if (options.from != nullptr) {
+    SocketAddress own = *options.from;
     own.set_port(0);
     const int on = 1;
     // The port is chosen at connect(), so that many connections from one address do not exhaust its ports.
     ::setsockopt(fd.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
     if (::bind(fd.get(), raw(own), own.length) != 0) return system_error("bind to " + own.str(), errno);
   }
-  if (!congestion.empty()) MOECCL_TRY(set_congestion_control(fd.get(), congestion));
+  if (!options.congestion.empty()) MOECCL_TRY(set_congestion_control(fd.get(), options.congestion));
   int backoff_us = 100;
   for (;;) {
     if (::connect(fd.get(), raw(address), address.length) == 0) return fd;
@@ -98,10 +98,11 @@ Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const Soc
     if (!would_block(errno)) return failed(errno);
     // A UNIX listener with a full queue answers EAGAIN, and no event tells when there is room.
     if (deadline.passed()) return late();
+    if (options.watch.cancelled) MOECCL_TRY(options.watch.cancelled());
     ::usleep(static_cast<useconds_t>(backoff_us));
     backoff_us = std::min(backoff_us * 2, 5000);
   }
-  const Result<bool> watched = wait_fd(fd.get(), POLLOUT, deadline, watch);
+  const Result<bool> watched = wait_fd(fd.get(), POLLOUT, deadline, options.watch);
   if (watched.status().code() == moecclTimeout) return late();
   if (!watched.ok()) return watched.status();
   if (*watched) return error(moecclRemoteError, "connecting to {} was given up", address.str());
@@ -161,14 +162,17 @@ Result<Fd> accept_now(int listener) {
   }
 }
 
-Result<bool> wait_fd(int fd, short events, Deadline deadline, int watch) {
-  pollfd entries[2] = {{fd, events, 0}, {watch, POLLIN, 0}};
-  const nfds_t n_entries = watch >= 0 ? 2 : 1;
+Result<bool> wait_fd(int fd, short events, Deadline deadline, const Watch& watch) {
+  constexpr int64_t kAskEveryMs = 20;
+  pollfd entries[2] = {{fd, events, 0}, {watch.fd, POLLIN, 0}};
+  const nfds_t n_entries = watch.fd >= 0 ? 2 : 1;
   for (;;) {
-    const int n = ::poll(entries, n_entries, deadline.remaining_ms());
+    const Deadline until = watch.cancelled ? Deadline::earlier(deadline, Deadline::after_ms(kAskEveryMs)) : deadline;
+    const int n = ::poll(entries, n_entries, until.remaining_ms());
     if (n > 0) return n_entries == 2 && entries[1].revents != 0;
     if (n == 0 && deadline.passed()) return timed_out((events & POLLIN) != 0 ? "receiving" : "sending");
     if (n < 0 && errno != EINTR) return system_error("poll", errno);
+    if (watch.cancelled) MOECCL_TRY(watch.cancelled());
   }
 }
 
@@ -187,7 +191,8 @@ Result<IoStep> step(const char* what, const Call& call) {
 
 // Receives until all bytes are there; receive_now(rest) makes one step.
 template <class Receive>
-Status receive_all(int fd, std::span<std::byte> bytes, Deadline deadline, int watch, const Receive& receive_now) {
+Status receive_all(int fd, std::span<std::byte> bytes, Deadline deadline, const Watch& watch,
+                   const Receive& receive_now) {
   bool ended = false;
   while (!bytes.empty()) {
     MOECCL_ASSIGN_OR_RETURN(const IoStep done, receive_now(bytes));
@@ -290,7 +295,7 @@ Result<IoStep> recv_fds_now(int fd, std::span<std::byte> bytes, std::vector<Fd>*
   return done;
 }
 
-Status send_all(int fd, std::span<const std::byte> bytes, Deadline deadline, int watch) {
+Status send_all(int fd, std::span<const std::byte> bytes, Deadline deadline, const Watch& watch) {
   while (!bytes.empty()) {
     MOECCL_ASSIGN_OR_RETURN(const IoStep done, send_now(fd, bytes));
     bytes = bytes.subspan(done.n);
@@ -301,7 +306,7 @@ Status send_all(int fd, std::span<const std::byte> bytes, Deadline deadline, int
   return {};
 }
 
-Status recv_exact(int fd, std::span<std::byte> bytes, Deadline deadline, int watch) {
+Status recv_exact(int fd, std::span<std::byte> bytes, Deadline deadline, const Watch& watch) {
   return receive_all(fd, bytes, deadline, watch, [&](std::span<std::byte> rest) { return recv_now(fd, rest); });
 }
 
@@ -317,7 +322,7 @@ Status send_fds(int fd, std::span<const std::byte> bytes, std::span<const int> f
   }
 }
 
-Status recv_fds(int fd, std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline, int watch) {
+Status recv_fds(int fd, std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline, const Watch& watch) {
   return receive_all(fd, bytes, deadline, watch,
                      [&](std::span<std::byte> rest) { return recv_fds_now(fd, rest, fds); });
 }

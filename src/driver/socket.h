@@ -10,8 +10,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/base/clock.h"
@@ -20,6 +22,15 @@
 
 namespace moeccl::driver {
 
+// What ends a wait before its time. `fd` is a further descriptor, such as a pidfd of the peer, or -1 for none: when it
+// becomes readable, the wait ends as if the peer had closed the connection, but only after the data that has already
+// arrived was taken. `cancelled`, which may be empty, is asked every 20 ms; if it fails, so does the call.
+struct Watch {
+  Watch(int descriptor = -1, std::function<Status()> ask = {}) : fd(descriptor), cancelled(std::move(ask)) {}
+  int fd;
+  std::function<Status()> cancelled;
+};
+
 // An address to listen at or to connect to. Plain data; prints as "unix:@name", "unix:/path", "10.0.0.1:2950",
 // "[fe80::1]:2950".
 struct SocketAddress {
@@ -27,9 +38,10 @@ struct SocketAddress {
   socklen_t length = 0;
 
   bool is_unix() const { return storage.ss_family == AF_UNIX; }
-  bool is_any() const;       // 0.0.0.0 or ::
-  bool is_loopback() const;  // 127/8 or ::1
-  uint16_t port() const;     // 0 for UNIX sockets
+  bool is_any() const;         // 0.0.0.0 or ::
+  bool is_loopback() const;    // 127/8 or ::1
+  bool is_link_local() const;  // fe80::/10, which str() prints, and ids carry, without the interface that it needs
+  uint16_t port() const;       // 0 for UNIX sockets
   void set_port(uint16_t port);
   std::string str() const;
   std::string host() const;  // str() without the port
@@ -69,22 +81,23 @@ inline constexpr int kBacklog = 4096;
 Result<Fd> listen_at(const SocketAddress& address, int backlog = kBacklog);
 Result<SocketAddress> local_address(int fd);
 Result<SocketAddress> peer_address(int fd);
-// Makes one attempt and waits for its result until the deadline. `from` is the own address to connect from (its port is
-// not used); null lets the route decide. `congestion` is set as by set_congestion_control() before the connection
-// exists; if empty, the system's default applies. `watch` is a descriptor that ends the wait with RemoteError when it
-// becomes readable; -1 for none.
-Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const SocketAddress* from = nullptr,
-                      const std::string& congestion = {}, int watch = -1);
+struct ConnectOptions {
+  const SocketAddress* from = nullptr;  // the own address to connect from, without its port; null: the route decides
+  std::string congestion = {};          // see set_congestion_control(), before the connection exists; empty: default
+  Watch watch = {};                     // its descriptor ends the wait with RemoteError
+  bool* nobody_listens = nullptr;       // says whether the address's host has refused the connection
+};
+// Makes one attempt and waits for its result until the deadline.
+Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const ConnectOptions& options = {});
 // Tries all addresses together, each with a descriptor of its own, and closes the connections. [addresses.size()]
 enum class Answer : uint8_t { kNobody, kListens, kSilent };  // silent: neither accepts nor refuses until the deadline
 std::vector<Answer> ask_all(std::span<const SocketAddress> addresses, Deadline deadline);
 // Returns a pending connection, or an empty Fd if there is none.
 Result<Fd> accept_now(int listener);
 
-// Blocking transfers. `watch` is a further descriptor (a pidfd of the peer), or -1 for none. When it becomes readable,
-// the wait ends as if the peer had closed the connection, but only after the data that has already arrived was taken.
-Status send_all(int fd, std::span<const std::byte> bytes, Deadline deadline, int watch = -1);
-Status recv_exact(int fd, std::span<std::byte> bytes, Deadline deadline, int watch = -1);
+// Blocking transfers.
+Status send_all(int fd, std::span<const std::byte> bytes, Deadline deadline, const Watch& watch = {});
+Status recv_exact(int fd, std::span<std::byte> bytes, Deadline deadline, const Watch& watch = {});
 
 // Single steps for poll loops. n == 0 with would_block means that nothing can move now; n == 0 without it means that
 // the peer has closed the connection.
@@ -108,7 +121,7 @@ Result<IoStep> send_fds_now(int fd, std::span<const std::byte> bytes, std::span<
 Result<IoStep> recv_fds_now(int fd, std::span<std::byte> bytes, std::vector<Fd>* fds);
 Status send_fds(int fd, std::span<const std::byte> bytes, std::span<const int> fds, Deadline deadline);
 // Receives exactly bytes.size() bytes and all descriptors that come with them.
-Status recv_fds(int fd, std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline, int watch = -1);
+Status recv_fds(int fd, std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline, const Watch& watch = {});
 
 // SO_PEERCRED of a UNIX socket: the process that connected (at the listener) or that listens (at the connector). pid is
 // 0 if the peer is in a pid namespace that this process does not see.
@@ -144,7 +157,7 @@ void end_of_stream(int fd);
 // Returns how many bytes were given to a connected TCP socket and not yet acknowledged by the other side's kernel.
 int64_t unacknowledged_bytes(int fd);
 // Waits until fd is readable (events POLLIN), writable (POLLOUT) or in error; otherwise returns Timeout. The result is
-// true if `watch` fired as well.
-Result<bool> wait_fd(int fd, short events, Deadline deadline, int watch = -1);
+// true if the watched descriptor fired as well.
+Result<bool> wait_fd(int fd, short events, Deadline deadline, const Watch& watch = {});
 
 }  // namespace moeccl::driver

@@ -60,6 +60,10 @@ bool SocketAddress::is_loopback() const {
   return storage.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&as_v6(*this).sin6_addr);
 }
 
+bool SocketAddress::is_link_local() const {
+  return storage.ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&as_v6(*this).sin6_addr);
+}
+
 uint16_t SocketAddress::port() const {
   if (storage.ss_family == AF_INET) return ntohs(as_v4(*this).sin_port);
   return storage.ss_family == AF_INET6 ? ntohs(as_v6(*this).sin6_port) : uint16_t{0};

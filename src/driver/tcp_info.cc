@@ -52,8 +52,9 @@ int64_t unacknowledged_ms(int fd) {
 }
 
 void pace(int fd) {
-  // Any limit turns on pacing at the rate of the congestion control. No line reaches this limit.
-  const uint64_t bytes_per_s = uint64_t{1} << 50;
+  // Any limit turns on pacing at the rate of the congestion control. No line reaches this one, nor its lower half,
+  // which is all that older kernels read (0 would stop the connection there, and ~0 is no limit).
+  const uint64_t bytes_per_s = uint64_t{1} << 50 | (UINT32_MAX - 1);
   (void)::setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &bytes_per_s, sizeof(bytes_per_s));
 }
 

@@ -102,12 +102,11 @@ bool AgreedTask::hear(uint64_t teller, std::span<uint64_t> words) {
   Fabric& f = fabric();
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
     if (p == f.rank) continue;
-    const transport::Entry& e = f.link(p).board().entries[teller % transport::kEntries];
-    // Acquire: pairs with the release in publish().
-    if (e.seq.load(std::memory_order_acquire) != teller) {
+    if (!has_published(p, teller)) {
       waiting_peer_ = p;
       return false;
     }
+    const transport::Entry& e = entry_of(p, teller);
     const auto op = static_cast<moecclOp_t>(e.signature.load(std::memory_order_relaxed) >> 56);
     words[p] = (plan::facts(op).private_sizes ? e.count : e.max_block).load(std::memory_order_relaxed);
   }
@@ -173,8 +172,7 @@ void AgreedTask::publish() {
   e.count.store(is_v() ? word : op_.signature.count, std::memory_order_relaxed);
   e.max_block.store(is_v() ? most : word, std::memory_order_relaxed);
   e.history.store(history_, std::memory_order_relaxed);
-  // Release: pairs with the acquire in has_published(), hear() and Execution::agree(); the fields and the AllToAllv row
-  // are visible there.
+  // Release: pairs with the acquire in has_published(); the fields and the AllToAllv row are visible there.
   e.seq.store(sequence_, std::memory_order_release);
   entered_ = true;
   // Two operations later all ranks wait for this entry in hear(), including those that this operation does not signal.
@@ -270,8 +268,8 @@ Status AgreedTask::find_difference(uint32_t peer) {
   const uint64_t first = sequence_ < transport::kEntries ? 1 : sequence_ - transport::kEntries + 1;
   for (uint64_t s = first; s <= sequence_; ++s) {
     const transport::Entry& mine = fabric().own->board().entries[s % transport::kEntries];
-    const transport::Entry& other = fabric().link(peer).board().entries[s % transport::kEntries];
-    if (other.seq.load(std::memory_order_acquire) != s || mine.seq.load(std::memory_order_relaxed) != s) continue;
+    const transport::Entry& other = entry_of(peer, s);
+    if (!has_published(peer, s) || mine.seq.load(std::memory_order_relaxed) != s) continue;
     uint64_t flags = 0;
     const Signature ours = read_signature(mine, flags), theirs = read_signature(other, flags);
     if (pack(ours, 0) == pack(theirs, 0) && ours.count == theirs.count && ours.plan == theirs.plan) continue;
@@ -310,9 +308,7 @@ Status AgreedTask::diagnose() {
   Fabric& f = fabric();
   if (!entered_) return {};
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
-    if (p == f.rank) continue;
-    const transport::Entry& e = f.link(p).board().entries[sequence_ % transport::kEntries];
-    if (e.seq.load(std::memory_order_acquire) != sequence_) continue;
+    if (p == f.rank || !has_published(p)) continue;
     MOECCL_TRY(check_entry(p));
     if (is_v()) MOECCL_TRY(check_blocks(p));
   }

@@ -78,8 +78,7 @@ Progress Execution::agree() {
   all_reachable_ = all_reachable_ && input_in_heap_ && output_in_heap_;
   for (; all_reachable_ && agreed_ < f.n_ranks; ++agreed_) {
     if (agreed_ == f.rank) continue;
-    const transport::Entry& e = f.link(agreed_).board().entries[sequence_ % transport::kEntries];
-    if (e.seq.load(std::memory_order_acquire) != sequence_) {
+    if (!has_published(agreed_)) {
       waiting_peer_ = agreed_;
       return Progress::kBlocked;
     }
@@ -89,7 +88,7 @@ Progress Execution::agree() {
     }
     f.entered[agreed_] = std::max(f.entered[agreed_], sequence_);
     uint64_t flags = 0;
-    (void)read_signature(e, flags);
+    (void)read_signature(entry_of(agreed_), flags);
     all_reachable_ = flags == (kInputInHeap | kOutputInHeap);
   }
   ran_in_heap_ = all_reachable_;
@@ -140,13 +139,13 @@ bool Execution::last_chunk_known() {
   for (const uint64_t c : op_.recv_counts) most = std::max(most, c);
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
     if (p == f.rank) continue;
-    const transport::Entry& e = f.link(p).board().entries[sequence_ % transport::kEntries];
-    if (e.seq.load(std::memory_order_acquire) != sequence_) {
+    if (!has_published(p)) {
       waiting_peer_ = p;
       return false;
     }
     // The value is a peer's word. A block larger than any memory is a lie, and its chunks could not even be counted.
-    most = std::max(most, std::min(e.max_block.load(std::memory_order_relaxed), kMostBytes / op_.element_bytes));
+    const uint64_t block = entry_of(p).max_block.load(std::memory_order_relaxed);
+    most = std::max(most, std::min(block, kMostBytes / op_.element_bytes));
   }
   const uint64_t chunk = std::max<uint64_t>(1, binding_.chunking.chunk);
   largest_block_ = most;
@@ -385,8 +384,8 @@ std::string Execution::describe() const {
                    lanes_[i].chunk, binding_.chunking.n_chunks);
     break;
   }
-  return format("{} #{} (count {}, plan {}{})", op_name(op_.signature.op), sequence_, op_.signature.count,
-                choice_.algorithm, where);
+  const std::string plan = choice_.algorithm[0] == '\0' ? "" : format(", plan {}", choice_.algorithm);
+  return format("{} #{} (count {}{}{})", op_name(op_.signature.op), sequence_, op_.signature.count, plan, where);
 }
 
 uint64_t Execution::output_bytes() const {

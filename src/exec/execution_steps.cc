@@ -115,10 +115,9 @@ Status Execution::resolve_peer(uint32_t peer) {
   if (b.known) return {};
   // choose() has announced this use: from here on, a failing peer waits for us before it gives its buffers back.
   if (!still_runs(peer)) MOECCL_TRY(check_peer_state(*this, peer));
-  const transport::Entry& e = f.link(peer).board().entries[sequence_ % transport::kEntries];
-  if (e.seq.load(std::memory_order_acquire) != sequence_) {
+  if (!has_published(peer))
     return error(moecclInternalError, "rank {}'s buffers are used before it has entered the operation", peer);
-  }
+  const transport::Entry& e = entry_of(peer);
   uint64_t flags = 0;
   (void)read_signature(e, flags);
   const uint64_t in = e.input.load(std::memory_order_relaxed), out = e.output.load(std::memory_order_relaxed);

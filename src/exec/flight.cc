@@ -61,7 +61,7 @@ struct Store {
     // open_of() looks for the files among a process's descriptors, and would take a child for this process.
     auto made = [] {
       const driver::ForkPause pause;
-      auto file = driver::shared_segment(kFile, kFileBytes, false);
+      auto file = driver::shared_segment(kFile, kFileBytes);
       if (file.ok()) driver::keep_from_children(file->get());
       return file;
     }();
@@ -235,6 +235,26 @@ Result<std::vector<Fd>> open_of(int pid) {
   return files;
 }
 
+// Adds to the name of a file, before its ".json".
+std::string with_ending(const std::string& path, const std::string& ending) {
+  const size_t at = path.ends_with(".json") ? path.size() - 5 : path.size();
+  return path.substr(0, at) + ending + path.substr(at);
+}
+
+// Makes the file that this process dumps to. Containers may have equal host names and processes' numbers, so a name
+// that is taken gets a number.
+Result<std::string> new_dump(const std::string& path) {
+  constexpr int kMost = 10'000;
+  std::string name = path;
+  for (int i = 2; i < kMost; ++i) {
+    const Fd fd(open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (fd) return name;
+    if (errno != EEXIST) return system_error(name, errno);
+    name = with_ending(path, format("-{}", i));
+  }
+  return error(moecclSystemError, "{} and {} more files like it are there: remove those of earlier jobs", path, kMost);
+}
+
 }  // namespace
 
 FlightSlot::FlightSlot() : page_(store().take()), shared_(page_ != nullptr) {
@@ -277,40 +297,12 @@ Result<std::string> flight_json(int pid) {
   return read_all(files, pid);
 }
 
-namespace {
-
-// Adds to the name of a file, before its ".json".
-std::string with_ending(const std::string& path, const std::string& ending) {
-  const size_t at = path.ends_with(".json") ? path.size() - 5 : path.size();
-  return path.substr(0, at) + ending + path.substr(at);
-}
-
-}  // namespace
-
 std::string dump_path(const std::string& named, const std::string& host, int pid) {
   const std::string path = for_process(named, host, pid);
   if (path == named) return format("{}.{}.{}.json", named, host, pid);
   if (for_process(named, "%h", pid) != named) return path;  // it has %p
   return with_ending(path, format(".{}", pid));
 }
-
-namespace {
-
-// Makes the file that this process dumps to. Containers may have equal host names and processes' numbers, so a name
-// that is taken gets a number.
-Result<std::string> new_dump(const std::string& path) {
-  constexpr int kMost = 10'000;
-  std::string name = path;
-  for (int i = 2; i < kMost; ++i) {
-    const Fd fd(open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-    if (fd) return name;
-    if (errno != EEXIST) return system_error(name, errno);
-    name = with_ending(path, format("-{}", i));
-  }
-  return error(moecclSystemError, "{} and {} more files like it are there: remove those of earlier jobs", path, kMost);
-}
-
-}  // namespace
 
 void dump_flight() noexcept {
   if (env().dump.empty()) return;

@@ -97,22 +97,10 @@ uint64_t MessageTask::room() const {
 bool MessageTask::direct_possible(uint64_t& kind, uint64_t& place) const {
   Fabric& f = fabric();
   const transport::Link& link = f.link(message_.peer);
-  if (link.view().same_process) {
-    kind = kAddress;
-    place = reinterpret_cast<uint64_t>(message_.data);
-    return true;
-  }
-  if (link.view().heap != nullptr && f.in_heap(message_.data)) {
-    kind = kHeapOffset;
-    place = static_cast<uint64_t>(message_.data - f.heap);
-    return true;
-  }
-  if (link.reads() != nullptr) {
-    kind = kAddress;
-    place = reinterpret_cast<uint64_t>(message_.data);
-    return true;
-  }
-  return false;
+  const bool in_heap = !link.view().same_process && link.view().heap != nullptr && f.in_heap(message_.data);
+  kind = in_heap ? kHeapOffset : kAddress;
+  place = in_heap ? static_cast<uint64_t>(message_.data - f.heap) : reinterpret_cast<uint64_t>(message_.data);
+  return in_heap || link.view().same_process || link.reads() != nullptr;
 }
 
 void MessageTask::begin_use() {

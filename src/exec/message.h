@@ -56,7 +56,6 @@ class MessageTask final : public Task {
   // Fills the peer's slot `number`. If this blocks, it must be called again with the same header, which the task keeps.
   Progress fill_slot(uint32_t number, const MessageSlotHeader& header, uint64_t bytes);
   Progress receive();
-  Progress send_direct();
   Progress receive_direct(const MessageSlotHeader& header);
   bool direct_possible(uint64_t& kind, uint64_t& place) const;
   uint32_t acknowledged() const;

@@ -28,6 +28,12 @@ Status CommunicatorHost::all_gather(const void* mine, size_t bytes, void* all) {
   return all_gather_bytes(comm_, mine, bytes, all);
 }
 
+Status CommunicatorHost::all_to_all(const void* send, size_t bytes, void* recv) {
+  const Communicator::OwnExchange own(comm_);
+  return run_collective(comm_,
+                        {.op = moecclOpAllToAll, .send = send, .recv = recv, .count = bytes, .type = moecclUint8});
+}
+
 Status CommunicatorHost::all_to_all_v(const void* send, const size_t* send_bytes, void* recv,
                                       const size_t* recv_bytes) {
   const Communicator::OwnExchange own(comm_);
@@ -86,10 +92,7 @@ Status CommunicatorHost::run(std::unique_ptr<exec::Operation> op, const Place& p
 
 void CommunicatorHost::break_off(const Status& why) { comm_.break_off(why); }
 
-exec::PersistentKernel* CommunicatorHost::kernel() {
-  CudaSide* cuda = comm_.cuda();
-  return cuda == nullptr || cuda->kernel_side() == nullptr ? nullptr : &cuda->kernel_side()->kernel();
-}
+exec::PersistentKernel* CommunicatorHost::kernel() { return comm_.kernel(); }
 
 Result<MoeHost::OnStream> CommunicatorHost::on_stream(moecclStream_t stream_handle) {
   MOECCL_TRY(comm_.usable());

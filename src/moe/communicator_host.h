@@ -30,6 +30,7 @@ class CommunicatorHost final : public MoeHost {
   uint64_t staging_bytes() const override { return comm_.operation_staging_bytes(); }
   uint64_t next_number() override { return comm_.next_number(); }
   Status all_gather(const void* mine, size_t bytes, void* all) override;
+  Status all_to_all(const void* send, size_t bytes, void* recv) override;
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override;
   Result<Place> place(const RowBuffers& buffers, moecclStream_t stream) override;
   Status run(std::unique_ptr<exec::Operation> op, const Place& place, bool* captured) override;
@@ -42,7 +43,7 @@ class CommunicatorHost final : public MoeHost {
   Status all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream) override;
   Status needs_host(moecclStream_t stream) override;
   Status usable() override { return comm_.usable(); }
-  void wait_idle() override { (void)comm_.wait_idle(); }
+  void wait_idle() override { comm_.wait_idle(); }
   Result<bool> on_device(const char* what, std::initializer_list<Buffer> buffers) const override;
   Status with_kernels(bool on_device, const WithKernels& body) override;
 

@@ -102,7 +102,7 @@ Result<std::string> MoeRouting::explain() const {
   const MoeCandidate::Programs& programs = device_tables_ != nullptr ? plan.on_kernel : plan.steps;
   for (const auto& [title, program] :
        {std::pair("dispatch", &programs.dispatch), std::pair("combine", &programs.combine)})
-    text += format("\n{}: steps of this rank, for each chunk\n{}", title, plan::steps_text(*program, "  "));
+    text += format("\n{}: steps of this rank, for each chunk\n{}", title, plan::steps_text(*program));
   return text;
 }
 

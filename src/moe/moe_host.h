@@ -49,6 +49,8 @@ class MoeHost {
 
   // Blocks. all: [n_ranks][bytes].
   virtual Status all_gather(const void* mine, size_t bytes, void* all) = 0;
+  // Blocks. send, recv: [n_ranks][bytes].
+  virtual Status all_to_all(const void* send, size_t bytes, void* recv) = 0;
   // Blocks. Blocks are contiguous in rank order on both sides, and both sides know the sizes.
   virtual Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) = 0;
 

@@ -190,6 +190,11 @@ class MoeRouting {
   // Hands the times of the last update's operations to the layer. None of the operations may be in flight.
   void keep_step();
   Status exchange_records();
+  Status exchange_at_once(const Status& own, size_t block);
+  Status exchange_sized(const Status& own);
+  Status expect_records(const Status& own, std::span<const uint64_t> sizes);
+  // Returns the most bytes of records that a rank with so many tokens sends to one rank.
+  size_t most_record_bytes(uint64_t tokens) const;
   Status write_records();
   Status read_received(Agreement* mine);
   void note_step(const MoeStep& step, std::span<const Agreement> all);

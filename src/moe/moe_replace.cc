@@ -14,6 +14,7 @@
 #include "src/solve/arena.h"
 #include "src/solve/assignment.h"
 #include "src/solve/sample.h"
+#include "src/solve/sample_cost.h"
 
 namespace moeccl::comm {
 
@@ -69,6 +70,8 @@ MoeReplacement::MoeReplacement(MoeLayer& layer, const moecclReplaceConfig_t& con
   canonical_ = algo::CanonicalOrder(tree_, moe_config_.placement).position;
   node_.assign(tree_.levels[0].group_of_rank.begin(), tree_.levels[0].group_of_rank.end());
   n_nodes_ = tree_.levels[0].n_groups;
+  for (uint32_t l = 1; l + 1 < tree_.depth() && n_inner_ < solve::kMaxInner; ++l, ++n_inner_)
+    for (const uint32_t group : tree_.levels[l].group_of_rank) inner_group_.push_back(static_cast<int32_t>(group));
 }
 
 Result<std::unique_ptr<MoeReplacement>> MoeReplacement::create(MoeLayer& layer, const moecclReplaceConfig_t* given) {
@@ -144,18 +147,31 @@ Status MoeReplacement::check(const MoeRouting& routing, const int32_t* next, con
             samples.first[static_cast<size_t>(placement[i]) + 1] - samples.first[static_cast<size_t>(placement[i])]);
     }
   }
-  // Bounds the tables of any placement and all ranks' choices. It is the same on all ranks, so all fail together.
+  // Bounds the tables of any placement, all ranks' choices and the solver. It is the same on all ranks, so all fail
+  // together.
   const algo::MoeShape& shape = layer_.config().shape;
   algo::RoutingLoad load;
   for (const uint64_t n : routing.tokens_of_) load.records += n;
   load.tokens = shape.max_tokens;
   load.choices = load.rows = load.records * (shape.top_k + 1);
   load.lists = 64;
-  const uint64_t bytes = algo::RoutingTables::bytes_bound(load, 8) + 2 * load.choices * 16;
+  const uint64_t bytes =
+      algo::RoutingTables::bytes_bound(load, 8) + 2 * load.choices * 16 + solver_bytes(routing, samples.n());
   if (moe_config_.memory_cap > 0 && bytes > moe_config_.memory_cap)
     return error(moecclOutOfMemory, "re-placing {} tokens needs up to {} bytes, memory_cap_bytes allows {}",
                  load.records, bytes, moe_config_.memory_cap);
   return {};
+}
+
+uint64_t MoeReplacement::solver_bytes(const MoeRouting& routing, uint32_t n_samples) const {
+  const int32_t other = 0;
+  moecclSampleProblem_t p = MOECCL_SAMPLE_PROBLEM_INIT;
+  p.n_samples = static_cast<int32_t>(n_samples);
+  p.n_devices = static_cast<int32_t>(n_ranks_), p.n_nodes = static_cast<int32_t>(n_nodes_);
+  p.n_inner = n_inner_, p.inner_group = inner_group_.data();
+  p.num_scatter = config_.use_next ? &other : nullptr;
+  const uint64_t counts = uint64_t{n_samples} * columns(routing) * sizeof(int32_t);
+  return counts * (config_.use_next ? 2 : 1) + sent(routing).bytes * (n_ranks_ + 1) + solve::sample_bytes(p);
 }
 
 Status MoeReplacement::begin(MoeRouting& routing, const int32_t* next, const int32_t* placement) {
@@ -241,11 +257,18 @@ algo::CountRequest MoeReplacement::count_request() const {
           node_, n_nodes_};
 }
 
-size_t MoeReplacement::next_columns() const {
+size_t MoeReplacement::columns(const MoeRouting& routing) const {
   // A wrong routing, of another layer, may run a plan that this layer does not have.
-  const size_t chosen = std::min(routing_->chosen_, candidates_.size() - 1);
+  const size_t chosen = std::min(routing.chosen_, candidates_.size() - 1);
   const algo::MoeAlgorithm algorithm = candidates_[chosen]->paths.algorithm();
   return algorithm.dedup() || !moe_config_.shape.expert_major ? n_ranks_ : moe_config_.placement.n_experts();
+}
+
+MoeReplacement::Sent MoeReplacement::sent(const MoeRouting& routing) const {
+  const uint64_t most = *std::max_element(routing.tokens_of_.begin(), routing.tokens_of_.end());
+  const size_t next = config_.use_next ? most / config_.sample_tokens * columns(routing) * sizeof(int32_t) : 0;
+  const size_t at = sizeof(Hello) + next;
+  return {at, (at + algo::packed_choices_bytes(most, layer_.config().shape.top_k) + 7) / 8 * 8};
 }
 
 Result<std::vector<int32_t>> MoeReplacement::own_next(const int32_t* next) const {
@@ -282,12 +305,9 @@ Result<std::vector<int32_t>> MoeReplacement::own_next(const int32_t* next) const
 
 Status MoeReplacement::exchange(const Status& checked, const int32_t* next, const int32_t* placement) {
   MoeHost& host = layer_.host();
-  const uint32_t n = host.n_ranks(), k = layer_.config().shape.top_k;
-  const std::vector<uint64_t>& tokens = routing_->tokens_of_;
-  const uint64_t most = *std::max_element(tokens.begin(), tokens.end());
-  const size_t next_bytes = config_.use_next ? most / config_.sample_tokens * next_columns() * sizeof(int32_t) : 0;
-  choices_at_ = sizeof(Hello) + next_bytes;
-  stride_ = (choices_at_ + algo::packed_choices_bytes(most, k) + 7) / 8 * 8;
+  const uint32_t n = host.n_ranks();
+  const Sent sends = sent(*routing_);
+  choices_at_ = sends.choices_at, stride_ = sends.bytes;
   std::vector<std::byte> mine(stride_);
   gathered_.resize(stride_ * n);
   Status own = checked;
@@ -327,7 +347,7 @@ Status MoeReplacement::exchange(const Status& checked, const int32_t* next, cons
   }
   const bool rows_for_all = residents_ == algo::Residents::kOfAll;
   algo::ResidualRows seen;
-  if (rows_for_all) seen = algo::ResidualRows::at_home(routing_->tables_, tokens[host.rank()]);
+  if (rows_for_all) seen = algo::ResidualRows::at_home(routing_->tables_, routing_->tokens_of_[host.rank()]);
   n_rows_ = rows_for_all ? seen.n_rows : routing_->tables_.n_rows();
   of_rows_.clear(), of_tokens_ = std::move(seen.of_tokens);
   return {};

@@ -51,7 +51,14 @@ class MoeReplacement {
   Status exchange(const Status& own, const int32_t* next, const int32_t* placement);
   // Returns the next layer's rows of this rank's samples, in the columns of the counts.
   Result<std::vector<int32_t>> own_next(const int32_t* next) const;
-  size_t next_columns() const;
+  size_t columns(const MoeRouting& routing) const;  // of a sample's counts
+  // Returns what a rank sends in begin() with this routing, and where the choices are in it.
+  struct Sent {
+    size_t choices_at = 0, bytes = 0;
+  };
+  Sent sent(const MoeRouting& routing) const;
+  // Bounds the memory that a step takes besides its tables and choices.
+  uint64_t solver_bytes(const MoeRouting& routing, uint32_t n_samples) const;
   Status take_next();
   Status take_choices();
   algo::CountRequest count_request() const;
@@ -83,12 +90,13 @@ class MoeReplacement {
   std::vector<std::unique_ptr<MoeCandidate>> candidates_;  // like the layer's, for moe_config_
   std::vector<int32_t> node_;
   uint32_t n_nodes_ = 1;
+  int32_t n_inner_ = 0;  // levels between nodes and ranks, and their groups, for the solver
+  std::vector<int32_t> inner_group_;
 
   // The step.
   MoeRouting* routing_ = nullptr;
   uint64_t routing_version_ = 0;
   std::vector<uint64_t> tokens_of_;
-  std::vector<int32_t> inner_group_;  // the levels between nodes and ranks, for the solver
   std::vector<double> inner_alpha_us_, inner_beta_us_;
   moecclSampleProblem_t links_{};  // only its figures of links
   algo::Samples samples_;

@@ -16,7 +16,7 @@ namespace moeccl::comm {
 Status MoeReplacement::take_next() {
   next_.clear();
   if (!config_.use_next) return {};
-  const size_t columns = next_columns();
+  const size_t columns = this->columns(*routing_);
   next_.resize(samples_.n() * columns);
   for (uint32_t r = 0; r < n_ranks_; ++r) {
     const size_t n = (samples_.first[r + 1] - samples_.first[r]) * columns;
@@ -76,7 +76,7 @@ void MoeReplacement::price_links() {
   const std::shared_ptr<const plan::Profile> kept = layer_.host().profile();
   const plan::Profile& profile = *kept;
   const uint32_t depth = tree.depth();
-  inner_group_.clear(), inner_alpha_us_.clear(), inner_beta_us_.clear();
+  inner_alpha_us_.clear(), inner_beta_us_.clear();
   for (uint32_t l = 0; l < depth; ++l)
     if (!(plan::link_of(tree, profile, l).bytes_per_ns > 0)) return;
   constexpr double kMostUs = 1e12;  // that the solver takes
@@ -94,11 +94,9 @@ void MoeReplacement::price_links() {
   if (depth < 2) return;
   problem.alpha_inter_us = alpha_us(0), problem.alpha_intra_us = alpha_us(depth - 1);
   problem.beta_inter_us = row_us(0), problem.beta_intra_us = row_us(depth - 1);
-  for (uint32_t l = 1; l + 1 < depth && inner_alpha_us_.size() < solve::kMaxInner; ++l) {
-    for (const uint32_t group : tree.levels[l].group_of_rank) inner_group_.push_back(static_cast<int32_t>(group));
+  for (uint32_t l = 1; l <= static_cast<uint32_t>(n_inner_); ++l)
     inner_alpha_us_.push_back(alpha_us(l)), inner_beta_us_.push_back(row_us(l));
-  }
-  problem.n_inner = static_cast<int32_t>(inner_alpha_us_.size());
+  problem.n_inner = n_inner_;
   problem.inner_group = inner_group_.data();
   problem.inner_alpha_us = inner_alpha_us_.data(), problem.inner_beta_us = inner_beta_us_.data();
 }

@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "src/base/adopt.h"
-#include "src/exec/cuda/persistent_kernel.h"
 #include "src/moe/moe_layer.h"
 
 namespace moeccl::comm {
@@ -36,6 +35,10 @@ struct MoeRouting::Agreement {
 namespace {
 
 constexpr const char* kFails = "could not update its routing";
+// In place of a size: the rank has failed and has no records.
+constexpr uint64_t kFailed = ~uint64_t{0};
+// The most bytes that a rank sends when all blocks have room for the largest message.
+constexpr size_t kAtOnceBytes = 8 << 10;
 
 // Checks the rows that ranks claim to put on the links: at most one row for each choice and hop.
 Status check_counts(const std::vector<algo::LevelCount>& counts, const std::vector<uint64_t>& tokens_of, uint64_t top_k,
@@ -255,40 +258,76 @@ Status MoeRouting::write_records() {
 }
 
 Status MoeRouting::exchange_records() {
+  const Status own = write_records();
+  // All ranks know every rank's tokens, and so the largest message that any rank may send.
+  const uint64_t tokens = *std::max_element(tokens_of_.begin(), tokens_of_.end());
+  const size_t block = sizeof(uint64_t) + most_record_bytes(tokens);
+  if (block * tokens_of_.size() <= kAtOnceBytes) return exchange_at_once(own, block);
+  return exchange_sized(own);
+}
+
+size_t MoeRouting::most_record_bytes(uint64_t tokens) const {
+  const uint64_t choices = tokens * layer_.config().shape.top_k;
+  return algo::message_words(tokens, choices, weighted_ ? choices : 0) * sizeof(uint32_t);
+}
+
+// Keeps the sizes of the records that each rank sends here and makes room for them. If a rank has failed, returns that.
+Status MoeRouting::expect_records(const Status& own, std::span<const uint64_t> sizes) {
+  MOECCL_TRY(own);
+  const auto n = static_cast<uint32_t>(sizes.size());
+  for (uint32_t r = 0; r < n; ++r)
+    if (sizes[r] == kFailed) return failed_there(r, kFails, moecclRemoteError);
+  received_bytes_.assign(sizes.begin(), sizes.end());
+  for (uint32_t r = 0; r < n; ++r) {
+    const size_t most = most_record_bytes(tokens_of_[r]);
+    if (sizes[r] > most || sizes[r] % sizeof(uint32_t) != 0)
+      return error(moecclRemoteError,
+                   "rank {} announces {} bytes of routing records for {} tokens: at most {} are possible", r, sizes[r],
+                   tokens_of_[r], most);
+  }
+  received_.resize(std::accumulate(sizes.begin(), sizes.end(), uint64_t{0}) / sizeof(uint32_t));
+  return {};
+}
+
+// A few tokens fit into blocks that have room for the largest message, each after its size: one exchange, not two.
+Status MoeRouting::exchange_at_once(const Status& own, size_t block) {
+  const uint32_t n = layer_.host().n_ranks();
+  std::vector<std::byte> out(block * n), in(block * n);
+  const auto* records = reinterpret_cast<const std::byte*>(writer_.words().data());
+  for (uint32_t r = 0; r < n; ++r) {
+    const uint64_t size = own.ok() ? writer_.bytes()[r] : kFailed;
+    std::memcpy(&out[r * block], &size, sizeof(size));
+    if (!own.ok()) continue;
+    std::memcpy(&out[r * block] + sizeof(size), records, size);
+    records += size;
+  }
+  MOECCL_TRY(layer_.host().all_to_all(out.data(), block, in.data()));
+  std::vector<uint64_t> sizes(n);
+  for (uint32_t r = 0; r < n; ++r) std::memcpy(&sizes[r], &in[r * block], sizeof(sizes[r]));
+  MOECCL_TRY(expect_records(own, sizes));
+  auto* to = reinterpret_cast<std::byte*>(received_.data());
+  for (uint32_t r = 0; r < n; ++r) {
+    std::memcpy(to, &in[r * block] + sizeof(uint64_t), sizes[r]);
+    to += sizes[r];
+  }
+  return {};
+}
+
+Status MoeRouting::exchange_sized(const Status& own) {
   MoeHost& host = layer_.host();
   const uint32_t n = host.n_ranks();
-  const Status own = write_records();
-  // A rank that failed and has no sizes says so to all ranks.
-  constexpr uint64_t kFailed = ~uint64_t{0};
   std::vector<uint64_t> sizes(n), mine(n, kFailed);
   if (own.ok()) mine.assign(writer_.bytes().begin(), writer_.bytes().end());
-  // Few ranks exchange all sizes, which takes one message where an AllToAllv takes several. The bytes grow with n^2.
+  // Few ranks exchange all sizes, which takes one message where an AllToAll takes several. The bytes grow with n^2.
   constexpr uint32_t kFewRanks = 64;
   if (n <= kFewRanks) {
     std::vector<uint64_t> all(size_t{n} * n);  // [from][to]
     MOECCL_TRY(host.all_gather(mine.data(), n * sizeof(uint64_t), all.data()));
     for (uint32_t r = 0; r < n; ++r) sizes[r] = all[size_t{r} * n + host.rank()];
   } else {
-    const std::vector<size_t> one(n, sizeof(uint64_t));
-    MOECCL_TRY(host.all_to_all_v(mine.data(), one.data(), sizes.data(), one.data()));
+    MOECCL_TRY(host.all_to_all(mine.data(), sizeof(uint64_t), sizes.data()));
   }
-  MOECCL_TRY(own);
-  for (uint32_t r = 0; r < n; ++r)
-    if (sizes[r] == kFailed) return failed_there(r, kFails, moecclRemoteError);
-  received_bytes_.resize(n);
-  size_t total = 0;
-  const uint64_t top_k = layer_.config().shape.top_k;
-  for (uint32_t r = 0; r < n; ++r) {
-    const uint64_t bytes = sizes[r];
-    const size_t most =
-        algo::message_words(tokens_of_[r], tokens_of_[r] * top_k, tokens_of_[r] * top_k) * sizeof(uint32_t);
-    if (bytes > most || bytes % sizeof(uint32_t) != 0)
-      return error(moecclRemoteError,
-                   "rank {} announces {} bytes of routing records for {} tokens: at most {} are possible", r, bytes,
-                   tokens_of_[r], most);
-    total += received_bytes_[r] = bytes;
-  }
-  received_.resize(total / sizeof(uint32_t));
+  MOECCL_TRY(expect_records(own, sizes));
   return host.all_to_all_v(writer_.words().data(), writer_.bytes().data(), received_.data(), received_bytes_.data());
 }
 
@@ -372,90 +411,6 @@ void MoeRouting::cut_for_host() {
   if (tables_.n_chunks() == host_chunks_) return;
   wait_for_readers();
   tables_.build(host_chunks_);
-}
-
-namespace {
-
-exec::PersistentKernel* kernel_of(const MoeLayer& layer) {
-  exec::PersistentKernel* kernel = layer.host().kernel();
-  if (kernel == nullptr || layer.config().shape.widest_row() > kernel->most_row_bytes()) return nullptr;
-  const bool fits = std::all_of(layer.candidates().begin(), layer.candidates().end(),
-                                [](const auto& candidate) { return candidate->kernel_rows > 0; });
-  return fits ? kernel : nullptr;
-}
-
-}  // namespace
-
-bool MoeLayer::has_tables() const { return kernel_of(*this) != nullptr; }
-
-Result<std::unique_ptr<exec::RowTables>> MoeLayer::take_tables() {
-  exec::PersistentKernel* kernel = kernel_of(*this);
-  if (kernel == nullptr) return std::unique_ptr<exec::RowTables>();
-  const std::lock_guard lock(tables_mutex_);
-  if (free_tables_.empty()) return exec::RowTables::create(kernel->engine().context());
-  std::unique_ptr<exec::RowTables> tables = std::move(free_tables_.back());
-  free_tables_.pop_back();
-  return tables;
-}
-
-void MoeLayer::give_back(std::unique_ptr<exec::RowTables> tables) {
-  if (tables == nullptr) return;
-  const std::lock_guard lock(tables_mutex_);
-  free_tables_.push_back(std::move(tables));
-}
-
-std::unique_ptr<exec::CudaTables> MoeLayer::take_cuda_tables(size_t candidate) {
-  const std::lock_guard lock(tables_mutex_);
-  for (auto it = free_cuda_tables_.begin(); it != free_cuda_tables_.end(); ++it) {
-    if ((*it)->candidate() != candidate) continue;
-    std::unique_ptr<exec::CudaTables> tables = std::move(*it);
-    free_cuda_tables_.erase(it);
-    return tables;
-  }
-  free_cuda_tables_.clear();
-  return nullptr;
-}
-
-void MoeLayer::give_back(std::unique_ptr<exec::CudaTables> tables) {
-  if (tables == nullptr) return;
-  tables->wait();  // its kernels write to the RowTables that are given back next
-  const std::lock_guard lock(tables_mutex_);
-  free_cuda_tables_.push_back(std::move(tables));
-}
-
-uint64_t MoeLayer::device_bytes(bool takes) {
-  const std::lock_guard lock(tables_mutex_);
-  uint64_t bytes = cuda_routing_ != nullptr ? cuda_routing_->memory_bytes() : 0;
-  for (size_t i = 0; i + (takes ? 1 : 0) < free_tables_.size(); ++i) bytes += free_tables_[i]->memory_bytes();
-  for (const auto& t : free_cuda_tables_) bytes += t->memory_bytes();
-  return bytes;
-}
-
-// No rank launches before all ranks have their tables, because making room for them may wait for the device.
-Status MoeRouting::bring_tables() {
-  if (!layer_.has_tables()) return {};
-  return all_ready(upload_tables(), "bring its routing to the device");
-}
-
-// All ranks leave with the same verdict.
-Status MoeRouting::all_ready(const Status& own, const char* what) {
-  struct Ready {
-    int32_t code;
-  };
-  return answers_of(layer_.host(), Ready{own.code()}, own, format("could not {}", what)).status();
-}
-
-Status MoeRouting::upload_tables() {
-  if (device_tables_ == nullptr) {
-    MOECCL_ASSIGN_OR_RETURN(device_tables_, layer_.take_tables());
-  }
-  const std::vector<std::byte> info = info_for_device();
-  exec::RowListsOnHost lists;
-  lists.n_chunks = tables_.n_chunks();
-  lists.rows = tables_.dispatch_rows(true);
-  lists.zeros = tables_.dispatch_sums();
-  lists.sums = tables_.combine_sums(true);
-  return device_tables_->upload(lists, info.data(), info.size());
 }
 
 uint64_t MoeRouting::memory_bytes() const {

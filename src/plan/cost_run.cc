@@ -175,7 +175,6 @@ void CostRun::wake(uint32_t rank, double at) {
   Rank& r = ranks_[rank];
   if (r.state != State::kBlocked) return;
   r.state = State::kQueued;
-  r.queued_ns = at;
   if (cores_[r.core].owner == kNone) {
     start(r.core, rank, at, false);
   } else {

@@ -38,7 +38,6 @@ class CostRun {
     uint32_t lane = 0;  // the lane that runs
     std::vector<Lane> lanes;
     double now = 0;               // while it runs
-    double queued_ns = 0;         // since when it has been able to run
     double blocked_ns = 0;        // when it blocked
     double switch_ns = 0;         // cost of its last start
     bool resumed = false;         // no signal has been taken since it blocked

@@ -131,7 +131,7 @@ size_t repetitions(const std::vector<Line>& lines, size_t first, size_t period) 
   return n;
 }
 
-std::string lane_text(const Program& program, const Lane& lane, const std::string& indent) {
+std::string lane_text(const Program& program, const Lane& lane) {
   constexpr size_t kLongestPeriod = 8;
   std::vector<Line> lines;
   for (const Step& step : lane.steps) lines.push_back(line_of(program, step));
@@ -150,7 +150,7 @@ std::string lane_text(const Program& program, const Lane& lane, const std::strin
           line.holes[h].insert(line.holes[h].end(), other.holes[h].begin(), other.holes[h].end());
       }
       const std::string mark = times == 1 ? "" : format("{}x ", times);
-      text += format("{}{:>4}  {:>5}{}{}\n", indent, first + j, mark, period > 1 && j > 0 ? "| " : "", line.filled());
+      text += format("  {:>4}  {:>5}{}{}\n", first + j, mark, period > 1 && j > 0 ? "| " : "", line.filled());
     }
     first += period * times;
   }
@@ -199,12 +199,12 @@ std::string reach_text(const Shape& shape) {
 
 }  // namespace
 
-std::string steps_text(const Program& program, const std::string& indent) {
+std::string steps_text(const Program& program) {
   std::string text;
   for (size_t l = 0; l < program.lanes.size(); ++l) {
     const Lane& lane = program.lanes[l];
-    text += format("{}{} lane {}\n", indent, lane_kind_name(lane.kind), l);
-    text += lane_text(program, lane, indent);
+    text += format("  {} lane {}\n", lane_kind_name(lane.kind), l);
+    text += lane_text(program, lane);
   }
   return text;
 }
@@ -228,7 +228,7 @@ std::string explain(const Explanation& e) {
     if (program.rank != e.rank) continue;
     text += format("steps of rank {} ({} per chunk, staging of {} slots in {} rotation{})\n", e.rank, program.n_steps(),
                    program.n_slots, program.depth, program.depth == 1 ? "" : "s");
-    text += steps_text(program, "  ");
+    text += steps_text(program);
   }
   return text;
 }

@@ -36,8 +36,7 @@ std::string time_text(double ns);
 std::string bytes_text(uint64_t bytes);
 // Lists numbers in order, with runs as ranges: "3..7, 0..2".
 std::string list_text(std::span<const uint32_t> numbers);
-// Lists the steps of a program, one per line; steps that repeat for several peers appear once. Each line starts with
-// `indent`.
-std::string steps_text(const Program& program, const std::string& indent);
+// Lists the steps of a program, one per line, indented; steps that repeat for several peers appear once.
+std::string steps_text(const Program& program);
 
 }  // namespace moeccl::plan

@@ -135,7 +135,6 @@ class RoutingTables {
   };
   class Walk;
   Status check_records(uint32_t origin);
-  void count_choice(uint32_t expert, uint32_t source);
   void place_rows();
   void place_choice(uint32_t origin, uint32_t token, uint32_t expert, float weight, bool first);
   void place_groups();

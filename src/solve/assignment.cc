@@ -27,15 +27,16 @@ class Transport {
     ids_ = arena.take<int32_t>(items);
     member_ = arena.take<int32_t>(2 * items);
     place_ = arena.take<int32_t>(items);
+    tied_ = arena.take<int32_t>(items);
     first_ = arena.take<int32_t>(n_bins_);
     count_ = arena.take<int32_t>(n_bins_);
     room_ = arena.take<int32_t>(n_bins_);
     move_cost_ = arena.take<int32_t>(n_bins_ * n_bins_);
-    move_item_ = arena.take<int32_t>(n_bins_ * n_bins_);
     stale_ = arena.take<uint8_t>(n_bins_);
     price_ = arena.take<int64_t>(n_bins_);
     distance_ = arena.take<int64_t>(n_bins_);
     from_ = arena.take<int32_t>(n_bins_);
+    n_tied_ = arena.take<int32_t>(n_bins_);
     settled_ = arena.take<uint8_t>(n_bins_);
     open_ = arena.take<int32_t>(n_bins_);
   }
@@ -99,7 +100,7 @@ class Transport {
     }
     list_members(n);
     std::fill_n(stale_, n_bins_, uint8_t{1});
-    for (; above > 0; --above) augment();
+    while (above > 0) above -= augment();
   }
 
   void list_members(int32_t n) {
@@ -124,25 +125,22 @@ class Transport {
   // Computes move_cost_[u][v] = min over u's items of cost[v] - cost[u], without prices.
   void weigh_moves(size_t u) {
     int32_t* least = move_cost_ + u * n_bins_;
-    int32_t* which = move_item_ + u * n_bins_;
     std::fill_n(least, n_bins_, kNoMove);
-    for (int32_t k = first_[u]; k < first_[u] + count_[u]; ++k) weigh_item(u, member_[k], least, which);
+    for (int32_t k = first_[u]; k < first_[u] + count_[u]; ++k) weigh_item(u, member_[k], least);
     stale_[u] = 0;
   }
-  void weigh_item(size_t u, int32_t item, int32_t* __restrict least, int32_t* __restrict which) const {
+  void weigh_item(size_t u, int32_t item, int32_t* __restrict least) const {
     const int32_t* __restrict c = row(item);
     const int32_t own = c[u];
     for (size_t v = 0; v < n_bins_; ++v) {
       const int32_t d = c[v] - own;
-      const bool less = d < least[v];
-      which[v] = less ? item : which[v];
-      least[v] = less ? d : least[v];
+      least[v] = d < least[v] ? d : least[v];
     }
   }
 
-  // Removes one item above capacity: runs Dijkstra over the bins with reduced lengths, from all bins above capacity
-  // until a bin with room is settled.
-  void augment() {
+  // Removes items above capacity: runs Dijkstra over the bins with reduced lengths, from all bins above capacity until
+  // a bin with room is settled. Returns how many items were removed.
+  int64_t augment() {
     size_t n_open = 0;
     for (size_t b = 0; b < n_bins_; ++b) {
       const bool source = count_[b] > room_[b];
@@ -167,11 +165,35 @@ class Transport {
     }
     for (size_t b = 0; b < n_bins_; ++b)
       if (settled_[b]) price_[b] += distance_[end] - distance_[b];
-    for (size_t v = end; from_[v] >= 0;) {
-      const auto u = static_cast<size_t>(from_[v]);
-      move(u, v);
-      v = u;
+    return shift(end);
+  }
+  // Moves items along the shortest path to `end`: as many as cost the same there as the cheapest, all at once, because
+  // each removal makes its bin stale, which is then weighed again as a whole.
+  int64_t shift(size_t end) {
+    int32_t n = room_[end] - count_[end];
+    int32_t* last = tied_;
+    size_t v = end;
+    for (; from_[v] >= 0; v = static_cast<size_t>(from_[v])) {
+      int32_t* const first = last;
+      last = list_tied(static_cast<size_t>(from_[v]), v, first);
+      n = std::min(n, static_cast<int32_t>(last - first));
+      n_tied_[v] = static_cast<int32_t>(last - first);
     }
+    n = std::min(n, count_[v] - room_[v]);
+    const int32_t* first = tied_;
+    for (v = end; from_[v] >= 0; v = static_cast<size_t>(from_[v])) {
+      for (int32_t k = 0; k < n; ++k) move(first[k], static_cast<size_t>(from_[v]), v);
+      first += n_tied_[v];
+    }
+    return n;
+  }
+  int32_t* list_tied(size_t u, size_t v, int32_t* to) const {
+    const int32_t least = move_cost_[u * n_bins_ + v];
+    for (int32_t k = first_[u]; k < first_[u] + count_[u]; ++k) {
+      const int32_t* c = row(member_[k]);
+      if (c[v] - c[u] == least) *to++ = member_[k];
+    }
+    return to;
   }
   void relax(size_t u, size_t n_open) {
     if (stale_[u]) weigh_moves(u);
@@ -187,19 +209,18 @@ class Transport {
       }
     }
   }
-  void move(size_t u, size_t v) {
-    const int32_t item = move_item_[u * n_bins_ + v];
+  void move(int32_t item, size_t u, size_t v) {
     remove(u, item);
     add(v, item);
     bin_[item] = static_cast<int32_t>(v);
     stale_[u] = 1;
-    if (!stale_[v]) weigh_item(v, item, move_cost_ + v * n_bins_, move_item_ + v * n_bins_);
+    if (!stale_[v]) weigh_item(v, item, move_cost_ + v * n_bins_);
   }
 
   const Assignment& p_;
   const size_t n_bins_;
   int32_t* bin_;
-  int32_t *ids_, *member_, *place_, *first_, *count_, *room_, *move_cost_, *move_item_, *from_, *open_;
+  int32_t *ids_, *member_, *place_, *tied_, *first_, *count_, *room_, *move_cost_, *from_, *n_tied_, *open_;
   uint8_t *stale_, *settled_;
   int64_t *price_, *distance_;
 };

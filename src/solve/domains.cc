@@ -243,6 +243,23 @@ Status locate(const moecclDomainProblem_t& p, int64_t gpu, int32_t* location) {
   return {};
 }
 
+namespace {
+
+// Returns how many workers of the level the parent of the one at `location` has.
+int32_t siblings(const moecclDomainProblem_t& p, const int32_t* location, int32_t level) {
+  const std::vector<LevelSizes> levels = levels_of(p);
+  int64_t worker = 0;  // on the level above
+  for (int32_t l = 0; l < level; ++l) {
+    const LevelSizes& sizes = levels[static_cast<size_t>(l)];
+    int64_t first = sizes.sizes == nullptr ? worker * sizes.even : 0;
+    for (int64_t i = 0; sizes.sizes != nullptr && i < worker; ++i) first += sizes.sizes[i];
+    worker = first + location[l];
+  }
+  return levels[static_cast<size_t>(level)].at(worker);
+}
+
+}  // namespace
+
 Result<moecclDomainLink_t> link_at(const moecclDomainProblem_t& p, const int32_t* domain, int32_t level, int64_t m,
                                    int64_t n) {
   MOECCL_TRY(between("level", level, 0, p.n_levels - 1));
@@ -254,9 +271,12 @@ Result<moecclDomainLink_t> link_at(const moecclDomainProblem_t& p, const int32_t
   for (int32_t l = 0; l < p.n_levels; ++l)
     if (l != level && at_m[l] != at_n[l]) return moecclLinkNone;
   const int32_t s = domain[level], w_m = at_m[level], w_n = at_n[level];
-  if (w_m / s == w_n / s && w_m % s != w_n % s) return moecclLinkAllGather;
-  if (w_m / s != w_n / s && w_m % s == w_n % s) return moecclLinkAllToAll;
-  return moecclLinkNone;
+  if (w_m == w_n) return moecclLinkNone;
+  if (w_m / s == w_n / s) return moecclLinkAllGather;
+  // Tokens go to the worker at the same place of the other domain, counted modulo its size, which may be smaller.
+  const int32_t all = siblings(p, at_m, level);
+  const auto meets = [&](int32_t from, int32_t to) { return from % s % std::min(s, all - to / s * s) == to % s; };
+  return meets(w_m, w_n) || meets(w_n, w_m) ? moecclLinkAllToAll : moecclLinkNone;
 }
 
 }  // namespace moeccl::solve

@@ -76,7 +76,7 @@ int64_t switch_ranks_of(const moecclLayout_t& v) {
 
 }  // namespace
 
-Status check(const moecclLayout_t& v) {
+Status check(const moecclLayoutProblem_t& p, const moecclLayout_t& v) {
   MOECCL_TRY(between("layout.tensor", v.tensor, 1, 1 << 20));
   MOECCL_TRY(between("layout.expert", v.expert, 1, 1 << 20));
   MOECCL_TRY(between("layout.context", v.context, 1, 1 << 20));
@@ -85,10 +85,11 @@ Status check(const moecclLayout_t& v) {
   if (v.vertical && v.context % v.expert != 0)
     return error(moecclInvalidArgument, "layout.context is {}: a vertical layout has a multiple of layout.expert, {}",
                  v.context, v.expert);
-  constexpr double kMostRanks = 1 << 20;  // as in problem.n_gpus
   const double ranks = static_cast<double>(switch_ranks_of(v)) * v.tensor * v.pipeline * v.data;
-  if (ranks <= kMostRanks) return {};
-  return error(moecclInvalidArgument, "layout has {:.0f} ranks: give sizes of at most {:.0f} ranks", ranks, kMostRanks);
+  if (ranks == p.n_gpus) return {};
+  return error(moecclInvalidArgument,
+               "layout has {:.0f} ranks (tensor * pipeline * data * {}), problem.n_gpus is {}: give degrees of so many",
+               ranks, v.vertical ? "context" : "expert * context", p.n_gpus);
 }
 
 Status check(const moecclLayoutProblem_t& p) {

@@ -18,7 +18,7 @@ std::vector<moecclLayout_t> solve_layout(const moecclLayoutProblem_t& problem);
 void price_layout(const moecclLayoutProblem_t& problem, moecclLayout_t& layout);
 // Returns the cost of a step of a priced layout.
 moecclLayoutCost_t step_of(const moecclLayoutProblem_t& problem, const moecclLayout_t& layout);
-// Checks that all degrees are above 0.
-Status check(const moecclLayout_t& layout);
+// Checks that all degrees are above 0 and together make n_gpus ranks.
+Status check(const moecclLayoutProblem_t& problem, const moecclLayout_t& layout);
 
 }  // namespace moeccl::solve

@@ -377,9 +377,10 @@ class CudaSide::Connector {
                         return a.kernel_staging < b.kernel_staging;
                       })->kernel_staging;
     q.profile = profile();
-    MOECCL_ASSIGN_OR_RETURN(side_->kernel_side_, KernelSide::connect(q, &side_->why_no_kernel_));
+    std::string why;
+    MOECCL_ASSIGN_OR_RETURN(side_->kernel_side_, KernelSide::connect(q, &why));
     if (side_->kernel_side_ != nullptr) return side_->kernel_side_->selector().force_from_text(n_.config->plan);
-    log(LogLevel::kInfo, "rank {}: no persistent kernel on CUDA memory: {}", n_.rank, side_->why_no_kernel_);
+    log(LogLevel::kInfo, "rank {}: no persistent kernel on CUDA memory: {}", n_.rank, why);
     return {};
   }
 

@@ -36,9 +36,8 @@ class CudaSide {
   // Says, for a person, how data reaches ranks that do not use this rank's device memory; the same on all ranks. Empty
   // if all do.
   const std::string& path() const { return path_; }
-  // Returns the persistent kernel's part, or null; why_no_kernel() then gives the reason.
+  // Returns the persistent kernel's part, or null if there is none.
   KernelSide* kernel_side() { return kernel_side_.get(); }
-  const std::string& why_no_kernel() const { return why_no_kernel_; }
 
   // Makes a buffer accessible to kernels of this process's other ranks that use it directly from other devices. `what`
   // must be pointed(buffer).
@@ -67,7 +66,7 @@ class CudaSide {
   transport::cuda_net::CudaNet* net_ = nullptr;  // the fabric's engine, if ranks are on several hosts
   std::unique_ptr<Selector> selector_;
   std::unique_ptr<KernelSide> kernel_side_;
-  std::string path_, why_no_kernel_;
+  std::string path_;
 };
 
 }  // namespace moeccl::comm

@@ -56,7 +56,7 @@ size_t SymmetricHeap::wanted_bytes() {
 }
 
 Result<SymmetricHeap*> SymmetricHeap::of_bytes(size_t bytes) {
-  MOECCL_ASSIGN_OR_RETURN(Fd fd, driver::shared_segment("moeccl-heap", bytes, false));
+  MOECCL_ASSIGN_OR_RETURN(Fd fd, driver::shared_segment("moeccl-heap", bytes));
   MOECCL_ASSIGN_OR_RETURN(driver::Mapping mapping, driver::map_segment(fd, bytes));
   driver::leave_out_of_cores(mapping);
   return new SymmetricHeap(std::move(fd), std::move(mapping));

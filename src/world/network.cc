@@ -41,7 +41,7 @@ NetworkOptions options_of(const bootstrap::Session& session, const Hosts& hosts,
   o.host_of = hosts.host_of;
   o.key = bootstrap::derive_key(key, "moeccl links");
   o.timeout_ms = config.timeout_ms;
-  o.news = session.news_fd();
+  o.watch = {session.news_fd(), session.cancelled()};
   o.deadline = deadline;
   o.encrypt = env().encrypt;
   // Names for parts of one machine are given where its own network is not known, too.
@@ -254,7 +254,7 @@ Result<std::string> meeting_address(const bootstrap::Session& session) {
     if (std::string joined = joined_at(session); !joined.empty()) return joined;
   }
   MOECCL_ASSIGN_OR_RETURN(const std::vector<driver::Interface> interfaces, driver::interfaces());
-  MOECCL_ASSIGN_OR_RETURN(const auto nics, transport::choose_nics(interfaces, env().socket_ifname));
+  MOECCL_ASSIGN_OR_RETURN(const auto nics, transport::choose_nics(interfaces, env().socket_ifname, joined_at(session)));
   return nics[0].address.host();
 }
 

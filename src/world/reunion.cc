@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "src/base/env.h"
+#include "src/base/hex.h"
 #include "src/base/random.h"
 #include "src/base/wire.h"
 #include "src/bootstrap/handshake.h"
@@ -27,12 +28,6 @@ constexpr int64_t kAskEveryMs = 100;
 constexpr int64_t kAskSilentEveryMs = 1000;
 constexpr size_t kAskAtOnce = 256;
 constexpr int64_t kFirstPauseUs = 500, kLongestPauseUs = 20'000;
-
-std::string hex(std::span<const std::byte> bytes) {
-  std::string text;
-  for (const std::byte b : bytes) text += format("{:02x}", static_cast<unsigned>(b));
-  return text;
-}
 
 // The part of one rank in a reunion.
 class Attendant {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random calls of solve.h, on small problems whose figures are sometimes absurd.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -60,7 +61,7 @@ void Fuzzer::add_sample_solvers() {
     if (rarely()) p.min_gain = real();
     if (rarely()) p.refine_pairs = number();
     if (below(3) == 0) {
-      p.n_inner = extent(7) - 1;
+      p.n_inner = std::max(extent(7), 1) - 1;
       p.inner_group = ints(5, p.n_devices), p.inner_alpha_us = reals(0), p.inner_beta_us = reals(1);
     }
     maybe_resize(p);

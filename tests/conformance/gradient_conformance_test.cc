@@ -271,7 +271,7 @@ const Shape kShapes[] = {
      true},
     {"IntegersLoseNothingBf16", 8, kT, "dc:2 gpu:4", {2, 4}, evenly(8, 8), 1000, 8, moecclBfloat16, 1, true},
     {"NoElements", 3, kT, "", {3}, evenly(4, 3), 0, 50},
-    {"NothingIsKept", 3, kT, "", {3}, evenly(3, 3), 20, 50, moecclFloat32, 1, true},
+    {"OneElementIsKept", 3, kT, "", {3}, evenly(3, 3), 20, 50, moecclFloat32, 1, true},
     {"NoDomains", 4, kT, "", {1}, evenly(8, 4), 100, 50},
     {"RanksWithoutExperts", 4, kP, "", {4}, {2, 2, 1}, 512, 4, moecclFloat32, 1, true},
     {"Paced", 8, kT, "dc:2(bw=4GB/s,lat=20us) gpu:4", {2, 1}, evenly(16, 8), 20'000, 8, moecclFloat32, 1, false, true},
@@ -305,6 +305,31 @@ TEST(GradientReturnRandom, AnyTreeDomainsAndOwners) {
     run_steps(s);
     if (HasFailure()) return;
   }
+}
+
+// The ratio keeps less than one of ten elements. Still each of them arrives, one call after another.
+TEST(GradientReturnExact, ShortGradientsArriveToo) {
+  static constexpr size_t kCount = 10;
+  run_ranks(2, [](int, moecclComm_t comm) {
+    const int32_t domain = 2;
+    moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+    config.n_experts = 2, config.n_levels = 1, config.domain = &domain;
+    moecclGradientReturnConfig_t back = MOECCL_GRADIENT_RETURN_CONFIG_INIT;
+    back.count = kCount;
+    moecclHybrid_t hybrid = nullptr;
+    moecclGradientReturn_t gradients = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+    MOECCL_ASSERT_COMM_OK(moecclGradientReturnCreate(&gradients, hybrid, nullptr, &back), comm);
+    const std::vector<float> held(2 * kCount, 1.0f);
+    std::vector<float> own(kCount), sum(kCount);
+    for (size_t step = 0; step < kCount; ++step) {
+      MOECCL_ASSERT_COMM_OK(moecclGradientReturnReduce(gradients, 0, held.data(), own.data(), nullptr), comm);
+      for (size_t i = 0; i < kCount; ++i) sum[i] += own[i];
+    }
+    for (const float s : sum) EXPECT_GT(s, kCount) << "the other rank's gradient has not come";
+    EXPECT_EQ(moecclGradientReturnDestroy(gradients), moecclSuccess);
+    EXPECT_EQ(moecclHybridDestroy(hybrid), moecclSuccess);
+  });
 }
 
 TEST(GradientReturnExact, RatioOneIsHybridReduce) {

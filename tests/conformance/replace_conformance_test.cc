@@ -9,6 +9,7 @@
 #include <cmath>
 #include <numeric>
 #include <thread>
+#include <tuple>
 
 #include "moeccl/moeccl.h"
 #include "tests/support/ranks.h"
@@ -529,6 +530,36 @@ TEST(ReplaceUsage, WhatTheSolverCannotTakeIsRefusedBeforeIt) {
     COMM_OK(moecclRoutingDestroy(routing));
     EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
     EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
+  });
+}
+
+// Counts of 128 samples for 4096 experts, in this layer and the next, are larger than all tables.
+TEST(ReplaceUsage, TheCapCoversTheSolversCounts) {
+  constexpr int kTokens = 64, kExperts = 4096;
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    moecclMoeConfig_t config = two_experts(kTokens);
+    config.n_experts = kExperts;
+    config.layout = moecclLayoutExpertMajor;
+    config.algorithm = "flat";
+    std::vector<int32_t> index(kTokens, rank), next(kTokens * kExperts);
+    for (const auto& [cap, use_next, expected] : {std::tuple{size_t{3} << 20, 0, moecclSuccess},
+                                                  {size_t{5} << 20, 1, moecclOutOfMemory},
+                                                  {size_t{9} << 20, 1, moecclSuccess}}) {
+      config.memory_cap_bytes = cap;
+      moecclMoe_t moe = nullptr;
+      moecclRouting_t routing = nullptr;
+      moecclReplacement_t replacement = nullptr;
+      moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
+      replace.use_next = use_next;
+      COMM_OK(moecclMoeCreate(&moe, comm, &config));
+      COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+      COMM_OK(moecclRoutingCreate(&routing, moe, index.data(), nullptr, kTokens));
+      ASSERT_EQ(moecclReplaceBegin(replacement, routing, use_next ? next.data() : nullptr, nullptr), expected)
+          << cap << ", " << use_next << ": " << moecclGetLastError(comm);
+      COMM_OK(moecclRoutingDestroy(routing));
+      EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
+      EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
+    }
   });
 }
 

@@ -3,9 +3,11 @@
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 COMMAND = os.path.abspath(sys.argv.pop(1))
@@ -139,6 +141,44 @@ class Command(unittest.TestCase):
         code, out, errors = run("solve", "sample", "--predict", "--step", "1")
         self.assertEqual(code, 0, errors)
         self.assertIn("predicted", out)
+
+    def test_prediction_needs_a_next_layer(self):
+        code, _, errors = run("solve", "sample", "--layer", "1", "--step", "1", "--predict")
+        self.assertEqual(code, 1)
+        self.assertIn("layer 1 is the last one of the trace", errors)
+
+    def test_solve_takes_what_it_uses(self):
+        self.refuses(["solve", "chunks", "--zipf", "1"], "--zipf")
+        self.refuses(["solve", "domains", "--experts", "16"], "--experts")
+        self.refuses(["solve", "swap", "--zipf", "nan"], "--zipf", '"nan" is not a number from 0 to 10')
+        self.refuses(["solve", "chunks", "--inter-gbs", "-3"], "--inter-gbs", '"-3" is not a number above 0')
+        self.refuses(["solve", "layout", "--recompute", "7"], "--recompute")
+        code, out, errors = run("solve", "swap", "--groups", "4,8,16", "--tokens", "64", "--tokens", "128")
+        self.assertEqual(code, 0, errors)
+        self.assertIn("tokens 128", out)
+
+    def test_simulate_says_that_it_knows_no_link(self):
+        for topology, links in (("node:2 gpu:4", "none"), ("node:2(bw=1GB/s) gpu:4", "topology")):
+            code, out, errors = run("simulate", "allreduce", "--topology", topology)
+            self.assertEqual(code, 0, errors)
+            self.assertEqual("links without a cost" in out, links == "none")
+            code, out, _ = run("simulate", "--topology", topology, "--tokens", "16", "--json")
+            page = json.loads(out)
+            self.assertEqual((page["links"], page["op"], page["ranks"], page["tokens"]), (links, "dispatch", 8, 128))
+            self.assertIn("critical_path", page["candidates"][0])
+
+    def test_one_is_no_plural(self):
+        self.assertIn(" on 1 rank: ", run("simulate", "allreduce", "--topology", "gpu:1")[1])
+        self.assertIn("can run on 1 rank;", run("check", "--ranks", "1")[1])
+
+    def test_calibrate_leaves_no_file_when_it_is_interrupted(self):
+        with tempfile.TemporaryDirectory() as folder:
+            child = subprocess.Popen([COMMAND, "calibrate", "--ranks", "2", "--cache"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                     env=os.environ | {"TMPDIR": folder, "XDG_CACHE_HOME": folder})
+            time.sleep(1)
+            child.send_signal(signal.SIGINT)
+            child.wait(30)
+            self.assertEqual(os.listdir(folder), [])
 
     def test_status_goes_on_after_a_process_that_does_not_answer(self):
         code, _, errors = run("status", "999999998", "999999999")

@@ -2,9 +2,11 @@
 """What the perf programs answer to values that they cannot use, and what they write: perf_test.py PROGRAM..."""
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 PROGRAMS = {os.path.basename(path): os.path.abspath(path) for path in sys.argv[1:]}
@@ -70,6 +72,75 @@ class Perf(unittest.TestCase):
         rows = times["per_process_max_times_us"]
         self.assertEqual([len(row) for row in rows], [5, 5])
         self.assertEqual([max(both) for both in zip(*rows)], times["times_us"])
+
+    def test_a_rank_that_the_kernel_kills_is_named(self):
+        command = [PROGRAMS["all_reduce_perf"], "--procs", "2", "-b", "8", "-e", "8", "-n", "100000000"]
+        parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        children = []
+        while len(children) < 2:
+            time.sleep(0.1)
+            with open(f"/proc/{parent.pid}/task/{parent.pid}/children", encoding="ascii") as file:
+                children = file.read().split()
+        os.kill(int(children[1]), signal.SIGKILL)
+        _, errors = parent.communicate(timeout=60)
+        self.assertEqual(parent.returncode, 1)
+        self.assertIn(f"process 1 ({children[1]}) ended by signal 9; the kernel ends processes when memory runs out", errors)
+
+    def test_sizes_that_no_memory_holds_are_refused(self):
+        usual = ["--iters", "1", "--algo", "flat"]
+        self.refuses("dispatch_combine_perf", [*usual, "--hidden", "9223372036854775807"], "--hidden")
+        self.refuses("dispatch_combine_perf", [*usual, "--tokens", "2147483647", "--topk", "64"], "layer cannot run")
+        self.refuses("dispatch_combine_perf", [*usual, "--align", "1000000000"], "layer cannot run")
+        if "asan" not in PROGRAMS["moe_drift"] and "tsan" not in PROGRAMS["moe_drift"]:  # those end a process that asks for so much
+            self.refuses("moe_drift", ["--tokens", "9999999999999"], "there is not enough memory for a run of these sizes")
+        self.refuses("bench_swap", ["--every", "0"], '"0" is not a number above 0')
+
+    def test_numbers_are_finite(self):
+        self.refuses("swap_perf", ["--zipf", "nan"], '"nan" is not a number from 0 to 10')
+        self.refuses("replace_perf", ["--locality", "nan"], '"nan" is not a number from 0 to 1')
+        for size in ("-4", "0", "x"):
+            code, _, errors = run("plan_accuracy", "--size", size)
+            self.assertEqual(code, 2)
+            self.assertIn(f"--size {size}: not a size", errors)
+
+    def test_a_file_that_cannot_be_written_is_refused_at_once(self):
+        for program in PROGRAMS:
+            if program in ("bench_swap", "plan_accuracy", "expert_all_reduce_perf"):
+                continue
+            self.refuses(program, ["-J", "/nosuch/file"], "cannot write /nosuch/file: No such file or directory")
+
+    def test_an_option_that_contradicts_another_is_refused(self):
+        self.refuses("hybrid_perf", [*SWEEP, "--ranks", "4"], "--ranks is 4, and --levels has 2 ranks")
+        self.refuses("hybrid_perf", [*SWEEP, "--pace"], "--pace")
+
+    def test_the_last_of_a_repeated_option_counts(self):
+        code, out, errors = run("dispatch_combine_perf", "--ranks", "2", "--tokens", "9", "--tokens", "8", "--hidden", "16", "--iters", "1", "--algo", "flat")
+        self.assertEqual(code, 0, errors)
+        self.assertIn("2 ranks of 8 tokens", out)
+
+    def test_json_has_the_shape_of_the_run(self):
+        with tempfile.NamedTemporaryFile() as file:
+            code, _, errors = run("dispatch_combine_perf", "--ranks", "2", "--tokens", "8", "--hidden", "16", "--iters", "1", "--algo", "flat", "--backward",
+                                  "-J", file.name)
+            self.assertEqual(code, 0, errors)
+            config = json.load(file)["config"]
+        self.assertEqual([config[key] for key in ("ranks", "tokens", "mem", "align", "backward", "update")], [2, 8, "heap", 1, True, False])
+
+    def test_groups_of_ranks_run_side_by_side(self):
+        usual = ["-b", "64", "-e", "64", "-n", "2"]
+        with tempfile.NamedTemporaryFile() as file:
+            code, out, errors = run("all_reduce_perf", "--procs", "2", "--ranks", "2", *usual, "-J", file.name, NCCL_TESTS_SPLIT="MOD 2")
+            self.assertEqual(code, 0, errors)
+            self.assertEqual([device["group"] for device in json.load(file)["config"]["devices"]], [0, 1, 0, 1])
+        self.assertIn("NCCL_TESTS_SPLIT MOD 2: groups of 2 ranks run side by side", out)
+        code, out, errors = run("all_reduce_perf", "-g", "4", *usual, NCCL_TESTS_SPLIT_MASK="0x1")
+        self.assertEqual(code, 0, errors)
+        self.assertIn("groups of 2 ranks", out)
+        self.refuses("all_reduce_perf", ["--ranks", "4"], "names no groups", NCCL_TESTS_SPLIT="half")
+
+    def test_a_thread_drives_several_ranks_of_paced_links(self):
+        code, _, errors = run("all_reduce_perf", "-g", "2", "--pace", "--topology", "gpu:2(bw=1GB/s)", "-b", "64", "-e", "64", "-n", "2")
+        self.assertEqual(code, 0, errors)
 
     def test_output_that_cannot_be_written_is_a_failure(self):
         with open("/dev/full", "w", encoding="utf-8") as full:

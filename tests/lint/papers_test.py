@@ -57,6 +57,11 @@ class Papers(unittest.TestCase):
         self.assertEqual(drawn.count("<circle"), 2)
         self.assertEqual(text(1234.5), "1234")
 
+    def test_a_ratio_beyond_the_edge_is_an_arrow(self):
+        drawn = picture([judged(ROW), judged(ROW | {"rule": ["at most", 2.0], "ours": 0.001})])
+        self.assertEqual((drawn.count("<circle"), drawn.count("<path")), (1, 1))
+        self.assertIn("An arrow", drawn)
+
     def test_a_long_label_stays_in_the_frame(self):
         drawn = picture([judged(ROW | {"item": "Fig. 15, decoding in the experts' computation, experts of 32 MiB, overhead saved"}), judged(ROW)])
         labels = re.findall(r'y="(\d+)" font-size="11" text-anchor="end"[^>]*>([^<]+)<', drawn)

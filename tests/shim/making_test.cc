@@ -3,6 +3,7 @@
 // abort ends the wait.
 #include <ifaddrs.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -12,6 +13,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "src/base/shim_requests.h"
@@ -35,6 +37,7 @@ struct Answers {
   bool earlier = false;               // as a library that does not know the shim's request for an id
   int64_t id_ms = -1;                 // in place of what the shim asks for
   std::atomic<int> threads_left{-1};  // so many can be started; -1: no limit
+  std::function<void()> on_data_connection;
 } answers;
 
 template <class F>
@@ -93,6 +96,14 @@ extern "C" __attribute__((visibility("default"))) int pthread_create(pthread_t* 
     return EAGAIN;
   }
   return real(thread, attributes, body, argument);
+}
+// The library sets this option on connections between hosts only.
+extern "C" __attribute__((visibility("default"))) int setsockopt(int fd, int level, int name, const void* value,
+                                                                 socklen_t bytes) noexcept {
+  static auto* const real = reinterpret_cast<decltype(&setsockopt)>(dlsym(RTLD_NEXT, "setsockopt"));
+  if (level == IPPROTO_IP && name == IP_BIND_ADDRESS_NO_PORT && answers.on_data_connection)
+    answers.on_data_connection();
+  return real(fd, level, name, value, bytes);
 }
 
 namespace {
@@ -250,6 +261,36 @@ TEST(ShimMaking, AnAbortEndsAnInitThatWaitsForOtherRanks) {
     // A rank that comes later learns of it.
     ncclComm_t other = nullptr;
     EXPECT_EQ(ncclCommInitRank(&other, 2, id, 1), ncclRemoteError);
+  });
+}
+
+// Rank 1 stops when all have met and connect to each other. Nothing limits rank 0's wait but its abort.
+TEST(ShimMaking, AnAbortEndsAnInitThatConnectsToOtherHosts) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    unsetenv("MOECCL_INIT_TIMEOUT_MS");
+    setenv("MOECCL_HOST_ID", ("host" + std::to_string(rank)).c_str(), 1);
+    setenv("MOECCL_SOCKET_ADDR", "127.0.0.1", 1);
+    setenv("MOECCL_SOCKET_IFNAME", "lo", 1);
+    setenv("MOECCL_NET", "tcp", 1);
+    answers.on_data_connection = [&] {
+      board->counters[0].store(1);
+      while (board->counters[1].load() == 0) usleep(1000);
+    };
+    static ncclComm_t comm = nullptr;
+    const ncclUniqueId id = meet(*board, rank);
+    if (rank == 1) {
+      EXPECT_EQ(ncclCommInitRank(&comm, 2, id, rank), ncclRemoteError);
+      return;
+    }
+    std::thread maker([&] { EXPECT_EQ(ncclCommInitRank(&comm, 2, id, rank), ncclInvalidUsage); });
+    while (board->counters[0].load() == 0) usleep(1000);
+    usleep(200'000);
+    const auto begun = std::chrono::steady_clock::now();
+    EXPECT_NCCL(ncclCommAbort(std::atomic_ref<ncclComm_t>(comm).load()));
+    maker.join();
+    EXPECT_LT(seconds_since(begun), 1);
+    board->counters[1].store(1);
   });
 }
 

@@ -73,6 +73,10 @@ class ThreadHost final : public comm::MoeHost {
     point_.meet();
     return {};
   }
+  Status all_to_all(const void* send, size_t bytes, void* recv) override {
+    const std::vector<size_t> sizes(n_ranks(), bytes);
+    return all_to_all_v(send, sizes.data(), recv, sizes.data());
+  }
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override {
     point_.slots[rank_].data = send;
     point_.slots[rank_].bytes = send_bytes;

@@ -7,10 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import moeccl
+import moeccl
 import moeccl.torch as mt
 from layer_agreement_cases import assert_replicas_are_equal, grid
 from layer_cases import gathered, needs
 from layer_checkpoint_cases import refuses
+from moeccl.torch import placement
 
 HIDDEN, EXPERTS, TOKENS = 16, 8, 32
 
@@ -95,6 +98,97 @@ def case_groups_with_other_experts_are_named(rank, n):
                 refuses(words, lambda: run(layer))
     other = layer_with(n, group=options["group"], expert_data_group=options["group"])
     refuses(words, lambda: other(x).sum().backward())
+
+
+def case_a_swap_is_one_for_the_plan_that_runs(rank, n):
+    """Experts 0 and 3 are on rank 0. Deduplicated, the pairs {0, 1} and {2, 3} should each be on one rank; without, the ranks are balanced."""
+    if n != 2:
+        return
+    pairs = torch.tensor([[0, 1]] * 50 + [[2, 3]] * 30)
+    for algorithm, moved in (("flat", 0), ("hier:1", 2)):
+        layer = mt.MoELayer(HIDDEN, 4, 2, ffn=8, max_tokens=80, seed=1, swap=True, algorithm=algorithm,
+                            router=lambda x: (torch.ones(pairs.shape), pairs, None))
+        layer.placement.slot_of = [0, 2, 3, 1]
+        layer(torch.ones(80, HIDDEN)).sum().backward()
+        assert layer.rebalance() == moved, algorithm
+
+
+def with_call(module, changed, body):
+    """Runs body() with another function `call` in the module."""
+    call, module.call = module.call, changed
+    try:
+        return body()
+    finally:
+        module.call = call
+
+
+def case_the_first_rank_decides_for_all(rank, n):
+    """As if the solvers of other ranks rounded otherwise."""
+    call = placement.call
+
+    def solve(comm, name, *arguments):
+        call(comm, name, *arguments)
+        if name == "moecclSolveSwap":
+            arguments[2]._tensor.copy_(torch.tensor([0, EXPERTS - 1] if rank == 0 else [1, 2 + rank]))
+        if name == "moecclSolveReplicas" and rank > 0:
+            arguments[1]._tensor.copy_(arguments[1]._tensor.flip(0))
+
+    for given in [{}] if n < 4 else [{}, grid(rank, n)]:
+        for kind in moving_kinds(n // 2 if given else n):
+            layer, x = layer_with(n, **given, **kind), tokens_of(rank)
+            layer(x).sum().backward()
+            with_call(placement, solve, layer.rebalance)
+            places = layer.placement.slot_of if "swap" in kind else layer.placement.slot_expert
+            for other in gathered(places):
+                assert other.equal(places), f"{kind}, {given}"
+            layer(x).sum().backward()
+
+
+def case_wrong_choices_are_errors_everywhere(rank, n):
+    made, good, last = {}, torch.arange(2 * TOKENS).reshape(TOKENS, 2) % EXPERTS, rank == n - 1
+    x = torch.ones(TOKENS, HIDDEN)
+    for kind in ({}, {"swap": True}):
+        layer = layer_with(n, router=lambda _: (torch.ones(good.shape), made["index"], None), **kind)
+        made["index"] = good.float()
+        refuses(["topk_idx holds torch.float32"], lambda: layer(x), TypeError)
+        for wrong, said in (([5, -5], "is -5"), ([5, EXPERTS], f"is {EXPERTS}"), ([5, 5], "twice")):  # on one rank
+            made["index"] = good.clone()
+            made["index"][3] = torch.tensor(wrong if last else [5, 6])
+            refuses([said] if last else [f"rank {n - 1}"], lambda: layer(x), moeccl.Error)
+        made["index"] = good
+        layer(x).sum().backward()
+        layer.rebalance()
+        layer(x).sum().backward()
+
+
+def case_swaps_count_the_latest_tokens(rank, n):
+    made = {}
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=8, max_tokens=3000, seed=1, swap=True, router=lambda _: made["choices"])
+    for step in range(3):
+        index = torch.full((3000, 2), step) + torch.tensor([0, 1])
+        made["choices"] = torch.ones(index.shape), index, None
+        layer(torch.ones(3000, HIDDEN)).sum().backward()
+    seen = layer.placement._seen
+    assert seen.shape == (4096, 2) and seen[:1096, 0].eq(1).all() and seen[1096:, 0].eq(2).all(), seen
+
+
+def case_replicas_take_the_demand_of_long_runs(rank, n):
+    """More tokens than 32 bits hold, of an expert and of all, and a failure that loses no counts."""
+    share, call = torch.tensor([1, 1, 50, 1, 1, 1, 1, 1]), placement.call
+
+    def fails(comm, name, *arguments):
+        if name == "moecclSolveReplicas":
+            raise ValueError(name)
+        call(comm, name, *arguments)
+
+    for scale in (1000, 2**24, 2**40):
+        layer = layer_with(n, replica_slots=EXPERTS // n + 1)
+        layer.placement._demand = share * scale
+        refuses(["moecclSolveReplicas"], lambda: with_call(placement, fails, layer.rebalance))
+        assert layer.placement._demand.equal(share * scale), "the counts are lost"
+        layer.rebalance()
+        assert layer.placement.slot_expert.bincount(minlength=EXPERTS).argmax() == 2, scale
+        assert not layer.placement._demand.any()
 
 
 def case_master_weights_move_with_their_experts(rank, n):

@@ -2,7 +2,7 @@
 #include "transport/common/rails.h"
 
 #include <algorithm>
-#include <numeric>
+#include <set>
 #include <string_view>
 
 namespace moeccl::transport {
@@ -56,6 +56,12 @@ bool has_address(std::span<const Nic> nics, const Nic& of) {
   return std::any_of(nics.begin(), nics.end(), [&](const Nic& n) { return same_address(n.address, of.address); });
 }
 
+bool is_v4(const driver::SocketAddress& a) { return a.host_bytes().size() == 4; }
+const std::string& wire_of(const Nic& n) { return n.wire.empty() ? n.name : n.wire; }
+bool share_network(const Nic& a, const Nic& b) {
+  return a.prefix_bits == b.prefix_bits && driver::same_network(a.address, b.address, a.prefix_bits);
+}
+
 int64_t rate_of(const Nic& n) { return n.mbit_per_s > 0 ? n.mbit_per_s : kUnknownMbit; }
 bool known_rates(const Nic& a, const Nic& b) { return a.mbit_per_s > 0 && b.mbit_per_s > 0; }
 // If only one of them is known, it counts.
@@ -65,19 +71,18 @@ int64_t rate_between(const Nic& a, const Nic& b) {
 }
 bool faster_rail(const Rail& a, const Rail& b) { return a.mbit_per_s > b.mbit_per_s; }
 
-// Reduces the list to kMaxNics and keeps its order.
+// Reduces the list to kMaxNics interfaces and keeps its order.
 void keep_best(const std::string& met_at, std::vector<Nic>* nics) {
-  std::vector<size_t> best(nics->size());
-  std::iota(best.begin(), best.end(), size_t{0});
-  const auto met = [&](size_t i) { return (*nics)[i].address.host() == met_at; };
-  std::stable_sort(best.begin(), best.end(), [&](size_t a, size_t b) {
-    return met(a) != met(b) ? met(a) : rate_of((*nics)[a]) > rate_of((*nics)[b]);
-  });
-  best.resize(std::min(best.size(), kMaxNics));
-  std::sort(best.begin(), best.end());
-  std::vector<Nic> kept;
-  for (const size_t i : best) kept.push_back(std::move((*nics)[i]));
-  *nics = std::move(kept);
+  std::vector<const Nic*> best;
+  for (const Nic& n : *nics) best.push_back(&n);
+  const auto met = [&](const Nic* n) { return n->address.host() == met_at; };
+  std::stable_sort(best.begin(), best.end(),
+                   [&](const Nic* a, const Nic* b) { return met(a) != met(b) ? met(a) : rate_of(*a) > rate_of(*b); });
+  std::set<std::string> kept;
+  for (const Nic* n : best) {
+    if (kept.size() < kMaxNics) kept.insert(n->name);
+  }
+  std::erase_if(*nics, [&](const Nic& n) { return kept.count(n.name) == 0; });
 }
 
 }  // namespace
@@ -87,13 +92,14 @@ Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfac
   const Filter chosen(filter);
   std::vector<Nic> nics;
   std::vector<std::string> seen;
-  for (const bool v4 : {true, false}) {
+  const bool v6_first = met_at.find(':') != std::string::npos;
+  for (const bool v4 : {!v6_first, v6_first}) {
     for (const driver::Interface& i : interfaces) {
       if (std::find(seen.begin(), seen.end(), i.name) == seen.end()) seen.push_back(i.name);
-      const bool is_v4 = i.address.host_bytes().size() == 4;
-      const bool known = std::any_of(nics.begin(), nics.end(), [&](const Nic& n) { return n.name == i.name; });
-      if (is_v4 != v4 || known || !chosen.takes(i)) continue;
-      nics.push_back({i.name, i.address, i.prefix_bits, i.mbit_per_s, i.tunnel});
+      const bool known = std::any_of(nics.begin(), nics.end(),
+                                     [&](const Nic& n) { return n.name == i.name && is_v4(n.address) == v4; });
+      if (is_v4(i.address) != v4 || known || !chosen.takes(i)) continue;
+      nics.push_back({i.name, i.address, i.prefix_bits, i.mbit_per_s, i.tunnel, i.wire});
     }
   }
   keep_best(met_at, &nics);
@@ -119,13 +125,14 @@ void write_nics(std::span<const Nic> nics, Writer& out) {
     out.u8(static_cast<uint8_t>(n.prefix_bits));
     out.i64(n.mbit_per_s);
     out.u8(n.tunnel ? 1 : 0);
+    out.string(n.wire);
   }
 }
 
 std::vector<Nic> read_nics(Reader& in) {
   std::vector<Nic> nics;
   const size_t n = in.u8();
-  for (size_t i = 0; i < n && n <= kMaxNics; ++i) {
+  for (size_t i = 0; i < n && n <= 2 * kMaxNics; ++i) {
     Nic nic;
     nic.name = in.string(kMaxName);
     const auto host = in.bytes(16);
@@ -133,6 +140,7 @@ std::vector<Nic> read_nics(Reader& in) {
     nic.prefix_bits = in.u8();
     nic.mbit_per_s = std::max<int64_t>(0, in.i64());
     nic.tunnel = in.u8() != 0;
+    nic.wire = in.string(kMaxName);
     if (!in.ok() || !address.ok()) return {};
     nic.address = *address;
     nics.push_back(std::move(nic));
@@ -141,22 +149,30 @@ std::vector<Nic> read_nics(Reader& in) {
 }
 
 std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> peer, const Route& route,
-                               bool one_machine) {
+                               bool one_machine, const Leaves& leaves) {
   std::vector<Rail> rails;
   std::vector<bool> used_own(own.size()), used_peer(peer.size());
+  std::set<std::string> own_wires, peer_wires;
   const auto add = [&](const Rail& rail) {
     rails.push_back(rail);
-    rails.back().spare = used_own[rail.own] || used_peer[rail.peer];
     used_own[rail.own] = used_peer[rail.peer] = true;
+    if (rail.spare) return;
+    const bool first_here = own_wires.insert(wire_of(own[rail.own])).second;
+    const bool first_there = peer_wires.insert(wire_of(peer[rail.peer])).second;
+    rails.back().spare = !first_here || !first_there;
   };
   const auto leads_nowhere = [&](const Nic& n) { return !one_machine && has_address(own, n); };
+  // The kernel sends to a network by the first interface there unless its rules say otherwise.
+  const auto leaves_by = [&](const Nic& nic, const Nic& to) {
+    const auto beside = [&](const Nic& n) { return wire_of(n) != wire_of(nic) && share_network(n, nic); };
+    return !leaves || one_machine || std::none_of(own.begin(), own.end(), beside) || leaves(nic, to.address);
+  };
+  std::set<bool> families;
   for (uint32_t o = 0; o < own.size(); ++o) {
     for (uint32_t p = 0; p < peer.size() && !used_own[o]; ++p) {
-      if (used_peer[p] || leads_nowhere(peer[p])) continue;
-      if (own[o].prefix_bits == peer[p].prefix_bits &&
-          driver::same_network(own[o].address, peer[p].address, own[o].prefix_bits)) {
-        add({o, p, rate_between(own[o], peer[p])});
-      }
+      if (used_peer[p] || leads_nowhere(peer[p]) || !share_network(own[o], peer[p])) continue;
+      families.insert(is_v4(own[o].address));
+      add({o, p, rate_between(own[o], peer[p]), !leaves_by(own[o], peer[p])});
     }
   }
   const auto is_tunnel = [&](const Rail& r) { return own[r.own].tunnel || peer[r.peer].tunnel; };
@@ -169,18 +185,20 @@ std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> pe
     if (!source.ok()) continue;
     for (uint32_t o = 0; o < own.size(); ++o) {
       if (used_own[o] || !same_address(own[o].address, *source)) continue;
+      Rail rail{o, p, rate_between(own[o], peer[p])};
       // An interface of unknown rate is often a tunnel, which is no faster than what it leads through.
-      const bool faster = known_rates(own[o], peer[p]) && rate_between(own[o], peer[p]) > shared;
-      if (shared == 0 || (faster && !is_tunnel({o, p}))) routed.push_back({o, p, rate_between(own[o], peer[p])});
+      const bool faster = known_rates(own[o], peer[p]) && rail.mbit_per_s > shared;
+      rail.spare = shared != 0 && (!faster || is_tunnel(rail));
+      if (!rail.spare || families.count(is_v4(own[o].address)) == 0) routed.push_back(rail);
     }
   }
   std::stable_sort(routed.begin(), routed.end(), [&](const Rail& a, const Rail& b) {
-    return is_tunnel(a) != is_tunnel(b) ? is_tunnel(b) : faster_rail(a, b);
+    if (is_tunnel(a) != is_tunnel(b)) return is_tunnel(b);
+    return a.mbit_per_s != b.mbit_per_s ? faster_rail(a, b) : a.own < b.own;
   });
-  for (const Rail& r : routed) {
-    const bool first = rails.empty();
+  for (Rail& r : routed) {
+    r.spare = r.spare || (!rails.empty() && (is_tunnel(r) || !known_rates(own[r.own], peer[r.peer])));
     add(r);
-    if (!first && (is_tunnel(r) || !known_rates(own[r.own], peer[r.peer]))) rails.back().spare = true;
   }
   std::stable_sort(rails.begin(), rails.end(),
                    [](const Rail& a, const Rail& b) { return a.spare != b.spare ? b.spare : faster_rail(a, b); });
@@ -190,14 +208,16 @@ std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> pe
 
 std::optional<Rail> missed_rail(std::span<const Nic> own, std::span<const Nic> peer, std::span<const Rail> rails) {
   std::optional<Rail> missed;
-  const auto used = [&](uint32_t Rail::*end, uint32_t nic) {
-    return std::any_of(rails.begin(), rails.end(), [&](const Rail& r) { return !r.spare && r.*end == nic; });
+  const auto used = [&](std::span<const Nic> nics, uint32_t Rail::*end, uint32_t nic) {
+    return std::any_of(rails.begin(), rails.end(),
+                       [&](const Rail& r) { return !r.spare && wire_of(nics[r.*end]) == wire_of(nics[nic]); });
   };
   int64_t best = 0;
   for (const Rail& r : rails) best = std::max(best, r.spare ? 0 : r.mbit_per_s);
   for (uint32_t o = 0; o < own.size(); ++o) {
     for (uint32_t p = 0; p < peer.size(); ++p) {
-      if (used(&Rail::own, o) || used(&Rail::peer, p) || has_address(own, peer[p]) || has_address(peer, own[o]))
+      if (used(own, &Rail::own, o) || used(peer, &Rail::peer, p) || has_address(own, peer[p]) ||
+          has_address(peer, own[o]))
         continue;
       const Rail rail{o, p, rate_between(own[o], peer[p])};
       if (!known_rates(own[o], peer[p]) || rail.mbit_per_s / kSlowest <= best) continue;

@@ -14,22 +14,23 @@
 
 namespace moeccl::transport {
 
-// An interface that a rank offers, with the port on which it listens there.
+// An address of an interface that a rank offers, with the port on which it listens there.
 struct Nic {
   std::string name;
   driver::SocketAddress address;
   uint32_t prefix_bits = 0;
   int64_t mbit_per_s = 0;  // 0: unknown
   bool tunnel = false;     // it leads through another interface
+  std::string wire = {};   // see driver::Interface
 };
-inline constexpr size_t kMaxNics = 8;
+inline constexpr size_t kMaxNics = 8;  // interfaces; each has at most one address of each family here
 // The rate of an interface that does not know its own. Those of virtual machines (virtio) are seldom slower.
 inline constexpr int64_t kUnknownMbit = 10'000;
 
-// Chooses one address of each interface, IPv4 before IPv6, at most kMaxNics. `filter` is MOECCL_SOCKET_IFNAME. Loopback
-// is chosen only by name. If there are more, the interface with the address `met_at` is kept, because other hosts see
-// it, and then the fastest. Returns InvalidArgument for a filter that leaves no interface, Unsupported when there is
-// none without a filter.
+// Chooses an IPv4 and an IPv6 address of each interface, those of the family of `met_at` first (IPv4 if it is empty),
+// of at most kMaxNics interfaces. `filter` is MOECCL_SOCKET_IFNAME. Loopback is chosen only by name. If there are more,
+// the interface with the address `met_at` is kept, because other hosts see it, and then the fastest. Returns
+// InvalidArgument for a filter that leaves no interface, Unsupported when there is none without a filter.
 Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfaces, const std::string& filter,
                                      const std::string& met_at = {});
 
@@ -44,18 +45,22 @@ struct Rail {
 };
 // Returns the local address from which packets to `peer` leave, as driver::source_address_towards() does.
 using Route = std::function<Result<driver::SocketAddress>(const driver::SocketAddress& peer)>;
+// Returns whether packets from this Nic's address to `to` leave by it. Empty: they do.
+using Leaves = std::function<bool(const Nic& own, const driver::SocketAddress& to)>;
 
-// Pairs up interfaces: those that share a network, and those that the route to the peer's interfaces names. Each is
-// used at most once, fastest first. Beside a shared network the route counts only where it leads to faster interfaces,
-// as where each NIC has a link of its own to its switch and a slower network joins all hosts. Otherwise it may lead
-// through a tunnel in the shared network. Where only routes lead to the peer, tunnels and, beside the first rail,
-// interfaces of unknown rate are spare. Rails with less than a quarter of the best rail's rate are spare, because
+// Pairs up addresses: those that share a network, and those that the route to the peer's addresses names. Each is used
+// at most once, fastest first. Spare are rails that share a wire with an earlier one, such as those of the other family
+// or of a VLAN, and those by a further interface in the same network whose packets leave by another one. Beside a
+// shared network the route counts only where it leads to faster interfaces, as where each NIC has a link of its own to
+// its switch and a slower network joins all hosts. Otherwise it may lead through a tunnel in the shared network; in
+// another family than the network's it is spare. Where only routes lead to the peer, tunnels and, beside the first
+// rail, interfaces of unknown rate are spare. Rails with less than a quarter of the best rail's rate are spare, because
 // waiting for their part costs more than it brings. Spare rails come last. The result is empty if there is no way to
 // the peer.
 // In each pair of ranks only the one that connects decides. one_machine: both "hosts" share this machine's addresses
 // (containers with its network, MOECCL_HOST_ID).
 std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> peer, const Route& route,
-                               bool one_machine = false);
+                               bool one_machine = false, const Leaves& leaves = {});
 
 // Returns the fastest pair of interfaces that `rails` leaves out although it is more than four times as fast as they
 // are. Null: there is none.

@@ -16,11 +16,6 @@ namespace {
 constexpr size_t kPiece = 512 << 10;
 constexpr size_t kWordBytes = 256, kWordsBytes = 64 << 10;
 constexpr size_t kBlock = size_t{2} << 20;  // an allocation of this size begins on a page and shares none
-// The most ranges that one peer puts between two calls of settle(): a plan has at most kMostSlots slots, each put in a
-// few pieces.
-constexpr size_t kMostRanges = 1 << 16;
-// Pieces that arrive over several connections are merged while at most this many ranges are open.
-constexpr size_t kOpenRanges = 16;
 
 }  // namespace
 
@@ -125,18 +120,7 @@ void CudaNet::drop() {
 
 bool CudaNet::arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) {
   if (s_.device_staging == nullptr || offset >= s_.staging_bytes) return true;
-  bytes = std::min(bytes, s_.staging_bytes - offset);
-  const std::lock_guard lock(mutex_);
-  std::vector<Range>& ranges = arrived_[src_rank];
-  for (size_t i = ranges.size(), left = kOpenRanges; i > 0 && left > 0; --i, --left) {
-    Range& r = ranges[i - 1];
-    if (r.offset + r.bytes != offset) continue;
-    r.bytes += bytes;
-    return true;
-  }
-  if (ranges.size() == kMostRanges) return false;
-  ranges.push_back({offset, bytes});
-  return true;
+  return arrived_.add(src_rank, offset, std::min(bytes, s_.staging_bytes - offset));
 }
 
 std::byte* CudaNet::take(size_t bytes) {
@@ -147,13 +131,7 @@ std::byte* CudaNet::take(size_t bytes) {
 Status CudaNet::settle(uint32_t rank, Link& link) {
   if (direct_) return inner_->flush();
   if (OneSidedArrivals* one_sided = link.one_sided(); one_sided != nullptr) MOECCL_TRY(one_sided->catch_up());
-  {
-    const std::lock_guard lock(mutex_);
-    if (arrived_[rank].empty()) return {};
-    taken_.clear();
-    taken_.swap(arrived_[rank]);
-  }
-  for (const Range& r : taken_) {
+  for (const ArrivedRanges::Range& r : arrived_.take(rank)) {
     MOECCL_TRY(copy(s_.device_staging + r.offset, s_.own.staging + r.offset, r.bytes,
                     "a copy of what the network brought to the device"));
   }

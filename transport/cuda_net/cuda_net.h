@@ -17,11 +17,11 @@
 #include <atomic>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "src/driver/cuda.h"
+#include "transport/common/arrived_ranges.h"
 #include "transport/cuda_net/bounce.h"
 #include "transport/transport.h"
 
@@ -67,9 +67,6 @@ class CudaNet final : public Engine, public Arrivals {
 
  private:
   friend class CudaNetLink;
-  struct Range {
-    uint64_t offset = 0, bytes = 0;
-  };
   explicit CudaNet(const Staging& setting) : s_(setting), arrived_(setting.n_ranks) {}
 
   // Returns the number that the stream will have stored once it has done all its work so far.
@@ -98,10 +95,8 @@ class CudaNet final : public Engine, public Arrivals {
   std::atomic<bool> board_waits_{false};
   uint64_t board_ticket_ = 0;
   std::atomic<bool> tell_now_{false};
-  std::mutex mutex_;
-  std::vector<std::vector<Range>> arrived_;  // by source, under the lock: to be copied to the device
-  std::vector<Range> taken_;                 // scratch
-  std::unique_ptr<Engine> inner_;            // destroyed first, because it may still send from the bounce memory
+  ArrivedRanges arrived_;          // to be copied to the device
+  std::unique_ptr<Engine> inner_;  // destroyed first, because it may still send from the bounce memory
 };
 
 class CudaNetLink final : public Link, private Rooms, private DeviceSide {

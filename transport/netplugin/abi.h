@@ -178,15 +178,16 @@ struct NetV6 {
   Close* closeListen;
 };
 
-struct NetV7 {
+template <class Properties, class Register>
+struct NetV7And8 {
   const char* name;
   Code (*init)(Logger);
   Devices* devices;
-  GetProperties<PropertiesV7>* getProperties;
+  GetProperties<Properties>* getProperties;
   Listen* listen;
   Code (*connect)(int dev, void* handle, void** send_comm, void** send_dev_comm);
   Accept* accept;
-  RegMrInt* regMr;
+  Register* regMr;
   RegMrDmaBuf* regMrDmaBuf;
   DeregMr* deregMr;
   Code (*isend)(void* send_comm, void* data, int size, int tag, void* mhandle, void** request);
@@ -199,28 +200,8 @@ struct NetV7 {
   GetDeviceMr* getDeviceMr;
   IrecvConsumed* irecvConsumed;
 };
-
-struct NetV8 {
-  const char* name;
-  Code (*init)(Logger);
-  Devices* devices;
-  GetProperties<PropertiesV8>* getProperties;
-  Listen* listen;
-  Code (*connect)(int dev, void* handle, void** send_comm, void** send_dev_comm);
-  Accept* accept;
-  RegMr* regMr;
-  RegMrDmaBuf* regMrDmaBuf;
-  DeregMr* deregMr;
-  Code (*isend)(void* send_comm, void* data, int size, int tag, void* mhandle, void** request);
-  Code (*irecv)(void* recv_comm, int n, void** data, int* sizes, int* tags, void** mhandles, void** request);
-  Iflush* iflush;
-  Test* test;
-  Close* closeSend;
-  Close* closeRecv;
-  Close* closeListen;
-  GetDeviceMr* getDeviceMr;
-  IrecvConsumed* irecvConsumed;
-};
+using NetV7 = NetV7And8<PropertiesV7, RegMrInt>;
+using NetV8 = NetV7And8<PropertiesV8, RegMr>;
 
 struct NetV9 {
   const char* name;
@@ -277,37 +258,13 @@ using InitV11 = Code(void** context, uint64_t comm_id, CommConfig* config, Logge
 using ListenV11 = Code(void* context, int dev, void* handle, void** listen_comm);
 using ConnectV11 = Code(void* context, int dev, void* handle, void** send_comm, void** send_dev_comm);
 
-struct NetV11 {
-  const char* name;
-  InitV11* init;
-  Devices* devices;
-  GetProperties<PropertiesV11>* getProperties;
-  ListenV11* listen;
-  ConnectV11* connect;
-  Accept* accept;
-  RegMr* regMr;
-  RegMrDmaBuf* regMrDmaBuf;
-  DeregMr* deregMr;
-  IsendV10* isend;
-  IrecvV10* irecv;
-  Iflush* iflush;
-  Test* test;
-  Close* closeSend;
-  Close* closeRecv;
-  Close* closeListen;
-  GetDeviceMr* getDeviceMr;
-  IrecvConsumed* irecvConsumed;
-  Code (*makeVDevice)(int* dev, VDeviceProps4* props);
-  Code (*finalize)(void* context);
-  Code (*setNetAttr)(void* context, void* attributes);
-};
-
-struct NetV12 {
+template <class Properties, class VDeviceProps>
+struct NetV11And12 {
   const char* name;
   InitV11* init;
   // The number of adapters. If it is 0, everything below may be null, but finalize is still called.
   Devices* devices;
-  GetProperties<PropertiesV12>* getProperties;
+  GetProperties<Properties>* getProperties;
   // Writes kHandleBytes into `handle`, which the peer passes to connect().
   ListenV11* listen;
   // Neither may wait: success with a null comm means "call again", with the same handle, in which connect keeps its
@@ -329,9 +286,11 @@ struct NetV12 {
   Close* closeListen;
   GetDeviceMr* getDeviceMr;
   IrecvConsumed* irecvConsumed;
-  Code (*makeVDevice)(int* dev, VDeviceProps8* props);
+  Code (*makeVDevice)(int* dev, VDeviceProps* props);
   Code (*finalize)(void* context);
   Code (*setNetAttr)(void* context, void* attributes);
 };
+using NetV11 = NetV11And12<PropertiesV11, VDeviceProps4>;
+using NetV12 = NetV11And12<PropertiesV12, VDeviceProps8>;
 
 }  // namespace moeccl::transport::netplugin::abi

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/netplugin/connecting.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -12,11 +10,12 @@
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/handshake.h"
 #include "src/driver/thread.h"
+#include "transport/common/still_wanted.h"
 
 namespace moeccl::transport::netplugin {
 namespace {
 
-constexpr int kNewsEveryMs = 20;  // how often to check whether the group has ended
+constexpr int kNewsEveryMs = 20;  // how often to check whether connecting is still wanted
 constexpr int64_t kPause_ns = 50'000;
 constexpr size_t kMaxName = 256;
 constexpr char kMagic[8] = {'M', 'o', 'E', 'C', 'C', 'L', 'n', 'p'};
@@ -197,11 +196,10 @@ Result<std::vector<PeerComms>> Connecting::connect(std::span<const std::vector<s
                             self = nullptr;
                           }));
   std::unique_lock lock(mutex_);
-  pollfd news{options_.news, POLLIN, 0};
-  bool group_ended = false;
-  while (!done_ && !options_.deadline.passed() && !group_ended) {
+  Status wanted;
+  while (!done_ && !options_.deadline.passed() && wanted.ok()) {
     ended_.wait_for(lock, std::chrono::milliseconds(kNewsEveryMs));
-    group_ended = ::poll(&news, 1, 0) > 0;
+    wanted = still_wanted(options_.watch);
   }
   // Give a plugin that does not wait a last moment.
   stop_.store(true, std::memory_order_release);
@@ -213,7 +211,7 @@ Result<std::vector<PeerComms>> Connecting::connect(std::span<const std::vector<s
     thread.detach();
   }
   if (!in_time || (!result_.ok() && result_.code() == moecclTimeout)) {
-    if (group_ended) return error(moecclRemoteError, "the group ended while its ranks connected");
+    MOECCL_TRY(std::move(wanted));
     return error(moecclTimeout,
                  "rank {} has no connection to all other hosts through net plugin {} in time{}: can they reach each "
                  "other over its devices? MOECCL_NET=tcp does without it",

@@ -140,21 +140,13 @@ class Adapter final : public NetApi {
     if (code != abi::kSuccess) return failed("getProperties", code);
     DeviceProperties out;
     out.name = p.name == nullptr ? format("device {}", dev) : p.name;
-    out.pci_path = p.pciPath == nullptr ? "" : p.pciPath;
     out.ptr_support = p.ptrSupport;
     out.mbit_per_s = p.speed > 0 ? p.speed : 0;
-    out.latency_us = p.latency > 0 ? static_cast<double>(p.latency) : 0;
     out.max_comms = p.maxComms;
     out.max_bytes = kOldMaxBytes;
     if constexpr (requires { p.netDeviceType; }) out.device_type = p.netDeviceType;
-    if constexpr (requires { p.regIsGlobal; }) out.global_registration = p.regIsGlobal != 0;
-    if constexpr (requires { p.forceFlush; }) out.force_flush = p.forceFlush != 0;
     if constexpr (requires { p.maxP2pBytes; }) {
       if (p.maxP2pBytes > 0) out.max_bytes = p.maxP2pBytes;
-    }
-    if constexpr (requires { p.railId; }) {
-      out.rail = p.railId;
-      out.plane = p.planeId;
     }
     return out;
   }

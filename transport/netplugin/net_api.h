@@ -18,16 +18,12 @@
 namespace moeccl::transport::netplugin {
 
 struct DeviceProperties {
-  std::string name, pci_path;
-  int ptr_support = 0;  // abi::kPtr*
-  bool global_registration = false;
-  bool force_flush = false;
+  std::string name;
+  int ptr_support = 0;     // abi::kPtr*
   int64_t mbit_per_s = 0;  // 0: not reported
-  double latency_us = 0;   // 0: not reported
   int max_comms = 0;
   int device_type = abi::kDeviceHost;
   size_t max_bytes = 0;  // of one transfer
-  int rail = abi::kUndefined, plane = abi::kUndefined;
 };
 
 using Handle = std::array<std::byte, abi::kHandleBytes>;

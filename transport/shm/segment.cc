@@ -37,8 +37,7 @@ size_t Segment::bytes_for(const SegmentShape& shape) { return Segment(shape).byt
 Result<std::shared_ptr<Segment>> Segment::create(const SegmentShape& shape, bool shared) {
   std::shared_ptr<Segment> segment(new Segment(shape));
   if (shared) {
-    MOECCL_ASSIGN_OR_RETURN(segment->fd_,
-                            driver::shared_segment(format("moeccl-rank{}", shape.rank), segment->bytes_, false));
+    MOECCL_ASSIGN_OR_RETURN(segment->fd_, driver::shared_segment(format("moeccl-rank{}", shape.rank), segment->bytes_));
     MOECCL_ASSIGN_OR_RETURN(segment->mapping_, driver::map_segment(segment->fd_, segment->bytes_));
     MOECCL_TRY(driver::reserve_huge_pages(segment->fd_, segment->mapping_, 0, segment->bytes_)
                    .with_context(format("shared segment of rank {}", shape.rank)));

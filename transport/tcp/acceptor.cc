@@ -9,6 +9,7 @@
 #include "src/base/log.h"
 #include "src/bootstrap/control.h"
 #include "src/bootstrap/handshake.h"
+#include "transport/common/still_wanted.h"
 
 namespace moeccl::transport::tcp {
 namespace {
@@ -46,6 +47,7 @@ bool Acceptor::complete() const {
 Status Acceptor::run(const std::atomic<bool>& stop) {
   while (!complete()) {
     if (stop.load()) return error(moecclAborted, "connecting to other ranks failed first");
+    MOECCL_TRY(still_wanted(options_.watch));
     if (options_.deadline.passed()) {
       std::string missing;
       for (const auto& [rank, c] : coming_) {
@@ -56,7 +58,7 @@ Status Acceptor::run(const std::atomic<bool>& stop) {
                    "and does no firewall close their ports?",
                    options_.rank, missing);
     }
-    std::vector<pollfd> entries{{options_.news, POLLIN, 0}};  // poll() skips a negative descriptor
+    std::vector<pollfd> entries{{options_.watch.fd, POLLIN, 0}};  // poll() skips a negative descriptor
     for (const Fd& l : listeners_) entries.push_back({l.get(), static_cast<short>(pause_ ? 0 : POLLIN), 0});
     std::vector<bootstrap::Lobby::Id> ids;
     for (const auto& [id, p] : pending_) {
@@ -66,7 +68,6 @@ Status Acceptor::run(const std::atomic<bool>& stop) {
     const int most_ms = pause_ ? static_cast<int>(bootstrap::Lobby::kPauseNs / 1'000'000) : kLookEveryMs;
     (void)::poll(entries.data(), entries.size(), std::min(most_ms, options_.deadline.remaining_ms()));
     pause_ = false;
-    if (entries[0].revents != 0) return error(moecclRemoteError, "another rank failed");
     for (size_t i = 0; i < ids.size(); ++i) {
       if (entries[1 + listeners_.size() + i].revents != 0 && !step(ids[i], *pending_.at(ids[i]))) drop(ids[i]);
     }

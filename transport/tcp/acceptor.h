@@ -18,7 +18,8 @@ class Acceptor {
   // expected: the ranks that will connect here.
   Acceptor(const MeshOptions& options, std::span<const Fd> listeners, std::vector<uint32_t> expected);
   ~Acceptor();
-  // Runs until all have come, the deadline passes (Timeout, naming the missing ranks), `stop` is set or there is news.
+  // Runs until all have come, the deadline passes (Timeout, naming the missing ranks), `stop` is set or the options'
+  // watch ends it.
   Status run(const std::atomic<bool>& stop);
   std::vector<TcpPeer> take();
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/tcp/mesh.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -14,6 +12,7 @@
 #include "src/bootstrap/handshake.h"
 #include "src/driver/port.h"
 #include "src/driver/thread.h"
+#include "transport/common/still_wanted.h"
 #include "transport/tcp/acceptor.h"
 
 namespace moeccl::transport::tcp {
@@ -29,7 +28,9 @@ constexpr int64_t kMostShakeMs = 60'000;  // where there is no limit to the time
 constexpr size_t kSilentHosts = 3;
 // Tries for a connection that the other side drops before it is authenticated.
 constexpr int kTries = 10;
-constexpr int64_t kRetryMs = 20;
+// Tries for one that is not made at all go on for this time: a bond fails over, or a neighbour answers no ARP request.
+constexpr int64_t kUnreachableMs = 30'000;
+constexpr int64_t kRetryMs = 20, kMostRetryMs = 200;
 
 // For the connections of one site. Unlike bbr, reno does not pace, for which a timer interrupts the sender at each
 // packet; unlike cubic, it does not take a late acknowledgement for a queue. Every kernel offers it to every user
@@ -51,13 +52,22 @@ Status prepare(int fd, const MeshOptions& options) {
 }
 
 Result<std::unique_ptr<Mesh>> Mesh::listen(const MeshOptions& options, std::vector<Nic> nics) {
-  std::unique_ptr<Mesh> mesh(new Mesh(options, std::move(nics)));
-  for (Nic& nic : mesh->nics_) {
+  std::unique_ptr<Mesh> mesh(new Mesh(options));
+  std::map<std::string, Status> failed;
+  for (Nic& nic : nics) {
     nic.address.set_port(0);
     Result<Fd> listener = driver::listen_in(&nic.address, options.ports);
-    if (!listener.ok()) return std::move(listener).status().with_context(format("interface {}", nic.name));
+    if (!listener.ok()) {
+      failed.emplace(nic.name, std::move(listener).status().with_context(format("interface {}", nic.name)));
+      continue;
+    }
     MOECCL_TRY(mesh->prepare_listener(listener->get()));
     mesh->listeners_.push_back(std::move(*listener));
+    mesh->nics_.push_back(std::move(nic));
+  }
+  // One of an interface's addresses is enough: the kernel may not have checked a new IPv6 address yet.
+  for (auto& [name, why] : failed) {
+    if (std::none_of(mesh->nics_.begin(), mesh->nics_.end(), [&](const Nic& n) { return n.name == name; })) return why;
   }
   return mesh;
 }
@@ -90,7 +100,7 @@ Status Mesh::shake_hands(uint32_t peer, Knocked* k) const {
   self.exchanges_keys = options_.cipher != Cipher::kNone;
   MOECCL_ASSIGN_OR_RETURN(const bootstrap::Authenticated server,
                           bootstrap::client_handshake(k->fd.get(), options_.key, self, bootstrap::Role::kLinkServer,
-                                                      k->way.answered, options_.news));
+                                                      k->way.answered, options_.watch));
   if (server.peer.rank != peer || server.peer.n_ranks != options_.n_ranks) {
     return error(moecclInternalError, "rank {} of {} answers in the place of rank {}", server.peer.rank,
                  server.peer.n_ranks, peer);
@@ -99,22 +109,24 @@ Status Mesh::shake_hands(uint32_t peer, Knocked* k) const {
   return {};
 }
 
-// Connects and shakes hands. A port that many strangers know may drop this connection, too; then it tries again.
+// Connects and shakes hands. The way may be missing for a moment, and a port that many strangers know may drop this
+// connection, too; then it tries again.
 Result<Mesh::Knocked> Mesh::knock(uint32_t peer, const Way& way) const {
-  for (int tries = 1;; ++tries) {
+  const Deadline reached = Deadline::earlier(way.until, Deadline::after_ms(kUnreachableMs));
+  for (int64_t tries = 1, drops = 0;; ++tries) {
     Knocked k;
     k.way = way;
-    MOECCL_ASSIGN_OR_RETURN(k.fd, driver::connect_to(way.to, way.until, &way.from, congestion_, options_.news));
-    Status status = shake_hands(peer, &k);
-    if (status.ok()) return k;
-    if (status.code() != moecclRemoteError || tries == kTries || has_news()) return status;
-    std::this_thread::sleep_for(std::chrono::milliseconds(kRetryMs * tries));
+    Result<Fd> fd = driver::connect_to(way.to, way.until, {&way.from, congestion_, options_.watch});
+    Status status = fd.status();
+    if (fd.ok()) {
+      k.fd = std::move(*fd);
+      status = shake_hands(peer, &k);
+      if (status.ok()) return k;
+    }
+    const bool again = fd.ok() ? ++drops < kTries : !reached.passed();
+    if (status.code() != moecclRemoteError || !again || !still_wanted(options_.watch).ok()) return status;
+    std::this_thread::sleep_for(std::chrono::milliseconds(std::min(kRetryMs * tries, kMostRetryMs)));
   }
-}
-
-bool Mesh::has_news() const {
-  pollfd entry{options_.news, POLLIN, 0};
-  return ::poll(&entry, 1, 0) > 0;
 }
 
 // RemoteError: the connection was dropped before the peer accepted it as its own.
@@ -126,10 +138,10 @@ Status Mesh::greet(uint32_t peer, Knocked* k, const StreamGreeting& greeting) co
   head.n_bytes = static_cast<uint32_t>(payload.size());
   head.digest = bootstrap::digest_of(payload);
   const bootstrap::ControlHeadBytes sealed = sealer.seal(head);
-  MOECCL_TRY(driver::send_all(k->fd.get(), sealed, options_.deadline, options_.news));
-  MOECCL_TRY(driver::send_all(k->fd.get(), payload, options_.deadline, options_.news));
+  MOECCL_TRY(driver::send_all(k->fd.get(), sealed, options_.deadline, options_.watch));
+  MOECCL_TRY(driver::send_all(k->fd.get(), payload, options_.deadline, options_.watch));
   bootstrap::ControlHeadBytes answer;
-  MOECCL_TRY(driver::recv_exact(k->fd.get(), answer, options_.deadline, options_.news));
+  MOECCL_TRY(driver::recv_exact(k->fd.get(), answer, options_.deadline, options_.watch));
   bootstrap::Opener opener(k->keys.receive);
   MOECCL_ASSIGN_OR_RETURN(const bootstrap::ControlHead welcome, opener.open(answer, 0));
   const int cipher = welcome.type - kWelcomeType;
@@ -155,7 +167,10 @@ void Mesh::say_if_missed(uint32_t peer, std::span<const Nic> nics, std::span<con
 
 Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
   const bool one_machine = peer < options_.one_machine.size() && options_.one_machine[peer];
-  std::vector<Rail> rails = choose_rails(nics_, nics, driver::source_address_towards, one_machine);
+  const auto leaves = [](const Nic& own, const driver::SocketAddress& to) {
+    return driver::leaves_by(own.name, own.address, to).value_or(true);
+  };
+  std::vector<Rail> rails = choose_rails(nics_, nics, driver::source_address_towards, one_machine, leaves);
   if (rails.empty()) {
     return error(moecclRemoteError, "no interface of this host has a route to rank {}: see MOECCL_SOCKET_IFNAME", peer);
   }
@@ -171,18 +186,24 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
   made.rank = peer;
   std::vector<Knocked> doors;
   Status last;
-  for (const Rail& rail : rails) {
-    if (!doors.empty() && (rail.spare || is_silent(rail))) continue;
+  // If none answers soon, the best one gets all the time that is left.
+  const size_t n_tries = rails.size() + (rails.size() > 1 ? 1 : 0);
+  for (size_t at = 0; at < n_tries; ++at) {
+    const Rail& rail = rails[at % rails.size()];
+    const bool last_try = at + 1 == n_tries;
+    if (!doors.empty() && (rail.spare || is_silent(rail) || at == rails.size())) continue;
     const std::string to = nics[rail.peer].address.str();
     Way way{nics_[rail.own].address, nics[rail.peer].address, rail.mbit_per_s, options_.deadline, options_.deadline};
-    if (rails.size() > 1) way.until = Deadline::earlier(way.until, Deadline::after_ms(kTryRailMs));
-    const bool only_way = &rail == &rails.back() && doors.empty();
-    if (!only_way) way.answered = Deadline::after_ms(std::min(options_.deadline.left_ms() / kShakePart, kMostShakeMs));
+    if (!last_try) {
+      way.until = Deadline::earlier(way.until, Deadline::after_ms(kTryRailMs));
+      way.answered = Deadline::after_ms(std::min(options_.deadline.left_ms() / kShakePart, kMostShakeMs));
+    }
     const size_t before = doors.size();
-    const uint32_t most = kMaxStreams / static_cast<uint32_t>(n_used);
+    const uint32_t most = kMaxStreams / std::max(1u, static_cast<uint32_t>(n_used));
     for (uint32_t i = streams_for(rail, options_.streams_per_rail, most); i > 0; --i) {
       Result<Knocked> k = knock(peer, way);
       if (!k.ok()) {
+        MOECCL_TRY(still_wanted(options_.watch));
         last = std::move(k).status();
         if (rails.size() > 1 && silent_[rail.own].insert(nics[rail.peer].address.host()).second)
           log(LogLevel::kWarn, "rank {}: {} does not reach {} of rank {}: {}", options_.rank,
@@ -201,7 +222,8 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
     const StreamGreeting greeting{kWireVersion, static_cast<uint16_t>(i), static_cast<uint16_t>(doors.size()),
                                   static_cast<uint16_t>(options_.cipher), static_cast<uint64_t>(k.way.mbit_per_s)};
     Status status = greet(peer, &k, greeting);
-    for (int tries = 1; status.code() == moecclRemoteError && tries < kTries && !has_news(); ++tries) {
+    for (int tries = 1; status.code() == moecclRemoteError && tries < kTries; ++tries) {
+      MOECCL_TRY(still_wanted(options_.watch));
       k.way.until = k.way.answered = options_.deadline;  // it has answered before
       Result<Knocked> again = knock(peer, k.way);
       status = again.status();

@@ -13,6 +13,7 @@
 #include "src/base/env.h"
 #include "src/bootstrap/handshake.h"
 #include "src/bootstrap/unique_id.h"
+#include "src/driver/socket.h"
 #include "transport/common/rails.h"
 #include "transport/tcp/tcp_link.h"
 
@@ -27,8 +28,7 @@ struct MeshOptions {
   PortRange ports;                // MOECCL_PORT_RANGE
   std::vector<bool> one_machine;  // [n_ranks] or empty: peers with this rank's addresses, see choose_rails()
   Cipher cipher = Cipher::kNone;  // for the data: the best that this rank has; kNone: not encrypted
-  // Readable once the group can no longer come about, so that no rank waits for ranks that will not come; -1: none.
-  int news = -1;
+  driver::Watch watch;            // see NetworkOptions
   Deadline deadline;
 };
 
@@ -37,14 +37,14 @@ Status prepare(int fd, const MeshOptions& options);
 
 class Mesh {
  public:
-  // Listens on a free port of each interface. The result of nics() must reach all peers before connect().
+  // Listens on a free port of each address. The result of nics() must reach all peers before connect().
   static Result<std::unique_ptr<Mesh>> listen(const MeshOptions& options, std::vector<Nic> nics);
   std::span<const Nic> nics() const { return nics_; }
   // peers: what each rank on another host offers. Errors name the missing ranks.
   Result<std::vector<TcpPeer>> connect(const std::map<uint32_t, std::vector<Nic>>& peers);
 
  private:
-  Mesh(const MeshOptions& options, std::vector<Nic> nics) : options_(options), nics_(std::move(nics)) {}
+  explicit Mesh(const MeshOptions& options) : options_(options) {}
   Result<TcpPeer> connect_to(uint32_t peer, std::span<const Nic> nics);
   Status prepare_listener(int fd);
   void choose_congestion(const TcpPeer& peer) const;
@@ -61,7 +61,6 @@ class Mesh {
     Cipher cipher = Cipher::kNone;
   };
   void say_if_missed(uint32_t peer, std::span<const Nic> nics, std::span<const Rail> rails);
-  bool has_news() const;
   Result<Knocked> knock(uint32_t peer, const Way& way) const;
   Status shake_hands(uint32_t peer, Knocked* k) const;
   Status greet(uint32_t peer, Knocked* k, const StreamGreeting& greeting) const;

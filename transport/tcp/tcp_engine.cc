@@ -40,7 +40,7 @@ Result<std::unique_ptr<TcpLink>> TcpEngine::add(const LocalMemory& own, TcpPeer 
   // Make room first: the engine must not know a link that is not handed out.
   const uint32_t rank = link->peer_.rank;
   if (link_of_rank_.size() <= rank) link_of_rank_.resize(rank + 1, nullptr);
-  for (auto* all : {&links_, &ready_, &turn_of_}) all->reserve(links_.size() + 1);  // queue() never needs more
+  for (auto* all : {&links_, &ready_, &turn_of_, &sending_}) all->reserve(links_.size() + 1);  // each has a link once
   // Edge-triggered: an event says that something changed since the socket was last found empty or full.
   for (size_t i = 0; i < link->peer_.streams.size(); ++i) {
     MOECCL_TRY(
@@ -88,12 +88,19 @@ TcpEngine::~TcpEngine() {
   for (TcpLink* link : links_) link->peer_.streams.clear();
 }
 
-bool TcpEngine::unsent() const {
-  return std::any_of(links_.begin(), links_.end(), [](const TcpLink* l) {
-    return !l->down_ && (l->new_words_ != 0 || l->board_waits_ ||
-                         std::any_of(l->peer_.streams.begin(), l->peer_.streams.end(),
-                                     [](const Stream& s) { return s.has_output(); }));
+void TcpEngine::sends(TcpLink& link) {
+  if (std::exchange(link.sending_, true)) return;
+  sending_.push_back(&link);
+}
+
+bool TcpEngine::unsent() {
+  std::erase_if(sending_, [](TcpLink* l) {
+    l->sending_ = !l->down_ && (l->new_words_ != 0 || l->board_waits_ ||
+                                std::any_of(l->peer_.streams.begin(), l->peer_.streams.end(),
+                                            [](const Stream& s) { return s.has_output(); }));
+    return !l->sending_;
   });
+  return !sending_.empty();
 }
 
 bool TcpEngine::unacknowledged() const {
@@ -234,6 +241,7 @@ void TcpEngine::board_changed(bool now) {
 
 void TcpEngine::run() {
   uint32_t seen = drives_.load(std::memory_order_relaxed) - 1;
+  uint64_t completed = 0;  // at the last look
   while (!stop_.load(std::memory_order_acquire)) {
     const uint32_t drives = drives_.load(std::memory_order_relaxed);
     const bool theirs = driving_.load(std::memory_order_acquire) > 0 || drives != seen;
@@ -254,7 +262,13 @@ void TcpEngine::run() {
     if (entries[0].revents != 0 && driving_.load(std::memory_order_acquire) == 0) {
       seen = drives_.load(std::memory_order_relaxed);
     }
-    if (board_is_new_.load(std::memory_order_acquire)) {
+    if (board_is_new_.load(std::memory_order_acquire) && !links_.empty()) {
+      const Board& own = *links_[0]->own_.board;
+      const uint64_t before = std::exchange(completed, own.progress.completed.load(std::memory_order_acquire));
+      // The board of a rank that finishes many short operations is left to its signals: frames to all peers would take
+      // the lock from them. No peer waits for that board, because a rank is never more than two operations ahead of
+      // another; if one does later, the rank no longer finishes so many.
+      if (completed - before >= kEntries && health_word(own) == 0) continue;
       if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) shielded([&] { tell_boards(); });
     }
   }

@@ -51,7 +51,8 @@ class TcpEngine final : public OrderedEngine {
   bool read_unasked(std::span<TcpLink* const> links, uint32_t ask_every);
   void tell_boards();  // under the lock
   void queue(TcpLink& link);
-  bool unsent() const;
+  void sends(TcpLink& link);  // under the lock: it may have something to send from now on
+  bool unsent();              // under the lock: whether any link has
   bool unacknowledged() const;
 
   driver::Poller poller_;
@@ -60,6 +61,7 @@ class TcpEngine final : public OrderedEngine {
   size_t n_streams_ = 0;  // of all links
   uint32_t turns_ = 0;
   std::vector<TcpLink*> ready_, turn_of_;  // links that can go on without a new event; each once (TcpLink::queued_)
+  std::vector<TcpLink*> sending_;          // links that unsent() looks at; each once (TcpLink::sending_)
   std::atomic<int> driving_{0};
   std::atomic<uint32_t> drives_{0};  // counts begin()
   std::atomic<bool> board_is_new_{false}, stop_{false};

@@ -105,6 +105,7 @@ Result<PutState> TcpLink::put_some(uint64_t offset, const void* src, size_t byte
   const std::lock_guard lock(engine_.mutex_);
   // A put to a lost rank is dropped; a caller that needs that rank asks check_peer().
   if (down_ || bytes == 0) return PutState::kDone;
+  engine_.sends(*this);
   if (!put_.active) {
     if (own_.board->health.state.load(std::memory_order_relaxed) != 0) return PutState::kDone;
     Stream& s = peer_.streams[0];
@@ -214,6 +215,7 @@ void TcpLink::append_signals() {
 // A signal takes the board with it, so that a rank that sees it can compare what both ranks run.
 void TcpLink::send_small() {
   if (down_) return;
+  if (new_words_ != 0 || board_waits_) engine_.sends(*this);
   Stream& s = peer_.streams[0];
   const bool board = new_words_ != 0 || board_waits_;
   if (board && board_is_new()) {

@@ -90,7 +90,7 @@ class TcpLink final : public OrderedLink, private Landings {
   std::array<uint64_t, kMaxStreams> marks_ = {};  // put bytes on each stream before the newest signal
   BoardNews news_;                                // of this rank's board
   bool board_waits_ = false;                      // to be sent as soon as there is room
-  bool ending_ = false, queued_ = false;
+  bool ending_ = false, queued_ = false, sending_ = false;
 };
 
 }  // namespace moeccl::transport::tcp

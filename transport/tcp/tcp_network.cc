@@ -97,7 +97,7 @@ Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options) {
   mesh.ports = env().port_range;
   mesh.one_machine = options.same_network;
   if (options.encrypt) mesh.cipher = best_cipher();
-  mesh.news = options.news;
+  mesh.watch = options.watch;
   mesh.deadline = options.deadline;
   MOECCL_ASSIGN_OR_RETURN(std::vector<Nic> chosen, own_nics(options.met_at));
   MOECCL_ASSIGN_OR_RETURN(auto listening, Mesh::listen(mesh, std::move(chosen)));

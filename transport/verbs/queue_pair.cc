@@ -155,8 +155,8 @@ void QueuePair::write(const Target& to, const void* from, uint32_t lkey, uint32_
   r.piece = {reinterpret_cast<uint64_t>(from), bytes, lkey};
 }
 
-void QueuePair::write_small(const Target& to, const void* from, uint32_t bytes, bool ask) {
-  Request& r = next(kRdmaWrite, to, bytes, ask);
+void QueuePair::write_small(const Target& to, const void* from, uint32_t bytes) {
+  Request& r = next(kRdmaWrite, to, bytes, false);
   std::memcpy(r.data, from, bytes);
   r.piece = {reinterpret_cast<uint64_t>(r.data), bytes, 0};
   r.request.send_flags |= kSendInline;

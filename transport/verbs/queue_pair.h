@@ -62,10 +62,10 @@ class QueuePair {
     uint64_t address = 0;
     uint32_t key = 0;
   };
-  // Both need room() > 0. The source of write() belongs to the NIC until the request is done; that of write_small(), at
-  // most inline_bytes(), may be reused at once. `ask` asks for a completion.
+  // Both need room() > 0. The source of write() belongs to the NIC until the request is done, and `ask` asks for its
+  // completion; that of write_small(), at most inline_bytes(), may be reused at once.
   void write(const Target& to, const void* from, uint32_t lkey, uint32_t bytes, bool ask);
-  void write_small(const Target& to, const void* from, uint32_t bytes, bool ask);
+  void write_small(const Target& to, const void* from, uint32_t bytes);
   // Reads `bytes` from the peer's memory, for flushes through this rank's device.
   void read(const Target& from, void* to, uint32_t lkey, uint32_t bytes);
   Status flush();

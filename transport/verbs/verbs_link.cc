@@ -216,7 +216,7 @@ size_t VerbsLink::post_piece(OpenPut& p, Lane& lane, size_t wanted) {
       break;
   }
   if (n <= lane.pair->inline_bytes()) {
-    lane.pair->write_small(to, from, static_cast<uint32_t>(n), false);
+    lane.pair->write_small(to, from, static_cast<uint32_t>(n));
     return n;
   }
   n = std::min(n, kCopyPiece);

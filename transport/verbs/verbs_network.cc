@@ -32,8 +32,9 @@ constexpr uint32_t kInlineBytes = 128, kLeastInline = 32;
 // registered memory is held open. Calculated for a NIC, because none was available for measuring (docs/verbs.md).
 constexpr size_t kCopyBytes = 16 << 10;
 
-// The memory for the rings of all links together.
-constexpr size_t kRingBudget = 64 << 20, kLeastRing = 256 << 10, kMostRing = 4 << 20;
+// The memory for the rings of all links together. More than 1024 links exceed it, because a ring holds two pieces of a
+// copied put: one is sent while the next one is copied.
+constexpr size_t kRingBudget = 64 << 20, kLeastRing = 64 << 10, kMostRing = 4 << 20;
 
 size_t ring_bytes_for(size_t n_peers) {
   return std::clamp(kRingBudget / std::max<size_t>(1, n_peers), kLeastRing, kMostRing) / 4096 * 4096;

@@ -9,7 +9,7 @@
 namespace moeccl::transport::verbs {
 
 // Where the wire does not keep the order (MOECCL_IB_ADAPTIVE_ROUTING), the links do.
-inline constexpr Capabilities kCapabilities = {.one_sided = true, .inline_words = true, .device_memory = true};
+inline constexpr Capabilities kCapabilities = {.one_sided = true, .device_memory = true};
 Probe probe();
 Status check();
 Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options);

@@ -81,7 +81,7 @@ void VerbsLink::send_words() {
       held = w < kSignal0;
       continue;
     }
-    lane->pair->write_small(target_of(static_cast<Word>(w), *lane), &words_[w], sizeof(uint64_t), false);
+    lane->pair->write_small(target_of(static_cast<Word>(w), *lane), &words_[w], sizeof(uint64_t));
     pending_ &= ~(1u << w);
     for (uint32_t later = w + 1; w < kSignal0 && later < kWords; ++later)
       marks_[later][index_of(*lane)] = lane->pair->posted();
@@ -94,7 +94,7 @@ void VerbsLink::write_all(Lane& lane, uint64_t address, const std::byte* from, s
   const size_t most = lane.pair->inline_bytes() / sizeof(uint64_t) * sizeof(uint64_t);
   for (size_t at = 0; at < bytes; at += most) {
     const auto n = static_cast<uint32_t>(std::min(most, bytes - at));
-    lane.pair->write_small({address + at, lane.keys.copy}, from + at, n, false);
+    lane.pair->write_small({address + at, lane.keys.copy}, from + at, n);
   }
 }
 

@@ -10,12 +10,11 @@ namespace moeccl::driver {
 namespace {
 
 // CUdevice_attribute of cuda.h.
-constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kMpsEnabled = 133;
+constexpr int kMpsEnabled = 133;
 constexpr int kMaxGpus = 256;
 
 struct Functions {
   int (*init)(unsigned);
-  int (*version)(int*);
   int (*count)(int*);
   int (*get)(int*, int);
   int (*name)(char*, int, int);
@@ -26,10 +25,9 @@ struct Functions {
   int (*error_name)(int, const char**);
 
   Status load(const DynamicLibrary& l) {
-    return l.resolve("cuInit", &init, "cuDriverGetVersion", &version, "cuDeviceGetCount", &count, "cuDeviceGet", &get,
-                     "cuDeviceGetName", &name, "cuDeviceGetPCIBusId", &pci, "cuDeviceTotalMem_v2", &memory,
-                     "cuDeviceGetAttribute", &attribute, "cuDeviceCanAccessPeer", &can_access, "cuGetErrorName",
-                     &error_name);
+    return l.resolve("cuInit", &init, "cuDeviceGetCount", &count, "cuDeviceGet", &get, "cuDeviceGetName", &name,
+                     "cuDeviceGetPCIBusId", &pci, "cuDeviceTotalMem_v2", &memory, "cuDeviceGetAttribute", &attribute,
+                     "cuDeviceCanAccessPeer", &can_access, "cuGetErrorName", &error_name);
   }
   std::string error_text(int rc) const {
     const char* text = nullptr;
@@ -47,7 +45,6 @@ Result<CudaReport> ask_cuda(const std::string& library) {
   MOECCL_TRY(loaded);
   if (const int rc = f.init(0); rc != 0) return error(moecclUnsupported, "cuInit fails: {}", f.error_text(rc));
   CudaReport report;
-  (void)f.version(&report.driver_version);
   int n = 0;
   if (const int rc = f.count(&n); rc != 0)
     return error(moecclUnsupported, "cuDeviceGetCount fails: {}", f.error_text(rc));
@@ -62,9 +59,6 @@ Result<CudaReport> ask_cuda(const std::string& library) {
     if (f.pci(text, sizeof(text) - 1, device) == 0) gpu.pci = text;
     size_t bytes = 0;
     if (f.memory(&bytes, device) == 0) gpu.memory_bytes = bytes;
-    (void)f.attribute(&gpu.compute_major, kMajor, device);
-    (void)f.attribute(&gpu.compute_minor, kMinor, device);
-    (void)f.attribute(&gpu.n_multiprocessors, kMultiprocessors, device);
     int mps = 0;  // unknown to drivers before CUDA 12.4
     gpu.mps = f.attribute(&mps, kMpsEnabled, device) == 0 && mps != 0;
     devices.push_back(device);

@@ -14,13 +14,11 @@ namespace moeccl::driver {
 struct CudaGpu {
   std::string name, pci;
   uint64_t memory_bytes = 0;
-  int compute_major = 0, compute_minor = 0, n_multiprocessors = 0;
   bool mps = false;              // this process shares the GPU through the Multi-Process Service
   std::vector<bool> reads_peer;  // [n_gpus]
 };
 
 struct CudaReport {
-  int driver_version = 0;  // 12040: CUDA 12.4
   std::vector<CudaGpu> gpus;
 };
 

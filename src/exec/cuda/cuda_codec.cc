@@ -87,9 +87,7 @@ Status CudaCodec::encode(const void* experts, const void* shared, void* encoded,
     std::byte* to = static_cast<std::byte*>(encoded) + e * expert_bytes_;
     if (exact()) {
       if (whole_bytes_ > 0)
-        note(cuda::driver()->cuMemcpyAsync(reinterpret_cast<cuda::Pointer>(to), reinterpret_cast<cuda::Pointer>(from),
-                                           whole_bytes_, stream_),
-             "an expert");
+        if (Status s = cuda::copy(to, from, whole_bytes_, stream_, "an expert"); status_.ok()) status_ = std::move(s);
       if (errors != nullptr) errors[e] = {};
       continue;
     }
@@ -120,9 +118,7 @@ Status CudaCodec::decode(const void* encoded, const void* shared, void* held, si
     const std::byte* from = static_cast<const std::byte*>(encoded) + e * expert_bytes_;
     std::byte* to = static_cast<std::byte*>(held) + e * whole_bytes_;
     if (exact()) {
-      note(cuda::driver()->cuMemcpyAsync(reinterpret_cast<cuda::Pointer>(to), reinterpret_cast<cuda::Pointer>(from),
-                                         whole_bytes_, stream_),
-           "an expert");
+      if (Status s = cuda::copy(to, from, whole_bytes_, stream_, "an expert"); status_.ok()) status_ = std::move(s);
       continue;
     }
     const CodecDecodeArgs args{to, shared, from, shape_.count, keep_, keep_last_};

@@ -33,8 +33,7 @@ Result<std::unique_ptr<CudaGradients>> CudaGradients::create(StreamEngine& engin
     MOECCL_ASSIGN_OR_RETURN(layer.remainders, allocate(g->remainder_bytes()));
     MOECCL_ASSIGN_OR_RETURN(layer.sent, allocate(g->shape_.sent_bytes));
     MOECCL_ASSIGN_OR_RETURN(layer.arrived, allocate(g->shape_.arrived_bytes));
-    constexpr unsigned kDisableTiming = 2;
-    MOECCL_TRY(cuda::check(d.cuEventCreate(&layer.finished, kDisableTiming), "a CUDA event"));
+    MOECCL_ASSIGN_OR_RETURN(layer.finished, cuda::make_event());
     MOECCL_TRY(g->reset(l));
   }
   return g;
@@ -72,9 +71,7 @@ Status CudaGradients::finish(size_t layer, const void* held, void* own, cuda::St
   for (size_t e = 0; e < shape_.own.size() && bytes > 0; ++e) {
     const auto* from = static_cast<const std::byte*>(held) + shape_.own[e] * bytes;
     auto* to = static_cast<std::byte*>(own) + e * bytes;
-    MOECCL_TRY(cuda::check(cuda::driver()->cuMemcpyAsync(reinterpret_cast<cuda::Pointer>(to),
-                                                         reinterpret_cast<cuda::Pointer>(from), bytes, stream),
-                           "a gradient"));
+    MOECCL_TRY(cuda::copy(to, from, bytes, stream, "a gradient"));
   }
   for (const size_t first : shape_.arrives)
     MOECCL_TRY(codec_->add_on(stream, static_cast<const std::byte*>(arrived(layer)) + first, own,

@@ -86,8 +86,8 @@ class CudaRouting {
   driver::cuda::Memory device_, pinned_;
   Status status_;  // of the work in flight
   algo::TopK topk_;
-  uint32_t n_slots_ = 0, n_tiles_ = 0;  // of the last assign()
-  std::vector<uint32_t> tables_;        // constant, laid out as in device_
+  uint32_t n_slots_ = 0;          // of the last assign()
+  std::vector<uint32_t> tables_;  // constant, laid out as in device_
   std::vector<Candidate> candidates_;
   size_t position_ = 0, owner_ = 0, expert_ = 0, identity_ = 0;                   // constant
   size_t key_ = 0, weight_ = 0, drop_tile_ = 0, drop_first_ = 0, drop_list_ = 0;  // scratch

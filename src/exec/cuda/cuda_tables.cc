@@ -29,8 +29,7 @@ Result<std::unique_ptr<CudaTables>> CudaTables::create(cuda::Context context, co
   MOECCL_ASSIGN_OR_RETURN(const cuda::Memory staged, cuda::Memory::pinned(context, constants.size()));
   std::memcpy(staged.data(), constants.data(), constants.size());
   const cuda::Driver& d = *cuda::driver();
-  constexpr unsigned kDisableTiming = 2;
-  MOECCL_TRY(cuda::check(d.cuEventCreate(&t->made_, kDisableTiming), "a CUDA event"));
+  MOECCL_ASSIGN_OR_RETURN(t->made_, cuda::make_event());
   MOECCL_ASSIGN_OR_RETURN(const cuda::Stream stream, create_urgent_stream(context));
   Status status = cuda::check(d.cuMemcpyHtoDAsync_v2(reinterpret_cast<cuda::Pointer>(t->memory_.data()), staged.data(),
                                                      constants.size(), stream),

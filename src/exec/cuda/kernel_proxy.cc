@@ -39,10 +39,6 @@ constexpr uint64_t kMostCell = 64 << 10, kLeastCell = 4 << 10;
 // launched (the tag) and ended (the number) outside of graphs.
 constexpr uint32_t kDoneSig = 8, kProgressSig = 9;
 static_assert(kDoneSig >= kWalkSigs && kProgressSig < kSigsPerPeer);
-// The most ranges of one source that wait to be collected, as in transport/cuda_net.
-constexpr size_t kMostRanges = 1 << 16;
-constexpr size_t kOpenRanges = 16;
-constexpr uint64_t kMostArrival = 1 << 30;
 constexpr int64_t kSpin_ns = 50'000, kYield_ns = 2'000'000, kAwake_ns = 10'000'000, kFarewell_ns = 1'000'000'000;
 
 size_t lines(size_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -72,7 +68,6 @@ Result<std::unique_ptr<KernelProxy>> KernelProxy::create(const Rank& rank) {
   std::memset(static_cast<void*>(p->pinned_.data()), 0, p->cells_at_);  // flags begin at 0
   p->seen_.resize(n * kSigsPerPeer);
   p->done_.resize(n);
-  p->ranges_.resize(n);
   return p;
 }
 
@@ -244,18 +239,7 @@ bool KernelProxy::tell() {
 
 bool KernelProxy::arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) {
   if (offset < staging_bytes()) {
-    if (bytes > staging_bytes() - offset) return false;
-    const std::lock_guard lock(mutex_);
-    std::vector<Range>& ranges = ranges_[src_rank];
-    for (size_t i = ranges.size(), left = kOpenRanges; i > 0 && left > 0; --i, --left) {
-      Range& r = ranges[i - 1];
-      if (r.offset + r.bytes != offset || r.bytes + bytes > kMostArrival) continue;
-      r.bytes += bytes;
-      return true;
-    }
-    if (ranges.size() == kMostRanges) return false;
-    ranges.push_back({offset, bytes});
-    return true;
+    return bytes <= staging_bytes() - offset && ranges_.add(src_rank, offset, bytes);
   }
   // A record: the kernel recognises it by its number, which is written last.
   const uint64_t first = record_at(src_rank, 0);
@@ -306,12 +290,7 @@ bool KernelProxy::collect() {
     auto* const one_sided = links_[p]->one_sided();
     if (one_sided != nullptr && !one_sided->catch_up().ok()) continue;
     if (flags.empty()) continue;
-    {
-      const std::lock_guard lock(mutex_);
-      taken_.clear();
-      taken_.swap(ranges_[p]);
-    }
-    for (const Range& r : taken_) waiting_.push_back({r.offset, static_cast<uint32_t>(r.bytes), 0});
+    for (const auto& r : ranges_.take(p)) waiting_.push_back({r.offset, static_cast<uint32_t>(r.bytes), 0});
     waiting_.insert(waiting_.end(), flags.begin(), flags.end());
   }
   return !waiting_.empty();

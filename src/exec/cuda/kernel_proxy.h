@@ -17,6 +17,7 @@
 #include "kernels/cuda/walk_args.h"
 #include "src/driver/cuda.h"
 #include "src/driver/process.h"
+#include "transport/common/arrived_ranges.h"
 #include "transport/transport.h"
 
 namespace moeccl::exec {
@@ -61,16 +62,15 @@ class KernelProxy final : public transport::Arrivals {
     moeccl::cuda::WalkEntry entry;
     moeccl::cuda::WalkSplit split;  // for the rank that reads it
   };
-  struct Range {
-    uint64_t offset = 0, bytes = 0;
-  };
   // A command that goes to all ranks elsewhere.
   struct Open {
     uint32_t next = 0;  // rank
     Record record{};
   };
 
-  explicit KernelProxy(const Rank& rank) : s_(rank) {}
+  static constexpr uint64_t kMostArrival = 1 << 30;  // of a WalkArrival
+
+  explicit KernelProxy(const Rank& rank) : s_(rank), ranges_(rank.n_ranks, kMostArrival) {}
   uint64_t staging_bytes() const { return 2 * s_.half_bytes; }
   uint64_t record_at(uint32_t rank, uint64_t seq) const {
     return staging_bytes() +
@@ -100,6 +100,7 @@ class KernelProxy final : public transport::Arrivals {
          cells_at_ = 0, staging_at_ = 0;
   std::vector<std::unique_ptr<transport::Link>> links_;
   std::unique_ptr<transport::Engine> engine_;
+  transport::ArrivedRanges ranges_;  // not yet collected
 
   // Used only by the thread.
   Open open_;
@@ -108,12 +109,10 @@ class KernelProxy final : public transport::Arrivals {
   std::vector<moeccl::cuda::WalkArrival> waiting_;  // these wait for room in the kernel's ring, from waiting_from_ on
   size_t waiting_from_ = 0;
   std::vector<moeccl::cuda::WalkArrival> flags_;  // scratch
-  std::vector<Range> taken_;
   uint64_t told_launched_ = 0, told_ended_ = 0;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::vector<Range>> ranges_;  // by source, under the lock: arrived and not yet collected
   std::atomic<bool> stop_{false}, captured_{false}, asleep_{false};
   driver::ForkGuard process_;
   std::thread thread_;

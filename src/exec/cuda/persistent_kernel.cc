@@ -69,12 +69,12 @@ Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine&
   MOECCL_ASSIGN_OR_RETURN(w->programs_, driver_cuda::Memory::device(engine.context(), kPinnedBytes));
   w->programs_from_ = w->used_ =
       (kMessagesEndedAt + (2 + 2 * size_t{setting.n_ranks}) * sizeof(uint64_t) + 63) / 64 * 64;
-  constexpr unsigned kDisableTiming = 2;
   MOECCL_ASSIGN_OR_RETURN(w->upload_stream_, create_urgent_stream(engine.context()));
   std::vector<driver_cuda::Event*> events{&w->event_, &w->replayed_};
   for (Capture& c : w->captures_) events.push_back(&c.last);
-  for (driver_cuda::Event* event : events)
-    MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuEventCreate(event, kDisableTiming), "a CUDA event"));
+  for (driver_cuda::Event* event : events) {
+    MOECCL_ASSIGN_OR_RETURN(*event, driver_cuda::make_event());
+  }
   // A graph may be replayed, and wait for both, before any launch or replay has ended.
   for (const driver_cuda::Event event : {w->event_, w->replayed_})
     MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuEventRecord(event, w->upload_stream_), "a CUDA event"));
@@ -200,14 +200,12 @@ Result<PersistentKernel::Placed*> PersistentKernel::place(const Operation& op) {
 // Uses a separate stream, for which nothing waits, even while another is being captured. The stream is urgent: in a
 // hardware channel shared with a caller's stream, the program would arrive after what that stream waits for.
 Status PersistentKernel::upload(std::byte* at, size_t bytes) {
-  const driver_cuda::Driver& d = *driver_cuda::driver();
-  const auto address = [](const void* p) { return reinterpret_cast<driver_cuda::Pointer>(p); };
-  MOECCL_TRY(driver_cuda::check(
-      d.cuMemcpyAsync(address(programs_.data() + (at - pinned_.data())), address(at), bytes, upload_stream_),
-      "a program to the device"));
+  MOECCL_TRY(driver_cuda::copy(programs_.data() + (at - pinned_.data()), at, bytes, upload_stream_,
+                               "a program to the device"));
   // Everything that the stream did before is visible to all before the number is. uploaded() is read with acquire
   // before the launch that reads the copy.
-  return driver_cuda::check(d.cuStreamWriteValue64_v2(upload_stream_, address(&uploaded()), ++uploads_, 0),
+  const auto number = reinterpret_cast<driver_cuda::Pointer>(&uploaded());
+  return driver_cuda::check(driver_cuda::driver()->cuStreamWriteValue64_v2(upload_stream_, number, ++uploads_, 0),
                             "a program to the device");
 }
 

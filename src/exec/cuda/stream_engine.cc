@@ -168,9 +168,7 @@ Status StreamEngine::launch_on(cuda::Stream stream, const char* kernel, const vo
 void StreamEngine::copy(void* dst, const void* src, size_t bytes) {
   if (bytes == 0) return;
   if (bytes >= kCopyEngineBytes) {
-    note(cuda::check(cuda::driver()->cuMemcpyAsync(reinterpret_cast<cuda::Pointer>(dst),
-                                                   reinterpret_cast<cuda::Pointer>(src), bytes, stream_),
-                     "a copy"));
+    note(cuda::copy(dst, src, bytes, stream_, "a copy"));
     return;
   }
   const moeccl::cuda::CopyArgs args{dst, src, bytes};

@@ -37,9 +37,8 @@ Status StreamWork::wait_ready(const Fabric& fabric) const {
 
 Result<std::shared_ptr<const EarlierWork>> EarlierWork::of_default_stream(cuda::Context context) {
   const cuda::Current current(context);
-  constexpr unsigned kDisableTiming = 2;
   std::shared_ptr<EarlierWork> made(new EarlierWork(context));
-  MOECCL_TRY(cuda::check(cuda::driver()->cuEventCreate(&made->end_, kDisableTiming), "a CUDA event"));
+  MOECCL_ASSIGN_OR_RETURN(made->end_, cuda::make_event());
   MOECCL_TRY(cuda::check(cuda::driver()->cuEventRecord(made->end_, nullptr), "the default stream"));
   return std::shared_ptr<const EarlierWork>(std::move(made));
 }

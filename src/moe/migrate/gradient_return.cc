@@ -106,7 +106,7 @@ Status GradientReturn::allocate(size_t n_layers, bool on_device) {
           moecclInvalidArgument,
           "config.device_memory is 1, but the communicator has no CUDA device: make a context current on every "
           "rank's thread before the communicator is created, or give 0");
-    (void)comm_.wait_idle();  // an allocation may wait for a kernel that waits for this rank
+    comm_.wait_idle();  // an allocation may wait for a kernel that waits for this rank
     exec::CudaGradients::Shape shape{codec_, {}, {}, {}, {}, sent_bytes() + 1, received_bytes() + 1};
     for (const Foreign& f : foreign_) {
       shape.foreign.push_back(static_cast<uint32_t>(f.held));

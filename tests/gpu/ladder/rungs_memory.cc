@@ -130,7 +130,8 @@ Result<std::string> share_by_ipc() {
 Result<std::string> write_to_memfd() {
   MOECCL_ASSIGN_OR_RETURN(const Device device, Device::open());
   const size_t bytes = driver::page_bytes();
-  MOECCL_ASSIGN_OR_RETURN(const Fd fd, driver::shared_segment("ladder", bytes, true));
+  MOECCL_ASSIGN_OR_RETURN(const Fd fd, driver::shared_segment("ladder", bytes));
+  MOECCL_TRY(driver::reserve_pages(fd, 0, bytes));
   MOECCL_ASSIGN_OR_RETURN(const driver::Mapping given, driver::map_segment(fd, bytes));
   MOECCL_ASSIGN_OR_RETURN(const driver::Mapping seen, driver::map_segment(fd, bytes));
   constexpr unsigned kPortable = 1, kMapped = 2;

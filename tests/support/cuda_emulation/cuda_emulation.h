@@ -79,7 +79,6 @@ void abandon();
 #define MOECCL_SHARED static thread_local
 #define MOECCL_UNROLL
 #define MOECCL_UNROLL4
-#define MOECCL_UNROLL_TERMS
 
 namespace moeccl::cuda {
 
@@ -151,7 +150,6 @@ inline uint32_t add_release_device(uint32_t* p, uint32_t v) {
   return std::atomic_ref(*p).fetch_add(v, std::memory_order_acq_rel);
 }
 inline void store_relaxed_block(uint32_t* p, uint32_t v) { std::atomic_ref(*p).store(v, std::memory_order_relaxed); }
-inline void fence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline uint64_t device_ns() { return emulation::now_ns(); }
 inline void pause() { emulation::pause(); }
 
@@ -177,16 +175,5 @@ inline void bulk_store(void* global, const void* shared, uint32_t bytes) {
 }
 inline void bulk_wait_stores_read() {}
 inline void bulk_wait_stores() {}
-
-inline float bits_to_float(uint32_t b) {
-  float f;
-  std::memcpy(&f, &b, sizeof(f));
-  return f;
-}
-inline uint32_t float_to_bits(float f) {
-  uint32_t b;
-  std::memcpy(&b, &f, sizeof(b));
-  return b;
-}
 
 }  // namespace moeccl::cuda

@@ -49,10 +49,6 @@ FAKE_API int nvmlShutdown() {
   return 0;
 }
 FAKE_API const char* nvmlErrorString(int code) { return code == 9 ? "Driver Not Loaded" : "Unknown Error"; }
-FAKE_API int nvmlSystemGetDriverVersion(char* text, unsigned n) {
-  std::snprintf(text, n, "%s", machine->driver.c_str());
-  return 0;
-}
 FAKE_API int nvmlDeviceGetCount_v2(unsigned* n) {
   if (machine == nullptr) return kUninitialized;
   *n = static_cast<unsigned>(machine->gpus.size());

@@ -8,7 +8,6 @@
 //   nic NAME GUID                            a verbs device
 //   port STATE MTU WIDTH SPEED LAYER         of the last nic, in verbs' numbers
 //   gid HEX                                  of the last port, 32 digits
-//   driver VERSION
 //   fail WHAT CODE                           nvml_init, nvml_count, cuda_init, ibv_open, ibv_list, ibv_query
 #pragma once
 
@@ -45,7 +44,6 @@ struct Machine {
   std::vector<Nic> nics;
   std::map<std::pair<size_t, size_t>, bool> p2p;
   std::map<std::string, int> fail;
-  std::string driver = "0";
 
   int failure(const std::string& what) const {
     const auto it = fail.find(what);
@@ -90,8 +88,6 @@ inline Machine read_machine() {
       std::string hex;
       words >> hex;
       m.nics.back().ports.back().gids.push_back(hex);
-    } else if (verb == "driver") {
-      words >> m.driver;
     } else if (verb == "fail") {
       std::string what;
       int code = 0;

@@ -45,6 +45,10 @@ class RecordingHost final : public MoeHost {
     note(all, sizes.data());
     return {};
   }
+  Status all_to_all(const void* send, size_t bytes, void* recv) override {
+    const std::vector<size_t> sizes(n_ranks(), bytes);
+    return all_to_all_v(send, sizes.data(), recv, sizes.data());
+  }
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override {
     MOECCL_TRY(host_.all_to_all_v(send, send_bytes, recv, recv_bytes));
     note(recv, recv_bytes);
@@ -85,6 +89,10 @@ class LyingHost final : public MoeHost {
     const std::vector<size_t> sizes(n_ranks(), bytes);
     give(mine, all, sizes.data());
     return {};
+  }
+  Status all_to_all(const void* send, size_t bytes, void* recv) override {
+    const std::vector<size_t> sizes(n_ranks(), bytes);
+    return all_to_all_v(send, sizes.data(), recv, sizes.data());
   }
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override {
     const auto* own = static_cast<const std::byte*>(send);
@@ -228,7 +236,9 @@ TEST_P(LyingPeer, LeavesHonestRanksInsideTheirMemory) {
   c.config.type = moecclFloat32;
   c.config.top_k = 3;
   c.config.n_experts = 7;
-  c.config.max_tokens = 24;
+  // Records of many tokens are exchanged after their sizes, those of few with them.
+  const uint64_t most = number % 5 == 0 ? 600 : 24;
+  c.config.max_tokens = most;
   c.config.layout = number % 4 < 2 ? moecclLayoutRows : moecclLayoutExpertMajor;
   c.config.algorithm = number % 2 == 0 ? (number % 8 < 4 ? "flat" : nullptr) : (number % 8 < 4 ? "hier:2" : "2dh");
   c.weighted = number % 3 != 1;
@@ -237,13 +247,13 @@ TEST_P(LyingPeer, LeavesHonestRanksInsideTheirMemory) {
   std::vector<float> weight;
   std::vector<uint64_t> n_tokens;
   for (auto& of_rank : index) {
-    n_tokens.push_back(2 * (1 + random() % 12));
+    n_tokens.push_back(2 * (1 + random() % (most / 2)));
     for (uint64_t t = 0; t < n_tokens.back(); ++t) {
       const auto first = static_cast<int32_t>(random() % 7);
       for (int32_t k = 0; k < 3; ++k) of_rank.push_back(random() % 9 == 0 ? -1 : (first + 2 * k) % 7);
     }
   }
-  weight.assign(24 * 3, 0.5f);
+  weight.assign(most * 3, 0.5f);
   std::vector<Exchange> log;
   test::on_all_ranks(traits, [&](MoeHost& host) {
     std::vector<Exchange> ignored;
@@ -251,7 +261,7 @@ TEST_P(LyingPeer, LeavesHonestRanksInsideTheirMemory) {
     const Status s = step(recording, c, index[host.rank()], weight, n_tokens[host.rank()]);
     EXPECT_TRUE(s.ok()) << s.message();
   });
-  ASSERT_GT(log.size(), 3u);
+  ASSERT_GE(log.size(), 3u);
   int refused = 0, ran = 0;
   for (uint32_t i = 0; i < static_cast<uint32_t>(testing::scaled(1500)); ++i) {
     SCOPED_TRACE(format("lie {}", i));

@@ -11,6 +11,7 @@
 #include "src/bootstrap/handshake.h"
 #include "src/bootstrap/messages.h"
 #include "src/driver/socket.h"
+#include "tests/support/hosts.h"
 #include "tests/unit/bootstrap/group.h"
 
 namespace moeccl::bootstrap {
@@ -92,6 +93,63 @@ TEST(Failure, AMeetingPointThatWasThereAndIsGoneIsNotWaitedFor) {
   MOECCL_EXPECT_WITHIN(watch, 1000);
   EXPECT_EQ(status.code(), moecclRemoteError) << status.message();
   EXPECT_TRUE(contains(status.message(), "in rank 0's process")) << status.message();
+}
+
+// Without a launcher, too, only a refusal shows that the meeting point has ended.
+TEST(Failure, AMeetingPointWithoutARouteIsTriedAgain) {
+  std::string why;
+  const auto hosts = testing::TestHosts::create({}, &why);
+  if (hosts == nullptr) GTEST_SKIP() << why;
+  ASSERT_TRUE(hosts->run(1, "ip link set eth0 down"));
+  auto told = make_pair_of_sockets(), tried = make_pair_of_sockets();
+  Children ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.start([&, rank] {
+      if (!hosts->enter(rank)) return 10;
+      std::unique_ptr<Root> root;
+      moecclUniqueId id{};
+      if (rank == 0) {
+        root = start_root(patient_ms(20'000), testing::TestHosts::address(0));
+        id = root->id();
+        (void)driver::send_now(told.second.get(), std::as_bytes(std::span(id.internal)));
+      } else {
+        (void)driver::recv_exact(told.first.get(), std::as_writable_bytes(std::span(id.internal)), soon());
+        const Status s = join_and_close(id, 1, 2, Deadline::after_ms(300));
+        if (s.code() != moecclTimeout || !contains(s.message(), "cannot be reached from here")) return 11;
+        const std::byte one{};
+        (void)driver::send_now(tried.second.get(), {&one, 1});
+      }
+      return join_and_close(id, rank, 2).ok() ? 0 : 12;
+    });
+  }
+  std::byte one;
+  ASSERT_TRUE(driver::recv_exact(tried.first.get(), {&one, 1}, soon()).ok());
+  ::usleep(200'000);
+  ASSERT_TRUE(hosts->run(1, "ip link set eth0 up"));
+  EXPECT_EQ(ranks.wait(0), 0);
+  EXPECT_EQ(ranks.wait(1), 0);
+}
+
+// What accepts no connections, or accepts and says nothing, holds an attempt for up to 5 s.
+TEST(Failure, AnAbortEndsAnAttempt) {
+  UniqueId id;
+  id.key = random_key().value();
+  const Result<Fd> mute = driver::listen_at(driver::parse_ip_address("127.0.0.1").value(), 0);
+  id.address = driver::local_address(mute->get()).value();
+  std::vector<Fd> queue;
+  for (const bool full : {false, true}) {
+    while (full) {
+      Result<Fd> one = driver::connect_to(id.address, Deadline::after_ms(100));
+      if (!one.ok()) break;
+      queue.push_back(std::move(*one));
+    }
+    const Stopwatch watch;
+    const Deadline abort = Deadline::after_ms(100);
+    JoinOptions options;
+    options.cancelled = [&] { return abort.passed() ? error(moecclAborted, "aborted") : Status(); };
+    EXPECT_EQ(Session::join(encode_unique_id(id).value(), 1, 2, soon(), options).status().code(), moecclAborted);
+    MOECCL_EXPECT_WITHIN(watch, 400);
+  }
 }
 
 // A timeout of the communicator travels whole.

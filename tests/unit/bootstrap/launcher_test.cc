@@ -376,6 +376,16 @@ TEST(Launcher, ALoopbackAddressOfTheMasterIsNotForOtherHosts) {
   }
 }
 
+// An id has no room for the interface that such an address needs, and other hosts may call theirs otherwise.
+TEST(Launcher, ALinkLocalAddressOfTheMasterIsRefused) {
+  for (const char* name : {"fe80::1%lo", "[fe80::1%lo]"}) {
+    const Status s = place_of_rank_0("MASTER_ADDR", name, 29501).status();
+    EXPECT_EQ(s.code(), moecclInvalidArgument) << s.message();
+    for (const char* part : {"MASTER_ADDR", "link-local", "an address of another kind"})
+      EXPECT_TRUE(contains(s.message(), part)) << s.message();
+  }
+}
+
 TEST(Launcher, DISABLED_FarRank) {
   const char* rank_text = std::getenv("MOECCL_TEST_FAR_RANK");
   if (rank_text == nullptr) GTEST_SKIP() << "a part of RanksOfSeveralHostsMeetThroughTheSecret";

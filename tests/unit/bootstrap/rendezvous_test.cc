@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
@@ -278,6 +279,24 @@ TEST(Rendezvous, ADetachedRootServesItsGroupAndEnds) {
   const Status late = Session::join(id, 0, 3, soon()).status();
   EXPECT_EQ(late.code(), moecclRemoteError);
   EXPECT_TRUE(contains(late.message(), "has ended")) << late.message();
+}
+
+// Most systems allow 1024 descriptors and many more to those that ask. Rank 0 and the others need them.
+TEST(Rendezvous, TheLimitOfDescriptorsIsRaised) {
+  Children child;
+  child.start([] {
+    const rlimit few = {64, 4096};
+    const auto raised = [] {
+      rlimit now = {};
+      return ::getrlimit(RLIMIT_NOFILE, &now) == 0 && now.rlim_cur == 4096;
+    };
+    if (::setrlimit(RLIMIT_NOFILE, &few) != 0) return 1;
+    const std::unique_ptr<Root> root = start_root();
+    if (!raised()) return 2;
+    if (::setrlimit(RLIMIT_NOFILE, &few) != 0 || !whole_life(root->id(), 0, 1, 1).ok()) return 3;
+    return raised() ? 0 : 4;
+  });
+  EXPECT_EQ(child.wait(0), 0);
 }
 
 TEST(Rendezvous, ChurnLeavesNothingBehind) {

@@ -11,6 +11,7 @@
 
 #include "src/bootstrap/handshake.h"
 #include "src/bootstrap/launcher.h"
+#include "src/bootstrap/place.h"
 #include "src/bootstrap/unique_id.h"
 #include "tests/support/hosts.h"
 #include "tests/unit/bootstrap/group.h"
@@ -45,7 +46,8 @@ constexpr Case kCases[] = {
     {"one that is gone elsewhere", "10.77.0.1 test-master\n", "10.77.0.99 test-master\n10.77.0.1 test-master\n"},
 };
 
-TEST(SeveralAddresses, OfTheMasterAreTriedInTurn) {
+// Runs `test` as two ranks on two hosts, each with a hosts file of its own.
+void meet_in_each_case(const std::string& test) {
   std::string why;
   const auto hosts = testing::TestHosts::create({}, &why);
   if (hosts == nullptr) GTEST_SKIP() << why;
@@ -64,7 +66,7 @@ TEST(SeveralAddresses, OfTheMasterAreTriedInTurn) {
         // exec gives a fresh env(), which reads the secret.
         ::setenv("MOECCL_SECRET", "a secret of the test", 1);
         ::setenv("MOECCL_TEST_NAMED_RANK", rank == 0 ? "0" : "1", 1);
-        ::execl("/proc/self/exe", "self", "--gtest_also_run_disabled_tests", "--gtest_filter=*DISABLED_NamedRank",
+        ::execl("/proc/self/exe", "self", "--gtest_also_run_disabled_tests", ("--gtest_filter=*" + test).c_str(),
                 static_cast<char*>(nullptr));
         return 1;
       });
@@ -74,6 +76,59 @@ TEST(SeveralAddresses, OfTheMasterAreTriedInTurn) {
     EXPECT_EQ(codes[0], 0);
     EXPECT_EQ(codes[1], 0);
   }
+}
+
+void join_and_leave(const Result<moecclUniqueId>& id, int rank, Deadline deadline) {
+  ASSERT_TRUE(id.ok()) << id.status().message();
+  auto session = Session::join(*id, rank, 2, deadline, {.wait_for_root = true, .others_alive = {}, .gone = {}});
+  ASSERT_TRUE(session.ok()) << session.status().message();
+  ASSERT_TRUE((*session)->barrier(deadline).ok());
+  (*session)->close();
+}
+
+TEST(SeveralAddresses, OfTheMasterAreTriedInTurn) { meet_in_each_case("DISABLED_NamedRank"); }
+TEST(SeveralAddresses, OfAPlaceNeedNotBeTheSameOnAllHosts) { meet_in_each_case("DISABLED_RankOfAPlace"); }
+
+TEST(SeveralAddresses, DISABLED_RankOfAPlace) {
+  const char* rank = std::getenv("MOECCL_TEST_NAMED_RANK");
+  if (rank == nullptr) GTEST_SKIP() << "a part of OfAPlaceNeedNotBeTheSameOnAllHosts";
+  const Deadline deadline = Deadline::after_ms(patient_ms(10'000));
+  for (int comm = 0; comm < 2; ++comm) {
+    const Result<moecclUniqueId> place = unique_id_of_place(format("{}:4711", kMaster));
+    ASSERT_TRUE(place.ok()) << place.status().message();
+    const UniqueId id = decode_unique_id(*place).value();
+    join_and_leave(meet_at_place(id, static_cast<uint32_t>(std::atoi(rank)), deadline, {}), std::atoi(rank), deadline);
+  }
+}
+
+// Containers with a network each may share the folder of the handouts.
+TEST(SeveralAddresses, APlaceOnLoopbackBelongsToItsNetwork) {
+  std::string why;
+  const auto hosts = testing::TestHosts::create({}, &why);
+  if (hosts == nullptr) GTEST_SKIP() << why;
+  const std::string place = "localhost:" + std::to_string(tests::free_port());
+  auto waits = make_pair_of_sockets();
+  Children ranks;
+  ranks.start([&] {
+    if (!hosts->enter(0)) return 10;
+    const UniqueId id = decode_unique_id(unique_id_of_place(place).value()).value();
+    const auto real = meet_at_place(id, 0, Deadline::after_ms(patient_ms(20'000)), {});
+    const std::byte ready{real.ok()};
+    (void)driver::send_all(waits.second.get(), {&ready, 1}, Deadline::after_ms(1000));
+    for (;;) ::pause();
+  });
+  std::byte ready{};
+  ASSERT_TRUE(driver::recv_exact(waits.first.get(), {&ready, 1}, Deadline::after_ms(patient_ms(5000))).ok());
+  ASSERT_EQ(ready, std::byte{1});
+  for (int host = 0; host < 2; ++host) {
+    ranks.start([&, host] {
+      if (!hosts->enter(host)) return 10;
+      const UniqueId id = decode_unique_id(unique_id_of_place(place).value()).value();
+      return meet_at_place(id, 1, Deadline::after_ms(300), {}).ok() ? 1 : 0;
+    });
+  }
+  EXPECT_EQ(ranks.wait(1), 1);
+  EXPECT_EQ(ranks.wait(2), 0) << "the other network's place was found";
 }
 
 TEST(SeveralAddresses, DISABLED_NamedRank) {
@@ -86,14 +141,7 @@ TEST(SeveralAddresses, DISABLED_NamedRank) {
   info.n_local = 1;
   info.master_addr = kMaster;
   const Deadline deadline = Deadline::after_ms(patient_ms(10'000));
-  for (int comm = 0; comm < 2; ++comm) {
-    const Result<moecclUniqueId> id = meet_from_environment(info, deadline);
-    ASSERT_TRUE(id.ok()) << id.status().message();
-    auto session = Session::join(*id, info.rank, 2, deadline, {.wait_for_root = true, .others_alive = {}, .gone = {}});
-    ASSERT_TRUE(session.ok()) << session.status().message();
-    ASSERT_TRUE((*session)->barrier(deadline).ok());
-    (*session)->close();
-  }
+  for (int comm = 0; comm < 2; ++comm) join_and_leave(meet_from_environment(info, deadline), info.rank, deadline);
 }
 
 TEST(SeveralAddresses, OneThatIsInUseIsLeftOut) {

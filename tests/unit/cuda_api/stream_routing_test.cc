@@ -331,6 +331,7 @@ TEST(CudaStreamRouting, ARankWhoseKernelIsRefusedIsNotWaitedFor) {
   RankOptions options = options_of(nullptr);
   options.config.timeout_ms = capped_ms(60'000);
   std::atomic<int> n_ended{0};
+  std::atomic<bool> launched{false};
   run_ranks(
       2,
       [&](int number, moecclComm_t) {
@@ -339,10 +340,12 @@ TEST(CudaStreamRouting, ARankWhoseKernelIsRefusedIsNotWaitedFor) {
         MOECCL_EXPECT_OK(rank.update());
         rank.device.synchronize(rank.stream);
         if (number == 1) {
+          while (!launched) usleep(1000);  // the refusal is for the next launch of any thread
           rank.device.refuse("cuLaunchKernel", 999);
           EXPECT_EQ(rank.update(), moecclSystemError);
         } else {
           (void)rank.update();
+          launched = true;
         }
         const auto begun = std::chrono::steady_clock::now();
         moecclResult_t state = moecclSuccess;

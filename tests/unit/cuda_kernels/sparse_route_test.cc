@@ -120,7 +120,8 @@ CodecHeaderBits header_bits(const kernels::CodecShape& shape) {
   return bits;
 }
 
-// Results equal the host's byte for byte, at any alignment of buffers and encoded experts, also where nothing is kept.
+// Results equal the host's byte for byte, at any alignment of buffers and encoded experts, also where one element is
+// kept.
 TEST(CudaCodecKernels, EncodeDecodeCheckAndChecksumAreTheHosts) {
   Random random(34);
   for (int i = 0; i < 60; ++i) {

@@ -119,13 +119,13 @@ TEST(Socket, ConnectionsHaveTheListenersCongestionControlAndTheOneAskedFor) {
   ASSERT_TRUE(listener.ok());
   ASSERT_TRUE(set_congestion_control(listener->get(), "reno").ok());
   const SocketAddress at = *local_address(listener->get());
-  Result<Fd> client = connect_to(at, soon(), nullptr, "reno");
+  Result<Fd> client = connect_to(at, soon(), {.congestion = "reno"});
   ASSERT_TRUE(client.ok()) << client.status().message();
   Result<Fd> server = tests::accept_until(listener->get(), soon());
   ASSERT_TRUE(server.ok());
   EXPECT_EQ(congestion_control(client->get()).value(), "reno");
   EXPECT_EQ(congestion_control(server->get()).value(), "reno");
-  EXPECT_EQ(connect_to(at, soon(), nullptr, "pigeons").status().code(), moecclUnsupported);
+  EXPECT_EQ(connect_to(at, soon(), {.congestion = "pigeons"}).status().code(), moecclUnsupported);
   // On loopback there is a value, and it is less than a second.
   EXPECT_GE(least_round_trip_us(client->get()), 0);
   EXPECT_LT(least_round_trip_us(client->get()), 1'000'000);

@@ -68,7 +68,7 @@ struct Case {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const moecclDataType_t type : {moecclFloat32, moecclBfloat16})
-    for (const size_t count : {size_t{0}, size_t{1}, size_t{31}, size_t{1000}, size_t{65536}, size_t{70'001}})
+    for (const size_t count : {0, 1, 31, 1000, 65536, 65537, 70'001})
       for (const double ratio : {1.0, 1.5, 10.0, 50.0})
         for (int kind = 0; kind < 6; ++kind) all.push_back({type, count, ratio, kind});
   return all;
@@ -123,7 +123,8 @@ TEST(Codec, KeepsTheLargestResidualsOfEachBlock) {
       std::stable_sort(order.begin(), order.end(),
                        [&](size_t a, size_t b) { return std::fabs(residual(a)) > std::fabs(residual(b)); });
       const double element_bytes = c.type == moecclFloat32 ? 4 : 2;
-      const auto k = static_cast<size_t>(static_cast<double>(n) * element_bytes / (c.ratio * (element_bytes + 2)));
+      const auto k = std::max<size_t>(
+          1, static_cast<size_t>(static_cast<double>(n) * element_bytes / (c.ratio * (element_bytes + 2))));
       n_kept += k;
       for (size_t i = 0; i < n; ++i) {
         const size_t at = first + order[i];

@@ -6,7 +6,7 @@
 #include <bit>
 #include <cstring>
 
-#include "perf/common/options.h"
+#include "perf/common/text.h"
 
 namespace perf {
 namespace {

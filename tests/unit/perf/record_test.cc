@@ -95,5 +95,20 @@ TEST(RecordPlot, HasASeriesForEachPlacement) {
   EXPECT_NE(svg.find("float sum, in place"), std::string::npos);
 }
 
+// With -N, the line ran back to the smallest size after each cycle.
+TEST(RecordPlot, CyclesOfASizeHaveTheirMedian) {
+  Record record = two_lines();
+  record.lines.resize(1);
+  for (const double us : {20.0, 90.0}) {
+    record.lines.push_back(record.lines[0]);
+    record.lines.back().placements[0]->time_us = us;
+  }
+  const std::string svg = record_plot(record, "all_reduce_perf", "note");
+  EXPECT_NE(svg.find("1K: 20<"), std::string::npos);
+  EXPECT_EQ(svg.find("1K: 12.5<"), std::string::npos);
+  EXPECT_EQ(svg.find("1K: 90<"), std::string::npos);
+  EXPECT_NE(svg.find("all_reduce_perf, 1 rank<"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace perf

@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "perf/common/text.h"
+
 namespace perf {
 namespace {
 
@@ -88,6 +90,29 @@ TEST(Svg, ChartsWithoutPointsAreStillPages) {
   EXPECT_EQ(svg.find("nan"), std::string::npos);
   EXPECT_EQ(svg.find("inf"), std::string::npos);
   EXPECT_EQ(svg.substr(svg.size() - 7), "</svg>\n");
+}
+
+// Ten algorithms' names wrote over one another.
+TEST(Svg, NamesOfBarsThatWouldTouchAreSlanted) {
+  const auto drawn = [](size_t n) {
+    BarChart chart = {.title = "t", .y_label = "ms", .categories = {}, .series = {"x"}, .values = {{}}};
+    for (size_t c = 0; c < n; c++) {
+      chart.categories.push_back("auto (hier:" + std::to_string(c) + ")");
+      chart.values[0].push_back(1);
+    }
+    return svg_page("h", "", {}, {chart});
+  };
+  EXPECT_EQ(occurrences(drawn(3), "rotate(-25 "), 0u);
+  EXPECT_EQ(occurrences(drawn(10), "rotate(-25 "), 10u);
+}
+
+// There are seven colours.
+TEST(Svg, AnEighthSeriesDoesNotLookLikeTheFirst) {
+  LineChart chart = {.title = "t", .x_label = "x", .y_label = "y", .series = {}};
+  for (int i = 0; i < 9; i++) chart.series.push_back({"s" + std::to_string(i), {8, 64}, {1, 2}});
+  const std::string svg = svg_page("h", "", {chart}, {});
+  EXPECT_EQ(occurrences(svg, "stroke-dasharray"), 2u);
+  EXPECT_EQ(occurrences(svg, "r='2.6' fill='white'"), 4u);
 }
 
 TEST(Svg, DrawsABarForEachValue) {

@@ -30,7 +30,7 @@ TEST(Printer, UnitsFitTheFigure) {
 }
 
 TEST(Printer, RepeatedStepsStandOnce) {
-  const std::string text = steps_text(flat_all_to_all(8, 4, 1).programs[2], "");
+  const std::string text = steps_text(flat_all_to_all(8, 4, 1).programs[2]);
   EXPECT_TRUE(has(text, "7x put input 3..7, 0, 1 -> slot 2 of rank 3..7, 0, 1")) << text;
   EXPECT_TRUE(has(text, "7x | signal 3..7, 0, 1, sig 0")) << text;
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 6) << text;

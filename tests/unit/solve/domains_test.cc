@@ -84,6 +84,35 @@ TEST(Domains, TableVIIFrequencies) {
   }
 }
 
+// Workers 0 to 4 make the domains {0, 1}, {2, 3} and {4}: 1 and 3 have their counterpart in the smaller one too.
+TEST(Domains, WorkersMeetTheirCounterpartsInSmallerDomains) {
+  const int32_t domain[] = {1, 2}, sizes[] = {2, 3, 5};
+  const double bandwidth[] = {1e9, 1e9};
+  Problem r;
+  r.scale = {2, 5};
+  r.bandwidth = {1e9, 1e9};
+  r.point();
+  const auto link = [&](int64_t m, int64_t n) {
+    moecclDomainLink_t found = moecclLinkNone;
+    EXPECT_EQ(moecclDomainLink(&r.p, domain, 1, m, n, &found), moecclSuccess) << moecclGetLastError(nullptr);
+    return found;
+  };
+  const auto all = [&](int64_t first) {
+    for (const auto& [m, n] : {std::pair{1, 4}, {3, 4}, {0, 4}, {2, 4}, {0, 2}, {1, 3}}) {
+      EXPECT_EQ(link(first + m, first + n), moecclLinkAllToAll) << m << " and " << n;
+      EXPECT_EQ(link(first + n, first + m), moecclLinkAllToAll) << n << " and " << m;
+    }
+    EXPECT_EQ(link(first, first + 3), moecclLinkNone);
+    EXPECT_EQ(link(first + 4, first + 4), moecclLinkNone);
+    EXPECT_EQ(link(first, first + 1), moecclLinkAllGather);
+  };
+  all(5);  // of the second worker of the level above
+  r.p.sizes = sizes;
+  r.p.bandwidth = bandwidth;
+  all(3);
+  EXPECT_EQ(link(1, 2), moecclLinkAllToAll);  // of the first one, which has 3
+}
+
 // Eq. 13 on Figure 8's 4 data centres of 4 GPUs, and its uneven form.
 TEST(Domains, Renumbering) {
   Problem even;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 
+#include "src/base/format.h"
 #include "tests/unit/solve/random_problems.h"
 
 namespace moeccl::solve {
@@ -226,6 +227,11 @@ TEST(Layout, NamesBadArguments) {
   vast.expert = vast.context = 1 << 20;
   EXPECT_EQ(moecclPriceLayout(&p, &vast, &cost), moecclInvalidArgument);
   EXPECT_NE(std::string(moecclGetLastError(nullptr)).find("layout has 1099511627776 ranks"), std::string::npos)
+      << moecclGetLastError(nullptr);
+  moecclLayout_t half = solve(p).front();
+  p.n_gpus *= 2;
+  EXPECT_EQ(moecclPriceLayout(&p, &half, &cost), moecclInvalidArgument);
+  EXPECT_NE(std::string(moecclGetLastError(nullptr)).find(format("problem.n_gpus is {}", p.n_gpus)), std::string::npos)
       << moecclGetLastError(nullptr);
 }
 

@@ -168,6 +168,21 @@ TEST(Replicate, PlacementKeepsCountsIsNeverWorseAndSplitsServeEverybody) {
   EXPECT_GT(better, 50);
 }
 
+// The tokens of many steps together are more than 32 bits hold.
+TEST(Replicate, TakesDemandsWhoseSumIsVast) {
+  const std::vector<int32_t> demand(4 * 4, INT32_MAX);
+  moecclReplicaProblem_t p = MOECCL_REPLICA_PROBLEM_INIT;
+  p.n_experts = p.n_ranks = 4, p.slots_per_rank = 2, p.n_nodes = 2;
+  p.demand = demand.data();
+  std::vector<int32_t> slots(8), split(8 * 4);
+  moecclReplicaAnswer_t a{};
+  a.size = sizeof(a);
+  ASSERT_EQ(moecclSolveReplicas(&p, slots.data(), &a), moecclSuccess) << moecclGetLastError(nullptr);
+  EXPECT_NEAR(static_cast<double>(a.max_load_after), 4.0 * INT32_MAX, 8);  // each expert twice
+  ASSERT_EQ(moecclReplicaSplit(&p, slots.data(), split.data()), moecclSuccess) << moecclGetLastError(nullptr);
+  EXPECT_EQ(std::accumulate(split.begin(), split.end(), int64_t{0}), int64_t{16} * INT32_MAX);
+}
+
 TEST(Replicate, GradSourcesFollowAlgorithm2AndBalance) {
   const std::vector<int32_t> slots = {0, 0, 1, 1, 1, 2, 0, 3};  // four ranks of two slots
   std::vector<int32_t> source(4 * 4);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 
 #include "tests/unit/topology/fixture.h"
@@ -25,6 +26,17 @@ std::vector<uint32_t> firsts(const AssignProblem& p) {
   std::vector<uint32_t> nics;
   for (const AssignChoice& c : assign(p)) nics.push_back(c.nics.at(0));
   return nics;
+}
+
+// Returns the smallest share that a choice of one NIC per user gives, for known rates.
+double smallest_share(const AssignProblem& p, const std::vector<uint32_t>& nic_of_user) {
+  double least = INFINITY;
+  for (size_t i = 0; i < nic_of_user.size(); ++i) {
+    const uint32_t j = nic_of_user[i];
+    least = std::min(least, p.nic_bytes_per_ns[j] / static_cast<double>(std::ranges::count(nic_of_user, j)));
+    if (p.paths[i][j].bytes_per_ns > 0) least = std::min(least, p.paths[i][j].bytes_per_ns);
+  }
+  return least;
 }
 
 TEST(Assign, EachTakesItsOwnSwitch) {

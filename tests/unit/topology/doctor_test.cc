@@ -21,10 +21,10 @@ driver::HostLimits good_limits() {
   driver::HostLimits l;
   l.kernel = "6.1.0";
   l.n_usable_cpus = 8;
-  l.memory_bytes = l.available_bytes = uint64_t{64} << 30;
+  l.memory_bytes = uint64_t{64} << 30;
   l.has_shm = true;
   l.shm_bytes = l.shm_free_bytes = uint64_t{32} << 30;
-  l.memlock_bytes = l.memlock_hard_bytes = driver::kUnlimited;
+  l.memlock_bytes = driver::kUnlimited;
   l.n_files = l.n_files_hard = 1 << 20;
   l.huge_pages_anonymous = "madvise";
   l.nvidia_module = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54";
@@ -49,8 +49,8 @@ TEST(Doctor, EachProblemHasItsFix) {
   l.yama_scope = 1;
   l.memlock_bytes = 64 << 10;
   l.shm_bytes = 64 << 20;
-  l.n_files = 1024;
-  l.n_files_hard = 4096;
+  l.n_files = 256;
+  l.n_files_hard = 1024;
   l.cgroup_bytes = 4 << 20;
   l.huge_pages_anonymous = "never";
   l.infiniband_dev = l.peer_memory = false;
@@ -61,7 +61,7 @@ TEST(Doctor, EachProblemHasItsFix) {
       {"kernel.yama.ptrace_scope is 1", "sysctl kernel.yama.ptrace_scope=0"},
       {"locked memory is limited to 64 KiB", "ulimit -l unlimited"},
       {"/dev/shm has 64 MiB", "--shm-size"},
-      {"1024 open files", "ulimit -n 4096"},
+      {"1024 open files", "hard limit"},
       {"control group may use 4 MiB", "memory limit"},
       {"huge pages are off", "transparent_hugepage/enabled"},
       {"no /dev/infiniband", "modprobe ib_uverbs"},
@@ -228,6 +228,45 @@ TEST(Doctor, LimitsFromAnotherRoot) {
   EXPECT_EQ(l.yama_scope, -1);
   EXPECT_FALSE(l.has_shm);
   EXPECT_EQ(l.cgroup_bytes, driver::kUnlimited);
+}
+
+TEST(Limits, AControlGroupHasWhatItsLimitLeaves) {
+  const std::string root = ::testing::TempDir() + "moeccl_group_" + std::to_string(getpid());
+  const auto write = [&](const std::string& name, const char* text) {
+    const std::filesystem::path path = root + "/" + name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  };
+  const auto has = [&](uint64_t bytes) { return driver::control_groups_have(bytes, root).ok(); };
+  EXPECT_TRUE(has(1 << 30)) << "no groups at all";
+  write("proc/self/cgroup", "4:memory:/old\n1:cpu:/old\n0::/job/step\n");
+  write("sys/fs/cgroup/job/step/memory.max", "max\n");
+  write("sys/fs/cgroup/job/step/memory.current", "900\n");
+  EXPECT_TRUE(has(1 << 30));
+  write("sys/fs/cgroup/job/memory.max", "1000\n");  // of the group around it
+  write("sys/fs/cgroup/job/memory.current", "900\n");
+  EXPECT_TRUE(has(100));
+  const Status s = driver::control_groups_have(101, root);
+  EXPECT_EQ(s.code(), moecclOutOfMemory);
+  for (const char* part : {"may use 1000 bytes", "cgroup/job/memory.max", "has 100 left"})
+    EXPECT_NE(s.message().find(part), std::string::npos) << s.message();
+  write("sys/fs/cgroup/job/memory.stat", "anon 600\nactive_file 30\ninactive_file 20\n");
+  EXPECT_TRUE(has(150));
+  EXPECT_FALSE(has(151));
+  write("proc/meminfo", "MemTotal: 64 kB\nSwapFree: 1 kB\n");
+  EXPECT_TRUE(has(1174));
+  write("sys/fs/cgroup/job/memory.swap.max", "50\n");
+  write("sys/fs/cgroup/job/memory.swap.current", "40\n");
+  EXPECT_TRUE(has(160));
+  EXPECT_FALSE(has(161));
+  // Version 1, of which a container sees its own group at the top.
+  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "1000\n");
+  write("sys/fs/cgroup/memory/memory.usage_in_bytes", "990\n");
+  write("sys/fs/cgroup/memory/memory.stat", "active_file 1\ntotal_active_file 5\ntotal_inactive_file 5\n");
+  write("proc/meminfo", "SwapFree: 0 kB\n");
+  EXPECT_TRUE(has(20));
+  EXPECT_FALSE(has(21));
+  std::filesystem::remove_all(root);
 }
 
 TEST(Limits, ACpuQuotaCountsAsThatManyProcessors) {

@@ -39,14 +39,14 @@ TEST(Segment, UnsealedOrShortFilesAreRefused) {
   Fd unsealed(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(unsealed.get(), static_cast<off_t>(Segment::bytes_for(shape))), 0);
   EXPECT_EQ(Segment::map(shape, Fd(dup(unsealed.get()))).status().code(), moecclRemoteError);
-  auto small_file = driver::shared_segment("test", 4096, true);
+  auto small_file = driver::shared_segment("test", 4096);
   const Status status = Segment::map(shape, std::move(*small_file)).status();
   EXPECT_NE(status.message().find("4096"), std::string::npos) << status.message();
 }
 
 TEST(Segment, AnotherLayoutIsRefused) {
   const SegmentShape shape{2, 0, 1 << 16, 2048};
-  auto zeros = driver::shared_segment("test", Segment::bytes_for(shape), true);
+  auto zeros = driver::shared_segment("test", Segment::bytes_for(shape));
   EXPECT_EQ(Segment::map(shape, std::move(*zeros)).status().code(), moecclRemoteError);
 }
 

@@ -29,16 +29,23 @@ const std::vector<driver::Interface> kHost = {
     interface("eth0", "fd00::1", 64, 10'000), interface("eth1", "10.0.1.1", 24, 10'000),
     interface("docker0", "172.17.0.1", 16)};
 
-TEST(TcpNics, TakesEachInterfaceOnceAndNeverLoopback) {
-  const auto nics = choose_nics(kHost, "");
+TEST(TcpNics, TakesAnAddressOfEachFamilyAndNeverLoopback) {
+  using Names = std::vector<std::string>;
+  std::vector<driver::Interface> host = kHost;
+  host.push_back(interface("eth0", "10.0.0.7", 24, 10'000));
+  const auto nics = choose_nics(host, "");
   ASSERT_TRUE(nics.ok());
-  EXPECT_EQ(names(*nics), (std::vector<std::string>{"eth0", "eth1", "docker0"}));
-  EXPECT_EQ((*nics)[0].address.host_bytes().size(), 4u) << "IPv4 first";
+  EXPECT_EQ(names(*nics), (Names{"eth0", "eth1", "docker0", "eth0"}));
+  EXPECT_EQ((*nics)[0].address.host(), "10.0.0.1");
+  EXPECT_EQ((*nics)[3].address.str(), "[fd00::1]:0");
+  const auto met = choose_nics(host, "", "[fd00::1]");
+  EXPECT_EQ(names(*met), (Names{"eth0", "eth0", "eth1", "docker0"}));
+  EXPECT_EQ((*met)[0].address.str(), "[fd00::1]:0") << "the family over which the ranks have met";
 }
 
 TEST(TcpNics, FollowsTheFilter) {
   EXPECT_EQ(names(*choose_nics(kHost, "eth1")), (std::vector<std::string>{"eth1"}));
-  EXPECT_EQ(names(*choose_nics(kHost, "^docker0,eth1")), (std::vector<std::string>{"eth0"}));
+  EXPECT_EQ(names(*choose_nics(kHost, "^docker0,eth1")), (std::vector<std::string>{"eth0", "eth0"}));
   EXPECT_EQ(names(*choose_nics(kHost, "lo")), (std::vector<std::string>{"lo"}));
   const auto none = choose_nics(kHost, "ib0");
   EXPECT_EQ(none.status().code(), moecclInvalidArgument);
@@ -68,17 +75,18 @@ TEST(TcpNics, OfMoreThanItUsesAreTheOneOfTheMeetingAndTheFastest) {
 // NCCL_SOCKET_IFNAME counts too, so its values must mean the same.
 TEST(TcpNics, FollowTheFilterByNcclsRule) {
   using Names = std::vector<std::string>;
-  EXPECT_EQ(names(*choose_nics(kHost, "eth")), (Names{"eth0", "eth1"}));
+  EXPECT_EQ(names(*choose_nics(kHost, "eth")), (Names{"eth0", "eth1", "eth0"}));
   EXPECT_EQ(names(*choose_nics(kHost, "eth1,docker")), (Names{"eth1", "docker0"}));
-  EXPECT_EQ(names(*choose_nics(kHost, "^docker")), (Names{"eth0", "eth1"}));
-  EXPECT_EQ(names(*choose_nics(kHost, "=eth0")), (Names{"eth0"}));
-  EXPECT_EQ(names(*choose_nics(kHost, "=eth0,=eth1")), (Names{"eth0", "eth1"}));
-  EXPECT_EQ(names(*choose_nics(kHost, "^=eth,docker0")), (Names{"eth0", "eth1"}));
+  EXPECT_EQ(names(*choose_nics(kHost, "^docker")), (Names{"eth0", "eth1", "eth0"}));
+  EXPECT_EQ(names(*choose_nics(kHost, "=eth0")), (Names{"eth0", "eth0"}));
+  EXPECT_EQ(names(*choose_nics(kHost, "=eth0,=eth1")), (Names{"eth0", "eth1", "eth0"}));
+  EXPECT_EQ(names(*choose_nics(kHost, "^=eth,docker0")), (Names{"eth0", "eth1", "eth0"}));
   EXPECT_EQ(choose_nics(kHost, "=eth,docker").status().code(), moecclInvalidArgument);
 }
 
 TEST(TcpNics, SurvivesTheWireAndRefusesNonsense) {
-  std::vector<Nic> nics = {nic("eth0", "10.0.0.1:7000", 24, 100'000), nic("ib0", "[fd00::2]:9", 64)};
+  std::vector<Nic> nics = {nic("eth0", "10.0.0.1:7000", 24, 100'000), nic("ib0.5", "[fd00::2]:9", 64)};
+  nics[1].wire = "ib0";
   Writer out;
   write_nics(nics, out);
   Reader in(out.view());
@@ -88,6 +96,7 @@ TEST(TcpNics, SurvivesTheWireAndRefusesNonsense) {
   EXPECT_EQ(back[0].address.str(), "10.0.0.1:7000");
   EXPECT_EQ(back[1].address.str(), "[fd00::2]:9");
   EXPECT_EQ(back[0].mbit_per_s, 100'000);
+  EXPECT_EQ(back[1].wire, "ib0");
   for (size_t n = 0; n < out.size(); ++n) {
     Reader cut(out.view().first(n));
     (void)read_nics(cut);
@@ -196,6 +205,59 @@ TEST(TcpRails, TunnelsAreSpareBesideARoute) {
       EXPECT_EQ(rails[0].peer, 0u);
       for (size_t i = 0; i < rails.size(); ++i) EXPECT_EQ(rails[i].spare, i > 0) << tunnel << " " << management;
     }
+  }
+}
+
+// Every node has the same IPv4 address behind its NAT, or one that leads nowhere, and is reached over IPv6.
+TEST(TcpRails, OfTheOtherFamilyServeWhereTheFirstLeadsNowhere) {
+  const auto host = [](const std::string& v4, const std::string& v6) {
+    return std::vector<Nic>{nic("eth0", v4, 24, 10'000), nic("eth0", v6, 64, 10'000)};
+  };
+  const auto route = [](const driver::SocketAddress& peer) -> Result<driver::SocketAddress> {
+    return ip(peer.host_bytes().size() == 4 ? "10.0.2.15" : "fd00:1::15");
+  };
+  const std::vector<Nic> own = host("10.0.2.15", "fd00:1::15");
+  const auto same = choose_rails(own, host("10.0.2.15", "fd00:2::15"), route);
+  ASSERT_EQ(same.size(), 1u);
+  EXPECT_TRUE(same[0].own == 1 && same[0].peer == 1 && !same[0].spare);
+  for (const char* v4 : {"10.0.2.16", "10.0.3.16"}) {
+    const auto rails = choose_rails(own, host(v4, "fd00:2::16"), route);
+    ASSERT_EQ(rails.size(), 2u) << v4;
+    EXPECT_TRUE(rails[0].own == 0 && !rails[0].spare) << v4;
+    EXPECT_TRUE(rails[1].own == 1 && rails[1].peer == 1 && rails[1].spare) << "one wire is one rail";
+  }
+  // The side that connects has met the others over IPv6.
+  const auto rails = choose_rails({{own[1], own[0]}}, host("10.0.2.16", "fd00:1::16"), route);
+  ASSERT_EQ(rails.size(), 2u);
+  EXPECT_TRUE(rails[0].own == 0 && rails[0].peer == 1 && !rails[0].spare && rails[1].spare);
+}
+
+TEST(TcpRails, ThatShareAWireAreOne) {
+  const auto host = [](int number, bool one_wire) {
+    std::vector<Nic> nics = {nic("eth0", format("10.0.0.{}", number), 24, 10'000),
+                             nic("eth0.100", format("10.1.0.{}", number), 24, 10'000)};
+    if (one_wire) nics[1].wire = "eth0";
+    return nics;
+  };
+  for (const auto& [own, peer] : {std::pair{true, false}, {false, true}, {false, false}}) {
+    const auto rails = choose_rails(host(1, own), host(2, peer), no_route);
+    ASSERT_EQ(rails.size(), 2u);
+    EXPECT_FALSE(rails[0].spare);
+    EXPECT_EQ(rails[1].spare, own || peer);
+  }
+}
+
+// Without rules for each source, the kernel sends everything to a network by the first interface there.
+TEST(TcpRails, OfOneNetworkServeTogetherOnlyWherePacketsLeaveByBoth) {
+  const std::vector<Nic> a = {nic("eth0", "10.0.0.1", 24, 10'000), nic("eth1", "10.0.0.2", 24, 10'000)};
+  const std::vector<Nic> b = {nic("eth0", "10.0.0.3", 24, 10'000), nic("eth1", "10.0.0.4", 24, 10'000)};
+  for (const bool rules : {false, true}) {
+    const auto rails = choose_rails(a, b, no_route, false, [&](const Nic& own, const driver::SocketAddress&) {
+      return rules || own.name == "eth0";
+    });
+    ASSERT_EQ(rails.size(), 2u);
+    EXPECT_TRUE(rails[0].own == 0 && !rails[0].spare);
+    EXPECT_TRUE(rails[1].own == 1 && rails[1].spare != rules);
   }
 }
 

@@ -202,24 +202,21 @@ class _Incoming(_Channel):
         self.kept: Deque[Tuple[int, Any]] = deque()  # messages without a posted receive
         self.start(self._loop)
 
-    def _loop(self) -> None:
+    def _await_wanted(self) -> bool:
+        """Waits until this rank expects a message. Returns False once the channels have been closed."""
         o = self.owner
         with o.changed:
             while not o.wanted(self.sender) and not o.closed:
                 o.changed.wait()
-        while not self.connect(False, lambda: o.closed or not o.wanted(self.sender)):
-            with o.changed:
-                while not o.wanted(self.sender) and not o.closed:
-                    o.changed.wait()
-                if o.closed:
-                    return
-        while True:
-            with o.changed:
-                while not o.wanted(self.sender) and not o.closed:
-                    o.changed.wait()
-                if o.closed:
-                    return
-            self._receive()
+            return not o.closed
+
+    def _loop(self) -> None:
+        o, connected = self.owner, False
+        while self._await_wanted():
+            if connected:
+                self._receive()
+            else:
+                connected = self.connect(False, lambda: o.closed or not o.wanted(self.sender))
 
     def _receive(self) -> None:
         o = self.owner

@@ -91,6 +91,11 @@ def int32s(values):
     return (ctypes.c_int32 * len(values))(*values)
 
 
+def is_whole(tensor):
+    """Returns whether a tensor holds whole numbers."""
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
 def as_int32(tensor):
     """Converts whole numbers to int32; what does not fit becomes the number nearest to it, which the library refuses, instead of another
     expert's."""
@@ -108,7 +113,7 @@ def int32s_of(tensor):
 def numbers_of(name, values, n, limit):
     """Returns the caller's n whole numbers below `limit` as an int32 CPU tensor of its own."""
     given = torch.as_tensor(values, device="cpu")
-    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+    if not is_whole(given):
         raise TypeError(f"{name} holds {given.dtype}: give whole numbers")
     if tuple(given.shape) != (n,):
         raise ValueError(f"{name} has shape {tuple(given.shape)}: give {n} numbers")

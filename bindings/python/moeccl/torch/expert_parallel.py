@@ -7,7 +7,7 @@ import torch
 
 import moeccl
 from moeccl import _abi
-from ._calls import DTYPES, FLOATS, Owned, as_int32, call, int32s, listed, memory, uncompiled
+from ._calls import DTYPES, FLOATS, Owned, as_int32, call, int32s, is_whole, listed, memory, uncompiled
 from ._group import comm_of, largest
 from .float8 import KINDS, QuantizedDispatch, n_scales
 from .functions import Combine, Dispatch
@@ -185,7 +185,7 @@ class ExpertParallel:
         for name, given in (("topk_idx", topk_idx), ("topk_weights", topk_weights)):
             if given is not None and tuple(given.shape) != shape:
                 raise ValueError(f"{name} has shape {tuple(given.shape)}: give {list(shape)}, as x and top_k say")
-        if topk_idx.is_floating_point() or topk_idx.is_complex() or topk_idx.dtype == torch.bool:
+        if not is_whole(topk_idx):
             raise TypeError(f"topk_idx holds {topk_idx.dtype}: give whole numbers, -1 for no expert")
         if topk_weights is not None and not topk_weights.is_floating_point():
             raise TypeError(f"topk_weights holds {topk_weights.dtype}: give floating point numbers")

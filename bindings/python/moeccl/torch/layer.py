@@ -193,8 +193,7 @@ class MoELayer(nn.Module):
         make = expert or (lambda: MLP(hidden, ffn, activation, bias, **kind))
         if domains == "auto":
             domains = self._step_bytes(make, max_tokens, compute_dtype or dtype)
-        self.placement = self._place(swap, swap_levels, replica_slots, n_nodes, domains, (codec_ratio, gradient_ratio),
-                                     compute_dtype or dtype)
+        self.placement = self._place(swap, swap_levels, replica_slots, n_nodes, domains, (codec_ratio, gradient_ratio))
         if domains:
             self.remainders = self.placement.remainders
         capacity = 0 if capacity_factor is None else self.placement.limit(capacity_factor * top_k * max_tokens)
@@ -233,10 +232,9 @@ class MoELayer(nn.Module):
         return {"top_k": self.top_k, "data_bytes": max_tokens * self.top_k * row_bytes,
                 "expert_bytes": expert_bytes * -(-self.n_experts // self.comm.size)}
 
-    def _place(self, swap, levels, slots, n_nodes, domains, ratios, dtype):
+    def _place(self, swap, levels, slots, n_nodes, domains, ratios):
         if swap:
-            size = (dtype or torch.get_default_dtype()).itemsize
-            return Swapped(self.n_experts, self.comm, self.top_k, self.hidden * size, levels)
+            return Swapped(self.n_experts, self.comm, self.top_k, levels)
         if slots:
             return Replicated(self.n_experts, self.comm, slots, n_nodes)
         if domains:
@@ -248,10 +246,14 @@ class MoELayer(nn.Module):
         """The expert_data_group, or None."""
         return None if self._data is None else self._data.group
 
+    @property
+    def n_ranks(self):
+        """The ranks of all expert-parallel groups with the same experts."""
+        return self.comm.size * (1 if self._data is None else torch.distributed.get_world_size(self.data_group))
+
     def _finish_gradient(self, grad):
         """Finishes a gradient inside the backward pass, on all ranks in the same order."""
         grad = self.placement.reduce(grad)
-        ranks = self.comm.size
         if self._data is not None:
             if not self._compared:
                 wrong = wrong_in_groups(self)
@@ -260,9 +262,8 @@ class MoELayer(nn.Module):
                 self._compared = True
             grad = grad.clone()
             torch.distributed.all_reduce(grad, group=self.data_group)
-            ranks *= torch.distributed.get_world_size(self.data_group)
         if isinstance(self._average, bool):
-            return grad / ranks if self._average else grad
+            return grad / self.n_ranks if self._average else grad
         return grad / self._average
 
     def _types(self, tokens):
@@ -284,6 +285,7 @@ class MoELayer(nn.Module):
         if torch._C._current_graph_task_id() < 0:  # not a recomputation
             set_scaler_scale(1.0)  # a backward pass that failed has left its own
         self.handle = self.ep.checked_route(tokens, slots, weights)
+        self.placement.routed(self._index, self.handle)
         self.handle.n_dropped += self.placement.dropped
         return self.ep.send(tokens, self.handle), self.handle.rows_per_expert
 
@@ -374,9 +376,21 @@ class MoELayer(nn.Module):
         """Returns the sum of a CPU tensor over the expert_data_group; without one, the tensor."""
         if self._data is None:
             return counts
-        total = counts.to(next((p.device for p in self.experts.stacked()), "cpu"), copy=True)  # where the group sums gradients
+        total = self._for_the_data_group(counts)
         torch.distributed.all_reduce(total, group=self.data_group)
         return total.cpu()
+
+    def of_the_first(self, numbers):
+        """Returns the CPU tensor of rank 0, in all expert-parallel groups that of the first group's. The call is collective."""
+        if self._data is not None:
+            first = self._for_the_data_group(numbers)
+            torch.distributed.broadcast(first, torch.distributed.get_global_rank(self.data_group, 0), group=self.data_group)
+            numbers = first.cpu()
+        self.comm.broadcast(numbers)
+        return numbers
+
+    def _for_the_data_group(self, tensor):
+        return tensor.to(next((p.device for p in self.experts.stacked()), "cpu"), copy=True)  # where the group sums gradients
 
     def rebalance(self, optimizer=None, also=()):
         """rebalance() for this layer alone; a copy in `also` is one of the layer."""

@@ -147,7 +147,7 @@ def move_experts(layers, optimizer, also):
         raise failure
     moved = 0
     for layer, tensors, copies in moves:
-        moved += layer.placement.rebalance([t for _, t in tensors], layer.over_data_groups)
+        moved += layer.placement.rebalance([t for _, t in tensors], layer)
         for copied in copies:
             copied.placement.follow(layer.placement)
     return moved

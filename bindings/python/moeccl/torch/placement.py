@@ -8,7 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moeccl import _abi, _library
-from ._calls import Owned, as_int32, call, dtype_of, int32s, int32s_of, listed, memory, numbers_of, uncompiled
+from ._calls import Owned, as_int32, call, dtype_of, int32s, int32s_of, is_whole, listed, memory, numbers_of, uncompiled
 from ._group import beside, largest
 from .gradient import Remainders
 
@@ -16,6 +16,8 @@ from .gradient import Remainders
 # rounds elements otherwise in a vector than in the rest at a tensor's end: 3000 steps of AdamW on 263 elements came to 3 in float32
 # parameters, 12 in their moments and 0 in bfloat16, which it computes in float32.
 _ULPS = {16: 4, 32: 64, 64: 64}
+
+_LATEST_TOKENS, _LEAST_GAIN = 4096, 0.001  # of a swap: docs/decisions/110-swap-window.md, 094-expert-swap-runtime.md
 
 
 class Fixed:
@@ -43,6 +45,9 @@ class Fixed:
         """Returns the slots of the chosen experts index[T, k]."""
         return index
 
+    def routed(self, index, handle):
+        """Takes what slots() got when dispatch has accepted it."""
+
     def reduce(self, grad):
         """Returns the gradient [slots, ...] of a parameter, summed over all slots that hold the same expert."""
         return grad
@@ -65,9 +70,9 @@ class Fixed:
         """Takes the checksums() of all ranks and all tensors [slots, ...]. Makes replicas that differ by rounding equal; returns a sentence
         about ones that differ by more, or None. The call is collective."""
 
-    def rebalance(self, tensors, total):
-        """Moves experts between steps, with all tensors [slots, ...], and returns how many slots have changed. total: returns the sum of a
-        CPU tensor over all expert-parallel groups with the same experts, which so decide alike. The call is collective."""
+    def rebalance(self, tensors, layer):
+        """Moves experts between steps, with all tensors [slots, ...], and returns how many slots have changed. layer: the MoELayer, with
+        which all expert-parallel groups with the same experts decide alike. The call is collective."""
         return 0
 
 
@@ -76,16 +81,20 @@ class Swapped(Fixed):
     together with the optimizer's state."""
     moves = True
 
-    def __init__(self, n_experts, comm, top_k, row_bytes, levels):
+    def __init__(self, n_experts, comm, top_k, levels):
         super().__init__(n_experts, comm)
         if n_experts % comm.size:
             raise ValueError(f"swap: n_experts is {n_experts}: give a multiple of the {comm.size} ranks")
-        self.top_k, self.row_bytes = top_k, row_bytes
+        self.top_k = top_k
         self.levels = [int(v) for v in (levels or [comm.size])]
         if self.levels[-1] != comm.size or any(b % a for a, b in zip(self.levels, self.levels[1:])):
             raise ValueError(f"swap_levels is {levels}: give the groups of each level, outermost first, the last one {comm.size}")
         self._slot_of = torch.arange(n_experts, dtype=torch.int32, device="cpu")
-        self._seen = []
+        self._algorithm = "flat"  # of the last step
+        self._forget()
+
+    def _forget(self):
+        self._seen = torch.empty((0, self.top_k), dtype=torch.int32, device="cpu")
 
     @property
     def slot_of(self):
@@ -104,38 +113,52 @@ class Swapped(Fixed):
 
     @uncompiled
     def slots(self, index):
+        if not is_whole(index):
+            return index  # which dispatch refuses, as it does numbers that are no expert's
+        known, index = (index >= 0) & (index < self.n_experts), index.long()
+        return self._slot_of.to(index.device, torch.int64)[index.clamp(0, self.n_experts - 1)].where(known, index)
+
+    @uncompiled
+    def routed(self, index, handle):
         if torch.is_grad_enabled():
-            self._seen = self._seen[-7:] + [index.detach().to(device="cpu", dtype=torch.int32)]
-        return self._slot_of.to(index.device)[index.clamp(min=0).long()].where(index >= 0, -1)
+            latest = index[-_LATEST_TOKENS:].to(device="cpu", dtype=torch.int32)
+            self._seen = torch.cat([self._seen, latest])[-_LATEST_TOKENS:]
+            self._algorithm = handle.algorithm
 
     def same_as(self, other):
         return isinstance(other, Swapped) and self._slot_of.equal(other._slot_of)
 
     def follow(self, other):
         """Takes another layer's placement, of which this one's is a copy."""
-        self._slot_of, self._seen = other.slot_of, []
+        self._slot_of = other.slot_of
+        self._forget()
 
-    def _solve(self, total):
+    def _solve(self, layer):
         """Returns the best pair of experts, the same on all ranks; None if no pair gains."""
-        problem = _abi.moecclSwapProblem_t(n_experts=self.n_experts, top_k=self.top_k, n_levels=len(self.levels),
-                                           row_bytes=self.row_bytes)
+        problem = _abi.moecclSwapProblem_t(n_experts=self.n_experts, top_k=self.top_k, n_levels=len(self.levels), min_gain=_LEAST_GAIN,
+                                           row_bytes=1e9)  # only rows count, not the start of a message, which no swap saves
+        kind, _, dimensions = self._algorithm.partition(":")  # Eq. 8 is about the plan that runs
+        problem.count_duplicates = int(kind != "hier")
+        problem.dimension = min(len(self.levels), int(dimensions or (2 if kind == "2dh" else 1)))
         groups = int32s(self.levels)
         problem.n_groups, problem.placement = groups, int32s_of(self._slot_of)
         n = ctypes.c_size_t()
         call(None, "moecclSwapCountsLength", ctypes.byref(problem), ctypes.byref(n))
+        topk = self._seen[-((2**31 - 1) // layer.n_ranks):]  # the counts of all ranks add up in words of 32 bits
         counts = torch.zeros(n.value, dtype=torch.int32, device="cpu")
-        topk = torch.cat(self._seen) if self._seen else torch.zeros((0, self.top_k), dtype=torch.int32, device="cpu")
         call(None, "moecclSwapCount", ctypes.byref(problem), memory(topk), topk.shape[0], memory(counts), None, 0)
-        call(self.comm, "moecclAllReduce", memory(counts), memory(counts), n.value, _abi.moecclInt32, _abi.moecclSum,
-             self.comm.handle, None)
-        counts = total(counts)
-        pair, answer = (ctypes.c_int32 * 2)(), _abi.moecclSwapAnswer_t()
-        call(None, "moecclSolveSwap", ctypes.byref(problem), memory(counts), pair, ctypes.byref(answer), None, 0)
-        return None if pair[0] < 0 else (pair[0], pair[1])
+        self.comm.all_reduce(counts)
+        counts = layer.over_data_groups(counts)
+        pair, answer = torch.empty(2, dtype=torch.int32, device="cpu"), _abi.moecclSwapAnswer_t()
+        call(None, "moecclSolveSwap", ctypes.byref(problem), memory(counts), memory(pair), ctypes.byref(answer), None, 0)
+        pair = layer.of_the_first(pair).tolist()
+        return None if pair[0] < 0 else pair
 
-    def rebalance(self, tensors, total):
-        pair = self._solve(total)
-        self._seen = []
+    def rebalance(self, tensors, layer):
+        try:
+            pair = self._solve(layer)
+        finally:  # a failure must not leave one rank with other tokens than the others' next rebalance() counts
+            self._forget()
         if pair is None:
             return 0
         a, b = (int(self._slot_of[e]) for e in pair)
@@ -242,7 +265,7 @@ class Replicated(Fixed):
     def slots(self, index):
         """Shares each expert's tokens among its replicas, to within one: the rank's own first, then those of its node. The call is
         collective."""
-        if index.dim() != 2 or index.is_floating_point() or index.dtype == torch.bool:
+        if index.dim() != 2 or not is_whole(index):
             return index  # which dispatch refuses
         experts = as_int32(index.detach()).cpu().contiguous()
         chosen = experts >= 0
@@ -301,19 +324,19 @@ class Replicated(Fixed):
         apart = (~close).reshape(self.per_rank, -1).any(1).nonzero()
         return self.comm.rank * self.per_rank + int(apart.max()) if apart.numel() else -1
 
-    def rebalance(self, tensors, total):
+    def rebalance(self, tensors, layer):
         size = self.comm.size
-        mine = total(self._demand).clamp(max=2**31 - 1).to(torch.int32)
-        demand = torch.empty((size, self.n_experts), dtype=torch.int32, device="cpu")
-        call(self.comm, "moecclAllGather", memory(mine), memory(demand), self.n_experts, _abi.moecclInt32, self.comm.handle, None)
-        self._demand.zero_()
+        demand = torch.empty((size, self.n_experts), dtype=torch.int64, device="cpu")
+        self.comm.all_gather(layer.over_data_groups(self._demand), demand)
         if not demand.any():
             return 0
+        demand = (demand // (1 + int(demand.max()) // 2**31)).to(torch.int32)  # the solver's words have 32 bits
         problem = _abi.moecclReplicaProblem_t(n_experts=self.n_experts, n_ranks=size, slots_per_rank=self.per_rank,
                                               n_nodes=self.n_nodes)
         problem.demand = int32s_of(demand)
         slot_expert, answer = torch.empty(self.n_slots, dtype=torch.int32, device="cpu"), _abi.moecclReplicaAnswer_t()
         call(None, "moecclSolveReplicas", ctypes.byref(problem), memory(slot_expert), ctypes.byref(answer))
+        slot_expert = layer.of_the_first(slot_expert)
         moved = int((slot_expert != self._slot_expert).sum())
         if moved:
             before, kept = self.placement, self._slot_expert  # `before` points into `kept`
@@ -321,6 +344,7 @@ class Replicated(Fixed):
             for tensor in tensors:
                 self._move(tensor, before)
             del kept
+        self._demand.zero_()
         return moved
 
     def _move(self, tensor, before):
