@@ -400,11 +400,10 @@ uint64_t run_rank(const TensorOptions& o, const Team& team, bool leads) {
                    {"topology", o.job.topology},
                    {"hidden_bytes", o.hidden},
                    {"results", results}};
-    write_or_fail(o.json, all.dump(2) + "\n");
     const std::string note = o.job.topology + (o.job.pace ? ", EMULATED" : "") + "; ranks of one node, one bar a chunk";
-    write_or_fail(o.plot, timeline_svg("Lanes of MoNTA's strategies, " + size_text(static_cast<double>(o.max_tokens)) +
-                                           " tokens of " + std::to_string(o.hidden) + " B",
-                                       note, rows, bench.group_of()));
+    const std::string title = "Lanes of MoNTA's strategies, " + size_text(static_cast<double>(o.max_tokens)) +
+                              " tokens of " + std::to_string(o.hidden) + " B";
+    write_or_fail({{o.json, all.dump(2) + "\n"}, {o.plot, timeline_svg(title, note, rows, bench.group_of())}});
   }
   return wrong;
 }

@@ -27,8 +27,8 @@ int dispatch_combine_main(int argc, char** argv) {
   for (const MoeResult& r : results) wrong += r.n_wrong;
   if (job.leads()) {
     print_moe_table(options, description, results);
-    write_or_fail(options.output_file, moe_json(options, routing, results));
-    write_or_fail(options.plot_file, moe_plot(description, results));
+    write_or_fail({{options.output_file, moe_json(options, routing, results)},
+                   {options.plot_file, moe_plot(description, results)}});
   }
   return wrong == 0 ? 0 : 1;
 }

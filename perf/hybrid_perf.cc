@@ -335,7 +335,7 @@ int hybrid_main(int argc, char** argv) {
     for (const HybridTime& t : s.times) wrong += t.wrong;
   }
   const json page = {{"version", 1}, {"what", o.what}, {"emulated", true}, {"wrong", wrong}, {"results", results}};
-  write_or_fail(o.output_file, page.dump(1) + "\n");
+  write_or_fail({{o.output_file, page.dump(1) + "\n"}});
   return wrong == 0 ? 0 : 1;
 }
 

@@ -332,9 +332,10 @@ int moe_accuracy_main(int argc, char** argv) {
   const AccuracySummary summary = summarize(points, limits);
   std::printf("# %.0f s\n", since_us(start) / 1e6);
   print(summary);
-  write_or_fail(o.json_file, accuracy_json(command_line(argc, argv), points, summary, limits));
-  write_or_fail(o.plot_file,
-                accuracy_plot(links ? "MoE plans on the links of " + o.links : "Choice of MoE plans", points, summary));
+  const std::string title = links ? "MoE plans on the links of " + o.links : "Choice of MoE plans";
+  write_or_fail({{o.json_file, accuracy_json(command_line(argc, argv), points, summary, limits)},
+                 {o.plot_file, accuracy_plot(title, points, summary)}},
+                2);
   if (!complete) return 2;
   return summary.broken.empty() || (o.report_only && summary.n_wrong == 0) ? 0 : 1;
 }

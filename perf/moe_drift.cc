@@ -291,8 +291,8 @@ int report(const Options& o, const std::string& command, const DriftTrace& trace
               !s.shows           ? "shows nothing"
               : s.broken.empty() ? "ok"
                                  : "failed");
-  write_or_fail(o.json_file, drift_json(command, trace, s));
-  write_or_fail(o.plot_file, drift_plot("A layer whose best plan changes", trace, s));
+  write_or_fail({{o.json_file, drift_json(command, trace, s)},
+                 {o.plot_file, drift_plot("A layer whose best plan changes", trace, s)}});
   return (o.report_only || (s.shows && s.broken.empty())) ? 0 : 1;
 }
 

@@ -408,7 +408,7 @@ int replace_main(int argc, char** argv) {
   const std::string description = describe(o, job.n_ranks(), n_experts);
   if (job.leads()) print(description, lines);
   if (job.leads() && o.layer) print_layers(lines);
-  if (job.leads()) write_or_fail(o.output_file, to_json(o, description, lines));
+  if (job.leads()) write_or_fail({{o.output_file, to_json(o, description, lines)}});
   return wrong == 0 ? 0 : 1;
 }
 

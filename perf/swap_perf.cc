@@ -218,7 +218,7 @@ int swap_main(int argc, char** argv) {
   const Json j = {{"ranks", job.n_ranks()},     {"emulated", o.job.pace},        {"step_ms_without", line.off_ms},
                   {"step_ms_with", line.on_ms}, {"exposed_ms", line.exposed_ms}, {"swaps", line.swaps},
                   {"swap_us", line.swap_us},    {"counts", line.counts},         {"unpaid", line.unpaid}};
-  write_or_fail(o.output_file, j.dump(2) + "\n");
+  write_or_fail({{o.output_file, j.dump(2) + "\n"}});
   return 0;
 }
 

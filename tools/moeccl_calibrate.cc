@@ -15,6 +15,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -219,10 +220,13 @@ int run_calibrate() {
   // With --cache alone the page is printed from a file that is written at the end and then deleted.
   const bool keep = !options.cache || !options.output.empty();
   std::error_code none;
-  if (!keep)
-    options.output =
-        std::filesystem::temp_directory_path(none) / ("moeccl-profile." + std::to_string(getpid()) + ".json");
-  else if (options.output.empty())
+  if (!keep) {
+    // No other user can guess the name and put a link there.
+    std::random_device random;
+    char name[64];
+    std::snprintf(name, sizeof(name), "moeccl-profile.%08x%08x%08x%08x.json", random(), random(), random(), random());
+    options.output = std::filesystem::temp_directory_path(none) / name;
+  } else if (options.output.empty())
     options.output = "moeccl-profile.json";
   int rank = 0;
   if (options.ranks != 0 && !can_write(options.output)) return 1;

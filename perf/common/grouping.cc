@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "perf/common/grouping.h"
 
-#include <charconv>
+#include <strings.h>
+
+#include <cctype>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <set>
 
@@ -11,7 +15,7 @@
 namespace perf {
 
 int Grouping::color(int rank) const {
-  const auto r = static_cast<uint32_t>(rank);
+  const auto r = static_cast<uint32_t>(rank / ranks_per_process);
   switch (op) {
     case '&':
       return static_cast<int>(r & value);
@@ -26,6 +30,21 @@ int Grouping::color(int rank) const {
   }
 }
 
+namespace {
+
+// Returns the number, in the notation of C or 0b, or -1 if the text is none.
+int64_t parse_number(const std::string& text, int base) {
+  const bool binary = base == 0 && text.starts_with("0b");
+  const char* const digits = text.c_str() + (binary ? 2 : 0);
+  if (text.empty() || std::isxdigit(static_cast<unsigned char>(*digits)) == 0) return -1;
+  char* end = nullptr;
+  errno = 0;
+  const unsigned long number = std::strtoul(digits, &end, binary ? 2 : base);
+  return *end == 0 && errno == 0 && number <= INT32_MAX ? static_cast<int64_t>(number) : -1;
+}
+
+}  // namespace
+
 std::string parse_grouping(const std::string& text, Grouping& grouping) {
   constexpr struct {
     const char* name;
@@ -33,16 +52,11 @@ std::string parse_grouping(const std::string& text, Grouping& grouping) {
   } kOps[] = {{"AND", '&'}, {"OR", '|'}, {"MOD", '%'}, {"DIV", '/'}, {"&", '&'}, {"|", '|'}, {"%", '%'}, {"/", '/'}};
   grouping.text = text;
   for (const auto& [name, op] : kOps) {
-    if (!text.starts_with(name)) continue;
-    const size_t at = text.find_first_not_of(' ', std::string(name).size());
-    std::string digits = at == std::string::npos ? "" : text.substr(at);
-    const int base = digits.starts_with("0x") ? 16 : digits.starts_with("0b") ? 2 : 10;
-    if (base != 10) digits.erase(0, 2);
-    const auto [last, code] = std::from_chars(digits.data(), digits.data() + digits.size(), grouping.value, base);
-    const uint32_t least = op == '%' || op == '/' ? 1 : 0;
-    if (code != std::errc() || last != digits.data() + digits.size() || grouping.value < least ||
-        grouping.value > INT32_MAX)
-      break;
+    if (strncasecmp(text.c_str(), name, std::strlen(name)) != 0) continue;
+    const size_t at = text.find_first_not_of(' ', std::strlen(name));
+    const int64_t number = parse_number(at == std::string::npos ? "" : text.substr(at), 0);
+    if (number < (op == '%' || op == '/' ? 1 : 0)) break;
+    grouping.value = static_cast<uint32_t>(number);
     grouping.op = op;
     return "";
   }
@@ -54,8 +68,14 @@ Grouping grouping_of_environment() {
   const char* const by = std::getenv("NCCL_TESTS_SPLIT");
   const char* const mask = std::getenv("NCCL_TESTS_SPLIT_MASK");
   if (by == nullptr && mask == nullptr) return grouping;
-  const std::string wrong = parse_grouping(mask != nullptr ? std::string("AND ") + mask : by, grouping);
-  if (!wrong.empty()) fail(std::string(mask != nullptr ? "NCCL_TESTS_SPLIT_MASK: " : "NCCL_TESTS_SPLIT: ") + wrong);
+  if (mask == nullptr) {
+    if (const std::string wrong = parse_grouping(by, grouping); !wrong.empty()) fail("NCCL_TESTS_SPLIT: " + wrong);
+    return grouping;
+  }
+  const int64_t number = *mask == 0 ? 0 : parse_number(mask, 16);
+  if (number < 0)
+    fail(std::string("NCCL_TESTS_SPLIT_MASK is \"") + mask + "\": give a hexadecimal number, such as 0x3");
+  grouping.op = '&', grouping.value = static_cast<uint32_t>(number), grouping.text = std::string("AND ") + mask;
   return grouping;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// nccl-tests' groups of ranks that measure side by side, which NCCL_TESTS_SPLIT describes: "AND 0x3", "OR 7", "MOD 2",
-// "DIV 4", or with &, |, % and /. NCCL_TESTS_SPLIT_MASK=0x3 is the same as AND 0x3.
+// nccl-tests' groups of processes that measure side by side, which NCCL_TESTS_SPLIT describes: "AND 0x3", "OR 7",
+// "MOD 2", "DIV 4", or with &, |, % and /. NCCL_TESTS_SPLIT_MASK=3, which is hexadecimal, is the same as AND 0x3.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@ struct Grouping {
   char op = 0;  // one of & | % /; 0: all ranks are one group
   uint32_t value = 0;
   std::string text;  // as it was given
+  int ranks_per_process = 1;
 
   // Returns the number of a rank's group.
   int color(int rank) const;

@@ -169,6 +169,7 @@ Options parse_options(int argc, char** argv, const char* program, bool takes_mat
   // As users of nccl-tests expect, -g means GPUs where there are any.
   if (app.count("--mem") == 0 && app.count("--ngpus") > 0 && gpu::likely()) o.job.memory = Memory::kCuda;
   reconcile(o);
+  o.job.grouping.ranks_per_process = o.job.threads * o.job.per_thread;
   return o;
 }
 

@@ -77,9 +77,15 @@ std::string write_text(const std::string& path, const std::string& text) {
   return file ? "" : "cannot write " + path + ": " + std::strerror(errno);
 }
 
-void write_or_fail(const std::string& path, const std::string& text) {
-  if (path.empty()) return;
-  if (const std::string why = write_text(path, text); !why.empty()) fail(why);
+void write_or_fail(std::initializer_list<OutputFile> files, int status) {
+  bool failed = false;
+  for (const OutputFile& file : files) {
+    const std::string why = file.path.empty() ? "" : write_text(file.path, file.text);
+    if (why.empty()) continue;
+    std::fprintf(stderr, "%s\n", why.c_str());
+    failed = true;
+  }
+  if (failed) std::exit(status);
 }
 
 }  // namespace perf

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <string>
 
 namespace perf {
@@ -30,7 +31,10 @@ std::string explained(Ask&& ask) {
 
 // Writes a file. Returns an empty sentence, or why it cannot be written.
 std::string write_text(const std::string& path, const std::string& text);
-// Writes a file, or fails. An empty path stands for no file.
-void write_or_fail(const std::string& path, const std::string& text);
+struct OutputFile {
+  std::string path, text;  // no path: no file
+};
+// Writes the files. If some cannot be written, says so for each and then ends the process with `status`.
+void write_or_fail(std::initializer_list<OutputFile> files, int status = 1);
 
 }  // namespace perf

@@ -47,6 +47,6 @@ int main(int argc, char** argv) {
   if (file.empty()) return 0;
   const std::string page = perf::svg_page("HybridEP Fig. 17 from the model",
                                           "Predicted, not measured; configuration: docs/solvers.md", charts, {});
-  perf::write_or_fail(file, page);
+  perf::write_or_fail({{file, page}});
   return 0;
 }

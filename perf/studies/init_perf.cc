@@ -182,6 +182,6 @@ int main(int argc, char** argv) {
   }
   std::printf(
       "# own: the process's own memory; all: this and its part of what processes share. Both: more than before init\n");
-  perf::write_or_fail(output, all.dump(1) + "\n");
+  perf::write_or_fail({{output, all.dump(1) + "\n"}});
   return 0;
 }

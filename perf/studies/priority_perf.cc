@@ -201,7 +201,7 @@ int priority_main(int argc, char** argv) {
     line("alone (each)", alone);
     line("beside, EP before DP", bench.run(true, moecclPriorityAuto));
     line("beside, both in class DP", bench.run(true, moecclPriorityDP));
-    if (prints) write_or_fail(o.json, results.dump(2) + "\n");
+    if (prints) write_or_fail({{o.json, results.dump(2) + "\n"}});
   });
   return wrong == 0 ? 0 : 1;
 }

@@ -111,12 +111,12 @@ VersusOptions parse_versus_options(int argc, char** argv, const char* program, b
   return o;
 }
 
-int report_versus(const VersusOptions& options, const Rival& rival, const std::vector<VersusPoint>& points) {
-  if (rival.rank() != 0) return 0;
-  write_or_fail(options.output_file, versus_json(options, rival, points));
+namespace {
+
+void print_table(const VersusOptions& options, const Rival& rival, const std::vector<VersusPoint>& points) {
   if (points.empty()) {
     std::printf("# nothing was measured: at these sizes no rank's block has 16 bytes\n");
-    return 0;
+    return;
   }
   const bool heap = options.memory == Memory::kHeap;
   std::printf("# MoECCL and %s, %d ranks, buffers from %s%s: medians of %d turns, slowest rank\n", rival.name(),
@@ -134,6 +134,14 @@ int report_versus(const VersusOptions& options, const Rival& rival, const std::v
   const VersusPoint& worst = worst_point(points);
   std::printf("# geometric mean of all: %.2fx; worst: %s of %zu bytes, %.2fx\n", geometric_mean(points, nullptr),
               op_name(worst.op), worst.bytes, worst.ratio());
+}
+
+}  // namespace
+
+int report_versus(const VersusOptions& options, const Rival& rival, const std::vector<VersusPoint>& points) {
+  if (rival.rank() != 0) return 0;
+  print_table(options, rival, points);
+  write_or_fail({{options.output_file, versus_json(options, rival, points)}});
   return 0;
 }
 

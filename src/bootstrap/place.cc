@@ -58,18 +58,21 @@ bool is_loopback_here(const std::string& host) {
   return all.ok() && std::all_of(all->begin(), all->end(), std::mem_fn(&driver::SocketAddress::is_loopback));
 }
 
+Result<moecclUniqueId> id_of_handout(uint16_t port) {
+  UniqueId id;
+  id.at_rank_0 = true;
+  id.host_hash = driver::host_identity().hash();
+  id.address = driver::unix_address(handout_name(port));
+  return encode_unique_id(id);
+}
+
 }  // namespace
 
 Result<moecclUniqueId> unique_id_of_place(const std::string& text) {
   MOECCL_ASSIGN_OR_RETURN(const Place place, parse(text));
+  const bool is_here = is_loopback_here(place.host);
   // A host's own name may be loopback on that host only. With a secret, the user is prepared for several hosts.
-  if (is_loopback_name(place.host) || (!has_secret() && is_loopback_here(place.host))) {
-    UniqueId id;
-    id.at_rank_0 = true;
-    id.host_hash = driver::host_identity().hash();
-    id.address = driver::unix_address(handout_name(place.port));
-    return encode_unique_id(id);
-  }
+  if (is_loopback_name(place.host) || (!has_secret() && is_here)) return id_of_handout(place.port);
   if (!has_secret()) {
     return error(
         moecclInvalidUsage,
@@ -77,7 +80,9 @@ Result<moecclUniqueId> unique_id_of_place(const std::string& text) {
         "least 16 characters on all ranks (it admits them), or MOECCL_SECRET_FILE to a file that holds it",
         text);
   }
-  MOECCL_ASSIGN_OR_RETURN(UniqueId id, place_of_rank_0("the meeting place", place.host, place.port));
+  Result<UniqueId> made = place_of_rank_0("the meeting place", place.host, place.port);
+  if (!made.ok() && is_here) return id_of_handout(place.port);  // no network leads to other hosts
+  MOECCL_ASSIGN_OR_RETURN(UniqueId id, std::move(made));
   id.at_rank_0 = true;
   // All ranks have the text in common, and not what their hosts make of it.
   MOECCL_ASSIGN_OR_RETURN(const Key secret, key_of_secret("place " + text));

@@ -142,7 +142,7 @@ Status group_has(uint64_t bytes, const Sysfs& files, const GroupFiles& names, co
   if (fits(limit - used)) return {};
   const std::string stat = files.read(folder + "/memory.stat");
   uint64_t free = 0;
-  for (const char* kind : {"active_file", "inactive_file"})
+  for (const char* kind : {"active_file", "inactive_file", "slab_reclaimable"})
     free += entry(stat, format("{}{}", names.files, kind).c_str());
   const int64_t swap_left = files.number(folder + "/memory.swap.max", std::numeric_limits<int64_t>::max()) -
                             files.number(folder + "/memory.swap.current", 0);

@@ -258,7 +258,7 @@ algo::CountRequest MoeReplacement::count_request() const {
 }
 
 size_t MoeReplacement::columns(const MoeRouting& routing) const {
-  // A wrong routing, of another layer, may run a plan that this layer does not have.
+  // exchange() asks before all ranks have checked: a routing of another layer may run a plan that this one lacks.
   const size_t chosen = std::min(routing.chosen_, candidates_.size() - 1);
   const algo::MoeAlgorithm algorithm = candidates_[chosen]->paths.algorithm();
   return algorithm.dedup() || !moe_config_.shape.expert_major ? n_ranks_ : moe_config_.placement.n_experts();

@@ -261,7 +261,7 @@ Status MoeRouting::exchange_records() {
   const Status own = write_records();
   // All ranks know every rank's tokens, and so the largest message that any rank may send.
   const uint64_t tokens = *std::max_element(tokens_of_.begin(), tokens_of_.end());
-  const size_t block = sizeof(uint64_t) + most_record_bytes(tokens);
+  const size_t block = std::bit_ceil(sizeof(uint64_t) + most_record_bytes(tokens));  // few sizes: calls are kept
   if (block * tokens_of_.size() <= kAtOnceBytes) return exchange_at_once(own, block);
   return exchange_sized(own);
 }

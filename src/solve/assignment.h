@@ -25,7 +25,7 @@ struct Assignment {
 Status check(const Assignment& problem);
 size_t assignment_bytes(int32_t n_items, int32_t n_bins);
 // Fills bin[n_items] with an exact solution and returns the sum of costs. The problem must have been checked, and the
-// arena must hold assignment_bytes(). Deterministic.
+// arena must hold assignment_bytes(). The result depends on the arguments alone, so that all ranks get the same.
 int64_t assign(const Assignment& problem, int32_t* bin, Arena& arena);
 
 }  // namespace moeccl::solve

@@ -126,14 +126,14 @@ class Perf(unittest.TestCase):
             config = json.load(file)["config"]
         self.assertEqual([config[key] for key in ("ranks", "tokens", "mem", "align", "backward", "update")], [2, 8, "heap", 1, True, False])
 
-    def test_groups_of_ranks_run_side_by_side(self):
+    def test_groups_of_processes_run_side_by_side(self):
         usual = ["-b", "64", "-e", "64", "-n", "2"]
         with tempfile.NamedTemporaryFile() as file:
             code, out, errors = run("all_reduce_perf", "--procs", "2", "--ranks", "2", *usual, "-J", file.name, NCCL_TESTS_SPLIT="MOD 2")
             self.assertEqual(code, 0, errors)
-            self.assertEqual([device["group"] for device in json.load(file)["config"]["devices"]], [0, 1, 0, 1])
+            self.assertEqual([device["group"] for device in json.load(file)["config"]["devices"]], [0, 0, 1, 1])
         self.assertIn("NCCL_TESTS_SPLIT MOD 2: groups of 2 ranks run side by side", out)
-        code, out, errors = run("all_reduce_perf", "-g", "4", *usual, NCCL_TESTS_SPLIT_MASK="0x1")
+        code, out, errors = run("all_reduce_perf", "--procs", "4", *usual, NCCL_TESTS_SPLIT_MASK="1")
         self.assertEqual(code, 0, errors)
         self.assertIn("groups of 2 ranks", out)
         self.refuses("all_reduce_perf", ["--ranks", "4"], "names no groups", NCCL_TESTS_SPLIT="half")

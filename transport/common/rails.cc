@@ -157,9 +157,11 @@ std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> pe
     rails.push_back(rail);
     used_own[rail.own] = used_peer[rail.peer] = true;
     if (rail.spare) return;
-    const bool first_here = own_wires.insert(wire_of(own[rail.own])).second;
-    const bool first_there = peer_wires.insert(wire_of(peer[rail.peer])).second;
-    rails.back().spare = !first_here || !first_there;
+    const std::string &here = wire_of(own[rail.own]), &there = wire_of(peer[rail.peer]);
+    rails.back().spare = own_wires.count(here) > 0 || peer_wires.count(there) > 0;
+    if (rails.back().spare) return;
+    own_wires.insert(here);
+    peer_wires.insert(there);
   };
   const auto leads_nowhere = [&](const Nic& n) { return !one_machine && has_address(own, n); };
   // The kernel sends to a network by the first interface there unless its rules say otherwise.
@@ -168,11 +170,14 @@ std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> pe
     return !leaves || one_machine || std::none_of(own.begin(), own.end(), beside) || leaves(nic, to.address);
   };
   std::set<bool> families;
-  for (uint32_t o = 0; o < own.size(); ++o) {
-    for (uint32_t p = 0; p < peer.size() && !used_own[o]; ++p) {
-      if (used_peer[p] || leads_nowhere(peer[p]) || !share_network(own[o], peer[p])) continue;
-      families.insert(is_v4(own[o].address));
-      add({o, p, rate_between(own[o], peer[p]), !leaves_by(own[o], peer[p])});
+  for (const bool leaves_there : {true, false}) {
+    for (uint32_t o = 0; o < own.size(); ++o) {
+      for (uint32_t p = 0; p < peer.size() && !used_own[o]; ++p) {
+        if (used_peer[p] || leads_nowhere(peer[p]) || !share_network(own[o], peer[p])) continue;
+        if (leaves_by(own[o], peer[p]) != leaves_there) continue;
+        families.insert(is_v4(own[o].address));
+        add({o, p, rate_between(own[o], peer[p]), !leaves_there});
+      }
     }
   }
   const auto is_tunnel = [&](const Rail& r) { return own[r.own].tunnel || peer[r.peer].tunnel; };
@@ -214,6 +219,7 @@ std::optional<Rail> missed_rail(std::span<const Nic> own, std::span<const Nic> p
   };
   int64_t best = 0;
   for (const Rail& r : rails) best = std::max(best, r.spare ? 0 : r.mbit_per_s);
+  if (best == 0) return missed;  // a spare one is used
   for (uint32_t o = 0; o < own.size(); ++o) {
     for (uint32_t p = 0; p < peer.size(); ++p) {
       if (used(own, &Rail::own, o) || used(peer, &Rail::peer, p) || has_address(own, peer[p]) ||

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -68,6 +69,7 @@ Result<std::unique_ptr<Mesh>> Mesh::listen(const MeshOptions& options, std::vect
   // One of an interface's addresses is enough: the kernel may not have checked a new IPv6 address yet.
   for (auto& [name, why] : failed) {
     if (std::none_of(mesh->nics_.begin(), mesh->nics_.end(), [&](const Nic& n) { return n.name == name; })) return why;
+    log(LogLevel::kWarn, "rank {}: one address less: {}", options.rank, why.message());
   }
   return mesh;
 }
@@ -111,19 +113,20 @@ Status Mesh::shake_hands(uint32_t peer, Knocked* k) const {
 
 // Connects and shakes hands. The way may be missing for a moment, and a port that many strangers know may drop this
 // connection, too; then it tries again.
-Result<Mesh::Knocked> Mesh::knock(uint32_t peer, const Way& way) const {
-  const Deadline reached = Deadline::earlier(way.until, Deadline::after_ms(kUnreachableMs));
+Result<Mesh::Knocked> Mesh::knock(uint32_t peer, const Way& way, bool* reached) const {
+  const Deadline given_up = Deadline::earlier(way.until, Deadline::after_ms(kUnreachableMs));
   for (int64_t tries = 1, drops = 0;; ++tries) {
     Knocked k;
     k.way = way;
     Result<Fd> fd = driver::connect_to(way.to, way.until, {&way.from, congestion_, options_.watch});
     Status status = fd.status();
     if (fd.ok()) {
+      *reached = true;
       k.fd = std::move(*fd);
       status = shake_hands(peer, &k);
       if (status.ok()) return k;
     }
-    const bool again = fd.ok() ? ++drops < kTries : !reached.passed();
+    const bool again = fd.ok() ? ++drops < kTries : !given_up.passed();
     if (status.code() != moecclRemoteError || !again || !still_wanted(options_.watch).ok()) return status;
     std::this_thread::sleep_for(std::chrono::milliseconds(std::min(kRetryMs * tries, kMostRetryMs)));
   }
@@ -186,26 +189,32 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
   made.rank = peer;
   std::vector<Knocked> doors;
   Status last;
-  // If none answers soon, the best one gets all the time that is left.
+  // If none answers soon, the one that could be connected to gets all the time that is left. If there is none, the best
+  // one is tried again.
+  std::optional<size_t> slow;
   const size_t n_tries = rails.size() + (rails.size() > 1 ? 1 : 0);
   for (size_t at = 0; at < n_tries; ++at) {
-    const Rail& rail = rails[at % rails.size()];
     const bool last_try = at + 1 == n_tries;
+    const Rail& rail = rails[at < rails.size() ? at : slow.value_or(0)];
     if (!doors.empty() && (rail.spare || is_silent(rail) || at == rails.size())) continue;
     const std::string to = nics[rail.peer].address.str();
     Way way{nics_[rail.own].address, nics[rail.peer].address, rail.mbit_per_s, options_.deadline, options_.deadline};
     if (!last_try) {
       way.until = Deadline::earlier(way.until, Deadline::after_ms(kTryRailMs));
       way.answered = Deadline::after_ms(std::min(options_.deadline.left_ms() / kShakePart, kMostShakeMs));
+    } else if (at > 0 && !slow.has_value()) {
+      way.until = Deadline::earlier(way.until, Deadline::after_ms(kUnreachableMs));
     }
     const size_t before = doors.size();
     const uint32_t most = kMaxStreams / std::max(1u, static_cast<uint32_t>(n_used));
     for (uint32_t i = streams_for(rail, options_.streams_per_rail, most); i > 0; --i) {
-      Result<Knocked> k = knock(peer, way);
+      bool reached = false;
+      Result<Knocked> k = knock(peer, way, &reached);
       if (!k.ok()) {
         MOECCL_TRY(still_wanted(options_.watch));
         last = std::move(k).status();
-        if (rails.size() > 1 && silent_[rail.own].insert(nics[rail.peer].address.host()).second)
+        if (reached && !slow.has_value()) slow = at;
+        if (rails.size() > 1 && !reached && silent_[rail.own].insert(nics[rail.peer].address.host()).second)
           log(LogLevel::kWarn, "rank {}: {} does not reach {} of rank {}: {}", options_.rank,
               nics_[rail.own].address.str(), to, peer, last.message());
         doors.resize(before);
@@ -225,7 +234,8 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
     for (int tries = 1; status.code() == moecclRemoteError && tries < kTries; ++tries) {
       MOECCL_TRY(still_wanted(options_.watch));
       k.way.until = k.way.answered = options_.deadline;  // it has answered before
-      Result<Knocked> again = knock(peer, k.way);
+      bool reached = false;
+      Result<Knocked> again = knock(peer, k.way, &reached);
       status = again.status();
       if (!again.ok()) break;
       k = std::move(*again);

@@ -61,7 +61,7 @@ class Mesh {
     Cipher cipher = Cipher::kNone;
   };
   void say_if_missed(uint32_t peer, std::span<const Nic> nics, std::span<const Rail> rails);
-  Result<Knocked> knock(uint32_t peer, const Way& way) const;
+  Result<Knocked> knock(uint32_t peer, const Way& way, bool* reached) const;
   Status shake_hands(uint32_t peer, Knocked* k) const;
   Status greet(uint32_t peer, Knocked* k, const StreamGreeting& greeting) const;
 

@@ -266,8 +266,8 @@ void TcpEngine::run() {
       const Board& own = *links_[0]->own_.board;
       const uint64_t before = std::exchange(completed, own.progress.completed.load(std::memory_order_acquire));
       // The board of a rank that finishes many short operations is left to its signals: frames to all peers would take
-      // the lock from them. No peer waits for that board, because a rank is never more than two operations ahead of
-      // another; if one does later, the rank no longer finishes so many.
+      // the lock from them. A peer that waits for that board stops this rank within a few operations, and the next look
+      // tells it.
       if (completed - before >= kEntries && health_word(own) == 0) continue;
       if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) shielded([&] { tell_boards(); });
     }

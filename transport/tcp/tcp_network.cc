@@ -2,6 +2,8 @@
 #include "transport/tcp/tcp_network.h"
 
 #include <map>
+#include <set>
+#include <string>
 
 #include "src/base/env.h"
 #include "src/base/log.h"
@@ -77,7 +79,9 @@ Probe probe() {
   const Result<std::vector<Nic>> nics = own_nics({});
   if (!nics.ok()) return {false, {}, nics.status().message()};
   Probe p{true, {}, {}};
+  std::set<std::string> listed;  // an interface may have an address of each family
   for (const Nic& n : *nics) {
+    if (!listed.insert(n.name).second) continue;
     const std::string rate = n.mbit_per_s > 0 ? format("{:g} Gbit/s", static_cast<double>(n.mbit_per_s) / 1e3)
                                               : std::string("rate not known");
     p.found += format("{}{} ({})", p.found.empty() ? "" : ", ", n.name, rate);

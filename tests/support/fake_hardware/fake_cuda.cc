@@ -28,6 +28,10 @@ FAKE_API int cuInit(unsigned) {
   machine = fake::read_machine();
   return machine.failure("cuda_init");
 }
+FAKE_API int cuDriverGetVersion(int* version) {
+  *version = 12040;
+  return 0;
+}
 FAKE_API int cuDeviceGetCount(int* n) {
   *n = static_cast<int>(machine.gpus.size());
   return 0;

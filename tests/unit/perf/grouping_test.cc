@@ -22,7 +22,29 @@ TEST(Grouping, GroupsAreThoseOfNcclTests) {
   EXPECT_EQ(colors("DIV 2"), std::vector<int>({0, 0, 1, 1}));
   EXPECT_EQ(colors("AND 0x1"), std::vector<int>({0, 1, 0, 1}));
   EXPECT_EQ(colors("&0b10"), std::vector<int>({0, 0, 2, 2}));
-  EXPECT_EQ(colors("OR 0x1"), std::vector<int>({1, 1, 3, 3}));
+  EXPECT_EQ(colors("or 0x1"), std::vector<int>({1, 1, 3, 3}));
+  EXPECT_EQ(colors("mod 02"), std::vector<int>({0, 1, 0, 1}));
+}
+
+TEST(Grouping, TheMaskIsHexadecimal) {
+  const auto masked = [](const char* mask) {
+    setenv("NCCL_TESTS_SPLIT_MASK", mask, 1);
+    const Grouping grouping = grouping_of_environment();
+    unsetenv("NCCL_TESTS_SPLIT_MASK");
+    return grouping.color(31);
+  };
+  EXPECT_EQ(masked("10"), 0x10);
+  EXPECT_EQ(masked("0x0a"), 0xa);
+  EXPECT_EQ(masked("f"), 0xf);
+  EXPECT_EQ(masked(""), 0);
+}
+
+TEST(Grouping, TheRanksOfAProcessAreInOneGroup) {
+  Grouping grouping;
+  ASSERT_EQ(parse_grouping("DIV 2", grouping), "");
+  grouping.ranks_per_process = 2;
+  EXPECT_EQ(grouping.color(3), 0);
+  EXPECT_EQ(grouping.color(4), 1);
 }
 
 TEST(Grouping, ATextThatNamesNoGroupsIsRefused) {

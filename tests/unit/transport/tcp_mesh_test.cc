@@ -89,6 +89,26 @@ TEST(TcpMeshWait, IsShortForARailThatRefusesWhileAnotherServes) {
   MOECCL_EXPECT_WITHIN(watch, 6000);
 }
 
+// It accepts connections from the start, but only a rail beside it is dead for good.
+TEST(TcpMeshWait, GivesTheTimeThatIsLeftToAPeerThatIsSlowToAnswer) {
+  MeshOptions b = options_of(1);
+  b.deadline = Deadline::after_ms(tests::patient_ms(10'000));
+  auto mesh_a = listen(options_of(0)), mesh_b = listen(b);
+  const Nic own = {"net1", *driver::parse_ip_address("127.1.0.2"), 16, 40'000};
+  auto two = std::move(*Mesh::listen(b, {nics_of(*mesh_b)[0], own}));
+  Nic dead = {"net1", *driver::parse_ip_address("127.1.0.1"), 16, 40'000};
+  dead.address.set_port(static_cast<uint16_t>(tests::free_port()));
+  Result<std::vector<TcpPeer>> got_a = error(moecclInternalError, "not run");
+  std::thread slow([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(6000));
+    got_a = mesh_a->connect({{1, nics_of(*two)}});
+  });
+  const auto got_b = two->connect({{0, {nics_of(*mesh_a)[0], dead}}});
+  slow.join();
+  EXPECT_TRUE(got_a.ok()) << got_a.status().message();
+  EXPECT_TRUE(got_b.ok()) << got_b.status().message();
+}
+
 TEST(TcpMesh, ConnectsOverIpv6) {
   const Nic six = {"lo", *driver::parse_ip_address("::1"), 128, 0};
   MeshOptions a = options_of(0), b = options_of(1);

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace moeccl::transport::tcp {
 namespace {
 
@@ -259,6 +261,28 @@ TEST(TcpRails, OfOneNetworkServeTogetherOnlyWherePacketsLeaveByBoth) {
     EXPECT_TRUE(rails[0].own == 0 && !rails[0].spare);
     EXPECT_TRUE(rails[1].own == 1 && rails[1].spare != rules);
   }
+}
+
+TEST(TcpRails, TheOneAddressOfAPeerGoesToTheInterfaceThatPacketsLeaveBy) {
+  const std::vector<Nic> a = {nic("eth0", "10.0.0.1", 24, 10'000), nic("eth1", "10.0.0.2", 24, 10'000)};
+  const std::vector<Nic> b = {nic("eth0", "10.0.0.3", 24, 10'000)};
+  const auto rails = choose_rails(a, b, no_route, false,
+                                  [](const Nic& own, const driver::SocketAddress&) { return own.name == "eth1"; });
+  ASSERT_EQ(rails.size(), 1u);
+  EXPECT_TRUE(rails[0].own == 1 && !rails[0].spare);
+  EXPECT_FALSE(missed_rail(a, b, std::vector<Rail>{{0, 0, 10'000, true}}).has_value()) << "a spare one is all there is";
+}
+
+TEST(TcpRails, ASpareOneClaimsNoWire) {
+  std::vector<Nic> a = {nic("eth0", "10.0.0.1", 24, 10'000), nic("eth0.100", "10.1.0.1", 24, 10'000),
+                        nic("eth1", "10.2.0.1", 24, 10'000)};
+  std::vector<Nic> b = {nic("eth0", "10.0.0.2", 24, 10'000), nic("eth1", "10.1.0.2", 24, 10'000),
+                        nic("eth1.200", "10.2.0.2", 24, 10'000)};
+  a[1].wire = "eth0";
+  b[2].wire = "eth1";
+  const auto rails = choose_rails(a, b, no_route);
+  ASSERT_EQ(rails.size(), 3u);
+  EXPECT_EQ(std::count_if(rails.begin(), rails.end(), [](const Rail& r) { return !r.spare; }), 2);
 }
 
 // A peer states the speeds of its interfaces.
