@@ -145,7 +145,6 @@ class Bench {
 
  private:
   void demand(moecclResult_t result, const char* call) const { check(result, call, rank_, comm_); }
-  static double since_ms(Clock::time_point start) { return since_us(start) / 1e3; }
 
   double step(int s, bool swaps, double& exposed) {
     std::vector<std::vector<int32_t>> topk;

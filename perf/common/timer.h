@@ -11,5 +11,6 @@ using Clock = std::chrono::steady_clock;
 inline double since_us(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
+inline double since_ms(Clock::time_point start) { return since_us(start) / 1e3; }
 
 }  // namespace perf

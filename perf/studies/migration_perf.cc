@@ -28,7 +28,6 @@ struct Options {
   double line_bytes_per_s = 1.25e9;
 };
 
-double ms_since(Clock::time_point start) { return since_us(start) / 1e3; }
 void tell(const std::string& item, double ours, const nlohmann::json& more) {
   nlohmann::json line = {{"paper", "HybridEP"}, {"item", item}, {"ours", ours}, {"how", "run"}};
   line.update(more);
@@ -99,17 +98,17 @@ class Decoding {
       until_done();
       auto start = Clock::now();
       wait();
-      t[0].push_back(ms_since(start));
+      t[0].push_back(since_ms(start));
       for (int h = 0; h < info_.n_held; h++) keep_ += compute(h, passes);
-      t[3].push_back(ms_since(start));
+      t[3].push_back(since_ms(start));
       start = Clock::now();
       for (int h = 0; h < info_.n_held; h++) keep_ += compute(h, passes);
-      t[2].push_back(ms_since(start));
+      t[2].push_back(since_ms(start));
       begin(true);
       until_done();
       start = Clock::now();
       wait();
-      t[1].push_back(ms_since(start));
+      t[1].push_back(since_ms(start));
       begin(true);
       // The gather alone is short here, so time from the first expert on, as if it had ended before.
       check(moecclMigrationWaitExpert(migration_, 0, 0), "moecclMigrationWaitExpert", 0);
@@ -120,7 +119,7 @@ class Decoding {
       }
       const double first_ms = t[0].back() / info_.n_held;
       wait();
-      t[4].push_back(ms_since(start) + first_ms);
+      t[4].push_back(since_ms(start) + first_ms);
     }
     if (keep_ == 12345.0f) std::printf("#\n");
     const auto slowest = [&](int i) { return team_.slowest(t[i]); };

@@ -20,6 +20,7 @@
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/handout.h"
 #include "src/bootstrap/handshake.h"
+#include "src/bootstrap/patience.h"
 #include "src/bootstrap/secret.h"
 #include "src/bootstrap/unique_id.h"
 #include "src/driver/interface.h"
@@ -189,8 +190,6 @@ std::string handout_name(const LauncherInfo& info, uint32_t count) {
   const Key hash = derive_key(std::as_bytes(std::span(text.data(), text.size())), "moeccl handout");
   return "moeccl-env-" + hex(std::span(hash).first(16));
 }
-
-constexpr int64_t kRetryMs = 5;
 
 std::string hint_on_one_host(const LauncherInfo& info) {
   if (known_by_parent(info)) {

@@ -13,6 +13,9 @@ namespace moeccl::bootstrap {
 // sign of it, it is.
 inline constexpr int64_t kLostMs = 3'600'000;
 
+// The pause between two tries.
+inline constexpr int64_t kRetryMs = 5;
+
 // Tells a rank that tries again and again when to say so.
 class Patience {
  public:

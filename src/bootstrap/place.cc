@@ -21,7 +21,6 @@
 namespace moeccl::bootstrap {
 namespace {
 
-constexpr int64_t kRetryMs = 5;
 // The root of this job's previous communicator closes its listeners when all have joined. What still listens later is
 // another program.
 constexpr int64_t kInUseMs = 10'000;
@@ -53,7 +52,6 @@ std::string handout_name(uint16_t port) {
 }
 
 bool is_loopback_here(const std::string& host) {
-  if (is_loopback_name(host)) return true;
   const auto all = driver::resolve_all(host, 0);
   return all.ok() && std::all_of(all->begin(), all->end(), std::mem_fn(&driver::SocketAddress::is_loopback));
 }
@@ -70,9 +68,8 @@ Result<moecclUniqueId> id_of_handout(uint16_t port) {
 
 Result<moecclUniqueId> unique_id_of_place(const std::string& text) {
   MOECCL_ASSIGN_OR_RETURN(const Place place, parse(text));
-  const bool is_here = is_loopback_here(place.host);
   // A host's own name may be loopback on that host only. With a secret, the user is prepared for several hosts.
-  if (is_loopback_name(place.host) || (!has_secret() && is_here)) return id_of_handout(place.port);
+  if (is_loopback_name(place.host) || (!has_secret() && is_loopback_here(place.host))) return id_of_handout(place.port);
   if (!has_secret()) {
     return error(
         moecclInvalidUsage,
@@ -81,7 +78,8 @@ Result<moecclUniqueId> unique_id_of_place(const std::string& text) {
         text);
   }
   Result<UniqueId> made = place_of_rank_0("the meeting place", place.host, place.port);
-  if (!made.ok() && is_here) return id_of_handout(place.port);  // no network leads to other hosts
+  // If it fails there, no network leads to other hosts.
+  if (!made.ok() && is_loopback_here(place.host)) return id_of_handout(place.port);
   MOECCL_ASSIGN_OR_RETURN(UniqueId id, std::move(made));
   id.at_rank_0 = true;
   // All ranks have the text in common, and not what their hosts make of it.

@@ -8,6 +8,7 @@
 #include "src/base/random.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/launcher.h"
+#include "src/bootstrap/patience.h"
 #include "src/bootstrap/root_server.h"
 #include "src/driver/limits.h"
 #include "src/driver/port.h"
@@ -33,7 +34,6 @@ Result<driver::SocketAddress> own_address(const std::string& text) {
 }
 
 constexpr int64_t kOtherMs = 100;
-constexpr int64_t kRetryMs = 5;
 
 // Listens at the id's address and at those of `others` that this host has, which become the id's others.
 Result<std::vector<Fd>> listen_everywhere(std::span<const driver::SocketAddress> others, UniqueId* id) {

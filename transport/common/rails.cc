@@ -170,16 +170,20 @@ std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> pe
     return !leaves || one_machine || std::none_of(own.begin(), own.end(), beside) || leaves(nic, to.address);
   };
   std::set<bool> families;
-  for (const bool leaves_there : {true, false}) {
-    for (uint32_t o = 0; o < own.size(); ++o) {
-      for (uint32_t p = 0; p < peer.size() && !used_own[o]; ++p) {
-        if (used_peer[p] || leads_nowhere(peer[p]) || !share_network(own[o], peer[p])) continue;
-        if (leaves_by(own[o], peer[p]) != leaves_there) continue;
-        families.insert(is_v4(own[o].address));
-        add({o, p, rate_between(own[o], peer[p]), !leaves_there});
-      }
+  std::vector<Rail> elsewhere;  // their packets leave by another interface
+  for (uint32_t o = 0; o < own.size(); ++o) {
+    for (uint32_t p = 0; p < peer.size() && !used_own[o]; ++p) {
+      if (used_peer[p] || leads_nowhere(peer[p]) || !share_network(own[o], peer[p])) continue;
+      const Rail rail{o, p, rate_between(own[o], peer[p]), !leaves_by(own[o], peer[p])};
+      families.insert(is_v4(own[o].address));
+      if (rail.spare)
+        elsewhere.push_back(rail);
+      else
+        add(rail);
     }
   }
+  for (const Rail& r : elsewhere)
+    if (!used_own[r.own] && !used_peer[r.peer]) add(r);
   const auto is_tunnel = [&](const Rail& r) { return own[r.own].tunnel || peer[r.peer].tunnel; };
   int64_t shared = 0;
   for (const Rail& r : rails) shared = std::max(shared, r.mbit_per_s);

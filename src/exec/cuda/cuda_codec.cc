@@ -51,9 +51,10 @@ CudaCodec::~CudaCodec() {
   (void)cuda::driver()->cuStreamDestroy_v2(stream_);
 }
 
-void CudaCodec::note(int result, const char* what) {
-  if (status_.ok()) status_ = cuda::check(result, what);
+void CudaCodec::note(Status status) {
+  if (status_.ok()) status_ = std::move(status);
 }
+void CudaCodec::note(int result, const char* what) { note(cuda::check(result, what)); }
 
 void CudaCodec::after_default_stream() { note(cuda::driver()->cuStreamSynchronize(nullptr), "the default stream"); }
 
@@ -86,8 +87,7 @@ Status CudaCodec::encode(const void* experts, const void* shared, void* encoded,
     const std::byte* from = static_cast<const std::byte*>(experts) + e * whole_bytes_;
     std::byte* to = static_cast<std::byte*>(encoded) + e * expert_bytes_;
     if (exact()) {
-      if (whole_bytes_ > 0)
-        if (Status s = cuda::copy(to, from, whole_bytes_, stream_, "an expert"); status_.ok()) status_ = std::move(s);
+      if (whole_bytes_ > 0) note(cuda::copy(to, from, whole_bytes_, stream_, "an expert"));
       if (errors != nullptr) errors[e] = {};
       continue;
     }
@@ -118,7 +118,7 @@ Status CudaCodec::decode(const void* encoded, const void* shared, void* held, si
     const std::byte* from = static_cast<const std::byte*>(encoded) + e * expert_bytes_;
     std::byte* to = static_cast<std::byte*>(held) + e * whole_bytes_;
     if (exact()) {
-      if (Status s = cuda::copy(to, from, whole_bytes_, stream_, "an expert"); status_.ok()) status_ = std::move(s);
+      note(cuda::copy(to, from, whole_bytes_, stream_, "an expert"));
       continue;
     }
     const CodecDecodeArgs args{to, shared, from, shape_.count, keep_, keep_last_};

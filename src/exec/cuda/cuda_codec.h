@@ -49,6 +49,7 @@ class CudaCodec {
  private:
   CudaCodec(StreamEngine& engine, const kernels::CodecShape& shape);
   bool exact() const { return shape_.ratio <= 1; }
+  void note(Status status);  // the first failure counts
   void note(int result, const char* what);
   void after_default_stream();
   void launch(const std::string& kernel, const void* args, size_t blocks);

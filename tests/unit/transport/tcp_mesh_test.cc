@@ -9,24 +9,12 @@
 
 #include "src/driver/socket.h"
 #include "tests/support/timing.h"
+#include "tests/support/two_meshes.h"
 
 namespace moeccl::transport::tcp {
 namespace {
 
-MeshOptions options_of(uint32_t rank) {
-  MeshOptions o;
-  o.rank = rank;
-  o.n_ranks = 2;
-  o.lost_after_ms = 20'000;
-  o.deadline = Deadline::after_ms(tests::patient_ms(20'000));
-  return o;
-}
-
-std::unique_ptr<Mesh> listen(const MeshOptions& o) {
-  return std::move(*Mesh::listen(o, {{"lo", *driver::parse_ip_address(format("127.0.0.{}", o.rank + 1)), 8, 0}}));
-}
-
-std::vector<Nic> nics_of(const Mesh& m) { return {m.nics().begin(), m.nics().end()}; }
+MeshOptions patient(uint32_t rank) { return options_of(rank, tests::patient_ms(20'000)); }
 
 Nic at_port(uint16_t port) {
   Nic nic = {"lo", *driver::parse_ip_address("127.0.0.1"), 8, 0};
@@ -40,7 +28,7 @@ TEST(TcpMeshWait, EndsWithAnAbort) {
   const uint16_t silent_port = driver::local_address(silent->get())->port();
   for (const uint16_t port : {uint16_t{0}, silent_port, static_cast<uint16_t>(tests::free_port())}) {
     std::atomic<bool> aborted = false;
-    MeshOptions o = options_of(port == 0 ? 0 : 1);
+    MeshOptions o = patient(port == 0 ? 0 : 1);
     o.watch.cancelled = [&] { return aborted ? error(moecclAborted, "by the test") : Status(); };
     auto mesh = listen(o);
     const std::map<uint32_t, std::vector<Nic>> peers = {{1 - o.rank, {at_port(port)}}};
@@ -57,10 +45,10 @@ TEST(TcpMeshWait, EndsWithAnAbort) {
 
 // As while a bond fails over or a neighbour's hardware address is asked for.
 TEST(TcpMeshWait, OutlastsAWayThatIsMissingForAMoment) {
-  MeshOptions a = options_of(0);
+  MeshOptions a = patient(0);
   a.ports = {static_cast<uint16_t>(tests::free_port()), 0};
   a.ports.last = a.ports.first;
-  auto mesh_b = listen(options_of(1));
+  auto mesh_b = listen(patient(1));
   Result<std::vector<TcpPeer>> got_a = error(moecclInternalError, "not run");
   std::thread late([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
@@ -73,9 +61,9 @@ TEST(TcpMeshWait, OutlastsAWayThatIsMissingForAMoment) {
 }
 
 TEST(TcpMeshWait, IsShortForARailThatRefusesWhileAnotherServes) {
-  auto mesh_a = listen(options_of(0)), mesh_b = listen(options_of(1));
+  auto mesh_a = listen(patient(0)), mesh_b = listen(patient(1));
   const Nic own = {"net1", *driver::parse_ip_address("127.1.0.2"), 16, 40'000};
-  auto two = std::move(*Mesh::listen(options_of(1), {nics_of(*mesh_b)[0], own}));
+  auto two = std::move(*Mesh::listen(patient(1), {nics_of(*mesh_b)[0], own}));
   Nic dead = {"net1", *driver::parse_ip_address("127.1.0.1"), 16, 40'000};
   dead.address.set_port(static_cast<uint16_t>(tests::free_port()));
   Result<std::vector<TcpPeer>> got_a = error(moecclInternalError, "not run");
@@ -91,9 +79,8 @@ TEST(TcpMeshWait, IsShortForARailThatRefusesWhileAnotherServes) {
 
 // It accepts connections from the start, but only a rail beside it is dead for good.
 TEST(TcpMeshWait, GivesTheTimeThatIsLeftToAPeerThatIsSlowToAnswer) {
-  MeshOptions b = options_of(1);
-  b.deadline = Deadline::after_ms(tests::patient_ms(10'000));
-  auto mesh_a = listen(options_of(0)), mesh_b = listen(b);
+  const MeshOptions b = options_of(1, tests::patient_ms(10'000));
+  auto mesh_a = listen(patient(0)), mesh_b = listen(b);
   const Nic own = {"net1", *driver::parse_ip_address("127.1.0.2"), 16, 40'000};
   auto two = std::move(*Mesh::listen(b, {nics_of(*mesh_b)[0], own}));
   Nic dead = {"net1", *driver::parse_ip_address("127.1.0.1"), 16, 40'000};
@@ -111,7 +98,7 @@ TEST(TcpMeshWait, GivesTheTimeThatIsLeftToAPeerThatIsSlowToAnswer) {
 
 TEST(TcpMesh, ConnectsOverIpv6) {
   const Nic six = {"lo", *driver::parse_ip_address("::1"), 128, 0};
-  MeshOptions a = options_of(0), b = options_of(1);
+  MeshOptions a = patient(0), b = patient(1);
   a.one_machine = b.one_machine = {true, true};
   auto mesh_a = Mesh::listen(a, {six}), mesh_b = Mesh::listen(b, {six});
   if (!mesh_a.ok()) GTEST_SKIP() << mesh_a.status().message();
@@ -128,10 +115,10 @@ TEST(TcpMesh, ConnectsOverIpv6) {
 TEST(TcpMeshListen, OneAddressOfAnInterfaceIsEnough) {
   const Nic good = {"lo", *driver::parse_ip_address("127.0.0.1"), 8, 0};
   const Nic bad = {"lo", *driver::parse_ip_address("2001:db8::1"), 64, 0};
-  const auto mesh = Mesh::listen(options_of(0), {good, bad});
+  const auto mesh = Mesh::listen(patient(0), {good, bad});
   ASSERT_TRUE(mesh.ok()) << mesh.status().message();
   EXPECT_EQ((*mesh)->nics().size(), 1u);
-  EXPECT_FALSE(Mesh::listen(options_of(0), {bad}).ok());
+  EXPECT_FALSE(Mesh::listen(patient(0), {bad}).ok());
 }
 
 }  // namespace

@@ -13,27 +13,11 @@
 #include "src/driver/socket.h"
 #include "tests/support/ranks.h"
 #include "tests/support/sockets.h"
-#include "transport/tcp/mesh.h"
+#include "tests/support/two_meshes.h"
 #include "transport/tcp/tcp_engine.h"
 
 namespace moeccl::transport::tcp {
 namespace {
-
-MeshOptions options_of(uint32_t rank) {
-  MeshOptions o;
-  o.rank = rank;
-  o.n_ranks = 2;
-  o.key[5] = std::byte{7};
-  o.lost_after_ms = 20'000;
-  o.deadline = Deadline::after_ms(20'000);
-  return o;
-}
-
-std::unique_ptr<Mesh> listen(const MeshOptions& o) {
-  return std::move(*Mesh::listen(o, {{"lo", *driver::parse_ip_address(format("127.0.0.{}", o.rank + 1)), 8, 0}}));
-}
-
-std::vector<Nic> nics_of(const Mesh& m) { return {m.nics().begin(), m.nics().end()}; }
 
 TEST(TcpMesh, StrangersDoNotDisturbThePeers) {
   const MeshOptions a = options_of(0), b = options_of(1);
