@@ -17,8 +17,8 @@
 #include "kernels/cuda/args.h"
 #include "src/base/clock.h"
 #include "src/exec/cuda/cuda_codec.h"
-#include "src/exec/cuda/cuda_tables.h"
 #include "src/exec/cuda/stream_engine.h"
+#include "src/exec/cuda/tables/cuda_tables.h"
 #include "src/routing/routing.h"
 
 using namespace moeccl;

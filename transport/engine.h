@@ -41,6 +41,8 @@ class Engine {
   // Returns whether nothing waits for this rank's own stream, or an error if something will wait forever. While
   // something waits, some thread must drive the engine.
   virtual Result<bool> drained() const { return true; }
+  // Returns how large the network's own buffers are.
+  virtual size_t memory_bytes() const { return 0; }
 };
 
 // One operation's use of an engine. It ends with this object or earlier.

@@ -31,19 +31,20 @@ typedef enum MOECCL_INT {
 
 /* Initialise it with MOECCL_CONFIG_INIT, which gives every field its default; 0 in a field other than size means the
  * default too. deterministic, pace, topology, staging_bytes and priority must be the same on all ranks, and so must
- * MOECCL_ENCRYPT, MOECCL_PLAN, MOECCL_TRIALS, the content of the profile that MOECCL_PROFILE names and, without a
- * profile, MOECCL_CALIBRATE. On a difference, init fails on all ranks with moecclMismatch and names two ranks, the
- * field and both values. Timeouts, name and cuda_sms may differ between ranks. */
+ * MOECCL_ENCRYPT, MOECCL_PLAN, MOECCL_TRIALS, MOECCL_CUDA_GRAPH_MIXING, the content of the profile that MOECCL_PROFILE
+ * names and, without a profile, MOECCL_CALIBRATE. On a difference, init fails on all ranks with moecclMismatch and
+ * names two ranks, the field and both values. Timeouts, name and cuda_sms may differ between ranks. */
 typedef struct {
   size_t size;             /* sizeof(moecclConfig_t) */
-  int32_t timeout_ms;      /* an operation that waits longer fails; default MOECCL_TIMEOUT_MS or 600000 */
+  int32_t timeout_ms;      /* an operation that waits longer for other ranks fails (docs/faults.md); default
+                              MOECCL_TIMEOUT_MS or 600000 */
   int32_t init_timeout_ms; /* the same for init and split; default MOECCL_INIT_TIMEOUT_MS or 60000 */
   int32_t deterministic;   /* 1: fixed-order reductions, bit-identical across plans and runs */
   int32_t pace;            /* 1: links are slowed down to the topology's figures (results are EMULATED) */
   const char* topology;    /* "node:2(bw=1GB/s,lat=20us) gpu:4", a file (docs/topology.md) or "auto" */
   size_t staging_bytes;    /* cap on this rank's staging, the library's memory into which other ranks write; default
                               MOECCL_STAGING_BYTES or 16 MiB. Messages of Send/Recv take up to 2 MiB more;
-                              moecclCommMemoryUsage() counts everything */
+                              moecclCommMemoryUsage() counts all of it */
   const char* name;        /* shown in errors and the flight recorder; the first 31 bytes are kept */
   int32_t priority;        /* of this communicator's traffic: a moecclPriority_t or another number up to 8 */
   int32_t cuda_sms;        /* most multiprocessors that this rank's kernels use at a time; default MOECCL_CUDA_SMS or
@@ -99,7 +100,8 @@ MOECCL_API moecclResult_t moecclCommAbort(moecclComm_t comm);
 MOECCL_API moecclResult_t moecclCommGetAsyncError(moecclComm_t comm, moecclResult_t* result);
 MOECCL_API moecclResult_t moecclCommCount(moecclComm_t comm, int* count);
 MOECCL_API moecclResult_t moecclCommUserRank(moecclComm_t comm, int* rank);
-/* Gets the bytes of memory that this communicator holds on this rank: control, staging and tables. */
+/* Gets the bytes of memory that this communicator holds on this rank: control, staging, tables and the network's
+ * buffers. */
 MOECCL_API moecclResult_t moecclCommMemoryUsage(moecclComm_t comm, size_t* bytes);
 
 /* Allocates from the process's symmetric heap, whose memory peers on the same host can read and write directly; such
@@ -134,11 +136,12 @@ MOECCL_API moecclResult_t moecclStreamDestroy(moecclStream_t stream);
  * calls that wait for other ranks return moecclInvalidUsage: dispatch and combine, splits, waits for migrations, and
  * calls that create layers, routings, placements or profiles. Every other call takes effect at once.
  *
- * Calls on one stream, or on none, run beside each other. If the calls of a communicator lie on several streams, or on
- * streams and on none, they also run together: they begin when the earlier work of all these streams has ended, and
- * these streams, and GroupEnd if a call has no stream, wait until all of the calls have ended. Outside of a group,
- * calls of a communicator on different streams run one after another, in the order of the calls. If a communicator
- * fails before the group runs, all communicators whose calls run together with its calls fail with it.
+ * Calls on one stream, or on none, run beside each other. In CUDA memory, however, a communicator's Sends and Recvs
+ * between ranks of a host come after its collectives of the group, as in NCCL. If the calls of a communicator lie on
+ * several streams, or on streams and on none, they also run together: they begin when the earlier work of all these
+ * streams has ended, and these streams, and GroupEnd if a call has no stream, wait until all of the calls have ended.
+ * Outside of a group, calls of a communicator on different streams run one after another, in the order of the calls. If
+ * a communicator fails before the group runs, all communicators whose calls run together with its calls fail with it.
  *
  * Arguments are checked, and operators and AllToAllv's arrays are read, at the call; buffers are used from GroupEnd on.
  * If a call that belongs in a group was refused, or one was made that a group does not accept, GroupEnd issues nothing

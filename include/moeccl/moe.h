@@ -9,8 +9,8 @@
  *   moecclCombine        expert rows -> tokens           moecclCombineBackward   gradient of tokens -> of expert rows
  *
  * In the shapes below, T is the number of tokens on this rank, k = top_k, a row has hidden_bytes bytes, and R is the
- * number of rows in the layer's layout (moecclRoutingGetInfo). The order of rows never depends on the plan: received
- * rows are sorted by (source rank, token index).
+ * number of rows in the layer's layout (moecclRoutingGetInfo). The order of rows never depends on the plan: Rows are
+ * sorted by (source rank, token index), ExpertMajor by local expert and then by (source rank, token index).
  */
 #ifndef MOECCL_MOE_H_
 #define MOECCL_MOE_H_

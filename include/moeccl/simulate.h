@@ -10,8 +10,8 @@ extern "C" {
 #endif
 
 typedef struct {
-  size_t size;           /* sizeof(moecclSimulateConfig_t), set by the caller */
-  const char* topology;  /* "node:256(bw=50GB/s,lat=5us) gpu:8", or a file that holds such a text */
+  size_t size;           /* sizeof(moecclSimulateConfig_t) */
+  const char* topology;  /* "node:2(bw=50GB/s) gpu:8", or a file: such a text, JSON, hwloc's XML (docs/topology.md) */
   const char* profile;   /* profile file (docs/calibration.md); NULL: the defaults, with the topology's links */
   moecclOp_t op;         /* a standard collective except AllToAllv; moecclOpTensorAllToAll; moecclOpDispatch: dispatch
                             and combine of a routing; moecclOpExpertGather, moecclOpExpertReduce: moecclHybridGather,

@@ -23,7 +23,7 @@ import sys
 import tempfile
 
 TARGETS = {"80": "8.0", "90": "8.0", "100": "8.6"}  # and the version of PTX
-PTX = "100"  # for what is newer than the targets
+PTX = "100"  # for what is newer than the targets; a single target is compiled once, for both
 BATCH = 4
 
 
@@ -60,6 +60,8 @@ def run(command):
 
 def with_nvcc(front, depend, targets, source, fatbin):
     command = front + depend + ["-Xptxas", "-v", "-fatbin", "-Xfatbin", "-compress-all", "-o", fatbin, source]
+    if len(targets) == 1:
+        return run(command + ["-gencode", f"arch=compute_{targets[0]},code=[sm_{targets[0]},compute_{targets[0]}]"])
     for target in targets:
         command += ["-gencode", f"arch=compute_{target},code=sm_{target}"]
     return run(command + ["-gencode", f"arch=compute_{PTX},code=compute_{PTX}"])
@@ -67,9 +69,9 @@ def with_nvcc(front, depend, targets, source, fatbin):
 
 def with_ptxas(front, depend, ptxas, targets, source, fatbin):
     with tempfile.TemporaryDirectory() as folder:
-        said, images = "", []
+        said, images, newest = "", [], PTX if len(targets) > 1 else targets[0]
         for target, version in TARGETS.items():
-            if target not in (*targets, PTX):
+            if target not in (*targets, newest):
                 continue
             ptx, cubin = f"{folder}/{target}.ptx", f"{folder}/{target}.cubin"
             run(front + depend + ["-arch", f"compute_{target}", "-ptx", "-o", ptx, source])
@@ -81,7 +83,7 @@ def with_ptxas(front, depend, ptxas, targets, source, fatbin):
                 continue
             said += run([ptxas, "--warning-as-error", "-arch", f"sm_{target}", "-O3", "-v", "--fmad", "false", ptx, "-o", cubin])
             images.append(f"--image3=kind=elf,sm={target},file={cubin}")
-        images.append(f"--image3=kind=ptx,sm={PTX},file={folder}/{PTX}.ptx")
+        images.append(f"--image3=kind=ptx,sm={newest},file={folder}/{newest}.ptx")
         # LZ4, which every driver unpacks; the default is zstd. -compress-all compresses PTX as well.
         run([beside(front[0], "fatbinary"), f"--create={fatbin}", "-64", "--compress-mode=speed", "--compress-all"] + images)
         return said

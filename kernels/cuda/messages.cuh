@@ -219,7 +219,7 @@ MOECCL_DEVICE void message_choose(const MessagesArgs& a, MessageShared& s, uint3
     const uint64_t stop = load_relaxed_system(&a.report->stop);
     if (load_relaxed_device(&a.header->failed) != 0) {
       s.failed = 1;
-    } else if (stop == kWalkStop || stop == kWalkExpire || now - since > a.timeout_ns) {
+    } else if (stop == kWalkStop || stop == walk_expired(a.number, true) || now - since > a.timeout_ns) {
       message_fail(a, stop == kWalkStop ? WalkFailure::kMessageStopped : WalkFailure::kMessageLate, s.works[waits], 0);
       s.failed = 1;
     }

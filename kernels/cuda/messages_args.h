@@ -7,12 +7,6 @@
 
 namespace moeccl::cuda {
 
-#if defined(__CUDACC__)
-#define MOECCL_BOTH __host__ __device__
-#else
-#define MOECCL_BOTH
-#endif
-
 // A message of more than one slot is dealt over the ways, which different blocks serve side by side.
 inline constexpr uint32_t kMessageWays = 8, kMessageBuffers = 4;
 // What the arguments of a launch have room for, within 4 KiB. More messages are passed in memory.

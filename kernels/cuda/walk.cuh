@@ -254,6 +254,7 @@ MOECCL_DEVICE bool walk_may_run(const WalkArgs& a, const WalkState& w) {
     return verdict == kWalkRuns;
   }
   const uint64_t now = device_ns();
+  if (a.completed != nullptr) store_relaxed_system(&a.report->begun, a.number);
   const bool runs = atomic_add(&a.header->running, 1) == 0;
   if (runs)
     a.header->began_ns = now;

@@ -7,6 +7,12 @@
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/walk_net_args.h"
 
+#if defined(__CUDACC__)
+#define MOECCL_BOTH __host__ __device__
+#else
+#define MOECCL_BOTH
+#endif
+
 namespace moeccl::cuda {
 
 inline constexpr uint32_t kWalkMostLanes = 7;  // one barrier each, and one for the whole grid
@@ -115,11 +121,17 @@ enum class WalkFailure : uint64_t {
   kMessageSize,
   kMessageType
 };
-inline constexpr uint64_t kWalkStop = 1, kWalkExpire = 2;  // the deadline has passed on the host
+inline constexpr uint64_t kWalkStop = 1;
+// The deadline of the launch with this number has passed on the host.
+MOECCL_BOTH constexpr uint64_t walk_expired(uint64_t number, bool messages) {
+  return number << 2 | (messages ? 3u : 2u);
+}
 // In page-locked host memory. `kind` is stored last (release); the host reads it first (acquire).
 struct WalkReport {
   uint64_t kind;
-  uint64_t stop;  // the host sets it to one of kWalk...: every wait then gives up
+  // The host sets it to kWalkStop, and every wait gives up, or to walk_expired(), and those of one launch do.
+  uint64_t stop;
+  uint64_t begun;  // the number of the newest operation that has begun
   uint64_t lane, step, chunk, peer, expected, seen, seq;
   WalkEntry own, entry;  // this rank's, and the peer's when it has entered the same operation
 };

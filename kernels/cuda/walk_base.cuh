@@ -107,7 +107,7 @@ MOECCL_DEVICE bool walk_wait(const WalkArgs& a, const WalkState& w, const WalkPl
     const uint64_t stop = load_relaxed_system(&a.report->stop);
     if (stop == kWalkStop)
       why = WalkFailure::kStopped;
-    else if (stop == kWalkExpire || now - since > a.timeout_ns)
+    else if (stop == walk_expired(a.number, false) || now - since > a.timeout_ns)
       why = WalkFailure::kDeadline;
     else if (at.peer < a.n_ranks && at.peer != a.rank && walk_differs(a, w, static_cast<uint32_t>(at.peer), false))
       why = WalkFailure::kMismatch;

@@ -6,4 +6,3 @@ meson setup build ${MESON_ARGS:-} --prefix="$PREFIX" --libdir=lib -Dbuildtype=re
   -Dtests=false -Dperf=false -Dgloo=disabled -Dmpi=disabled -Dcuda=disabled -Dpython=enabled -Dpython_dir="$SP_DIR"
 meson compile -C build -j "${CPU_COUNT:-2}"
 meson install -C build
-"$PYTHON" packaging/dist_info.py pyproject.toml "$SP_DIR" conda

@@ -30,17 +30,19 @@ class Moeccl(MesonPackage):
     depends_on("nlohmann-json@3.11:", type="build")
     depends_on("cli11@2:", type="build")
     # Linked as an archive: what loads the library need not have it.
-    depends_on("libsodium", type="build")
-    depends_on("cuda@12:", type="build", when="+cuda")
+    depends_on("libsodium", type=("build", "link"))
+    depends_on("cuda@12.8:", type="build", when="+cuda")
     depends_on("benchmark", type="build", when="+perf")
     # Opened at run time where they are found.
     depends_on("hwloc@2:", type="run")
     depends_on("mpi", when="+mpi")
     extends("python@3.9:", when="+python")
     depends_on("py-pycparser", type="build", when="+python")
+    depends_on("py-tomli", type="build", when="+python ^python@:3.10")
 
     conflicts("%gcc@:11", msg="the library is C++20: GCC 12 or later")
     conflicts("platform=darwin", msg="the library needs Linux: memfd, process_vm_readv, network namespaces")
+    requires("target=x86_64:", msg="the library has code for x86-64 only")
 
     def meson_args(self):
         def feature(name):

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/mpi/comm.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <set>
-#include <utility>
 
-#include "shim/mpi/below.h"
 #include "shim/mpi/gpu.h"
 #include "shim/mpi/join.h"
 #include "shim/mpi/progress.h"
@@ -20,17 +19,19 @@ namespace {
 struct State {
   std::mutex mutex;
   int keyval = MPI_KEYVAL_INVALID;
+  int end_keyval = MPI_KEYVAL_INVALID;
   std::set<Served*> live;  // owned: freed by MPI_Comm_free through the attribute, or by release_all()
 };
 State& state() {
   static auto* const s = new State;  // never destroyed: attributes are deleted at any time until MPI_Finalize ends
   return *s;
 }
+const moecclMpiBelow* own = nullptr;
 
 // Counts what was released, so that a thread notices when the communicator that it remembers may be gone.
 std::atomic<uint64_t> n_released{0};
-// Set by release_all(). What the attributes name is gone then, but while MPI_Finalize deletes the attributes of
-// MPI_COMM_SELF, the program's own functions for that may call MPI on any communicator.
+// Set by release_all(). What the attributes name is gone then, but the program's own functions for attributes may still
+// call MPI on any communicator.
 std::atomic<bool> leaving{false};
 
 void release(Served* served) {
@@ -43,9 +44,34 @@ void release(Served* served) {
   delete served;
 }
 
+void release_all() {
+  leaving.store(true, std::memory_order_release);  // acquired in running()
+  std::set<Served*> all;
+  {
+    const std::lock_guard lock(state().mutex);
+    all = state().live;
+  }
+  for (Served* served : all) release(served);
+  end_progress();
+}
+
 int on_delete(MPI_Comm, int, void* value, void*) {
   release(static_cast<Served*>(value));
   return MPI_SUCCESS;
+}
+int on_end(MPI_Comm, int, void*, void*) {
+  release_all();
+  return MPI_SUCCESS;
+}
+
+// Makes the attribute of communicators, and lets MPI_Finalize end everything: it begins with the attributes of
+// MPI_COMM_SELF, the latest first. What a program has set there after its first collective still finds all
+// communicators served as before; on another rank, the same call may come before MPI_Finalize. Copies nothing: a
+// duplicate of a communicator needs a MoECCL communicator of its own.
+bool make_keys(State& s) {
+  return PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_end, &s.end_keyval, nullptr) == MPI_SUCCESS &&
+         PMPI_Comm_set_attr(MPI_COMM_SELF, s.end_keyval, nullptr) == MPI_SUCCESS &&
+         PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_delete, &s.keyval, nullptr) == MPI_SUCCESS;
 }
 
 bool running() {
@@ -59,12 +85,12 @@ bool running() {
 enum class Wish { kOn, kAlways, kOff };
 Wish wish() {
   static const Wish wished = [] {
-    const char* value = std::getenv("MOECCL_SHIM_MPI");
-    if (value == nullptr || std::strcmp(value, "on") == 0) return Wish::kOn;
-    if (std::strcmp(value, "always") == 0) return Wish::kAlways;
-    if (std::strcmp(value, "off") == 0) return Wish::kOff;
+    const std::string_view value = variable("MOECCL_SHIM_MPI");
+    if (value.empty() || value == "on") return Wish::kOn;
+    if (value == "always") return Wish::kAlways;
+    if (value == "off") return Wish::kOff;
     std::fprintf(stderr, "moeccl-mpi: MOECCL_SHIM_MPI=%s is not understood and ignored: give on, always or off\n",
-                 value);
+                 value.data());
     return Wish::kOn;
   }();
   return wished;
@@ -74,39 +100,37 @@ Wish wish() {
 // two would never earn them back. All ranks make the same calls on a communicator, so their counts agree. Calls that
 // MPI refuses do not count, because one rank may try them alone.
 constexpr uint32_t kCallsForMpi = 8;
-// The communicator of the call that MPI now runs for this thread.
-thread_local struct {
-  Served* served;
-  MPI_Comm comm;
-} undecided;
-thread_local int n_passing_on = 0;
 
-// Returns the least of what the ranks give.
-int least(MPI_Comm comm, int mine) {
-  int out = 0;
-  return mpi().Allreduce(&mine, &out, 1, MPI_INT, MPI_MIN, comm) == MPI_SUCCESS ? out : 0;
+// Tells this host from others: FNV-1a of its name and of the number of its boot.
+uint64_t this_host() {
+  char text[512] = "";
+  (void)gethostname(text, 256);
+  if (std::FILE* boot = std::fopen("/proc/sys/kernel/random/boot_id", "r"); boot != nullptr) {
+    (void)!std::fgets(text + std::strlen(text), 64, boot);
+    std::fclose(boot);
+  }
+  uint64_t h = 14695981039346656037u;
+  for (const char* c = text; *c != '\0'; ++c) h = (h ^ static_cast<unsigned char>(*c)) * 1099511628211u;
+  return h;
 }
 
-// Returns whether all ranks can meet: without an address, MoECCL's ranks meet on one host only. Collective.
-bool reachable(MPI_Comm comm, int n_ranks) {
-  MPI_Comm host = MPI_COMM_NULL;
-  int here = 0;
-  if (PMPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host) != MPI_SUCCESS) return false;
-  PMPI_Comm_size(host, &here);
-  PMPI_Comm_free(&host);
-  return here == n_ranks || std::getenv("MOECCL_SOCKET_ADDR") != nullptr;
-}
-
-// With `mine` on each rank, returns whether MoECCL may serve comm. When only a GPU is in the way, the world's rank
-// 0 says so once.
-bool all_want(MPI_Comm comm, bool mine) {
-  enum : int { kNo, kGpu, kYes };
+// Returns whether all ranks want MoECCL to serve comm, and can meet: without an address, MoECCL's ranks meet on one
+// host only. When only a GPU is in the way, the world's rank 0 says so once. Collective. Makes no communicator of
+// MPI's, because other threads of the program may be making theirs.
+bool all_want(MPI_Comm comm) {
+  enum : uint64_t { kNo, kGpu, kYes };
+  const bool mine = can_join() && wish() != Wish::kOff;
   const bool gpu = wish() != Wish::kAlways && may_use_gpu();
-  const int common = least(comm, !mine ? kNo : gpu ? kGpu : kYes);
+  const uint64_t host = this_host();
+  const uint64_t in[] = {!mine ? kNo
+                         : gpu ? kGpu
+                               : kYes,
+                         variable("MOECCL_SOCKET_ADDR").empty() ? 0u : 1u, host, ~host};
+  uint64_t least[4] = {};
+  if (mpi().Allreduce(in, least, 4, MPI_UINT64_T, MPI_MIN, comm) != MPI_SUCCESS) return false;
+  if (least[2] != ~least[3] && least[1] == 0) return false;
   static std::once_flag once;
-  int world_rank = 0;
-  PMPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
-  if (common == kGpu && world_rank == 0 && !quiet()) {
+  if (least[0] == kGpu && gives_notices()) {
     std::call_once(once, [] {
       std::fprintf(
           stderr,
@@ -116,28 +140,36 @@ bool all_want(MPI_Comm comm, bool mine) {
           "hides this line\n");
     });
   }
-  return common == kYes;
+  return least[0] == kYes;
 }
 
 // Collective over comm; every rank comes to the same result.
 void connect(MPI_Comm comm, Served& served) {
+  served.decided = true;
   int between_groups = 0;
   PMPI_Comm_test_inter(comm, &between_groups);
   PMPI_Comm_size(comm, &served.n_ranks);
   PMPI_Comm_rank(comm, &served.rank);
-  if (between_groups != 0 || served.n_ranks < 2) return;
-  const bool near = reachable(comm, served.n_ranks);  // collective, so it is called whatever this rank wants
-  if (all_want(comm, can_join() && wish() != Wish::kOff && near)) join(comm, served);
+  if (between_groups == 0 && served.n_ranks > 1 && all_want(comm)) join(comm, served);
 }
 
 }  // namespace
 
-bool quiet() {
-  const char* value = std::getenv("MOECCL_SHIM_QUIET");
-  return value != nullptr && std::strcmp(value, "1") == 0;
+void use_mpi(const moecclMpiBelow& after_pmpi) { own = &after_pmpi; }
+
+const moecclMpiBelow& mpi() { return *own; }
+
+bool gives_notices() {
+  int world_rank = 0;
+  PMPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+  return world_rank == 0 && variable("MOECCL_SHIM_QUIET") != "1";
 }
 
-bool all_agree(MPI_Comm comm, bool mine) { return least(comm, mine ? 1 : 0) == 1; }
+bool all_agree(MPI_Comm comm, bool mine) {
+  const int in = mine ? 1 : 0;
+  int least = 0;
+  return mpi().Allreduce(&in, &least, 1, MPI_INT, MPI_MIN, comm) == MPI_SUCCESS && least == 1;
+}
 
 int no_memory(const char* function, const std::exception& thrown) {
   std::fprintf(stderr, "moeccl-mpi: MPI_%s: the process has no memory left (%s)\n", function, thrown.what());
@@ -145,11 +177,11 @@ int no_memory(const char* function, const std::exception& thrown) {
   return MPI_ERR_NO_MEM;
 }
 
-const Served* served_by_moeccl(MPI_Comm comm) {
+Served* find(MPI_Comm comm) {
   // The last answer holds until any communicator is freed, because MPI may give its handle to another one.
   thread_local struct {
     MPI_Comm comm = MPI_COMM_NULL;
-    const Served* served = nullptr;
+    Served* served = nullptr;
     uint64_t n_released = 0;
   } last;
   if (comm == MPI_COMM_NULL) return nullptr;
@@ -157,63 +189,42 @@ const Served* served_by_moeccl(MPI_Comm comm) {
   const uint64_t released = n_released.load(std::memory_order_relaxed);
   if (last.comm == comm && last.n_released == released) return last.served;
   if (!running()) return nullptr;
+  State& s = state();
   {
-    const std::lock_guard lock(state().mutex);
-    if (state().keyval == MPI_KEYVAL_INVALID &&
-        // A duplicate of a communicator needs a MoECCL communicator of its own, so attributes are not copied.
-        PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_delete, &state().keyval, nullptr) != MPI_SUCCESS) {
-      return nullptr;
-    }
+    const std::lock_guard lock(s.mutex);
+    if (s.keyval == MPI_KEYVAL_INVALID && !make_keys(s)) return nullptr;
   }
   void* value = nullptr;
   int found = 0;
-  if (PMPI_Comm_get_attr(comm, state().keyval, &value, &found) != MPI_SUCCESS) return nullptr;
+  if (PMPI_Comm_get_attr(comm, s.keyval, &value, &found) != MPI_SUCCESS) return nullptr;
   auto* served = static_cast<Served*>(value);
   if (found == 0) {
     served = new Served;
     {
-      const std::lock_guard lock(state().mutex);
-      state().live.insert(served);
+      const std::lock_guard lock(s.mutex);
+      s.live.insert(served);
     }
-    if (PMPI_Comm_set_attr(comm, state().keyval, served) != MPI_SUCCESS) {
+    if (PMPI_Comm_set_attr(comm, s.keyval, served) != MPI_SUCCESS) {
       release(served);
       return nullptr;
     }
   }
-  if (!served->decided) {
-    if (wish() != Wish::kAlways) {
-      undecided = {served, comm};
-      return nullptr;
-    }
-    served->decided = true;
-    connect(comm, *served);
-  }
-  last = {comm, served->comm != nullptr ? served : nullptr, released};
-  return last.served;
+  if (!served->decided && wish() == Wish::kAlways) connect(comm, *served);
+  last = {comm, served, released};
+  return served;
 }
 
-PassingOn::PassingOn() { ++n_passing_on; }
-PassingOn::~PassingOn() { --n_passing_on; }
-bool PassingOn::here() { return n_passing_on != 0; }
-
-void call_begins() { undecided = {}; }
-
-void call_succeeded() {
-  const auto call = std::exchange(undecided, {});
-  if (call.served == nullptr || ++call.served->calls < kCallsForMpi) return;
-  call.served->decided = true;
-  connect(call.comm, *call.served);
-}
-
-void release_all() {
-  leaving.store(true, std::memory_order_release);  // acquired in running()
-  std::set<Served*> all;
-  {
+void served_by_mpi(Served& served, const char* function, MPI_Comm comm, int code) {
+  if (code != MPI_SUCCESS) {
+    // A rank whose buffer was too small took part in a call that succeeded on the others. Open MPI returns the same
+    // from Alltoall and Alltoallv before they begin, if a rank's own block has two sizes.
+    int kind = MPI_SUCCESS;
+    PMPI_Error_class(code, &kind);
+    if (kind != MPI_ERR_TRUNCATE || std::string_view(function).starts_with("Alltoall")) return;
     const std::lock_guard lock(state().mutex);
-    all = state().live;
+    if (!state().live.contains(&served)) return;  // the error handler has freed the communicator
   }
-  for (Served* served : all) release(served);
-  end_progress();
+  if (++served.calls >= kCallsForMpi) connect(comm, served);
 }
 
 }  // namespace moeccl::shim

@@ -11,11 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "shim/mpi/below.h"
 #include "shim/mpi/blocks.h"
 #include "shim/mpi/comm.h"
 #include "shim/mpi/progress.h"
-#include "shim/mpi/table.h"
 
 namespace moeccl::shim {
 namespace {
@@ -62,8 +60,8 @@ std::vector<Type> types() {
 
 // Finds MoECCL's type for a predefined one that it reduces as MPI does.
 bool reducible(MPI_Datatype type, moecclDataType_t* out) {
-  static const std::vector<Type> kTypes = types();
-  for (const auto& [mpi, ours] : kTypes) {
+  static const auto* const kTypes = new std::vector<Type>(types());  // never destroyed: MPI may be used at exit
+  for (const auto& [mpi, ours] : *kTypes) {
     if (mpi != type) continue;
     *out = ours;
     return true;
@@ -86,21 +84,20 @@ bool reducible(MPI_Op op, moecclRedOp_t* out) {
   return true;
 }
 
-struct Reduction {
-  const Served* served = nullptr;  // null: MPI runs it
-  moecclDataType_t type = moecclInt8;
-  moecclRedOp_t op = moecclSum;
-};
-
 // Returns true for what MPI refuses. It then gets the call, so that its own error goes to its own handler.
 bool refused(const void* written, MPI_Count count, MPI_Datatype type) {
   return written == MPI_IN_PLACE || count < 0 || type == MPI_DATATYPE_NULL;
 }
 
-Reduction find_reduction(const void* recv, MPI_Count count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
+struct Reduction {
+  moecclDataType_t type = moecclInt8;
+  moecclRedOp_t op = moecclSum;
+  bool found = false;  // otherwise MPI runs it
+};
+
+Reduction find_reduction(const void* recv, MPI_Count count, MPI_Datatype type, MPI_Op op) {
   Reduction r;
-  const Served* served = served_by_moeccl(comm);  // called first, because it is collective
-  if (!refused(recv, count, type) && reducible(type, &r.type) && reducible(op, &r.op)) r.served = served;
+  r.found = !refused(recv, count, type) && reducible(type, &r.type) && reducible(op, &r.op);
   return r;
 }
 
@@ -129,74 +126,76 @@ Outcome no_pack(const char* function) {
 
 namespace core {
 
-Outcome Allreduce(const void* send, void* recv, MPI_Count count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
-  const Reduction r = find_reduction(recv, count, type, op, comm);
+Outcome Allreduce(const Served& s, const void* send, void* recv, MPI_Count count, MPI_Datatype type, MPI_Op op,
+                  MPI_Comm) {
+  const Reduction r = find_reduction(recv, count, type, op);
   // Passing one buffer as both, without MPI_IN_PLACE, is an error that MPI itself reports (Open MPI: for more than one
   // element).
   const bool same = send == recv && count > 1;
-  if (r.served == nullptr || same) return {};
+  if (!r.found || same) return {};
   const void* from = send == MPI_IN_PLACE ? recv : send;
-  return result("Allreduce",
-                moecclAllReduce(from, recv, static_cast<size_t>(count), r.type, r.op, r.served->comm, alone));
+  return result("Allreduce", moecclAllReduce(from, recv, static_cast<size_t>(count), r.type, r.op, s.comm, alone));
 }
 
-Outcome Reduce(const void* send, void* recv, MPI_Count count, MPI_Datatype type, MPI_Op op, int root, MPI_Comm comm) {
-  const Reduction r = find_reduction(nullptr, count, type, op, comm);
-  const bool is_root = r.served != nullptr && root == r.served->rank;
-  // As in Allreduce. Without elements, Open MPI accepts it and asks no other rank.
-  const bool wrong = is_root ? recv == MPI_IN_PLACE || (send == recv && count > 0) : send == MPI_IN_PLACE;
-  if (r.served == nullptr || wrong || root < 0 || root >= r.served->n_ranks) {
-    return {};
+Outcome Reduce(const Served& s, const void* send, void* recv, MPI_Count count, MPI_Datatype type, MPI_Op op, int root,
+               MPI_Comm) {
+  const Reduction r = find_reduction(nullptr, count, type, op);
+  if (!r.found || root < 0 || root >= s.n_ranks) return {};
+  const bool is_root = root == s.rank;
+  // MPI's own call would not do: an MPI that does not check this would wait for the other ranks, which are here.
+  // Without elements, Open MPI accepts one buffer.
+  if (is_root ? recv == MPI_IN_PLACE || (send == recv && count > 0) : send == MPI_IN_PLACE) {
+    std::fprintf(stderr, "moeccl-mpi: MPI_Reduce: the send and receive buffers of rank %d of %d (root %d) %s\n", s.rank,
+                 s.n_ranks, root,
+                 send == recv ? "are one: pass MPI_IN_PLACE as the send buffer"
+                              : "are wrong: MPI_IN_PLACE is for the root's send buffer only");
+    return done(MPI_ERR_BUFFER);
   }
   const void* from = send == MPI_IN_PLACE ? recv : send;
-  void* to = r.served->rank == root ? recv : nullptr;  // MPI lets the other ranks pass anything
-  return result("Reduce",
-                moecclReduce(from, to, static_cast<size_t>(count), r.type, r.op, root, r.served->comm, alone));
+  void* to = is_root ? recv : nullptr;  // MPI lets the other ranks pass anything
+  return result("Reduce", moecclReduce(from, to, static_cast<size_t>(count), r.type, r.op, root, s.comm, alone));
 }
 
-Outcome Reduce_scatter_block(const void* send, void* recv, MPI_Count count, MPI_Datatype type, MPI_Op op,
-                             MPI_Comm comm) {
-  const Reduction r = find_reduction(recv, count, type, op, comm);
-  if (r.served == nullptr) return {};
+Outcome Reduce_scatter_block(const Served& s, const void* send, void* recv, MPI_Count count, MPI_Datatype type,
+                             MPI_Op op, MPI_Comm) {
+  const Reduction r = find_reduction(recv, count, type, op);
+  if (!r.found) return {};
   const auto n = static_cast<size_t>(count);
-  const size_t bytes = n * moecclTypeSize(r.type), all = bytes * static_cast<size_t>(r.served->n_ranks);
+  const size_t bytes = n * moecclTypeSize(r.type), all = bytes * static_cast<size_t>(s.n_ranks);
   const void* from = send == MPI_IN_PLACE ? recv : send;
   if (!overlap(from, all, recv, bytes)) {
-    return result("Reduce_scatter_block", moecclReduceScatter(from, recv, n, r.type, r.op, r.served->comm, alone));
+    return result("Reduce_scatter_block", moecclReduceScatter(from, recv, n, r.type, r.op, s.comm, alone));
   }
   // In place, MPI's result lies at the start of recv and MoECCL's where this rank's block is; neither may touch the
   // rest. Buffers that overlap otherwise are wrong in MPI, but Open MPI takes them.
   const Scratch own = scratch(bytes);
-  const moecclResult_t ended = moecclReduceScatter(from, own.get(), n, r.type, r.op, r.served->comm, alone);
+  const moecclResult_t ended = moecclReduceScatter(from, own.get(), n, r.type, r.op, s.comm, alone);
   if (ended == moecclSuccess) std::memcpy(recv, own.get(), bytes);
   return result("Reduce_scatter_block", ended);
 }
 
-Outcome Bcast(void* buffer, MPI_Count count, MPI_Datatype type, int root, MPI_Comm comm) {
-  const Served* s = served_by_moeccl(comm);
-  if (s == nullptr || refused(buffer, count, type) || root < 0 || root >= s->n_ranks) return {};
+Outcome Bcast(const Served& s, void* buffer, MPI_Count count, MPI_Datatype type, int root, MPI_Comm comm) {
+  if (refused(buffer, count, type) || root < 0 || root >= s.n_ranks) return {};
   const auto n = static_cast<size_t>(count);
   const size_t bytes = payload(type, n);
   if (contiguous(type)) {
-    return result("Bcast", moecclBroadcast(buffer, buffer, bytes, moecclUint8, root, s->comm, alone));
+    return result("Bcast", moecclBroadcast(buffer, buffer, bytes, moecclUint8, root, s.comm, alone));
   }
   const Scratch packed = scratch(bytes);
-  if (s->rank == root && !pack(buffer, n, type, packed.get(), comm)) return no_pack("Bcast");
-  const moecclResult_t ended = moecclBroadcast(packed.get(), packed.get(), bytes, moecclUint8, root, s->comm, alone);
-  if (ended == moecclSuccess && s->rank != root && !unpack(packed.get(), buffer, n, type, comm)) {
+  if (s.rank == root && !pack(buffer, n, type, packed.get(), comm)) return no_pack("Bcast");
+  const moecclResult_t ended = moecclBroadcast(packed.get(), packed.get(), bytes, moecclUint8, root, s.comm, alone);
+  if (ended == moecclSuccess && s.rank != root && !unpack(packed.get(), buffer, n, type, comm)) {
     return no_pack("Bcast");
   }
   return result("Bcast", ended);
 }
 
 // Runs Allgather and Alltoall: recv has a block from each rank; send has one block, or one for each rank.
-Outcome exchange(const char* function, const void* send, MPI_Count send_count, MPI_Datatype send_type, void* recv,
-                 MPI_Count recv_count, MPI_Datatype recv_type, MPI_Comm comm, bool all_to_all) {
-  const Served* s = served_by_moeccl(comm);
+Outcome exchange(const Served& s, const char* function, const void* send, MPI_Count send_count, MPI_Datatype send_type,
+                 void* recv, MPI_Count recv_count, MPI_Datatype recv_type, MPI_Comm comm, bool all_to_all) {
   const bool in_place = send == MPI_IN_PLACE;
-  if (s == nullptr || refused(recv, recv_count, recv_type) || (!in_place && refused(nullptr, send_count, send_type)))
-    return {};
-  const auto n = static_cast<size_t>(s->n_ranks), rank = static_cast<size_t>(s->rank);
+  if (refused(recv, recv_count, recv_type) || (!in_place && refused(nullptr, send_count, send_type))) return {};
+  const auto n = static_cast<size_t>(s.n_ranks), rank = static_cast<size_t>(s.rank);
   const auto n_send = static_cast<size_t>(send_count), n_recv = static_cast<size_t>(recv_count);
   const size_t block = payload(recv_type, n_recv);
   // MPI's own call would not do: on one rank alone it would wait for the others, which are here.
@@ -226,22 +225,22 @@ Outcome exchange(const char* function, const void* send, MPI_Count send_count, M
     if (!pack(send, count, send_type, packed_send.get(), comm)) return no_pack(function);
     from = packed_send.get();
   }
-  const moecclResult_t ended = all_to_all ? moecclAllToAll(from, to, block, moecclUint8, s->comm, alone)
-                                          : moecclAllGather(from, to, block, moecclUint8, s->comm, alone);
+  const moecclResult_t ended = all_to_all ? moecclAllToAll(from, to, block, moecclUint8, s.comm, alone)
+                                          : moecclAllGather(from, to, block, moecclUint8, s.comm, alone);
   if (ended == moecclSuccess && packed_recv != nullptr && !unpack(to, recv, n * n_recv, recv_type, comm)) {
     return no_pack(function);
   }
   return result(function, ended);
 }
 
-Outcome Allgather(const void* send, MPI_Count send_count, MPI_Datatype send_type, void* recv, MPI_Count recv_count,
-                  MPI_Datatype recv_type, MPI_Comm comm) {
-  return exchange("Allgather", send, send_count, send_type, recv, recv_count, recv_type, comm, false);
+Outcome Allgather(const Served& s, const void* send, MPI_Count send_count, MPI_Datatype send_type, void* recv,
+                  MPI_Count recv_count, MPI_Datatype recv_type, MPI_Comm comm) {
+  return exchange(s, "Allgather", send, send_count, send_type, recv, recv_count, recv_type, comm, false);
 }
 
-Outcome Alltoall(const void* send, MPI_Count send_count, MPI_Datatype send_type, void* recv, MPI_Count recv_count,
-                 MPI_Datatype recv_type, MPI_Comm comm) {
-  return exchange("Alltoall", send, send_count, send_type, recv, recv_count, recv_type, comm, true);
+Outcome Alltoall(const Served& s, const void* send, MPI_Count send_count, MPI_Datatype send_type, void* recv,
+                 MPI_Count recv_count, MPI_Datatype recv_type, MPI_Comm comm) {
+  return exchange(s, "Alltoall", send, send_count, send_type, recv, recv_count, recv_type, comm, true);
 }
 
 // One side of an Alltoallv in bytes. Packed sides are dense, in the order of the ranks.
@@ -260,7 +259,8 @@ struct Side {
     const auto [element_bytes, dense] = shape_of(type);
     for (int r = 0; r < n; ++r) {
       bytes[r] = element_bytes * static_cast<size_t>(counts[r]);
-      displs[r] = element_bytes * static_cast<size_t>(displs_in[r]);
+      // MPI does not look at the place of an empty block.
+      displs[r] = bytes[r] == 0 ? 0 : element_bytes * static_cast<size_t>(displs_in[r]);
       if (bytes[r] > 0) end = std::max(end, displs[r] + bytes[r]);
     }
     if (!dense || always_pack) make_packed();
@@ -278,14 +278,13 @@ struct Side {
 };
 
 template <class Count, class Displ>
-Outcome Alltoallv(const void* send, const Count* send_counts, const Displ* send_displs, MPI_Datatype send_type,
-                  void* recv, const Count* recv_counts, const Displ* recv_displs, MPI_Datatype recv_type,
-                  MPI_Comm comm) {
-  const Served* s = served_by_moeccl(comm);
-  const auto wrong = [s](const void* to, const Count* counts, const Displ* displs, MPI_Datatype type) {
-    return counts == nullptr || displs == nullptr || refused(to, *std::min_element(counts, counts + s->n_ranks), type);
+Outcome Alltoallv(const Served& s, const void* send, const Count* send_counts, const Displ* send_displs,
+                  MPI_Datatype send_type, void* recv, const Count* recv_counts, const Displ* recv_displs,
+                  MPI_Datatype recv_type, MPI_Comm comm) {
+  const auto wrong = [&s](const void* to, const Count* counts, const Displ* displs, MPI_Datatype type) {
+    return counts == nullptr || displs == nullptr || refused(to, *std::min_element(counts, counts + s.n_ranks), type);
   };
-  if (s == nullptr || wrong(recv, recv_counts, recv_displs, recv_type) ||
+  if (wrong(recv, recv_counts, recv_displs, recv_type) ||
       (send != MPI_IN_PLACE && wrong(nullptr, send_counts, send_displs, send_type))) {
     return {};
   }
@@ -296,15 +295,18 @@ Outcome Alltoallv(const void* send, const Count* send_counts, const Displ* send_
     send_displs = recv_displs;
     send_type = recv_type;
   }
-  const int n = s->n_ranks;
+  const int n = s.n_ranks;
   // Displacements before the buffer are legal in MPI but not in MoECCL, so such a side is packed as well.
-  const auto any_negative = [n](const Displ* displs) {
-    return std::any_of(displs, displs + n, [](Displ d) { return d < 0; });
+  const auto any_negative = [n](const Count* counts, const Displ* displs) {
+    for (int r = 0; r < n; ++r) {
+      if (counts[r] > 0 && displs[r] < 0) return true;
+    }
+    return false;
   };
-  thread_local std::vector<size_t> layout;  // kept, because small calls cost little more than an allocation
-  layout.resize(4 * static_cast<size_t>(n));
-  Side out(send, send_counts, send_displs, send_type, n, in_place || any_negative(send_displs), layout.data());
-  Side in(recv, recv_counts, recv_displs, recv_type, n, any_negative(recv_displs), layout.data() + 2 * n);
+  size_t* const layout = s.layout.get();  // kept, because small calls cost little more than an allocation
+  const bool packs = in_place || any_negative(send_counts, send_displs);
+  Side out(send, send_counts, send_displs, send_type, n, packs, layout);
+  Side in(recv, recv_counts, recv_displs, recv_type, n, any_negative(recv_counts, recv_displs), layout + 2 * n);
   // In MPI, blocks to send and to receive may lie between one another in one array. In MoECCL they may not.
   if (out.meets(in)) out.make_packed();
   for (size_t r = 0; r < static_cast<size_t>(n) && out.packed != nullptr; ++r) {
@@ -314,7 +316,7 @@ Outcome Alltoallv(const void* send, const Count* send_counts, const Displ* send_
     }
   }
   const moecclResult_t ended =
-      moecclAllToAllv(out.data, out.bytes, out.displs, in.data, in.bytes, in.displs, moecclUint8, s->comm, alone);
+      moecclAllToAllv(out.data, out.bytes, out.displs, in.data, in.bytes, in.displs, moecclUint8, s.comm, alone);
   for (size_t r = 0; r < static_cast<size_t>(n) && in.packed != nullptr && ended == moecclSuccess; ++r) {
     const auto count = static_cast<size_t>(recv_counts[r]);
     if (!unpack(in.data + in.displs[r], element(recv, recv_type, recv_displs[r]), count, recv_type, comm)) {
@@ -325,29 +327,6 @@ Outcome Alltoallv(const void* send, const Count* send_counts, const Displ* send_
 }
 
 }  // namespace core
-
-namespace entry {
-#define SERVE(name, base, parameters, arguments)                             \
-  int name(const moecclMpiBelow* below, MOECCL_MPI_BARE parameters) {        \
-    const auto serve = [&] { return core::base arguments; };                 \
-    return enter(#name, comm, serve, [&] { return below->name arguments; }); \
-  }
-#define ENTER(name, parameters, arguments) SERVE(name, name, parameters, arguments)
-#define LARGE(name, parameters, arguments) SERVE(name##_c, name, parameters, arguments)
-#define FINALIZE(name, parameters, arguments)                \
-  int name(const moecclMpiBelow* below) {                    \
-    return leave_mpi([&] { return below->name arguments; }); \
-  }
-#define MPI_FUNCTION ENTER
-#define MPI_LARGE LARGE
-#define MPI_WATCHED FINALIZE
-#include "shim/mpi/functions.def"
-#undef MPI_FUNCTION
-#undef FINALIZE
-#undef LARGE
-#undef ENTER
-#undef SERVE
-}  // namespace entry
 
 }  // namespace
 }  // namespace moeccl::shim

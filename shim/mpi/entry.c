@@ -7,9 +7,10 @@
  *
  * The PMPI_ names are here too. Fortran's functions call these, and so does a tool that comes before the shim.
  */
-#define _GNU_SOURCE /* dladdr, RTLD_NEXT */
+#define _GNU_SOURCE /* dladdr, dl_iterate_phdr, RTLD_NEXT */
 #include <dlfcn.h>
 #include <libgen.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -21,71 +22,87 @@
 static moecclMpiBelow after_mpi, after_pmpi; /* what the loader finds after this library */
 static _Atomic(const moecclMpiTable*) loaded;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static void* mpi = RTLD_DEFAULT; /* the program's MPI library, where to look for its functions */
+
+/* Empty tables: for a rank where no library loads, and for a program of another MPI than the shim was built for. All
+ * calls are left to that one. Its handles are passed on as they came, if this MPI's types are wide enough for them. */
+static const moecclMpiTable broken, apart;
+static int handles_fit = 1;
 
 /* The other ranks would wait for ever for this one's answer. */
-static _Noreturn void end_job(MPI_Comm comm) {
+static _Noreturn void end_job(const char* function, MPI_Comm comm) {
+  fprintf(stderr, "moeccl-mpi: %s cannot be passed on to the program's MPI, so the job ends\n", function);
   int (*pmpi_abort)(MPI_Comm, int);
-  *(void**)&pmpi_abort = dlsym(RTLD_DEFAULT, "PMPI_Abort");
-  if (pmpi_abort != NULL) (void)pmpi_abort(comm, 1);
+  *(void**)&pmpi_abort = dlsym(mpi, "PMPI_Abort");
+  if (pmpi_abort != NULL && handles_fit) (void)pmpi_abort(comm, 1);
   abort();
 }
 
-static int finalize(const moecclMpiBelow* below) { return below->Finalize != NULL ? below->Finalize() : MPI_ERR_OTHER; }
-/* For a rank where neither library loads: MPI_Finalize alone works. */
-static const moecclMpiTable broken = {.Finalize = finalize};
+static const char* file_of(const void* address) {
+  Dl_info info;
+  return dladdr(address, &info) != 0 && info.dli_fname != NULL ? info.dli_fname : "";
+}
 
-/* For a program of another MPI than the shim was built for: everything is left to it. Its handles are passed on as they
- * came, which the type of this MPI's must be wide enough for. */
-static const int handles_fit = sizeof(MPI_Datatype) >= sizeof(void*);
-#define APART(name, parameters, arguments)                                           \
-  static int name##_apart(const moecclMpiBelow* below, MOECCL_MPI_BARE parameters) { \
-    if (below->name == NULL || !handles_fit) abort();                                \
-    return below->name arguments;                                                    \
-  }
-#define NOTHING(name, parameters, arguments)
-#define MPI_FUNCTION APART
-#define MPI_WATCHED NOTHING
-#include "shim/mpi/functions.def"
-#undef MPI_FUNCTION
-#undef NOTHING
-#undef APART
-static const moecclMpiTable apart = {
-#define MEMBER(name, parameters, arguments) .name = name##_apart,
-#define LAST(name, parameters, arguments) .name = finalize,
-#define MPI_FUNCTION MEMBER
-#define MPI_WATCHED LAST
-#include "shim/mpi/functions.def"
-#undef MPI_FUNCTION
-#undef LAST
-#undef MEMBER
-};
+/* Returns the library that has this address; for the program itself, the global scope. */
+static void* library_of(const void* address) {
+  const char* file = file_of(address);
+  void* library = *file != '\0' ? dlopen(file, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+  return library != NULL ? library : RTLD_DEFAULT;
+}
 
-/* Returns whether the program's MPI is the kind that the shim was built for, and says so if not. */
-static int is_our_mpi(void) {
-#ifdef OPEN_MPI
-  const char* const built_for = "Open MPI";
-  const int for_open_mpi = 1;
-#else
-  const char* const built_for = "an MPI of MPICH's interface";
-  const int for_open_mpi = 0;
-#endif
-  static char text[16384]; /* more than any MPI_MAX_LIBRARY_VERSION_STRING */
-  int n = 0, (*version)(char*, int*);
-  *(void**)&version = dlsym(RTLD_DEFAULT, "PMPI_Get_library_version");
-  if (version == NULL || version(text, &n) != 0) return 1; /* out of sight, in a library that was opened locally */
-  if ((strstr(text, "Open MPI") != NULL) == for_open_mpi) return 1;
-  fprintf(stderr,
-          "moeccl-mpi: %s: the shim was built for %s, and the program's MPI is \"%.*s\": build MoECCL with that MPI's "
-          "mpicc, or start the program without the shim\n",
-          handles_fit ? "leaves all calls to MPI" : "ends the program", built_for, (int)strcspn(text, ",\n"), text);
+/* The files of this process's libraries, one after another. */
+static char files[1 << 18], *files_end = files;
+static int add_file(struct dl_phdr_info* info, size_t info_bytes, void* unused) {
+  (void)info_bytes, (void)unused;
+  const size_t bytes = strlen(info->dlpi_name) + 1;
+  if (bytes > sizeof files - (size_t)(files_end - files)) return 1;
+  memcpy(files_end, info->dlpi_name, bytes);
+  files_end += bytes;
   return 0;
 }
 
+/* Returns the PMPI_Comm_rank of the program's MPI: the one in the global scope, or where a library that was opened
+ * locally brought MPI, such as a module of Python's, that of the MPI in use. */
+static const void* find_mpi(void) {
+  void* found = dlsym(RTLD_DEFAULT, "PMPI_Comm_rank");
+  int in_use = 0, (*initialized)(int*);
+  if (found == NULL) dl_iterate_phdr(add_file, NULL);
+  for (const char* file = files; file < files_end && !in_use; file += strlen(file) + 1) {
+    void* library = dlopen(file, RTLD_LAZY | RTLD_NOLOAD);
+    if (library == NULL) continue;
+    *(void**)&initialized = dlsym(library, "PMPI_Initialized");
+    if (initialized != NULL) (void)initialized(&in_use);
+    if (found == NULL || in_use) found = dlsym(library, "PMPI_Comm_rank"); /* not in use: by MPI's sessions, perhaps */
+    dlclose(library);
+  }
+  return found;
+}
+
+/* Finds what comes after the shim, or where MPI is not in the global scope, MPI's own. */
+static void find_below(const void* comm_rank) {
+  mpi = library_of(comm_rank);
+#define MPI_FUNCTION(name, parameters, arguments)                                                            \
+  *(void**)&after_mpi.name = dlsym(RTLD_NEXT, "MPI_" #name);                                                 \
+  *(void**)&after_pmpi.name = dlsym(RTLD_NEXT, "PMPI_" #name);                                               \
+  if (after_pmpi.name == NULL && mpi != RTLD_DEFAULT) *(void**)&after_pmpi.name = dlsym(mpi, "PMPI_" #name); \
+  if (after_mpi.name == NULL) after_mpi.name = after_pmpi.name;
+#include "shim/mpi/functions.def"
+}
+
+/* Returns whether the program's MPI is of another kind than the one that the shim was built for. */
+static int is_other_kind(const char* version) {
+#ifdef OPEN_MPI
+  return *version != '\0' && strstr(version, "Open MPI") == NULL;
+#else
+  handles_fit = strstr(version, "Open MPI") == NULL;
+  return !handles_fit;
+#endif
+}
+
 /* Loads a library of the shim's own folder. */
-static const moecclMpiTable* find_table(const char* name, char* why, size_t why_bytes) {
-  Dl_info self;
+static const moecclMpiTable* find_table(const char* name, const void* comm_rank, char* why, size_t why_bytes) {
   char path[4096];
-  char* file = dladdr(&once, &self) != 0 && self.dli_fname != NULL ? realpath(self.dli_fname, NULL) : NULL;
+  char* file = realpath(file_of(&once), NULL);
   if (file == NULL || snprintf(path, sizeof path, "%s/%s", dirname(file), name) >= (int)sizeof path) {
     snprintf(why, why_bytes, "the shim's own path cannot be resolved");
     free(file);
@@ -101,26 +118,23 @@ static const moecclMpiTable* find_table(const char* name, char* why, size_t why_
   }
   moecclMpiCore_t get;
   *(void**)&get = symbol; /* POSIX's way from an object pointer to a function pointer */
-  return get(&after_mpi, &after_pmpi);
+  const moecclMpiTable* table = get(&after_pmpi, comm_rank);
+  return table != NULL ? table : &apart;
 }
 
 static void load(void) {
-#define FIND(name, parameters, arguments)                    \
-  *(void**)&after_mpi.name = dlsym(RTLD_NEXT, "MPI_" #name); \
-  *(void**)&after_pmpi.name = dlsym(RTLD_NEXT, "PMPI_" #name);
-#define MPI_FUNCTION FIND
-#include "shim/mpi/functions.def"
-#undef MPI_FUNCTION
-#undef FIND
-  if (!is_our_mpi()) {
-    atomic_store_explicit(&loaded, &apart, memory_order_release); /* acquired in table() */
-    return;
-  }
+  const void* comm_rank = find_mpi();
+  find_below(comm_rank);
+  static char version[16384]; /* more than any MPI_MAX_LIBRARY_VERSION_STRING */
+  int n = 0, (*get_version)(char*, int*);
+  *(void**)&get_version = dlsym(mpi, "PMPI_Get_library_version");
+  if (get_version != NULL) (void)get_version(version, &n);
   char why[4096] = "", too[4096] = "";
-  const moecclMpiTable* table = find_table(MOECCL_MPI_CORE, why, sizeof why);
+  const moecclMpiTable* table = is_other_kind(version) ? &apart : NULL;
+  if (table == NULL) table = find_table(MOECCL_MPI_CORE, comm_rank, why, sizeof why);
   if (table == NULL) {
-    table = find_table(MOECCL_MPI_ASIDE, too, sizeof too);
-    if (table != NULL)
+    table = find_table(MOECCL_MPI_ASIDE, comm_rank, too, sizeof too);
+    if (table != NULL && table != &apart)
       fprintf(stderr, "moeccl-mpi: steps aside, and this rank's communicators stay with MPI: %s\n", why);
   }
   if (table == NULL) {
@@ -129,6 +143,19 @@ static void load(void) {
             "start the program without it\n",
             why, too);
     table = &broken;
+  }
+  if (table == &apart) {
+#ifdef OPEN_MPI
+    const char* built_for = "Open MPI";
+#else
+    const char* built_for = "MPICH's interface";
+#endif
+    fprintf(
+        stderr,
+        "moeccl-mpi: %s: the shim was built for another MPI library (%s), and the program's is \"%.*s\" (%s): build "
+        "MoECCL with that MPI's mpicc, or start the program without the shim\n",
+        handles_fit ? "leaves all calls to MPI" : "ends the program", built_for, (int)strcspn(version, ",\n"), version,
+        file_of(comm_rank));
   }
   atomic_store_explicit(&loaded, table, memory_order_release); /* acquired in table() */
 }
@@ -143,18 +170,14 @@ static inline const moecclMpiTable* table(void) {
 /* For MoECCL, which looks for this name, while a thread waits within one of the functions (src/api/collectives.cc). */
 __attribute__((visibility("default"))) void moecclMpiProgress(void) { table()->progress(); }
 
-#define ENTRY_TO(function, below, name, parameters, arguments)     \
-  __attribute__((visibility("default"))) int function parameters { \
-    const moecclMpiTable* t = table();                             \
-    if (__builtin_expect(t == &broken, 0)) end_job(comm);          \
-    return t->name(&below, MOECCL_MPI_BARE arguments);             \
+#define ENTRY(function, below, name, parameters, arguments)                                      \
+  __attribute__((visibility("default"))) int function parameters {                               \
+    const moecclMpiTable* t = table();                                                           \
+    if (__builtin_expect(t->name != NULL, 1)) return t->name(&below, MOECCL_MPI_BARE arguments); \
+    if (t == &broken || !handles_fit || below.name == NULL) end_job(#function, comm);            \
+    return below.name arguments;                                                                 \
   }
-#define ENTRY(name, parameters, arguments)                     \
-  ENTRY_TO(MPI_##name, after_mpi, name, parameters, arguments) \
-  ENTRY_TO(PMPI_##name, after_pmpi, name, parameters, arguments)
-#define WATCHED(name, parameters, arguments)                                                             \
-  __attribute__((visibility("default"))) int MPI_##name parameters { return table()->name(&after_mpi); } \
-  __attribute__((visibility("default"))) int PMPI_##name parameters { return table()->name(&after_pmpi); }
-#define MPI_FUNCTION ENTRY
-#define MPI_WATCHED WATCHED
+#define MPI_FUNCTION(name, parameters, arguments)           \
+  ENTRY(MPI_##name, after_mpi, name, parameters, arguments) \
+  ENTRY(PMPI_##name, after_pmpi, name, parameters, arguments)
 #include "shim/mpi/functions.def"

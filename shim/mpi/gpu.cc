@@ -9,13 +9,10 @@
 #include <iterator>
 #include <string_view>
 
+#include "shim/mpi/comm.h"
+
 namespace moeccl::shim {
 namespace {
-
-std::string_view variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
 
 bool is_loaded(const char* library) {
   void* loaded = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
@@ -24,11 +21,12 @@ bool is_loaded(const char* library) {
 }
 
 bool sees_cuda() {
-  const std::string_view driver = variable("MOECCL_CUDA_DRIVER");
+  std::string_view driver = variable("MOECCL_CUDA_DRIVER");
+  if (driver.empty() || driver == "none") driver = "libcuda.so.1";  // with "none", only MoECCL does without CUDA
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   // CUDA ignores the list from its first invalid entry on.
-  if (driver == "none" || (visible != nullptr && (*visible == '\0' || *visible == '-'))) return false;
-  if (is_loaded(driver.empty() ? "libcuda.so.1" : driver.data())) return true;
+  if (visible != nullptr && (*visible == '\0' || *visible == '-')) return false;
+  if (is_loaded(driver.data())) return true;
   // The program may load the driver after the communicator has been taken over.
   constexpr const char* kDevices[] = {"/dev/nvidiactl", "/dev/dxg" /* WSL */, "/dev/nvmap" /* Tegra */};
   return std::any_of(std::begin(kDevices), std::end(kDevices), [](const char* d) { return access(d, F_OK) == 0; });

@@ -4,21 +4,18 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <mutex>
 #include <string>
 #include <thread>
-#include <utility>
 
-#include "shim/mpi/below.h"
 #include "shim/mpi/progress.h"
 
 namespace moeccl::shim {
 namespace {
 
-void announce(const Served& served, MPI_Comm comm) {
+void announce(const Served& served) {
   static std::once_flag once;
-  if (comm != MPI_COMM_WORLD || served.rank != 0 || quiet()) return;
+  if (!gives_notices()) return;
   std::call_once(once, [&] {
     int v = 0;
     (void)moecclGetVersion(&v);
@@ -35,6 +32,11 @@ void announce(const Served& served, MPI_Comm comm) {
 // libraries. With this size, Bcasts of 8 MiB and more took up to a third longer there, and AllReduces no longer.
 constexpr uint64_t kLaterStaging = uint64_t{4} << 20;
 std::atomic<int> n_full{0};  // communicators of this process that have the default
+// A communicator costs each rank memory and connections, so a process has at most these, and after a failure, which the
+// next one would share, no more.
+constexpr int kMostJoined = 16;
+std::atomic<int> n_joined{0};
+std::atomic<bool> failed{false};
 
 // What rank 0 tells the others of a communicator.
 struct Invitation {
@@ -45,7 +47,7 @@ struct Invitation {
 // MPI sets no limit to waiting, so MoECCL does only where the user asks for one.
 moecclConfig_t config_of(const Invitation& invitation) {
   moecclConfig_t config = MOECCL_CONFIG_INIT;
-  if (std::getenv("MOECCL_TIMEOUT_MS") == nullptr) config.timeout_ms = INT32_MAX;
+  if (variable("MOECCL_TIMEOUT_MS").empty()) config.timeout_ms = INT32_MAX;
   config.staging_bytes = invitation.staging_bytes;
   return config;
 }
@@ -57,6 +59,7 @@ std::string init(Served& served, const Invitation& invitation) {
   std::string why;
   std::atomic<bool> ended{false};
   try {
+    served.layout.reset(new size_t[4 * static_cast<size_t>(served.n_ranks)]);
     std::thread thread([&] {
       if (moecclCommInitRankConfig(&served.comm, served.n_ranks, invitation.id, served.rank, &config) != moecclSuccess)
         why = moecclGetLastError(nullptr);
@@ -68,35 +71,44 @@ std::string init(Served& served, const Invitation& invitation) {
     }
     thread.join();
   } catch (const std::exception& e) {
-    why = std::string("no thread can be started: ") + e.what();
+    why = std::string("no memory or no thread: ") + e.what();
   }
   return why;
 }
 
 }  // namespace
 
-bool can_join() { return true; }
+bool can_join() { return n_joined.load() < kMostJoined && !failed.load(); }
 
 void join(MPI_Comm comm, Served& served) {
   Invitation invitation;
-  const bool good = served.rank != 0 || moecclGetUniqueId(&invitation.id) == moecclSuccess;
-  if (!good) std::fprintf(stderr, "moeccl-mpi: leaves a communicator to MPI: %s\n", moecclGetLastError(nullptr));
-  if (!all_agree(comm, good)) return;
-  if (n_full.load() > 0 && std::getenv("MOECCL_STAGING_BYTES") == nullptr) invitation.staging_bytes = kLaterStaging;
-  mpi().Bcast(&invitation, sizeof invitation, MPI_BYTE, 0, comm);
-  const std::string why = init(served, invitation);
-  if (!why.empty()) std::fprintf(stderr, "moeccl-mpi: leaves a communicator to MPI: %s\n", why.c_str());
-  if (all_agree(comm, why.empty())) {
-    served.full_staging = invitation.staging_bytes == 0;
-    if (served.full_staging) ++n_full;
-    announce(served, comm);
+  std::string why;
+  if (served.rank == 0 && moecclGetUniqueId(&invitation.id) != moecclSuccess) why = moecclGetLastError(nullptr);
+  bool good = all_agree(comm, why.empty());
+  if (good) {
+    if (n_full.load() > 0 && variable("MOECCL_STAGING_BYTES").empty()) invitation.staging_bytes = kLaterStaging;
+    mpi().Bcast(&invitation, sizeof invitation, MPI_BYTE, 0, comm);
+    why = init(served, invitation);
+    good = all_agree(comm, why.empty());
+  }
+  if (!why.empty()) {
+    std::fprintf(stderr, "moeccl-mpi: leaves a communicator, and all that its ranks make later, to MPI: %s\n",
+                 why.c_str());
+  }
+  if (!good) {
+    failed = true;
+    if (served.comm != nullptr) (void)moecclCommDestroy(std::exchange(served.comm, nullptr));
     return;
   }
-  if (served.comm != nullptr) leave(served);
+  served.full_staging = invitation.staging_bytes == 0;
+  if (served.full_staging) ++n_full;
+  ++n_joined;
+  announce(served);
 }
 
 void leave(Served& served) {
-  if (std::exchange(served.full_staging, false)) --n_full;
+  if (served.full_staging) --n_full;
+  --n_joined;
   (void)moecclCommDestroy(std::exchange(served.comm, nullptr));
 }
 

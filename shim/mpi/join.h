@@ -6,7 +6,7 @@
 
 namespace moeccl::shim {
 
-// Returns whether this rank has MoECCL.
+// Returns whether this rank has MoECCL, and room for another communicator.
 bool can_join();
 // Sets served.comm on all ranks or on none. Collective over comm.
 void join(MPI_Comm comm, Served& served);

@@ -7,7 +7,7 @@ namespace moeccl::shim {
 // Only for a thread that is within one of the shim's functions, and as such may call MPI. Reports no error, because
 // MPI reports one to the call that it concerns.
 void progress();
-// Before MPI_Finalize: gives back what progress() uses.
+// Within MPI_Finalize: gives back what progress() uses.
 void end_progress();
 
 }  // namespace moeccl::shim

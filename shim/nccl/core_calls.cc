@@ -1,84 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives and messages: each becomes a Call, whose fields are given in their order. A plain collective calls its
-// form with a config (NCCL 2.31 and later), and gives none. Also operators with a scalar.
+// Collectives and messages: each becomes a Call, whose fields are given in their order. Also operators with a scalar.
 #include "shim/nccl/core.h"
 #include "shim/nccl/device.h"
 
 namespace moeccl::shim::core {
 
-#define NAME(name) config == nullptr ? "nccl" #name : "nccl" #name "Config"
-ncclResult_t AllReduceConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                             ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config) {
-  return submit({Kind::kAllReduce, NAME(AllReduce), send, recv, count, type, op, 0, comm, stream}, config);
-}
-ncclResult_t AllReduce(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
-                       cudaStream_t stream) {
-  return AllReduceConfig(send, recv, count, type, op, comm, stream, nullptr);
-}
-
-ncclResult_t ReduceConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
-                          ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config) {
-  return submit({Kind::kReduce, NAME(Reduce), send, recv, count, type, op, root, comm, stream}, config);
-}
-ncclResult_t Reduce(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
-                    ncclComm_t comm, cudaStream_t stream) {
-  return ReduceConfig(send, recv, count, type, op, root, comm, stream, nullptr);
-}
-
-ncclResult_t BroadcastConfig(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                             cudaStream_t stream, const ncclCollConfig_t* config) {
-  return submit({Kind::kBroadcast, NAME(Broadcast), send, recv, count, type, ncclSum, root, comm, stream}, config);
-}
-ncclResult_t Broadcast(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                       cudaStream_t stream) {
-  return BroadcastConfig(send, recv, count, type, root, comm, stream, nullptr);
-}
-
-ncclResult_t AllGatherConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
-                             cudaStream_t stream, const ncclCollConfig_t* config) {
-  return submit({Kind::kAllGather, NAME(AllGather), send, recv, count, type, ncclSum, 0, comm, stream}, config);
-}
-ncclResult_t AllGather(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
-                       cudaStream_t stream) {
-  return AllGatherConfig(send, recv, count, type, comm, stream, nullptr);
-}
-
-ncclResult_t ReduceScatterConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                                 ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config) {
-  return submit({Kind::kReduceScatter, NAME(ReduceScatter), send, recv, count, type, op, 0, comm, stream}, config);
-}
-ncclResult_t ReduceScatter(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                           ncclComm_t comm, cudaStream_t stream) {
-  return ReduceScatterConfig(send, recv, count, type, op, comm, stream, nullptr);
-}
-
-ncclResult_t AlltoAllConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
-                            cudaStream_t stream, const ncclCollConfig_t* config) {
-  return submit({Kind::kAllToAll, NAME(AlltoAll), send, recv, count, type, ncclSum, 0, comm, stream}, config);
-}
-ncclResult_t AlltoAll(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
-                      cudaStream_t stream) {
-  return AlltoAllConfig(send, recv, count, type, comm, stream, nullptr);
-}
-
-ncclResult_t GatherConfig(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                          cudaStream_t stream, const ncclCollConfig_t* config) {
-  return submit({Kind::kGather, NAME(Gather), send, recv, count, type, ncclSum, root, comm, stream}, config);
-}
-ncclResult_t Gather(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                    cudaStream_t stream) {
-  return GatherConfig(send, recv, count, type, root, comm, stream, nullptr);
-}
-
-ncclResult_t ScatterConfig(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                           cudaStream_t stream, const ncclCollConfig_t* config) {
-  return submit({Kind::kScatter, NAME(Scatter), send, recv, count, type, ncclSum, root, comm, stream}, config);
-}
-ncclResult_t Scatter(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                     cudaStream_t stream) {
-  return ScatterConfig(send, recv, count, type, root, comm, stream, nullptr);
-}
-#undef NAME
+// A plain collective calls its form with a config, and gives none.
+#define NCCL_COLLECTIVE(name, kind, op, root, parameters, arguments)                                \
+  ncclResult_t name##Config NCCL_WITH_CONFIG parameters {                                           \
+    const char* const function = config == nullptr ? "nccl" #name : "nccl" #name "Config";          \
+    return submit({Kind::kind, function, send, recv, count, type, op, root, comm, stream}, config); \
+  }                                                                                                 \
+  ncclResult_t name parameters {                                                                    \
+    const ncclCollConfig_t* const config = nullptr;                                                 \
+    return name##Config NCCL_AND_CONFIG arguments;                                                  \
+  }
+#include "shim/nccl/collectives.def"
 
 ncclResult_t Bcast(void* buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
   return submit({Kind::kBroadcast, "ncclBcast", buffer, buffer, count, type, ncclSum, root, comm, stream});

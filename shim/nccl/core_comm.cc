@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Communicators: making, splitting, shrinking, suspending, ending and asking.
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <future>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,11 +30,10 @@ CommPtr new_comm(const InitConfig& config, int device) {
   return comm;
 }
 
-// A communicator that is to be made from another one. What its config does not say is as there.
+// A communicator that is to be made from another one. Without a config it is like that one.
 CommPtr new_comm_of(const Comm& parent, const InitConfig& config) {
   CommPtr comm = new_comm(config, parent.device);
-  if (!config.set) comm->blocking = parent.blocking;
-  if (config.given.graphUsageMode == NCCL_CONFIG_UNDEF_INT) comm->graph_mixing = parent.graph_mixing;
+  if (!config.set) comm->blocking = parent.blocking, comm->graph_mixing = parent.graph_mixing;
   if (comm->name.empty()) comm->name = parent.name;
   return comm;
 }
@@ -77,6 +79,12 @@ ncclResult_t check_devices(int n_devices, const int* devices) {
   return ncclSuccess;
 }
 
+// Returns whether its operations have been ended: by an abort, or by any rank's revocation.
+bool was_aborted(const Comm& comm) {
+  moecclResult_t state = moecclSuccess;
+  return comm.ours != nullptr && moecclCommGetAsyncError(comm.ours, &state) == moecclSuccess && state == moecclAborted;
+}
+
 ncclResult_t split(Comm& parent, int color, int key, Comm& comm) {
   const ShimConfig config = config_of(comm);
   const auto split_from = [&](moecclComm_t whole) {
@@ -86,9 +94,7 @@ ncclResult_t split(Comm& parent, int color, int key, Comm& comm) {
     return result == ncclSuccess && comm.ours != nullptr ? adopt(comm) : result;
   };
   // Another rank may have revoked it, or may do so while this one waits, and then splits by the other way.
-  moecclResult_t state = moecclSuccess;
-  const bool revoked = moecclCommGetAsyncError(parent.ours, &state) == moecclSuccess && state == moecclAborted;
-  if (!parent.revoked && !revoked) {
+  if (!parent.revoked && !was_aborted(parent)) {
     const moecclResult_t done = split_from(parent.ours);
     const bool ended = comm.cancelled || (parent.given_up && !parent.revoked);
     if (done != moecclAborted || ended) return finish(from_moeccl(done));
@@ -137,6 +143,26 @@ bool leave_to_its_maker(Comm& comm, bool abort) {
   return true;
 }
 
+// Frees a communicator that was aborted or revoked, once nothing uses it any more. A group of another thread uses it
+// until the group's other communicators have ended too, which the program may abort next: that is not waited for.
+void free_ended(CommPtr comm) {
+  constexpr std::chrono::seconds kEnds(3);  // its operations, and then its memory, wait for peers for a second
+  auto freed = std::make_shared<std::promise<void>>();
+  const std::future<void> done = freed->get_future();
+  const auto finish = [freed](CommPtr& c) {
+    wait_unused(*c);
+    (void)contained([&] { return free_comm(*c); });
+    c = nullptr;
+    freed->set_value();
+  };
+  try {
+    std::thread([finish, c = comm]() mutable { finish(c); }).detach();
+  } catch (const std::exception&) {
+    finish(comm);
+  }
+  (void)done.wait_for(kEnds);
+}
+
 // Destroys the communicator, or aborts what MoECCL runs on it. NCCL's abort is NCCL's own.
 ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
   if (handle == nullptr) return ncclSuccess;  // as in NCCL
@@ -164,15 +190,15 @@ ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
   drop_jobs_from(*comm);
   if (abort && group_open()) {
     // What still uses it may end only when the group's other communicators have been aborted too.
-    after_group([comm] {
-      wait_unused(*comm);
-      (void)free_comm(*comm);
-    });
+    after_group([comm] { free_ended(comm); });
     return ncclSuccess;
   }
+  if (abort || was_aborted(*comm)) {
+    free_ended(comm);
+    return ncclSuccess;  // its operations end in an error, as they should
+  }
   wait_unused(*comm);
-  const ncclResult_t result = free_comm(*comm);
-  return abort ? ncclSuccess : result;  // aborted operations end in an error, as they should
+  return free_comm(*comm);
 }
 
 }  // namespace
@@ -231,7 +257,8 @@ ncclResult_t CommInitAll(ncclComm_t* comms, int n_devices, const int* devices) {
 ncclResult_t CommFinalize(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;  // as in NCCL
   MOECCL_OURS_OR_FORWARD_IN_GROUP(target, comm, Need::kUsable, CommFinalize, target.real);
-  if (target.ours->revoked) return fail(ncclInvalidUsage, "ncclCommFinalize: the communicator was revoked");
+  if (target.ours->revoked)
+    return fail(ncclInvalidArgument, "ncclCommFinalize: the communicator was revoked: destroy it");
   if (target.ours->finalized.exchange(true))
     return fail(ncclInvalidArgument, "ncclCommFinalize: it was called before: destroy the communicator");
   return from_moeccl(moecclCommFinalize(target.ours->ours));
@@ -241,9 +268,12 @@ ncclResult_t CommDestroy(ncclComm_t comm) { return end(comm, "ncclCommDestroy", 
 ncclResult_t CommAbort(ncclComm_t comm) { return end(comm, "ncclCommAbort", true); }
 
 ncclResult_t CommRevoke(ncclComm_t comm, int flags) {
+  if (comm == nullptr) return ncclSuccess;  // as in NCCL
   MOECCL_OURS_OR_FORWARD_IN_GROUP(target, comm, Need::kMade, CommRevoke, target.real, flags);
   if (flags != NCCL_REVOKE_DEFAULT) return fail(ncclInvalidArgument, "ncclCommRevoke: give NCCL_REVOKE_DEFAULT");
-  target.ours->revoked = true;
+  if (target.ours->finalized) return fail(ncclInvalidArgument, "ncclCommRevoke: the communicator was finalized");
+  if (target.ours->revoked.exchange(true))
+    return fail(ncclInvalidArgument, "ncclCommRevoke: it was called before: split, shrink or destroy the communicator");
   target.ours->given_up = true;
   return from_moeccl(moecclCommRevoke(target.ours->ours));
 }
@@ -284,7 +314,8 @@ ncclResult_t CommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out, ncc
                 .out = out,
                 .work = [parent, color, key](Comm& c) { return split(**parent, color, key, c); },
                 .parent = parent,
-                .joins = color != NCCL_SPLIT_NOCOLOR});
+                .joins = color != NCCL_SPLIT_NOCOLOR,
+                .is_part = true});
 }
 
 ncclResult_t CommShrink(ncclComm_t comm, int* excluded, int n_excluded, ncclComm_t* out, ncclConfig_t* given,
@@ -308,7 +339,8 @@ ncclResult_t CommShrink(ncclComm_t comm, int* excluded, int n_excluded, ncclComm
   return start({.comm = made,
                 .out = out,
                 .work = [parent, list, flags](Comm& c) { return shrink(**parent, list, flags, c); },
-                .parent = parent});
+                .parent = parent,
+                .is_part = true});
 }
 
 ncclResult_t CommGetUniqueId(ncclComm_t comm, ncclUniqueId* id) {

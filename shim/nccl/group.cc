@@ -179,7 +179,7 @@ void end_all(const std::vector<Chain>& chains, ncclResult_t result, Failure& fai
   }
 }
 
-// Runs the jobs of communicators that block.
+// Runs the jobs that block.
 ncclResult_t run_jobs(std::vector<Job> jobs) {
   const std::vector<Chain> chains = chains_of(std::move(jobs));
   Failure failure;
@@ -302,7 +302,7 @@ ncclResult_t start(Job job) {
     group.jobs.push_back(std::move(job));
     return ncclSuccess;
   }
-  if (!job.comm->blocking) {
+  if (!job.blocks()) {
     run_in_background({job});
     return ncclInProgress;
   }
@@ -335,8 +335,7 @@ ncclResult_t group_end(ncclSimInfo_t* simulate) {
   ncclResult_t result = std::exchange(group.failure, ncclSuccess);
   double predicted_us = 0;
   if (good(result)) {
-    const auto waits_here = [](const Job& job) { return job.comm->blocking; };
-    const auto from = std::stable_partition(jobs.begin(), jobs.end(), waits_here);
+    const auto from = std::stable_partition(jobs.begin(), jobs.end(), [](const Job& job) { return job.blocks(); });
     later.assign(std::make_move_iterator(from), std::make_move_iterator(jobs.end()));
     jobs.erase(from, jobs.end());
     result = run_jobs(std::move(jobs));

@@ -56,9 +56,11 @@ struct Job {
   // The communicator that it is made from: in use until the job has ended, in progress while the job is in the
   // background.
   std::shared_ptr<Held> parent = {};
-  bool joins = true;  // false: this rank takes part in a split and gets no communicator
+  bool joins = true;     // false: this rank takes part in a split and gets no communicator
+  bool is_part = false;  // of the parent: a split or a shrink, which blocks if the parent does, as in NCCL
+  bool blocks() const { return (is_part ? **parent : *comm).blocking; }
 };
-// Publishes comm and sets *out, then runs the job: now, in the background when the communicator does not block
+// Publishes comm and sets *out, then runs the job: now, in the background when the job does not block
 // (ncclInProgress), or at the end of the thread's group, where several jobs run side by side.
 ncclResult_t start(Job job);
 

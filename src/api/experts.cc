@@ -111,8 +111,11 @@ moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choice
     MOECCL_TRY(c.check_reach({topk_index, counts}));
     std::vector<int32_t> choices;
     if (topk_index != nullptr && c.is_device_memory(topk_index)) {
+      comm::Stream* order = nullptr;
+      MOECCL_TRY(api::find_stream(stream, &c, &order));
+      if (order != nullptr) MOECCL_TRY(order->ready());
       choices.resize(n_choices);
-      MOECCL_TRY(c.copy_across(choices.data(), topk_index, n_choices * sizeof(int32_t)));
+      MOECCL_TRY(c.copy_across(choices.data(), topk_index, n_choices * sizeof(int32_t), order));
       topk_index = choices.data();
     }
     if (counts == nullptr) return api::null_argument("counts", "an array of n_experts counts");

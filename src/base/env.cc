@@ -124,7 +124,7 @@ constexpr Variable kVariables[] = {
     {"MOECCL_PLAN", "algorithm names, at most 4096 printable characters", words<&Env::plan>},
     {"MOECCL_PROFILE", "a file name, at most 4096 printable characters", words<&Env::profile>, Variable::kFile},
     {"MOECCL_CALIBRATE", "milliseconds, 0 to 3600000; 0 for never", integer<&Env::calibrate_ms, 0, 3'600'000>},
-    {"MOECCL_KERNELS", "the name of a kernel table, at most 4096 printable characters", words<&Env::kernels>},
+    {"MOECCL_KERNELS", "avx512, avx2 or reference, if the processor runs it", words<&Env::kernels>},
     {"MOECCL_TOPOLOGY", "a synthetic topology or a file name, at most 4096 printable characters", words<&Env::topology>,
      Variable::kFile},
     {"MOECCL_SECRET", "16 to 4096 characters", parse_secret, Variable::kSecret},
@@ -181,7 +181,7 @@ constexpr Variable kVariables[] = {
 //   MOECCL_IB_ADAPTIVE_ROUTING | InfiniBand and RoCE | 0, 1 or -1 for automatic | -1 | Whether the network may deliver
 //     out of order. Automatic: 1 on InfiniBand, 0 on RoCE. With 1 a signal waits until its data has arrived.
 //   MOECCL_IB_LIBRARY | InfiniBand and RoCE | a path, or none | empty | The library to open instead of
-//     libibverbs.so.1; none turns RDMA off.
+//     libibverbs.so.1; none turns RDMA off. Where it is not set and NCCL_IB_DISABLE is 1, RDMA is off, too.
 //   MOECCL_SHIM_MODE | shims for NCCL and MPI programs | auto, moeccl or nccl | auto | Which library serves an NCCL
 //     program. auto uses MoECCL, and NCCL for jobs whose memory MoECCL cannot serve.
 //   MOECCL_SHIM_NCCL | shims for NCCL and MPI programs | an absolute path | empty | The real NCCL. Empty: the one on
@@ -298,9 +298,12 @@ EnvParse parse_env(std::span<const char* const> given, bool privileged) {
   if (privileged) std::erase_if(variables, names_file);
   for (const char* entry : variables) {
     const std::string_view text = entry, name = text.substr(0, text.find('='));
-    if (!name.starts_with("NCCL_") || name.size() + 1 >= text.size()) continue;
+    if (!name.starts_with("NCCL_") || name.size() == text.size()) continue;
+    std::string_view value = text.substr(name.size() + 1);
+    // For NCCL an empty list names no plugin. An empty value of its other variables means unset.
+    if (value.empty() && name == "NCCL_NET_PLUGIN") value = "none";
     for (const Variable& v : kVariables) {
-      if (v.alias == name) (void)v.parse(text.substr(name.size() + 1), &result.env);
+      if (v.alias == name && !value.empty()) (void)v.parse(value, &result.env);
     }
   }
   std::string unknown;

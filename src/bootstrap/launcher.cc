@@ -265,6 +265,32 @@ std::vector<driver::SocketAddress> one_of_each_family_first(const std::vector<dr
   return others;
 }
 
+// An address or "host:port" that is refused now stays refused; a name may be made with its host.
+bool may_be_known_later(const std::string& host) {
+  constexpr const char* kOfNames = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._";
+  return host.find_first_not_of(kOfNames) == std::string::npos &&
+         host.find_first_not_of("0123456789.") != std::string::npos;
+}
+
+// A name of Kubernetes is known only when rank 0's pod runs, and for some seconds a name service keeps that it was not.
+Result<UniqueId> wait_for_place_of_rank_0(const LauncherInfo& info, uint16_t port, Deadline deadline) {
+  constexpr int64_t kMostPauseMs = 1000;  // many ranks ask one name service
+  Patience patience;
+  for (int64_t pause_ms = kRetryMs;; pause_ms = std::min(2 * pause_ms, kMostPauseMs)) {
+    Result<UniqueId> place = place_of_rank_0("MASTER_ADDR", info.master_addr, port);
+    if (place.ok() || place.status().code() != moecclSystemError) return place;
+    const std::string& why = place.status().message();
+    const bool later = may_be_known_later(info.master_addr);
+    if (!later || deadline.passed()) {
+      return error(later ? moecclTimeout : moecclInvalidArgument,
+                   "rank {} found no rank 0: {}: set MASTER_ADDR to the name or the IP address of rank 0's host",
+                   info.rank, why);
+    }
+    if (patience.ends()) log(LogLevel::kWarn, "rank {} keeps trying to find rank 0 by MASTER_ADDR: {}", info.rank, why);
+    driver::sleep_ns(std::min(pause_ms, deadline.left_ms()) * 1'000'000);
+  }
+}
+
 Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, uint32_t count, Deadline deadline) {
   if (!has_secret()) {
     return error(moecclInvalidUsage,
@@ -278,7 +304,7 @@ Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, uint32_t cou
                  info.launcher);
   }
   const uint16_t port = static_cast<uint16_t>((info.master_port != 0 ? info.master_port : kDefaultMasterPort) + 1);
-  MOECCL_ASSIGN_OR_RETURN(UniqueId id, place_of_rank_0("MASTER_ADDR", info.master_addr, port));
+  MOECCL_ASSIGN_OR_RETURN(UniqueId id, wait_for_place_of_rank_0(info, port, deadline));
   const std::string label = format("moeccl env {} {} {}", info.job, info.n_ranks, count);
   MOECCL_ASSIGN_OR_RETURN(const Key secret, key_of_secret(info.job));
   id.key = derive_key(secret, label);

@@ -60,8 +60,9 @@ RootOptions root_at(const UniqueId& id, Deadline deadline);
 //
 // On one host, rank 0 starts the root and hands the id out over an abstract UNIX socket, named after user and job, to
 // processes of the same user. Between hosts, the root listens at MASTER_ADDR, port MASTER_PORT + 1, at each of its
-// addresses that this host has, and all ranks derive the key from MOECCL_SECRET. Without that secret the call fails
-// with InvalidUsage, because nothing else tells a rank from a stranger. It also fails so on a contradiction.
+// addresses that this host has, and all ranks derive the key from MOECCL_SECRET. A name that is not known yet is asked
+// for until the deadline. Without that secret the call fails with InvalidUsage, because nothing else tells a rank from
+// a stranger. It also fails so on a contradiction.
 Result<moecclUniqueId> meet_from_environment(const LauncherInfo& info, Deadline deadline);
 
 }  // namespace moeccl::bootstrap

@@ -8,6 +8,7 @@
 #include "src/base/log.h"
 #include "src/bootstrap/launcher.h"
 #include "src/comm/cuda_stream.h"
+#include "src/driver/cuda/aside.h"
 #include "src/driver/thread.h"
 #include "src/exec/cuda/runners.h"
 #include "src/exec/cuda/stream_work.h"
@@ -140,7 +141,7 @@ size_t Communicator::memory_bytes() const {
   const exec::Fabric& f = *fabric_;
   return f.own->bytes() + f.scratch.capacity() + (f.sent.capacity() + f.awaited.capacity()) * sizeof(uint32_t) +
          (f.entered.capacity() + f.finished.capacity()) * sizeof(uint64_t) + f.links.size() * sizeof(transport::Link) +
-         (cuda_ != nullptr ? cuda_->memory_bytes() : 0);
+         (f.engine != nullptr ? f.engine->memory_bytes() : 0) + (cuda_ != nullptr ? cuda_->memory_bytes() : 0);
 }
 
 Status Communicator::force(moecclOp_t op, const std::string& algorithm) {
@@ -186,13 +187,14 @@ Status Communicator::check_reach(std::initializer_list<const void*> pointers) co
   return {};
 }
 
-Status Communicator::copy_across(void* dst, const void* src, size_t bytes) {
+Status Communicator::copy_across(void* dst, const void* src, size_t bytes, Stream* stream) {
   if (bytes == 0) return {};
-  const driver::cuda::Current current(cuda_->engine().context());
-  // Copies on the default stream, after its earlier work, because the engine's own stream belongs to the proxy, which
-  // may be using it. The driver tells host addresses from device addresses, so any mixture works.
-  MOECCL_TRY(driver::cuda::copy(dst, src, bytes, nullptr, "a table between host and device"));
-  return driver::cuda::check(driver::cuda::driver()->cuStreamSynchronize(nullptr), "the default stream");
+  CudaStream* const after = stream != nullptr ? stream->as_cuda() : nullptr;
+  const driver::cuda::Current current(cuda_->context());
+  MOECCL_ASSIGN_OR_RETURN(const auto earlier,
+                          exec::EarlierWork::of(cuda_->context(), after != nullptr ? after->stream() : nullptr));
+  MOECCL_TRY(earlier->wait(cuda_->fabric()));
+  return driver::cuda::copy_aside(dst, src, bytes, "a table between host and device");
 }
 
 void Communicator::hint(Stream* stream) const {
@@ -417,17 +419,18 @@ void Communicator::revoke() {
 void Communicator::notice_peers() {
   if (!birth_.here()) return;
   exec::PersistentKernel* const device = kernel();
-  const bool replays = device != nullptr && device->has_captured();
   if (fabric_->failed()) {  // on host memory, of which the kernel knows nothing
-    if (replays) device->stop();
+    if (device != nullptr && device->has_captured()) device->stop();
     return;
   }
   Status why = exec::check_revoked(*fabric_);
-  // No task looks for peers that a graph's replay waits for.
-  if (why.ok() && replays) why = exec::check_peers(cuda_->fabric());
+  // No task looks for peers that a graph's replay waits for, and the one that watches a launch may come behind one that
+  // waits in the driver.
+  if (why.ok() && device != nullptr)
+    why = exec::check_peers(cuda_->fabric(), [&](uint32_t p) { return device->waits_for(p); });
   if (why.ok()) return;
   if (cuda_ != nullptr) cuda_->fabric().fail(why);
-  if (replays) device->stop();
+  if (device != nullptr) device->stop();
   fabric_->fail(why);
 }
 

@@ -74,12 +74,13 @@ class Communicator {
   // Return the selector and the fabric for one kind of memory. The persistent kernel has a selector of its own.
   Selector& selector_for(bool on_device) const { return on_device ? cuda_->selector() : *selector_; }
   exec::Fabric& fabric_for(bool on_device) { return on_device ? cuda_->fabric() : *fabric_; }
-  // For copies between host and CUDA memory of the small tables that the host works on. copy_across() waits.
+  // For copies between host and CUDA memory of the small tables that the host works on. copy_across() comes after the
+  // earlier work of a CUDA stream, or otherwise of the default stream, and waits.
   bool is_device_memory(const void* p) const;
   // Returns an error if a pointer is to CUDA memory that this communicator cannot reach. Called before the host reads
   // or writes what the caller gave.
   Status check_reach(std::initializer_list<const void*> pointers) const;
-  Status copy_across(void* dst, const void* src, size_t bytes);
+  Status copy_across(void* dst, const void* src, size_t bytes, Stream* stream = nullptr);
   // Returns the runner that executes an operation step by step on the kind of memory of a call's buffers. Null buffers
   // do not determine the kind, and a call without any uses that of the last call. The given numbers of bytes of CUDA
   // buffers are opened to kernels of this process's other ranks, which use them directly.
@@ -187,8 +188,8 @@ class Communicator {
   void abort();
   // Ends all operations on all ranks and forbids further ones; see moecclCommRevoke. Any thread.
   void revoke();
-  // Fails this rank too if another one has revoked the communicator, or, where a graph may be waiting for it, has
-  // failed or been lost. Any thread.
+  // Fails this rank too if another one has revoked the communicator, or, where an operation on the device may be
+  // waiting for it, has failed or been lost. Any thread.
   void notice_peers();
   // Tells the peers that this rank will take no further part.
   void leave();

@@ -19,13 +19,18 @@
 namespace moeccl::comm {
 namespace {
 
-// The collectives of one communicator in a batch, on one kind of memory. They run one after another.
+// The calls of one communicator in a batch, on one kind of memory, that run one after another: its collectives, and
+// then the messages that a launch moves. As in NCCL, these come last: the launch ends when its peers' do, which may
+// come behind any of the collectives.
 class ChainTask final : public exec::Task {
  public:
-  explicit ChainTask(std::vector<Call*> calls) : Task(calls[0]->runner().fabric()), calls_(std::move(calls)) {}
+  ChainTask(exec::Fabric& fabric, std::vector<Call*> calls, std::unique_ptr<exec::Task> messages)
+      : Task(fabric), calls_(std::move(calls)), messages_(std::move(messages)) {}
 
   exec::Progress poll() override {
-    if (running_ == nullptr) {
+    if (running_ == nullptr && next_ == calls_.size()) {
+      running_ = std::move(messages_);
+    } else if (running_ == nullptr) {
       Call& call = *calls_[next_++];
       if (Status s = call.comm->refresh(*call.operation); !s.ok()) return fail(std::move(s));
       running_ = call.runner().task(*call.operation);
@@ -33,19 +38,23 @@ class ChainTask final : public exec::Task {
     }
     const exec::Progress p = running_->poll();
     if (p == exec::Progress::kFailed) return fail(running_->status());
-    if (p != exec::Progress::kDone || next_ == calls_.size()) return p;
+    if (p != exec::Progress::kDone || (next_ == calls_.size() && messages_ == nullptr)) return p;
     running_ = nullptr;
     return exec::Progress::kMoved;
   }
   Status diagnose() override { return running_ ? running_->diagnose() : Status(); }
   std::string describe() const override { return running_ ? running_->describe() : "a group of operations"; }
   bool needs(uint32_t peer) const override { return running_ && running_->needs(peer); }
+  int64_t deadline_ns(int64_t since_ns) const override {
+    return running_ ? running_->deadline_ns(since_ns) : Task::deadline_ns(since_ns);
+  }
   void stop() override {
     if (running_) running_->stop();
   }
   void let_go() override {
     if (running_) running_->let_go();
     for (; next_ < calls_.size(); ++next_) calls_[next_]->promise = nullptr;
+    messages_ = nullptr;
   }
   void abandon() override {
     if (running_) running_->abandon();
@@ -54,21 +63,33 @@ class ChainTask final : public exec::Task {
  private:
   std::vector<Call*> calls_;
   size_t next_ = 0;
-  std::unique_ptr<exec::Task> running_;
+  std::unique_ptr<exec::Task> messages_, running_;
 };
 
+// Returns whether a launch moves the call's message. The rank's messages to itself are copied.
+bool is_launched_message(const Call& c) {
+  return c.operation == nullptr && c.message.peer != c.comm->rank() && kernel_of(c) != nullptr;
+}
+
+// Returns the launch of one communicator's messages, or null if there are none.
+std::unique_ptr<exec::Task> launch_of(const std::vector<Call*>& calls) {
+  if (calls.empty()) return nullptr;
+  std::vector<exec::Message> messages;
+  for (const Call* c : calls) messages.push_back(c->message);
+  const Call& first = *calls.front();
+  auto task =
+      std::make_unique<exec::MessageKernelTask>(first.runner().fabric(), *kernel_of(first), std::move(messages), 0);
+  for (Call* c : calls) c->promise = nullptr;  // the task has one of its own
+  return task;
+}
+
+// Adds the messages that a thread drives.
 void add_messages(Batch& batch, std::vector<std::unique_ptr<exec::Task>>& tasks) {
   std::map<std::tuple<exec::Runner*, uint32_t, bool>, const exec::MessageTask*> newest;
   std::map<Communicator*, std::vector<const exec::Message*>> own_sends;
-  std::map<exec::PersistentKernel*, std::vector<Call*>> on_kernels;  // one launch for each communicator
   for (Call& c : batch.calls) {
-    if (c.operation != nullptr) continue;
-    const bool own = c.message.peer == c.comm->rank();
-    if (exec::PersistentKernel* const kernel = kernel_of(c); kernel != nullptr && !own) {
-      on_kernels[kernel].push_back(&c);
-      continue;
-    }
-    if (own) {
+    if (c.operation != nullptr || is_launched_message(c)) continue;
+    if (c.message.peer == c.comm->rank()) {
       if (c.message.is_send) own_sends[c.comm].push_back(&c.message);
       continue;
     }
@@ -77,14 +98,6 @@ void add_messages(Batch& batch, std::vector<std::unique_ptr<exec::Task>>& tasks)
     auto task = std::make_unique<exec::MessageTask>(runner.fabric(), c.message, before);
     before = task.get();
     tasks.push_back(runner.driven(std::move(task)));
-  }
-  for (const auto& [kernel, calls] : on_kernels) {
-    std::vector<exec::Message> messages;
-    for (const Call* c : calls) messages.push_back(c->message);
-    exec::Runner& runner = calls.front()->runner();
-    tasks.push_back(
-        runner.driven(std::make_unique<exec::MessageKernelTask>(runner.fabric(), *kernel, std::move(messages), 0)));
-    for (Call* c : calls) c->promise = nullptr;  // the task has one of its own
   }
   for (const Call& c : batch.calls) {
     if (c.operation != nullptr || c.message.peer != c.comm->rank() || c.message.is_send) continue;
@@ -158,17 +171,21 @@ Status run(Batch& batch, Status status) {
     }
     return status;
   }
-  std::vector<exec::Runner*> memories;  // one for each kind of memory
-  std::vector<std::vector<Call*>> chains;
+  std::vector<exec::Runner*> memories;               // one for each kind of memory
+  std::vector<std::vector<Call*>> chains, launched;  // [memories]
   for (Call& c : batch.calls) {
     size_t i = 0;
     while (i < memories.size() && &memories[i]->fabric() != &c.runner().fabric()) ++i;
-    if (i == memories.size()) memories.push_back(&c.runner()), chains.emplace_back();
+    if (i == memories.size()) memories.push_back(&c.runner()), chains.emplace_back(), launched.emplace_back();
     if (c.operation != nullptr) chains[i].push_back(&c);
+    if (is_launched_message(c)) launched[i].push_back(&c);
   }
   std::vector<std::unique_ptr<exec::Task>> tasks;
-  for (size_t i = 0; i < chains.size(); ++i)
-    if (!chains[i].empty()) tasks.push_back(memories[i]->driven(std::make_unique<ChainTask>(std::move(chains[i]))));
+  for (size_t i = 0; i < chains.size(); ++i) {
+    if (chains[i].empty() && launched[i].empty()) continue;
+    tasks.push_back(memories[i]->driven(
+        std::make_unique<ChainTask>(memories[i]->fabric(), std::move(chains[i]), launch_of(launched[i]))));
+  }
   add_messages(batch, tasks);
   std::vector<exec::Task*> pointers;
   for (const auto& t : tasks) pointers.push_back(t.get());
@@ -256,12 +273,8 @@ Status drive(Batch& batch) {
   const Status status = in_turns(batch, [&](Status usable) {
     const PromisesEnd end{batch};
     if (usable.ok()) usable = std::move(met);
-    for (const auto& earlier : batch.earlier) {
-      const driver::cuda::Current current(earlier->context());
-      exec::StreamWork work;
-      work.ready = earlier->end();
-      if (usable.ok()) usable = work.wait_ready(batch.calls.front().runner().fabric());
-    }
+    for (const auto& earlier : batch.earlier)
+      if (usable.ok()) usable = earlier->wait(batch.calls.front().runner().fabric());
     return run(batch, std::move(usable));
   });
   if (batch.meeting != nullptr) batch.meeting->end(status);

@@ -9,12 +9,16 @@
 #include <vector>
 
 #include "src/comm/split.h"
+#include "src/exec/task.h"
 
 namespace moeccl::comm {
 namespace {
 
 // The time for a member's end to become visible after something else has shown it.
 constexpr int64_t kSeeMs = 300;
+// An operation that a failure, a revocation or an abort has ended waits for its peers for a second. Its group may go on
+// with other communicators for much longer, of which the shrink needs nothing.
+constexpr int64_t kEnds_ns = 2'000'000'000;
 
 // A rank that has destroyed the parent will not come either, but one that has failed will.
 bool is_gone(Communicator& parent, uint32_t r) {
@@ -63,7 +67,11 @@ Result<std::unique_ptr<Communicator>> shrink(Communicator& parent, std::span<con
   MOECCL_ASSIGN_OR_RETURN(call.excluded, excluded_ranks(parent, exclude));
   MOECCL_ASSIGN_OR_RETURN(const Config config, config_of_part(parent, given));
   if (abort_first) parent.abort();
-  parent.wait_idle();
+  if (!parent.usable().ok()) {
+    exec::wait_for_peers([&parent] { return !parent.idle(); }, kEnds_ns);
+  } else {
+    parent.wait_idle();
+  }
   call.only_excluded = !exclude.empty();
   call.gone = [&parent](uint32_t r) { return is_gone(parent, r); };
   call.cancelled = [&config] { return config.not_cancelled(); };

@@ -44,8 +44,9 @@ class Turns {
   }
 
   // Waits until the turns of all earlier tickets have ended. It needs no deadline, because each of those operations has
-  // one. In a forked child, where no thread ends them, it does not wait; the communicator refuses the next call there.
-  // Returns false after close() if the turn has not come: others may still be in theirs.
+  // one, counted from when it depends on other ranks. In a forked child, where no thread ends them, it does not wait;
+  // the communicator refuses the next call there. Returns false after close() if the turn has not come: others may
+  // still be in theirs.
   bool wait(uint64_t ticket) {
     bool came = false;
     wait_until([&] {

@@ -10,6 +10,7 @@
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/base/trusted_library.h"
+#include "src/driver/cuda/aside.h"
 #include "src/driver/cuda/idle.h"
 
 namespace moeccl::driver::cuda {
@@ -178,17 +179,6 @@ Result<Event> make_event() {
 Status copy(void* to, const void* from, size_t bytes, Stream stream, const std::string& what) {
   return check(driver()->cuMemcpyAsync(reinterpret_cast<Pointer>(to), reinterpret_cast<Pointer>(from), bytes, stream),
                what);
-}
-
-Status zero(Pointer at, size_t bytes) {
-  constexpr unsigned kNonBlocking = 1;
-  constexpr const char* kWhat = "zeroing device memory";
-  Stream stream = nullptr;
-  MOECCL_TRY(check(driver()->cuStreamCreate(&stream, kNonBlocking), kWhat));
-  Status status = check(driver()->cuMemsetD8Async(at, 0, bytes, stream), kWhat);
-  if (status.ok()) status = check(driver()->cuStreamSynchronize(stream), kWhat);
-  (void)driver()->cuStreamDestroy_v2(stream);
-  return status;
 }
 
 Result<Memory> Memory::device(Context context, size_t bytes) {

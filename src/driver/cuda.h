@@ -146,9 +146,6 @@ class Current {
 Result<Event> make_event();
 // Copies on a stream between any two places that the driver knows.
 Status copy(void* to, const void* from, size_t bytes, Stream stream, const std::string& what);
-// Zeroes memory of the current context's device, on a stream of its own: another thread may be capturing a stream that
-// the default stream would join.
-Status zero(Pointer at, size_t bytes);
 
 // Zeroed memory of the context's device. When its owner has gone, on any thread, it is freed as soon as no operation is
 // in flight on the context (cuda/idle.h).

@@ -165,10 +165,10 @@ Status how_ended(const transport::Board& board, uint32_t peer) {
 
 }  // namespace
 
-Status check_peers(const Fabric& fabric) {
+Status check_peers(const Fabric& fabric, const std::function<bool(uint32_t)>& counts) {
   MOECCL_TRY(check_revoked(fabric));
   for (uint32_t p = 0; p < fabric.n_ranks; ++p) {
-    if (p == fabric.rank) continue;
+    if (p == fabric.rank || !counts(p)) continue;
     const transport::Board& board = fabric.link(p).board();
     MOECCL_TRY(how_ended(board, p));
     Status lost = fabric.link(p).check_peer();
@@ -214,7 +214,7 @@ Status check_health(Task& task, int64_t since_ns, int64_t now, bool look_alive) 
       return lost;
     }
   }
-  if (now - since_ns > (f.timeout_ms + task.grace_ms()) * 1'000'000) return timed_out(task);
+  if (now > task.deadline_ns(since_ns)) return timed_out(task);
   return {};
 }
 
@@ -398,6 +398,11 @@ Status drive(std::span<Task* const> tasks) {
     --left;
     if (status.ok()) return;
     ended[i] = kFailed;
+    // First, because kernels that are stopped report a reason of their own.
+    tasks[i]->fabric().fail(status);
+    // Before it lets go: it may then wait for work on a device that stands behind another task's.
+    for (size_t k = 0; k < tasks.size(); ++k)
+      if (ended[k] == kRuns && &tasks[k]->fabric() == &tasks[i]->fabric()) tasks[k]->stop();
     status = publish_failure(*tasks[i], status);
     if (first.ok()) first = std::move(status);
   };

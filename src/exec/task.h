@@ -35,8 +35,8 @@ class Task {
   virtual uint64_t sequence() const { return 0; }
   // Describes the task and what it waits for, naming ranks. Used in messages.
   virtual std::string describe() const = 0;
-  // Returns how much longer than the communicator's timeout the work elsewhere may take to report where it waits.
-  virtual int64_t grace_ms() const { return 0; }
+  // Returns until when the task may wait if it has been blocked since `since_ns`.
+  virtual int64_t deadline_ns(int64_t since_ns) const { return since_ns + fabric_.timeout_ms * 1'000'000; }
   // Called when the task will not be polled again and this rank's failure is published. Gives back what it used of
   // peers.
   virtual void let_go() {}
@@ -120,8 +120,9 @@ std::string failure_text(const transport::Board& board);
 // can no longer fail the task, whatever happens to it; with `waits_long`, however, failures of all peers count.
 Status check_peer_state(Task& task, uint32_t peer, bool waits_long = false);
 
-// Returns how any peer has failed or been lost, or success. For operations without a task.
-Status check_peers(const Fabric& fabric);
+// Returns how any peer for which `counts` returns true has failed or been lost, or success. For operations that no task
+// watches.
+Status check_peers(const Fabric& fabric, const std::function<bool(uint32_t)>& counts);
 
 // Returns why a rank that has been blocked since `since_ns` must give up, or success. With `look_alive` it also checks
 // whether the peers' processes are alive.

@@ -9,8 +9,8 @@
 #include "src/base/env.h"
 #include "src/base/hash.h"
 #include "src/exec/cuda/cuda_routing.h"
-#include "src/exec/cuda/row_tables.h"
-#include "src/exec/cuda/table_plan.h"
+#include "src/exec/cuda/tables/row_tables.h"
+#include "src/exec/cuda/tables/table_plan.h"
 #include "src/world/kernel_side.h"
 
 namespace moeccl::comm {

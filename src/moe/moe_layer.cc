@@ -323,26 +323,32 @@ Status MoeRouting::dispatch_backward(const void* grad_out, void* grad_in, moeccl
 }
 
 Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t stream) {
-  MOECCL_TRY(usable("combine backward"));
+  return combine_gradients("combine backward", g, rows_here(), stream, [&](bool weighted) {
+    return run(moecclOpDispatch, weighted, g.grad_out, g.grad_in, stream, measured_backward_);
+  });
+}
+
+Status MoeRouting::combine_gradients(const char* what, const CombineGradients& g, uint64_t n_rows,
+                                     moecclStream_t stream, const std::function<Status(bool weighted)>& dispatch) {
+  MOECCL_TRY(usable(what));
   const bool expert_major = layer_.config().shape.expert_major;
   const bool wants_weights = g.grad_weight != nullptr;  // alike on all ranks, also on those without tokens
   if (wants_weights) MOECCL_TRY(on_host("gradients of the weights"));
-  if (expert_major && (weighted_ || wants_weights)) MOECCL_TRY(needs_elements("combine backward"));
-  MOECCL_TRY(needs_buffer("combine backward", "grad_out", g.grad_out, tokens_here()));
-  MOECCL_TRY(needs_buffer("combine backward", "grad_in", g.grad_in, rows_here()));
+  if (expert_major && (weighted_ || wants_weights)) MOECCL_TRY(needs_elements(what));
+  MOECCL_TRY(needs_buffer(what, "grad_out", g.grad_out, tokens_here()));
+  MOECCL_TRY(needs_buffer(what, "grad_in", g.grad_in, n_rows));
   if (wants_weights && !expert_major)
-    return error(
-        moecclInvalidArgument,
-        "combine backward: grad_weight is given, but with moecclLayoutRows the caller applies the weights: pass NULL");
+    return error(moecclInvalidArgument,
+                 "{}: grad_weight is given, but with moecclLayoutRows the caller applies the weights: pass NULL", what);
   // A weighted dispatch computes in the layer's type. All ranks agree on whether there are weights.
-  if (!wants_weights)
-    return run(moecclOpDispatch, expert_major && weighted_, g.grad_out, g.grad_in, stream, measured_backward_);
-  MOECCL_TRY(needs_buffer("combine backward", "in", g.in, rows_here()));
-  MOECCL_ASSIGN_OR_RETURN(const bool on_device, dots_on_device("combine backward", g));
+  if (!wants_weights) return dispatch(expert_major && weighted_);
+  MOECCL_TRY(needs_buffer(what, "in", g.in, n_rows));
+  MOECCL_ASSIGN_OR_RETURN(const bool on_device, dots_on_device(what, g));
   MOECCL_TRY(layer_.host().needs_host(stream));
-  MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream, measured_backward_));
-  // The products need the rows as they were sent, so weights are applied only now. A blocking exchange of the
-  // communicator comes after everything on its streams, and so waits for the dispatch.
+  MOECCL_TRY(dispatch(false));
+  // The products need the rows as they were sent, so weights are applied only now. They go to the ranks that brought
+  // the tokens, whose gates chose. A blocking exchange of the communicator comes after everything on its streams, and
+  // so waits for the dispatch.
   if (stream) {
     gathered_.resize(layer_.host().n_ranks());
     const std::byte mine{};

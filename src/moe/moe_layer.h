@@ -2,6 +2,7 @@
 // MoE layers and routings over a MoeHost: the contract of moeccl/moe.h without its handles.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -9,8 +10,8 @@
 #include <vector>
 
 #include "src/exec/cuda/cuda_routing.h"
-#include "src/exec/cuda/cuda_tables.h"
-#include "src/exec/cuda/row_tables.h"
+#include "src/exec/cuda/tables/cuda_tables.h"
+#include "src/exec/cuda/tables/row_tables.h"
 #include "src/moe/background.h"
 #include "src/moe/moe_config.h"
 #include "src/moe/moe_host.h"
@@ -217,6 +218,9 @@ class MoeRouting {
   Status needs_elements(const char* what) const;
   Status run(moecclOp_t kind, bool weighted, const void* in, void* out, moecclStream_t stream,
              exec::Operation::Measured& measured, const exec::Operation::Scales* scales = nullptr);
+  // The backward of a combine of `n_rows` rows, which `dispatch` brings back, times their weights if `weighted`.
+  Status combine_gradients(const char* what, const CombineGradients& g, uint64_t n_rows, moecclStream_t stream,
+                           const std::function<Status(bool weighted)>& dispatch);
   Result<bool> dots_on_device(const char* what, const CombineGradients& g) const;
   Status dot_and_scale(const CombineGradients& g, bool on_device, std::vector<float>& dots) const;
   Status return_dots(const std::vector<float>& dots, float* grad_weight);

@@ -71,28 +71,9 @@ Status MoeReplacement::combine_backward(const MoeRouting::CombineGradients& g, m
   constexpr const char* kWhat = "re-placing combine's backward";
   MOECCL_TRY(ready(kWhat));
   if (combines_plainly()) return routing_->combine_backward(g, stream);
-  const uint64_t n_tokens = tokens_of_[layer_.host().rank()];
-  const bool expert_major = moe_config_.shape.expert_major;
-  const bool wants_weights = g.grad_weight != nullptr;
-  MOECCL_TRY(needs_buffer(kWhat, "grad_out", g.grad_out, n_tokens));
-  MOECCL_TRY(needs_buffer(kWhat, "grad_in", g.grad_in, n_rows_));
-  if (wants_weights && !expert_major)
-    return error(moecclInvalidArgument,
-                 "{}: grad_weight is given, but with moecclLayoutRows the caller applies the weights: pass NULL",
-                 kWhat);
-  if (!wants_weights) return run(moecclOpDispatch, expert_major && tables_.weighted(), g.grad_out, g.grad_in, stream);
-  MOECCL_TRY(needs_buffer(kWhat, "in", g.in, n_rows_));
-  MOECCL_ASSIGN_OR_RETURN(const bool on_device, routing_->dots_on_device(kWhat, g));
-  // The products need the rows as they were sent. They go to the ranks that brought the tokens, whose gates chose.
-  MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream));
-  if (stream) {
-    std::vector<std::byte> all(layer_.host().n_ranks());
-    const std::byte mine{};
-    MOECCL_TRY(layer_.host().all_gather(&mine, 1, all.data()));
-  }
-  std::vector<float> dots;
-  MOECCL_TRY(routing_->dot_and_scale(g, on_device, dots));
-  return routing_->return_dots(dots, g.grad_weight);
+  return routing_->combine_gradients(kWhat, g, n_rows_, stream, [&](bool weighted) {
+    return run(moecclOpDispatch, weighted, g.grad_out, g.grad_in, stream);
+  });
 }
 
 // Copies row `from` of `from` to row `to` of `to` for each move, or adds it.

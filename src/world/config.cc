@@ -73,6 +73,7 @@ void Config::write_agreed(Writer& out) const {
   out.u8(deterministic);
   out.u8(pace);
   out.u8(static_cast<uint8_t>(priority));
+  out.u8(graph_mixing);
   out.u64(staging_bytes);
   out.string(topology);
   out.string(plan);
@@ -83,6 +84,7 @@ Config Config::read_agreed(Reader& in) {
   c.deterministic = in.u8() != 0;
   c.pace = in.u8() != 0;
   c.priority = in.u8();
+  c.graph_mixing = in.u8() != 0;
   c.staging_bytes = in.u64();
   c.topology = in.string(kMaxText);
   c.plan = in.string(kMaxText);
@@ -93,6 +95,8 @@ std::string Config::difference(const Config& o) const {
   if (deterministic != o.deterministic) return format("deterministic ({} and {})", deterministic, o.deterministic);
   if (pace != o.pace) return format("pace ({} and {})", pace, o.pace);
   if (priority != o.priority) return format("priority ({} and {})", priority, o.priority);
+  if (graph_mixing != o.graph_mixing)
+    return format("MOECCL_CUDA_GRAPH_MIXING ({:d} and {:d})", graph_mixing, o.graph_mixing);
   if (staging_bytes != o.staging_bytes) return format("staging_bytes ({} and {})", staging_bytes, o.staging_bytes);
   if (topology != o.topology) return format("topology (\"{}\" and \"{}\")", topology, o.topology);
   if (plan != o.plan) return format("MOECCL_PLAN (\"{}\" and \"{}\")", plan, o.plan);

@@ -130,6 +130,36 @@ TEST(Abort, LeavesOtherCommunicatorsAlone) {
   });
 }
 
+// One thread drives the operations of both until the last one has ended.
+TEST(Abort, OfAShrinkDoesNotWaitForTheRestOfItsGroup) {
+  Meeting ended;
+  run_ranks(2, [&](int rank, moecclComm_t comm) {
+    moecclComm_t other = nullptr, left = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, 0, rank, &other, nullptr), comm);
+    if (rank == 0) {
+      float value[2] = {};
+      std::thread caller([&] {
+        MOECCL_ASSERT_OK(moecclGroupStart());
+        for (int i = 0; i < 2; ++i)
+          MOECCL_ASSERT_OK(
+              moecclAllReduce(&value[i], &value[i], 1, moecclFloat32, moecclSum, i == 0 ? comm : other, 0));
+        EXPECT_EQ(moecclGroupEnd(), moecclAborted);
+      });
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      const int gone = 1;
+      const Stopwatch watch;
+      MOECCL_EXPECT_COMM_OK(moecclCommShrink(comm, &gone, 1, &left, nullptr, MOECCL_SHRINK_ABORT), comm);
+      MOECCL_EXPECT_WITHIN(watch, 2000 + kLimitMs);
+      EXPECT_EQ(moecclCommAbort(other), moecclSuccess);
+      caller.join();
+      ended.arrive();
+      EXPECT_EQ(moecclCommDestroy(left), moecclSuccess);
+    }
+    EXPECT_TRUE(ended.wait_for(1));
+    EXPECT_EQ(moecclCommDestroy(other), moecclSuccess);
+  });
+}
+
 // The object has a communicator that its caller cannot name. Rank 1 is alive and begins no round.
 TEST(Abort, OrARevocationEndsAnExpertSwapOfTheCommunicator) {
   for (const bool revokes : {false, true})

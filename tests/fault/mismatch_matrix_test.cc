@@ -466,6 +466,7 @@ TEST(MismatchInit, NamesTwoRanksTheFieldAndBothValues) {
       {{"pace", "false", "true"},
        [](moecclConfig_t& c) { c.pace = 1, c.topology = "node:3(bw=1GB/s,lat=20us) gpu:1"; }},
       {{"MOECCL_TRIALS", "1", "0"}, [](moecclConfig_t&) { setenv("MOECCL_TRIALS", "0", 1); }},
+      {{"MOECCL_CUDA_GRAPH_MIXING", "1", "0"}, [](moecclConfig_t&) { setenv("MOECCL_CUDA_GRAPH_MIXING", "0", 1); }},
       {{"MOECCL_ENCRYPT", "0", "1"}, [](moecclConfig_t&) { setenv("MOECCL_ENCRYPT", "1", 1); }},
       {{"MOECCL_PLAN", "\"\"", "allreduce:ring"}, [](moecclConfig_t&) { setenv("MOECCL_PLAN", "allreduce:ring", 1); }},
   };

@@ -56,7 +56,7 @@ namespace {
 // Returns kInternalError if the calling thread still has an open group.
 Verdict init_all(long nth, long* counted) {
   moecclConfig_t config = MOECCL_CONFIG_INIT;
-  config.init_timeout_ms = 1'000;
+  config.init_timeout_ms = 200;
   config.staging_bytes = 1 << 16;
   moecclComm_t comms[kRanks] = {};
   moecclUniqueId unused;

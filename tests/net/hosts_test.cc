@@ -187,14 +187,18 @@ TEST(Hosts, SplitIntoPartsThatCrossThem) {
   run_ranks(
       4,
       [](int rank, moecclComm_t comm) {
-        for (const int color : {rank % 2, rank / 2}) {
+        size_t bytes[2] = {};
+        for (const bool crosses : {false, true}) {
+          const int color = crosses ? rank % 2 : rank / 2;
           moecclComm_t part = nullptr;
           MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, color, rank, &part, nullptr), comm);
           int part_rank = -1;
           MOECCL_EXPECT_OK(moecclCommUserRank(part, &part_rank));
           check_all_reduce(part_rank, 2, part, 1000);
+          MOECCL_EXPECT_OK(moecclCommMemoryUsage(part, &bytes[crosses]));
           MOECCL_EXPECT_OK(moecclCommDestroy(part));
         }
+        EXPECT_GE(bytes[1], bytes[0] + (64 << 10)) << "the connection's buffers";
       },
       on(*hosts));
 }

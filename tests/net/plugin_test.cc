@@ -3,6 +3,9 @@
 // not the plugin.
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <iterator>
+
 #include "tests/support/fake_nets.h"
 #include "tests/support/ranks_on_hosts.h"
 #include "tests/support/timing.h"
@@ -71,6 +74,34 @@ TEST(Plugin, ThatIsForcedAndHasNoDevicesIsAnError) {
       options);
 }
 
+// A user who has asked for no plugin need not know why the one that was found does not work.
+TEST(Plugin, ThatFailsWarnsOnlyTheUserWhoAskedForIt) {
+  for (const bool asked : {false, true}) {
+    const std::string file = ::testing::TempDir() + "moeccl_plugin_" + std::to_string(getpid()) + ".log";
+    const Variables set = {{"MOECCL_NET_PLUGIN", fake_net_file("v12")},
+                           {"FAKE_NET", "init"},
+                           {"MOECCL_NET", asked ? "plugin" : ""},
+                           {"MOECCL_DEBUG_FILE", file}};
+    MAKE_HOSTS(hosts, .weights = {1, 1});
+    RankOptions options = on(*hosts);
+    options.init = false;
+    run_ranks(
+        2,
+        [&](int rank, moecclComm_t) {
+          moecclComm_t comm = nullptr;
+          EXPECT_EQ(moecclCommInitRank(&comm, 2, unique_id(), rank) == moecclSuccess, !asked);
+          if (comm == nullptr) return;
+          MOECCL_ASSERT_OK(moecclCommDestroy(comm));
+        },
+        options);
+    std::ifstream in(file);
+    const std::string log((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    EXPECT_EQ(log.find("WARN net plugin: fake: init fails by script") != std::string::npos, asked) << log;
+    EXPECT_TRUE(asked || log.find("init fails by script") == std::string::npos) << log;
+    std::remove(file.c_str());
+  }
+}
+
 // A connection that breaks in the middle of a message ends the operation on every rank, not only where it broke.
 TEST(Plugin, ThatBreaksInAMessageEndsTheOperationEverywhere) {
   const Variables set = {{"MOECCL_NET_PLUGIN", fake_net_file("v12")}, {"FAKE_NET", "fail=150"}};
@@ -103,6 +134,8 @@ TEST(Plugin, ServesManyCommunicators) {
           check_sum(rank / 2, 2, part, 30'000);
           check_sum(rank, 4, comm, 3'000);
           MOECCL_ASSERT_OK(moecclCommDestroy(part));
+          // The plugin would serve this process no more if `part` had left requests under way.
+          check_sum(rank, 4, comm, 3'000);
         }
       },
       on(*hosts));

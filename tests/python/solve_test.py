@@ -3,9 +3,11 @@
 import array
 import itertools
 import os
+import pathlib
 import struct
 import tempfile
 import unittest
+from unittest import mock
 
 import moeccl
 from moeccl import plan, pipeline, solve
@@ -158,6 +160,14 @@ class Plans(unittest.TestCase):
 
     def test_plans_on_processes(self):
         self.assertEqual(in_processes(4, force_and_time, topology="node:2 gpu:2"), [(True,) * 7] * 4)
+
+    def test_a_profile_is_saved_at_a_path_or_in_the_users_cache(self):
+        [comm] = moeccl.init_all(1)
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
+            plan.save_profile(comm, pathlib.Path(folder, "mine.json"))
+            plan.save_profile(comm)
+            self.assertEqual(sorted(os.listdir(folder)), ["mine.json", "moeccl"])
+            self.assertEqual(len(os.listdir(os.path.join(folder, "moeccl"))), 1)
 
     def test_profiles_that_cannot_be_had(self):
         def work(comm):

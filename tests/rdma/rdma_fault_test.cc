@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cctype>
@@ -206,7 +207,7 @@ TEST(RdmaFault, ARankIsKilled) { run_trials(scaled(50), Fault::kKill, Fault::kKi
 // Pulls the cable of the data network alone, then those of all networks: a different part notices that the peer is
 // gone.
 TEST(RdmaFault, ACableIsPulled) {
-  run_trials(scaled(10), Fault::kCable, over_rdma() ? Fault::kRdmaCable : Fault::kCable);
+  run_trials(std::max(2, scaled(10)), Fault::kCable, over_rdma() ? Fault::kRdmaCable : Fault::kCable);
 }
 
 TEST(RdmaFault, ARankFreezes) { run_trials(scaled(5), Fault::kFreeze, Fault::kFreeze); }

@@ -76,12 +76,9 @@ TEST(ShimComm, OneThreadMakesAllRanksInAGroup) {
 TEST(ShimComm, ASplitInTheBackgroundHoldsItsParent) {
   Board* board = new_board();
   in_processes(2, [&](int rank) {
-    ncclComm_t comm = nullptr, half = nullptr;
-    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    ncclComm_t comm = nonblocking(2, meet(*board, rank), rank), half = nullptr;
     while (rank == 1 && board->counters[0].load() == 0) usleep(1000);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    EXPECT_EQ(ncclCommSplit(comm, rank == 1 ? NCCL_SPLIT_NOCOLOR : 0, 0, &half, &config), ncclInProgress);
+    EXPECT_EQ(ncclCommSplit(comm, rank == 1 ? NCCL_SPLIT_NOCOLOR : 0, 0, &half, nullptr), ncclInProgress);
     EXPECT_EQ(half == nullptr, rank == 1) << "which joins none";
     ncclResult_t state = ncclSuccess;
     if (rank == 0) {
@@ -103,6 +100,39 @@ TEST(ShimComm, ASplitInTheBackgroundHoldsItsParent) {
       EXPECT_NCCL(ncclCommDestroy(half));
     }
     EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+// The flag of the new communicator's config says only how that one is used.
+TEST(ShimComm, ASplitAndAShrinkBlockIfTheirParentDoes) {
+  Board* board = new_board();
+  in_processes(3, [&](int rank) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t parents[2] = {nonblocking(3, meet(*board, rank), rank), nullptr};
+    config.blocking = 1;
+    EXPECT_EQ(ncclCommSplit(parents[0], 0, rank, &parents[1], &config), ncclInProgress);
+    for (const ncclComm_t c : {parents[0], parents[1]}) ASSERT_EQ(wait_ready(c), ncclSuccess);
+    for (const int blocking : {0, 1}) {
+      const ncclComm_t parent = parents[blocking];
+      const ncclResult_t result = blocking != 0 ? ncclSuccess : ncclInProgress;
+      config.blocking = 1 - blocking;
+      ncclComm_t parts[3] = {};
+      EXPECT_EQ(ncclCommSplit(parent, 0, rank, &parts[0], &config), result);
+      EXPECT_EQ(wait_ready(parent), ncclSuccess);
+      ASSERT_NCCL(ncclGroupStart());
+      ASSERT_NCCL(ncclCommSplit(parent, 0, rank, &parts[1], &config));
+      EXPECT_EQ(ncclGroupEnd(), result);
+      EXPECT_EQ(wait_ready(parent), ncclSuccess);
+      int excluded = 2;
+      if (rank != excluded) {
+        EXPECT_EQ(ncclCommShrink(parent, &excluded, 1, &parts[2], &config, NCCL_SHRINK_DEFAULT), result);
+        EXPECT_EQ(wait_ready(parts[2]), ncclSuccess);
+        expect_ranks(parts[2], 2, 1 << rank, 0b011);
+      }
+      expect_ranks(parts[1], 3, 1 << rank, 0b111);
+      for (const ncclComm_t part : parts) EXPECT_NCCL(ncclCommDestroy(part));
+    }
+    for (const ncclComm_t c : {parents[1], parents[0]}) EXPECT_NCCL(ncclCommDestroy(c));
   });
 }
 
@@ -218,40 +248,19 @@ TEST(ShimComm, ARevokedCommunicatorCanBeSplit) {
   in_processes(3, [&](int rank) {
     ncclComm_t comm = nullptr, part = nullptr;
     ASSERT_NCCL(ncclCommInitRank(&comm, 3, meet(*board, rank), rank));
+    EXPECT_NCCL(ncclCommRevoke(nullptr, NCCL_REVOKE_DEFAULT));
     ASSERT_NCCL(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+    EXPECT_EQ(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT), ncclInvalidArgument) << "twice";
     ncclResult_t state = ncclInProgress;
     ASSERT_NCCL(ncclCommGetAsyncError(comm, &state));
     EXPECT_EQ(state, ncclSuccess) << "quiescent";
     int32_t n = 1;
     EXPECT_EQ(ncclAllReduce(&n, &n, 1, ncclInt32, ncclSum, comm, nullptr), ncclInvalidUsage);
-    EXPECT_EQ(ncclCommFinalize(comm), ncclInvalidUsage);
+    EXPECT_EQ(ncclCommFinalize(comm), ncclInvalidArgument);
     ASSERT_NCCL(ncclCommSplit(comm, rank == 0 ? 0 : 1, 0, &part, nullptr));
     expect_ranks(part, rank == 0 ? 1 : 2, 1 << rank, rank == 0 ? 0b001 : 0b110);
     EXPECT_NCCL(ncclCommDestroy(part));
     EXPECT_NCCL(ncclCommDestroy(comm));
-  });
-}
-
-TEST(ShimComm, AbortEndsACallOfAnotherThread) {
-  Board* board = new_board();
-  in_processes(2, [&](int rank) {
-    ncclComm_t comm = nullptr;
-    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
-    if (rank == 1) {
-      while (board->counters[0].load() == 0) usleep(1000);  // never answers
-      ncclCommDestroy(comm);
-      return;
-    }
-    std::thread caller([&] {
-      float x = 1;
-      EXPECT_NE(ncclAllReduce(&x, &x, 1, ncclFloat32, ncclSum, comm, nullptr), ncclSuccess);
-    });
-    usleep(100'000);
-    EXPECT_NCCL(ncclCommAbort(comm));
-    caller.join();
-    board->counters[0].store(1);
-    float x = 1;
-    EXPECT_EQ(ncclAllReduce(&x, &x, 1, ncclFloat32, ncclSum, comm, nullptr), ncclInvalidArgument) << "freed";
   });
 }
 
@@ -296,52 +305,22 @@ TEST(ShimComm, ASplitThatARevocationInterruptsMeetsTheOthersSplit) {
   });
 }
 
-// A stream holds an operation of the second communicator, which its peer never joins, and behind it one of the first.
-TEST(ShimComm, AbortsInAGroupDoNotWaitForEachOther) {
-  Board* board = new_board();
-  in_processes(2, [&](int rank) {
-    ncclComm_t first = nullptr, second = nullptr;
-    ASSERT_NCCL(ncclCommInitRank(&first, 2, meet(*board, rank), rank));
-    ASSERT_NCCL(ncclCommSplit(first, 0, 0, &second, nullptr));
-    int32_t one = 1, a = 0, b = 0;
-    const HostStream stream;
-    if (rank == 0) {
-      ASSERT_NCCL(ncclAllReduce(&one, &b, 1, ncclInt32, ncclSum, second, stream.get()));
-      ASSERT_NCCL(ncclAllReduce(&one, &a, 1, ncclInt32, ncclSum, first, stream.get()));
-      usleep(50'000);
-    }
-    const auto begun = std::chrono::steady_clock::now();
-    ASSERT_NCCL(ncclGroupStart());
-    if (rank == 1) {
-      while (board->counters[0].load() == 0) usleep(1000);
-    }
-    EXPECT_NCCL(ncclCommAbort(first));
-    EXPECT_NCCL(ncclCommAbort(second));
-    ASSERT_NCCL(ncclGroupEnd());
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
-    if (rank == 0) {
-      EXPECT_LT(seconds, 15) << "half of the operations' timeout";
-      board->counters[0].store(1);
-    }
-  });
-}
-
 // Both splits use the parent, which ranks must do in the same order.
 TEST(ShimComm, TwoSplitsOfOneParentInAGroup) {
   Board* board = new_board();
   in_processes(3, [&](int rank) {
-    ncclComm_t comm = nullptr;
-    ASSERT_NCCL(ncclCommInitRank(&comm, 3, meet(*board, rank), rank));
+    ncclComm_t comms[2] = {nonblocking(3, meet(*board, rank), rank), nullptr};
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    EXPECT_EQ(ncclCommSplit(comms[0], 0, rank, &comms[1], &config), ncclInProgress);
+    for (const ncclComm_t comm : comms) ASSERT_EQ(wait_ready(comm), ncclSuccess);
     for (const int blocking : {1, 0}) {
+      const ncclComm_t comm = comms[blocking];
       for (int round = 0; round < 5; ++round) {
-        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-        config.blocking = blocking;
         ncclComm_t odd = nullptr, upper = nullptr;
         ASSERT_NCCL(ncclGroupStart());
-        ASSERT_NCCL(ncclCommSplit(comm, rank % 2, 0, &odd, &config));
-        ASSERT_NCCL(ncclCommSplit(comm, rank / 2, 0, &upper, &config));
-        const ncclResult_t ended = ncclGroupEnd();
-        ASSERT_TRUE(ended == ncclSuccess || (blocking == 0 && ended == ncclInProgress)) << ncclGetLastError(nullptr);
+        ASSERT_NCCL(ncclCommSplit(comm, rank % 2, 0, &odd, nullptr));
+        ASSERT_NCCL(ncclCommSplit(comm, rank / 2, 0, &upper, nullptr));
+        ASSERT_EQ(ncclGroupEnd(), blocking != 0 ? ncclSuccess : ncclInProgress) << ncclGetLastError(nullptr);
         for (const ncclComm_t each : {odd, upper, comm}) ASSERT_EQ(wait_ready(each), ncclSuccess);
         expect_ranks(odd, rank % 2 == 0 ? 2 : 1, 1 << rank, rank % 2 == 0 ? 0b101 : 0b010);
         expect_ranks(upper, rank < 2 ? 2 : 1, 1 << rank, rank < 2 ? 0b011 : 0b100);
@@ -349,21 +328,18 @@ TEST(ShimComm, TwoSplitsOfOneParentInAGroup) {
         EXPECT_NCCL(ncclCommDestroy(upper));
       }
     }
-    EXPECT_NCCL(ncclCommDestroy(comm));
+    for (const ncclComm_t comm : {comms[1], comms[0]}) EXPECT_NCCL(ncclCommDestroy(comm));
   });
 }
 
 TEST(ShimComm, AGroupsCallsComeBeforeASplitInTheBackground) {
   Board* board = new_board();
   in_processes(2, [&](int rank) {
-    ncclComm_t comm = nullptr, part = nullptr;
-    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
+    ncclComm_t comm = nonblocking(2, meet(*board, rank), rank), part = nullptr;
     int32_t sum = 1;
     ASSERT_NCCL(ncclGroupStart());
     ASSERT_NCCL(ncclAllReduce(&sum, &sum, 1, ncclInt32, ncclSum, comm, nullptr));
-    ASSERT_NCCL(ncclCommSplit(comm, 0, 0, &part, &config));
+    ASSERT_NCCL(ncclCommSplit(comm, 0, 0, &part, nullptr));
     EXPECT_EQ(ncclGroupEnd(), ncclInProgress) << ncclGetLastError(nullptr);
     EXPECT_EQ(sum, 2);
     EXPECT_EQ(wait_ready(part), ncclSuccess);
@@ -469,6 +445,7 @@ TEST(ShimComm, ACommunicatorIsFinalizedOnce) {
     ASSERT_NCCL(ncclCommInitAll(&comm, 1, nullptr));
     EXPECT_NCCL(ncclCommFinalize(comm));
     EXPECT_EQ(ncclCommFinalize(comm), ncclInvalidArgument);
+    EXPECT_EQ(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT), ncclInvalidArgument);
     EXPECT_NCCL(ncclCommDestroy(comm));
   });
 }

@@ -145,6 +145,18 @@ static void exchanges(MPI_Comm comm) {
       expect(to[at_in[r] + i] == want, "Alltoallv", at_in[r] + i);
     }
   }
+  /* Nothing lies at the places of empty blocks. */
+  for (int r = 0; r < n; ++r) {
+    if (counts_out[r] == 0) at_out[r] = -2147483647;
+    if (counts_in[r] == 0) at_in[r] = r % 2 == 0 ? 2147483647 : -1;
+  }
+  for (int i = 0; i < n * 60; ++i) to[i] = -1;
+  MPI_Alltoallv(from, counts_out, at_out, MPI_INT, to, counts_in, at_in, MPI_INT, comm);
+  for (int r = 0; r < n; ++r) {
+    for (int i = 0; i < counts_in[r]; ++i) {
+      expect(to[at_in[r] + i] == r * 10000 + rank * 50 + i, "Alltoallv with empty blocks", at_in[r] + i);
+    }
+  }
   /* One array: its own part is sent, and what comes goes behind it. */
   for (int r = 0; r < n; ++r) counts_in[r] = 10, at_out[r] = r * 10, at_in[r] = (n + r) * 10;
   for (int i = 0; i < 2 * n * 10; ++i) to[i] = i < n * 10 ? rank * 10000 + i : -1;
@@ -318,6 +330,7 @@ static void mistakes(void) {
   if (served) { /* MPI itself may take these */
     REFUSED(MPI_ERR_TRUNCATE, MPI_Allgather(x, 1, MPI_INT, y, 2, MPI_INT, comm));
     REFUSED(MPI_ERR_TRUNCATE, MPI_Alltoall(x, 2, MPI_INT, y, 1, MPI_INT, comm));
+    REFUSED(MPI_ERR_BUFFER, MPI_Reduce(x, x, 2, MPI_INT, MPI_SUM, rank, comm));
   }
   REFUSED(MPI_ERR_TYPE, MPI_Alltoall(x, 1, MPI_INT, y, 1, MPI_DATATYPE_NULL, comm));
   REFUSED(MPI_ERR_COUNT, MPI_Alltoall(x, -1, MPI_INT, y, 1, MPI_INT, comm));

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// A C++ program of what MPI allows around the collectives that the shim serves: "progress", "fortran", "counts",
-// "types" or "throws", and "plain" calls. Prints "rank R of N: all right" or what was wrong.
+// A C++ program of what MPI allows around the collectives that the shim serves: an argument names one of `kWhat`.
+// Prints "rank R of N: all right" or what was wrong.
 #include <dlfcn.h>
 #include <mpi.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -101,8 +103,10 @@ using Fortran = void (*)(const void*, void*, const MPI_Fint*, const MPI_Fint*, c
                          MPI_Fint*);
 using FortranBcast = void (*)(void*, const MPI_Fint*, const MPI_Fint*, const MPI_Fint*, const MPI_Fint*, MPI_Fint*);
 
-// Ranks of one job that are written in C and in Fortran. Returns false where this MPI has no Fortran.
-bool fortran() {
+void none_here() { std::printf("none here\n"); }
+
+// Ranks of one job that are written in C and in Fortran, where this MPI has it.
+void fortran() {
 #ifdef OPEN_MPI
   constexpr const char* kNames[] = {"libmpi_mpifh.so.40"};
 #else
@@ -113,7 +117,7 @@ bool fortran() {
     if (library == nullptr) library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
   const auto all_reduce = library == nullptr ? nullptr : reinterpret_cast<Fortran>(dlsym(library, "mpi_allreduce_"));
   const auto bcast = library == nullptr ? nullptr : reinterpret_cast<FortranBcast>(dlsym(library, "mpi_bcast_"));
-  if (all_reduce == nullptr || bcast == nullptr) return false;
+  if (all_reduce == nullptr || bcast == nullptr) return none_here();
   // MPICH's place of it is known to its Fortran initialisation alone.
   const void* const in_place = dlsym(RTLD_DEFAULT, "mpi_fortran_in_place_");
   for (int call = 0; call < 20; ++call) {
@@ -135,7 +139,6 @@ bool fortran() {
     expect(sum == n * (n + 1) / 2.0, "Allreduce of two languages", call);
     expect(value == call, "Bcast of two languages", value);
   }
-  return true;
 }
 
 void types() {
@@ -156,8 +159,8 @@ void types() {
   }
 }
 
-// Ranks of one call that give its counts in integers of two kinds. Returns false where MPI has only one.
-bool counts() {
+// Ranks of one call that give its counts in integers of two kinds, where MPI has these.
+void counts() {
 #if MPI_VERSION >= 4
   std::vector<int> in(static_cast<size_t>(n), rank), out(static_cast<size_t>(n)), at, ones(static_cast<size_t>(n), 1);
   const std::vector<MPI_Count> large_ones(ones.begin(), ones.end());
@@ -183,9 +186,8 @@ bool counts() {
     for (int r = 0; r < n; ++r) expect(out[static_cast<size_t>(r)] == r, "Alltoallv with counts of two kinds", r);
   }
   MPI_Type_free(&two);
-  return true;
 #else
-  return false;
+  none_here();
 #endif
 }
 
@@ -212,20 +214,142 @@ void throws() {
   MPI_Comm_free(&comm);
 }
 
+// The last rank has too little room, which only that rank's call reports. All ranks count the call.
+void truncates() {
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  int x[2] = {1, 2}, kind = MPI_SUCCESS;
+  MPI_Error_class(MPI_Bcast(x, rank == n - 1 ? 1 : 2, MPI_INT, 0, MPI_COMM_WORLD), &kind);
+  if (rank == n - 1) expect(kind == MPI_ERR_TRUNCATE, "Bcast to too little room", kind);
+#ifdef OPEN_MPI
+  if (rank == 0) {  // refused here before it begins
+    std::vector<int> out(static_cast<size_t>(2 * n));
+    MPI_Error_class(MPI_Alltoall(out.data(), 2, MPI_INT, out.data() + n, 1, MPI_INT, MPI_COMM_WORLD), &kind);
+    expect(kind == MPI_ERR_TRUNCATE, "Alltoall of blocks of two sizes", kind);
+  }
+#endif
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
+  warm_up(MPI_COMM_WORLD);
+}
+
+MPI_Comm other = MPI_COMM_NULL;
+bool handled;
+void add_on_other(MPI_Comm*, int*, ...) {
+  int one = 1, sum = 0;
+  MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, other);
+  expect(sum == n, "Allreduce in an error handler", sum);
+  handled = true;
+}
+
+// An error handler of rank 0 makes the call that the other ranks make by themselves.
+void handler() {
+  MPI_Comm_dup(MPI_COMM_WORLD, &other);
+  warm_up(other);
+  MPI_Errhandler adds;
+  MPI_Comm_create_errhandler(add_on_other, &adds);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, adds);
+  int x[2] = {0, 0};
+  if (rank == 0) MPI_Allreduce(x, x, 2, MPI_INT, MPI_SUM, MPI_COMM_WORLD);  // an error, which each MPI checks
+  if (rank != 0) add_on_other(nullptr, nullptr);
+  expect(handled, "the handler's call");
+  MPI_Errhandler_free(&adds);
+  MPI_Comm_free(&other);
+}
+
+// Threads that make their communicators, and call on them, at the same time. The shim may make none of its own.
+void threads() {
+  int level = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&level);
+  if (level < MPI_THREAD_MULTIPLE) return none_here();
+  MPI_Comm comms[2];
+  for (MPI_Comm& comm : comms) MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  const auto run = [](MPI_Comm comm) {
+    for (int round = 0; round < 4; ++round) {
+      MPI_Comm again;
+      warm_up(comm);
+      MPI_Comm_dup(comm, &again);
+      warm_up(again);
+      MPI_Comm_free(&again);
+    }
+  };
+  std::thread beside(run, comms[0]);
+  run(comms[1]);
+  beside.join();
+  for (MPI_Comm& comm : comms) MPI_Comm_free(&comm);
+}
+
+// More communicators than the shim takes over at a time. Their calls are right with and without it.
+void many() {
+  std::vector<MPI_Comm> comms(20);
+  for (MPI_Comm& comm : comms) {
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    warm_up(comm);
+  }
+  for (MPI_Comm comm : comms) warm_up(comm);
+  for (MPI_Comm& comm : comms) MPI_Comm_free(&comm);
+  MPI_Comm_dup(MPI_COMM_WORLD, &comms[0]);
+  warm_up(comms[0]);  // there is room again
+  MPI_Comm_free(&comms[0]);
+}
+
+int finish(MPI_Comm, int, void*, void*) {
+  for (MPI_Comm comm : {other, MPI_COMM_WORLD}) warm_up(comm);
+  return MPI_SUCCESS;
+}
+
+// A rank makes its last calls within MPI_Finalize, as HDF5 does for files that are still open, and the others before
+// it.
+void last() {
+  MPI_Comm_dup(MPI_COMM_WORLD, &other);
+  for (MPI_Comm comm : {other, MPI_COMM_WORLD}) warm_up(comm);
+  int key = MPI_KEYVAL_INVALID;
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, finish, &key, nullptr);
+  if (rank == 0)
+    MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr);
+  else
+    finish(MPI_COMM_SELF, key, nullptr, nullptr);
+}
+
+void end() {
+  if (bad == 0) std::printf("rank %d of %d: all right\n", rank, n);
+  MPI_Finalize();
+}
+
+// Called by exit(), after the shim's own objects were destroyed if they are that kind.
+void end_late() {
+  warm_up(MPI_COMM_WORLD);
+  const auto size = static_cast<size_t>(n);
+  std::vector<int> in(size, rank), out(size), ones(size, 1), at;
+  for (int r = 0; r < n; ++r) at.push_back(r);
+  MPI_Alltoallv(in.data(), ones.data(), at.data(), MPI_INT, out.data(), ones.data(), at.data(), MPI_INT,
+                MPI_COMM_WORLD);
+  for (int r = 0; r < n; ++r) expect(out[static_cast<size_t>(r)] == r, "Alltoallv at exit", r);
+  end();
+  std::fflush(stdout);
+  if (bad != 0) std::_Exit(1);
+}
+
+void plain() { warm_up(MPI_COMM_WORLD); }
+
+struct {
+  const char* name;
+  void (*run)();
+} const kWhat[] = {{"progress", progress}, {"fortran", fortran}, {"counts", counts},   {"types", types},
+                   {"throws", throws},     {"plain", plain},     {"handler", handler}, {"truncates", truncates},
+                   {"threads", threads},   {"many", many},       {"last", last},       {"late", plain}};
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  MPI_Init(&argc, &argv);
+  const std::string what = argc > 1 ? argv[1] : "";
+  int threads = 0;
+  MPI_Init_thread(&argc, &argv, what == "threads" || what == "last" ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE,
+                  &threads);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &n);
-  const std::string what = argc > 1 ? argv[1] : "";
-  if (what == "progress") progress();
-  if (what == "types") types();
-  if (what == "throws") throws();
-  if (what == "plain") warm_up(MPI_COMM_WORLD);
-  if (what == "fortran" && !fortran()) std::printf("none here\n");
-  if (what == "counts" && !counts()) std::printf("none here\n");
-  if (bad == 0) std::printf("rank %d of %d: all right\n", rank, n);
-  MPI_Finalize();
+  if (what == "late") std::atexit(end_late);
+  for (const auto& w : kWhat) {
+    if (what == w.name) w.run();
+  }
+  if (what != "late") end();
   return bad != 0;
 }

@@ -26,6 +26,14 @@ struct Board {
   std::atomic<int> counters[8] = {};
 };
 
+// A number from the environment, such as MOECCL_TEST_SCALE for repetitions and MOECCL_TEST_PATIENCE for time limits.
+inline double setting(const char* name) {
+  const char* text = std::getenv(name);
+  return text != nullptr && std::atof(text) > 0 ? std::atof(text) : 1;
+}
+
+inline double patient(double limit) { return limit * setting("MOECCL_TEST_PATIENCE"); }
+
 inline Board* new_board() {
   void* memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   return new (memory) Board();
@@ -48,7 +56,7 @@ inline void in_processes(int n, const std::function<void(int rank)>& work, std::
     const pid_t pid = fork();
     ASSERT_GE(pid, 0);
     if (pid == 0) {
-      alarm(100);  // no rank outlives a hang
+      alarm(static_cast<unsigned>(patient(100)));  // no rank outlives a hang
       work(r);
       fflush(nullptr);
       _exit(::testing::Test::HasFailure() ? 1 : 0);
@@ -82,6 +90,16 @@ inline ncclResult_t wait_ready(ncclComm_t comm) {
     usleep(100);
   }
   return state;
+}
+
+// Makes a nonblocking communicator, whose splits and shrinks run in the background.
+inline ncclComm_t nonblocking(int n_ranks, const ncclUniqueId& id, int rank) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclComm_t comm = nullptr;
+  EXPECT_EQ(ncclCommInitRankConfig(&comm, n_ranks, id, rank, &config), ncclInProgress) << ncclGetLastError(nullptr);
+  EXPECT_EQ(wait_ready(comm), ncclSuccess) << ncclGetLastError(comm);
+  return comm;
 }
 
 // MoECCL's own stream, for host memory. Make it after the first NCCL call, which opens the library.

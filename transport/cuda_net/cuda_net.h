@@ -54,7 +54,9 @@ class CudaNet final : public Engine, public Arrivals {
   std::unique_ptr<Link> wrap(uint32_t rank, std::unique_ptr<Link> link);
   // The last work given to the stream so far is a store to the board: peers are told once the stream has made it.
   Status tell_board();
-  size_t memory_bytes() const { return words_.bytes() + memory_.bytes(); }
+  size_t memory_bytes() const override {
+    return words_.bytes() + memory_.bytes() + (inner_ != nullptr ? inner_->memory_bytes() : 0);
+  }
 
   void begin() override { inner_->begin(); }
   void end() override { inner_->end(); }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The binary interface of NCCL's net plugins, versions 6 to 12, as a host needs it: our own declarations of what a
 // plugin exports as `ncclNetPlugin_v6` .. `ncclNetPlugin_v12`. The layouts are facts
-// (tests/unit/transport/netplugin_abi_test.cc pins each offset). The meaning of the calls is explained once, at the
-// newest version.
+// (tests/unit/transport/netplugin_abi_test.cc pins each offset).
 //
 // Changes: v7 asks for offload to the device (a pointer that stays null here); v8 registers with size_t; v9 transfers
 // with size_t and reports limits and virtual devices; v10 adds a profiler callback, a traffic class at connect and a
@@ -145,152 +144,108 @@ struct PropertiesV12 {
 using Devices = Code(int* n);
 template <class P>
 using GetProperties = Code(int dev, P* props);
-using Listen = Code(int dev, void* handle, void** listen_comm);
-using RegMr = Code(void* comm, void* data, size_t size, int type, void** mhandle);
-using RegMrInt = Code(void* comm, void* data, int size, int type, void** mhandle);
 using RegMrDmaBuf = Code(void* comm, void* data, size_t size, int type, uint64_t offset, int fd, void** mhandle);
 using DeregMr = Code(void* comm, void* mhandle);
 using Iflush = Code(void* recv_comm, int n, void** data, int* sizes, void** mhandles, void** request);
 using Test = Code(void* request, int* done, int* sizes);
 using Close = Code(void* comm);
-using AcceptPlain = Code(void* listen_comm, void** recv_comm);
-using Accept = Code(void* listen_comm, void** recv_comm, void** recv_dev_comm);
 using GetDeviceMr = Code(void* comm, void* mhandle, void** device_mhandle);
 using IrecvConsumed = Code(void* recv_comm, int n, void* request);
 
-struct NetV6 {
-  const char* name;
-  Code (*init)(Logger);
-  Devices* devices;
-  GetProperties<PropertiesV6>* getProperties;
-  Listen* listen;
-  Code (*connect)(int dev, void* handle, void** send_comm);
-  AcceptPlain* accept;
-  RegMrInt* regMr;
-  RegMrDmaBuf* regMrDmaBuf;
-  DeregMr* deregMr;
-  Code (*isend)(void* send_comm, void* data, int size, int tag, void* mhandle, void** request);
-  Code (*irecv)(void* recv_comm, int n, void** data, int* sizes, int* tags, void** mhandles, void** request);
-  Iflush* iflush;
-  Test* test;
-  Close* closeSend;
-  Close* closeRecv;
-  Close* closeListen;
+// What each version changes in the one before it.
+struct TypesV6 {
+  using Properties = PropertiesV6;
+  using Init = Code(Logger);
+  using Listen = Code(int dev, void* handle, void** listen_comm);
+  using Connect = Code(int dev, void* handle, void** send_comm);
+  using Accept = Code(void* listen_comm, void** recv_comm);
+  using RegMr = Code(void* comm, void* data, int size, int type, void** mhandle);
+  using Isend = Code(void* send_comm, void* data, int size, int tag, void* mhandle, void** request);
+  using Irecv = Code(void* recv_comm, int n, void** data, int* sizes, int* tags, void** mhandles, void** request);
+};
+struct TypesV7 : TypesV6 {
+  using Properties = PropertiesV7;
+  using Connect = Code(int dev, void* handle, void** send_comm, void** send_dev_comm);
+  using Accept = Code(void* listen_comm, void** recv_comm, void** recv_dev_comm);
+};
+struct TypesV8 : TypesV7 {
+  using Properties = PropertiesV8;
+  using RegMr = Code(void* comm, void* data, size_t size, int type, void** mhandle);
+};
+struct TypesV9 : TypesV8 {
+  using Properties = PropertiesV9;
+  using VDeviceProps = VDeviceProps4;
+  using Isend = Code(void* send_comm, void* data, size_t size, int tag, void* mhandle, void** request);
+  using Irecv = Code(void* recv_comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** request);
+};
+struct TypesV10 : TypesV9 {
+  using Properties = PropertiesV10;
+  using Init = Code(Logger, Profiler);
+  using Connect = Code(int dev, CommConfig* config, void* handle, void** send_comm, void** send_dev_comm);
+  using Isend = Code(void* send_comm, void* data, size_t size, int tag, void* mhandle, void* phandle, void** request);
+  using Irecv = Code(void* recv_comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** phandles,
+                     void** request);
+};
+struct TypesV11 : TypesV10 {  // from here on each communicator has a context
+  using Properties = PropertiesV11;
+  using Init = Code(void** context, uint64_t comm_id, CommConfig* config, Logger, Profiler);
+  using Listen = Code(void* context, int dev, void* handle, void** listen_comm);
+  using Connect = Code(void* context, int dev, void* handle, void** send_comm, void** send_dev_comm);
+};
+struct TypesV12 : TypesV11 {
+  using Properties = PropertiesV12;
+  using VDeviceProps = VDeviceProps8;
 };
 
-template <class Properties, class Register>
-struct NetV7And8 {
+// The functions of a version. Later versions have more of them at the end.
+template <class Types>
+struct Calls6 {
   const char* name;
-  Code (*init)(Logger);
-  Devices* devices;
-  GetProperties<Properties>* getProperties;
-  Listen* listen;
-  Code (*connect)(int dev, void* handle, void** send_comm, void** send_dev_comm);
-  Accept* accept;
-  Register* regMr;
-  RegMrDmaBuf* regMrDmaBuf;
-  DeregMr* deregMr;
-  Code (*isend)(void* send_comm, void* data, int size, int tag, void* mhandle, void** request);
-  Code (*irecv)(void* recv_comm, int n, void** data, int* sizes, int* tags, void** mhandles, void** request);
-  Iflush* iflush;
-  Test* test;
-  Close* closeSend;
-  Close* closeRecv;
-  Close* closeListen;
-  GetDeviceMr* getDeviceMr;
-  IrecvConsumed* irecvConsumed;
-};
-using NetV7 = NetV7And8<PropertiesV7, RegMrInt>;
-using NetV8 = NetV7And8<PropertiesV8, RegMr>;
-
-struct NetV9 {
-  const char* name;
-  Code (*init)(Logger);
-  Devices* devices;
-  GetProperties<PropertiesV9>* getProperties;
-  Listen* listen;
-  Code (*connect)(int dev, void* handle, void** send_comm, void** send_dev_comm);
-  Accept* accept;
-  RegMr* regMr;
-  RegMrDmaBuf* regMrDmaBuf;
-  DeregMr* deregMr;
-  Code (*isend)(void* send_comm, void* data, size_t size, int tag, void* mhandle, void** request);
-  Code (*irecv)(void* recv_comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** request);
-  Iflush* iflush;
-  Test* test;
-  Close* closeSend;
-  Close* closeRecv;
-  Close* closeListen;
-  GetDeviceMr* getDeviceMr;
-  IrecvConsumed* irecvConsumed;
-  Code (*makeVDevice)(int* dev, VDeviceProps4* props);
-};
-
-using IsendV10 = Code(void* send_comm, void* data, size_t size, int tag, void* mhandle, void* phandle, void** request);
-using IrecvV10 = Code(void* recv_comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** phandles,
-                      void** request);
-
-struct NetV10 {
-  const char* name;
-  Code (*init)(Logger, Profiler);
-  Devices* devices;
-  GetProperties<PropertiesV10>* getProperties;
-  Listen* listen;
-  Code (*connect)(int dev, CommConfig* config, void* handle, void** send_comm, void** send_dev_comm);
-  Accept* accept;
-  RegMr* regMr;
-  RegMrDmaBuf* regMrDmaBuf;
-  DeregMr* deregMr;
-  IsendV10* isend;
-  IrecvV10* irecv;
-  Iflush* iflush;
-  Test* test;
-  Close* closeSend;
-  Close* closeRecv;
-  Close* closeListen;
-  GetDeviceMr* getDeviceMr;
-  IrecvConsumed* irecvConsumed;
-  Code (*makeVDevice)(int* dev, VDeviceProps4* props);
-};
-
-// From here on each communicator has a context.
-using InitV11 = Code(void** context, uint64_t comm_id, CommConfig* config, Logger, Profiler);
-using ListenV11 = Code(void* context, int dev, void* handle, void** listen_comm);
-using ConnectV11 = Code(void* context, int dev, void* handle, void** send_comm, void** send_dev_comm);
-
-template <class Properties, class VDeviceProps>
-struct NetV11And12 {
-  const char* name;
-  InitV11* init;
+  typename Types::Init* init;
   // The number of adapters. If it is 0, everything below may be null, but finalize is still called.
   Devices* devices;
-  GetProperties<Properties>* getProperties;
+  GetProperties<typename Types::Properties>* getProperties;
   // Writes kHandleBytes into `handle`, which the peer passes to connect().
-  ListenV11* listen;
+  typename Types::Listen* listen;
   // Neither may wait: success with a null comm means "call again", with the same handle, in which connect keeps its
   // state.
-  ConnectV11* connect;
-  Accept* accept;
-  RegMr* regMr;
+  typename Types::Connect* connect;
+  typename Types::Accept* accept;
+  typename Types::RegMr* regMr;
   RegMrDmaBuf* regMrDmaBuf;
   DeregMr* deregMr;
   // A null request means "not now, call again". The n-th send of a comm goes into the n-th receive of its peer.
-  IsendV10* isend;
-  IrecvV10* irecv;
+  typename Types::Isend* isend;
+  typename Types::Irecv* irecv;
   // After a receive into CUDA memory: once this request is done, the device sees the bytes.
   Iflush* iflush;
   // Moves bytes, too. A request that is done must not be passed again.
   Test* test;
+  // NCCL closes no comm that has requests under way, and not every plugin survives that.
   Close* closeSend;
   Close* closeRecv;
   Close* closeListen;
+};
+template <class Types>
+struct Calls7 : Calls6<Types> {
   GetDeviceMr* getDeviceMr;
   IrecvConsumed* irecvConsumed;
-  Code (*makeVDevice)(int* dev, VDeviceProps* props);
+};
+template <class Types>
+struct Calls9 : Calls7<Types> {
+  Code (*makeVDevice)(int* dev, typename Types::VDeviceProps* props);
+};
+template <class Types>
+struct Calls11 : Calls9<Types> {
   Code (*finalize)(void* context);
   Code (*setNetAttr)(void* context, void* attributes);
 };
-using NetV11 = NetV11And12<PropertiesV11, VDeviceProps4>;
-using NetV12 = NetV11And12<PropertiesV12, VDeviceProps8>;
+using NetV6 = Calls6<TypesV6>;
+using NetV7 = Calls7<TypesV7>;
+using NetV8 = Calls7<TypesV8>;
+using NetV9 = Calls9<TypesV9>;
+using NetV10 = Calls9<TypesV10>;
+using NetV11 = Calls11<TypesV11>;
+using NetV12 = Calls11<TypesV12>;
 
 }  // namespace moeccl::transport::netplugin::abi

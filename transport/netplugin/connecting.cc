@@ -234,23 +234,22 @@ Status Connecting::run() {
     // Connect to all peers before accepting from any: plugins that wait in accept need their peers' connect.
     for (const auto& p : peers_) MOECCL_TRY(connect_to(*p, &moved));
     for (const auto& p : peers_) MOECCL_TRY(accept_from(*p, &moved));
-    for (const auto& p : peers_) all = all && p->connected();
-    if (all) break;
-    if (stopped()) return Status(moecclTimeout, missing());
-    if (!moved) driver::sleep_ns(kPause_ns);
-  }
-  close_listeners();
-  for (const auto& p : peers_) MOECCL_TRY(begin_proofs(*p));
-  for (;;) {
-    bool all = true;
+    // Two ranks prove themselves as soon as they are connected: if a third one never comes, their comms are closed
+    // without requests under way.
     for (const auto& p : peers_) {
+      if (!p->connected()) {
+        all = false;
+        continue;
+      }
+      if (p->sent.empty()) MOECCL_TRY(begin_proofs(*p));
       MOECCL_TRY(move_proofs(*p));
       all = all && p->proved();
     }
     if (all) break;
     if (stopped()) return Status(moecclTimeout, missing());
-    driver::sleep_ns(kPause_ns);
+    if (!moved) driver::sleep_ns(kPause_ns);
   }
+  close_listeners();
   for (const auto& p : peers_) {
     for (size_t c = 0; c < p->comms.pairs.size(); ++c) {
       MOECCL_TRY(use_->api().deregister(p->comms.pairs[c].out, p->out_memory[c]));

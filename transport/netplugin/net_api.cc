@@ -3,6 +3,7 @@
 
 #include <strings.h>
 #include <algorithm>
+#include <atomic>
 
 #include <climits>
 #include <concepts>
@@ -24,6 +25,7 @@ using abi::Code;
 // The calling thread's last warning, until failed() has reported it. A plain array leaves nothing to free when a thread
 // ends.
 thread_local char last_warning[256];
+std::atomic<bool> in_use{false};  // by any communicator of the process
 
 const char* meaning(Code code) {
   switch (code) {
@@ -66,29 +68,26 @@ class Adapter final : public NetApi {
   Result<void*> init(uint64_t comm_id, int traffic_class) override {
     const std::lock_guard lock(mutex_);
     void* context = nullptr;
-    if constexpr (kContexts) {
-      if (exported_->init == nullptr) return missing("init");
-      abi::CommConfig config{traffic_class};
-      const Code code = exported_->init(&context, comm_id, &config, plugin_log, no_profiler);
-      if (code != abi::kSuccess) return failed("init", code);
-    } else {
-      if (initialised_.has_value()) {
-        if (!initialised_->ok()) return *initialised_;
-        return context;
-      }
-      Code code = abi::kInternalError;
-      if (exported_->init == nullptr) {
-        initialised_ = missing("init");
-      } else {
-        if constexpr (kProfiler) {
-          code = exported_->init(plugin_log, no_profiler);
-        } else {
-          code = exported_->init(plugin_log);
-        }
-        initialised_ = code == abi::kSuccess ? Status() : failed("init", code);
-      }
-      if (!initialised_->ok()) return *initialised_;
+    // Like NCCL, which does not try a plugin again whose init has failed.
+    if (initialised_.has_value() && (!kContexts || !initialised_->ok())) {
+      MOECCL_TRY(*initialised_);
+      return context;
     }
+    if (exported_->init == nullptr) {
+      initialised_ = missing("init");
+    } else {
+      Code code = abi::kSuccess;
+      if constexpr (kContexts) {
+        abi::CommConfig config{traffic_class};
+        code = exported_->init(&context, comm_id, &config, plugin_log, no_profiler);
+      } else if constexpr (kProfiler) {
+        code = exported_->init(plugin_log, no_profiler);
+      } else {
+        code = exported_->init(plugin_log);
+      }
+      initialised_ = code == abi::kSuccess ? Status() : failed("init", code);
+    }
+    MOECCL_TRY(*initialised_);
     // Only now, because init may have written the pointers; only once, because other communicators already use them.
     if (!read_) {
       std::memcpy(static_cast<void*>(&net_), exported_, sizeof(net_));
@@ -101,6 +100,7 @@ class Adapter final : public NetApi {
   Status finalize(void* context) override {
     if constexpr (kContexts) {
       if (net_.finalize == nullptr) return {};
+      const std::lock_guard lock(mutex_);  // as NCCL, which lets no other init or finalize run meanwhile
       const Code code = net_.finalize(context);
       if (code != abi::kSuccess) return failed("finalize", code);
     }
@@ -202,7 +202,7 @@ class Adapter final : public NetApi {
     if (net_.regMr == nullptr) return missing("regMr");
     Memory memory = nullptr;
     Code code = abi::kSuccess;
-    if constexpr (std::same_as<decltype(net_.regMr), abi::RegMrInt*>) {
+    if constexpr (std::same_as<decltype(net_.regMr), abi::TypesV6::RegMr*>) {
       if (bytes > INT_MAX) {
         return error(moecclUnsupported, "net plugin {}: regMr of {} bytes: this version takes at most 2 GiB", text(),
                      bytes);
@@ -291,7 +291,7 @@ class Adapter final : public NetApi {
 
   const Net* exported_;
   Net net_ = {};
-  std::mutex mutex_;  // for init
+  std::mutex mutex_;  // for init and finalize
   bool read_ = false;
   std::optional<Status> initialised_;
 };
@@ -346,11 +346,12 @@ std::unique_ptr<NetApi> adapt(int version, const void* structure, std::string li
 
 std::string symbol_of(int version) { return format("ncclNetPlugin_v{}", version); }
 
+void note_in_use() { in_use.store(true, std::memory_order_relaxed); }
+
 void plugin_log(int level, unsigned long, const char*, int, const char* text, ...) {
-  const LogLevel ours = level <= 1   ? LogLevel::kInfo
-                        : level == 2 ? LogLevel::kWarn
-                        : level <= 4 ? LogLevel::kInfo
-                                     : LogLevel::kTrace;
+  // A user who has not asked for a plugin need not read why one that was found does not work here.
+  const bool counts = in_use.load(std::memory_order_relaxed) || env().net.starts_with("plugin");
+  const LogLevel ours = level == 2 && counts ? LogLevel::kWarn : level <= 4 ? LogLevel::kInfo : LogLevel::kTrace;
   if (text == nullptr || (level != 2 && !log_enabled(ours))) return;
   char line[512];
   va_list arguments;

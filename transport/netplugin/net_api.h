@@ -48,7 +48,7 @@ class NetApi {
   int max_requests() const { return version_ == 6 ? 8 : 32; }
 
   // Begins a communicator's use of the plugin. Up to v10 there are no contexts: the first init counts, and lasts as
-  // long as the process.
+  // long as the process. In all versions an init that fails is the last one.
   virtual Result<void*> init(uint64_t comm_id, int traffic_class) = 0;
   virtual Status finalize(void* context) = 0;
   // Called after init: checks that the plugin has every call that a transport makes; Unsupported names the first that
@@ -88,7 +88,9 @@ std::unique_ptr<NetApi> adapt(int version, const void* structure, std::string li
 // "ncclNetPlugin_v12"
 std::string symbol_of(int version);
 
-// The logger that plugins are given; also keeps this thread's last warning for failed().
+// The logger that plugins are given; also keeps this thread's last warning for failed(). Warnings are INFO lines unless
+// MOECCL_NET asks for a plugin, or note_in_use() was called.
+void note_in_use();
 void plugin_log(int level, unsigned long flags, const char* file, int line, const char* text, ...);
 
 }  // namespace moeccl::transport::netplugin

@@ -29,6 +29,7 @@ constexpr size_t kPiecesPerRail = 4, kLeastPieces = 16, kMostPieces = 128;
 
 Result<std::unique_ptr<PluginEngine>> PluginEngine::create(std::shared_ptr<PluginUse> use, size_t n_links,
                                                            size_t n_rails) {
+  note_in_use();
   std::unique_ptr<PluginEngine> engine(new PluginEngine(std::move(use)));
   const size_t pieces = std::clamp(n_links * n_rails * kPiecesPerRail, kLeastPieces, kMostPieces);
   MOECCL_ASSIGN_OR_RETURN(engine->pool_, BouncePool::create(pieces));
@@ -82,7 +83,7 @@ void PluginEngine::say_farewell() {
     link->say_bye();
   }
   const Deadline deadline = Deadline::after_ms(kFarewellMs);
-  const auto heard = [](const PluginLink* l) { return l->down_ || l->ending_ || (l->bye_seen_ && !l->unsent()); };
+  const auto heard = [](const PluginLink* l) { return l->down_ || l->ending_ || l->drained(); };
   while (!std::all_of(links_.begin(), links_.end(), heard) && !deadline.passed()) {
     if (!turn()) driver::sleep_ns(kShortest_ns);
   }
@@ -92,6 +93,8 @@ void PluginEngine::say_farewell() {
         kFarewellMs);
   }
 }
+
+size_t PluginEngine::memory_bytes() const { return pool_.bytes() + links_.size() * 2 * kBuffers * kMessageBytes; }
 
 bool PluginEngine::unsent() const {
   return std::any_of(links_.begin(), links_.end(), [](const PluginLink* l) { return l->unsent(); });
@@ -108,7 +111,7 @@ void PluginEngine::tell_boards() {
   board_is_new_.store(false, std::memory_order_relaxed);
   const bool failed = !links_.empty() && links_[0]->own_.board->health.state.load(std::memory_order_acquire) != 0;
   for (PluginLink* link : links_) {
-    if (link->down_ || !link->news_.any(*link->own_.board)) continue;
+    if (link->down_ || link->ending_ || !link->news_.any(*link->own_.board)) continue;
     if (failed) link->abandon_puts();
     link->board_waits_ = true;
     link->send_small();

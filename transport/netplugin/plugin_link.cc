@@ -11,9 +11,6 @@
 namespace moeccl::transport::netplugin {
 namespace {
 
-// After one comm has failed, data from the others is taken for this long, because a peer that leaves closes all of
-// them.
-constexpr int64_t kLastWords_ns = 1'000'000'000;
 // How long a received message may stay unacknowledged.
 constexpr int64_t kAnswer_ns = 50'000'000;
 // This many messages under way keep the peer busy.
@@ -254,12 +251,15 @@ void PluginLink::send_small() {
     if (!room(sizeof(FrameHead))) return;
     append({static_cast<uint8_t>(type), 0, 0, 0, 0, 0}, nullptr);
     *waits = false;
+    said_last_ = true;
+    n_empty_last_ = kBuffers - 1;
   }
   flush();
+  for (; n_empty_last_ > 0 && room(0); --n_empty_last_) send_message();
 }
 
 void PluginLink::answer() {
-  if (!owes_answer_) return;
+  if (!owes_answer_ || said_last_) return;
   if (now_ns() - owed_since_ns_ >= kAnswer_ns && room(0)) send_message();
 }
 
@@ -300,7 +300,12 @@ bool PluginLink::unsent() const {
   if (down_ || ending_) return false;
   const bool pieces = std::any_of(rails_.begin(), rails_.end(), [](const Rail& r) { return r.out.size() > 0; });
   return pieces || out_.size() > 0 || new_words_ != 0 || board_waits_ || bye_waits_ || seen_waits_ ||
-         (writing_ < kBuffers && written_ > sizeof(MessageHead));
+         n_empty_last_ > 0 || (writing_ < kBuffers && written_ > sizeof(MessageHead));
+}
+
+bool PluginLink::drained() const {
+  const bool read = in_ended_ || (in_.size() == 0 && reading_ == kBuffers);
+  return (bye_taken_ || bye_seen_) && read && !unsent();
 }
 
 bool PluginLink::turn() {
@@ -316,7 +321,9 @@ bool PluginLink::turn() {
     if (out_.size() < kUnderWay) flush();
     answer();
     if (Status s = turn_sends(&moved); !s.ok()) end(s);
-    if (bye_taken_ && !unsent()) lose(error(moecclRemoteError, "it has left"));
+  }
+  if (bye_taken_ && (drained() || now_ns() >= end_by_ns_)) {
+    lose(error(moecclRemoteError, "it has left"));
   }
   if (ending_) {
     const bool read = in_ended_ && !stalled_ && n_awaiting_ == 0;

@@ -47,9 +47,12 @@ class PluginLink final : public OrderedLink {
 
  private:
   friend class PluginEngine;
-  static constexpr uint32_t kBuffers = CommQueue::kDepth;  // of messages, each way
-  static constexpr uint32_t kOpenPuts = 8;                 // of different lanes
-  static constexpr uint32_t kAwaiting = 64;                // signal frames that wait for pieces
+  static_assert(kBuffers <= CommQueue::kDepth);
+  static constexpr uint32_t kOpenPuts = 8;   // of different lanes
+  static constexpr uint32_t kAwaiting = 64;  // signal frames that wait for pieces
+  // After one comm has failed or the peer has left, what still comes is taken for this long: a peer that leaves closes
+  // all of its comms, and a plugin wants them closed without requests under way.
+  static constexpr int64_t kLastWords_ns = 1'000'000'000;
 
   struct Rail {
     CommQueue out, in;
@@ -87,6 +90,8 @@ class PluginLink final : public OrderedLink {
   void send_small();  // signals and the board, if any wait and there is room
   Status turn_sends(bool* moved);
   bool unsent() const;
+  // Returns whether the peer's last frame was taken, and no request is under way.
+  bool drained() const;
   void say_bye();
   void answer();  // acknowledges messages, where nothing else has done so for a while
 
@@ -128,6 +133,8 @@ class PluginLink final : public OrderedLink {
   uint32_t new_words_ = 0;    // bit mask of words_ that wait
   bool board_waits_ = false;  // to be sent as soon as there is room
   bool bye_waits_ = false, seen_waits_ = false;
+  bool said_last_ = false;     // a bye or a seen was written
+  uint32_t n_empty_last_ = 0;  // empty messages that must still follow it
 
   // Receiving.
   uint32_t reading_ = kBuffers;  // the buffer of the message that is being read; kBuffers: none

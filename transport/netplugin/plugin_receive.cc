@@ -24,8 +24,7 @@ Status PluginLink::turn_receives(bool* moved) {
     MOECCL_TRY(turn_rails(moved));
     if (apply_due()) *moved = true;
     if (stalled_) MOECCL_TRY(parse());
-    // After a bye nothing comes, or nothing that matters to this rank: a test would only find a closed comm.
-    if (stalled_ || in_ended_ || bye_taken_ || bye_seen_) return {};
+    if (stalled_ || in_ended_) return {};
     if (reading_ == kBuffers) {
       CommQueue::Transfer t;
       size_t bytes = 0;
@@ -38,8 +37,8 @@ Status PluginLink::turn_receives(bool* moved) {
       }
       if (!status.ok()) {
         in_ended_ = true;
-        end(status);
-        continue;  // what the rails still bring counts
+        if (!bye_taken_ && !bye_seen_) end(status);  // else the peer has said all
+        continue;                                    // what the rails still bring counts
       }
       if (!done) return {};
       *moved = true;
@@ -51,6 +50,7 @@ Status PluginLink::turn_receives(bool* moved) {
           (bytes != 0 && bytes != head.bytes + sizeof(head))) {
         return protocol_error(peer_.rank, "a message that is none");
       }
+      if (head.bytes > 0 && (bye_taken_ || bye_seen_)) return protocol_error(peer_.rank, "frames after its last one");
       take_answer(head);
       read_ = sizeof(head);
       read_end_ = sizeof(head) + head.bytes;
@@ -85,7 +85,7 @@ Status PluginLink::parse() {
     if (stalled_) return {};
     read_ += sizeof(head) + payload;
   }
-  in_.add({base, kMessageBytes, in_memory_, reading_});
+  if (!bye_taken_ && !bye_seen_) in_.add({base, kMessageBytes, in_memory_, reading_});
   reading_ = kBuffers;
   return {};
 }
@@ -107,15 +107,19 @@ Status PluginLink::take_frame(const FrameHead& head, std::span<const std::byte> 
       if (head.n <= kEntries && copy_->take({head.n, head.health != 0}, payload)) return {};
       return protocol_error(peer_.rank, "a bad board frame");
     case FrameType::kBye:
+    case FrameType::kSeen:
+      // Its sender's last frame. Pieces that it has announced come on other comms, where receives wait for them.
       for (const Rail& r : rails_) *stalled = *stalled || r.arrived < r.announced;
       *stalled = *stalled || n_awaiting_ > 0;
       if (*stalled) return {};
+      if (head.type == static_cast<uint8_t>(FrameType::kSeen)) {
+        bye_seen_ = true;
+        return {};
+      }
       bye_taken_ = true;
+      end_by_ns_ = now_ns() + kLastWords_ns;
       // If both leave at once, neither waits for an answer, and the peer may be gone before it comes.
       seen_waits_ = !bye_said_;
-      return {};
-    case FrameType::kSeen:
-      bye_seen_ = true;
       return {};
   }
   return protocol_error(peer_.rank, "a frame of an unknown type");

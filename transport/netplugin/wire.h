@@ -11,6 +11,10 @@
 //   bye      the sender leaves; answered by
 //   seen     everything before the bye has been taken
 //
+// A bye or a seen is the last frame of its sender. Its receiver posts no more receives, and the sender follows up with
+// an empty message for each receive that is still posted (kBuffers - 1, because the message itself took one): a plugin
+// may refuse to serve a whole process after a comm was closed with requests under way, as aws-ofi-nccl does.
+//
 // All numbers are little-endian. What a frame announces is checked against the receiver's own bounds before it is used.
 #pragma once
 
@@ -23,9 +27,10 @@
 
 namespace moeccl::transport::netplugin {
 
-inline constexpr uint16_t kWireVersion = 2;
+inline constexpr uint16_t kWireVersion = 3;
 
 inline constexpr size_t kMessageBytes = 24 << 10;
+inline constexpr uint32_t kBuffers = 8;  // receives that a rank keeps posted for messages of frames
 // Up to this size a put travels in a frame: the copy at the receiver costs less than a second message.
 inline constexpr size_t kInlinePut = 17 << 10;
 

@@ -44,6 +44,10 @@ Stream::Stream(Fd fd, double weight, const RecordKeys& keys)
       send_(std::make_unique_for_overwrite<std::byte[]>(kSendBytes)),
       receive_(std::make_unique_for_overwrite<std::byte[]>(kReceiveBytes)) {}
 
+size_t Stream::buffer_bytes() const {
+  return kSendBytes + kReceiveBytes + (records_ != nullptr ? 2 * Records::kBytes : 0);
+}
+
 void Stream::append(const void* bytes, size_t n) {
   assert(n <= room());
   std::memcpy(send_.get() + send_end_, bytes, n);

@@ -27,6 +27,7 @@ class Stream {
 
   int fd() const { return fd_.get(); }
   double weight() const { return weight_; }
+  size_t buffer_bytes() const;
 
   // --- Sending ---
   // Returns the room for small frames: none while a payload is open, because it must be finished first.

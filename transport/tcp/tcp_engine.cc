@@ -52,6 +52,13 @@ Result<std::unique_ptr<TcpLink>> TcpEngine::add(const LocalMemory& own, TcpPeer 
   return link;
 }
 
+size_t TcpEngine::memory_bytes() const {
+  size_t bytes = 0;
+  for (const TcpLink* link : links_)
+    for (const Stream& s : link->peer_.streams) bytes += s.buffer_bytes();
+  return bytes;
+}
+
 Status TcpEngine::start() {
   MOECCL_ASSIGN_OR_RETURN(thread_, driver::start_thread("moeccl-tcp", [this] { run(); }));
   return {};

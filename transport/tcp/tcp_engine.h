@@ -33,6 +33,7 @@ class TcpEngine final : public OrderedEngine {
   // Starts the thread. The rank's memory must stay where it is until the engine is destroyed.
   Status start();
 
+  size_t memory_bytes() const override;
   void begin() override;
   void end() override;
   void progress(uint32_t awaited = kAnyone) override;

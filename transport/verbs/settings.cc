@@ -39,11 +39,11 @@ struct Range {
 };
 
 std::optional<int64_t> number_of(const Given& g) {
-  if (g.nccls()) {  // as NCCL reads it: 0x6a is a number, too
+  if (g.nccls()) {  // as NCCL reads it: 0x6a is a number, too, and what follows a number does not count
     char* end = nullptr;
     errno = 0;
     const int64_t value = std::strtoll(g.value.c_str(), &end, 0);
-    if (errno != 0 || end == g.value.c_str() || *end != '\0') return {};
+    if (errno != 0 || end == g.value.c_str()) return {};
     return value;
   }
   int64_t value = 0;
@@ -72,8 +72,10 @@ Status read_number(const Variables& variables, const char* ending, const Range& 
 int64_t zero_if_unset(int64_t value) { return value == -1 ? 0 : value; }
 int64_t automatic_if_negative(int64_t value) { return std::max<int64_t>(value, -1); }
 int64_t queue_pairs_of(int64_t value) { return std::clamp<int64_t>(value, 1, kMaxQueuePairs); }
-// 0 and what exceeds 5 bits are no limit at all; the longest is 2.4 hours.
-int64_t timeout_of(int64_t value) { return value <= 0 || value > 31 ? 31 : value; }
+// NCCL leaves it to the NIC, which has a field of 5 bits. 0 there means no limit; our longest is 2.4 hours.
+int64_t timeout_of(int64_t value) { return (value & 31) == 0 ? 31 : value & 31; }
+// The field has 3 bits, but a user who asks for 13 retries wants many.
+int64_t retries_of(int64_t value) { return value < 0 ? 7 : std::min<int64_t>(value, 7); }
 // NCCL's default is -2, and each other value but 0 is yes.
 int64_t adaptive_of(int64_t value) { return value < 0 ? -1 : value > 0 ? 1 : 0; }
 
@@ -144,7 +146,7 @@ Result<Settings> read_settings(const Variables& variables) {
   MOECCL_TRY(read_number(variables, "TIMEOUT",
                          {1, 31, "an acknowledgement timeout, 1 to 31: 4.096 us * 2^value", timeout_of}, &s,
                          &s.timeout));
-  MOECCL_TRY(read_number(variables, "RETRY_CNT", {0, 7, "retries, 0 to 7"}, &s, &s.retry_count));
+  MOECCL_TRY(read_number(variables, "RETRY_CNT", {0, 7, "retries, 0 to 7", retries_of}, &s, &s.retry_count));
   MOECCL_TRY(
       read_number(variables, "PKEY", {0, 65535, "an index of the port's table of partition keys"}, &s, &s.pkey_index));
   MOECCL_TRY(read_number(variables, "QPS_PER_CONNECTION", {1, kMaxQueuePairs, "queue pairs, 1 to 8", queue_pairs_of},

@@ -51,7 +51,8 @@ inline constexpr uint32_t kMaxQueuePairs = 8;  // QPS_PER_CONNECTION
 // Returns the value of an environment variable, null when it is not set.
 using Variables = std::function<const char*(const char* name)>;
 // InvalidArgument names the variable, its value and what is accepted. Values that NCCL accepts for its variables and
-// that are out of our range count as the nearest one: they are meant for NCCL, and no reason to go without RDMA.
+// that are out of our range count as the nearest one, a timeout as the NIC would take it: they are meant for NCCL, and
+// no reason to go without RDMA.
 Result<Settings> read_settings(const Variables& variables);
 // Reads the process's settings, and writes `adapted` to the log. A program with more rights than its user does not open
 // the library that its user names.

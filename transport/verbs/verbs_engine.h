@@ -27,6 +27,7 @@ struct EngineParts {
   std::unique_ptr<Regions> regions;
   std::vector<std::unique_ptr<Region>> own;  // staging, signals, copies, rings
   std::unique_ptr<DeviceRegions> device;     // null: the NICs do not access CUDA memory
+  size_t memory_bytes = 0;                   // of copies and rings
 };
 
 class VerbsEngine final : public OrderedEngine {
@@ -40,6 +41,7 @@ class VerbsEngine final : public OrderedEngine {
   std::unique_ptr<VerbsLink> add(LinkSetting setting, std::vector<Lane> lanes);
   Status start();
 
+  size_t memory_bytes() const override { return parts_.memory_bytes; }
   void begin() override;
   void end() override;
   void progress(uint32_t awaited = kAnyone) override;

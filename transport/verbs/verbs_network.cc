@@ -190,6 +190,7 @@ Status VerbsEndpoint::register_memory(const LocalMemory& own, std::span<const tr
   ring_bytes_ = ring_bytes_for(n_peers_);
   MOECCL_ASSIGN_OR_RETURN(driver::Mapping memory, driver::private_memory(copies_bytes() + n_peers_ * ring_bytes_));
   memory_ = std::make_shared<driver::Mapping>(std::move(memory));
+  parts_.memory_bytes = memory_->size();
   // What announces bytes is written in order; the bytes themselves may arrive in any order.
   constexpr unsigned kStrict = kLocalWrite | kRemoteWrite;
   MOECCL_TRY(add_region(own.staging, own.staging_bytes, kStrict | kRelaxedOrdering));

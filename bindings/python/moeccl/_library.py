@@ -2,6 +2,7 @@
 """Finds and loads libmoeccl: from LIBMOECCL, else next to the package (wheel, build folder, prefix), else by the dynamic linker."""
 import ctypes
 import os
+import sysconfig
 
 from . import _abi
 
@@ -10,8 +11,11 @@ def _load() -> ctypes.CDLL:
     here = os.path.dirname(os.path.realpath(__file__))
     named = os.environ.get("LIBMOECCL")  # not MOECCL_...: the library warns about unknown variables with that prefix
     soname = f"libmoeccl.so.{_abi.MOECCL_VERSION_MAJOR}"
-    # In a build folder and in a prefix's lib/python3.N/site-packages the library is three directories up.
-    beside = [os.path.join(here, soname), os.path.join(here, "..", "..", "..", soname)]
+    # In a build folder and in a prefix's lib/python3.N/site-packages the library is three directories up; Debian's lib has a folder
+    # for each architecture, and other systems have a lib64.
+    up = os.path.join(here, "..", "..", "..")
+    folders = [here, up, os.path.join(up, sysconfig.get_config_var("MULTIARCH") or ""), os.path.join(up, "..", "lib64")]
+    beside = [os.path.join(folder, soname) for folder in folders]
     tried = [named] if named else [p for p in beside if os.path.exists(p)] + [soname, "libmoeccl.so"]
     failures = []
     for name in tried:
@@ -28,4 +32,4 @@ def _load() -> ctypes.CDLL:
     raise ImportError(f"libmoeccl is not found ({'; '.join(failures)}): name its file in LIBMOECCL")
 
 
-lib = _load()
+lib: ctypes.CDLL = _load()

@@ -2,6 +2,10 @@
 """Constants of the C interface under Python's names; their numbers come from the headers."""
 from . import _abi
 
+# Declared, because functions have them as defaults: mypy may read those before it knows what a tuple holds.
+FLOAT32: int
+SUM: int
+EXPERT_MAJOR: int
 INT8, UINT8, INT32, UINT32 = _abi.moecclInt8, _abi.moecclUint8, _abi.moecclInt32, _abi.moecclUint32
 INT64, UINT64, FLOAT16, FLOAT32 = _abi.moecclInt64, _abi.moecclUint64, _abi.moecclFloat16, _abi.moecclFloat32
 FLOAT64, BFLOAT16, FLOAT8E4M3, FLOAT8E5M2 = _abi.moecclFloat64, _abi.moecclBfloat16, _abi.moecclFloat8e4m3, _abi.moecclFloat8e5m2

@@ -55,7 +55,7 @@ class GradientReturn(OfThisProcess):
         info = self._info(layer)
         return record(GradientReturnInfo, info, remainders=ctypes.cast(info.remainders, ctypes.c_void_p).value or 0)
 
-    def remainders(self, layer: int = 0) -> memoryview:
+    def remainders(self, layer: int = 0) -> "memoryview[float]":
         """Returns the layer's remainders as a writable view of floats [n_remainders * count], valid until close(). Copy them to a
         checkpoint, and write those of a checkpoint into the view, while no reduce() of the layer runs. With device_memory they are CUDA
         memory at the address info(layer).remainders, and this call is an error."""

@@ -5,6 +5,7 @@ Operations have the names that messages use ("allreduce", "reduce_scatter", "dis
 the operation's own call."""
 import ctypes
 import json
+import os
 from typing import Any, Dict, List, Optional, Union
 
 from . import _abi
@@ -69,12 +70,12 @@ def calibrate(comm: Comm, budget_ms: float = 0, max_bytes: int = 0) -> None:
 
 def load_profile(comm: Comm, path: Any) -> None:
     """Uses a profile file from the next operation on. The call is collective: all ranks read the same profile."""
-    comm._check(lib.moecclProfileLoad(comm._handle, text("path", str(path))))
+    comm._check(lib.moecclProfileLoad(comm._handle, text("path", os.fspath(path))))
 
 
-def save_profile(comm: Comm, path: Any) -> None:
-    """Writes the profile in use as JSON. This call is not collective."""
-    comm._check(lib.moecclProfileSave(comm._handle, text("path", str(path))))
+def save_profile(comm: Comm, path: Any = None) -> None:
+    """Writes the profile in use as JSON; None: into the user's cache, where MOECCL_CALIBRATE looks. This call is not collective."""
+    comm._check(lib.moecclProfileSave(comm._handle, text("path", None if path is None else os.fspath(path))))
 
 
 def describe_topology(source: Optional[str] = None, format: str = "text") -> str:

@@ -399,7 +399,7 @@ def price_layout(layout: Layout, **problem: Any) -> LayoutCost:
     """Returns the bubble, computation, time and MFU of a step of one of layouts(). The other arguments are those of layouts()."""
     given, cost, one = Problem(_abi.moecclLayoutProblem_t(), problem, []), _abi.moecclLayoutCost_t(), _abi.moecclLayout_t()
     cost.size = ctypes.sizeof(cost)
-    for field, _ in one._fields_:
+    for field, *_ in one._fields_:
         setattr(one, field, getattr(layout, field))
     check(lib.moecclPriceLayout(given.ref, _byref(one), _byref(cost)))
     return record(LayoutCost, cost)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CLI11, JSON and what most programs read, compiled once for each program of several sources (meson's cpp_pch). Sources
-// include what they use all the same: the sanitizer builds go without this header.
+// CLI11, JSON and what most programs read, compiled once for each program or library of several sources (meson's
+// cpp_pch). Sources include what they use all the same: tools/build --debug goes without this header.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/driver/cuda/aside.h"
 #include "src/driver/cuda/idle.h"
 
 namespace moeccl::driver::cuda {

@@ -14,7 +14,7 @@ uint64_t walk_ns(const transport::Board& own, uint64_t number);
 // One operation on the persistent kernel, from its launch to its end.
 class KernelTask final : public LaunchTask {
  public:
-  // It was launched as `number`; 0: it is launched on the engine's stream when it can be.
+  // It was launched as `number`; 0: it is launched on stream() when it can be.
   KernelTask(Fabric& fabric, PersistentKernel& kernel, const Operation& op, uint64_t number)
       : LaunchTask(fabric, kernel, number), op_(op) {}
 
@@ -27,7 +27,9 @@ class KernelTask final : public LaunchTask {
  private:
   Status begin() override;
   Status launch(driver::cuda::Stream stream, uint64_t* number) override { return kernel_.launch(op_, stream, number); }
+  bool begun() const override { return kernel_.begun() >= number_; }
   bool ended() const override;
+  void expire() override { kernel_.expire(number_, false); }
   void finish() override;
 
   const Operation& op_;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/exec/cuda/launch_task.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "src/base/clock.h"
 #include "src/base/log.h"
 
@@ -8,14 +11,14 @@ namespace moeccl::exec {
 
 Progress LaunchTask::poll() {
   Fabric& f = fabric();
-  if (began_ns_ == 0) {
+  if (!is_polled_) {
     if (Status s = begin(); !s.ok()) return fail(std::move(s));
-    began_ns_ = now_ns();
+    is_polled_ = true;
   }
   if (number_ == 0) {
-    if (kernel_.would_wait(kernel_.engine().stream())) return Progress::kBlocked;
+    if (kernel_.would_wait(stream())) return Progress::kBlocked;
     in_flight_.emplace();
-    if (Status s = launch(kernel_.engine().stream(), &number_); !s.ok()) return fail(std::move(s));
+    if (Status s = launch(stream(), &number_); !s.ok()) return fail(std::move(s));
     promise_ = nullptr;
     return Progress::kMoved;
   }
@@ -31,9 +34,15 @@ Progress LaunchTask::poll() {
 
 Status LaunchTask::diagnose() {
   MOECCL_TRY(kernel_.device_state());
-  // The device's clock starts with its wait, later than the host's.
-  if (now_ns() - began_ns_ > fabric().timeout_ms * 1'000'000) kernel_.expire();
+  if (begun_ns_ == 0 && number_ > 0 && begun()) begun_ns_ = now_ns();
+  // The device's clock starts anew with each wait.
+  if (begun_ns_ > 0 && now_ns() - begun_ns_ > fabric().timeout_ms * 1'000'000) expire();
   return {};
+}
+
+int64_t LaunchTask::deadline_ns(int64_t since_ns) const {
+  if (begun_ns_ == 0) return std::numeric_limits<int64_t>::max();
+  return Task::deadline_ns(std::max(since_ns, begun_ns_)) + 1'000'000'000;
 }
 
 }  // namespace moeccl::exec

@@ -16,28 +16,34 @@ class LaunchTask : public Task {
  public:
   Progress poll() final;
   Status diagnose() override;
-  // The device is told when the deadline passes, and its report names the step.
-  int64_t grace_ms() const final { return 1000; }
+  // Counts from the kernel's start: before, it waits for earlier work of the program or of the communicator. The device
+  // is told when the timeout passes, and has a second to report the step.
+  int64_t deadline_ns(int64_t since_ns) const final;
   void stop() final { kernel_.stop(); }
 
  protected:
-  // It was launched as `number`. 0: it is launched on the engine's stream when it can be.
+  // It was launched as `number`. 0: it is launched on stream() when it can be.
   LaunchTask(Fabric& fabric, PersistentKernel& kernel, uint64_t number)
       : Task(fabric), kernel_(kernel), number_(number) {
     if (number == 0) promise_ = kernel.promise();
   }
   // Called once, at the first poll.
   virtual Status begin() = 0;
+  virtual driver::cuda::Stream stream() const { return kernel_.engine().stream(); }
   virtual Status launch(driver::cuda::Stream stream, uint64_t* number) = 0;
+  virtual bool begun() const = 0;
   virtual bool ended() const = 0;
+  // Tells the device that the timeout has passed.
+  virtual void expire() = 0;
   // Called when it has ended well.
   virtual void finish() = 0;
 
   PersistentKernel& kernel_;
   uint64_t number_ = 0;
-  int64_t began_ns_ = 0;  // of the first poll
 
  private:
+  bool is_polled_ = false;
+  int64_t begun_ns_ = 0;  // when the kernel was first seen to run; 0: it was not
   Promise promise_;
   std::optional<driver::cuda::InFlight> in_flight_;  // if this task launches it
 };

@@ -70,6 +70,10 @@ Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine&
   w->programs_from_ = w->used_ =
       (kMessagesEndedAt + (2 + 2 * size_t{setting.n_ranks}) * sizeof(uint64_t) + 63) / 64 * 64;
   MOECCL_ASSIGN_OR_RETURN(w->upload_stream_, create_urgent_stream(engine.context()));
+  if (setting.message_area > 0) {
+    MOECCL_ASSIGN_OR_RETURN(w->message_stream_, create_urgent_stream(engine.context()));
+  }
+  MOECCL_ASSIGN_OR_RETURN(w->watch_, DeviceWatch::of(engine.context()));
   std::vector<driver_cuda::Event*> events{&w->event_, &w->replayed_};
   for (Capture& c : w->captures_) events.push_back(&c.last);
   for (driver_cuda::Event* event : events) {
@@ -82,19 +86,20 @@ Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine&
 }
 
 PersistentKernel::~PersistentKernel() {
-  if (upload_stream_ != nullptr) {
-    const driver_cuda::Current current(engine_.context());
-    (void)driver_cuda::driver()->cuStreamSynchronize(upload_stream_);
-    (void)driver_cuda::driver()->cuStreamDestroy_v2(upload_stream_);
-  }
-  for (const Capture& c : captures_) {
-    const driver_cuda::Current current(engine_.context());
-    if (c.last != nullptr) (void)driver_cuda::driver()->cuEventDestroy_v2(c.last);
-  }
-  if (event_ == nullptr) return;
-  stop();  // a kernel that still waits for a peer ends now, which frees its stream
+  // A kernel that still waits for a peer ends now, which frees its stream. This comes before the calls of the driver
+  // below: some may not return until the kernel has ended, if another thread frees memory.
+  if (pinned_.data() != nullptr) stop();
+  if (watch_ != nullptr) watch_->forget(event_);
   const driver_cuda::Current current(engine_.context());
+  for (const driver_cuda::Stream stream : {upload_stream_, message_stream_}) {
+    if (stream == nullptr) continue;
+    (void)driver_cuda::driver()->cuStreamSynchronize(stream);
+    (void)driver_cuda::driver()->cuStreamDestroy_v2(stream);
+  }
+  for (const Capture& c : captures_)
+    if (c.last != nullptr) (void)driver_cuda::driver()->cuEventDestroy_v2(c.last);
   for (const driver_cuda::Event event : {event_, replayed_}) {
+    if (event == nullptr) continue;
     while (driver_cuda::driver()->cuEventQuery(event) == driver_cuda::kNotReady) driver::sleep_ns(50'000);
     (void)driver_cuda::driver()->cuEventDestroy_v2(event);
   }
@@ -140,6 +145,12 @@ Status PersistentKernel::connect(Fabric& fabric, std::span<std::byte* const> mem
 bool PersistentKernel::idle() const {
   return fabric_->own->board().progress.walked.load(std::memory_order_acquire) == launched() &&
          messages_ended() == messages_launched_.load(std::memory_order_acquire);
+}
+
+bool PersistentKernel::waits_for(uint32_t peer) const {
+  if (has_captured()) return true;
+  const uint64_t last = launched();
+  return fabric_->own->board().progress.walked.load(std::memory_order_acquire) < last && !has_ended(peer, last);
 }
 
 bool PersistentKernel::has_launched(uint32_t peer, uint64_t number) const {
@@ -425,6 +436,8 @@ Status PersistentKernel::launch(std::span<const Message> messages, driver_cuda::
   return after_launch(stream, next, capture);
 }
 
+uint64_t PersistentKernel::begun() const { return std::atomic_ref(report().begun).load(std::memory_order_relaxed); }
+
 uint64_t PersistentKernel::messages_ended() const {
   // Acquire: pairs with the release in run_messages() on the device; below, with the one in message_done().
   return std::atomic_ref(*reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt))
@@ -474,21 +487,23 @@ bool PersistentKernel::would_wait(driver_cuda::Stream stream) {
   if (!replays || !runs(replayed_)) return false;
   // The driver does not say on which stream the replay runs. A stream without work is another one. A caller's stream
   // with work may be the one, and occupies its hardware queue without the wait, too.
-  return stream == engine_.stream() || driver_cuda::driver()->cuStreamQuery(stream) != driver_cuda::kNotReady;
+  const bool own = stream == engine_.stream() || stream == message_stream_;
+  return own || driver_cuda::driver()->cuStreamQuery(stream) != driver_cuda::kNotReady;
 }
 
 Status PersistentKernel::device_state() {
-  const driver_cuda::Current current(engine_.context());
-  const int rc = driver_cuda::driver()->cuEventQuery(event_);
-  return rc == driver_cuda::kNotReady ? Status() : driver_cuda::check(rc, "the persistent kernel's device");
+  return driver_cuda::check(watch_->ask(event_), "the persistent kernel's device");
 }
 
 void PersistentKernel::stop() {
   std::atomic_ref(report().stop).store(moeccl::cuda::kWalkStop, std::memory_order_relaxed);
 }
-void PersistentKernel::expire() {
-  uint64_t none = 0;
-  std::atomic_ref(report().stop).compare_exchange_strong(none, moeccl::cuda::kWalkExpire, std::memory_order_relaxed);
+void PersistentKernel::expire(uint64_t number, bool messages) {
+  const std::atomic_ref word(report().stop);
+  uint64_t before = word.load(std::memory_order_relaxed);
+  const uint64_t late = moeccl::cuda::walk_expired(number, messages);
+  while (before != moeccl::cuda::kWalkStop && !word.compare_exchange_weak(before, late, std::memory_order_relaxed)) {
+  }
 }
 
 Status PersistentKernel::failure() const { return failure_of(report(), *fabric_); }

@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/walk_rows_args.h"
 #include "src/driver/cuda/idle.h"
+#include "src/exec/cuda/device_watch.h"
 #include "src/exec/cuda/kernel_program.h"
 #include "src/exec/cuda/kernel_proxy.h"
 #include "src/exec/cuda/messages/kernel_messages.h"
@@ -52,6 +53,8 @@ class PersistentKernel {
   Status launch(std::span<const Message> messages, driver::cuda::Stream stream, uint64_t* number);
   // Returns whether messages to and from this rank go through launches here, on both ranks.
   bool moves_messages(uint32_t peer) const { return messages_ != nullptr && messages_->reaches(peer); }
+  // Returns the number of the newest operation that has begun.
+  uint64_t begun() const;
   // Return the number of the newest launch of messages that has begun, and that has ended.
   uint64_t messages_begun() const;
   uint64_t messages_ended() const;
@@ -67,20 +70,23 @@ class PersistentKernel {
 
   // Returns why the device gave up, or ok() if it did not. Any thread.
   Status failure() const;
-  // Returns why the device runs nothing any more, or success.
+  // Returns why the device runs nothing any more, or success. Does not wait for the driver.
   Status device_state();
-  // Returns whether a launch to this stream would wait there for the launch before it, on another stream. The engine's
-  // stream must not wait: it would hold up other communicators' engines, whose streams share hardware channels with it.
+  // Returns whether a launch to this stream would wait there for the launch before it, on another stream. The library's
+  // streams must not wait: they would hold up other communicators' engines, whose streams share hardware channels with
+  // them.
   bool would_wait(driver::cuda::Stream stream);
   // Makes the waiting kernels give up; nothing can be launched any more. Any thread.
   void stop();
-  // Does the same because the deadline has passed.
-  void expire();
+  // Tells the kernel of one launch, an operation or messages, that its deadline has passed.
+  void expire(uint64_t number, bool messages);
   // Returns whether everything launched outside of graphs has run.
   bool idle() const;
   // Return whether `peer` has launched, or ended, this many operations outside of graphs, as far as this rank knows.
   bool has_launched(uint32_t peer, uint64_t number) const;
   bool has_ended(uint32_t peer, uint64_t number) const;
+  // Returns whether an operation on the device, or a replay, may wait for the peer.
+  bool waits_for(uint32_t peer) const;
   // Returns whether the peer is on another host. It then does not use this rank's memory, and its memory is not used
   // here.
   bool elsewhere(uint32_t peer) const { return proxy_ != nullptr && proxy_->elsewhere(peer); }
@@ -94,6 +100,8 @@ class PersistentKernel {
            (messages_ != nullptr ? messages_->memory_bytes() : 0);
   }
   StreamEngine& engine() const { return engine_; }
+  // Returns the stream for messages that a thread launches.
+  driver::cuda::Stream message_stream() const { return message_stream_; }
 
  private:
   explicit PersistentKernel(StreamEngine& engine) : engine_(engine) {}
@@ -136,14 +144,15 @@ class PersistentKernel {
   PeerMemory memory_;
   driver::cuda::Memory pinned_;  // report, number of uploads, number of the messages that have ended, programs
   driver::cuda::Memory programs_;
-  driver::cuda::Stream upload_stream_ = nullptr;
+  driver::cuda::Stream upload_stream_ = nullptr, message_stream_ = nullptr;
   uint64_t uploads_ = 0;
   size_t programs_from_ = 0, used_ = 0;
   std::mutex mutex_;
   std::unordered_map<uint64_t, Placed> placed_;  // keyed by the program's bytes
   std::unordered_map<uint64_t, Placed*> known_;  // keyed by Choice::program_hash
-  driver::cuda::Event event_ = nullptr;          // the end of the last launch
-  StreamName last_stream_;                       // to which it went
+  std::shared_ptr<DeviceWatch> watch_;
+  driver::cuda::Event event_ = nullptr;  // the end of the last launch
+  StreamName last_stream_;               // to which it went
   bool any_launch_ = false;
   driver::cuda::Event replayed_ = nullptr;  // recorded by graphs: the end of the last operation that one has replayed
   // A capture with launches of this kernel.

@@ -34,6 +34,10 @@ class StreamTask final : public Task {
     const transport::DeviceSide* const device = ended_ ? fabric().link(peer).device() : nullptr;
     return !ended_ || (device != nullptr && !device->sent_all());
   }
+  int64_t deadline_ns(int64_t since_ns) const override {
+    return ended_ ? Task::deadline_ns(since_ns) : inner_->deadline_ns(since_ns);
+  }
+  void stop() override { inner_->stop(); }
   void let_go() override {
     inner_->stop();
     (void)engine_.synchronize();  // after this, launched work no longer uses any buffers
@@ -128,9 +132,7 @@ class StreamRunner : public Runner {
   // A blocking call runs after the work that is still in the default stream. An abort ends this wait, too.
   Status after_default_stream() {
     MOECCL_ASSIGN_OR_RETURN(const auto earlier, EarlierWork::of_default_stream(engine_.context()));
-    StreamWork now;
-    now.ready = earlier->end();
-    return now.wait_ready(fabric());
+    return earlier->wait(fabric());
   }
 
   StreamEngine& engine_;

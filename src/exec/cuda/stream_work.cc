@@ -35,12 +35,20 @@ Status StreamWork::wait_ready(const Fabric& fabric) const {
   return cuda::check(rc, "the given CUDA stream");
 }
 
-Result<std::shared_ptr<const EarlierWork>> EarlierWork::of_default_stream(cuda::Context context) {
+Result<std::shared_ptr<const EarlierWork>> EarlierWork::of(cuda::Context context, cuda::Stream stream) {
   const cuda::Current current(context);
   std::shared_ptr<EarlierWork> made(new EarlierWork(context));
   MOECCL_ASSIGN_OR_RETURN(made->end_, cuda::make_event());
-  MOECCL_TRY(cuda::check(cuda::driver()->cuEventRecord(made->end_, nullptr), "the default stream"));
+  MOECCL_TRY(cuda::check(cuda::driver()->cuEventRecord(made->end_, stream),
+                         stream == nullptr ? "the default stream" : "the given CUDA stream"));
   return std::shared_ptr<const EarlierWork>(std::move(made));
+}
+
+Status EarlierWork::wait(const Fabric& fabric) const {
+  const cuda::Current current(context_);
+  StreamWork now;
+  now.ready = end_;
+  return now.wait_ready(fabric);
 }
 
 EarlierWork::~EarlierWork() {

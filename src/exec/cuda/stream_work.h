@@ -44,16 +44,22 @@ struct StreamWork {
   };
 };
 
-// The work that a context's default stream holds when this is made. A call that takes no CUDA stream comes after it,
-// but not after what is called later: another stream that the default stream waits for may wait for this very call.
+// The work that a stream holds when this is made. A call that takes no CUDA stream comes after that of the context's
+// default stream, but not after what is called later: another stream that the default stream waits for may wait for
+// this very call.
 class EarlierWork {
  public:
-  static Result<std::shared_ptr<const EarlierWork>> of_default_stream(driver::cuda::Context context);
+  static Result<std::shared_ptr<const EarlierWork>> of(driver::cuda::Context context, driver::cuda::Stream stream);
+  static Result<std::shared_ptr<const EarlierWork>> of_default_stream(driver::cuda::Context context) {
+    return of(context, nullptr);
+  }
   ~EarlierWork();
   EarlierWork(const EarlierWork&) = delete;
   EarlierWork& operator=(const EarlierWork&) = delete;
   driver::cuda::Context context() const { return context_; }
   driver::cuda::Event end() const { return end_; }
+  // Waits on the host, or for a failure or an abort of the communicator.
+  Status wait(const Fabric& fabric) const;
 
  private:
   explicit EarlierWork(driver::cuda::Context context) : context_(context) {}

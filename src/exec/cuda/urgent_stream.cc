@@ -117,15 +117,22 @@ Result<size_t> try_how_many(cuda::Context context, cuda::Stream urgent) {
   return n < kMostStreams ? n : SIZE_MAX;
 }
 
-// The result for each context. The mutex is held while one is tested, because other threads need the result as well.
+// How many streams of a context may wait. `trying` is held while that is tried.
 struct Tried {
-  std::mutex mutex;
-  std::map<cuda::Context, Result<size_t>> result;
+  std::mutex trying;
+  bool known = false;             // under `trying`
+  std::atomic<size_t> result{0};  // 0 as long as it is not known
+};
+struct AllTried {
+  std::mutex mutex;  // never held during a call of the driver
+  std::map<cuda::Context, Tried> of;
 };
 
-Tried& tried() {
-  static constinit driver::PerProcess<Tried> all;
-  return all.get();
+Tried& tried(cuda::Context context) {
+  static constinit driver::PerProcess<AllTried> own;
+  AllTried& all = own.get();
+  const std::lock_guard lock(all.mutex);
+  return all.of[context];
 }
 
 }  // namespace
@@ -134,22 +141,24 @@ Result<cuda::Stream> create_urgent_stream(cuda::Context context) {
   const cuda::Current current(context);
   int lowest = 0, highest = 0;
   MOECCL_TRY(cuda::check(cuda::driver()->cuCtxGetStreamPriorityRange(&lowest, &highest), "the streams' priorities"));
-  // Under the lock, because the driver may not return while another thread's streams wait in try_how_many().
-  const std::lock_guard lock(tried().mutex);
+  Tried& t = tried(context);
+  // Held until the number is known, because the driver may not return while another thread's streams wait in
+  // try_how_many(). Not longer: it may not return while many of the program's streams wait, either.
+  std::unique_lock trying(t.trying);
+  if (t.known) trying.unlock();
   cuda::Stream stream = nullptr;
   MOECCL_TRY(cuda::check(cuda::driver()->cuStreamCreateWithPriority(&stream, kNonBlocking, highest), "a CUDA stream"));
-  auto& result = tried().result;
-  auto it = result.find(context);
-  if (it == result.end()) it = result.emplace(context, try_how_many(context, stream)).first;
-  if (it->second.ok()) return stream;
-  (void)cuda::driver()->cuStreamDestroy_v2(stream);
-  return Status(it->second.status());
+  if (!trying.owns_lock()) return stream;
+  Result<size_t> n = try_how_many(context, stream);
+  if (!n.ok()) {  // the next one tries again
+    (void)cuda::driver()->cuStreamDestroy_v2(stream);
+    return std::move(n).status();
+  }
+  t.result = *n;
+  t.known = true;
+  return stream;
 }
 
-size_t streams_that_may_wait(cuda::Context context) {
-  const std::lock_guard lock(tried().mutex);
-  const auto it = tried().result.find(context);
-  return it != tried().result.end() && it->second.ok() ? *it->second : 0;
-}
+size_t streams_that_may_wait(cuda::Context context) { return tried(context).result; }
 
 }  // namespace moeccl::exec

@@ -263,12 +263,7 @@ Status Migration::run(Flight& flight) {
   }
   if (gathered.ok() && flight.into) {
     gathered = contained([&]() -> Status {
-      if (flight.earlier != nullptr) {
-        const driver::cuda::Current current(flight.earlier->context());
-        exec::StreamWork shared;
-        shared.ready = flight.earlier->end();
-        MOECCL_TRY(shared.wait_ready(flight.gather.runner->fabric()));
-      }
+      if (flight.earlier != nullptr) MOECCL_TRY(flight.earlier->wait(flight.gather.runner->fabric()));
       MOECCL_ASSIGN_OR_RETURN(const uint64_t now, checksum_of(flight.into->shared, flight.arrived.cuda, true));
       if (now != flight.packed.checksum) flight.mine.code = moecclInvalidUsage;
       return {};

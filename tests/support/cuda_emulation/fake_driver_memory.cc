@@ -317,12 +317,15 @@ int set_on(void* stream, uint64_t dst, T value, size_t n) {
     for (size_t i = 0; i < n; ++i) std::memcpy(to + i * sizeof(T), &value, sizeof(T));
   });
 }
-// A copy to or from memory that is not page-locked is complete when the call returns.
+// A copy to or from memory that is not page-locked is complete when the call returns. A small amount of such memory is
+// read at once.
+constexpr size_t kAtOnce = 64 << 10;
 int after_pageable(const void* host, size_t bytes, void* stream) {
   if (bytes == 0 || !rule("IMPLICIT_SYNC")) return kOk;
   {
     const std::lock_guard lock(machine().mutex);
-    if (is_pinned(reinterpret_cast<uint64_t>(host))) return kOk;
+    if (is_pinned(reinterpret_cast<uint64_t>(host)) || find_device(reinterpret_cast<uint64_t>(host)) != nullptr)
+      return kOk;
   }
   const std::shared_ptr<Stream> s = stream_of(stream);
   if (s == nullptr || is_captured(*s)) return kOk;
@@ -341,10 +344,6 @@ int copy_now(uint64_t dst, uint64_t src, size_t bytes) {
 
 }  // namespace
 
-EXPORT int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void* stream) {
-  MOECCL_IN_CONTEXT(context);
-  return copy_on(stream, dst, src, bytes);
-}
 EXPORT int cuMemcpyPeerAsync(uint64_t dst, void* dst_context, uint64_t src, void* src_context, size_t bytes,
                              void* stream) {
   MOECCL_IN_CONTEXT(context);
@@ -359,8 +358,6 @@ EXPORT int cuMemcpyHtoDAsync_v2(uint64_t dst, const void* src, size_t bytes, voi
   count_host_wait();
   MOECCL_IN_CONTEXT(context);
   if (const int rc = copy_on(stream, dst, reinterpret_cast<uint64_t>(src), bytes); rc != kOk) return rc;
-  // A small amount is copied at once.
-  constexpr size_t kAtOnce = 64 << 10;
   return bytes > kAtOnce ? after_pageable(src, bytes, stream) : kOk;
 }
 EXPORT int cuMemcpyDtoHAsync_v2(void* dst, uint64_t src, size_t bytes, void* stream) {
@@ -368,6 +365,13 @@ EXPORT int cuMemcpyDtoHAsync_v2(void* dst, uint64_t src, size_t bytes, void* str
   MOECCL_IN_CONTEXT(context);
   if (const int rc = copy_on(stream, reinterpret_cast<uint64_t>(dst), src, bytes); rc != kOk) return rc;
   return after_pageable(dst, bytes, stream);
+}
+// It finds out itself which side is not CUDA memory.
+EXPORT int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void* stream) {
+  MOECCL_IN_CONTEXT(context);
+  if (const int rc = copy_on(stream, dst, src, bytes); rc != kOk) return rc;
+  if (const int rc = after_pageable(reinterpret_cast<void*>(dst), bytes, stream); rc != kOk) return rc;
+  return bytes > kAtOnce ? after_pageable(reinterpret_cast<void*>(src), bytes, stream) : kOk;
 }
 EXPORT int cuMemcpy(uint64_t dst, uint64_t src, size_t bytes) {
   MOECCL_IN_CONTEXT(context);

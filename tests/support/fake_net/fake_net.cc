@@ -45,18 +45,20 @@ struct Script {
   int devices = 1, null = 1, late_us = 0;
   long fail = 0, unregistered = 0;
   bool refuse = false, never = false, block_accept = false, untold = false, cuda = false, gpu = false, init = false;
-  bool interfaces = false, quiet = false;
+  bool interfaces = false, quiet = false, apart = false;
 };
 
 std::mutex mutex;  // guards everything below
 Script script;
 std::map<std::string, long> counts;
 long sends_left_to_fail = 0, registrations_left_to_fail = 0;
+bool aborted = false;  // what all comms share, see close_comm()
 abi::Logger logger = nullptr;
 
 void parse(const char* text) {
   const std::lock_guard lock(mutex);
   script = {};
+  aborted = false;
   sends_left_to_fail = registrations_left_to_fail = 0;
   std::string all = text == nullptr ? "" : text;
   for (size_t at = 0; at < all.size();) {
@@ -72,6 +74,7 @@ void parse(const char* text) {
     if (name == "locked") registrations_left_to_fail = script.unregistered = n;
     if (name == "refuse") script.refuse = true;
     if (name == "quiet") script.quiet = true;
+    if (name == "apart") script.apart = true;
     if (name == "never") script.never = true;
     if (name == "accept") script.block_accept = true;
     if (name == "untold") script.untold = true;
@@ -117,7 +120,7 @@ struct Region {
 };
 struct Comm {
   int fd = -1;
-  bool sends = false, broken = false;
+  bool sends = false, broken = false, told_broken = false;
   size_t limit = 32;
   long calls = 0;
   std::deque<std::unique_ptr<FakeRequest>> requests;  // oldest first
@@ -258,6 +261,11 @@ Code accept_from(void* listener, void** out) {
   }
 }
 
+bool is_aborted() {
+  const std::lock_guard lock(mutex);
+  return aborted;
+}
+
 bool may_register() {
   const std::lock_guard lock(mutex);
   return script.unregistered == 0 || --registrations_left_to_fail != 0;
@@ -287,6 +295,8 @@ Code post(void* comm, void* data, size_t size, void* mhandle, void** request, bo
   auto* c = static_cast<Comm*>(comm);
   *request = nullptr;
   const Script s = now();
+  if (is_aborted()) return refuse(abi::kInternalError, "the endpoint was aborted");
+  if (c->told_broken) count("retried");
   if (c->sends != sends) return refuse(abi::kInternalError, "a comm of the other direction");
   if (s.null > 1 && ++c->calls % s.null != 0) return abi::kSuccess;
   if (c->requests.size() >= c->limit) return refuse(abi::kInternalError, "too many requests");
@@ -345,6 +355,8 @@ Code test(void* request, int* done, int* sizes) {
   Comm& c = *r->comm;
   const Script s = now();
   *done = 0;
+  if (is_aborted()) return refuse(abi::kInternalError, "the endpoint was aborted");
+  if (c.told_broken) count("retried");
   if (c.requests.empty() || c.requests.front().get() != r) return refuse(abi::kInternalError, "not the oldest request");
   for (const auto& each : c.requests) {
     if (c.broken || each->finished) continue;
@@ -356,7 +368,10 @@ Code test(void* request, int* done, int* sizes) {
     }
     if (!each->finished) break;
   }
-  if (!r->finished && c.broken) return refuse(abi::kSystemError, "the connection broke");
+  if (!r->finished && c.broken) {
+    c.told_broken = true;
+    return refuse(abi::kSystemError, "the connection broke");
+  }
   if (!r->finished || Clock::now() - r->at < std::chrono::microseconds(s.late_us)) return abi::kSuccess;
   *done = 1;
   if (sizes != nullptr && !s.untold) *sizes = static_cast<int>(r->size);
@@ -378,21 +393,33 @@ Code flush(void* comm, int, void** data, int* sizes, void** mhandles, void** req
   return abi::kSuccess;
 }
 
-void free_comm(Comm* c) {
+bool peer_is_gone(const Comm& c) {
+  char byte = 0;
+  const ssize_t n = recv(c.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+// Like aws-ofi-nccl, which serves none of a process's comms any more after one was closed with requests under way. Here
+// a rank may do so where its peer is gone, because nothing else is left to it.
+Code close_comm(Comm* c) {
+  const bool busy = !c->requests.empty() && !now().apart && !peer_is_gone(*c);
   if (!c->regions.empty()) count("leaked", static_cast<long>(c->regions.size()));
   close(c->fd);
   for (Region* r : c->regions) delete r;
   delete c;
+  if (!busy) return abi::kSuccess;
+  count("aborted");
+  const std::lock_guard lock(mutex);
+  aborted = true;
+  return refuse(abi::kInternalError, "a comm was closed with requests under way");
 }
 Code close_send(void* comm) {
   count("closeSend");
-  free_comm(static_cast<Comm*>(comm));
-  return abi::kSuccess;
+  return close_comm(static_cast<Comm*>(comm));
 }
 Code close_receive(void* comm) {
   count("closeRecv");
-  free_comm(static_cast<Comm*>(comm));
-  return abi::kSuccess;
+  return close_comm(static_cast<Comm*>(comm));
 }
 Code close_listen(void* listener) {
   count("closeListen");
@@ -402,8 +429,17 @@ Code close_listen(void* listener) {
   return abi::kSuccess;
 }
 
+// NCCL lets no two calls of init and finalize run at the same time.
+std::atomic<int> alone{0};
+void take_a_while() {
+  if (alone.fetch_add(1) != 0) count("overlapped");
+  usleep(200);
+  alone.fetch_sub(1);
+}
+
 Code init_all(abi::Logger to) {
   count("init");
+  take_a_while();
   {
     const std::lock_guard lock(mutex);
     logger = to;
@@ -423,7 +459,7 @@ void fill(Net* net) {
       return +[](void* l, void** c, void**) { return accept_from(l, c); };
     }
   }();
-  if constexpr (std::is_same_v<decltype(net->regMr), abi::RegMrInt*>) {
+  if constexpr (std::is_same_v<decltype(net->regMr), abi::TypesV6::RegMr*>) {
     net->regMr = reg_mr_int;
   } else {
     net->regMr = reg_mr;
@@ -439,6 +475,7 @@ void fill(Net* net) {
     net->connect = [](void*, int, void* h, void** c, void**) { return connect_to(kLimit, h, c); };
     net->finalize = [](void* context) {
       count("finalize");
+      take_a_while();
       delete static_cast<int*>(context);
       return abi::kSuccess;
     };
@@ -452,7 +489,7 @@ void fill(Net* net) {
       net->connect = [](int, void* h, void** c, void**) { return connect_to(kLimit, h, c); };
     }
   }
-  if constexpr (std::is_same_v<decltype(net->isend), abi::IsendV10*>) {
+  if constexpr (std::is_same_v<decltype(net->isend), abi::TypesV10::Isend*>) {
     net->isend = [](void* c, void* d, size_t n, int, void* m, void*, void** r) { return post(c, d, n, m, r, true); };
     net->irecv = [](void* c, int, void** d, size_t* n, int*, void** m, void**, void** r) {
       return post(c, d[0], n[0], m[0], r, false);

@@ -12,6 +12,8 @@
 //   accept=block       accept waits for its peer instead of returning no comm, as some plugins do
 //   fail=N             the N-th send of a process breaks in the middle of its message
 //   quiet              only the sender notices that; its peer does when the comm is closed
+//   apart              a comm that is closed with requests under way harms no other; otherwise no transfer of the
+//                      process works from then on, until the next script, unless the comm's peer is gone
 //   locked=N           the N-th regMr of a process fails, and is not counted
 //   untold             test does not report how many bytes came
 //   cuda               its devices take CUDA memory, too
@@ -23,6 +25,8 @@
 extern "C" {
 void fake_net_script(const char* text);
 // Returns how often a call was made: "init", "finalize", "listen", "connect", "accept", "regMr", "deregMr", "isend",
-// "irecv", "iflush", "closeSend", "closeRecv", "closeListen"; "requests": the most at once on a comm; "flushed": bytes.
+// "irecv", "iflush", "closeSend", "closeRecv", "closeListen"; "requests": the most at once on a comm; "flushed": bytes;
+// "aborted": comms that were closed with requests under way; "retried": calls on a comm that had reported its end;
+// "overlapped": calls of init and finalize during another one.
 long fake_net_count(const char* call);
 }

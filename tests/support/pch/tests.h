@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GoogleTest and what most tests read, compiled once for each test program of several sources (meson's cpp_pch).
-// Sources include what they use all the same: the sanitizer builds go without this header.
+// GoogleTest and what most tests read, compiled once for each program or library of several sources (meson's cpp_pch).
+// Sources include what they use all the same: tools/build --debug goes without this header.
 
 #include <gtest/gtest.h>
 

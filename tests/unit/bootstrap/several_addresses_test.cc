@@ -7,12 +7,14 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <thread>
 
 #include "src/bootstrap/handshake.h"
 #include "src/bootstrap/launcher.h"
 #include "src/bootstrap/place.h"
 #include "src/bootstrap/unique_id.h"
+#include "src/driver/thread.h"
 #include "tests/support/hosts.h"
 #include "tests/unit/bootstrap/group.h"
 
@@ -142,6 +144,50 @@ TEST(SeveralAddresses, DISABLED_NamedRank) {
   info.master_addr = kMaster;
   const Deadline deadline = Deadline::after_ms(patient_ms(10'000));
   for (int comm = 0; comm < 2; ++comm) join_and_leave(meet_from_environment(info, deadline), info.rank, deadline);
+}
+
+// A pod's name is known only when the pod runs.
+TEST(SeveralAddresses, AMasterWithoutAnAddressIsWaitedFor) {
+  Children children;
+  children.start([] {
+    // Without a network no name service is asked.
+    if (::unshare(CLONE_NEWNET) != 0 || !use_hosts_file("127.0.0.1 localhost\n")) return 77;
+    ::setenv("MOECCL_SECRET", "a secret of the test", 1);
+    ::setenv("MOECCL_TEST_NAMED_RANK", "1", 1);
+    ::execl("/proc/self/exe", "self", "--gtest_also_run_disabled_tests", "--gtest_filter=*DISABLED_EarlyRank",
+            static_cast<char*>(nullptr));
+    return 1;
+  });
+  const int code = children.wait(0);
+  if (code == 77) GTEST_SKIP() << "this user may not mount";
+  EXPECT_EQ(code, 0);
+}
+
+TEST(SeveralAddresses, DISABLED_EarlyRank) {
+  if (std::getenv("MOECCL_TEST_NAMED_RANK") == nullptr) GTEST_SKIP() << "a part of AMasterWithoutAnAddressIsWaitedFor";
+  LauncherInfo info;
+  info.launcher = "torchrun";
+  info.rank = 1;
+  info.n_ranks = 2;
+  info.n_local = 1;
+  info.master_addr = kMaster;
+  const Status late = meet_from_environment(info, Deadline::after_ms(50)).status();
+  EXPECT_EQ(late.code(), moecclTimeout) << late.message();
+  for (const char* part : {kMaster, "MASTER_ADDR"}) EXPECT_TRUE(contains(late.message(), part)) << late.message();
+  for (const char* never : {"test-master:29500", "10.0.0.999", "[fd77::1"}) {
+    info.master_addr = never;
+    const Status s = meet_from_environment(info, Deadline::never()).status();
+    EXPECT_EQ(s.code(), moecclInvalidArgument) << s.message();
+  }
+  std::thread name_service([] {
+    driver::sleep_ns(100'000'000);
+    std::ofstream("/etc/hosts", std::ios::app) << "10.77.0.1 " << kMaster << '\n';
+  });
+  info.master_addr = kMaster;
+  const Result<moecclUniqueId> id = meet_from_environment(info, Deadline::after_ms(patient_ms(20'000)));
+  name_service.join();
+  ASSERT_TRUE(id.ok()) << id.status().message();
+  EXPECT_EQ(decode_unique_id(*id)->address.host(), "10.77.0.1");
 }
 
 TEST(SeveralAddresses, OneThatIsInUseIsLeftOut) {

@@ -2,7 +2,9 @@
 // Replicated experts on CUDA memory give the bits of host memory: placements that change at every call, several
 // replicas on a rank, ranks without slots, odd sizes and none. Also popularity and the shared expert.
 #include <algorithm>
+#include <atomic>
 #include <random>
+#include <thread>
 
 #include "tests/support/cuda_ranks.h"
 
@@ -264,6 +266,65 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CudaExperts,
                                            World{3, RankMode::kProcesses, nullptr},
                                            World{5, RankMode::kMixed, "node:2 gpu:2+3"},
                                            World{4, RankMode::kProcesses, "node:2 gpu:2", false}));
+
+// A rank's choices of one expert in CUDA memory.
+struct Choices {
+  static constexpr size_t kChoices = 20'000;
+  static constexpr int kExperts = 3;
+  Choices(CudaDevice& its_device, int32_t expert)
+      : device(its_device), topk(its_device, kChoices * 4), counts(its_device, kExperts * 8) {
+    const std::vector<int32_t> all(kChoices, expert);
+    device.upload(topk.data(), all.data(), kChoices * 4);
+  }
+  moecclResult_t count(moecclComm_t comm, void* stream) {
+    return moecclExpertPopularity(static_cast<const int32_t*>(topk.data()), kChoices, kExperts,
+                                  static_cast<int64_t*>(counts.data()), comm, as_stream(stream));
+  }
+  std::vector<int64_t> counted(void* stream) {
+    std::vector<int64_t> all(kExperts);
+    device.download(all.data(), counts.data(), kExperts * 8, stream);
+    return all;
+  }
+  CudaDevice& device;
+  DeviceBuffer topk, counts;
+};
+
+TEST(CudaPopularity, ReadsTheChoicesInTheStreamsOrder) {
+  run_on_devices(2, device_options(RankMode::kThreads, 60'000, 20'000),
+                 [](int, moecclComm_t comm, CudaDevice& device, void* stream) {
+                   Choices old(device, 0), chosen(device, 2);
+                   uint64_t* const word = device.make_word();
+                   all_have_ended(comm);
+                   device.hold(stream, word, 1);
+                   device.copy(old.topk.data(), chosen.topk.data(), Choices::kChoices * 4, stream);
+                   std::thread later([&] {
+                     usleep(200'000);
+                     std::atomic_ref(*word).store(1);
+                   });
+                   MOECCL_EXPECT_COMM_OK(old.count(comm, stream), comm);
+                   later.join();
+                   EXPECT_EQ(old.counted(stream), (std::vector<int64_t>{0, 0, 2 * Choices::kChoices}));
+                   all_have_ended(comm);
+                   device.end_word(word);
+                 });
+}
+
+// The legacy default stream waits for all blocking streams of the device, also for another rank's, and a copy of memory
+// that is not page-locked holds up other threads' copies.
+TEST(CudaPopularity, WaitsForNoOtherRanksStream) {
+  run_on_devices(2, device_options(RankMode::kThreads, 60'000, 10'000),
+                 [](int rank, moecclComm_t comm, CudaDevice& device, void*) {
+                   Choices own(device, rank);
+                   void* const blocking = device.make_stream(0);
+                   all_have_ended(comm);
+                   if (rank == 0) usleep(300'000);
+                   for (int i = 0; i < 2; ++i) MOECCL_EXPECT_COMM_OK(own.count(comm, blocking), comm);
+                   const int64_t n = Choices::kChoices;
+                   EXPECT_EQ(own.counted(blocking), (std::vector<int64_t>{n, n, 0}));
+                   all_have_ended(comm);
+                   device.end_stream(blocking);
+                 });
+}
 
 // A kernel adds up 64 tensors, and more need several launches. In place, the rank's own buffer is among the last of
 // them.

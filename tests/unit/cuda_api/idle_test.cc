@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library's frees beside operations that are in flight (docs/decisions/120-calls-that-wait-for-the-device.md).
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <barrier>
+#include <csignal>
 #include <functional>
+#include <thread>
 
 #include "tests/support/cuda_ranks.h"
 
@@ -144,6 +147,65 @@ TEST(CudaFrees, DoNotHoldUpAMessageWhereUnmappingWaits) {
                    MOECCL_EXPECT_OK(moecclCommGetAsyncError(comm, &state));
                    EXPECT_EQ(state, moecclSuccess) << moecclGetLastError(comm);
                  });
+}
+
+// A call of the program waits for rank 0's allreduce, and keeps all other calls of the context from returning. Rank 0
+// must notice without the driver that rank 1 has died, also where the program does not ask.
+void death_is_noticed_beside(const std::function<std::function<void()>(CudaDevice&)>& prepare) {
+  const Setting devices("MOECCL_TEST_CUDA_DEVICES", "2");
+  RankOptions options = device_options(RankMode::kProcesses);
+  options.may_die = {1};
+  for (const bool asks : {true, false}) {
+    run_on_devices(2, options, [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+      if (!device.emulated()) GTEST_SKIP() << "processes with a device each, and a driver whose calls wait";
+      const Rank r{comm, device, stream, device.allocate(kCount * 4), device.allocate(kCount * 4)};
+      const std::function<void()> call = prepare(device);
+      r.all_reduce(stream);
+      device.synchronize(stream);
+      all_have_ended(comm);
+      if (rank == 1) {
+        usleep(400'000);
+        kill(getpid(), SIGKILL);
+      }
+      r.all_reduce(stream);
+      usleep(50'000);  // the kernel runs
+      const Stopwatch watch;
+      std::thread caller([&] {
+        device.make_current();
+        call();
+      });
+      moecclResult_t state = moecclSuccess;
+      if (asks) (void)failure_of(comm, &state);
+      caller.join();
+      MOECCL_EXPECT_WITHIN(watch, 3000);
+      const std::string said = failure_of(comm, &state);
+      EXPECT_EQ(state, moecclRemoteError) << said;
+      EXPECT_NE(said.find("rank 1"), std::string::npos) << said;
+    });
+  }
+}
+
+TEST(CudaFrees, OfTheProgramDoNotHideTheDeathOfAPeer) {
+  death_is_noticed_beside([](CudaDevice& device) {
+    void* const memory = device.allocate(4096);
+    return [&device, memory] { device.release(memory); };
+  });
+}
+
+// The first launch of a kernel that is loaded lazily does the same.
+TEST(CudaFrees, FirstLaunchesOfTheProgramDoNotHideTheDeathOfAPeer) {
+  const Setting lazy("CUDA_MODULE_LOADING", "LAZY");
+  death_is_noticed_beside([](CudaDevice&) -> std::function<void()> {
+    void* const driver = dlopen(std::getenv("MOECCL_CUDA_DRIVER"), RTLD_NOW);
+    const auto load =
+        reinterpret_cast<int (*)(void**, const void*, unsigned, int*, void**)>(dlsym(driver, "cuModuleLoadDataEx"));
+    const auto find = reinterpret_cast<int (*)(void**, void*, const char*)>(dlsym(driver, "cuModuleGetFunction"));
+    const auto first = reinterpret_cast<int (*)(void*)>(dlsym(driver, "cuFuncLoad"));
+    void *module = nullptr, *kernel = nullptr;
+    EXPECT_EQ(load(&module, nullptr, 0, nullptr, nullptr), 0);
+    EXPECT_EQ(find(&kernel, module, "emulated_store"), 0);
+    return [first, kernel] { EXPECT_EQ(first(kernel), 0); };
+  });
 }
 
 TEST(CudaFrees, DoNotHoldUpAnotherDevice) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dispatch, combine and both backward passes on CUDA memory give the bits of host memory.
+#include <algorithm>
 #include <random>
 
 #include "tests/support/cuda_ranks.h"
@@ -72,7 +73,7 @@ TEST_P(CudaMoe, EveryDirectionGivesTheBitsOfHostMemory) {
         moecclMoe_t moe = nullptr;
         MOECCL_ASSERT_OK(moecclMoeCreate(&moe, comm, &config));
         void* stream = device.make_stream();
-        for (int step = 0; step < scaled(6); ++step) {
+        for (int step = 0; step < std::max(4, scaled(6)); ++step) {
           const size_t tokens = step == 2 && rank == 0 ? 0 : 1 + random() % 64;
           std::vector<int32_t> topk(tokens * kTopK);
           std::vector<float> weight(tokens * kTopK);

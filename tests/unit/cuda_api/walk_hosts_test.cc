@@ -181,6 +181,77 @@ TEST_F(CudaWalkHosts, BlocksOfUnequalSizesAreOneLaunchARank) {
   });
 }
 
+// A launch moves rank 0's message to rank 1 and a thread drives the one to rank 2, for which rank 1 waits first.
+TEST_F(CudaWalkHosts, MessagesInsideAHostDoNotHoldUpThoseBetweenHosts) {
+  run(3, {2, 1}, [](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
+    constexpr size_t kCount = 1'000'000;
+    DeviceBuffer x(device, kCount * 4), y(device, kCount * 4);
+    x.put(floats(kCount, static_cast<float>(rank + 1)));
+    all_have_ended(comm);
+    const auto send = [&](DeviceBuffer& from, int to) {
+      MOECCL_EXPECT_OK(moecclSend(from.data(), kCount, moecclFloat32, to, comm, as_stream(stream)));
+    };
+    const auto receive = [&](DeviceBuffer& to, int from) {
+      MOECCL_EXPECT_OK(moecclRecv(to.data(), kCount, moecclFloat32, from, comm, as_stream(stream)));
+    };
+    if (rank == 0) {
+      MOECCL_EXPECT_OK(moecclGroupStart());
+      send(x, 1);
+      send(x, 2);
+      MOECCL_EXPECT_OK(moecclGroupEnd());
+    } else if (rank == 1) {
+      receive(x, 2);
+      receive(y, 0);
+    } else {
+      receive(y, 0);
+      send(y, 1);
+    }
+    EXPECT_TRUE(x.get(stream) == floats(kCount, rank == 2 ? 3 : 1));
+    if (rank != 0) {
+      EXPECT_TRUE(y.get(stream) == floats(kCount, 1));
+    }
+    all_have_ended(comm);
+  });
+}
+
+// Rank 2 dies while rank 0's allreduce waits on the device for rank 1, and its message to rank 2 on the host.
+TEST_F(CudaWalkHosts, ADeadHostEndsAMixedGroup) {
+  RankOptions options = mode(RankMode::kProcesses);
+  options.may_die = {2};
+  options.check_leaks = false;
+  run(
+      3, {2, 1},
+      [](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
+        constexpr size_t kCount = 1'000'000;
+        DeviceBuffer sum(device, 4000), x(device, kCount * 4);
+        all_have_ended(comm);
+        if (rank == 2) {
+          usleep(500'000);
+          kill(getpid(), SIGKILL);
+        }
+        const Stopwatch watch;
+        if (rank == 0) {
+          MOECCL_EXPECT_OK(moecclGroupStart());
+          MOECCL_EXPECT_OK(
+              moecclAllReduce(sum.data(), sum.data(), 1000, moecclFloat32, moecclSum, comm, as_stream(stream)));
+          MOECCL_EXPECT_OK(moecclSend(x.data(), kCount, moecclFloat32, 2, comm, as_stream(stream)));
+          MOECCL_EXPECT_OK(moecclGroupEnd());
+        }
+        moecclResult_t state = moecclSuccess;
+        if (rank == 1) usleep(1'000'000);
+        if (rank == 0) {
+          const std::string said = failure_of(comm, &state);
+          EXPECT_EQ(state, moecclRemoteError) << said;
+          EXPECT_NE(said.find("rank 2"), std::string::npos) << said;
+          device.synchronize(stream);
+          MOECCL_EXPECT_WITHIN(watch, 5000);
+        }
+        MOECCL_EXPECT_OK(moecclCommAbort(comm));
+        comm = nullptr;
+      },
+      options);
+}
+
 TEST_F(CudaWalkHosts, SizesThatDifferBetweenHostsAreNamed) {
   run(2, {1, 1}, [](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
     DeviceBuffer a(device, 4096), b(device, 4096);

@@ -103,6 +103,12 @@ TEST(EmulatedImplicitSync, ACopyToMemoryThatIsNotPageLockedReturnsWhenItIsDone) 
     }
     {
       Busy busy;
+      EXPECT_TRUE(busy.holds_up([&] {
+        EXPECT_EQ(call("cuMemcpyAsync", reinterpret_cast<uint64_t>(pageable), memory, size_t{8}, busy.stream), 0);
+      }));
+    }
+    {
+      Busy busy;
       EXPECT_TRUE(busy.lets([&] {
         EXPECT_EQ(up(4096, busy.stream), 0) << "little is taken over at once";
         EXPECT_EQ(down(locked, 4096, busy.stream), 0);

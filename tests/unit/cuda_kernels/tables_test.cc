@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A routing's tables that kernels make from all ranks' choices, compared list by list with algo::RoutingTables, which
 // makes them from records: random routings on every tree, with every algorithm.
-#include "src/exec/cuda/table_plan.h"
+#include "src/exec/cuda/tables/table_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ struct RankOnDevice {
   std::byte* base() { return reinterpret_cast<std::byte*>(image.data()); }
 };
 
-// Launches as exec/cuda/cuda_tables.cc does, for all ranks of a cluster.
+// Launches as src/exec/cuda/tables/cuda_tables.cc does, for all ranks of a cluster.
 class OnDevice {
  public:
   OnDevice(const test::MoeCluster& cluster, Random& random) : c_(cluster), random_(random), ranks_(cluster.n()) {

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "src/exec/cuda/kernel_program.h"
-#include "src/exec/cuda/row_image.h"
+#include "src/exec/cuda/tables/row_image.h"
 #include "tests/support/interpreter.h"
 #include "tests/support/moe_cluster.h"
 #include "tests/unit/cuda_kernels/harness.h"

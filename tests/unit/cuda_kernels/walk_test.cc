@@ -314,5 +314,31 @@ TEST(Walk, TheHostsWordEndsAWait) {
   EXPECT_EQ(w.rank(0).report.kind, static_cast<uint64_t>(WalkFailure::kStopped));
 }
 
+// The host may find an operation late just when it ends. The next one then still has all of its time.
+TEST(Walk, TheDeadlineOfAnotherOperationEndsNothing) {
+  World w(2, 4096);
+  w.all_reduce_program();
+  std::vector<WalkArgs> args;
+  for (uint32_t r = 0; r < 2; ++r) {
+    w.rank(r).in.assign(40, 1), w.rank(r).out.assign(40, 0);
+    args.push_back(w.args(r, 10, 4, 10));
+  }
+  WalkReport& report = w.rank(0).report;
+  const uint64_t number = args[0].number;
+  report.stop = walk_expired(number + 1, false);
+  const emulation::Kernel* kernel = emulation::find_kernel("moeccl_walk_7");
+  std::thread early([&] { emulation::launch(*kernel, &args[0], {.blocks = 1, .threads = 64, .seed = 7}); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(std::atomic_ref(report.begun).load(), number);
+  run_walks("moeccl_walk_7", {args[1]}, {1}, 8);
+  early.join();
+  EXPECT_EQ(w.rank(0).completed, number);
+  EXPECT_EQ(report.kind, 0u);
+  args = {w.args(0, 10, 4, 10)};
+  report.stop = walk_expired(args[0].number, false);
+  run_walks("moeccl_walk_7", args, {1}, 9);
+  EXPECT_EQ(report.kind, static_cast<uint64_t>(WalkFailure::kDeadline));
+}
+
 }  // namespace
 }  // namespace moeccl::cuda

@@ -155,11 +155,15 @@ void exchange(Ranks& ranks, int times, uint32_t seed) {
 }
 
 struct Nothing {
-  long listens, sends, receives, registered;
+  long listens, sends, receives, registered, aborted, retried;
 };
 Nothing open_things(const FakeNet& f) {
-  return {f.count("listen") - f.count("closeListen"), f.count("connected") - f.count("closeSend"),
-          f.count("accepted") - f.count("closeRecv"), f.count("regMr") - f.count("deregMr")};
+  return {f.count("listen") - f.count("closeListen"),
+          f.count("connected") - f.count("closeSend"),
+          f.count("accepted") - f.count("closeRecv"),
+          f.count("regMr") - f.count("deregMr"),
+          f.count("aborted"),
+          f.count("retried")};
 }
 void expect_nothing_left(const FakeNet& f, const Nothing& before) {
   const Nothing now = open_things(f);
@@ -167,6 +171,8 @@ void expect_nothing_left(const FakeNet& f, const Nothing& before) {
   EXPECT_EQ(now.sends, before.sends);
   EXPECT_EQ(now.receives, before.receives);
   EXPECT_EQ(now.registered, before.registered);
+  EXPECT_EQ(now.aborted, before.aborted) << "a comm was closed with requests under way";
+  EXPECT_EQ(now.retried, before.retried) << "a comm was used after it had failed";
 }
 
 class LinkVersions : public ::testing::TestWithParam<std::string> {};
@@ -268,7 +274,7 @@ TEST(NetPluginLink, MemoryThatCannotBeRegisteredIsAnErrorThatLeavesNothing) {
   const FakeNet fake("v12");
   for (const int i : {1, 9, 11, 14}) {
     SCOPED_TRACE(i);
-    fake.script(("locked=" + std::to_string(i)).c_str());
+    fake.script(("apart locked=" + std::to_string(i)).c_str());
     const Nothing before = open_things(fake);
     {
       Ranks ranks({.lists = {fake.file()}, .deadline_ms = patient_ms(1500)});
@@ -308,6 +314,7 @@ TEST(NetPluginLink, APluginThatWaitsIsLeftBehindAtTheDeadline) {
 
 TEST(NetPluginLink, AStrangerIsNotBelieved) {
   const FakeNet fake("v12");
+  fake.script("apart");
   const Nothing before = open_things(fake);
   {
     Ranks ranks({.lists = {fake.file()}, .deadline_ms = 1000, .keys = {1, 2}});
@@ -337,7 +344,7 @@ TEST(NetPluginLink, AMessageThatBreaksInTheMiddleEndsTheLink) {
     {
       Ranks ranks({.lists = {fake.file()}});
       ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
-      fake.script(format("fail={}", nth).c_str());
+      fake.script(format("apart fail={}", nth).c_str());
       const auto data = pattern(700'000, 1);
       const auto lost = [&] { return !ranks.link(0, 1).check_peer().ok(); };
       for (int i = 0; i < 20 && !lost(); ++i) {
@@ -352,7 +359,7 @@ TEST(NetPluginLink, AMessageThatBreaksInTheMiddleEndsTheLink) {
         EXPECT_TRUE(says(s, part)) << part << ": " << s.message();
       // Puts from here on are lost, and wait for no peer.
       EXPECT_TRUE(ranks.put(0, 1, 0, data.data(), data.size()).ok());
-      fake.script("");
+      fake.script("apart");
     }
     expect_nothing_left(fake, before);
   }
@@ -367,17 +374,22 @@ TEST(NetPluginLink, AFailureOfOneSideEndsBoth) {
     {
       Ranks ranks({.n = 3, .lists = {fake.file()}});
       ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
-      fake.script(format("fail={} quiet", nth).c_str());
+      fake.script(format("apart fail={} quiet", nth).c_str());
       const auto data = pattern(700'000, 1);
       const auto lost = [&] { return !ranks.link(0, 1).check_peer().ok(); };
       for (int i = 0; i < 20 && !lost(); ++i) {
         ASSERT_TRUE(ranks.put(0, 1, 0, data.data(), data.size()).ok());
         ASSERT_TRUE(ranks.link(0, 1).signal(1, 1, 9).ok());
       }
-      ASSERT_TRUE(ranks.until(0, lost));
+      // Meanwhile there is news for all peers.
+      ASSERT_TRUE(ranks.until(0, [&] {
+        ranks.segments[0]->board().progress.completed.fetch_add(1);
+        ranks.engine(0).board_changed(true);
+        return lost();
+      }));
       ASSERT_TRUE(ranks.until(
           1, [&] { return !ranks.link(1, 0).check_peer().ok(); }, patient_ms(5000)));
-      fake.script("");
+      fake.script("apart");
       // The others go on, with all of the pieces that the lost link held.
       for (uint32_t i = 1; i <= 3; ++i) {
         ASSERT_TRUE(ranks.put(0, 2, 0, data.data(), data.size()).ok());
@@ -407,6 +419,37 @@ TEST(NetPluginLink, LastWordsAreHeard) {
         1, [&] { return ranks.link(1, 0).board().health.state.load() == static_cast<uint32_t>(RankState::kLeft); }));
     EXPECT_TRUE(ranks.link(1, 0).check_peer().ok()) << "its own word says more";
   }
+}
+
+// The comms of a process may share what a plugin gives up when one of them is closed with requests under way.
+TEST_P(LinkVersions, ACommunicatorThatEndsTakesNoOtherAlong) {
+  const FakeNet fake(GetParam());
+  const Nothing before = open_things(fake);
+  {
+    Ranks ranks({.lists = {fake.file()}});
+    ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+    const auto data = pattern(900'000, 3);
+    for (const int first : {0, 1, 2, 3}) {
+      SCOPED_TRACE(first);
+      Ranks others({.lists = {fake.file()}});
+      ASSERT_TRUE(others.status.ok()) << others.status.message();
+      exchange(others, 3, 11);
+      if (first == 3) {  // the receiver of a put that is under way
+        ASSERT_TRUE(others.put(0, 1, 0, data.data(), data.size()).ok());
+        others.end(1);
+        continue;
+      }
+      if (first < 2) {
+        others.end(static_cast<uint32_t>(first));
+        continue;
+      }
+      std::thread other([&] { others.end(1); });  // both say that they leave
+      others.end(0);
+      other.join();
+    }
+    exchange(ranks, 5, 13);
+  }
+  expect_nothing_left(fake, before);
 }
 
 TEST(NetPluginLink, CudaMemoryIsFlushedBeforeItsSignal) {

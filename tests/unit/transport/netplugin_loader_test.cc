@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <thread>
 
+#include "src/base/env.h"
 #include "tests/support/fake_nets.h"
 #include "transport/netplugin/loader.h"
 
@@ -24,6 +26,15 @@ TEST(NetPluginSearch, FollowsNcclsRules) {
   EXPECT_EQ(file_names("libx.so"), Names{"libx.so"});
   EXPECT_EQ(file_names("./ucx"), Names{"./ucx"});
   EXPECT_EQ(file_names("libucx"), (Names{"libucx", "libnccl-net-libucx.so"}));
+}
+
+TEST(NetPluginSearch, AnEmptyListOfNcclsNamesNoPlugin) {
+  const auto list = [](std::vector<const char*> variables) { return parse_env(variables, false).env.net_plugin; };
+  EXPECT_EQ(list({"NCCL_NET_PLUGIN="}), "none");
+  EXPECT_EQ(list({"NCCL_NET_PLUGIN=", "MOECCL_NET_PLUGIN="}), "none") << "an empty one of ours means unset";
+  EXPECT_EQ(list({"NCCL_NET_PLUGIN=", "MOECCL_NET_PLUGIN=ucx"}), "ucx");
+  EXPECT_EQ(list({"MOECCL_NET_PLUGIN="}), "");
+  EXPECT_EQ(parse_env(std::vector<const char*>{"NCCL_SOCKET_IFNAME="}, false).env.socket_ifname, "");
 }
 
 TEST(NetPluginSearch, SaysWhatWasTriedAndWhy) {
@@ -137,13 +148,36 @@ TEST(NetPlugin, IsChosenByItsName) {
       << other.status().message();
 }
 
-TEST(NetPlugin, ThatFailsSaysWhatItSaid) {
+TEST(NetPlugin, ThatFailsSaysWhatItSaidAndIsNotTriedAgain) {
+  for (const char* version : {"v9", "v12"}) {
+    const FakeNet fake(version);
+    fake.script("init");
+    // Another path to the file, because the plugin is left out under this one from here on.
+    std::string file = fake.file();
+    file.insert(file.rfind('/'), "/.");
+    const long before = fake.count("init");
+    for (int i = 0; i < 3; ++i) {
+      const Result<PluginUse> use = use_plugin({.list = file});
+      ASSERT_FALSE(use.ok());
+      for (const char* part :
+           {"Fake", version, "init returned 2", "system error", "init fails by script", "MOECCL_NET=tcp"})
+        EXPECT_TRUE(says(use.status(), part)) << part << ": " << use.status().message();
+    }
+    EXPECT_EQ(fake.count("init"), before + 1);
+  }
+}
+
+TEST(NetPlugin, IsInitialisedAndFinalizedByOneThreadAtATime) {
   const FakeNet fake("v12");
-  fake.script("init");
-  const Result<PluginUse> use = use_plugin({.list = fake.file()});
-  ASSERT_FALSE(use.ok());
-  for (const char* part : {"Fake", "v12", "init returned 2", "system error", "init fails by script", "MOECCL_NET=tcp"})
-    EXPECT_TRUE(says(use.status(), part)) << part << ": " << use.status().message();
+  const long before = fake.count("overlapped");
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 20; ++i) EXPECT_TRUE(use_plugin({.list = fake.file()}).ok());
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(fake.count("overlapped"), before);
 }
 
 TEST(NetPlugin, ThatWantsAGpuToDriveItIsLeftOut) {

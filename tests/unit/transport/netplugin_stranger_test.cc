@@ -24,6 +24,7 @@ struct Lie {
   MessageHead head;
   std::vector<std::byte> frames;
   std::vector<std::byte> piece = {};  // sent on the rail after it
+  bool twice = false;
 };
 
 std::vector<std::byte> frame(FrameHead head, size_t payload = 0) {
@@ -65,6 +66,8 @@ std::vector<Lie> lies() {
   add("more entries than a board has", "a bad board frame", frame({type(FrameType::kBoard), 200, 0, 0, 8, 0}, 8));
   add("a board of another size", "a bad board frame", frame({type(FrameType::kBoard), 1, 0, 1, 8, 0}, 8));
   add("a type that is none", "a frame of an unknown type", frame({77, 0, 0, 0, 0, 0}));
+  add("a word after the last", "frames after its last one", frame({type(FrameType::kSeen), 0, 0, 0, 0, 0})).twice =
+      true;
   return all;
 }
 
@@ -116,6 +119,7 @@ class LyingPeer {
 
 TEST(NetPluginStranger, LiesEndTheLinkAndWriteNothing) {
   const FakeNet fake("v12");
+  fake.script("apart");
   for (Lie& lie : lies()) {
     SCOPED_TRACE(lie.what);
     const auto own = *transport::shm::Segment::create({2, 0, kStaging, 4096}, false);
@@ -124,6 +128,11 @@ TEST(NetPluginStranger, LiesEndTheLinkAndWriteNothing) {
     std::memcpy(message.data(), &lie.head, sizeof(lie.head));
     message.insert(message.end(), lie.frames.begin(), lie.frames.end());
     peer.send(0, message);
+    if (lie.twice) {
+      ++lie.head.number;
+      std::memcpy(message.data(), &lie.head, sizeof(lie.head));
+      peer.send(0, message);
+    }
     if (!lie.piece.empty()) peer.send(1, lie.piece);
     Status s;
     for (const Deadline d = Deadline::after_ms(patient_ms(10'000)); s.ok() && !d.passed();)

@@ -98,6 +98,7 @@ TEST(VerbsSettings, NcclsValuesOutOfOurRangeCountAsTheNearest) {
                         {"NCCL_IB_TC", "0x6a"},
                         {"NCCL_IB_SL", "-1"},
                         {"NCCL_IB_TIMEOUT", "0"},
+                        {"NCCL_IB_RETRY_CNT", "13"},
                         {"NCCL_IB_GID_INDEX", "-2"},
                         {"NCCL_IB_ADAPTIVE_ROUTING", "-2"}});
   ASSERT_TRUE(s.ok()) << s.status().message();
@@ -105,12 +106,18 @@ TEST(VerbsSettings, NcclsValuesOutOfOurRangeCountAsTheNearest) {
   EXPECT_EQ(s->traffic_class, 0x6a);
   EXPECT_EQ(s->service_level, 0);
   EXPECT_EQ(s->timeout, 31) << "no limit, as far as the NIC can";
+  EXPECT_EQ(s->retry_count, 7);
   EXPECT_EQ(s->gid_index, -1);
   EXPECT_EQ(s->adaptive_routing, AdaptiveRouting::kAutomatic);
-  ASSERT_EQ(s->adapted.size(), 5u);
+  ASSERT_EQ(s->adapted.size(), 6u);
   EXPECT_EQ(s->adapted.back(), "NCCL_IB_ADAPTIVE_ROUTING=-2 counts as -1");
   EXPECT_EQ(given({{"NCCL_IB_TC", "-1"}, {"NCCL_IB_ADAPTIVE_ROUTING", "2"}})->adaptive_routing, AdaptiveRouting::kOn);
+  EXPECT_EQ(given({{"NCCL_IB_TIMEOUT", "50"}})->timeout, 18) << "the NIC takes the lowest 5 bits";
+  EXPECT_EQ(given({{"NCCL_IB_TIMEOUT", "64"}})->timeout, 31) << "these are 0";
+  EXPECT_EQ(given({{"NCCL_IB_RETRY_CNT", "-1"}})->retry_count, 7);
+  EXPECT_EQ(given({{"NCCL_IB_TIMEOUT", "22 # as on the old cluster"}})->timeout, 22);
   EXPECT_FALSE(given({{"MOECCL_IB_TC", "0x6a"}}).ok()) << "ours are read as documented";
+  EXPECT_FALSE(given({{"MOECCL_IB_TIMEOUT", "22 "}}).ok());
 }
 
 TEST(VerbsSettings, TheFilterOfDevicesReadsNcclsSyntax) {

@@ -2,12 +2,15 @@
 """Communicators for torch.distributed groups."""
 import os
 import weakref
+from typing import Any, Union
 
 import torch
 import torch.distributed as dist
 
 import moeccl
 from moeccl._c10d.meeting import clamp_ms
+
+Group = Union[dist.ProcessGroup, moeccl.Comm, None]  # that a communicator is made for; None: the default group
 
 _made = weakref.WeakKeyDictionary()  # for each process group: {options: Comm}
 _alone = {}  # without a process group: {options: Comm}
@@ -48,7 +51,7 @@ def _send_id(group):
     return moeccl.UniqueId.from_bytes(given[0])
 
 
-def comm_of(group=None, **options):
+def comm_of(group: Group = None, **options: Any) -> moeccl.Comm:
     """Returns the communicator that MoE layers over `group` share. group is a torch ProcessGroup of any backend, or a moeccl.Comm.
 
     None means the default group, or, in a process that no launcher started, a communicator of only this process. The first call for a group
@@ -137,7 +140,7 @@ def _comms(group):
     return [*(_beside[comm] for comm in made if comm in _beside), *made]
 
 
-def abort(group=None):
+def abort(group: Group = None) -> None:
     """Ends the operations of the communicators that comm_of() made for `group`, here at once and on the other ranks as soon as they
     notice. Any thread may call it, such as one that watches over training. The layers can go on after renew()."""
     for comm in _comms(group):
@@ -161,7 +164,7 @@ def _end_all(made):
     made.clear()
 
 
-def close(group=None):
+def close(group: Group = None) -> None:
     """Closes the communicators that comm_of() made for `group`. Call it when training is over, before destroy_process_group()."""
     group = _group_of(group)
     _end_all(_alone if group is None else _made.pop(group, {}))

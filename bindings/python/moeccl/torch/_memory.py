@@ -84,7 +84,7 @@ def new_rows(like, shape):
     return _of_layers.empty(shape, like.dtype, like.device)
 
 
-def empty_cache():
+def empty_cache() -> None:
     """Frees the memory that this process's layers keep on the CPU for their next steps, as torch.cuda.empty_cache() does for CUDA memory.
     Tensors that are in use keep theirs."""
     _of_layers.drop()

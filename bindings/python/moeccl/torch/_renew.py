@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """New communicators for the layers of a model, after a failure."""
+from torch import nn
+
 import moeccl
-from ._group import successors
+from ._group import Group, successors
 from .expert_parallel import ExpertParallel
 from .layer import MoELayer
 from .placement import Hybrid
@@ -48,7 +50,7 @@ def _eps_of(model, layers):
     return [ep for ep in found.values() if not any(ep is layer.ep for layer in layers)]
 
 
-def renew(model, group=None):
+def renew(model: nn.Module, group: Group = None) -> None:
     """Gives the MoE layers of a model new communicators, with the old ones' options, after abort(), close() or a failure. Weights,
     placements and the optimizer stay as they are; steps whose backward pass has not run are lost. After close(), so is what
     compressed gradients left out. A copy of the model, and another model over the same group, needs a call of its own. A GradScaler

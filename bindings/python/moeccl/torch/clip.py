@@ -60,7 +60,7 @@ def _agreed(norm, layers):
 
 
 @torch.no_grad()
-def clip_grad_norm_(model, max_norm, norm_type=2.0, error_if_nonfinite=False):
+def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> torch.Tensor:
     """Scales the gradients of a model with MoE layers so that their norm is at most max_norm, and returns the norm before that.
 
     It is torch.nn.utils.clip_grad_norm_ for the whole model, whose experts are on several ranks: parameters that all ranks have, and

@@ -2,13 +2,14 @@
 """Dispatch and combine of tokens over the experts of all ranks, with gradients."""
 import copy
 import ctypes
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
 import moeccl
 from moeccl import _abi
 from ._calls import DTYPES, FLOATS, Owned, as_int32, call, int32s, is_whole, listed, memory, uncompiled
-from ._group import comm_of, largest
+from ._group import Group, comm_of, largest
 from .float8 import KINDS, QuantizedDispatch, n_scales
 from .functions import Combine, Dispatch
 
@@ -38,20 +39,22 @@ class Handle:
         self.algorithm = info.algorithm.decode()
 
     @property
-    def comm(self):
+    def comm(self) -> moeccl.Comm:
+        """The communicator of the layer."""
         return self.layer.comm
 
     @property
-    def routing(self):
+    def routing(self) -> Any:
+        """The routing's handle, for calls of moeccl._abi."""
         return self._routing.handle
 
-    def info(self):
+    def info(self) -> _abi.moecclRoutingInfo_t:
         """Returns the C structure moecclRoutingInfo_t (levels, bytes, times); its pointers are valid as long as this handle lives."""
         info = _abi.moecclRoutingInfo_t()
         call(self.comm, "moecclRoutingGetInfo", self.routing, ctypes.byref(info))
         return info
 
-    def explain(self):
+    def explain(self) -> str:
         """Returns a page for a person: candidates, the choice and the reason, rows and bytes per level, predicted and measured times."""
         needed = ctypes.c_size_t()
         call(self.comm, "moecclMoeExplain", self.routing, None, 0, ctypes.byref(needed))
@@ -125,8 +128,10 @@ class ExpertParallel:
     The element type is that of the rows: float32, bfloat16, float16 or float64. dispatch, combine and their backward passes are
     collective: every rank runs the same sequence of them. A rank may bring no tokens."""
 
-    def __init__(self, n_experts, top_k, hidden, group=None, max_tokens=None, *, expert_rank=None, capacity=0, align_rows=1,
-                 algorithm="auto", memory_cap_bytes=0, trials=0, dispatch_dtype=None, comm_options=None):
+    def __init__(self, n_experts: int, top_k: int, hidden: int, group: Group = None, max_tokens: Optional[int] = None, *,
+                 expert_rank: Optional[Sequence[int]] = None, capacity: int = 0, align_rows: int = 1, algorithm: Optional[str] = "auto",
+                 memory_cap_bytes: int = 0, trials: int = 0, dispatch_dtype: Optional[torch.dtype] = None,
+                 comm_options: Optional[Dict[str, Any]] = None) -> None:
         if dispatch_dtype not in (None, *KINDS):
             raise ValueError(f"dispatch_dtype is {dispatch_dtype}: give {' or '.join(map(str, KINDS))}, or None for the type of the rows")
         for name, value, least in (("n_experts", n_experts, 1), ("top_k", top_k, 1), ("hidden", hidden, 1),
@@ -155,7 +160,7 @@ class ExpertParallel:
         return made
 
     @property
-    def local_experts(self):
+    def local_experts(self) -> List[int]:
         """The numbers of this rank's experts, ascending."""
         if self._owners is not None:
             return [e for e, r in enumerate(self._owners) if r == self.rank]
@@ -191,7 +196,7 @@ class ExpertParallel:
             raise TypeError(f"topk_weights holds {topk_weights.dtype}: give floating point numbers")
 
     @uncompiled
-    def route(self, topk_idx, topk_weights, dtype):
+    def route(self, topk_idx: torch.Tensor, topk_weights: Optional[torch.Tensor], dtype: torch.dtype) -> Handle:
         """Makes one step's routing without moving any rows. The call is collective."""
         index, n_tokens = as_int32(topk_idx), topk_idx.shape[0]
         try:
@@ -215,7 +220,8 @@ class ExpertParallel:
         return True
 
     @uncompiled
-    def dispatch(self, x, topk_idx, topk_weights=None):
+    def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor,
+                 topk_weights: Optional[torch.Tensor] = None) -> Tuple[torch.Tensor, List[int], Handle]:
         """Returns rows[R, hidden], the number of rows of each local expert, and the step's Handle.
 
         x[T, hidden]; topk_idx[T, k]: the experts of each token, distinct, -1 for none; topk_weights[T, k] or None for ones.
@@ -236,7 +242,7 @@ class ExpertParallel:
         return QuantizedDispatch.apply(x, handle, self._dispatch_dtype)
 
     @uncompiled
-    def combine(self, rows, handle):
+    def combine(self, rows: torch.Tensor, handle: Handle) -> torch.Tensor:
         """y[T, hidden] = for each token the weighted sum of its experts' rows[R, hidden]."""
         if tuple(rows.shape) != (handle.n_rows, self.hidden):
             raise ValueError(f"rows have shape {tuple(rows.shape)}: give {[handle.n_rows, self.hidden]}, as dispatch did")
@@ -244,7 +250,7 @@ class ExpertParallel:
             raise TypeError(f"rows hold {rows.dtype}, and dispatch moved another type: cast the experts' results to it")
         return Combine.apply(rows, handle.weights, handle)
 
-    def close(self):
+    def close(self) -> None:
         """Frees the layers of the C interface; the communicator stays."""
         for layer in self._layers.values():
             layer.close()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The experts of a rank: any module, with its parameters stacked over the experts."""
 import functools
+from typing import Any, Callable, List, Optional, Sequence, TypeVar
 
 import torch
 from torch import nn
@@ -8,13 +9,15 @@ from torch.func import functional_call
 
 from ._calls import uncompiled
 
+_Module = TypeVar("_Module", bound=nn.Module)
 ACTIVATIONS = {"gelu": nn.functional.gelu, "relu": nn.functional.relu, "silu": nn.functional.silu}
 
 
 class MLP(nn.Module):
     """Two linear layers, or with activation "swiglu" three: (silu(x W) * (x V)) U."""
 
-    def __init__(self, hidden, ffn, activation="gelu", bias=False, device=None, dtype=None):
+    def __init__(self, hidden: int, ffn: int, activation: str = "gelu", bias: bool = False, device: Any = None,
+                 dtype: Optional[torch.dtype] = None) -> None:
         super().__init__()
         if activation not in (*ACTIVATIONS, "swiglu"):
             raise ValueError(f"activation is {activation!r}: give one of {', '.join(ACTIVATIONS)} or swiglu")
@@ -23,7 +26,7 @@ class MLP(nn.Module):
         self.up = nn.Linear(hidden, 2 * ffn if activation == "swiglu" else ffn, **kind)
         self.down = nn.Linear(ffn, hidden, **kind)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.up(x)
         if self.activation == "swiglu":
             gate, x = x.chunk(2, dim=-1)
@@ -75,7 +78,7 @@ class Experts(nn.Module):
     The numbers of the experts are part of state_dict(), because every rank has other experts under the same keys: load_state_dict()
     refuses another rank's. placed: an object whose numbers() returns the experts that are in the slots now, if they change."""
 
-    def __init__(self, make, numbers, seed, placed=None):
+    def __init__(self, make: Callable[[], nn.Module], numbers: Sequence[int], seed: int, placed: Any = None) -> None:
         super().__init__()
         modules = [seeded(make, seed + number) for number in numbers or [0]]  # a rank without experts still needs to know their shapes
         if any(True for _ in modules[0].buffers()):
@@ -98,7 +101,7 @@ class Experts(nn.Module):
             placed.check(value)
         super().__setattr__(name, value)
 
-    def numbers(self):
+    def numbers(self) -> List[int]:
         """Returns the number of the expert in each slot."""
         return self._numbers if self._placed is None else self._placed.numbers()
 
@@ -117,12 +120,12 @@ class Experts(nn.Module):
             self.set_extra_state(numbers)  # before any parameter changes
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def stacked(self):
+    def stacked(self) -> List[nn.Parameter]:
         """Returns the parameters [slots, ...] in the order of the expert module's."""
         return [getattr(self, mine) for mine in self._names.values()]
 
     @functools.partial(uncompiled, recursive=False)  # each expert is compiled by itself: the numbers of rows differ in each step
-    def forward(self, rows, rows_per_expert, weights=None):
+    def forward(self, rows: torch.Tensor, rows_per_expert: List[int], weights: Any = None) -> torch.Tensor:
         """Returns the experts' results for rows[R, hidden] and rows_per_expert[slots]; `weights`, if given, returns what
         replaces stacked().
 
@@ -139,13 +142,13 @@ class Experts(nn.Module):
         return torch.cat(done)
 
 
-def expert_parameters(module):
+def expert_parameters(module: nn.Module) -> List[nn.Parameter]:
     """Returns the parameters of all experts in `module`, which belong to only this rank. For FSDP2: fully_shard(model,
     ignored_params=set(expert_parameters(model)))."""
     return [p for m in module.modules() if isinstance(m, Experts) for p in m.stacked()]
 
 
-def ignore_experts(module):
+def ignore_experts(module: _Module) -> _Module:
     """Makes DistributedDataParallel ignore the experts of `module` and returns the module: DDP(ignore_experts(model))."""
     names = [f"{path}.{name}" if path else name for path, m in module.named_modules() if isinstance(m, Experts)
              for name in m._names.values()]

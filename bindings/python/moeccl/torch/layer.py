@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A MoE layer as a module: router, experts over the ranks of a group, and the papers' features as options."""
 import functools
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.utils.checkpoint
@@ -12,7 +13,7 @@ from moeccl import _abi
 from . import wrapped
 from ._agree import wrong_in_groups
 from ._calls import FLOATS, uncompiled
-from ._group import comm_of, largest, largest_in, revoke
+from ._group import Group, comm_of, largest, largest_in, revoke
 from .expert_parallel import ExpertParallel
 from .experts import MLP, Experts, seeded
 from .moving import move_experts, several
@@ -23,7 +24,7 @@ _loss_scale = [1.0]
 _scaler_scale = [1.0]  # a tensor in the backward pass of a loss that moeccl.torch.GradScaler has scaled
 
 
-def set_aux_loss_scale(scale):
+def set_aux_loss_scale(scale: float) -> None:
     """Sets the factor for the gradients of auxiliary losses. Use that of the main loss, such as 1 / micro-batches. The scale of
     moeccl.torch.GradScaler joins it by itself."""
     _loss_scale[0] = float(scale)
@@ -96,12 +97,13 @@ class _Placed:
 class Router(nn.Module):
     """Scores of all experts in float32, the top-k of their softmax, and the load-balancing loss of Switch Transformers."""
 
-    def __init__(self, hidden, n_experts, top_k, normalize=True, device=None, dtype=None):
+    def __init__(self, hidden: int, n_experts: int, top_k: int, normalize: bool = True, device: Any = None,
+                 dtype: Optional[torch.dtype] = None) -> None:
         super().__init__()
         self.linear = nn.Linear(hidden, n_experts, bias=False, device=device, dtype=dtype)
         self.top_k, self.normalize = top_k, normalize
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns weights[T, k], experts[T, k] and the loss: the number of experts times the sum over experts of the share of choices
         times the mean probability."""
         with torch.autocast(x.device.type, enabled=False):
@@ -158,11 +160,17 @@ class MoELayer(nn.Module):
                      forward pass that checkpointing repeats decides as before
     """
 
-    def __init__(self, hidden, n_experts, top_k, ffn=None, *, group=None, expert=None, activation="gelu", bias=False,
-                 shared_expert=None, max_tokens=None, normalize=True, aux_loss_weight=0.01, capacity_factor=None, align_rows=1,
-                 algorithm="auto", trials=0, average=True, expert_data_group=None, seed=None, device=None, dtype=None,
-                 swap=False, swap_levels=None, replica_slots=0, n_nodes=1, domains=None, codec_ratio=1, gradient_ratio=1, sample_tokens=0,
-                 norm=None, dispatch_dtype=None, comm_options=None, compute_dtype=None, router=None):
+    def __init__(self, hidden: int, n_experts: int, top_k: int, ffn: Optional[int] = None, *, group: Group = None,
+                 expert: Optional[Callable[[], nn.Module]] = None, activation: str = "gelu", bias: bool = False,
+                 shared_expert: Union[nn.Module, int, None] = None, max_tokens: Optional[int] = None, normalize: bool = True,
+                 aux_loss_weight: float = 0.01, capacity_factor: Optional[float] = None, align_rows: int = 1, algorithm: Optional[str] = "auto",
+                 trials: int = 0, average: Union[bool, float] = True, expert_data_group: Optional[torch.distributed.ProcessGroup] = None,
+                 seed: Optional[int] = None, device: Any = None, dtype: Optional[torch.dtype] = None, swap: bool = False,
+                 swap_levels: Optional[Sequence[int]] = None, replica_slots: int = 0, n_nodes: int = 1,
+                 domains: Union[Sequence[int], str, None] = None, codec_ratio: float = 1, gradient_ratio: float = 1, sample_tokens: int = 0,
+                 norm: Optional[Callable[[torch.Tensor], torch.Tensor]] = None, dispatch_dtype: Optional[torch.dtype] = None,
+                 comm_options: Optional[Dict[str, Any]] = None, compute_dtype: Optional[torch.dtype] = None,
+                 router: Optional[Callable[[torch.Tensor], Any]] = None) -> None:
         super().__init__()
         if (ffn is None) == (expert is None):
             raise ValueError("give ffn, the inner width of the experts, or expert, which makes one: one of the two")
@@ -242,12 +250,12 @@ class MoELayer(nn.Module):
         return Fixed(self.n_experts, self.comm)
 
     @property
-    def data_group(self):
+    def data_group(self) -> Optional[torch.distributed.ProcessGroup]:
         """The expert_data_group, or None."""
         return None if self._data is None else self._data.group
 
     @property
-    def n_ranks(self):
+    def n_ranks(self) -> int:
         """The ranks of all expert-parallel groups with the same experts."""
         return self.comm.size * (1 if self._data is None else torch.distributed.get_world_size(self.data_group))
 
@@ -296,7 +304,7 @@ class MoELayer(nn.Module):
         weights = self.placement.weights([_Finish.apply(w, self._finish_gradient) for w in self.experts.stacked()])
         return weights if dtype is None else [w.to(dtype) if w.is_floating_point() else w for w in weights]
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             raise ValueError(f"x has shape {tuple(x.shape)}: give [..., {self.hidden}]")
         self.handle = self.step = None  # frees their memory for this step, unless a backward pass still needs it
@@ -355,7 +363,7 @@ class MoELayer(nn.Module):
         return y
 
     @torch.no_grad()
-    def expert_counts(self):
+    def expert_counts(self) -> torch.Tensor:
         """Returns how many tokens of all ranks chose each expert in the last forward pass, [n_experts] by the experts' numbers, before
         capacity drops any. The call is collective."""
         if self._index is None:
@@ -365,7 +373,7 @@ class MoELayer(nn.Module):
         self.comm.all_reduce(counts)
         return self.over_data_groups(counts).to(index.device)
 
-    def follow(self, tensor):
+    def follow(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the labels, masks or positions [samples or tokens, ...] of the samples that the last forward pass brought here. The call
         is collective."""
         if self.step is None:
@@ -392,7 +400,7 @@ class MoELayer(nn.Module):
     def _for_the_data_group(self, tensor):
         return tensor.to(next((p.device for p in self.experts.stacked()), "cpu"), copy=True)  # where the group sums gradients
 
-    def rebalance(self, optimizer=None, also=()):
+    def rebalance(self, optimizer: Any = None, also: Any = ()) -> int:
         """rebalance() for this layer alone; a copy in `also` is one of the layer."""
         return rebalance(self, optimizer, also)
 
@@ -401,7 +409,7 @@ def _layers_of(model):
     return [(path, m) for path, m in model.named_modules() if isinstance(m, MoELayer)]
 
 
-def rebalance(model, optimizer=None, also=()):
+def rebalance(model: nn.Module, optimizer: Any = None, also: Any = ()) -> int:
     """Moves the experts of all MoE layers in `model` to where the tokens of the last steps need them, and returns the number of slots that
     changed. Results stay the same. Call it between steps; it is collective.
 

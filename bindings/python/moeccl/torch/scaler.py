@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loss scaling where each rank has other experts: all ranks must skip the same steps."""
+from typing import Any
+
 import torch
 
 from ._calls import uncompiled
-from ._group import comm_of, largest
+from ._group import Group, comm_of, largest
 from .layer import set_scaler_scale
 
 
@@ -39,17 +41,17 @@ class GradScaler(torch.amp.GradScaler):
     group: all ranks that train the model, as a ProcessGroup, a moeccl.Comm, or None for the default group. The other arguments are
     torch's. The constructor is collective, and so is unscale_() or, without it, step()."""
 
-    def __init__(self, device="cuda", *scales, group=None, **options):
+    def __init__(self, device: str = "cuda", *scales: Any, group: Group = None, **options: Any) -> None:
         super().__init__(device, *scales, **options)
         self._group = group
         if self._enabled:
             comm_of(group)
 
-    def scale(self, outputs):
+    def scale(self, outputs: Any) -> Any:
         scaled = super().scale(outputs)
         return _scaled(scaled, self._scale) if self._enabled else scaled
 
-    def update(self, new_scale=None):
+    def update(self, new_scale: Any = None) -> None:
         set_scaler_scale(1.0)  # a backward pass that failed has left its own
         super().update(new_scale)
 

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of the whole model, which any number of ranks can load, with any placement of the experts."""
+from typing import Any, Dict, Optional
+
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import moeccl
@@ -69,7 +72,7 @@ def _places(layer):
 
 
 @torch.no_grad()
-def full_state_dict(model, root=None):
+def full_state_dict(model: nn.Module, root: Optional[int] = None) -> Dict[str, Any]:
     """Returns the state_dict() that one process with all experts would have, on the CPU: an expert's tensors are [n_experts, ...].
 
     load_full_state_dict() loads it on any number of ranks; one process can also load it with load_state_dict(). root: the only rank of
@@ -99,7 +102,7 @@ def _own_rows(layer, key, whole, order):
 
 
 @torch.no_grad()
-def load_full_state_dict(model, state, strict=True, assign=False):
+def load_full_state_dict(model: nn.Module, state: Dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
     """Loads what full_state_dict() returned: each rank takes the experts in its slots, which may be others than when it was saved. All
     ranks need the state; torch.load(file, mmap=True) reads only what they take. Returns what load_state_dict() does. The call is
     collective for FSDP2's parameters."""

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of the optimizer that any number of ranks can load, with any placement of the experts."""
 import json
+from typing import Any, Dict, Optional
 
 import torch
+from torch import nn
 
 from ._agree import texts_of_all
 from .whole import _distributed_as, _gathered, _is_distributed, _is_root, _layers, _own_rows, _places, _unwrapped
@@ -68,7 +70,7 @@ def _joined(name, layer, state, root, places):
 
 
 @torch.no_grad()
-def full_optimizer_state_dict(model, optimizer, root=None):
+def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer, root: Optional[int] = None) -> Dict[str, Any]:
     """Returns the optimizer's state for the whole model, on the CPU, by the names of the parameters: {"state": {name: {...}},
     "param_groups": [{..., "params": [names]}]}. The state of an expert is [n_experts, ...], as in full_state_dict().
 
@@ -114,7 +116,7 @@ def _own_state(name, parameter, state, layer):
 
 
 @torch.no_grad()
-def load_full_optimizer_state_dict(model, optimizer, state):
+def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer, state: Dict[str, Any]) -> None:
     """Loads what full_optimizer_state_dict() returned into an optimizer of the same class: each rank takes the state of the experts in its
     slots, replicas included. Load the model, or set its placement, first. Options of the groups (lr, betas, ...) are those that were
     saved. All ranks need the state; the call is collective for FSDP2's parameters."""

@@ -11,7 +11,7 @@ namespace moeccl::exec {
 
 class MessageKernelTask final : public LaunchTask {
  public:
-  // They were launched as `number`; 0: they are launched on the engine's stream when they can be.
+  // They were launched as `number`; 0: they are launched on stream() when they can be.
   MessageKernelTask(Fabric& fabric, PersistentKernel& kernel, std::vector<Message> messages, uint64_t number)
       : LaunchTask(fabric, kernel, number), messages_(std::move(messages)) {}
 
@@ -25,7 +25,11 @@ class MessageKernelTask final : public LaunchTask {
   Status launch(driver::cuda::Stream stream, uint64_t* number) override {
     return kernel_.launch(messages_, stream, number);
   }
+  // Messages wait for peers that may wait for what the engine still has to do in its stream.
+  driver::cuda::Stream stream() const override { return kernel_.message_stream(); }
+  bool begun() const override { return kernel_.messages_begun() >= number_; }
   bool ended() const override { return kernel_.messages_ended() >= number_; }
+  void expire() override { kernel_.expire(number_, true); }
   void finish() override { end_records(false); }
   void end_records(bool failed);
 

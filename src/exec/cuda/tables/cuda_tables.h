@@ -9,9 +9,9 @@
 #include <memory>
 
 #include "src/driver/cuda.h"
-#include "src/exec/cuda/row_tables.h"
 #include "src/exec/cuda/stream_engine.h"
-#include "src/exec/cuda/table_plan.h"
+#include "src/exec/cuda/tables/row_tables.h"
+#include "src/exec/cuda/tables/table_plan.h"
 
 namespace moeccl::exec {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/exec/cuda/cuda_tables.h"
+#include "src/exec/cuda/tables/cuda_tables.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/exec/cuda/row_image.h"
+#include "src/exec/cuda/tables/row_image.h"
 
 #include <cstring>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/exec/cuda/row_tables.h"
+#include "src/exec/cuda/tables/row_tables.h"
 
 #include <cstring>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/exec/cuda/table_plan.h"
+#include "src/exec/cuda/tables/table_plan.h"
 
 #include <algorithm>
 #include <cstring>

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "src/driver/cuda.h"
-#include "src/exec/cuda/row_image.h"
+#include "src/exec/cuda/tables/row_image.h"
 
 namespace moeccl::exec {
 
