@@ -32,7 +32,7 @@ Scalar scalar_from(const void* element, moecclDataType_t type);
 struct ReduceArgs {
   void* dst = nullptr;
   const void* const* srcs = nullptr;  // [n_srcs]
-  const Scalar* scales = nullptr;     // [n_srcs] or null; only with kSum
+  const Scalar* scales = nullptr;     // [n_srcs] or null; only with kSum. Products are rounded to the type
   size_t count = 0;                   // elements
   uint32_t n_srcs = 0;                // >= 1
   uint32_t divisor = 0;               // 0 or 1: none; only with kSum

@@ -43,7 +43,7 @@ typedef struct {
   int32_t pace;            /* 1: links are slowed down to the topology's figures (results are EMULATED) */
   const char* topology;    /* "node:2(bw=1GB/s,lat=20us) gpu:4", a file (docs/topology.md) or "auto" */
   size_t staging_bytes;    /* cap on this rank's staging, the library's memory into which other ranks write; default
-                              MOECCL_STAGING_BYTES or 16 MiB. Messages of Send/Recv take up to 2 MiB more;
+                              MOECCL_STAGING_BYTES or 16 MiB. Messages of Send/Recv take 2 MiB more;
                               moecclCommMemoryUsage() counts all of it */
   const char* name;        /* shown in errors and the flight recorder; the first 31 bytes are kept */
   int32_t priority;        /* of this communicator's traffic: a moecclPriority_t or another number up to 8 */
@@ -106,8 +106,8 @@ MOECCL_API moecclResult_t moecclCommMemoryUsage(moecclComm_t comm, size_t* bytes
 
 /* Allocates from the process's symmetric heap, whose memory peers on the same host can read and write directly; such
  * buffers are the fastest for large collectives. The memory is 64-byte aligned and zeroed. The heap reserves as many
- * addresses as the machine has bytes of memory. Under an address-space limit (ulimit -v) it reserves a sixteenth of the
- * addresses left at first use. MOECCL_HEAP_BYTES sets another size. An allocation takes memory, a reservation does
+ * addresses as the machine has bytes of memory, less where a limit of addresses (ulimit -v) or many cores leave each
+ * process a smaller share. MOECCL_HEAP_BYTES sets another size. An allocation takes memory, a reservation does
  * not. */
 MOECCL_API moecclResult_t moecclMemAlloc(void** ptr, size_t bytes);
 MOECCL_API moecclResult_t moecclMemFree(void* ptr);

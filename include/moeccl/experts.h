@@ -95,7 +95,7 @@ MOECCL_API moecclResult_t moecclGradientSource(const moecclPlacement_t* placemen
 
 /* counts[n_experts]: how often each expert occurs in topk_index[n_choices], over all ranks; -1 is not counted.
  * n_choices may differ between ranks and be 0. topk_index is read before the call returns. Either array may be CUDA
- * memory. */
+ * memory. In a group, counts in CUDA memory are written from this call on. */
 MOECCL_API moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choices, int n_experts,
                                                  int64_t* counts, moecclComm_t comm, moecclStream_t stream);
 

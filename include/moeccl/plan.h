@@ -56,8 +56,9 @@ typedef struct {
   char note[192];  /* why the forced algorithm does not apply to this call; "" if it does */
 } moecclPlanInfo_t;
 
-/* Gets the plan that would run `op` with this type and this count (as in the operation's own call). This call is
- * not collective. */
+/* Gets the plan that would run `op` with this type and this count (as in the operation's own call). Like
+ * moecclPlanExplain, it builds and prices the programs of all ranks, which takes seconds and GiBs for some plans of
+ * thousands of ranks. This call is not collective. */
 MOECCL_API moecclResult_t moecclPlanQuery(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type,
                                           moecclPlanInfo_t* info);
 /* Writes a page for a person: candidates with predicted times, the choice, bytes per level, predicted and measured

@@ -41,7 +41,7 @@ MOECCL_DEVICE void reduce_element(const ReduceKernelArgs& a, size_t i) {
   for (uint32_t k = 0; k < a.n_srcs; ++k) {
     Acc v = E::load(load_any<Stored>(at(a.srcs[k], i * sizeof(Stored))));
     if constexpr (kOp == Op::kSum) {
-      if (a.scaled) v = multiply(v, scale_as<E>(a.scales[k]));
+      if (a.scaled) v = E::load(E::round(multiply(v, scale_as<E>(a.scales[k]))));
     }
     acc = k == 0 ? v : combine<E, kOp>(acc, v);
   }
@@ -84,7 +84,7 @@ MOECCL_DEVICE void reduce_pack(const ReduceKernelArgs& a, size_t bytes) {
     for (uint32_t j = 0; j < kN; ++j) {
       Acc v = E::load(p.element[j]);
       if constexpr (kArithmeticInPacks<E, kOp>) {
-        if (a.scaled) v = multiply(v, scale);
+        if (a.scaled) v = E::load(E::round(multiply(v, scale)));
       }
       acc[j] = k == 0 ? v : combine<E, kOp>(acc[j], v);
     }

@@ -36,7 +36,7 @@ void reduce(const ReduceArgs& a) {
     Acc acc{};
     for (uint32_t k = 0; k < a.n_srcs; ++k) {
       Acc v = load_at<E>(a.srcs[k], i);
-      if (a.scales) v = multiply(v, scale_as<Acc>(a.scales[k]));
+      if (a.scales) v = E::load(E::round(multiply(v, scale_as<Acc>(a.scales[k]))));
       acc = k == 0 ? v : apply<kOp>(acc, v);
     }
     if (a.divisor > 1) acc = divide(acc, a.divisor);

@@ -95,7 +95,7 @@ class Reduction {
     if (kOp == ReduceOp::kSum && a_.scales) {
       const Acc s = B::scale(a_.scales[k]);
       MOECCL_UNROLL
-      for (size_t u = 0; u < kUnroll; ++u) v[u] = v[u] * s;
+      for (size_t u = 0; u < kUnroll; ++u) v[u] = round<B>(v[u] * s);
     }
   }
 
@@ -106,7 +106,7 @@ class Reduction {
       Acc acc{};
       for (uint32_t k = 0; k < a_.n_srcs; ++k) {
         Acc v = load_some<B>(source(k, i), n);
-        if (kOp == ReduceOp::kSum && a_.scales) v = v * B::scale(a_.scales[k]);
+        if (kOp == ReduceOp::kSum && a_.scales) v = round<B>(v * B::scale(a_.scales[k]));
         acc = k == 0 ? v : apply<kOp, B>(acc, v);
       }
       if (a_.divisor > 1) acc = acc / divisor_;

@@ -66,8 +66,11 @@ Status not_in_group(const comm::GroupHolds& holds, const char* what) {
 }
 
 moecclResult_t member_of_group_that_failed(moecclResult_t result) {
-  comm::Group& group = comm::Group::of_this_thread();
-  if (group.open()) group.poison(error(result, "{}", thread_error()));
+  (void)contained([&]() -> Status {
+    comm::Group& group = comm::Group::of_this_thread();
+    if (group.open()) group.poison(contained([&] { return error(result, "{}", thread_error()); }));
+    return {};
+  });
   return result;
 }
 
@@ -84,6 +87,7 @@ bool may_be_cuda_stream(moecclStream_t handle) {
 
 Status find_stream(moecclStream_t handle, const comm::Communicator* comm, comm::Stream** stream) {
   *stream = nullptr;
+  if (comm != nullptr) comm->hint(*stream);
   if (handle == nullptr) return {};
   if (comm::HostStream* found = StreamTable::get().find(handle); found != nullptr) {
     *stream = found;

@@ -25,7 +25,7 @@ inline constexpr size_t kMaxBlobBytes = size_t{1} << 20;
 inline constexpr size_t kMaxRowsBytes = size_t{16} << 20;
 inline constexpr size_t kMaxAllRowsBytes = size_t{4} << 30;
 inline constexpr size_t kMaxFdsPerRank = 4;
-inline constexpr int kMaxRanks = 65536;
+inline constexpr int kMaxRanks = 65535;          // a plan counts the parts of a block in 16 bits
 inline constexpr size_t kMaxOtherAddresses = 6;  // as many of IPv4 as fit into an id
 
 struct RootOptions {

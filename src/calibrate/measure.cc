@@ -102,16 +102,21 @@ class PlanTimer {
   Status measure(uint32_t pass) {
     pass_ = pass;
     const uint64_t size = heap_ ? most_ : std::max(most_, kMemoryBytes);
-    MOECCL_ASSIGN_OR_RETURN(const Memory in, Memory::make(size, heap_));
-    MOECCL_ASSIGN_OR_RETURN(const Memory out, Memory::make(size, heap_));
+    const Result<Memory> in = Memory::make(size, heap_), out = Memory::make(size, heap_);
+    const char has_memory = in.ok() && out.ok() ? 1 : 0;
+    std::vector<char> all(comm_.n_ranks());
+    MOECCL_TRY(all_gather_bytes(comm_, &has_memory, 1, all.data()));
+    // The heap of some rank is small or full. Buffers there keep prices instead of times.
+    if (std::find(all.begin(), all.end(), 0) != all.end()) return {};
     size_ = size;
     for (const uint64_t bytes : kSizes) {
       if (bytes > most_ || (heap_ && bytes < algo::tuning::kAskReach)) continue;
       for (const moecclOp_t op : kMeasured) {
         if (watch_.out_of_time()) return {};
         if (op == moecclOpAllToAllv && (heap_ || bytes < 1024)) continue;
-        MOECCL_TRY(measure_op(op, bytes == kEagerEnd ? eager_end(op) : bytes, static_cast<std::byte*>(in.data()),
-                              static_cast<std::byte*>(out.data())));
+        const uint64_t at = bytes == kEagerEnd ? eager_end(op) : bytes;
+        if (at > most_) continue;
+        MOECCL_TRY(measure_op(op, at, static_cast<std::byte*>(in->data()), static_cast<std::byte*>(out->data())));
       }
     }
     return {};

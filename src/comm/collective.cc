@@ -219,6 +219,7 @@ Status run_collective(Communicator& comm, const CollectiveCall& call) {
     }
     prepared.plans = 0;
     prepared.operation.reset();
+    comm.hint(static_cast<Stream*>(nullptr));
     MOECCL_TRY(prepare_collective(comm, call, prepared.operation));
     exec::Operation& op = prepared.operation;
     const Status status = comm.run(op);

@@ -198,11 +198,13 @@ Status Communicator::copy_across(void* dst, const void* src, size_t bytes, Strea
 }
 
 void Communicator::hint(Stream* stream) const {
-  if (cuda_ != nullptr && stream != nullptr && stream->as_cuda() != nullptr) cuda_->used_last = true;
+  if (cuda_ == nullptr) return;
+  cuda_->stream_decides = stream != nullptr && stream->as_cuda() != nullptr;
+  if (cuda_->stream_decides) cuda_->used_last = true;
 }
 
 void Communicator::hint(const void* a, const void* b) const {
-  if (cuda_ == nullptr || (a == nullptr && b == nullptr)) return;
+  if (cuda_ == nullptr || cuda_->stream_decides || (a == nullptr && b == nullptr)) return;
   cuda_->used_last = driver::cuda::pointed(a).on_device() || driver::cuda::pointed(b).on_device();
 }
 
@@ -278,7 +280,7 @@ Status Communicator::refresh(exec::Operation& op) {
   if (op.epoch == 0) return {};
   const auto slot_of = [&] { return static_cast<const PlanSlot*>(op.keep.get()); };
   if (op.epoch != selector_->epoch()) {
-    MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<PlanSlot> chosen, selector_->choose_again(slot_of()->key));
+    MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<PlanSlot> chosen, selector_->choose_again(*slot_of()));
     const uint8_t priority = op.priority;  // of the time of the call
     attach(op, chosen, op.signature.root, op.scaled);
     op.priority = priority;

@@ -437,6 +437,8 @@ Status issue(Call call) {
   }
   if (call.stream == nullptr && call.operation != nullptr)
     return call.comm->run_in_turn(call.comm->take_ticket(), *call.operation);
+  if (call.stream == nullptr && !call.runner().on_device() && call.message.peer != call.comm->rank())
+    return call.comm->run_message(call.message);
   std::vector<Call> calls;
   calls.push_back(std::move(call));
   return issue_all(std::move(calls));
@@ -499,8 +501,10 @@ Status Group::end() {
                  "the group was opened in the process that this one was forked from: its calls were dropped");
   }
   if (!failure.ok()) return failure;
-  if (!joins.empty()) MOECCL_TRY(run_joins(joins));
-  return calls.empty() ? Status() : issue_all(std::move(calls));
+  // Peers of the other communicators wait for these calls, whatever becomes of the new ones.
+  const Status joined = joins.empty() ? Status() : run_joins(joins);
+  Status issued = calls.empty() ? Status() : issue_all(std::move(calls));
+  return joined.ok() ? issued : joined;
 }
 
 }  // namespace moeccl::comm

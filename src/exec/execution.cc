@@ -21,8 +21,8 @@ constexpr uint64_t kLandBytes = 16 << 10;
 // The bytes that sockets hold for a rank that does not look at all of them for several polls.
 constexpr uint64_t kAwaitOneBytes = 64 << 10;
 // The time after a failure that peers get to notice it and to stop using this rank's buffers. A waiting peer looks
-// every millisecond, and others look between two steps of at most a few milliseconds. Memory cannot be taken away from
-// peers that are threads of this process.
+// every millisecond, and others look between two steps. Memory cannot be taken away from peers that are threads of this
+// process, and a step may copy a whole block.
 constexpr int64_t kStoresEnd_ns = 100'000'000, kThreadsEnd_ns = 1'000'000'000;
 
 }  // namespace
@@ -397,6 +397,14 @@ uint64_t Execution::output_bytes() const {
   return elements * op_.element_bytes;
 }
 
+// A step of "direct" copies a block as a whole.
+int64_t Execution::longest_step_ns() const {
+  uint64_t elements = op_.signature.count;
+  for (const auto* counts : {&op_.send_counts, &op_.recv_counts})
+    for (const uint64_t n : *counts) elements = std::max(elements, n);
+  return static_cast<int64_t>(elements * op_.element_bytes) * kSlowCopy_ns;
+}
+
 void Execution::let_go() {
   Fabric& f = fabric();
   if (phase_ == Phase::kRun) {
@@ -436,7 +444,7 @@ void Execution::abandon() {
     }
   }
   const auto same_process = [](const transport::Link& l) { return l.view().same_process; };
-  wait_for_peers([&] { return any_uses(same_process); }, kThreadsEnd_ns);
+  wait_for_peers([&] { return any_uses(same_process); }, kThreadsEnd_ns + longest_step_ns());
   take_sources_back(f);
 }
 

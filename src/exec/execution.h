@@ -57,6 +57,7 @@ class Execution final : public AgreedTask {
   void begin_rest();
   Status check_buffers();
   uint64_t output_bytes() const;
+  int64_t longest_step_ns() const;
   Progress finish();
 
   Progress wait(const plan::Step& s, uint32_t chunk);

@@ -414,6 +414,12 @@ Progress Execution::gather_rows(const Step& s, uint32_t chunk) {
       account(s.dst.rank, block.count * args.row_bytes, true);
       continue;
     }
+    if (args.src_index == nullptr && n_planes() == 1) {  // as they lie
+      const uint64_t offset = plan::slot_base(binding_, *choice_.program, s.dst, chunk) + block.dst_first;
+      return put(s.dst.rank, half_ + offset * op_.element_bytes,
+                 static_cast<const std::byte*>(args.src) + block.src_first * args.row_bytes,
+                 block.count * args.row_bytes);
+    }
     const Progress p = put_rows(s, chunk, plane, block.dst_first, block.count, [&](std::byte* scratch) {
       args.dst = scratch;
       args.dst_first = 0;

@@ -288,7 +288,8 @@ void MessageTask::abandon() {
   if (!message_.is_send) return;
   take_sources_back(f);
   if (!link.view().same_process) return;
-  wait_for_peers([&] { return link.board().progress.reads_message_of.load(std::memory_order_seq_cst) == f.rank + 1; });
+  wait_for_peers([&] { return link.board().progress.reads_message_of.load(std::memory_order_seq_cst) == f.rank + 1; },
+                 1'000'000'000 + static_cast<int64_t>(message_.bytes) * kSlowCopy_ns);
 }
 
 Progress SelfMessageTask::poll() {

@@ -82,6 +82,8 @@ Progress poll_contained(T& task) {
   }
 }
 
+// A byte's time in a copy on a busy machine.
+inline constexpr int64_t kSlowCopy_ns = 2;
 // Waits until `in_use` returns false, for at most `most_ns`. Peers look at each other's health every millisecond.
 void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns = 1'000'000'000);
 

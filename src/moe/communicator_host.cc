@@ -2,6 +2,7 @@
 #include "src/moe/communicator_host.h"
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "src/comm/collective.h"
@@ -12,16 +13,22 @@
 
 namespace moeccl::comm {
 CommunicatorHost::CommunicatorHost(Communicator& comm, FindStream find_stream)
-    : comm_(comm), find_stream_(find_stream) {
-  if (comm.cuda() == nullptr) return;
+    : comm_(comm), find_stream_(find_stream) {}
+
+std::shared_ptr<const plan::Profile> CommunicatorHost::profile() const {
+  std::shared_ptr<const plan::Profile> host = comm_.selector().profile();
+  if (comm_.cuda() == nullptr) return host;
+  const std::lock_guard lock(mutex_);
+  if (host == profile_of_host_) return profile_of_device_;
   const plan::Hardware device = plan::device_hardware();
-  const std::shared_ptr<const plan::Profile> host = comm.selector().profile();
   plan::Profile profile = device.profile;
   profile.links = host->links;
   profile.all_to_all = host->all_to_all;
   profile.host_level = host->host_level;
+  profile.links_source = host->source;
   profile.source = format("the constants of a {}", device.name);
-  on_device_ = std::make_shared<const plan::Profile>(std::move(profile));
+  profile_of_host_ = std::move(host);
+  return profile_of_device_ = std::make_shared<const plan::Profile>(std::move(profile));
 }
 
 Status CommunicatorHost::all_gather(const void* mine, size_t bytes, void* all) {
@@ -58,10 +65,12 @@ Result<MoeHost::Place> CommunicatorHost::place(const RowBuffers& buffers, moeccl
   MOECCL_TRY(outside_groups("a dispatch or combine"));
   Place at;
   MOECCL_TRY(find_stream_(stream, &comm_, &at.stream));
-  MOECCL_ASSIGN_OR_RETURN(at.runner, comm_.place(buffers.in, buffers.out));
+  const void *const in = buffers.reads ? buffers.in : nullptr, *const out = buffers.writes ? buffers.out : nullptr;
+  if (in == nullptr && out == nullptr) comm_.hint(buffers.in, buffers.out);
+  MOECCL_ASSIGN_OR_RETURN(at.runner, comm_.place(in, out));
   if (const auto& scales = buffers.scales; scales.input != nullptr || scales.output != nullptr) {
     MOECCL_ASSIGN_OR_RETURN(const exec::Runner* theirs, comm_.place(scales.input, scales.output));
-    if ((buffers.in != nullptr || buffers.out != nullptr) && theirs != at.runner) {
+    if ((in != nullptr || out != nullptr) && theirs != at.runner) {
       return error(moecclInvalidArgument, "rows are {} memory and their scales {} memory: give both of one kind",
                    at.runner->on_device() ? "CUDA" : "host", theirs->on_device() ? "CUDA" : "host");
     }

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 
 #include "src/comm/communicator.h"
 #include "src/comm/stream.h"
@@ -21,10 +22,8 @@ class CommunicatorHost final : public MoeHost {
   uint32_t rank() const override { return comm_.rank(); }
   uint32_t n_ranks() const override { return comm_.n_ranks(); }
   const plan::LevelTree& tree() const override { return comm_.tree(); }
-  // On CUDA memory, rows move at a device's rates over the links that the communicator had when this host was created.
-  std::shared_ptr<const plan::Profile> profile() const override {
-    return on_device_ != nullptr ? on_device_ : comm_.selector().profile();
-  }
+  // On CUDA memory, rows move at a device's rates over the communicator's links.
+  std::shared_ptr<const plan::Profile> profile() const override;
   bool paced() const override { return comm_.paced(); }
   bool deterministic() const override { return comm_.config().deterministic; }
   uint64_t staging_bytes() const override { return comm_.operation_staging_bytes(); }
@@ -50,7 +49,9 @@ class CommunicatorHost final : public MoeHost {
  private:
   Communicator& comm_;
   FindStream find_stream_;
-  std::shared_ptr<const plan::Profile> on_device_;  // set if all ranks of the communicator have CUDA memory
+  // If all ranks of the communicator have CUDA memory: what profile() has made, and from which profile.
+  mutable std::mutex mutex_;
+  mutable std::shared_ptr<const plan::Profile> profile_of_host_, profile_of_device_;
 };
 
 }  // namespace moeccl::comm

@@ -46,6 +46,9 @@ Status check_numbers(const moecclMoeConfig_t& c) {
   if (c.scale_bytes > UINT32_MAX / 2 || c.scaled_row_bytes > UINT32_MAX / 2)
     return error(moecclInvalidArgument, "config.scale_bytes is {} and config.scaled_row_bytes {}: at most {} each",
                  c.scale_bytes, c.scaled_row_bytes, UINT32_MAX / 2);
+  if (c.scale_bytes > 0 && c.scaled_row_bytes == 0 && c.hidden_bytes > UINT32_MAX - c.scale_bytes)
+    return error(moecclInvalidArgument, "config.hidden_bytes is {} and config.scale_bytes {}: at most {} together",
+                 c.hidden_bytes, c.scale_bytes, UINT32_MAX);
   if (c.scale_bytes == 0 && c.scaled_row_bytes > 0)
     return error(moecclInvalidArgument,
                  "config.scaled_row_bytes is {} without scales: give scale_bytes, or 0 for rows of hidden_bytes",

@@ -59,6 +59,7 @@ class MoeHost {
     const void *in = nullptr, *out = nullptr;
     exec::Operation::Scales scales = {};
     bool tables = false;
+    bool reads = true, writes = true;  // false: the buffer has no rows on this rank
   };
   // Where an operation runs. By default in the host's memory, without streams.
   struct Place {

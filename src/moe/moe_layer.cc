@@ -43,7 +43,7 @@ constexpr const char* kFields[] = {"hidden_bytes",     "type",       "top_k",   
 struct LayerAnswer {
   uint64_t hash = 0;
   uint64_t staging = 0;
-  uint64_t fields[std::size(kFields)] = {};
+  int64_t fields[std::size(kFields)] = {};
   int32_t code = moecclSuccess;
   int32_t padding = 0;
 };
@@ -51,10 +51,10 @@ struct LayerAnswer {
 LayerAnswer answer_of(const MoeConfig& config, const moecclMoeConfig_t& given, uint64_t staging) {
   return {config.hash(),
           staging,
-          {given.hidden_bytes, static_cast<uint64_t>(given.type), static_cast<uint64_t>(given.top_k),
-           static_cast<uint64_t>(given.n_experts), given.max_tokens, static_cast<uint64_t>(given.layout),
-           static_cast<uint64_t>(given.align_rows), static_cast<uint64_t>(given.capacity), config.memory_cap,
-           config.scale_bytes, config.scaled_row_bytes, static_cast<uint64_t>(given.trials)}};
+          {static_cast<int64_t>(given.hidden_bytes), static_cast<int64_t>(given.type), given.top_k, given.n_experts,
+           static_cast<int64_t>(given.max_tokens), static_cast<int64_t>(given.layout), given.align_rows, given.capacity,
+           static_cast<int64_t>(config.memory_cap), static_cast<int64_t>(config.scale_bytes),
+           static_cast<int64_t>(config.scaled_row_bytes), given.trials}};
 }
 
 // Checks that what the config told moecclMoeCheck about a communicator is true of this one.
@@ -254,7 +254,13 @@ Status MoeRouting::run(moecclOp_t kind, bool weighted, const void* in, void* out
                        exec::Operation::Measured& measured, const exec::Operation::Scales* scales) {
   const MoeConfig& config = layer_.config();
   const MoeCandidate& plan = *layer_.candidates()[chosen_];
-  MoeHost::RowBuffers buffers{in, out, {}, device_tables_ != nullptr};
+  const bool any_tokens = tokens_here() > 0, any_rows = rows_here() > 0;
+  MoeHost::RowBuffers buffers{in,
+                              out,
+                              {},
+                              device_tables_ != nullptr,
+                              kind == moecclOpDispatch ? any_tokens : any_rows,
+                              kind == moecclOpDispatch ? any_rows : any_tokens};
   if (scales != nullptr) buffers.scales = *scales;
   MOECCL_ASSIGN_OR_RETURN(const MoeHost::Place place, layer_.host().place(buffers, stream));
   const bool on_kernel = place.on_kernel();

@@ -130,8 +130,11 @@ Status MoeReplacement::check(const MoeRouting& routing, const int32_t* next, con
         config_.sample_tokens, solve::kMostCost);
   const uint32_t rank = layer_.host().rank();
   if (config_.use_next && next == nullptr && samples.first[rank + 1] > samples.first[rank])
-    return error(moecclInvalidArgument, "next is NULL, but config.use_next is set: give counts[{}][{}]",
-                 samples.first[rank + 1] - samples.first[rank], layer_.config().placement.n_experts());
+    return config_.use_next == 2
+               ? error(moecclInvalidArgument, "next is NULL, but config.use_next is 2: give next_index[{}][{}]",
+                       routing.tokens_of_[rank], layer_.config().shape.top_k)
+               : error(moecclInvalidArgument, "next is NULL, but config.use_next is set: give counts[{}][{}]",
+                       samples.first[rank + 1] - samples.first[rank], layer_.config().placement.n_experts());
   if (config_.mode == moecclReplaceGiven) {
     if (placement == nullptr && samples.n() > 0)
       return error(moecclInvalidArgument, "placement is NULL, but config.mode is moecclReplaceGiven: give the {} homes",

@@ -46,7 +46,14 @@ Status MoeReplacement::run(moecclOp_t kind, bool weighted, const void* in, void*
   const MoeCandidate& plan = *candidates_[routing_->chosen_];
   auto op = rows_operation(moe_config_, plan,
                            {kind, weighted, false, tables_.n_chunks(), hash_combine(placement_hash_, number_)});
-  MOECCL_ASSIGN_OR_RETURN(const MoeHost::Place place, layer_.host().place({in, out}, stream));
+  const bool any_tokens = tokens_of_[layer_.host().rank()] > 0, any_rows = n_rows_ > 0;
+  const MoeHost::RowBuffers buffers{in,
+                                    out,
+                                    {},
+                                    false,
+                                    kind == moecclOpDispatch ? any_tokens : any_rows,
+                                    kind == moecclOpDispatch ? any_rows : any_tokens};
+  MOECCL_ASSIGN_OR_RETURN(const MoeHost::Place place, layer_.host().place(buffers, stream));
   bind_lists(*op, tables_, weighted);
   op->input = in;
   op->output = out;
@@ -117,8 +124,8 @@ Status MoeReplacement::residual(const void* x, const void* dispatched, void* in)
   if (!config_.residual)
     return error(moecclInvalidUsage, "the replacement was created without config.residual: set it to 1");
   MOECCL_TRY(needs_buffer("residual", "in", in, n_rows_));
-  MOECCL_TRY(needs_buffer("residual", "dispatched", dispatched, of_rows_.size()));
-  MOECCL_TRY(needs_buffer("residual", "x", x, of_tokens_.size()));
+  if (!of_rows_.empty()) MOECCL_TRY(needs_buffer("residual", "dispatched", dispatched, routing_->rows_here()));
+  if (!of_tokens_.empty()) MOECCL_TRY(needs_buffer("residual", "x", x, routing_->tokens_here()));
   // Buffers without rows to read may be in any memory.
   MOECCL_ASSIGN_OR_RETURN(const bool on_device,
                           layer_.host().on_device("residual", {{"in", n_rows_ > 0 ? in : nullptr},

@@ -98,8 +98,9 @@ std::string figures_text(const Profile& profile, const LevelTree& tree) {
   const bool measured = std::any_of(profile.links.begin(), profile.links.end(), has);
   const bool stated = std::any_of(tree.levels.begin(), tree.levels.end(), [&](const Level& l) { return has(l.link); });
   const std::string from = profile.source.empty() ? "the constants of a 2-core machine" : profile.source;
-  std::string links = measured || stated ? format("from {}", measured ? from : "the topology")
-                                         : "without a cost, because neither a profile nor the topology gives one";
+  std::string links = "without a cost, because neither a profile nor the topology gives one";
+  if (measured) links = "from " + (profile.links_source.empty() ? from : profile.links_source);
+  if (!measured && stated) links = "from the topology";
   double least = 1;
   for (const LevelFit& l : profile.levels)
     if (l.curve.known()) least = std::min(least, l.curve.r2);

@@ -97,6 +97,7 @@ struct Profile {
   // Where these figures come from, for human readers: "the profile /etc/moeccl.json"; empty: they are the constants
   // above.
   std::string source;
+  std::string links_source;  // the same for the links alone; empty: `source`
 
   // What calibration measured, on `n_ranks` ranks of the topology `tree_hash`; `plans` does not apply elsewhere. Both
   // may be empty.

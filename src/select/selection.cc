@@ -237,15 +237,13 @@ const char* Selector::cheapest(uint64_t problem_class, std::span<const Offer> of
 }
 
 bool Selector::is_eager(const plan::Shape& shape, const algo::Algorithm& a) const {
-  return shape.op != moecclOpAllToAllv && eager_for(key_of(shape), a.name);
+  return shape.op != moecclOpAllToAllv && eager_for(key_of(shape), a.name, {});
 }
 
-bool Selector::eager_for(const PlanKey& key, const char* algorithm) const {
-  // Scaled contributions are rounded before they are summed, here as in a plan's steps, but a plan does not round the
-  // rank's own. In deterministic mode the result must not depend on the plan.
-  if (!at_.outboxes || (at_.deterministic && key.scaled)) return false;
+bool Selector::eager_for(const PlanKey& key, const char* algorithm, std::string_view forced) const {
+  if (!at_.outboxes) return false;
   // A forced AllToAllv must run with that plan alone.
-  if (key.op == moecclOpAllToAllv && !forced_[key.op].empty()) return false;
+  if (key.op == moecclOpAllToAllv && !forced.empty()) return false;
   return exec::runs_eagerly(key.op, algorithm, at_.tree.n_ranks, key.count * key.element_bytes);
 }
 
@@ -270,7 +268,7 @@ std::shared_ptr<PlanSlot> Selector::build_named(const PlanKey& key, const algo::
     return made;
   }
   build_one(ordinary, a, made->staged, made->choice);
-  made->eager = eager_for(key, a.name);
+  made->eager = eager_for(key, a.name, forced_[key.op]);
   made->signature = made->choice.plan_hash;
   return made;
 }
@@ -327,9 +325,9 @@ plan::Shape Selector::typical_of_class(plan::Shape shape) const {
   return shape;
 }
 
-Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
-  if (!forced_[shape.op].empty()) {
-    const algo::Algorithm* a = algo::find(shape.op, forced_[shape.op]);
+Result<Selector::Chosen> Selector::choose(const plan::Shape& shape, std::string_view forced) {
+  if (!forced.empty()) {
+    const algo::Algorithm* a = algo::find(shape.op, forced);
     if (a->applies(shape, at_.tree).ok()) return Chosen{a, {}};
   }
   uint64_t h = hash_combine(class_hash(shape), shape.element_bytes);
@@ -409,9 +407,7 @@ void Selector::add_trial(PlanSlot& cached, const Chosen& chosen, uint64_t bytes)
   const bool fits = op == moecclOpAllToAllv || (bytes > kTryFromBytes && bytes <= most);
   if (!env().trials || !fits) return;
   const bool any_bits = !plan::reduces(op) || at_.deterministic || has_plan_fits_;
-  const auto in_rank_order = [&](const algo::Algorithm& a) {
-    return !cached.key.scaled && (a.needs & algo::kAnyOrder) == 0;
-  };
+  const auto in_rank_order = [](const algo::Algorithm& a) { return (a.needs & algo::kAnyOrder) == 0; };
   if (!any_bits && !in_rank_order(*chosen.best)) return;
   for (const char* name : chosen.close)
     if (any_bits || in_rank_order(*algo::find(op, name))) cached.tried.push_back(name);
@@ -420,16 +416,18 @@ void Selector::add_trial(PlanSlot& cached, const Chosen& chosen, uint64_t bytes)
   cached.trial_class = hash_combine(hash_combine(class_hash(shape_of(cached.key, false)), plans_epoch_), profile_hash_);
 }
 
-Result<std::shared_ptr<PlanSlot>> Selector::build(const PlanKey& key, const algo::Algorithm* instead) {
+Result<std::shared_ptr<PlanSlot>> Selector::build(const PlanKey& key, const std::string& forced,
+                                                  const algo::Algorithm* instead) {
   auto cached = std::make_shared<PlanSlot>();
   cached->key = key;
+  cached->forced = forced;
   Chosen chosen{instead, {}};
   const algo::Algorithm* copies_once = nullptr;  // for buffers that peers can reach; null: by price
   const auto make = [&](bool reachable, plan::Plan& built, exec::Choice& choice) -> Status {
     plan::Shape shape = shape_of(key, reachable);
     const algo::Algorithm* a = reachable ? copies_once : instead;
     if (a == nullptr) {
-      MOECCL_ASSIGN_OR_RETURN(chosen, choose(shape));
+      MOECCL_ASSIGN_OR_RETURN(chosen, choose(shape, forced));
       a = chosen.best;
     }
     shape.in_place = key.in_place;
@@ -445,14 +443,14 @@ Result<std::shared_ptr<PlanSlot>> Selector::build(const PlanKey& key, const algo
   };
   MOECCL_TRY(make(false, cached->staged, cached->choice));
   cached->signature = cached->choice.plan_hash;
-  cached->eager = eager_for(key, cached->choice.algorithm);
+  cached->eager = eager_for(key, cached->choice.algorithm, forced);
   const uint64_t bytes = larger_buffer_bytes(key);
   if (instead == nullptr) add_trial(*cached, chosen, bytes);
   // An AllToAllv asks at any size: its ranks hear of each other's sizes anyway, and the small ones are eager.
   const bool is_v = key.op == moecclOpAllToAllv;
   if (at_.heap_reach && (is_v || bytes >= algo::tuning::kAskReach) && at_.tree.n_ranks > 1 &&
       key.op != moecclOpTensorAllToAll) {
-    if (is_v && forced_[key.op].empty()) {
+    if (is_v && forced.empty()) {
       copies_once = algo::find(key.op, "direct");
       cached->reach_from_bytes = algo::tuning::kReachAllToAllv;
     }
@@ -476,7 +474,7 @@ Result<std::shared_ptr<PlanSlot>> Selector::build(const PlanKey& key, const algo
 // is left of large ones is copied once instead of twice. Through process_vm_readv this costs as much as it saves,
 // unless calibration has measured otherwise.
 bool Selector::wants_direct_rest(const PlanSlot& cached, const PlanKey& key, const algo::Algorithm& direct) const {
-  if (key.op != moecclOpAllToAllv || !forced_[key.op].empty() || std::string_view("direct") == cached.choice.algorithm)
+  if (key.op != moecclOpAllToAllv || !cached.forced.empty() || std::string_view("direct") == cached.choice.algorithm)
     return false;
   const plan::Shape shape = shape_of(key, false);
   if (!direct.applies(shape, at_.tree).ok()) return false;
@@ -503,9 +501,12 @@ Result<std::shared_ptr<PlanSlot>> Selector::get(const PlanKey& key) {
   return last_ = found;
 }
 
-Result<std::shared_ptr<PlanSlot>> Selector::choose_again(const PlanKey& key) {
+Result<std::shared_ptr<PlanSlot>> Selector::choose_again(const PlanSlot& slot) {
   const std::lock_guard lock(mutex_);
-  return find_or_build(key);
+  if (slot.forced == forced_[slot.key.op]) return find_or_build(slot.key);
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> made, build(slot.key, slot.forced));
+  made->epoch = epoch();
+  return made;
 }
 
 Trials::Class Selector::trial_class(const PlanSlot& slot) const {
@@ -551,11 +552,12 @@ Result<std::shared_ptr<PlanSlot>> Selector::runs_now(const PlanKey& key, Trials:
 }
 
 Result<std::shared_ptr<PlanSlot>> Selector::variant(const PlanSlot& cached, std::string_view algorithm) {
-  const uint64_t h = hash_combine(key_hash(cached.key), hash_string(algorithm));
+  const uint64_t h =
+      hash_combine(hash_combine(key_hash(cached.key), hash_string(algorithm)), hash_string(cached.forced));
   if (const auto it = slots_.find(h); it != slots_.end() && it->second->key == cached.key) return it->second;
   const algo::Algorithm* a = algo::find(cached.key.op, algorithm);
   if (!a->applies(shape_of(cached.key, false), at_.tree).ok()) return std::shared_ptr<PlanSlot>();
-  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> made, build(cached.key, a));
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> made, build(cached.key, cached.forced, a));
   made->epoch = cached.epoch;
   keep(h, made);
   return made;
@@ -575,7 +577,7 @@ Result<std::shared_ptr<PlanSlot>> Selector::find_or_build(const PlanKey& key) {
   if (pinned_ != nullptr && pinned_key_ == key) return pinned_;
   const uint64_t h = key_hash(key);
   if (const auto it = slots_.find(h); it != slots_.end() && it->second->key == key) return it->second;
-  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> made, build(key));
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> made, build(key, forced_[key.op]));
   // A forced plan that cannot run here gives way to prices, which change with the epoch.
   const bool fixed = !forced_[key.op].empty() && made->choice.algorithm == forced_[key.op];
   made->epoch = fixed ? 0 : plans_epoch_;

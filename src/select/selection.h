@@ -54,6 +54,7 @@ struct PlanSlot {
   uint64_t signature = 0;  // hash of these plans
   uint32_t epoch = 0;      // Selector::epoch() at the time of the choice; 0: forced or pinned
   PlanKey key{};
+  std::string forced;  // the forced algorithm at the time of the call, which later choices for it keep; "": none
   mutable exec::Operation::Measured measured;
   // Plans to try against each other, the choice first; empty: the choice stands. Their class is the same on all ranks.
   std::vector<const char*> tried;
@@ -99,8 +100,9 @@ class Selector {
   uint32_t epoch() const { return epoch_.load(std::memory_order_acquire); }
   // Starts at 1, and changes when any call may get another plan than before.
   uint64_t version() const { return version_.load(std::memory_order_acquire); }
-  // Does what get() does when an operation runs, while the caller's thread may make calls.
-  Result<std::shared_ptr<PlanSlot>> choose_again(const PlanKey& key);
+  // Does what get() does when an operation runs, with what was forced when it was called: the caller's thread may make
+  // calls meanwhile.
+  Result<std::shared_ptr<PlanSlot>> choose_again(const PlanSlot& slot);
   // For the next operation, number `sequence`, of a slot whose plans are tried; see Trials::next().
   struct Next {
     const PlanSlot* slot = nullptr;  // the slot that runs instead, owned by the given one; null: the given one runs
@@ -158,7 +160,7 @@ class Selector {
     std::vector<const char*> close;  // others whose predictions are close, cheapest first
   };
   // Requires the lock, like the other functions here.
-  Result<Chosen> choose(const plan::Shape& shape);
+  Result<Chosen> choose(const plan::Shape& shape, std::string_view forced);
   // Returns the shape for which the choice of all shapes of a class is made.
   plan::Shape typical_of_class(plan::Shape shape) const;
   // Only its ranks know the sizes of an AllToAllv, so it is priced for blocks of this size.
@@ -169,11 +171,12 @@ class Selector {
   Result<std::shared_ptr<PlanSlot>> variant(const PlanSlot& slot, std::string_view algorithm);
   Trials::Class trial_class(const PlanSlot& slot) const;
   // `instead` replaces the choice for buffers that peers cannot reach.
-  Result<std::shared_ptr<PlanSlot>> build(const PlanKey& key, const algo::Algorithm* instead = nullptr);
+  Result<std::shared_ptr<PlanSlot>> build(const PlanKey& key, const std::string& forced,
+                                          const algo::Algorithm* instead = nullptr);
   void add_trial(PlanSlot& cached, const Chosen& chosen, uint64_t bytes) const;
   // Returns the curve that calibration measured for this plan, or null.
   const plan::PlanFit* fit_of(const algo::Algorithm& a, const plan::Shape& shape) const;
-  bool eager_for(const PlanKey& key, const char* algorithm) const;
+  bool eager_for(const PlanKey& key, const char* algorithm, std::string_view forced) const;
   // Returns whether an operation of this shape runs entirely eagerly with this plan. Never for AllToAllv, whose size is
   // unknown.
   bool is_eager(const plan::Shape& shape, const algo::Algorithm& a) const;

@@ -46,6 +46,7 @@ class CudaSide {
 
   // True if the last call used CUDA memory: a call without buffers uses the same kind as the call before it.
   bool used_last = false;
+  bool stream_decides = false;  // the current call has a CUDA stream, whatever its pointers are
 
  private:
   class Connector;

@@ -36,11 +36,11 @@ TEST(AbsurdSizes, RanksAreRefused) {
   size_t bytes = 0;
   refused("check, topology", "1048576", [&] { return moecclMoeCheck(&layer, 4, kBillion, nullptr, 0); });
   refused("size, topology", "1048576",
-          [&] { return moecclMoeQuerySize(&layer, 65536, "node:100000 gpu:100000", &bytes); });
+          [&] { return moecclMoeQuerySize(&layer, 65535, "node:100000 gpu:100000", &bytes); });
   moecclComm_t comm = nullptr;
   moecclUniqueId id{};
-  refused("init", "65536", [&] { return moecclCommInitRank(&comm, 1'000'000'000, id, 0); });
-  refused("init all", "65536", [&] { return moecclCommInitAll(&comm, 1'000'000'000, nullptr); });
+  refused("init", "65535", [&] { return moecclCommInitRank(&comm, 1'000'000'000, id, 0); });
+  refused("init all", "65535", [&] { return moecclCommInitAll(&comm, 1'000'000'000, nullptr); });
   for (const moecclOp_t op : {moecclOpAllReduce, moecclOpDispatch, moecclOpTensorAllToAll}) {
     const moecclSimulateConfig_t c = simulation(kBillion, op);
     refused("simulation", "1048576", [&] { return moecclSimulate(&c, nullptr, 0, nullptr); });

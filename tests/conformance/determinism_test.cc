@@ -56,6 +56,43 @@ TEST_P(Determinism, AllReduceGivesTheSameBitsByEveryPlanAndInEveryRun) {
       options);
 }
 
+// Sums of numbers times a third, which no type holds exactly: a rank rounds its own product as the other ranks do.
+TEST_P(Determinism, ScaledSumsAreTheSameOnEveryRankAndByEveryDeterministicPlan) {
+  for (const bool deterministic : {false, true}) {
+    RankOptions options{.mode = GetParam()};
+    options.config.deterministic = deterministic ? 1 : 0;
+    run_ranks(
+        3,
+        [&](int rank, moecclComm_t comm) {
+          for (const size_t count : {500, 20011}) {
+            for (const moecclDataType_t type : {moecclFloat32, moecclBfloat16, moecclFloat16, moecclFloat8e4m3}) {
+              std::vector<unsigned char> scalar(moecclTypeSize(type));
+              store(type, scalar.data(), 0, {1.0 / 3, 0});
+              moecclRedOp_t op{};
+              MOECCL_ASSERT_COMM_OK(moecclRedOpCreatePreMulSum(&op, scalar.data(), type, comm), comm);
+              const auto in = ragged_input(type, count, mix(test_seed(), static_cast<uint64_t>(rank)));
+              std::vector<unsigned char> first, out(in.size()), of_rank_0(in.size());
+              for (const char* plan : {"auto", "oneshot", "staged", "rd", "tree", "flat", "ring"}) {
+                if (moecclPlanForce(comm, moecclOpAllReduce, plan) != moecclSuccess) continue;
+                MOECCL_ASSERT_COMM_OK(moecclAllReduce(in.data(), out.data(), count, type, op, comm, nullptr), comm);
+                of_rank_0 = out;
+                MOECCL_ASSERT_COMM_OK(moecclBroadcast(out.data(), of_rank_0.data(), count, type, 0, comm, nullptr),
+                                      comm);
+                EXPECT_EQ(memcmp(of_rank_0.data(), out.data(), out.size()), 0)
+                    << plan << ": rank " << rank << " differs for " << count << " of " << type_name(type);
+                if (first.empty()) first = out;
+                EXPECT_TRUE(!deterministic || first == out)
+                    << plan << " differs for " << count << " of " << type_name(type);
+              }
+              MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpAllReduce, nullptr), comm);
+              MOECCL_ASSERT_COMM_OK(moecclRedOpDestroy(op, comm), comm);
+            }
+          }
+        },
+        options);
+  }
+}
+
 struct Combined {
   std::vector<unsigned char> out;
   moecclMoe_t moe = nullptr;

@@ -158,6 +158,11 @@ TEST(ScaledDispatch, IsRefusedWithARemedyWhereItCannotBe) {
   char message[512] = {};
   EXPECT_EQ(moecclMoeCheck(&config, 2, nullptr, message, sizeof(message)), moecclInvalidArgument);
   EXPECT_NE(std::string(message).find("scale_bytes"), std::string::npos) << message;
+  config.scaled_row_bytes = 0;
+  config.hidden_bytes = UINT32_MAX;  // and the scales
+  config.scale_bytes = 8;
+  EXPECT_EQ(moecclMoeCheck(&config, 2, nullptr, message, sizeof(message)), moecclInvalidArgument);
+  EXPECT_NE(std::string(message).find("at most 4294967295 together"), std::string::npos) << message;
 }
 
 }  // namespace

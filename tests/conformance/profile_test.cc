@@ -349,6 +349,18 @@ TEST(Profile, TooLittleTimeAtInitLeavesTheCommunicatorWithoutAProfile) {
   EXPECT_FALSE(std::filesystem::exists(folder.file("moeccl")));
 }
 
+// The heap has no room for what calibration would measure there: plans for buffers in it keep their prices.
+TEST(Profile, IsMeasuredWithoutAHeapThatIsTooSmall) {
+  const Folder folder;
+  const Variables calibrate = {{"MOECCL_CALIBRATE", std::to_string(patient_ms(1200))},
+                               {"MOECCL_HEAP_BYTES", "16M"},
+                               {"XDG_CACHE_HOME", folder.path()}};
+  join(2, [&](int rank, moecclResult_t result, moecclComm_t comm) {
+    ASSERT_EQ(result, moecclSuccess) << moecclGetLastError(nullptr);
+    check_works(rank, 2, comm);
+  });
+}
+
 // A part of the ranks has other levels than the profile's file, and takes the entries that apply.
 TEST(Profile, APartOfTheRanksTakesTheLevelsThatItHas) {
   const Folder folder;

@@ -527,8 +527,13 @@ TEST(ReplaceUsage, WhatTheSolverCannotTakeIsRefusedBeforeIt) {
     moecclReplaceInfo_t facts{};
     facts.size = sizeof(facts);
     COMM_OK(moecclReplaceGetInfo(replacement, &facts));
-    COMM_OK(moecclRoutingDestroy(routing));
     EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
+    replace.use_next = 2;
+    COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+    EXPECT_EQ(moecclReplaceBegin(replacement, routing, nullptr, nullptr), moecclInvalidArgument);
+    says("config.use_next is 2: give next_index[4][1]");
+    EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
+    COMM_OK(moecclRoutingDestroy(routing));
     EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
   });
 }

@@ -144,6 +144,28 @@ TEST(Join, APartWithoutAMeetingPointFailsAtOnceAndTheOtherDoesNot) {
             {.mode = RankMode::kProcesses, .init = false});
 }
 
+// The group's calls on other communicators run all the same, because peers wait for them.
+TEST(Join, OneThatFailsInAGroupTakesNoOtherCallAlong) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    int32_t sum = 0;
+    const int32_t mine = rank + 1;
+    moecclComm_t never = nullptr;
+    if (rank == 0) {
+      moecclUniqueId id;
+      MOECCL_ASSERT_OK(moecclGetUniqueId(&id));
+      moecclConfig_t config = MOECCL_CONFIG_INIT;
+      config.init_timeout_ms = 300;
+      MOECCL_ASSERT_OK(moecclGroupStart());
+      MOECCL_EXPECT_OK(moecclCommInitRankConfig(&never, 2, id, 0, &config));  // the other rank of it never joins
+      MOECCL_EXPECT_OK(moecclAllReduce(&mine, &sum, 1, moecclInt32, moecclSum, comm, nullptr));
+      EXPECT_EQ(moecclGroupEnd(), moecclTimeout);
+    } else {
+      MOECCL_EXPECT_OK(moecclAllReduce(&mine, &sum, 1, moecclInt32, moecclSum, comm, nullptr));
+    }
+    EXPECT_EQ(sum, 3);
+  });
+}
+
 // The port of MOECCL_SOCKET_ADDR is for the communicator whose id is made there; two parts cannot both meet at it.
 TEST(Join, PartsMeetAtPortsOfTheirOwn) {
   const std::string address = "127.0.0.1:" + std::to_string(free_port());

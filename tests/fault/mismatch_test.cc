@@ -247,6 +247,14 @@ TEST_P(MismatchOfMode, LayersOfDifferentShapes) {
               MOECCL_EXPECT_WITHIN(watch, kLimitMs);
               const std::string text = moecclGetLastError(comm);
               EXPECT_NE(text.find("experts"), std::string::npos) << text;
+              config.n_experts = 8;
+              config.trials = -rank;
+              EXPECT_EQ(moecclMoeCreate(&moe, comm, &config), moecclMismatch) << moecclGetLastError(comm);
+              EXPECT_NE(std::string(moecclGetLastError(comm))
+                            .find("trials in moecclMoeCreate: rank 0 gives 0, rank 1 "
+                                  "gives -1"),
+                        std::string::npos)
+                  << moecclGetLastError(comm);
             },
             {.mode = GetParam()});
 }

@@ -172,11 +172,12 @@ Status ExpertSwap::set_up(Layer& made, const MoeLayer& layer, std::span<const mo
   return {};
 }
 
-// Compares what all ranks pass. Tensor sizes may differ between ranks; experts then move only between ranks of equal
-// sizes.
+// Compares what all ranks pass. Tensors may differ in their sizes, and in the kind of their memory, between ranks;
+// experts then move only between ranks that are alike.
 Status ExpertSwap::agree(Layer& made, const MoeLayer& layer, const Status& own) const {
   struct Answer {
     uint64_t layer = 0, slots = 0, n_tensors = 0, at_finish = 0;
+    uint64_t on_device = 0;  // of tensor i: bit i
     uint64_t bytes[kMostTensors] = {};
     int32_t code = moecclSuccess, padding = 0;
   };
@@ -189,6 +190,7 @@ Status ExpertSwap::agree(Layer& made, const MoeLayer& layer, const Status& own) 
     for (size_t i = 0; i < made.tensors.size(); ++i) {
       mine.bytes[i] = made.tensors[i].slot_bytes;
       mine.at_finish |= static_cast<uint64_t>(made.tensors[i].at_finish) << i;
+      if (comm_->is_device_memory(made.tensors[i].slots)) mine.on_device |= uint64_t{1} << i;
     }
   }
   MOECCL_ASSIGN_OR_RETURN(const auto all, answers(*comm_, mine, own, "fails in moecclExpertSwapAttach"));
@@ -205,7 +207,9 @@ Status ExpertSwap::agree(Layer& made, const MoeLayer& layer, const Status& own) 
         return error(moecclMismatch, "rank 0 and rank {} give different {} to moecclExpertSwapAttach", r, f.name);
   std::vector<int32_t> kind(all.size());
   for (size_t r = 0; r < all.size(); ++r) {
-    const auto alike = [&](const Answer& a) { return std::memcmp(a.bytes, all[r].bytes, sizeof(a.bytes)) == 0; };
+    const auto alike = [&](const Answer& a) {
+      return a.on_device == all[r].on_device && std::memcmp(a.bytes, all[r].bytes, sizeof(a.bytes)) == 0;
+    };
     kind[r] = static_cast<int32_t>(std::find_if(all.begin(), all.end(), alike) - all.begin());
     made.slot_bytes =
         std::max(made.slot_bytes, std::accumulate(std::begin(all[r].bytes), std::end(all[r].bytes), uint64_t{0}));

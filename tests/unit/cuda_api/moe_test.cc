@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dispatch, combine and both backward passes on CUDA memory give the bits of host memory.
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdio>
+#include <fstream>
 #include <random>
 
 #include "tests/support/cuda_ranks.h"
@@ -300,8 +304,11 @@ TEST(CudaMoeEmpty, ARankWithoutTokensAndRowsNeedsNoBuffers) {
                    const std::vector<int32_t> index(tokens, 1 - rank);
                    DeviceBuffer in(device, 16), rows(device, 64), out(device, 16);
                    in.put(floats(4, 5));
-                   const auto at = [&](const DeviceBuffer& b) { return rank < 2 ? b.data() : nullptr; };
-                   for (int step = 0; step < 3; ++step) {
+                   int step = 0, on_host[4] = {};  // which nothing reads, whatever the memory of the others' buffers
+                   const auto at = [&](const DeviceBuffer& b) -> void* {
+                     return rank < 2 ? b.data() : step == 1 ? on_host : nullptr;
+                   };
+                   for (; step < 3; ++step) {
                      if (step == 0) {
                        MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, index.data(), nullptr, tokens), comm);
                      } else {
@@ -318,10 +325,14 @@ TEST(CudaMoeEmpty, ARankWithoutTokensAndRowsNeedsNoBuffers) {
                        EXPECT_EQ(got, floats(3, 5));
                      }
                    }
-                   // Without a stream, pointers say it, although nothing is read there.
-                   all_have_ended(comm);
                    const size_t bytes = rank < 2 ? 4 : 0;
                    const std::vector<size_t> to = {rank == 1 ? bytes : 0, rank == 0 ? bytes : 0, 0}, displs(3, 0);
+                   step = 1;
+                   MOECCL_ASSERT_COMM_OK(moecclAllToAllv(at(in), to.data(), displs.data(), at(out), to.data(),
+                                                         displs.data(), moecclUint8, comm, as_stream(stream)),
+                                         comm);
+                   // Without a stream, pointers say it, although nothing is read there.
+                   all_have_ended(comm);
                    MOECCL_ASSERT_COMM_OK(moecclAllToAllv(in.data(), to.data(), displs.data(), out.data(), to.data(),
                                                          displs.data(), moecclUint8, comm, nullptr),
                                          comm);
@@ -351,6 +362,36 @@ TEST(CudaMoeTimes, LeaveOutTheCallersKernels) {
     EXPECT_GT(info.measured_combine_us, 0);
     EXPECT_LT(info.measured_combine_us, 200'000);
   });
+}
+
+// Returns the part of a routing's page that has the prices of the candidates.
+std::string prices_of(moecclRouting_t routing) {
+  std::string page(8192, '\0');
+  EXPECT_EQ(moecclMoeExplain(routing, page.data(), page.size(), nullptr), moecclSuccess);
+  const size_t from = page.find("candidates, priced");
+  return page.substr(from, page.find("chosen:") - from);
+}
+
+TEST(CudaMoeProfile, IsFollowedByLayersThatWereMadeBefore) {
+  const std::string path = ::testing::TempDir() + "moeccl_cuda_profile_" + std::to_string(getpid()) + ".json";
+  std::ofstream(path) << R"({"moeccl_profile": 1, "levels": [
+      {"name": "node", "alpha_ns": 900000, "bytes_per_ns": 0.01}, {"name": "gpu", "alpha_ns": 9000, "bytes_per_ns": 0.1}]})";
+  RankOptions options = device_options(RankMode::kThreads);
+  options.config.topology = "node:2(bw=9GB/s,lat=9us) gpu:1(bw=99GB/s,lat=1us)";
+  run_on_devices(2, options, [&](int, moecclComm_t comm, CudaDevice& device, void*) {
+    Alone before(comm, device);
+    const std::string first = prices_of(before.routing);
+    MOECCL_ASSERT_COMM_OK(moecclProfileLoad(comm, path.c_str()), comm);
+    std::vector<int32_t> index;
+    for (size_t i = 0; i < kAloneTokens * kAloneTopK; ++i) index.push_back(static_cast<int32_t>(i % 4));
+    MOECCL_ASSERT_COMM_OK(moecclRoutingUpdate(before.routing, index.data(), before.weight.data(), kAloneTokens), comm);
+    const Alone after(comm, device);
+    EXPECT_NE(prices_of(before.routing), first);
+    EXPECT_NE(prices_of(before.routing).find("links from the profile"), std::string::npos) << prices_of(before.routing);
+    EXPECT_EQ(prices_of(before.routing), prices_of(after.routing));
+    all_have_ended(comm);
+  });
+  std::remove(path.c_str());
 }
 
 // Tokens choose experts of all ranks in turn. A row sum names ranks by number, and a launch sums all rows of a chunk,

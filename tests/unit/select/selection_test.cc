@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <thread>
 
 namespace moeccl::comm {
@@ -191,6 +192,33 @@ TEST(Selection, AllToAllvsAskWhetherTheirBuffersCanBeReached) {
   EXPECT_STRNE(slot->choice.algorithm, "direct");
 }
 
+// A call that waits in a stream keeps what was forced when it was made, although plans for it are built later.
+TEST(Selection, ACallKeepsWhatWasForcedWhenItWasMade) {
+  plan::Reach reach;
+  reach.staging = reach.reads = true;
+  std::map<std::string, uint64_t> signatures[2];  // of the plans that are tried, by name
+  for (const bool forces : {false, true}) {
+    Selector s({0, plan::LevelTree::flat(kRanks), reach, true, true, false, 1 << 20});
+    s.set_profile({});
+    const auto made = *s.get(key(moecclOpAllGather, 1 << 20));
+    ASSERT_TRUE(made->asks_reach);
+    if (forces) {
+      ASSERT_TRUE(s.force(moecclOpAllGather, "ring").ok());
+      EXPECT_STREQ((*s.get(key(moecclOpAllGather, 1 << 20)))->choice.algorithm, "ring");
+      EXPECT_EQ((*s.choose_again(*made))->signature, made->signature);
+    }
+    exec::Ballot ballot;
+    for (uint64_t sequence = 1; sequence < 100; ++sequence) {
+      const auto next = s.next(*made, sequence, ballot);
+      ASSERT_TRUE(next.ok()) << next.status().message();
+      if (next->ran != nullptr) next->ran->took_ns = 1000;
+      if (next->slot != nullptr) signatures[forces][next->slot->choice.algorithm] = next->slot->signature;
+    }
+  }
+  EXPECT_FALSE(signatures[0].empty());
+  EXPECT_EQ(signatures[0], signatures[1]);
+}
+
 TEST(Selection, GivesWhatIsPinnedForItsKeyAlone) {
   const auto s_owner = selector({});
   Selector& s = *s_owner;
@@ -215,6 +243,7 @@ TEST(Selection, ChoosesAgainWhenAPlanTakesLongerThanItWasMeasured) {
   Selector& s = *owner;
   const uint64_t bytes = 256 << 10;
   ASSERT_EQ(chosen(s, moecclOpAllReduce, bytes), "ring");
+  const auto slot = *s.get(key(moecclOpAllReduce, bytes));
   const uint32_t before = s.epoch();
   exec::Timing t;
   t.op = moecclOpAllReduce;
@@ -227,7 +256,7 @@ TEST(Selection, ChoosesAgainWhenAPlanTakesLongerThanItWasMeasured) {
   for (int i = 0; i < 100; ++i) s.observe(t);
   EXPECT_GT(s.epoch(), before);
   EXPECT_EQ(chosen(s, moecclOpAllReduce, bytes), "rd");
-  EXPECT_EQ((*s.choose_again(key(moecclOpAllReduce, bytes)))->choice.algorithm, std::string("rd"));
+  EXPECT_EQ((*s.choose_again(*slot))->choice.algorithm, std::string("rd"));
   EXPECT_EQ(chosen(s, moecclOpAllReduce, 16 << 10), "ring");  // distant sizes keep their plans
 }
 
