@@ -16,10 +16,12 @@ import torch.distributed as dist
 import torch.multiprocessing
 import collectives
 import groups
+import limits
 import messages
 import torch.distributed._functional_collectives  # here, so that not every rank imports what takes seconds
 import torch.distributed.fsdp
 import torch.distributed.tensor
+import streams
 import training
 import works
 from support import TESTS, VERSION
@@ -77,7 +79,7 @@ def run(test, size):
 def main():
     chosen = [a for a in sys.argv[1:] if not a.isdigit()]
     sizes = [int(a) for a in sys.argv[1:] if a.isdigit()]
-    known = {m.__name__ for m in (collectives, groups, messages, training, works)}
+    known = {m.__name__ for m in (collectives, groups, limits, messages, streams, training, works)}
     failed = count = skipped = 0
     for test in TESTS:
         if chosen and not any(c in (test.name, test.module) for c in chosen):

@@ -366,11 +366,62 @@ def functional(rank, size, _):
 
 
 @test(2)
+def results_of_functional_collectives(rank, size, _):
+    """They stand for a tensor that they wait for at its first use, and have no memory of their own."""
+    import torch.distributed._functional_collectives as fc
+
+    def summed(n=3):
+        return fc.all_reduce(torch.full((n,), rank + 1.0), "sum", dist.group.WORLD)
+
+    if type(summed()) is torch.Tensor:
+        return  # a torch that returns the tensor itself
+    for async_op in (False, True):
+        twice = summed()
+        work = dist.all_reduce(twice, async_op=async_op)
+        if async_op:
+            work.wait()
+        same(twice + 0, torch.full((3,), 6.0))
+        out = [torch.zeros(3) for _unused in range(size)]
+        work = dist.all_gather(out, summed(), async_op=async_op)
+        if async_op:
+            work.wait()
+        same(out, [torch.full((3,), 3.0)] * size)
+    whole = torch.zeros(6)
+    dist.all_gather_into_tensor(whole, summed())
+    same(whole, torch.full((6,), 3.0))
+    dist.all_to_all([out[0][:2], out[1][:2]], [summed(2), summed(2)])
+    got = summed(3)
+    if rank == 0:
+        for n in (3, 50_000):
+            dist.send(summed(n), 1)
+        dist.send(torch.full((3,), 7.0), 1)
+    else:
+        for n in (3, 50_000):
+            same(summed(n) + 0, torch.full((n,), 3.0))
+            t = torch.zeros(n)
+            dist.recv(t, 0)
+            same(t, torch.full((n,), 3.0))
+        dist.recv(got, 0)
+        same(got + 0, torch.full((3,), 7.0))
+    if VERSION >= (2, 5):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Replicate
+        spread = DTensor.from_local(torch.ones(3), init_device_mesh("cpu", (size,)), [Replicate()])
+        for call in (dist.all_reduce, lambda t: dist.send(t, 1 - rank), lambda t: dist.recv(t, 1 - rank)):
+            raises(TypeError, ["DTensor", "to_local"], lambda call=call: call(spread))
+
+
+@test(2)
 def refusals(rank, size, _):
     raises(TypeError, ["BAND", "float32", "integers"], lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND))
     group = dist.distributed_c10d._get_default_group()
     raises(ValueError, ["output", "4", "2 ranks"], lambda: dist.all_gather_into_tensor(torch.zeros(4), torch.zeros(4)))
     raises(ValueError, ["split"], lambda: dist.all_to_all_single(torch.zeros(3), torch.zeros(3)))
+    two, four = [torch.zeros(2)], [torch.zeros(4), torch.zeros(4)]
+    raises(ValueError, ["reduce_scatter", "1 output", "2 input"], lambda: group.reduce_scatter_tensor_coalesced(two, four))
+    raises(ValueError, ["all_gather", "2 output", "1 input"], lambda: group.allgather_into_tensor_coalesced(four, two))
+    options = dist.AllreduceCoalescedOptions()
+    raises(ValueError, ["cpu", "meta"], lambda: group.allreduce_coalesced([torch.zeros(2), torch.zeros(2, device="meta")], options))
     raises(ValueError, ["meta"], lambda: group.allreduce([torch.zeros(3, device="meta")]))
     raises(TypeError, ["whole_number", "topology"], lambda: dist.new_group(pg_options=__import__("moeccl").distributed.Options(whole_number=1)))
     work = dist.all_reduce(torch.ones(2), async_op=True)

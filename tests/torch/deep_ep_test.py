@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import time
 import traceback
 import unittest
 
@@ -535,12 +536,16 @@ def serve(rank, n_ranks, meeting, world, pipe):
     """Serves as one rank: runs the cases whose names arrive, and sends back the results."""
     if world == "hosts":
         os.environ["MOECCL_HOST_ID"] = f"host{rank // 2}"
+    if world == "late":
+        os.environ["MOECCL_INIT_TIMEOUT_MS"] = "2000"
     torch.set_num_threads(1)
     if DEVICE != "cpu":
         torch.cuda.set_device(0)
         torch.cuda.init()
         torch.set_default_device(DEVICE)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", world_size=n_ranks, rank=rank)
+    if world == "late" and rank == 1:
+        time.sleep(4)
     buffer = DEEP_EP().Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
     if world == "streams":
         on_streams(buffer)
@@ -608,6 +613,8 @@ TwoRanks = type("TwoRanks", (Ranks,), {"n_ranks": 2})
 FourRanks = type("FourRanks", (Ranks,), {"n_ranks": 4})
 FourRanksOnTwoHosts = type("FourRanksOnTwoHosts", (Ranks,), {"n_ranks": 4, "world": "hosts"})
 TwoRanksOnStreams = type("TwoRanksOnStreams", (Ranks,), {"n_ranks": 2, "world": "streams"})
+# A rank may come later than the library waits, as long as the process group waits.
+ALateRank = type("ALateRank", (Ranks,), {"n_ranks": 2, "world": "late", "test": lambda self: self.run_case("ranks_without_tokens")})
 for world in (TwoRanks, FourRanks, FourRanksOnTwoHosts, TwoRanksOnStreams):
     for one in CASES:
         setattr(world, "test_" + one.__name__, lambda self, name=one.__name__: self.run_case(name))

@@ -67,6 +67,27 @@ def a_groups_own_split(rank, size, _):
     dist.barrier()
 
 
+@test(4)
+def messages_of_groups_that_are_split_at_once(rank, size, _):
+    """Each stays in its group, although the ranks of both groups have the same numbers, and whichever rank comes last."""
+    from moeccl._c10d import meeting
+    quick = meeting.prefix
+
+    def slow(store, rank_there):
+        time.sleep(0.5 if rank in (0, 3) else 0)
+        return quick(store, rank_there)
+
+    meeting.prefix = slow
+    half = dist.group.WORLD.split_group([0, 1] if rank < 2 else [2, 3])
+    t = torch.full((2,), float(rank))
+    if half.rank() == 0:
+        half.send([t], 1).wait()
+    else:
+        half.recv([t], 0).wait()
+        same(t, torch.full((2,), rank - 1.0))
+    dist.barrier()
+
+
 @test(4, since=(2, 15), what="split_group without a device")
 def splits(rank, size, _):
     half = dist.split_group(split_ranks=[[2, 0], [3, 1]])
@@ -272,6 +293,8 @@ def mixed_with_another_backend(rank, size, _):
     work.wait()
     same(t, torch.full((3,), 2.0))
     same(dist.all_reduce(t, group=mixed, async_op=True).get_future().wait()[0], torch.full((3,), 4.0))
+    second = dist.new_group(backend="cpu:gloo,meta:moeccl")
+    assert second._get_backend(torch.device("cpu")).name() == "gloo" and second._get_backend(torch.device("meta")).name() == "moeccl"
     import moeccl.distributed
     plain = dist.new_group(pg_options=moeccl.distributed.Options(direct=False))
     assert type(plain) is dist.ProcessGroup
@@ -316,6 +339,43 @@ def options_of_a_split(rank, size, _):
     dist.all_reduce(t, group=made)
     same(t, torch.full((5,), 2.0))
     raises(RuntimeError, ["priority"], lambda: above.split_group([0, 1], opts=Options(priority=99)))
+
+
+@test(2)
+def options_of_another_backend(rank, size, _):
+    """They hold nothing for moeccl, and nccl's have a `config` of another kind."""
+    import warnings
+    from moeccl._c10d.base import BaseOptions
+
+    class Others(BaseOptions):
+        def __init__(self):
+            super().__init__("other")
+            self.config = object()
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        group = dist.new_group(pg_options=Others())
+        half = group.split_group([0, 1], opts=Others())
+    assert len([w for w in seen if "Others" in str(w.message)]) == 2, [str(w.message) for w in seen]
+    for made in (group, half):
+        t = torch.ones(5)
+        dist.all_reduce(t, group=made)
+        same(t, torch.full((5,), 2.0))
+        assert made._backend.options.config == {}
+
+
+@test(3, init=False, since=(2, 15), what="groups of a CPU device")
+def groups_of_a_device(rank, size, where):
+    """The group of all keeps the device, and groups of some ranks are made of it on members and others."""
+    device = torch.device("cpu:0")
+    dist.init_process_group("moeccl", store=dist.FileStore(where, size), rank=rank, world_size=size, device_id=device)
+    assert dist.group.WORLD.bound_device_id == device
+    two = dist.new_group([0, 2])
+    if rank != 1:
+        t = torch.ones(2)
+        dist.all_reduce(t, group=two)
+        same(t, torch.full((2,), 2.0))
+    dist.barrier()
 
 
 @test(2)

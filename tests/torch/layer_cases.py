@@ -94,6 +94,28 @@ def case_float32_with_choices_left_empty(rank, n):
     compare_with_dense(ep, 37 + rank, torch.float32, 2e-5, holes=True)
 
 
+def case_results_of_functional_collectives(rank, n):
+    """They stand for a tensor that they wait for at its first use, and have no memory of their own."""
+    import torch.distributed._functional_collectives as fc
+    ep = ExpertParallel(2 * n, 2, HIDDEN, max_tokens=9)
+    index, weights = routing_of(0, 9, 2 * n, 2)
+    x, same_index, same_weights = (fc.all_reduce(t, op, dist.group.WORLD) for t, op in (
+        (torch.ones(9, HIDDEN), "sum"), (index.to(torch.int32), "max"), (weights, "max")))
+    rows, _, handle = ep.dispatch(x, same_index, same_weights)
+    torch.testing.assert_close(rows, torch.full_like(rows, float(n)))
+    torch.testing.assert_close(ep.combine(rows, handle), n * weights.sum(1, keepdim=True).expand(9, HIDDEN))
+    needs((2, 5), "torch.distributed.tensor")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate
+    spread = DTensor.from_local(torch.ones(9, HIDDEN), init_device_mesh("cpu", (n,)), [Replicate()])
+    try:
+        ep.dispatch(spread, index, weights)
+    except TypeError as refused:
+        assert "DTensor" in str(refused) and "to_local" in str(refused), refused
+    else:
+        raise AssertionError("a DTensor was dispatched")
+
+
 def case_bfloat16_and_float16(rank, n):
     for dtype, tolerance in ((torch.bfloat16, 6e-2), (torch.float16, 1e-2)):
         compare_with_dense(ExpertParallel(2 * n, 2, HIDDEN, max_tokens=33), 33, dtype, tolerance)

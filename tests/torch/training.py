@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """DDP and FSDP2 around a small model must give the same weights as one process with the whole batch."""
+import os
+import signal
+
 import torch
 import torch.distributed as dist
-from support import gloo, same, test
+from support import gloo, raises, same, test
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -62,6 +65,30 @@ def ddp_hooks(rank, size, _):
     net(torch.ones(1, 16)).sum().backward()
     buffered = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8))
     DistributedDataParallel(buffered)(torch.randn(6, 16)).sum().backward()
+
+
+def backward_after_a_kill(rank, hook=None):
+    """Rank 1 dies between two steps, which rank 0's backward pass reports."""
+    net = DistributedDataParallel(model())
+    if hook is not None:
+        net.register_comm_hook(None, hook)
+    net(torch.ones(4, 16)).sum().backward()
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raises(RuntimeError, ["rank 1"], lambda: net(torch.ones(4, 16)).sum().backward())
+    dist.group.WORLD.abort()
+
+
+@test(2, status={1: -signal.SIGKILL})
+def ddp_with_a_lost_rank(rank, size, _):
+    backward_after_a_kill(rank)
+
+
+@test(2, status={1: -signal.SIGKILL})
+def ddp_with_a_hook_and_a_lost_rank(rank, size, _):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    backward_after_a_kill(rank, default_hooks.allreduce_hook)
 
 
 @test(2)

@@ -8,6 +8,7 @@ import typing
 import moeccl
 import torch
 from moeccl import _abi
+from moeccl._buffers import address
 from moeccl._errors import check
 from moeccl._library import lib
 from moeccl.torch._calls import stream_of
@@ -21,7 +22,7 @@ _STAGING_A_RANK = 4 * (32 << 10)
 
 
 def _address(tensor):
-    return tensor.data_ptr() if tensor is not None else None
+    return address(tensor) if tensor is not None else None
 
 
 def _ready(tensor):

@@ -107,14 +107,16 @@ class Buffer:
         self.group = group if group is not None else comm
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
-        told = gather((bytes(moeccl.unique_id()) if self.rank == 0 else None, _host()))
-        hosts = list(dict.fromkeys(host for _, host in told))
-        self._host_of = [hosts.index(host) for _, host in told]
+        told = gather(_host())
+        hosts = list(dict.fromkeys(told))
+        self._host_of = [hosts.index(host) for host in told]
         self._n_hosts = len(hosts)
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else None
         if device is not None:
             torch.cuda.current_stream(device).synchronize()  # makes the device's context this thread's
-        self._comm = _native.Communicator(self.group_size, self.rank, told[0][0],
+        # After all ranks have come, because an id that no rank joins ends after the init timeout.
+        id_bytes = gather(bytes(moeccl.unique_id()) if self.rank == 0 else None)[0]
+        self._comm = _native.Communicator(self.group_size, self.rank, id_bytes,
                                           _native.staging_of(self.group_size) if low_latency_mode else 0)
         self._stream, self._memory = CommStream(), Memory()
         self._cuda = CudaStream(device, self._stream) if device is not None else None

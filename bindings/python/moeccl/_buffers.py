@@ -74,13 +74,28 @@ def _way(thing: Any) -> int:
     return way
 
 
+def holder(tensor: Any) -> Any:
+    """Returns the tensor in whose memory a tensor's elements lie: itself, or what a functional collective's result stands for, after
+    waiting for it."""
+    if tensor.data_ptr() or not tensor.numel():
+        return tensor
+    if not hasattr(tensor, "trigger_wait"):
+        raise TypeError(f"a {type(tensor).__name__} has no memory of its own: give its local tensor (DTensor.to_local())")
+    return holder(tensor.trigger_wait())
+
+
+def address(tensor: Any) -> int:
+    """Returns the address of a tensor's elements; 0 if it has none."""
+    return tensor.data_ptr() or holder(tensor).data_ptr()  # type: ignore[no-any-return]
+
+
 def plain(thing: Any) -> Optional[Tuple[int, int, int, Any]]:
     """Returns (address, elements, type, owner) by the fast path, or None: then Buffer handles the object or reports the error."""
     way = _ways.get(thing.__class__) or _way(thing)
     if way == _TENSOR:
         kind = _plain_torch.get(thing.dtype)
         if kind is not None and thing.is_contiguous() and (thing.is_cpu or thing.is_cuda):
-            return thing.data_ptr(), thing.numel(), kind, thing
+            return address(thing), thing.numel(), kind, thing
     elif way == _ARRAY:
         kind = _plain_numpy.get(thing.dtype)
         if kind is not None and thing.flags.c_contiguous:
@@ -148,7 +163,7 @@ class Buffer:
         if not tensor.is_contiguous():
             raise ValueError(f"the tensor of shape {tuple(tensor.shape)} is not contiguous: give tensor.contiguous()")
         self.type, self.itemsize, self.format = known
-        self.data = tensor.data_ptr()
+        self.data = address(tensor)
         self.on_device = tensor.is_cuda
         self.bytes = tensor.numel() * self.itemsize
         self._shape = tensor

@@ -2,7 +2,7 @@
 """The backend: torch's collectives on a communicator of the library.
 
 A call with asyncOp False runs on the calling thread. Every other call gets its own host stream, and calls with CUDA tensors use
-the current CUDA stream. The library runs the operations of a group in the order of their calls, whatever they run on."""
+CUDA streams (cuda.py). The library runs the operations of a group in the order of their calls, whatever they run on."""
 import atexit
 import ctypes
 import threading
@@ -13,14 +13,16 @@ from typing import Any, Dict, List, Optional, Sequence, Set
 import torch
 
 from .. import _abi
+from .._buffers import address
 from .._library import lib
-from . import barriers, calls, meeting, reducing, sparse
+from . import barriers, calls, cuda, meeting, reducing, sparse
 from .base import Base
 from .batches import Batch
+from .deadlines import Deadlines
 from .failure import BackendError, failure, milliseconds
 from .kinds import OPERATORS, TYPES, kind_of
 from .messages import Messages
-from .options import Options, configured, timeout_of
+from .options import config_of, configured, options_of_split
 from .work import DoneWork, StreamWork, Streams, Work, copy_back
 
 _profiled = torch.autograd._profiler_enabled
@@ -49,7 +51,8 @@ class Backend(Base):
         self._lock = threading.Lock()  # a communicator is used by one thread at a time
         self._ending = threading.Lock()  # held by the thread that shuts down
         self._freeing = threading.Lock()  # held while communicators are aborted or given up to be freed, not while they run
-        self._streams = Streams(self._abort_cpu)
+        self.deadlines = Deadlines()
+        self._streams = Streams(self._abort_cpu, self.deadlines)
         self._sequence = 0
         self.batch: Optional[Batch] = None  # between start_coalescing() and end_coalescing()
         self._byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
@@ -57,11 +60,12 @@ class Backend(Base):
         self._limit_ms: Optional[float] = None  # set by set_timeout() if shorter than the communicator's
         self._prefix = meeting.prefix(store, rank)
         self._cuda: Dict[int, int] = {}
+        self.cuda_side = cuda.Side()
         self._handle: int = split_from if split_from is not None else self._meet("cpu")
         self._closed = self._aborted = False
         self._monitored = 0
-        priority = getattr(options, "config", {}).get("priority", 0)
-        self._messages = Messages(store, f"{self._prefix}/messages", rank, size, self._comm_ms, priority, self.failed)
+        self._messages = Messages(store, f"{self._prefix}/messages", rank, size, self._comm_ms, config_of(options).get("priority", 0),
+                                  self.failed, self.deadlines)
         _alive.add(self)
 
     def _meet(self, what: str) -> int:
@@ -122,11 +126,16 @@ class Backend(Base):
     def _issue(self, what: str, comm: int, made: calls.Made, outputs: Any, opts: Any, limit_ms: Optional[float]) -> Any:
         every, after = made
         self._sequence += 1
-        if comm in self._cuda.values():
-            return self._run_on_cuda(what, comm, every, after, outputs)
         if limit_ms is None:
             limit_ms = self._limit_ms
-        if getattr(opts, "asyncOp", True) is False and limit_ms is None:
+        asynchronous = getattr(opts, "asyncOp", True) is not False
+        if limit_ms is None and asynchronous and hasattr(opts, "timeout"):
+            limit_ms = milliseconds(opts.timeout)
+            if limit_ms is not None and limit_ms >= self._comm_ms:
+                limit_ms = None
+        if comm in self._cuda.values():
+            return cuda.run(self, what, comm, made, outputs, asynchronous, limit_ms)
+        if not asynchronous and limit_ms is None:
             with self._lock:
                 self._check_open()
                 for call in every:
@@ -139,10 +148,6 @@ class Backend(Base):
             if after is not None:
                 copy_back(after)
             return _DONE
-        if limit_ms is None and hasattr(opts, "timeout"):
-            limit_ms = milliseconds(opts.timeout)
-            if limit_ms is not None and limit_ms >= self._comm_ms:
-                limit_ms = None
         work = StreamWork(self._streams, self._said(what), outputs, comm, every, after, limit_ms)
         refused = None
         with self._lock:
@@ -155,7 +160,7 @@ class Backend(Base):
             work.issued(refused)
         if self.batch is not None:
             self.batch.works.append(work)
-        if getattr(opts, "asyncOp", True) is False:
+        if not asynchronous:
             work.wait()
         return work
 
@@ -179,14 +184,6 @@ class Backend(Base):
             one.complete()
         return _DONE
 
-    def _run_on_cuda(self, what: str, comm: int, every: Sequence[Any], after: calls.After, outputs: Any) -> Work:
-        """Runs calls on the caller's current stream, as torch's own kernels do, so that later work on it comes after."""
-        from . import cuda
-        work = cuda.run(self, what, comm, every, after, outputs)
-        if self.batch is not None:
-            self.batch.works.append(work)
-        return work
-
     def failed(self) -> Optional[Exception]:
         """Returns the error that has broken the group, or None."""
         return self.error_of(self._said("a call"), self._handle)
@@ -198,7 +195,19 @@ class Backend(Base):
             if comm == 0 or comm != self._handle and comm not in self._cuda.values():  # it has been freed
                 return BackendError(_abi.moecclAborted, f"{what}: the group was aborted") if self._aborted else None
             code = lib.moecclCommGetAsyncError(comm, ctypes.byref(result)) or result.value
-            return None if code in (_abi.moecclSuccess, _abi.moecclInProgress) else failure(what, code, comm)
+            if code in (_abi.moecclSuccess, _abi.moecclInProgress):
+                return None
+            return self.cuda_side.expired.get(comm) or failure(what, code, comm)
+
+    def check(self) -> None:
+        """Waits for the group's CUDA devices, and raises the error that has broken one of its communicators."""
+        self._check_open()
+        for index in self._cuda:
+            torch.cuda.synchronize(index)
+        for comm in (self._handle, *self._cuda.values()):
+            error = self.error_of(self._said("check"), comm)
+            if error is not None:
+                raise error
 
     def _said(self, what: str) -> str:
         return f"{what} of rank {self._rank} of {self._size} in group {self._name or '0'}"
@@ -217,7 +226,7 @@ class Backend(Base):
         kind = TYPES.get(t.dtype)
         if len(tensors) == 1 and op is not None and kind is not None and t.dtype is not torch.bool and \
                 t.layout is torch.strided and t.is_contiguous():
-            at = t.data_ptr()
+            at = address(t)
             if comm == self._handle and self._limit_ms is None and getattr(opts, "asyncOp", True) is False and not _profiled():
                 return self._run_now("allreduce", lib.moecclAllReduce, at, at, t.numel(), kind, op)
             return self._run("allreduce", comm, ([(lib.moecclAllReduce, at, at, t.numel(), kind, op, comm, t)], None), tensors, opts)
@@ -249,7 +258,7 @@ class Backend(Base):
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work:
         if self._is_plain(opts, output, input) and output.numel() == input.numel() * self._size:
-            return self._run_now("all_gather_single", lib.moecclAllGather, input.data_ptr(), output.data_ptr(), input.numel(),
+            return self._run_now("all_gather_single", lib.moecclAllGather, address(input), address(output), input.numel(),
                                  TYPES[input.dtype])
         comm = self._comm(input)
         return self._run("all_gather_single", comm, calls.all_gather_single(comm, self._size, output, input), [output], opts)
@@ -265,8 +274,9 @@ class Backend(Base):
         return self._run_all("allgather_coalesced", inputs, made, outputs, opts)
 
     def all_gather_single_coalesced(self, outputs: List[torch.Tensor], inputs: List[torch.Tensor], opts: Any) -> Work:
-        made = [calls.all_gather_single(self._comm(t), self._size, o, t) for o, t in zip(outputs, inputs)]
-        return self._run_all("all_gather_single_coalesced", inputs, made, outputs, opts)
+        what = "all_gather_single_coalesced"
+        made = [calls.all_gather_single(self._comm(t), self._size, o, t) for o, t in calls.pairs(what, outputs, inputs)]
+        return self._run_all(what, inputs, made, outputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -299,7 +309,7 @@ class Backend(Base):
         op = OPERATORS.get(kind_of(opts.reduceOp))
         if op is not None and self._is_plain(opts, output, input) and input.numel() == output.numel() * self._size and \
                 input.dtype is not torch.bool:
-            return self._run_now("reduce_scatter_single", lib.moecclReduceScatter, input.data_ptr(), output.data_ptr(), output.numel(),
+            return self._run_now("reduce_scatter_single", lib.moecclReduceScatter, address(input), address(output), output.numel(),
                                  TYPES[input.dtype], op)
         comm = self._comm(input)
         made = reducing.reduce_scatter(comm, self._size, "reduce_scatter_single", output, input, opts.reduceOp)
@@ -309,7 +319,8 @@ class Backend(Base):
 
     def reduce_scatter_single_coalesced(self, outputs: List[torch.Tensor], inputs: List[torch.Tensor], opts: Any) -> Work:
         what = "reduce_scatter_single_coalesced"
-        made = [reducing.reduce_scatter(self._comm(t), self._size, what, o, t, opts.reduceOp) for o, t in zip(outputs, inputs)]
+        made = [reducing.reduce_scatter(self._comm(t), self._size, what, o, t, opts.reduceOp)
+                for o, t in calls.pairs(what, outputs, inputs)]
         return self._run_all(what, inputs, made, outputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -321,7 +332,7 @@ class Backend(Base):
             blocks = calls.even_blocks_of(self._size, output, input)
             if blocks is not None:
                 # Not AllToAll: a rank cannot see whether others give split sizes, and all ranks must make the same call.
-                return self._run_now("all_to_all_single", lib.moecclAllToAllv, input.data_ptr(), *blocks, output.data_ptr(), *blocks,
+                return self._run_now("all_to_all_single", lib.moecclAllToAllv, address(input), *blocks, address(output), *blocks,
                                      TYPES[input.dtype])
         comm = self._comm(input)
         made = calls.all_to_all_single(comm, self._size, output, input, output_splits, input_splits)
@@ -368,7 +379,6 @@ class Backend(Base):
             t = self._one(what, tensors)
             comm = self._comm(t)
             if not t.is_cpu:
-                from . import cuda
                 return cuda.message(self, what, comm, t, peer, tag)
             send = what == "send" and peer is not None
             work = self._messages.send(t, peer or 0, tag) if send else self._messages.receive(t, peer, tag)
@@ -394,14 +404,10 @@ class Backend(Base):
         if not ranks or len(set(ranks)) != len(ranks) or not all(0 <= r < self._size for r in ranks):
             raise ValueError(f"split: ranks are {list(ranks)}: give different ones from 0 to {self._size - 1}")
         inside = self._rank in ranks
-        if getattr(opts, "copy_of", None) is self._options:  # none were given
-            opts = None
         made = ctypes.c_void_p()
         color, key = (min(ranks), list(ranks).index(self._rank)) if inside else (-1, 0)
-        timeout = timeout_of(timeout, opts) if timeout else getattr(opts, "_timeout", None) or self._options._timeout
-        own = Options(timeout, getattr(opts, "direct", True))
-        inherited = getattr(self._options, "config", {})
-        own.config = {**{f: v for f, v in inherited.items() if f not in ("topology", "pace")}, **getattr(opts, "config", {})}
+        own = options_of_split(self._options, opts, timeout)
+        timeout = own._timeout
         config = configured(own, milliseconds(timeout) or self._comm_ms, name)
         with self._lock:
             code = lib.moecclCommSplit(self._handle, color, key, ctypes.byref(made), ctypes.byref(config))
@@ -465,6 +471,7 @@ class Backend(Base):
             self._closed = True
             self._messages.close()
             self._streams.close()
+            self.deadlines.close()
             with self._lock:
                 with self._freeing:
                     comms, self._handle, self._cuda = (self._handle, *self._cuda.values()), 0, {}
@@ -477,6 +484,7 @@ class Backend(Base):
     def _run_all(self, what: str, inputs: Sequence[torch.Tensor], made: Sequence[calls.Made], outputs: Any, opts: Any) -> Work:
         if not made:
             return DoneWork(what, [])
+        calls.on_one_device(what, inputs)
         every: List[Any] = []
         last: calls.After = None
         for some, after in made:

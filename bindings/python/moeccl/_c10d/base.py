@@ -44,14 +44,6 @@ class _Plain:
     def size(self) -> int:
         return self.__size
 
-    # torch calls these for a group that is bound to a device.
-
-    def eager_connect_single_device(self, device: Any) -> None:
-        """Does nothing: the first call with a CUDA tensor connects."""
-
-    def perform_nocolor_split(self, device: Any) -> None:
-        """Does nothing: the ranks of a new group meet in the store, without those outside of it."""
-
 
 def _can_be_made() -> bool:
     try:
@@ -62,5 +54,15 @@ def _can_be_made() -> bool:
 
 
 IS_TORCHS = _can_be_made()
-Base: Any = _c10d.Backend if IS_TORCHS else _Plain
+_Parent: Any = _c10d.Backend if IS_TORCHS else _Plain
 BaseOptions: Any = getattr(_c10d.Backend, "Options", None) or _c10d.ProcessGroup.Options  # the latter up to torch 2.5
+
+
+class Base(_Parent):  # type: ignore[misc]
+    """A Backend with what torch calls for a group that is bound to a device."""
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Does nothing: the first call with a CUDA tensor connects."""
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """Does nothing: the ranks of a new group meet in the store, without those outside of it."""

@@ -62,6 +62,3 @@ class BatchWork(Work):
                 self._future = every.then(lambda ended: [t for one in ended.value() for t in one.value()])
         self._let_go()
         return self._future
-
-    def _settle(self, future: Any) -> None:
-        """Does nothing: the operations settle the future."""

@@ -7,11 +7,12 @@ tensors that are adjacent in one storage is used in place."""
 import ctypes
 import functools
 import itertools
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
 from .. import _abi
+from .._buffers import address, holder
 from .._library import lib
 from .kinds import BITWISE, TYPES, as_moved, kind_of, reduction
 
@@ -36,6 +37,7 @@ def room_for(tensor: torch.Tensor) -> Tuple[torch.Tensor, After]:
 
 def one_behind_another(tensors: Sequence[torch.Tensor]) -> Optional[torch.Tensor]:
     """Returns the tensors as one flat view if they are adjacent in memory, otherwise None."""
+    tensors = [holder(t) for t in tensors]
     first = tensors[0]
     at, total, storage = first.data_ptr(), 0, first.untyped_storage().data_ptr()
     for t in tensors:
@@ -82,14 +84,25 @@ def both(first: After, second: After) -> After:
     return run
 
 
+def on_one_device(call: str, tensors: Sequence[torch.Tensor]) -> None:
+    for t in tensors:
+        if t.device != tensors[0].device:
+            raise ValueError(f"{call}: tensors on {tensors[0].device} and {t.device}: give tensors on one device")
+
+
+def pairs(call: str, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    if len(outputs) != len(inputs):
+        raise ValueError(f"{call}: {len(outputs)} output and {len(inputs)} input tensors: give one output for each input")
+    return zip(outputs, inputs)
+
+
 def same(call: str, tensors: Sequence[torch.Tensor], numel: Optional[int] = None) -> None:
     """Checks that all tensors have one type, one device and one size."""
+    on_one_device(call, tensors)
     first = tensors[0]
     for t in tensors:
         if t.dtype != first.dtype:
             raise ValueError(f"{call}: tensors of {first.dtype} and {t.dtype}: give tensors of one type")
-        if t.device != first.device:
-            raise ValueError(f"{call}: tensors on {first.device} and {t.device}: give tensors on one device")
         if numel is not None and t.numel() != numel:
             raise ValueError(f"{call}: a tensor has {t.numel()} elements where {numel} are needed: give tensors of one size")
 
@@ -121,7 +134,7 @@ class Reduced:
             target = None if target is None else torch.view_as_real(target)
         self.after: After = None
         if as_type is None:
-            same_memory = target is source or target is not None and target.data_ptr() == source.data_ptr() and \
+            same_memory = target is source or target is not None and address(target) == address(source) and \
                 target.numel() == source.numel()
             self.source = dense(source)
             self.target: Any = None
@@ -145,13 +158,13 @@ class Reduced:
 def broadcast(handle: int, rank: int, size: int, tensor: torch.Tensor, root: int) -> Made:
     room, after = (dense(tensor), None) if rank == root else room_for(tensor)
     count, kind = as_moved(room)
-    at = room.data_ptr()
+    at = address(room)
     return [(lib.moecclBroadcast, at, at, count, kind, root, handle, room)], after
 
 
 def all_gather(handle: int, target: torch.Tensor, source: torch.Tensor) -> Call:
     count, kind = as_moved(source)
-    return (lib.moecclAllGather, source.data_ptr(), target.data_ptr(), count, kind, handle, (source, target))
+    return (lib.moecclAllGather, address(source), address(target), count, kind, handle, (source, target))
 
 
 def all_gather_single(handle: int, size: int, target: torch.Tensor, source: torch.Tensor) -> Made:
@@ -174,7 +187,7 @@ def all_gather_list(handle: int, rank: int, size: int, targets: Sequence[torch.T
         for root, target in enumerate(targets):
             room, after = room_for(target)
             count, kind = as_moved(room)
-            every.append((lib.moecclBroadcast, source.data_ptr() if root == rank else None, room.data_ptr(), count, kind, root, handle,
+            every.append((lib.moecclBroadcast, address(source) if root == rank else None, address(room), count, kind, root, handle,
                           (source, room)))
             last = both(last, after)
         return every, last
@@ -198,7 +211,7 @@ def gather(handle: int, rank: int, size: int, targets: Optional[Sequence[torch.T
             room, after = flat_room(targets)
     source = dense(source)
     count, kind = as_moved(source)
-    return [(lib.moecclGather, source.data_ptr(), None if room is None else room.data_ptr(), count, kind, root, handle,
+    return [(lib.moecclGather, address(source), None if room is None else address(room), count, kind, root, handle,
              (source, room))], after
 
 
@@ -212,13 +225,13 @@ def scatter(handle: int, rank: int, size: int, target: torch.Tensor, sources: Op
         whole = flat(sources)
     room, after = room_for(target)
     count, kind = as_moved(room)
-    return [(lib.moecclScatter, None if whole is None else whole.data_ptr(), room.data_ptr(), count, kind, root, handle,
+    return [(lib.moecclScatter, None if whole is None else address(whole), address(room), count, kind, root, handle,
              (whole, room))], after
 
 
 def all_to_all_even(handle: int, size: int, target: torch.Tensor, source: torch.Tensor) -> Call:
     count, kind = as_moved(source)
-    return (lib.moecclAllToAll, source.data_ptr(), target.data_ptr(), count // size, kind, handle, (source, target))
+    return (lib.moecclAllToAll, address(source), address(target), count // size, kind, handle, (source, target))
 
 
 def all_to_all(handle: int, size: int, target: torch.Tensor, source: torch.Tensor, recv: Sequence[int],
@@ -230,7 +243,7 @@ def all_to_all(handle: int, size: int, target: torch.Tensor, source: torch.Tenso
 
 def _all_to_all_of(handle: int, target: torch.Tensor, source: torch.Tensor, recv: Any, send: Any) -> Call:
     kind = as_moved(source)[1]
-    return (lib.moecclAllToAllv, source.data_ptr(), *send, target.data_ptr(), *recv, kind, handle, (source, target, recv, send))
+    return (lib.moecclAllToAllv, address(source), *send, address(target), *recv, kind, handle, (source, target, recv, send))
 
 
 def _blocks_of(counts: Sequence[int]) -> Any:

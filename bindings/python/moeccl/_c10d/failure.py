@@ -25,6 +25,11 @@ def expired(what: str, ms: float, remedy: str) -> BackendError:
     return BackendError(_abi.moecclTimeout, f"{what} did not finish within {ms:.0f} ms: {remedy}")
 
 
+def overdue(what: str, ms: float) -> BackendError:
+    """Makes the error of an operation that ends its group because its time has passed."""
+    return expired(what, ms, "the group's timeout passed, so it is aborted; look for a rank that did not make this call")
+
+
 def milliseconds(timeout: Any) -> Optional[float]:
     """Returns a timedelta in milliseconds; None for None and for values that stand for the group's own timeout."""
     if timeout is None:
@@ -33,4 +38,4 @@ def milliseconds(timeout: Any) -> Optional[float]:
     return ms if ms > 0 else None
 
 
-__all__ = ["BackendError", "expired", "failure", "milliseconds"]
+__all__ = ["BackendError", "expired", "failure", "milliseconds", "overdue"]

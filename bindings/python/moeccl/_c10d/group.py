@@ -163,7 +163,8 @@ class Group(ProcessGroup):
         which cannot take None from a Backend in Python."""
         self._splits += 1
         name = group_name or f"{self.group_name}:split:{self._splits}"
-        store = PrefixStore(f"{name}/", self.get_group_store())
+        # Groups that are split off at once have one name, and their ranks the same numbers.
+        store = PrefixStore(f"{name}/{min(new_ranks, default=0)}/", self.get_group_store())
         made = self._backend.split(store, list(new_ranks), opts, timeout, name)
         if made is None:
             return None

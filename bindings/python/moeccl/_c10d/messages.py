@@ -17,8 +17,10 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 import torch
 
 from .. import _abi
+from .._buffers import holder
 from .._library import lib
 from ..comm import unique_id
+from .deadlines import Deadlines
 from .failure import BackendError, expired, failure
 from .meeting import await_key, clamp_ms, join, own_connection
 from .work import Work, copy_back
@@ -43,8 +45,8 @@ class MessageWork(Work):
                  target: Optional[torch.Tensor] = None) -> None:
         super().__init__(what, [tensor if target is None else target])
         self.owner, self.sends, self.tensor, self.peer, self.tag, self._target = owner, sends, tensor, peer, tag, target
-        self.limit_ms = owner.timeout_ms
-        self._deadline = time.monotonic() + self.limit_ms / 1000
+        self.limit_ms, self._deadlines = owner.timeout_ms, owner.deadlines
+        self.deadline: float = time.monotonic() + self.limit_ms / 1000
 
     def arrived(self, source: int) -> None:
         self.source = source
@@ -57,22 +59,29 @@ class MessageWork(Work):
             return
         self.end()
 
-    def _settle(self, future: Any) -> None:
+    def _settle(self, given: Any) -> None:
         if getattr(_here, "is_channel", False):  # callbacks may wait for other messages of this channel
-            threading.Thread(target=super()._settle, args=(future,), name="moeccl-callbacks", daemon=True).start()
+            threading.Thread(target=super()._settle, args=(given,), name="moeccl-callbacks", daemon=True).start()
         else:
-            super()._settle(future)
+            super()._settle(given)
 
     def _wait(self, ms: Optional[float]) -> None:
-        left = max(0.0, self._deadline - time.monotonic()) * 1000
+        left = max(0.0, self.deadline - time.monotonic()) * 1000
         if ms is not None and ms < left:
             super()._wait(ms)
             return
         with self._ended:
             if self._ended.wait_for(lambda: self.done, left / 1000):
                 return
-        self.end(expired(self.what, self.limit_ms, "look for a peer that did not make the matching call"))
-        self.owner.expire(self)
+        self.expire()
+
+    def expire(self) -> None:
+        error = expired(self.what, self.limit_ms, "look for a peer that did not make the matching call")
+        given = self._mark(error)
+        if self.error is error:  # otherwise it has just ended
+            self.owner.expire(self)
+        if given is not None:
+            self._settle(given)
 
 
 class _Channel:
@@ -257,9 +266,9 @@ class Messages:
     """A rank's sends and receives."""
 
     def __init__(self, store: Any, key: str, rank: int, size: int, timeout_ms: float, priority: int,
-                 failed: Callable[[], Optional[Exception]]) -> None:
+                 failed: Callable[[], Optional[Exception]], deadlines: Deadlines) -> None:
         """failed() returns the error that has broken the group; channels that wait for a peer at the store raise it."""
-        self._failed = failed
+        self._failed, self.deadlines = failed, deadlines
         self.store, self.key, self.rank, self.size = own_connection(store), key, rank, size
         self.timeout_ms, self.priority = timeout_ms, priority
         self.changed = threading.Condition()
@@ -272,6 +281,7 @@ class Messages:
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
         what = f"send of {_bytes_of(tensor)} bytes to rank {peer} with tag {tag}"
         self._check(what, peer)
+        tensor = holder(tensor)
         work = MessageWork(self, what, True, tensor.contiguous(), peer, tag)
         if peer == self.rank:
             copy = work.tensor.clone().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
@@ -301,6 +311,7 @@ class Messages:
         what = f"receive of {_bytes_of(tensor)} bytes from {whom} with tag {tag}"
         if peer is not None:
             self._check(what, peer)
+        tensor = holder(tensor)
         dense = tensor if tensor.is_contiguous() else torch.empty_like(tensor, memory_format=torch.contiguous_format)
         work = MessageWork(self, what, False, dense, peer, tag, None if dense is tensor else tensor)
         with self.changed:

@@ -2,7 +2,7 @@
 """pg_options of a group, and what they mean for its communicators."""
 import warnings
 from datetime import timedelta
-from typing import Any, Optional, cast
+from typing import Any, Dict, Optional, cast
 
 import torch.distributed as dist
 
@@ -13,6 +13,19 @@ from .base import BaseOptions
 
 _MEETING_MS = 60000.0  # the least time to form a group, however short its operations' timeout is: the library's own default
 _FIELDS = ("deterministic", "pace", "topology", "staging_bytes", "priority", "cuda_sms")
+
+
+def config_of(options: Any) -> Dict[str, Any]:
+    """Returns the fields of moecclConfig_t of pg_options. Those of another backend have none: nccl's `config` is not a dict."""
+    config = getattr(options, "config", None)
+    return config if isinstance(config, dict) else {}
+
+
+def warn_of_others(options: Any) -> None:
+    """Warns if the pg_options of a group that moeccl alone serves are another backend's."""
+    if not isinstance(options, Options):
+        warnings.warn(f"pg_options are {type(options).__qualname__}, of another backend: moeccl takes nothing from them; give "
+                      "moeccl.distributed.Options", stacklevel=3)
 
 
 class Options(BaseOptions):  # type: ignore[misc]
@@ -52,9 +65,22 @@ def timeout_of(given: timedelta, options: Any) -> timedelta:
     return given
 
 
+def options_of_split(above: Any, given: Any, timeout: Optional[timedelta]) -> Options:
+    """Returns the options of a group that is split from one with the options `above`; given: those of the call, or None."""
+    if getattr(given, "copy_of", None) is above:  # none were given
+        given = None
+    if given is not None:
+        warn_of_others(given)
+    timeout = timeout_of(timeout, given) if timeout else getattr(given, "_timeout", None) or above._timeout
+    made = Options(timeout, getattr(given, "direct", True))
+    inherited = {name: value for name, value in config_of(above).items() if name not in ("topology", "pace")}
+    made.config = {**inherited, **config_of(given)}
+    return made
+
+
 def configured(options: Any, timeout_ms: float, name: str) -> _abi.moecclConfig_t:
     config = _abi.moecclConfig_t()
-    fill(config, getattr(options, "config", {}))
+    fill(config, config_of(options))
     config.timeout_ms = meeting.clamp_ms(timeout_ms)
     config.init_timeout_ms = meeting.clamp_ms(max(timeout_ms, _MEETING_MS))
     config.name = name.encode()[:31]

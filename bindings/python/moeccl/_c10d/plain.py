@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The group for a torch up to 2.13, whose Backend no class in Python can be."""
 import functools
-import sys
 from datetime import timedelta
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional
 
 import torch
 import torch.distributed as dist
@@ -75,15 +74,9 @@ class PlainGroup(Group):
         self._backend.shutdown()
 
 
-def check_alone() -> None:
-    """Raises if torch is about to make a group of several backends: it would give all devices of that group to this one. torch
-    tells the function that makes a backend nothing of the others, so this reads what torch's own function knows."""
-    frame = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
-        frame = frame.f_back  # type: ignore[assignment]
-    if frame is None or "backend_config" not in frame.f_locals:
-        return
-    backends = frame.f_locals["backend_config"].get_device_backend_map()
+def check_alone(backends: Dict[str, str]) -> None:
+    """Raises if torch is about to make a group of several backends: it would give all devices of that group to this one. backends:
+    their names by device."""
     if len(set(backends.values())) > 1:
         asked = ",".join(f"{device}:{name}" for device, name in backends.items())
         raise ValueError(f"a group of the backends {asked} needs torch 2.14 or newer, and this is torch {torch.__version__}: give "

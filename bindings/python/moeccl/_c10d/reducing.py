@@ -8,9 +8,10 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 
+from .._buffers import address
 from .._errors import check
 from .._library import lib
-from .calls import After, Call, Made, Reduced, all_gather, all_to_all_even, both, flat
+from .calls import After, Call, Made, Reduced, all_gather, all_to_all_even, both, flat, on_one_device
 from .kinds import as_moved
 
 
@@ -51,13 +52,14 @@ def all_reduce(handle: int, size: int, call: str, tensor: torch.Tensor, op: Any)
         parts = torch.empty(size * r.source.numel(), dtype=r.source.dtype, device=r.source.device)
         return [all_gather(handle, parts, r.source)], both(lambda: _fold(r, parts, r.target), r.after)
     operator = _Operator(r, handle)
-    return [(lib.moecclAllReduce, r.source.data_ptr(), r.target.data_ptr(), r.source.numel(), r.type, operator.number, handle,
+    return [(lib.moecclAllReduce, address(r.source), address(r.target), r.source.numel(), r.type, operator.number, handle,
              (r.source, r.target, operator))], r.after
 
 
 def all_reduce_coalesced(handle: int, size: int, tensors: Sequence[torch.Tensor], op: Any, most_bytes: int) -> Made:
     """Reduces several tensors; small tensors of one type are joined into one operation."""
     first = tensors[0]
+    on_one_device("all_reduce_coalesced", tensors)
     total = sum(t.numel() for t in tensors)
     if len(tensors) > 1 and total * first.element_size() <= most_bytes and all(t.dtype == first.dtype for t in tensors):
         together = torch.cat([t.detach().reshape(-1) for t in tensors])
@@ -86,16 +88,16 @@ def reduce(handle: int, rank: int, size: int, tensor: torch.Tensor, op: Any, roo
 def _reduce_to(handle: int, size: int, name: str, into: Optional[torch.Tensor], tensor: torch.Tensor, op: Any, root: int) -> Made:
     """into: on the root, the tensor that takes the result; None elsewhere."""
     r = Reduced(name, op, tensor, into)
-    target = None if r.target is None else r.target.data_ptr()
+    target = None if r.target is None else address(r.target)
     if r.bitwise is not None:
         at_root = into is not None
         parts = torch.empty(size * r.source.numel() if at_root else 0, dtype=r.source.dtype, device=r.source.device)
         count, kind = as_moved(r.source)
-        call = (lib.moecclGather, r.source.data_ptr(), parts.data_ptr() if at_root else None, count, kind, root, handle,
+        call = (lib.moecclGather, address(r.source), address(parts) if at_root else None, count, kind, root, handle,
                 (r.source, parts))
         return [call], both(lambda: _fold(r, parts, r.target), r.after) if at_root else None
     operator = _Operator(r, handle)
-    return [(lib.moecclReduce, r.source.data_ptr(), target, r.source.numel(), r.type, operator.number, root, handle,
+    return [(lib.moecclReduce, address(r.source), target, r.source.numel(), r.type, operator.number, root, handle,
              (r.source, r.target, operator))], r.after
 
 
@@ -111,7 +113,7 @@ def reduce_scatter(handle: int, size: int, call: str, target: torch.Tensor, sour
         parts = torch.empty(r.source.numel(), dtype=r.source.dtype, device=r.source.device)
         return [all_to_all_even(handle, size, parts, r.source)], both(lambda: _fold(r, parts, r.target), r.after)
     operator = _Operator(r, handle)
-    return [(lib.moecclReduceScatter, r.source.data_ptr(), r.target.data_ptr(), r.target.numel(), r.type, operator.number, handle,
+    return [(lib.moecclReduceScatter, address(r.source), address(r.target), r.target.numel(), r.type, operator.number, handle,
              (r.source, r.target, operator))], r.after
 
 

@@ -39,13 +39,13 @@ def _skip(skip: Any, code: CodeType) -> None:
             _skip(skip, inner)
 
 
-def leave_untraced(package: str) -> None:
-    """Makes torch.compile run the functions of the package's modules, as far as they are imported, as they are."""
+def leave_untraced(*packages: str) -> None:
+    """Makes torch.compile run the functions of these modules and packages, as far as they are imported, as they are."""
     skip = _skipping()
     if skip is None:
         return
     for name, module in list(sys.modules.items()):
-        if name.startswith(package + "."):
+        if any(name == package or name.startswith(package + ".") for package in packages):
             for thing in vars(module).values():
                 for function in _functions(thing, name):
                     if function.__module__ == name:

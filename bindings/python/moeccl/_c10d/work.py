@@ -4,7 +4,7 @@
 An operation runs on a host stream of the library from the moment of the call. The work that Python has to do at its end (copies
 into tensors with gaps, the future) is done once, in the order of the calls, by the first thread that asks: a thread in wait(), in
 wait() of a later operation or in a blocking call, or the watcher, which is started when a caller requests a future or polls
-is_completed()."""
+is_completed(). From then on the work's deadline holds too (deadlines.py), although no thread may be in wait()."""
 import ctypes
 import itertools
 import threading
@@ -18,7 +18,8 @@ from torch._C._distributed_c10d import Work as _TorchWork
 from .._errors import check
 from .._library import lib
 from .base import KEEPS_WORKS
-from .failure import expired, failure, milliseconds
+from .deadlines import Deadlines
+from .failure import expired, failure, milliseconds, overdue
 
 _MOST_IN_FLIGHT = 128
 # Where torch does not keep works alive: those that nobody has waited for yet and whose future nobody has taken. Some callers never
@@ -35,15 +36,18 @@ def copy_back(after: Callable[[], None]) -> None:
 
 
 class Work(_TorchWork):
-    """An operation. Subclasses define how it completes."""
+    """An operation. Subclasses define how it completes, and expire() if it has a deadline."""
+    deadline: Optional[float] = None  # of time.monotonic()
+    _deadlines: Optional[Deadlines] = None  # the group's
 
     def __init__(self, what: str, outputs: Any, source: int = -1) -> None:
         super().__init__()
         self.what, self.outputs, self.source = what, outputs, source
-        self.done = False
+        self.done = self._watched = False
         self.error: Optional[BaseException] = None
         self._ended = threading.Condition(threading.Lock())
-        self._future: Any = None
+        self._future: Any = None  # that callers get
+        self._given: Any = None  # its callback settles _future
         self._on_end: List[Callable[[], None]] = []
         if not KEEPS_WORKS:
             self._keep_alive()
@@ -71,13 +75,18 @@ class Work(_TorchWork):
                 return None
             self.error, self.done = error, True
             self._ended.notify_all()
-            return self._future
+            given = self._given
+        if self._watched and self._deadlines is not None:
+            self._deadlines.leave(self)
+        return given
 
-    def _settle(self, future: Any) -> None:
-        if self.error is None:
-            future.set_result(self.outputs)
-        else:
-            future.set_exception(self.error)
+    def _settle(self, given: Any) -> None:
+        given.set_result(None)
+
+    def _outcome(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.outputs
 
     def wait(self, timeout: Any = None) -> bool:
         """Blocks until the operation has ended, for at most `timeout`, and raises its failure."""
@@ -94,7 +103,13 @@ class Work(_TorchWork):
                 raise expired(f"{self.what}: wait()", ms or 0, "the operation goes on; wait longer, or abort the group")
 
     def watch(self) -> None:
-        """Ensures that the work ends even if no thread waits for it."""
+        """Ensures that the work ends, at its deadline if it has one, even if no thread waits for it."""
+        if self._deadlines is not None and self.deadline is not None and not self._watched:
+            self._watched = True
+            self._deadlines.enter(self)
+
+    def expire(self) -> None:
+        """Ends the work with an error, because its deadline has passed."""
 
     def is_completed(self) -> bool:
         if not self.done:
@@ -126,10 +141,13 @@ class Work(_TorchWork):
         with self._ended:
             made = self._future is None
             if made:
-                self._future = torch.futures.Future()
+                # Its failure comes from a callback: set_exception() makes the exception its value for callers in C++, such as DDP's
+                # reducer, which then reads tensors that are not there.
+                self._given = torch.futures.Future()
+                self._future = self._given.then(lambda _: self._outcome())
             done = self.done
         if made and done:
-            self._settle(self._future)
+            self._settle(self._given)
         elif not done:
             self.watch()
         self._let_go()
@@ -153,8 +171,8 @@ class StreamWork(Work):
         self._pool, self._comm, self._keep, self._after = pool, comm, keep, after
         self._stream: Optional[int] = pool.take()
         self._finishing = threading.Lock()
-        self._deadline = None if limit_ms is None else time.monotonic() + limit_ms / 1000
-        self._limit_ms = limit_ms
+        self._deadlines, self._limit_ms = pool.deadlines, limit_ms
+        self.deadline = None if limit_ms is None else time.monotonic() + limit_ms / 1000
         self._refused: Optional[BaseException] = None
 
     @property
@@ -176,8 +194,8 @@ class StreamWork(Work):
         with self._finishing:
             if self.done:
                 return
-            error = self._refused
             code = lib.moecclStreamSynchronize(self._stream)
+            error = self._refused  # not earlier, because expire() may set it meanwhile
             if code != 0 and error is None:
                 error = failure(self.what, code, self._comm)
             if error is None and self._after is not None:
@@ -192,36 +210,40 @@ class StreamWork(Work):
         if future is not None:
             self._settle(future)
 
-    def _settle(self, future: Any) -> None:
+    def _settle(self, given: Any) -> None:
         self._pool.step_down()
-        super()._settle(future)
+        super()._settle(given)
 
     def _wait(self, ms: Optional[float]) -> None:
-        if ms is None and self._deadline is None:
+        if ms is None and self.deadline is None:
             self.finish()
             return
-        self.watch()
-        left = float("inf") if self._deadline is None else max(0.0, self._deadline - time.monotonic()) * 1000
+        self._pool.watch()
+        left = float("inf") if self.deadline is None else max(0.0, self.deadline - time.monotonic()) * 1000
         if ms is not None and ms < left:
             super()._wait(ms)
             return
         with self._ended:
             if self._ended.wait_for(lambda: self.done, left / 1000):
                 return
-        text = "the group's timeout passed, so it is aborted; look for a rank that did not make this call"
-        self.end(expired(self.what, self._limit_ms or 0, text))
+        self.expire()
+
+    def expire(self) -> None:
+        self._refused = self._refused or overdue(self.what, self._limit_ms or 0)
         self._pool.abort()
+        self.finish()  # after the abort, because until then the operation uses its tensors
 
     def watch(self) -> None:
         self._pool.watch()
+        super().watch()
 
 
 class Streams:
     """A group's host streams, one for each operation in flight, and the operations on them in the order of their calls."""
 
-    def __init__(self, abort: Callable[[], None]) -> None:
+    def __init__(self, abort: Callable[[], None], deadlines: Deadlines) -> None:
         """abort() ends all operations on the streams."""
-        self.abort = abort
+        self.abort, self.deadlines = abort, deadlines
         self._lock = threading.Lock()
         self._free: List[int] = []
         self._all: List[int] = []

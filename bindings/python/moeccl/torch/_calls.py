@@ -7,6 +7,7 @@ import torch
 
 import moeccl
 from moeccl import _abi, _library
+from moeccl._buffers import address
 from moeccl._owned import OfThisProcess, at_the_end
 from moeccl.streams import stream_handle
 
@@ -56,7 +57,7 @@ def _byte_on(device):
 
 def _place_of(tensor):
     """An empty tensor has no address. On a GPU it gets one all the same, by which the library sees that the call is one on CUDA memory."""
-    return _byte_on(tensor.device).data_ptr() if tensor.is_cuda else None
+    return address(tensor) or (_byte_on(tensor.device).data_ptr() if tensor.is_cuda else None)
 
 
 class _Memory:
@@ -65,7 +66,7 @@ class _Memory:
     __slots__ = ("_as_parameter_", "_tensor")
 
     def __init__(self, tensor):
-        self._tensor, self._as_parameter_ = tensor, tensor.data_ptr() or _place_of(tensor)
+        self._tensor, self._as_parameter_ = tensor, _place_of(tensor)
 
 
 def memory(tensor):
@@ -107,7 +108,7 @@ def int32s_of(tensor):
     if tensor.dtype != torch.int32 or not tensor.is_contiguous() or not tensor.is_cpu:
         raise ValueError(f"a tensor of {tensor.dtype} and shape {tuple(tensor.shape)} on {tensor.device}: a C structure takes contiguous int32 "
                          "on cpu")
-    return ctypes.cast(tensor.data_ptr(), ctypes.POINTER(ctypes.c_int32))
+    return ctypes.cast(address(tensor), ctypes.POINTER(ctypes.c_int32))
 
 
 def numbers_of(name, values, n, limit):

@@ -46,6 +46,7 @@ def _group_of(group):
 def _send_id(group):
     """Makes the id of a new communicator on the group's first rank and sends it over the group."""
     rank, first = dist.get_rank(group), dist.get_global_rank(group, 0)
+    largest_in(group, 0)  # all ranks are here before the id is made, because an id that no rank joins ends after the init timeout
     given = [bytes(moeccl.unique_id()) if rank == 0 else None]
     dist.broadcast_object_list(given, src=first, group=group)
     return moeccl.UniqueId.from_bytes(given[0])
