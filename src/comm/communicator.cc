@@ -303,9 +303,15 @@ Status Communicator::run_turn(uint64_t ticket, Body&& body, const std::function<
   return status;
 }
 
+Status Communicator::begin_usable() {
+  Status s = usable();
+  if (!s.ok()) break_off(s);
+  return s;
+}
+
 Status Communicator::run_message(const exec::Message& message) {
   return run_turn(take_ticket(), [&]() -> Status {
-    MOECCL_TRY(usable());
+    MOECCL_TRY(begin_usable());
     exec::MessageTask task(*fabric_, message, nullptr);
     return exec::drive(task);
   });
@@ -323,7 +329,7 @@ void Communicator::promise(exec::Operation& op) {
 Status Communicator::run_in_turn(uint64_t ticket, exec::Operation& op, const std::function<Status()>& rest) {
   const auto body = [&]() -> Status {
     const exec::Promise until_run = std::move(op.promise);
-    MOECCL_TRY(usable());
+    MOECCL_TRY(begin_usable());
     return run(op);
   };
   return run_turn(ticket, body, rest);

@@ -127,6 +127,8 @@ class Communicator {
   }
   // Fails the communicator for good and tells the peers.
   void break_off(const Status& status) noexcept;
+  // Returns usable(). If one kind of memory has failed, both have: peers may wait for this rank on the other one.
+  Status begin_usable();
   bool runs_eagerly(const exec::Operation& op) const { return op.runner == eager_runner_.get(); }
   // Returns true if an operation on host memory can run without checking where its buffers are.
   bool runs_on_host() const { return cuda_ == nullptr && why_no_cuda_.empty(); }

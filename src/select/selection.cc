@@ -503,9 +503,10 @@ Result<std::shared_ptr<PlanSlot>> Selector::get(const PlanKey& key) {
 
 Result<std::shared_ptr<PlanSlot>> Selector::choose_again(const PlanSlot& slot) {
   const std::lock_guard lock(mutex_);
+  forget_older_epochs();
   if (slot.forced == forced_[slot.key.op]) return find_or_build(slot.key);
   MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> made, build(slot.key, slot.forced));
-  made->epoch = epoch();
+  made->epoch = plans_epoch_;
   return made;
 }
 
@@ -568,12 +569,15 @@ void Selector::keep(uint64_t hash, const std::shared_ptr<PlanSlot>& made) {
   slots_.insert_or_assign(hash, made);
 }
 
+void Selector::forget_older_epochs() {
+  if (plans_epoch_ == epoch()) return;
+  slots_.clear();
+  choices_.clear();
+  plans_epoch_ = epoch();
+}
+
 Result<std::shared_ptr<PlanSlot>> Selector::find_or_build(const PlanKey& key) {
-  if (plans_epoch_ != epoch()) {
-    slots_.clear();
-    choices_.clear();
-    plans_epoch_ = epoch();
-  }
+  forget_older_epochs();
   if (pinned_ != nullptr && pinned_key_ == key) return pinned_;
   const uint64_t h = key_hash(key);
   if (const auto it = slots_.find(h); it != slots_.end() && it->second->key == key) return it->second;

@@ -189,6 +189,7 @@ class Selector {
   void show_profile();
   void forget_choices();
   void forget_last();
+  void forget_older_epochs();
   Result<std::shared_ptr<PlanSlot>> find_or_build(const PlanKey& key);
   void keep(uint64_t hash, const std::shared_ptr<PlanSlot>& made);
 

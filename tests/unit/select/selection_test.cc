@@ -260,6 +260,38 @@ TEST(Selection, ChoosesAgainWhenAPlanTakesLongerThanItWasMeasured) {
   EXPECT_EQ(chosen(s, moecclOpAllReduce, 16 << 10), "ring");  // distant sizes keep their plans
 }
 
+// On one rank the caller has forced another plan for later calls, and on the other one not yet.
+TEST(Selection, ChoosesAgainAlikeWhateverTheCallerHasForcedMeanwhile) {
+  std::vector<plan::PlanFit> plans;
+  for (const algo::Algorithm& a : algo::algorithms())
+    if (a.op == moecclOpAllReduce)
+      plans.push_back(line(a.op, a.name, std::string_view(a.name) == "ring" ? 1000 : 1100, 1e9));
+  const uint64_t bytes = 256 << 10;
+  std::shared_ptr<PlanSlot> made[2];
+  for (const bool forces : {false, true}) {
+    const auto owner = selector(measured(plans));
+    Selector& s = *owner;
+    const auto slot = *s.get(key(moecclOpAllReduce, bytes));
+    ASSERT_FALSE(slot->tried.empty());
+    exec::Timing t;
+    t.op = moecclOpAllReduce;
+    t.algorithm = slot->choice.algorithm;
+    t.block_bytes = bytes;
+    t.took_ns = 5000;
+    const uint32_t before = s.epoch();
+    for (int i = 0; i < 100; ++i) s.observe(t);
+    ASSERT_GT(s.epoch(), before);
+    if (forces) {
+      ASSERT_TRUE(s.force(moecclOpAllReduce, "flat").ok());
+    }
+    made[forces] = *s.choose_again(*slot);
+  }
+  EXPECT_EQ(made[0]->trial_class, made[1]->trial_class);
+  EXPECT_EQ(made[0]->tried, made[1]->tried);
+  EXPECT_EQ(made[0]->signature, made[1]->signature);
+  EXPECT_EQ(made[0]->epoch, made[1]->epoch);
+}
+
 // A forced plan that gives way to prices must follow them, because ranks would keep plans of different moments.
 TEST(Selection, AForcedPlanThatCannotRunIsChosenAgainWithTheProfile) {
   const auto s_owner = selector(measured({line(moecclOpAllReduce, "ring", 9000, 4)}));
