@@ -144,6 +144,8 @@ class Current {
 
 // Makes an event without timing. It belongs to the caller.
 Result<Event> make_event();
+// Makes a stream of the highest priority, which does not share a hardware channel with a program's ordinary streams.
+Result<Stream> make_first_stream();
 // Copies on a stream between any two places that the driver knows.
 Status copy(void* to, const void* from, size_t bytes, Stream stream, const std::string& what);
 

@@ -60,6 +60,12 @@ class MoeHost {
     exec::Operation::Scales scales = {};
     bool tables = false;
     bool reads = true, writes = true;  // false: the buffer has no rows on this rank
+
+    // Those of a dispatch, or of a combine, on a rank with so many tokens and rows.
+    static RowBuffers of(moecclOp_t kind, const void* in, const void* out, uint64_t n_tokens, uint64_t n_rows) {
+      const bool dispatches = kind == moecclOpDispatch;
+      return {in, out, {}, false, (dispatches ? n_tokens : n_rows) > 0, (dispatches ? n_rows : n_tokens) > 0};
+    }
   };
   // Where an operation runs. By default in the host's memory, without streams.
   struct Place {

@@ -254,13 +254,8 @@ Status MoeRouting::run(moecclOp_t kind, bool weighted, const void* in, void* out
                        exec::Operation::Measured& measured, const exec::Operation::Scales* scales) {
   const MoeConfig& config = layer_.config();
   const MoeCandidate& plan = *layer_.candidates()[chosen_];
-  const bool any_tokens = tokens_here() > 0, any_rows = rows_here() > 0;
-  MoeHost::RowBuffers buffers{in,
-                              out,
-                              {},
-                              device_tables_ != nullptr,
-                              kind == moecclOpDispatch ? any_tokens : any_rows,
-                              kind == moecclOpDispatch ? any_rows : any_tokens};
+  MoeHost::RowBuffers buffers = MoeHost::RowBuffers::of(kind, in, out, tokens_here(), rows_here());
+  buffers.tables = device_tables_ != nullptr;
   if (scales != nullptr) buffers.scales = *scales;
   MOECCL_ASSIGN_OR_RETURN(const MoeHost::Place place, layer_.host().place(buffers, stream));
   const bool on_kernel = place.on_kernel();

@@ -46,13 +46,7 @@ Status MoeReplacement::run(moecclOp_t kind, bool weighted, const void* in, void*
   const MoeCandidate& plan = *candidates_[routing_->chosen_];
   auto op = rows_operation(moe_config_, plan,
                            {kind, weighted, false, tables_.n_chunks(), hash_combine(placement_hash_, number_)});
-  const bool any_tokens = tokens_of_[layer_.host().rank()] > 0, any_rows = n_rows_ > 0;
-  const MoeHost::RowBuffers buffers{in,
-                                    out,
-                                    {},
-                                    false,
-                                    kind == moecclOpDispatch ? any_tokens : any_rows,
-                                    kind == moecclOpDispatch ? any_rows : any_tokens};
+  const auto buffers = MoeHost::RowBuffers::of(kind, in, out, tokens_of_[layer_.host().rank()], n_rows_);
   MOECCL_ASSIGN_OR_RETURN(const MoeHost::Place place, layer_.host().place(buffers, stream));
   bind_lists(*op, tables_, weighted);
   op->input = in;

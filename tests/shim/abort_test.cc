@@ -7,10 +7,6 @@
 namespace moeccl::testing {
 namespace {
 
-double seconds_since(std::chrono::steady_clock::time_point begun) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
-}
-
 TEST(ShimAbort, EndsACallOfAnotherThread) {
   Board* board = new_board();
   in_processes(2, [&](int rank) {

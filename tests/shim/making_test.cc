@@ -109,10 +109,6 @@ extern "C" __attribute__((visibility("default"))) int setsockopt(int fd, int lev
 
 namespace {
 
-double seconds_since(std::chrono::steady_clock::time_point begun) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
-}
-
 // NCCL has no deadlines, and PyTorch's ranks may come to their first collective minutes apart.
 TEST(ShimMaking, RanksWaitWithoutLimitUnlessTheUserSetsOne) {
   for (const bool limited : {false, true}) {

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <thread>
@@ -32,6 +33,9 @@ inline double setting(const char* name) {
   return text != nullptr && std::atof(text) > 0 ? std::atof(text) : 1;
 }
 
+inline double seconds_since(std::chrono::steady_clock::time_point begun) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
 inline double patient(double limit) { return limit * setting("MOECCL_TEST_PATIENCE"); }
 
 inline Board* new_board() {

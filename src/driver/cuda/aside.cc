@@ -34,14 +34,12 @@ Aside& aside_of(Context context) {
 }
 
 Status make(Aside& a, Context context) {
-  constexpr unsigned kNonBlocking = 1;
   if (a.pinned.data() == nullptr) {
     MOECCL_ASSIGN_OR_RETURN(a.pinned, Memory::pinned(context, kPieceBytes));
   }
   // In a hardware channel shared with a program's stream, the work would come after what that stream waits for.
-  int lowest = 0, highest = 0;
-  MOECCL_TRY(check(driver()->cuCtxGetStreamPriorityRange(&lowest, &highest), "the streams' priorities"));
-  return check(driver()->cuStreamCreateWithPriority(&a.stream, kNonBlocking, highest), "a CUDA stream");
+  MOECCL_ASSIGN_OR_RETURN(a.stream, make_first_stream());
+  return {};
 }
 
 // Runs body(Aside&), which starts work on the stream, waits for that work, and runs after(Aside&).

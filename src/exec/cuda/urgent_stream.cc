@@ -139,15 +139,12 @@ Tried& tried(cuda::Context context) {
 
 Result<cuda::Stream> create_urgent_stream(cuda::Context context) {
   const cuda::Current current(context);
-  int lowest = 0, highest = 0;
-  MOECCL_TRY(cuda::check(cuda::driver()->cuCtxGetStreamPriorityRange(&lowest, &highest), "the streams' priorities"));
   Tried& t = tried(context);
   // Held until the number is known, because the driver may not return while another thread's streams wait in
   // try_how_many(). Not longer: it may not return while many of the program's streams wait, either.
   std::unique_lock trying(t.trying);
   if (t.known) trying.unlock();
-  cuda::Stream stream = nullptr;
-  MOECCL_TRY(cuda::check(cuda::driver()->cuStreamCreateWithPriority(&stream, kNonBlocking, highest), "a CUDA stream"));
+  MOECCL_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::make_first_stream());
   if (!trying.owns_lock()) return stream;
   Result<size_t> n = try_how_many(context, stream);
   if (!n.ok()) {  // the next one tries again

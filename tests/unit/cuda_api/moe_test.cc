@@ -31,11 +31,15 @@ std::vector<char> rows_of(std::mt19937_64& random, size_t n) {
   return bytes;
 }
 
+std::string page_of(moecclRouting_t routing) {
+  std::vector<char> page(1 << 16);
+  EXPECT_EQ(moecclMoeExplain(routing, page.data(), page.size(), nullptr), moecclSuccess);
+  return page.data();
+}
+
 // The kernel's slots have another size than the host's, so the routing says two numbers of chunks.
 void expect_other_chunks(moecclRouting_t routing) {
-  std::vector<char> buffer(1 << 16);
-  MOECCL_ASSERT_OK(moecclMoeExplain(routing, buffer.data(), buffer.size(), nullptr));
-  const std::string text(buffer.data());
+  const std::string text = page_of(routing);
   constexpr std::string_view kHost = "; ", kKernel = "on CUDA memory ";
   const size_t chunks = text.find(" chunks in "), kernel = text.find(kKernel);
   ASSERT_NE(chunks, std::string::npos) << text;
@@ -366,8 +370,7 @@ TEST(CudaMoeTimes, LeaveOutTheCallersKernels) {
 
 // Returns the part of a routing's page that has the prices of the candidates.
 std::string prices_of(moecclRouting_t routing) {
-  std::string page(8192, '\0');
-  EXPECT_EQ(moecclMoeExplain(routing, page.data(), page.size(), nullptr), moecclSuccess);
+  const std::string page = page_of(routing);
   const size_t from = page.find("candidates, priced");
   return page.substr(from, page.find("chosen:") - from);
 }

@@ -19,6 +19,13 @@ class CudaWalkHosts : public ::testing::Test {
   void TearDown() override { unsetenv("MOECCL_TEST_CUDA_MPS"); }
 
   static RankOptions mode(RankMode mode) { return device_options(mode, 60'000, 20'000); }
+  // For tests in which rank 2 dies.
+  static RankOptions without_rank_2() {
+    RankOptions options = mode(RankMode::kProcesses);
+    options.may_die = {2};
+    options.check_leaks = false;
+    return options;
+  }
   // `weights`: the proportion in which the ranks' processes are spread over hosts.
   template <class Body>
   void run(int n, std::vector<int> weights, const Body& body, RankOptions options = mode(RankMode::kProcesses)) {
@@ -216,9 +223,6 @@ TEST_F(CudaWalkHosts, MessagesInsideAHostDoNotHoldUpThoseBetweenHosts) {
 
 // Rank 2 dies while rank 0's allreduce waits on the device for rank 1, and its message to rank 2 on the host.
 TEST_F(CudaWalkHosts, ADeadHostEndsAMixedGroup) {
-  RankOptions options = mode(RankMode::kProcesses);
-  options.may_die = {2};
-  options.check_leaks = false;
   run(
       3, {2, 1},
       [](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
@@ -249,7 +253,7 @@ TEST_F(CudaWalkHosts, ADeadHostEndsAMixedGroup) {
         MOECCL_EXPECT_OK(moecclCommAbort(comm));
         comm = nullptr;
       },
-      options);
+      without_rank_2());
 }
 
 TEST_F(CudaWalkHosts, SizesThatDifferBetweenHostsAreNamed) {
@@ -307,9 +311,6 @@ TEST_F(CudaWalkHosts, RanksThatDisagreeAreNamed) {
 }
 
 TEST_F(CudaWalkHosts, ADeadHostEndsTheKernels) {
-  RankOptions options = mode(RankMode::kProcesses);
-  options.may_die = {2};
-  options.check_leaks = false;
   run(
       3, {2, 1},
       [](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
@@ -318,7 +319,7 @@ TEST_F(CudaWalkHosts, ADeadHostEndsTheKernels) {
         });
         EXPECT_NE(said.find("rank 2"), std::string::npos) << said;
       },
-      options);
+      without_rank_2());
 }
 
 TEST_F(CudaWalkHosts, AnAbortReachesTheOtherHostsKernels) {

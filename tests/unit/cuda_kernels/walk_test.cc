@@ -278,18 +278,29 @@ TEST(Walk, RanksThatRunDifferentOperationsFindOut) {
   }
 }
 
-// An acquire empties a multiprocessor's L1 cache. There is one for each word that is waited for, however long the wait.
-TEST(Walk, AWaitPollsWithoutAcquires) {
-  World w(2, 4096);
+// Returns both ranks' arguments for an AllReduce of 10 elements.
+std::vector<WalkArgs> all_reduce_of_tens(World& w) {
   w.all_reduce_program();
   std::vector<WalkArgs> args;
   for (uint32_t r = 0; r < 2; ++r) {
     w.rank(r).in.assign(40, 1), w.rank(r).out.assign(40, 0);
     args.push_back(w.args(r, 10, 4, 10));
   }
+  return args;
+}
+// Launches one rank's kernel, which waits for its peer's.
+std::thread launch_early(const WalkArgs& args) {
+  return std::thread([&args] {
+    emulation::launch(*emulation::find_kernel("moeccl_walk_7"), &args, {.blocks = 1, .threads = 64, .seed = 7});
+  });
+}
+
+// An acquire empties a multiprocessor's L1 cache. There is one for each word that is waited for, however long the wait.
+TEST(Walk, AWaitPollsWithoutAcquires) {
+  World w(2, 4096);
+  std::vector<WalkArgs> args = all_reduce_of_tens(w);
   const int before = emulation::acquires;
-  const emulation::Kernel* kernel = emulation::find_kernel("moeccl_walk_7");
-  std::thread early([&] { emulation::launch(*kernel, &args[0], {.blocks = 1, .threads = 64, .seed = 7}); });
+  std::thread early = launch_early(args[0]);
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   const int waiting = emulation::acquires - before;
   run_walks("moeccl_walk_7", {args[1]}, {1}, 8);
@@ -317,17 +328,11 @@ TEST(Walk, TheHostsWordEndsAWait) {
 // The host may find an operation late just when it ends. The next one then still has all of its time.
 TEST(Walk, TheDeadlineOfAnotherOperationEndsNothing) {
   World w(2, 4096);
-  w.all_reduce_program();
-  std::vector<WalkArgs> args;
-  for (uint32_t r = 0; r < 2; ++r) {
-    w.rank(r).in.assign(40, 1), w.rank(r).out.assign(40, 0);
-    args.push_back(w.args(r, 10, 4, 10));
-  }
+  std::vector<WalkArgs> args = all_reduce_of_tens(w);
   WalkReport& report = w.rank(0).report;
   const uint64_t number = args[0].number;
   report.stop = walk_expired(number + 1, false);
-  const emulation::Kernel* kernel = emulation::find_kernel("moeccl_walk_7");
-  std::thread early([&] { emulation::launch(*kernel, &args[0], {.blocks = 1, .threads = 64, .seed = 7}); });
+  std::thread early = launch_early(args[0]);
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   EXPECT_EQ(std::atomic_ref(report.begun).load(), number);
   run_walks("moeccl_walk_7", {args[1]}, {1}, 8);
