@@ -48,7 +48,7 @@ struct CodecTable {
   CodecScanFn scan_fp32, scan_bf16;
 };
 const CodecTable& best_codec();
-const CodecTable* select_codec(const char* name);  // "reference", "avx2", "avx512"; null: unsupported on this processor
+const CodecTable* select_codec(const char* name);  // null: unsupported on this processor
 
 struct CodecShape {
   moecclDataType_t type = moecclFloat32;  // or moecclBfloat16

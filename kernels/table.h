@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "moeccl/types.h"
 
@@ -106,9 +107,9 @@ struct DotRowsArgs {
 };
 
 struct KernelTable {
-  const char* name;                                               // "reference", "avx2", "avx512"
+  const char* name;
   void (*copy)(void* dst, const void* src, size_t bytes);         // through the caches
-  void (*copy_stream)(void* dst, const void* src, size_t bytes);  // non-temporal stores; ends with a store fence
+  void (*copy_stream)(void* dst, const void* src, size_t bytes);  // around the caches; a release orders its stores
   void (*scale_copy[MOECCL_NUM_DATA_TYPES])(void* dst, const void* src, size_t count, Scalar scale);  // dst may be src
   ReduceFn reduce[MOECCL_NUM_DATA_TYPES][kNumReduceOps];
   bool reduces_to_many;  // true if `reduce` uses ReduceArgs::copies
@@ -118,10 +119,11 @@ struct KernelTable {
   void (*dot_rows[MOECCL_NUM_DATA_TYPES])(const DotRowsArgs&);
 };
 
-// Returns the fastest table that this processor runs, chosen once. The caller applies
-// MOECCL_KERNELS=reference|avx2|avx512 through select(name), which returns null for an unknown or unsupported name.
+// Returns the fastest table that this processor runs, chosen once. The caller applies MOECCL_KERNELS through
+// select(name), which returns null for an unknown or unsupported name.
 const KernelTable& best();
 const KernelTable* select(const char* name);
+std::span<const char* const> names();  // of this build's tables, fastest first; "reference" is the last
 
 // Copies larger than this use copy_stream. Set from the measurement in perf/bench_kernels, see docs/decisions.md.
 size_t stream_threshold_bytes();

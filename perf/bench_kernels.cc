@@ -254,7 +254,7 @@ void add_codec(const CodecTable& t) {
 
 int main(int argc, char** argv) {
   using namespace moeccl::kernels;
-  for (const char* name : {"reference", "avx2", "avx512"}) {
+  for (const char* name : names()) {
     const KernelTable* table = select(name);
     if (!table) {
       std::fprintf(stderr, "this processor does not run the %s kernels\n", name);

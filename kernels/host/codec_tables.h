@@ -9,5 +9,6 @@ namespace moeccl::kernels {
 const CodecTable& reference_codec();
 const CodecTable& avx2_codec();
 const CodecTable& avx512_codec();
+const CodecTable& neon_codec();
 
 }  // namespace moeccl::kernels

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
 #include <cstring>
+#include <iterator>
 
-#if defined(MOECCL_KERNELS_X86)
+#if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
@@ -16,7 +18,7 @@ struct Choice {
   const KernelTable& (*table)();
 };
 
-#if defined(MOECCL_KERNELS_X86)
+#if defined(__x86_64__)
 // __builtin_cpu_supports also checks that the operating system saves the wide registers.
 bool runs_avx2() {
   // Clang's builtin does not know f16c. Its registers are those of avx2.
@@ -32,12 +34,20 @@ bool runs_avx512() {
 
 // Fastest first.
 constexpr Choice kChoices[] = {
-#if defined(MOECCL_KERNELS_X86)
+#if defined(__x86_64__)
     {"avx512", runs_avx512, avx512_table},
     {"avx2", runs_avx2, avx2_table},
+#else
+    {"neon", [] { return true; }, neon_table},
 #endif
     {"reference", [] { return true; }, reference_table},
 };
+
+constexpr auto kNames = [] {
+  std::array<const char*, std::size(kChoices)> names{};
+  for (size_t i = 0; i < names.size(); ++i) names[i] = kChoices[i].name;
+  return names;
+}();
 
 const KernelTable& choose() {
   for (const Choice& c : kChoices) {
@@ -60,6 +70,8 @@ const KernelTable* select(const char* name) {
   }
   return nullptr;
 }
+
+std::span<const char* const> names() { return kNames; }
 
 // Measured on Zen 4 with 32 MiB of last-level cache, one core copying the same buffers again and again: copy reaches 63
 // GB/s at 8 MiB and 39 at 16 MiB, copy_stream 55 and 51. Source and destination together no longer fit.

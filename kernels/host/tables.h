@@ -15,5 +15,6 @@ inline constexpr size_t kDotLanes = 32;
 const KernelTable& reference_table();
 const KernelTable& avx2_table();
 const KernelTable& avx512_table();
+const KernelTable& neon_table();
 
 }  // namespace moeccl::kernels

@@ -124,7 +124,7 @@ constexpr Variable kVariables[] = {
     {"MOECCL_PLAN", "algorithm names, at most 4096 printable characters", words<&Env::plan>},
     {"MOECCL_PROFILE", "a file name, at most 4096 printable characters", words<&Env::profile>, Variable::kFile},
     {"MOECCL_CALIBRATE", "milliseconds, 0 to 3600000; 0 for never", integer<&Env::calibrate_ms, 0, 3'600'000>},
-    {"MOECCL_KERNELS", "avx512, avx2 or reference, if the processor runs it", words<&Env::kernels>},
+    {"MOECCL_KERNELS", "avx512, avx2, neon or reference, if the processor runs it", words<&Env::kernels>},
     {"MOECCL_TOPOLOGY", "a synthetic topology or a file name, at most 4096 printable characters", words<&Env::topology>,
      Variable::kFile},
     {"MOECCL_SECRET", "16 to 4096 characters", parse_secret, Variable::kSecret},

@@ -16,20 +16,28 @@ namespace moeccl {
 class Ticks {
  public:
   static int64_t now() {
-#if defined(__x86_64__)
-    if (scale().counter) return static_cast<int64_t>(__rdtsc());
-#endif
+    if (scale().counter) return counter();
     return now_ns();
   }
   static int64_t to_ns(int64_t ticks) { return static_cast<int64_t>(static_cast<double>(ticks) * scale().ns_per_tick); }
 
  private:
+  static int64_t counter() {
+#if defined(__x86_64__)
+    return static_cast<int64_t>(__rdtsc());
+#else
+    int64_t ticks;
+    asm volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+    return ticks;
+#endif
+  }
   struct Scale {
     bool counter = false;  // false: a tick is a nanosecond of the monotonic clock
     double ns_per_tick = 1;
   };
-  // Measures once, at first use, for 0.2 ms. The counter is used only if it runs at one rate in all states of the
-  // processor.
+  // x86-64: measures once, at first use, for 0.2 ms. The counter is used only if it runs at one rate in all states of
+  // the processor. aarch64: the counter always runs at one rate, which the processor states; CLOCK_MONOTONIC counts the
+  // same ticks.
   static Scale measure();
   static const Scale& scale() {
     static const Scale scale = measure();

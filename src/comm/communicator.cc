@@ -37,9 +37,12 @@ Result<std::unique_ptr<Communicator>> Communicator::init(Reunion& met, const Con
 Result<std::unique_ptr<Communicator>> Communicator::of(Membership&& m) {
   m.fabric->kernels = env().kernels.empty() ? &kernels::best() : kernels::select(env().kernels.c_str());
   if (m.fabric->kernels == nullptr) {
+    std::string names;
+    for (const char* name : kernels::names()) {
+      if (kernels::select(name) != nullptr) names += format("{}{}", names.empty() ? "" : " or ", name);
+    }
     const Status status =
-        error(moecclInvalidArgument,
-              "MOECCL_KERNELS={}: give reference, avx2 or avx512, as far as this processor runs them", env().kernels);
+        error(moecclInvalidArgument, "MOECCL_KERNELS={}: this processor runs {}", env().kernels, names);
     m.fabric->fail(status);  // the peers have joined
     return status;
   }
@@ -97,7 +100,8 @@ void Communicator::set_up(Membership&& m) {
   fabric_->stream_from_bytes = kernels::stream_threshold_bytes() / std::max(1u, m.ranks_on_host);
   // Polling a socket is a system call, and so is a yield.
   const uint32_t polls = fits ? 200 : fabric_->engine == nullptr ? 4 : 1;
-  fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : polls;
+  fabric_->spin_polls = env().spin_us == 0 ? 0 : polls;
+  fabric_->spin_ns = std::max(env().spin_us, 0) * int64_t{1000};
   fabric_->priority.store(config_.priority, std::memory_order_relaxed);
   plan::Profile profile;
   profile.cores = m.cores;
@@ -117,6 +121,7 @@ void Communicator::set_up(Membership&& m) {
   }
   if (cuda_ == nullptr) return;
   cuda_->fabric().spin_polls = fabric_->spin_polls;
+  cuda_->fabric().spin_ns = fabric_->spin_ns;
   CudaStream::prepare(cuda_->context());
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <map>
 
+#include "src/base/device_order.h"
 #include "src/base/per_thread.h"
 #include "src/driver/cuda/modules.h"
 #include "src/driver/thread.h"
@@ -222,9 +223,7 @@ Status CudaStream::enqueue(Work work) {
   return status;
 }
 
-bool CudaStream::has_run(uint64_t number) const {
-  return std::atomic_ref(*done_).load(std::memory_order_acquire) >= number;
-}
+bool CudaStream::has_run(uint64_t number) const { return load_from_device(std::atomic_ref(*done_)) >= number; }
 
 // Waits until so much work has run, or the device has failed, which then stores nothing any more. `query` asks the
 // driver for something of the device.
@@ -318,7 +317,7 @@ void CudaStream::tell(const CudaPut& put, exec::StreamEngine* writer) {
   if (writer != nullptr) {
     writer->write_word(done_, number);
   } else {
-    std::atomic_ref(*done_).store(number, std::memory_order_release);
+    store_to_device(std::atomic_ref(*done_), number);
   }
 }
 

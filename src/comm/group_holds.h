@@ -10,8 +10,9 @@ namespace moeccl::comm {
 class GroupHolds {
  public:
   void add() { n_.fetch_add(1, std::memory_order_relaxed); }
-  void remove() { n_.fetch_sub(1, std::memory_order_relaxed); }
-  uint32_t count() const { return n_.load(std::memory_order_relaxed); }
+  void remove() { n_.fetch_sub(1, std::memory_order_release); }
+  // Acquire: pairs with remove(); with 0, the calls no longer use the object.
+  uint32_t count() const { return n_.load(std::memory_order_acquire); }
 
  private:
   std::atomic<uint32_t> n_{0};

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "src/base/device_order.h"
 #include "src/base/ticks.h"
 
 namespace moeccl::exec {
@@ -54,7 +55,7 @@ Progress AgreedTask::enter() {
     if (p == f.rank || f.entered[p] + 1 >= sequence_) continue;
     if (f.finished[p] + 2 < sequence_) {
       // Acquire: pairs with the release in end(); the peer's reads of our staging are over.
-      f.finished[p] = f.link(p).board().progress.completed.load(std::memory_order_acquire);
+      f.finished[p] = load_from_device(f.link(p).board().progress.completed);
       if (f.finished[p] + 2 < sequence_) {
         waiting_peer_ = p;
         return Progress::kBlocked;
@@ -200,7 +201,7 @@ Progress AgreedTask::end(uint64_t wire_bytes) {
   if (f.publish_completed) {
     f.publish_completed(sequence_);
   } else {
-    f.own->board().progress.histories[sequence_ % 2].store(history_, std::memory_order_relaxed);
+    f.own->board().progress.histories[sequence_ % 2].store(history_, std::memory_order_release);
     // Release: pairs with the acquire in enter(); our reads and writes of peers' memory are over.
     f.own->board().progress.completed.store(sequence_, std::memory_order_release);
   }
@@ -255,7 +256,7 @@ Status AgreedTask::check_entry(uint32_t peer) {
 // 0.
 uint64_t AgreedTask::history_at_end(uint32_t peer, uint64_t sequence) const {
   const auto& progress = fabric().link(peer).board().progress;
-  // Acquire: the next load must not return an older value.
+  // Acquire: pairs with the release in end(); the next load must not return an older value than that rank had stored.
   const uint64_t history = progress.histories[sequence % 2].load(std::memory_order_acquire);
   // Two operations later, the word is overwritten before `completed` shows it.
   if (history != 0 && progress.completed.load(std::memory_order_relaxed) <= sequence) return history;
@@ -317,7 +318,7 @@ Status AgreedTask::diagnose() {
 
 // A peer that has finished this operation may leave, so it is no longer needed.
 bool AgreedTask::needs(uint32_t peer) const {
-  return fabric().link(peer).board().progress.completed.load(std::memory_order_acquire) < sequence_;
+  return load_from_device(fabric().link(peer).board().progress.completed) < sequence_;
 }
 
 }  // namespace moeccl::exec

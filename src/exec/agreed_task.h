@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "src/base/device_order.h"
 #include "src/exec/operation.h"
 #include "src/exec/task.h"
 
@@ -69,7 +70,7 @@ class AgreedTask : public Task {
   bool has_published(uint32_t peer) const { return has_published(peer, sequence_); }
   bool has_published(uint32_t peer, uint64_t sequence) const {
     // Acquire: pairs with the release in publish().
-    return entry_of(peer, sequence).seq.load(std::memory_order_acquire) == sequence;
+    return load_from_device(entry_of(peer, sequence).seq) == sequence;
   }
   // Reads the word that each other rank's entry of operation `teller` carries, [n_ranks]. Returns false while an entry
   // has not arrived.

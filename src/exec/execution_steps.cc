@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "src/base/clock.h"
+#include "src/base/device_order.h"
 #include "src/exec/execution.h"
 
 namespace moeccl::exec {
@@ -44,7 +45,7 @@ Progress Execution::wait(const Step& s, uint32_t chunk) {
   const uint32_t number = base + (once ? 0 : (chunk - s.lag) * s.per_chunk) + s.ordinal + 1;
   const transport::SignalLine& line = f.own->signal(s.peer, s.sig);
   // Acquire: pairs with the release in Link::signal().
-  const uint64_t word = line.word.load(std::memory_order_acquire);
+  const uint64_t word = load_from_device(line.word);
   if (static_cast<int32_t>(static_cast<uint32_t>(word) - number) < 0) {
     waiting_peer_ = s.peer;
     return Progress::kBlocked;

@@ -38,6 +38,9 @@ void write_health(transport::Board& board, transport::RankState state, Code code
   // Pairs with the acquire load in check_peer_state(): code and text are visible there. Sequentially consistent: see
   // Board.
   health.state.store(static_cast<uint32_t>(state), std::memory_order_seq_cst);
+  // A peer that reads a buffer of this rank looks at the state afterwards, behind a fence: if it saw the state of
+  // before, it has not read what the buffer's owner stores later.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 // If memory runs out here, the engine's thread tells the peers later, or the end of the connection does.

@@ -110,7 +110,8 @@ struct Fabric {
   bool crowded = false;          // more ranks than cores
   // A rank's larger Outputs are written past the cache: at this size, the Outputs of all ranks of this host fill it.
   uint64_t stream_from_bytes = ~uint64_t{0};
-  uint32_t spin_polls = 0;  // polls before a waiting rank gives up its core
+  uint32_t spin_polls = 0;  // polls before a waiting rank looks at the clock
+  int64_t spin_ns = 0;      // after which it may give up its core
   // State of the executing thread across its operations: how long it waits before it yields, and when it last made
   // room.
   struct {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "src/base/data_type.h"
+#include "src/base/device_order.h"
 #include "src/exec/revoked.h"
 
 namespace moeccl::exec {
@@ -79,8 +80,7 @@ Progress MessageTask::poll() {
 std::string MessageTask::describe() const { return format("{} ({} moved)", message_.describe(), moved_bytes_); }
 
 uint32_t MessageTask::acknowledged() const {
-  return static_cast<uint32_t>(
-      fabric().own->signal(message_.peer, kMessageCredit).word.load(std::memory_order_acquire));
+  return static_cast<uint32_t>(load_from_device(fabric().own->signal(message_.peer, kMessageCredit).word));
 }
 
 // The slots for messages to a rank are in that rank's segment, ordered by source.
@@ -212,7 +212,7 @@ Progress MessageTask::receive() {
   const DeviceSlots slots = f.slots_with(message_.peer);
   bool any = false;
   // Acquire: pairs with the release in Link::signal().
-  while (static_cast<int32_t>(static_cast<uint32_t>(line.word.load(std::memory_order_acquire)) - taken) > 0) {
+  while (static_cast<int32_t>(static_cast<uint32_t>(load_from_device(line.word)) - taken) > 0) {
     if (f.paced[message_.peer] &&
         line.visible_ns[(taken + 1) % transport::kVisibleRing].load(std::memory_order_relaxed) > now_ns()) {
       break;
@@ -278,6 +278,15 @@ Progress MessageTask::receive_direct(const MessageSlotHeader& header) {
   Status s = link.reads()->read(header.place, message_.data, message_.bytes);
   if (s.ok()) s = still_sent();
   return s.ok() ? Progress::kMoved : fail(std::move(s).with_context(format("message from rank {}", message_.peer)));
+}
+
+// A receive whose slots are all full no longer needs the sender, which may leave while a paced link holds them back.
+bool MessageTask::needs(uint32_t peer) const {
+  if (peer != message_.peer || message_.is_send) return peer == message_.peer;
+  const Fabric& f = fabric();
+  const auto number = static_cast<uint32_t>(load_from_device(f.own->signal(peer, kMessageData).word));
+  const uint32_t full = number - f.awaited[peer * kSigsPerPeer + kMessageData];
+  return full == 0 || full * room() < message_.bytes - moved_bytes_;
 }
 
 void MessageTask::let_go() { fabric().recorder.end(record_, true); }

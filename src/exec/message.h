@@ -47,7 +47,7 @@ class MessageTask final : public Task {
   Progress poll() override;
   Status diagnose() override { return {}; }
   std::string describe() const override;
-  bool needs(uint32_t peer) const override { return peer == message_.peer; }
+  bool needs(uint32_t peer) const override;
   void let_go() override;
   void abandon() override;
 

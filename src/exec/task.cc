@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/exec/task.h"
 
-#include <immintrin.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -11,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "src/base/device_order.h"
 #include "src/base/log.h"
+#include "src/base/pause.h"
 #include "src/driver/thread.h"
 #include "src/exec/revoked.h"
 
@@ -128,7 +129,7 @@ std::string failure_text(const transport::Board& board) {
 namespace {
 
 bool was_revoked(const transport::Board& board) {
-  const auto state = static_cast<transport::RankState>(board.health.state.load(std::memory_order_acquire));
+  const auto state = static_cast<transport::RankState>(load_from_device(board.health.state));
   return state == transport::RankState::kFailed && board.health.code.load(std::memory_order_acquire) == moecclAborted;
 }
 
@@ -146,7 +147,7 @@ namespace {
 
 // Returns what a peer says of its end, or success if it has left in order, or runs.
 Status how_ended(const transport::Board& board, uint32_t peer) {
-  switch (static_cast<transport::RankState>(board.health.state.load(std::memory_order_acquire))) {
+  switch (static_cast<transport::RankState>(load_from_device(board.health.state))) {
     case transport::RankState::kFailed: {
       const uint32_t code = board.health.code.load(std::memory_order_relaxed);
       const bool same = code == moecclMismatch || code == moecclTimeout;
@@ -173,7 +174,7 @@ Status check_peers(const Fabric& fabric, const std::function<bool(uint32_t)>& co
     MOECCL_TRY(how_ended(board, p));
     Status lost = fabric.link(p).check_peer();
     const auto left = static_cast<uint32_t>(transport::RankState::kLeft);
-    if (lost.ok() || board.health.state.load(std::memory_order_acquire) == left) continue;
+    if (lost.ok() || load_from_device(board.health.state) == left) continue;
     MOECCL_TRY(how_ended(board, p));  // its own text says more, if it has arrived since
     return lost;
   }
@@ -182,7 +183,7 @@ Status check_peers(const Fabric& fabric, const std::function<bool(uint32_t)>& co
 
 Status check_peer_state(Task& task, uint32_t peer, bool waits_long) {
   const transport::Board& board = task.fabric().link(peer).board();
-  const auto state = static_cast<transport::RankState>(board.health.state.load(std::memory_order_acquire));
+  const auto state = static_cast<transport::RankState>(load_from_device(board.health.state));
   if (state == transport::RankState::kRunning) return {};
   if (was_revoked(board)) return error(moecclAborted, "{}", failure_text(board));
   if (!task.needs(peer) && (!waits_long || state == transport::RankState::kLeft)) return {};
@@ -211,7 +212,7 @@ Status check_health(Task& task, int64_t since_ns, int64_t now, bool look_alive) 
       Status lost = f.link(p).check_peer();
       if (lost.ok()) continue;
       MOECCL_TRY(check_peer_state(task, p));  // its own text says more, if it has arrived since
-      return lost;
+      if (task.needs(p)) return lost;         // else it had done its part before it ended
     }
   }
   if (now > task.deadline_ns(since_ns)) return timed_out(task);
@@ -229,7 +230,7 @@ class Patience {
   bool wait() {
     if (++polls_ <= fabric_.spin_polls) {
       // A peer that runs on another core answers within a few polls: a pause would only add its length.
-      if (polls_ > kPollsWithoutPause) _mm_pause();
+      if (polls_ > kPollsWithoutPause) pause_core();
       return false;
     }
     if (polls_ == fabric_.spin_polls + 1) {
@@ -239,8 +240,9 @@ class Patience {
       if (been_elsewhere_ == 0) been_elsewhere_ = now_;
     }
     int64_t now = 0;
-    if (!fabric_.crowded && !beside_peer_ && now_ - since_ < fabric_.waiting.before_yield_ns) {
-      _mm_pause();
+    if (now_ - since_ < fabric_.spin_ns ||
+        (!fabric_.crowded && !beside_peer_ && now_ - since_ < fabric_.waiting.before_yield_ns)) {
+      pause_core();
     } else if (beside_peer_ && now_ - fabric_.waiting.made_room_ns > kMakeRoomEvery_ns) {
       fabric_.waiting.made_room_ns = now_;
       make_room();

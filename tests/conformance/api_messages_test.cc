@@ -48,6 +48,26 @@ TEST_P(ApiMessages, OfEverySizeArriveWhole) {
             {.mode = GetParam()});
 }
 
+// A paced link holds a message back for as long as it would cross the link; the sender need not stay.
+TEST_P(ApiMessages, ArriveFromARankThatHasLeft) {
+  RankOptions options{.mode = GetParam(), .destroy = false};
+  options.config.topology = "node:2(bw=0.001GB/s,lat=10us) rank:1";
+  options.config.pace = 1;
+  run_ranks(
+      2,
+      [](int rank, moecclComm_t comm) {
+        std::vector<uint8_t> data(100'000, rank == 0 ? 7 : 0);
+        if (rank == 0) {
+          MOECCL_ASSERT_COMM_OK(moecclSend(data.data(), data.size(), moecclUint8, 1, comm, nullptr), comm);
+        } else {
+          MOECCL_ASSERT_COMM_OK(moecclRecv(data.data(), data.size(), moecclUint8, 0, comm, nullptr), comm);
+          EXPECT_EQ(data, std::vector<uint8_t>(data.size(), 7));
+        }
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+      },
+      options);
+}
+
 // A ring of blocking calls in the wrong order would wait for ever. In a group the order does not matter.
 TEST_P(ApiMessages, InAGroupCannotDeadlockOnTheirOrder) {
   run_ranks(5,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/cuda_net/cuda_net.h"
 
+#include "src/base/device_order.h"
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -52,7 +54,7 @@ std::unique_ptr<Link> CudaNet::wrap(uint32_t rank, std::unique_ptr<Link> link) {
 uint64_t CudaNet::passed() const {
   // Acquire: pairs with the stream's store, which is preceded by a system-wide fence. The sender of the copies made
   // before the store sees their data.
-  return std::atomic_ref(*reinterpret_cast<uint64_t*>(words_.data())).load(std::memory_order_acquire);
+  return load_from_device(std::atomic_ref(*reinterpret_cast<uint64_t*>(words_.data())));
 }
 
 Status CudaNet::mark() {

@@ -108,7 +108,8 @@ bool PluginEngine::turn() {
 }
 
 void PluginEngine::tell_boards() {
-  board_is_new_.store(false, std::memory_order_relaxed);
+  // Acquire and release: what is told below includes what came before a store of true that this one overwrites.
+  (void)board_is_new_.exchange(false, std::memory_order_acq_rel);
   const bool failed = !links_.empty() && links_[0]->own_.board->health.state.load(std::memory_order_acquire) != 0;
   for (PluginLink* link : links_) {
     if (link->down_ || link->ending_ || !link->news_.any(*link->own_.board)) continue;
@@ -129,7 +130,7 @@ void PluginEngine::wake() {
 }
 
 void PluginEngine::begin() {
-  driving_.fetch_add(1, std::memory_order_acq_rel);
+  driving_.fetch_add(1);
   drives_.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -141,8 +142,8 @@ void PluginEngine::end() {
     });
     more = unsent();
   }
-  driving_.fetch_sub(1, std::memory_order_acq_rel);
-  if (more || board_is_new_.load(std::memory_order_acquire)) wake();
+  driving_.fetch_sub(1);
+  if (more || board_is_new_.load()) wake();
 }
 
 void PluginEngine::progress(uint32_t awaited) {
@@ -159,9 +160,9 @@ void PluginEngine::progress(uint32_t awaited) {
 }
 
 void PluginEngine::board_changed(bool now) {
-  board_is_new_.store(true, std::memory_order_release);
+  board_is_new_.store(true);
   if (!now) {
-    if (driving_.load(std::memory_order_acquire) == 0) wake();
+    if (driving_.load() == 0) wake();
     return;
   }
   const std::lock_guard lock(mutex_);
@@ -175,7 +176,7 @@ void PluginEngine::run() {
   int64_t pause_ns = kShortest_ns;
   while (!stop_.load(std::memory_order_acquire)) {
     const uint32_t drives = drives_.load(std::memory_order_relaxed);
-    const bool theirs = driving_.load(std::memory_order_acquire) > 0 || drives != seen;
+    const bool theirs = driving_.load() > 0 || drives != seen;
     seen = drives;
     int64_t wait_ns = kLookEvery_ns;
     if (!theirs) {
@@ -194,13 +195,13 @@ void PluginEngine::run() {
       std::unique_lock lock(sleep_mutex_);
       sleep_.wait_for(lock, std::chrono::nanoseconds(wait_ns), [&] { return woken_; });
       // A wake-up means that a drive left something behind.
-      if (woken_ && driving_.load(std::memory_order_acquire) == 0) {
+      if (woken_ && driving_.load() == 0) {
         seen = drives_.load(std::memory_order_relaxed);
         pause_ns = kShortest_ns;
       }
       woken_ = false;
     }
-    if (board_is_new_.load(std::memory_order_acquire)) {
+    if (board_is_new_.load()) {
       if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) shielded([&] { tell_boards(); });
     }
   }

@@ -186,7 +186,8 @@ void TcpEngine::lose_all(const Status& why) noexcept {
 }
 
 void TcpEngine::tell_boards() {
-  board_is_new_.store(false, std::memory_order_relaxed);
+  // Acquire and release: what is told below includes what came before a store of true that this one overwrites.
+  (void)board_is_new_.exchange(false, std::memory_order_acq_rel);
   const bool failed = !links_.empty() && links_[0]->own_.board->health.state.load(std::memory_order_acquire) != 0;
   for (TcpLink* link : links_) {
     if (link->down_ || !link->board_is_new()) continue;
@@ -198,7 +199,7 @@ void TcpEngine::tell_boards() {
 }
 
 void TcpEngine::begin() {
-  driving_.fetch_add(1, std::memory_order_acq_rel);
+  driving_.fetch_add(1);
   drives_.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -213,8 +214,8 @@ void TcpEngine::end() {
   } else {
     more = true;
   }
-  driving_.fetch_sub(1, std::memory_order_acq_rel);
-  if (more || (board_is_new_.load(std::memory_order_acquire) && asleep_.exchange(false))) wake_.signal();
+  driving_.fetch_sub(1);
+  if (more || (board_is_new_.load() && asleep_.exchange(false))) wake_.signal();
 }
 
 void TcpEngine::progress(uint32_t awaited) {
@@ -235,9 +236,9 @@ void TcpEngine::progress_locked(uint32_t awaited) {
 }
 
 void TcpEngine::board_changed(bool now) {
-  board_is_new_.store(true, std::memory_order_release);
+  board_is_new_.store(true);
   if (!now) {
-    if (driving_.load(std::memory_order_acquire) == 0) wake_.signal();
+    if (driving_.load() == 0) wake_.signal();
     return;
   }
   const std::lock_guard lock(mutex_);
@@ -251,7 +252,7 @@ void TcpEngine::run() {
   uint64_t completed = 0;  // at the last look
   while (!stop_.load(std::memory_order_acquire)) {
     const uint32_t drives = drives_.load(std::memory_order_relaxed);
-    const bool theirs = driving_.load(std::memory_order_acquire) > 0 || drives != seen;
+    const bool theirs = driving_.load() > 0 || drives != seen;
     seen = drives;
     pollfd entries[2] = {{wake_.fd(), POLLIN, 0}, {poller_.fd(), POLLIN, 0}};
     int wait_ms = kLookEveryMs;
@@ -266,10 +267,10 @@ void TcpEngine::run() {
     asleep_.store(false);
     if (entries[0].revents != 0) wake_.clear();
     // A wake-up means that a drive left something behind.
-    if (entries[0].revents != 0 && driving_.load(std::memory_order_acquire) == 0) {
+    if (entries[0].revents != 0 && driving_.load() == 0) {
       seen = drives_.load(std::memory_order_relaxed);
     }
-    if (board_is_new_.load(std::memory_order_acquire) && !links_.empty()) {
+    if (board_is_new_.load() && !links_.empty()) {
       const Board& own = *links_[0]->own_.board;
       const uint64_t before = std::exchange(completed, own.progress.completed.load(std::memory_order_acquire));
       // The board of a rank that finishes many short operations is left to its signals: frames to all peers would take

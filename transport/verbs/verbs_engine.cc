@@ -156,7 +156,8 @@ void VerbsEngine::turn() {
 }
 
 void VerbsEngine::tell_boards() {
-  board_is_new_.store(false, std::memory_order_relaxed);
+  // Acquire and release: what is told below includes what came before a store of true that this one overwrites.
+  (void)board_is_new_.exchange(false, std::memory_order_acq_rel);
   for (VerbsLink* link : links_) {
     if (link->down_ || link->peer_is(RankState::kLeft) || !link->told_.lacks(*link->s_.own.board)) continue;
     if (link->failed_here()) link->abandon_puts();
@@ -178,7 +179,7 @@ void VerbsEngine::look(bool events) {
     }
   }
   regions_->look_at_heaps();
-  const bool running = driving_.load(std::memory_order_relaxed) > 0 || any_runs();
+  const bool running = driving_.load() > 0 || any_runs();
   if (running && now - signs_ns_ > kSignEveryNs) {
     signs_ns_ = now;
     for (VerbsLink* link : links_) link->keep_alive();
@@ -186,8 +187,8 @@ void VerbsEngine::look(bool events) {
 }
 
 void VerbsEngine::begin() {
-  driving_.fetch_add(1, std::memory_order_acq_rel);
-  if (asleep_.load(std::memory_order_acquire) && asleep_.exchange(false)) wake_.signal();
+  driving_.fetch_add(1);
+  if (asleep_.load() && asleep_.exchange(false)) wake_.signal();
 }
 
 void VerbsEngine::end() {
@@ -200,8 +201,8 @@ void VerbsEngine::end() {
     });
     more = !waiting_.empty();
   }
-  driving_.fetch_sub(1, std::memory_order_acq_rel);
-  more = more || board_is_new_.load(std::memory_order_acquire);
+  driving_.fetch_sub(1);
+  more = more || board_is_new_.load();
   if (more && asleep_.exchange(false)) wake_.signal();
 }
 
@@ -212,12 +213,12 @@ void VerbsEngine::progress(uint32_t) {
 }
 
 void VerbsEngine::board_changed(bool now) {
-  board_is_new_.store(true, std::memory_order_release);
+  board_is_new_.store(true);
   if (now) {
     const std::lock_guard lock(mutex_);
     shielded([&] { tell_boards(); });
   }
-  if (asleep_.load(std::memory_order_acquire) && asleep_.exchange(false)) wake_.signal();
+  if (asleep_.load() && asleep_.exchange(false)) wake_.signal();
 }
 
 void VerbsEngine::run() {
@@ -225,12 +226,12 @@ void VerbsEngine::run() {
   bool events = true;
   for (const auto& rail : parts_.rails) entries.push_back({rail->event_fd(), POLLIN, 0});
   while (!stop_.load(std::memory_order_acquire)) {
-    bool busy = driving_.load(std::memory_order_acquire) > 0, quick = false;
+    bool busy = driving_.load() > 0, quick = false;
     if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
       shielded([&] {
         look(events);
         events = false;
-        if (board_is_new_.load(std::memory_order_acquire)) tell_boards();
+        if (board_is_new_.load()) tell_boards();
         turn();
       });
       quick = !busy && !waiting_.empty();

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "src/base/device_order.h"
 #include "src/driver/memory.h"
 #include "transport/common/board_wire.h"
 #include "transport/common/ordered_link.h"
@@ -109,9 +110,7 @@ class VerbsLink final : public OrderedLink, private Rooms, private PostedPuts, p
 
   // Everything below runs under the engine's lock.
   void let_go() noexcept override;
-  bool peer_is(RankState state) const {
-    return board().health.state.load(std::memory_order_acquire) == static_cast<uint32_t>(state);
-  }
+  bool peer_is(RankState state) const { return load_from_device(board().health.state) == static_cast<uint32_t>(state); }
   bool failed_here() const { return s_.own.board->health.state.load(std::memory_order_relaxed) != 0; }
   Result<PutState> post_some(uint64_t offset, const void* src, size_t bytes, bool stays);
   void close_left();  // closes posted puts whose sources have been read

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/base/clock.h"
+#include "src/base/device_order.h"
 #include "transport/verbs/verbs_engine.h"
 #include "transport/verbs/verbs_link.h"
 
@@ -175,7 +176,7 @@ Status VerbsLink::catch_up() {
 
 Status VerbsLink::read_records() {
   // Acquire: what was put before the count was written is visible.
-  const uint64_t n = s_.copy->n_puts.load(std::memory_order_acquire);
+  const uint64_t n = load_from_device(s_.copy->n_puts);
   if (n - records_taken_ > kPutRecords) {
     return error(moecclRemoteError, "rank {} made {} puts that this rank has not looked at: it keeps {}", s_.far.rank,
                  n - records_taken_, kPutRecords);

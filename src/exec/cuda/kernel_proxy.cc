@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/exec/cuda/kernel_proxy.h"
 
-#include <immintrin.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -9,7 +8,9 @@
 #include <cstring>
 
 #include "src/base/clock.h"
+#include "src/base/device_order.h"
 #include "src/base/log.h"
+#include "src/base/pause.h"
 #include "src/driver/thread.h"
 
 namespace moeccl::exec {
@@ -151,11 +152,11 @@ void KernelProxy::captured() {
 }
 
 bool KernelProxy::has_launched(uint32_t rank, uint64_t number) const {
-  const uint64_t told = word(rank, kProgressSig).load(std::memory_order_acquire);
+  const uint64_t told = load_from_device(word(rank, kProgressSig));
   return static_cast<int32_t>(static_cast<uint32_t>(told >> 32) - static_cast<uint32_t>(number)) >= 0;
 }
 bool KernelProxy::has_ended(uint32_t rank, uint64_t number) const {
-  const uint64_t told = word(rank, kProgressSig).load(std::memory_order_acquire);
+  const uint64_t told = load_from_device(word(rank, kProgressSig));
   return static_cast<int32_t>(static_cast<uint32_t>(told) - static_cast<uint32_t>(number)) >= 0;
 }
 
@@ -208,22 +209,21 @@ bool KernelProxy::send(uint32_t i, uint64_t head, bool& moved) {
     const auto kind = static_cast<NetCommand>(c.kind);
     moved = true;
     // Release: both pair with acquires in walk_net.cuh, walk_net_cell() and walk_net_give().
-    if (kind == NetCommand::kPut || kind == NetCommand::kEnter)
-      atomic(q.freed).store(q.freed + 1, std::memory_order_release);
-    atomic(q.tail).store(tail + 1, std::memory_order_release);
+    if (kind == NetCommand::kPut || kind == NetCommand::kEnter) store_to_device(atomic(q.freed), q.freed + 1);
+    store_to_device(atomic(q.tail), tail + 1);
   }
   return true;
 }
 
 bool KernelProxy::given_all() const {
   for (uint32_t i = 0; i < kNetQueues; ++i)
-    if (atomic(queue(i).head).load(std::memory_order_acquire) != queue(i).tail) return false;
+    if (load_from_device(atomic(queue(i).head)) != queue(i).tail) return false;
   return true;
 }
 
 bool KernelProxy::tell() {
   // Acquire: pairs with the release in walk_leave() on the device; everything that it gave before is seen below.
-  const uint64_t ended = s_.own->progress.walked.load(std::memory_order_acquire);
+  const uint64_t ended = load_from_device(s_.own->progress.walked);
   const uint64_t launched = s_.own->progress.walks_called.load(std::memory_order_acquire);
   if ((ended == told_ended_ && launched == told_launched_) || !given_all()) return false;
   told_ended_ = ended;
@@ -260,7 +260,7 @@ bool KernelProxy::arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) {
   relaxed(split.sends, record.split.sends);
   relaxed(split.expects, record.split.expects);
   // Release: pairs with the acquire in walk_differs(), walk_fail() and walk_splits_compare() on the device.
-  atomic(e.seq).store(record.entry.seq, std::memory_order_release);
+  store_to_device(atomic(e.seq), record.entry.seq);
   return true;
 }
 
@@ -275,7 +275,7 @@ bool KernelProxy::collect() {
     for (uint32_t sig = 0; sig <= kDoneSig; ++sig) {
       uint64_t& seen = seen_[size_t{p} * kSigsPerPeer + sig];
       // Acquire: pairs with the release in transport::tcp; everything that was put before has arrived.
-      const uint64_t now = word(p, sig).load(std::memory_order_acquire);
+      const uint64_t now = load_from_device(word(p, sig));
       if (now == seen) continue;
       seen = now;
       if (sig < kDoneSig) {
@@ -300,12 +300,12 @@ bool KernelProxy::deliver() {
   auto& arrivals = *reinterpret_cast<WalkArrivals*>(pinned_.data() + arrivals_at_);
   uint64_t head = arrivals.head;
   // Acquire: pairs with the release in walk_net_raise() on the device.
-  const uint64_t room = kNetArrivals - (head - atomic(arrivals.tail).load(std::memory_order_acquire));
+  const uint64_t room = kNetArrivals - (head - load_from_device(atomic(arrivals.tail)));
   const size_t n = std::min<size_t>(room, waiting_.size() - waiting_from_);
   if (n == 0) return false;
   for (size_t i = 0; i < n; ++i) arrivals.ring[head++ % kNetArrivals] = waiting_[waiting_from_++];
   // Release: pairs with the acquire in walk_net_look() on the device.
-  atomic(arrivals.head).store(head, std::memory_order_release);
+  store_to_device(atomic(arrivals.head), head);
   return true;
 }
 
@@ -317,7 +317,7 @@ bool KernelProxy::turn() {
   bool moved = false;
   // The operation's own queue is read last and sent first: what a lane gave came after this rank's entry, and must do
   // so at the peers too. Acquire: pairs with the release in walk_net_give() on the device.
-  for (uint32_t i = 0; i < kNetQueues; ++i) heads[i] = atomic(queue(i).head).load(std::memory_order_acquire);
+  for (uint32_t i = 0; i < kNetQueues; ++i) heads[i] = load_from_device(atomic(queue(i).head));
   const bool entered = send(kNetQueues - 1, heads[kNetQueues - 1], moved);
   // A command that was tried before belongs to an operation that has entered. It goes on in any case: a link with an
   // open put takes nothing else, not even the next operation's entry.
@@ -331,7 +331,7 @@ bool KernelProxy::turn() {
 // Other threads may need the core, and a program that computes for long must not pay for this thread.
 void KernelProxy::rest(int64_t idle_ns) {
   if (idle_ns < kSpin_ns) {
-    _mm_pause();
+    pause_core();
     return;
   }
   if (idle_ns < kYield_ns) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "src/base/clock.h"
+#include "src/base/device_order.h"
 
 namespace moeccl::exec {
 
@@ -20,6 +21,7 @@ uint64_t walk_ns(const transport::Board& own, uint64_t number) {
   // Acquire: the load above comes before the one below. The operation that shares the place stores its time before it
   // reports its end, so it may have done so as soon as the one before it has ended.
   std::atomic_thread_fence(std::memory_order_acquire);
+  from_device();
   const bool overwritten = own.progress.walked.load(std::memory_order_relaxed) >= number + transport::kWalkTimes - 1;
   return overwritten ? 0 : std::max<uint64_t>(took_ns, 1);
 }
@@ -34,7 +36,7 @@ Status KernelTask::begin() {
 
 bool KernelTask::ended() const {
   // Acquire: pairs with the release in walk_leave() on the device.
-  return fabric().own->board().progress.walked.load(std::memory_order_acquire) >= number_;
+  return load_from_device(fabric().own->board().progress.walked) >= number_;
 }
 
 void KernelTask::finish() {
@@ -54,7 +56,7 @@ Status KernelTask::diagnose() {
     if (p == f.rank) continue;
     const transport::Board& board = f.link(p).board();
     const transport::Entry& e = board.entries[(sequence_ + 1) % transport::kEntries];
-    if (e.seq.load(std::memory_order_acquire) != sequence_ + 1) continue;
+    if (load_from_device(e.seq) != sequence_ + 1) continue;
     if (kernel_.has_launched(p, number_)) continue;
     if (kernel_.elsewhere(p)) {
       if (differs_since_ns_ == 0) differs_since_ns_ = now_ns();
@@ -92,8 +94,7 @@ void KernelTask::abandon() {
   // Wait until this rank's kernel, and those of peers that may be using its buffers, have left.
   wait_for_peers([&] {
     const auto running = [&](const transport::Board& b) {
-      return b.progress.walks_called.load(std::memory_order_acquire) >= number_ &&
-             b.progress.walked.load(std::memory_order_acquire) < number_;
+      return load_from_device(b.progress.walks_called) >= number_ && load_from_device(b.progress.walked) < number_;
     };
     if (running(f.own->board())) return true;
     for (uint32_t p = 0; p < f.n_ranks; ++p)

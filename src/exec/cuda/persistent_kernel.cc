@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/tables_args.h"
 #include "src/base/clock.h"
+#include "src/base/device_order.h"
 #include "src/base/hash.h"
 #include "src/driver/thread.h"
 #include "src/exec/cuda/urgent_stream.h"
@@ -143,23 +144,23 @@ Status PersistentKernel::connect(Fabric& fabric, std::span<std::byte* const> mem
 }
 
 bool PersistentKernel::idle() const {
-  return fabric_->own->board().progress.walked.load(std::memory_order_acquire) == launched() &&
+  return load_from_device(fabric_->own->board().progress.walked) == launched() &&
          messages_ended() == messages_launched_.load(std::memory_order_acquire);
 }
 
 bool PersistentKernel::waits_for(uint32_t peer) const {
   if (has_captured()) return true;
   const uint64_t last = launched();
-  return fabric_->own->board().progress.walked.load(std::memory_order_acquire) < last && !has_ended(peer, last);
+  return load_from_device(fabric_->own->board().progress.walked) < last && !has_ended(peer, last);
 }
 
 bool PersistentKernel::has_launched(uint32_t peer, uint64_t number) const {
   if (elsewhere(peer)) return proxy_->has_launched(peer, number);
-  return fabric_->link(peer).board().progress.walks_called.load(std::memory_order_acquire) >= number;
+  return load_from_device(fabric_->link(peer).board().progress.walks_called) >= number;
 }
 bool PersistentKernel::has_ended(uint32_t peer, uint64_t number) const {
   if (elsewhere(peer)) return proxy_->has_ended(peer, number);
-  return fabric_->link(peer).board().progress.walked.load(std::memory_order_acquire) >= number;
+  return load_from_device(fabric_->link(peer).board().progress.walked) >= number;
 }
 
 // Programs are placed in page-locked memory, so that a new one can run at once, even in a capture. Soon afterwards they
@@ -227,7 +228,7 @@ const std::atomic<uint64_t>& PersistentKernel::uploaded() const {
 // Uses the copy of the program on the device once it is there.
 WalkArgs PersistentKernel::program_of(const Placed& placed, bool captured) const {
   WalkArgs a = placed.program;
-  const auto there = [&] { return uploaded().load(std::memory_order_acquire) >= placed.upload; };
+  const auto there = [&] { return load_from_device(uploaded()) >= placed.upload; };
   if (captured && !there()) {
     const int64_t until = now_ns() + kCapturedUpload_ns;
     while (!there() && now_ns() < until) driver::sleep_ns(10'000);
@@ -440,8 +441,7 @@ uint64_t PersistentKernel::begun() const { return std::atomic_ref(report().begun
 
 uint64_t PersistentKernel::messages_ended() const {
   // Acquire: pairs with the release in run_messages() on the device; below, with the one in message_done().
-  return std::atomic_ref(*reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt))
-      .load(std::memory_order_acquire);
+  return load_from_device(std::atomic_ref(*reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt)));
 }
 uint64_t PersistentKernel::messages_begun() const {
   auto* const ended = reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt);
@@ -449,7 +449,7 @@ uint64_t PersistentKernel::messages_begun() const {
 }
 uint64_t PersistentKernel::messages_ended(uint32_t peer, bool sends) const {
   auto* const ended = reinterpret_cast<uint64_t*>(pinned_.data() + kMessagesEndedAt) + 2;
-  return std::atomic_ref(ended[2 * size_t{peer} + (sends ? 1 : 0)]).load(std::memory_order_acquire);
+  return load_from_device(std::atomic_ref(ended[2 * size_t{peer} + (sends ? 1 : 0)]));
 }
 
 Result<uint64_t> PersistentKernel::before_launch(driver_cuda::Stream stream, uint64_t number) {

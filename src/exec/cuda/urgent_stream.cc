@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "src/base/clock.h"
+#include "src/base/device_order.h"
 #include "src/base/log.h"
 #include "src/driver/fork_page.h"
 #include "src/driver/thread.h"
@@ -73,7 +74,7 @@ class Waiting {
   bool let_go() {
     const std::lock_guard lock(mutex_);
     const bool first = !std::exchange(gone_, true);
-    std::atomic_ref(*go_).store(1, std::memory_order_release);
+    store_to_device(std::atomic_ref(*go_), 1);
     over_.notify_all();
     return first;
   }
@@ -104,7 +105,7 @@ Result<size_t> try_how_many(cuda::Context context, cuda::Stream urgent) {
           cuda::check(cuda::driver()->cuStreamWriteValue64_v2(urgent, reinterpret_cast<cuda::Pointer>(came), n + 1, 0),
                       "a store by the urgent stream"));
       const int64_t until = now_ns() + kLimit_ns;
-      while ((comes = std::atomic_ref(*came).load(std::memory_order_acquire) == n + 1) == false && now_ns() < until)
+      while ((comes = load_from_device(std::atomic_ref(*came)) == n + 1) == false && now_ns() < until)
         driver::sleep_ns(20'000);
     }
     whole = waiting.let_go();

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "kernels/cuda/tables_args.h"
+#include "src/base/device_order.h"
 #include "src/exec/message.h"
 #include "src/exec/operation.h"
 
@@ -66,8 +67,7 @@ Status message_failure(WalkFailure kind, const WalkReport& r, const Fabric& fabr
 
 Status failure_of(const WalkReport& r, const Fabric& fabric) {
   // Acquire: pairs with the release in walk_fail() on the device.
-  const auto kind =
-      static_cast<WalkFailure>(std::atomic_ref(const_cast<uint64_t&>(r.kind)).load(std::memory_order_acquire));
+  const auto kind = static_cast<WalkFailure>(load_from_device(std::atomic_ref(const_cast<uint64_t&>(r.kind))));
   if (kind == WalkFailure::kNone) return {};
   const Signature own = signature_of(r.own);
   const uint64_t peer = load(r.peer);

@@ -10,8 +10,8 @@ constexpr int kRounds = 60;
 using CopyContract = OverlayTest;
 using ReduceContract = OverlayTest;
 
-INSTANTIATE_TEST_SUITE_P(Overlays, CopyContract, testing::Values("avx2", "avx512"));
-INSTANTIATE_TEST_SUITE_P(Overlays, ReduceContract, testing::Values("avx2", "avx512"));
+INSTANTIATE_TEST_SUITE_P(Overlays, CopyContract, testing::ValuesIn(overlays()));
+INSTANTIATE_TEST_SUITE_P(Overlays, ReduceContract, testing::ValuesIn(overlays()));
 
 TEST_P(CopyContract, CopiesAnyLengthAtAnyAlignment) {
   Random random(1);
@@ -213,7 +213,7 @@ TEST(Select, UnknownNamesGiveNullAndTheBestIsSelectable) {
 }
 
 TEST(Select, EveryEntryOfEveryTableIsFilled) {
-  for (const char* name : {"reference", "avx2", "avx512"}) {
+  for (const char* name : names()) {
     const KernelTable* t = select(name);
     if (!t) continue;
     EXPECT_STREQ(t->name, name);

@@ -9,7 +9,7 @@ namespace moeccl::kernels {
 namespace {
 
 using RowsContract = OverlayTest;
-INSTANTIATE_TEST_SUITE_P(Overlays, RowsContract, testing::Values("avx2", "avx512"));
+INSTANTIATE_TEST_SUITE_P(Overlays, RowsContract, testing::ValuesIn(overlays()));
 
 // Returns distinct rows of a larger array, in random order.
 std::vector<uint32_t> distinct_rows(size_t count, size_t n_rows, Random& random) {
@@ -150,7 +150,7 @@ class ReduceRowsContract : public OverlayTest {
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Overlays, ReduceRowsContract, testing::Values("avx2", "avx512"));
+INSTANTIATE_TEST_SUITE_P(Overlays, ReduceRowsContract, testing::ValuesIn(overlays()));
 
 TEST_P(ReduceRowsContract, PlainSumsGiveTheReferencesBits) { expect_reference_bits(false); }
 TEST_P(ReduceRowsContract, GroupedSumsGiveTheReferencesBits) { expect_reference_bits(true); }

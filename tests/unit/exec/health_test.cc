@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a blocked task makes of peers that end, and of its own deadline while it spins.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+
+#include "src/exec/task.h"
+#include "tests/support/fabrics.h"
+
+namespace moeccl::exec {
+namespace {
+
+using tests::Fabrics;
+
+// Needs rank 1 until `needs_peer` is false, and is done some polls after that.
+class Waiting final : public Task {
+ public:
+  explicit Waiting(Fabric& fabric) : Task(fabric) {}
+  Progress poll() override {
+    if (needs_peer) return Progress::kBlocked;
+    return --n_left_ > 0 ? Progress::kBlocked : Progress::kDone;
+  }
+  Status diagnose() override { return {}; }
+  std::string describe() const override { return "waiting"; }
+  bool needs(uint32_t) const override { return needs_peer; }
+
+  bool needs_peer = true;
+
+ private:
+  int n_left_ = 3;
+};
+
+// The peer ends between a rank's look at what it has done and the look at its process. `last` is what it does before.
+class Ending final : public transport::Link {
+ public:
+  Ending(std::unique_ptr<transport::Link> inner, std::function<void()> last)
+      : inner_(std::move(inner)), last_(std::move(last)) {
+    peer_words_ = {&inner_->board(), {&inner_->block(0), &inner_->block(1)}};
+  }
+  const char* name() const override { return "ending"; }
+  Result<transport::PutState> put(uint64_t offset, const void* src, size_t bytes) override {
+    return inner_->put(offset, src, bytes);
+  }
+  Status signal(uint32_t sig, uint32_t number, uint32_t tag) override { return inner_->signal(sig, number, tag); }
+  Status check_peer() override {
+    last_();
+    return error(moecclRemoteError, "rank 1 died");
+  }
+
+ private:
+  std::unique_ptr<transport::Link> inner_;
+  std::function<void()> last_;
+};
+
+TEST(Health, APeerThatDidItsPartBeforeItEndedIsNotMissed) {
+  Fabrics fabrics(2);
+  Waiting task(fabrics[0]);
+  fabrics[0].links[1] = std::make_unique<Ending>(std::move(fabrics[0].links[1]), [&] { task.needs_peer = false; });
+  const Status s = drive(task);
+  EXPECT_TRUE(s.ok()) << s.message();
+}
+
+TEST(Health, APeerThatEndedBeforeItsPartIsNamed) {
+  Fabrics fabrics(2);
+  Waiting task(fabrics[0]);
+  fabrics[0].links[1] = std::make_unique<Ending>(std::move(fabrics[0].links[1]), [] {});
+  const Status s = drive(task);
+  EXPECT_EQ(s.code(), moecclRemoteError);
+  EXPECT_EQ(s.message(), "rank 1 died");
+}
+
+TEST(Health, ARankThatSpinsLooksAtItsDeadlineAndItsPeers) {
+  Fabrics fabrics(2);
+  fabrics[0].spin_ns = 60'000'000'000;
+  fabrics[0].timeout_ms = 100;
+  Waiting task(fabrics[0]);
+  const tests::Stopwatch watch;
+  const Status s = drive(task);
+  EXPECT_EQ(s.code(), moecclTimeout) << s.message();
+  EXPECT_LT(watch.fair_ms(), tests::patient_ms(5'000));
+}
+
+}  // namespace
+}  // namespace moeccl::exec
