@@ -15,8 +15,10 @@ int main(void) {
   moecclRouting_t routing;
   moecclRoutingInfo_t info = {.size = sizeof info};
   if (moecclCommInitEnv(&comm, NULL) || moecclMoeCreate(&moe, comm, &layer) ||
-      moecclRoutingCreate(&routing, moe, experts[0], weights[0], 2) || moecclRoutingGetInfo(routing, &info) ||
-      moecclDispatch(routing, tokens, rows, NULL) || /* here this rank's experts work on `rows` */
+      moecclRoutingCreate(&routing, moe, experts[0], weights[0], 2) || moecclRoutingGetInfo(routing, &info))
+    return fprintf(stderr, "%s\n", moecclGetLastError(comm)), 1;
+  if (info.n_rows > 64) return fprintf(stderr, "no room for %zu rows\n", info.n_rows), 1;
+  if (moecclDispatch(routing, tokens, rows, NULL) || /* here this rank's experts work on `rows` */
       moecclCombine(routing, rows, tokens, NULL))
     return fprintf(stderr, "%s\n", moecclGetLastError(comm)), 1;
   printf("%zu rows came here by %s\n", info.n_rows, info.algorithm);

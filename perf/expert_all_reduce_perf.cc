@@ -39,7 +39,7 @@ ExpertOptions parse(int argc, char** argv) {
   app.add_option("--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
   app.add_option("--warmup", o.warmup, "iterations before timing")->check(not_negative())->capture_default_str();
   app.add_option("--moving", o.moving_steps, "also run this many steps with a new random placement each, checked");
-  app.add_option("--seed", o.seed, "of the placement")->capture_default_str();
+  app.add_option("--seed", o.seed, "of the placement")->check(not_negative())->capture_default_str();
   app.add_flag("!--no-loop", o.loop, "leave out the loop over communicators");
   app.add_flag("!--no-moves", o.moves, "leave out collecting gradients and placing weights");
   app.add_flag("--explain", o.explain, "print the plan");

@@ -57,7 +57,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--topk", o.moe.top_k, "experts per token")->check(CLI::Range(1, 32))->capture_default_str();
   app.add_option("--experts", o.moe.n_experts, "routed experts, a multiple of 8")->capture_default_str();
   app.add_option("--load-bytes", o.load_bytes, "of each message of the other job")->capture_default_str();
-  app.add_option("--seed", o.moe.seed, "of the routings")->capture_default_str();
+  app.add_option("--seed", o.moe.seed, "of the routings")->check(not_negative())->capture_default_str();
   app.add_flag("--report-only", o.report_only, "end with 0 even where a limit does not hold");
   add_output(app, "-J,--output_file", o.json_file, "write results as JSON");
   add_output(app, "--plot", o.plot_file, "draw them (SVG)");

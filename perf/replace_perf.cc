@@ -50,7 +50,7 @@ ReplaceOptions parse(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
   app.add_option("--warmup", o.warmup, "iterations before timing")->check(not_negative())->capture_default_str();
-  app.add_option("--seed", o.seed, "of the routing")->capture_default_str();
+  app.add_option("--seed", o.seed, "of the routing")->check(not_negative())->capture_default_str();
   add_output(app, "-J,--output_file", o.output_file, "write results as JSON");
   add_job_options(app, o.job, Memories::kOfHost);
   parse_or_exit(app, argc, argv);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,22 @@ int fail(const char* what, moecclComm_t comm = nullptr) {
 
 const char* or_null(const std::string& text) { return text.empty() ? nullptr : text.c_str(); }
 
+// Sets *ranks to those that the topology gives, where the command line gives no number of ranks.
+bool ranks_of(const CLI::App& command, const std::string& topology, int* ranks) {
+  if (topology.empty() || topology == "auto" || command.count("--ranks") > 0) return true;
+  moecclSimulateConfig_t config = MOECCL_SIMULATE_CONFIG_INIT;
+  config.topology = topology.c_str();
+  config.op = moecclOpBroadcast;
+  config.algorithm = "flat";
+  config.json = 1;
+  std::string page(1 << 20, '\0');  // large enough for any page
+  if (moecclSimulate(&config, page.data(), page.size(), nullptr) != moecclSuccess) return false;
+  *ranks = nlohmann::json::parse(page.c_str()).at("ranks");
+  return true;
+}
+
+constexpr int kMostRanks = 1024;  // threads of this process
+
 struct PlanOptions {
   moecclOp_t op = moecclOpAllReduce;
   moecclDataType_t type = moecclFloat32;
@@ -36,7 +53,12 @@ struct PlanOptions {
 };
 
 // Thread ranks of this process stand in for the communicator, and rank 0 explains.
-int explain_plan(const PlanOptions& o) {
+int explain_plan(PlanOptions& o, const CLI::App& command) {
+  if (!ranks_of(command, o.topology, &o.ranks)) return fail("topology");
+  if (o.ranks > kMostRanks) {
+    std::fprintf(stderr, "the topology has %d ranks: plans of at most %d are explained\n", o.ranks, kMostRanks);
+    return 1;
+  }
   std::vector<moecclComm_t> comms(static_cast<size_t>(o.ranks));
   moecclConfig_t config = MOECCL_CONFIG_INIT;
   config.topology = or_null(o.topology);
@@ -74,7 +96,8 @@ struct LayerOptions {
 };
 
 // Needs no communicator: this is what a user asks before starting a job.
-int check_layer(LayerOptions& o) {
+int check_layer(LayerOptions& o, const CLI::App& command) {
+  if (!ranks_of(command, o.topology, &o.ranks)) return fail("topology");
   o.config.algorithm = or_null(o.algorithm);
   char message[512] = {};
   if (moecclMoeCheck(&o.config, o.ranks, or_null(o.topology), message, sizeof(message)) != moecclSuccess) {
@@ -132,14 +155,20 @@ int main(int argc, char** argv) {
   perf::add_one_of(explain, "op", plan.op, operations(), "the operation")->required();
   explain
       ->add_option("--count", plan.count,
-                   "elements, as in the operation's call; alltoallv is planned without its counts")
+                   "elements, as in the operation's call; not for alltoallv, which is planned without its counts")
       ->check(perf::not_negative());
   perf::add_one_of(explain, "--type", plan.type, types(), "element type (float32)");
-  explain->add_option("--ranks", plan.ranks, "number of ranks")->check(CLI::Range(1, 1024));
+  explain->add_option("--ranks", plan.ranks, "number of ranks (default: the topology's, or 4)")
+      ->check(CLI::Range(1, kMostRanks))
+      ->default_str("");
   explain->add_option("--topology", plan.topology, "such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");
   explain->add_option("--algorithm,--algo,--force", plan.force, "explain this algorithm instead of the cheapest");
   explain->add_flag("--prove", plan.prove,
                     "and prove that the plan is right in every order of events (moecclPlanProve)");
+  explain->callback([&plan, explain] {
+    if (plan.op == moecclOpAllToAllv && explain->count("--count") > 0)
+      throw CLI::ValidationError("--count", "has no meaning for alltoallv");
+  });
 
   LayerOptions layer;
   layer.config.hidden_bytes = 2 * 7168;
@@ -150,11 +179,11 @@ int main(int argc, char** argv) {
   check->add_option("--hidden-bytes", layer.config.hidden_bytes, "bytes of a row")->check(perf::positive());
   check->add_option("--topk", layer.config.top_k, "experts per token");
   check->add_option("--experts", layer.config.n_experts, "number of experts");
-  check->add_option("--tokens", layer.config.max_tokens, "most tokens of a rank");
+  check->add_option("--tokens", layer.config.max_tokens, "most tokens of a rank")->check(perf::not_negative());
   check->add_option("--memory-cap", layer.config.memory_cap_bytes, "cap in bytes, such as 256M; 0 for none")
       ->transform(CLI::AsSizeValue(false))
       ->transform(perf::no_minus_sign());
-  check->add_option("--ranks", layer.ranks, "number of ranks");
+  check->add_option("--ranks", layer.ranks, "number of ranks (default: the topology's, or 8)")->default_str("");
   check->add_option("--topology", layer.topology, "such as 'node:2 gpu:4'");
   check->add_option("--algorithm,--algo", layer.algorithm, "auto, flat, 2dh, hier:D");
 
@@ -206,5 +235,5 @@ int main(int argc, char** argv) {
     std::puts(version_text().c_str());
     return 0;
   }
-  return *explain ? explain_plan(plan) : check_layer(layer);
+  return *explain ? explain_plan(plan, *explain) : check_layer(layer, *check);
 }

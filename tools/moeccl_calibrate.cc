@@ -25,6 +25,9 @@
 
 namespace {
 
+// As calibration itself has it (src/calibrate/measure.cc).
+constexpr double kGoodFit = 0.99;
+
 struct Options {
   int ranks = 0;
   bool threads = false, pace = false, cache = false;
@@ -138,8 +141,10 @@ int as_launched(int* rank) {
   moecclComm_t comm = nullptr;
   const moecclConfig_t c = config();
   if (moecclCommInitEnv(&comm, &c) != moecclSuccess) {
-    std::fputs("give --ranks, or start this command with torchrun, mpirun or srun\n", stderr);
-    return fail("init");
+    const std::string why = moecclGetLastError(nullptr);
+    std::fprintf(stderr, "init: %s%s\n", why.c_str(),
+                 why.starts_with("no launcher") ? "; or give --ranks to measure ranks of this host" : "");
+    return 1;
   }
   if (moecclCommUserRank(comm, rank) != moecclSuccess) return fail("rank", comm);
   // The other ranks' calls fail when this one's process ends.
@@ -161,9 +166,12 @@ void print_page(const std::string& where) {
   std::printf("%d rank%s%s%s: profile in %s\n\nlevel             alpha us      GB/s       r2\n", n_ranks,
               n_ranks == 1 ? "" : "s", profile.contains("note") ? ", " : "",
               profile.value("note", std::string()).c_str(), where.c_str());
-  const auto line = [](const std::string& name, const nlohmann::json& fit) {
-    std::printf("%-16s %9.2f %9.2f %8.4f\n", name.c_str(), fit.value("alpha_ns", 0.0) / 1e3,
-                fit.value("bytes_per_ns", 0.0), fit.value("r2", 0.0));
+  bool disturbed = false;
+  const auto line = [&](const std::string& name, const nlohmann::json& fit) {
+    const double r2 = fit.value("r2", 0.0);
+    disturbed = disturbed || r2 < kGoodFit;
+    std::printf("%-16s %9.2f %9.2f %8.4f%s\n", name.c_str(), fit.value("alpha_ns", 0.0) / 1e3,
+                fit.value("bytes_per_ns", 0.0), r2, r2 < kGoodFit ? " *" : "");
   };
   for (const auto& level : profile["levels"]) line(level.value("name", std::string()), level);
   if (profile.contains("alltoall")) {
@@ -173,6 +181,12 @@ void print_page(const std::string& where) {
       for (size_t i = 0; costs.contains(kind) && i < costs[kind].size(); ++i)
         line(std::string(kind) + "-" + std::to_string(i + 1), costs[kind][i]);
   }
+  if (disturbed)
+    std::printf(
+        "* r2 below %.2f: the figures do not describe what was measured, because something else used the machine or "
+        "time "
+        "was short: measure again, with a larger --budget\n",
+        kGoodFit);
   struct Best {
     std::string algorithm;
     double ns = 0;
@@ -198,10 +212,12 @@ CLI::App* command = nullptr;
 
 const CLI::App* add_calibrate(CLI::App& app) {
   command = app.add_subcommand("calibrate", "measures links and plans, and writes the profile for MOECCL_PROFILE");
-  command->add_option("--ranks", options.ranks, "ranks on this host; without it, those of the launcher's job")
-      ->check(CLI::Range(2, 1024))
-      ->default_str("");
-  command->add_flag("--threads", options.threads, "ranks are threads of one process, instead of processes");
+  CLI::Option* const ranks =
+      command->add_option("--ranks", options.ranks, "ranks on this host; without it, those of the launcher's job")
+          ->check(CLI::Range(2, 1024))
+          ->default_str("");
+  command->add_flag("--threads", options.threads, "ranks are threads of one process, instead of processes")
+      ->needs(ranks);
   command->add_option("--topology", options.topology, "levels of the ranks, such as 'node:2 gpu:4', or auto");
   command->add_flag("--pace", options.pace, "links keep the topology's figures (EMULATED)");
   command->add_option("--budget", options.budget_ms, "about how many milliseconds it may take")

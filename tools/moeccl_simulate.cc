@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "perf/common/one_of.h"
+#include "tools/option_names.h"
 
 namespace {
 
@@ -29,6 +30,42 @@ perf::Named<moecclOp_t> operations() {
   return named;
 }
 
+// The options that an operation may have beside those of all: a layer's, those of experts that move, a collective's.
+enum Kind : unsigned { kLayer = 1, kExperts = 2, kCollective = 4 };
+Kind kind_of(moecclOp_t op) {
+  if (op == moecclOpDispatch) return kLayer;
+  return op == moecclOpExpertGather || op == moecclOpExpertReduce ? kExperts : kCollective;
+}
+constexpr std::pair<const char*, unsigned> kOptions[] = {
+    {"--count", kExperts | kCollective},
+    {"--one-host", kExperts | kCollective},
+    {"--domain", kLayer | kExperts},
+    {"--experts", kLayer | kExperts},
+    {"--hidden-bytes", kLayer},
+    {"--tokens", kLayer},
+    {"--topk", kLayer},
+    {"--layout", kLayer},
+    {"--routing", kLayer},
+    {"--seed", kLayer},
+};
+const tools::OptionNames kNames = {{"n_levels", "the number of --domain sizes"},
+                                   {"domain", "--domain"},
+                                   {"count", "--count"},
+                                   {"hidden_bytes", "--hidden-bytes"},
+                                   {"tokens_per_rank", "--tokens"},
+                                   {"top_k", "--topk"},
+                                   {"n_experts", "--experts"}};
+
+void check_options(const CLI::App& sub) {
+  const moecclOp_t op = options.config.op;
+  for (const auto& [name, kinds] : kOptions)
+    if (sub.count(name) > 0 && (kinds & kind_of(op)) == 0)
+      throw CLI::ValidationError(name, std::string("has no meaning for ") + moecclOpName(op));
+  if (kind_of(op) == kExperts && sub.count("--domain") == 0)
+    throw CLI::ValidationError("--domain", std::string("is needed for ") + moecclOpName(op) +
+                                               ": give the size of an expert domain on each level, such as 2,4");
+}
+
 }  // namespace
 
 CLI::App* add_simulate(CLI::App& app) {
@@ -47,18 +84,24 @@ CLI::App* add_simulate(CLI::App& app) {
   sub->add_option("--profile", o.profile, "profile file, see docs/calibration.md");
   sub->add_option("--algorithm,--algo", o.algorithm, "only this algorithm, and flat for comparison");
   sub->add_flag("--json", o.json, "print JSON, for programs");
-  sub->add_option("--count", o.config.count, "elements of a collective's call, or of one expert");
+  sub->add_option("--count", o.config.count, "elements of a collective's call, or of one expert")
+      ->check(perf::not_negative());
   sub->add_option("--domain", o.domain, "sizes of expert domains, outermost level first, such as 2,4")
       ->delimiter(',')
       ->default_str("");
   sub->add_flag("--one-host", o.one_host, "collectives: ranks map each other's memory");
   sub->add_option("--hidden-bytes,--row-bytes", o.config.hidden_bytes, "bytes of a row (0: 14336)")
       ->check(perf::not_negative());
-  sub->add_option("--tokens", o.config.tokens_per_rank, "tokens of a rank (0: 512, or the trace's)");
+  sub->add_option("--tokens", o.config.tokens_per_rank, "tokens of a rank (0: 512, or the trace's)")
+      ->check(perf::not_negative());
   sub->add_option("--topk", o.config.top_k, "experts per token (0: 8, or the trace's)");
   sub->add_option("--experts", o.config.n_experts, "number of experts (0: 256, or the trace's)");
   sub->add_option("--routing", o.routing, "uniform, zipf:EXPONENT, trace:PATH[:LAYER:STEP]");
-  sub->add_option("--seed", o.config.seed, "seed of a generated routing");
+  sub->add_option("--seed", o.config.seed, "seed of a generated routing")->check(perf::not_negative());
+  perf::add_one_of<moecclMoeLayout_t>(sub, "--layout", o.config.layout,
+                                      {{"rows", moecclLayoutRows}, {"expert", moecclLayoutExpertMajor}},
+                                      "layout of the layer's rows (rows)");
+  sub->callback([sub] { check_options(*sub); });
   return sub;
 }
 
@@ -76,7 +119,7 @@ int run_simulate() {
   std::string text(1 << 20, '\0');
   size_t needed = 0;
   if (moecclSimulate(&o.config, text.data(), text.size(), &needed) != moecclSuccess) {
-    std::fprintf(stderr, "simulate: %s\n", moecclGetLastError(nullptr));
+    std::fprintf(stderr, "simulate: %s\n", tools::in_options(moecclGetLastError(nullptr), kNames).c_str());
     return 1;
   }
   std::fputs(text.c_str(), stdout);

@@ -250,12 +250,11 @@ void PostMortem::follow(const Node& node, uint32_t rank, std::map<std::string, s
       culprits[fmt::format(fmt::runtime(live_ ? kNotAsked : kGone), name_of(*host), ranks_of(*host))].push_back(waiter);
       return;
     }
-    culprits
-        [fmt::format(
-             "Culprit: rank {} of {} has left nothing: it was outside of every call when the others gave up, it was "
-             "stopped, or its process or host is gone",
-             rank, g.title())]
-            .push_back(waiter);
+    constexpr const char* kLeftNothing =
+        "Culprit: rank {} of {} has left nothing: it was outside of every call when the others gave up, it was "
+        "stopped, or its process or host is gone";
+    constexpr const char* kPidNotGiven = "Not asked: rank {} of {}; give its pid too";
+    culprits[fmt::format(fmt::runtime(live_ ? kPidNotGiven : kLeftNothing), rank, g.title())].push_back(waiter);
     return;
   }
   const Member& m = found->second;
@@ -412,7 +411,7 @@ std::string PostMortem::report(bool* found) {
     }
   }
   text += first_failure();
-  if (!*found && !nodes_.empty()) {
+  if (!*found && culprits.empty() && !nodes_.empty()) {
     const std::string stuck = stuck_links();
     text += "All ranks that are needed have made the same calls; look at what carries their data" +
             (stuck.empty() ? std::string(".\n") : ":\n" + stuck);

@@ -14,6 +14,7 @@
 
 #include "perf/common/one_of.h"
 #include "perf/common/routing.h"
+#include "tools/option_names.h"
 
 namespace tools {
 
@@ -36,8 +37,8 @@ inline std::vector<int32_t> step_of(const perf::Trace& t, int layer, int step) {
 }
 
 [[noreturn]] void fail(const std::string& sentence);
-// Fails with the library's message.
-void check(moecclResult_t result);
+// Fails with the library's message, in which `names` takes the place of C fields.
+void check(moecclResult_t result, const OptionNames& names);
 // Returns the change from `before` to `after` in percent, where one that is printed as 0.0 has no sign.
 inline double change(double before, double after) {
   const double percent = before > 0 ? 100 * (after / before - 1) : 0;

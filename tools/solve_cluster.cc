@@ -1,9 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 // `moeccl solve domains|chunks|layout`: what is decided once for a cluster.
+#include <fmt/format.h>
+
 #include "tools/solve.h"
 
 namespace tools {
 namespace {
+
+const OptionNames kDomainNames = {{"n_levels", "the number of --scale levels"},
+                                  {"scale", "--scale"},
+                                  {"bandwidth", "--gbps"},
+                                  {"data_bytes", "--hidden-bytes"},
+                                  {"expert_bytes", "--expert-mb"},
+                                  {"pre_expert_s", "--pre-ms"},
+                                  {"compression", "--compression"}};
+const OptionNames kChunkNames = {{"bytes", "--hidden-bytes"},
+                                 {"tensor", "--tensor"},
+                                 {"expert", "--expert"},
+                                 {"inter_bandwidth", "--inter-gbs"},
+                                 {"intra_bandwidth", "--intra-gbs"},
+                                 {"copy_bandwidth", "--copy-gbs"},
+                                 {"start_us", "--start-us"}};
+const OptionNames kLayoutNames = {{"n_gpus", "--gpus"},
+                                  {"gpus_per_node", "--gpus-per-node"},
+                                  {"gpu_bytes", "--gpu-gb"},
+                                  {"intra_bandwidth", "--intra-gbs"},
+                                  {"inter_bandwidth", "--inter-gbs"},
+                                  {"n_layers", "--layers"},
+                                  {"n_heads", "--heads"},
+                                  {"n_experts", "--experts"},
+                                  {"top_k", "--topk"},
+                                  {"hidden", "--hidden"},
+                                  {"sequence", "--sequence"},
+                                  {"global_batch", "--global-batch"},
+                                  {"dense_parameters", "--dense-params"},
+                                  {"moe_parameters", "--moe-params"},
+                                  {"zero_stage", "--zero"},
+                                  {"switch_ranks", "--switch"},
+                                  {"gpu_flops", "--tflops"}};
 
 struct DomainOptions {
   TraceOptions trace;
@@ -31,7 +65,7 @@ void run_domains(const DomainOptions& o) {
   std::vector<int32_t> domain(o.scale.size());
   moecclDomainAnswer_t a{};
   a.size = sizeof(a);
-  check(moecclSolveDomains(&p, domain.data(), &a));
+  check(moecclSolveDomains(&p, domain.data(), &a), kDomainNames);
   std::printf("%.0f GPUs, %.2f MB of rows each way per GPU, experts %.2f MB / %.3g\n", gpus, p.data_bytes / 1e6,
               o.expert_mb, o.compression);
   for (size_t l = 0; l < domain.size(); ++l)
@@ -58,7 +92,7 @@ void run_chunks(const ChunkOptions& o) {
   p.start_us = o.start_us;
   moecclChunkAnswer_t a{};
   a.size = sizeof(a);
-  check(moecclSolveChunks(&p, &a));
+  check(moecclSolveChunks(&p, &a), kChunkNames);
   static const char* const names[] = {"AllToAll", "O1", "O2", "O3"};
   std::printf("I = %.1f MB (%d tokens), t = %d, e = %d\n", p.bytes / 1e6, n_tokens, o.tensor, o.expert);
   for (int s = 0; s < 4; ++s) std::printf("  %-8s %4d chunks  %10.1f us predicted\n", names[s], a.chunks[s], a.us[s]);
@@ -87,7 +121,9 @@ void run_layout(LayoutOptions& o) {
   p.gpu_flops = o.tflops * 1e12;
   std::vector<moecclLayout_t> found(static_cast<size_t>(o.rows));
   int32_t n = 0;
-  check(moecclSolveLayout(&p, found.data(), o.rows, &n));
+  check(moecclSolveLayout(&p, found.data(), o.rows, &n), kLayoutNames);
+  if (n == 0)
+    fail(fmt::format("no layout fits into {:g} GB: give more --gpus or --gpu-gb, or a higher --zero", o.gpu_gb));
   std::printf(
       "%d layouts fit into %.0f GB\n   TP   EP   CP   PP   DP  CP/EP       weights GB  activations GB  communication ms"
       "  bubble %%   step ms   MFU %%\n",
@@ -96,7 +132,7 @@ void run_layout(LayoutOptions& o) {
     const moecclLayout_t& v = found[static_cast<size_t>(i)];
     moecclLayoutCost_t cost{};
     cost.size = sizeof(cost);
-    check(moecclPriceLayout(&p, &v, &cost));
+    check(moecclPriceLayout(&p, &v, &cost), kLayoutNames);
     std::printf("%5d%5d%5d%5d%5d  %-10s %12.1f %15.1f %17.1f %9.1f %9.1f %7.1f\n", v.tensor, v.expert, v.context,
                 v.pipeline, v.data, v.vertical ? "vertical" : "horizontal", v.weight_bytes / 1e9,
                 v.activation_bytes / 1e9, v.comm_us / 1e3, 100 * cost.bubble, cost.step_us / 1e3, 100 * cost.mfu);
@@ -137,7 +173,8 @@ void add_cluster(CLI::App& solve, std::function<void()>& chosen) {
   p.n_gpus = 64, p.gpus_per_node = 8, p.n_layers = 32, p.n_heads = 32, p.n_experts = 8, p.top_k = 2, p.hidden = 4096;
   p.sequence = 8192, p.global_batch = 256, p.zero_stage = 1, p.sequence_parallel = 1;
   CLI::App* layout = solve.add_subcommand("layout", "parallel degrees that fit, by the time of a step (MoNTA)");
-  layout->add_option("--trace", l->trace.path, "take experts and top-k from this routing trace");
+  CLI::Option* const trace =
+      layout->add_option("--trace", l->trace.path, "take experts and top-k from this routing trace");
   layout->add_option("--gpus", p.n_gpus, "GPUs")->check(perf::positive());
   layout->add_option("--gpus-per-node", p.gpus_per_node, "GPUs of a node")->check(perf::positive());
   layout->add_option("--gpu-gb", l->gpu_gb, "memory of a GPU")->check(perf::positive());
@@ -145,8 +182,8 @@ void add_cluster(CLI::App& solve, std::function<void()>& chosen) {
   layout->add_option("--inter-gbs", l->inter_gbs, "GB/s between nodes, per GPU")->check(perf::positive());
   layout->add_option("--layers", p.n_layers, "transformer layers")->check(perf::positive());
   layout->add_option("--heads", p.n_heads, "attention heads")->check(perf::positive());
-  layout->add_option("--experts", p.n_experts, "experts of a layer")->check(perf::positive());
-  layout->add_option("--topk", p.top_k, "experts per token")->check(perf::positive());
+  layout->add_option("--experts", p.n_experts, "experts of a layer")->check(perf::positive())->excludes(trace);
+  layout->add_option("--topk", p.top_k, "experts per token")->check(perf::positive())->excludes(trace);
   layout->add_option("--hidden", p.hidden, "hidden size")->check(perf::positive());
   layout->add_option("--sequence", p.sequence, "context length")->check(perf::positive());
   layout->add_option("--global-batch", p.global_batch, "sequences of a step")->check(perf::positive());

@@ -7,10 +7,15 @@
 namespace tools {
 namespace {
 
+const OptionNames kNames = {{"n_experts", "--experts"},        {"n_ranks", "--ranks"},
+                            {"slots_per_rank", "--slots"},     {"n_nodes", "--nodes"},
+                            {"capacity_factor", "--capacity"}, {"beta_inter_us", "--row-bytes / --inter-gbs"},
+                            {"compute_us", "--compute-us"}};
+
 struct Options {
   TraceOptions trace;
   int ranks = 32, slots = 16, nodes = 4;
-  double capacity = 1.0;
+  double capacity = 1.0, row_bytes = 4096, inter_gbs = 100, compute_us = 0.1;
 };
 
 void run(const Options& o) {
@@ -26,27 +31,34 @@ void run(const Options& o) {
     popularity[static_cast<size_t>(topk[at])] += 1;
   }
   const int32_t n_slots = o.ranks * o.slots;
-  if (n_slots < t.n_experts) fail("--slots " + std::to_string(o.slots) + ": there are more experts than slots");
+  if (n_slots < t.n_experts)
+    fail("--ranks " + std::to_string(o.ranks) + " with --slots " + std::to_string(o.slots) + " have " +
+         std::to_string(n_slots) + " slots: " + std::to_string(t.n_experts) + " experts need one each");
   std::vector<int32_t> uniform(experts), adaptive(experts), slots(static_cast<size_t>(n_slots));
   for (size_t e = 0; e < experts; ++e)
     uniform[e] = n_slots / t.n_experts + (static_cast<int32_t>(e) < n_slots % t.n_experts ? 1 : 0);
-  check(moecclReplicaCounts(popularity.data(), t.n_experts, n_slots, adaptive.data()));
+  check(moecclReplicaCounts(popularity.data(), t.n_experts, n_slots, adaptive.data()), kNames);
   double before = 0, after = 0;
-  check(moecclReplicaDrops(popularity.data(), uniform.data(), t.n_experts, n_slots, o.capacity, &before));
-  check(moecclReplicaDrops(popularity.data(), adaptive.data(), t.n_experts, n_slots, o.capacity, &after));
+  check(moecclReplicaDrops(popularity.data(), uniform.data(), t.n_experts, n_slots, o.capacity, &before), kNames);
+  check(moecclReplicaDrops(popularity.data(), adaptive.data(), t.n_experts, n_slots, o.capacity, &after), kNames);
   moecclReplicaProblem_t p = MOECCL_REPLICA_PROBLEM_INIT;
   p.n_experts = t.n_experts;
   p.n_ranks = o.ranks;
   p.slots_per_rank = o.slots;
   p.n_nodes = o.nodes;
+  p.beta_inter_us = o.row_bytes / o.inter_gbs * 1e-3;
+  p.compute_us = o.compute_us;
   p.demand = demand.data();
   p.counts = adaptive.data();
   moecclReplicaAnswer_t a{};
   a.size = sizeof(a);
-  check(moecclSolveReplicas(&p, slots.data(), &a));
+  check(moecclSolveReplicas(&p, slots.data(), &a), kNames);
   const double all = std::accumulate(popularity.begin(), popularity.end(), 0.0);
   std::printf("experts %d in %d slots (%d ranks, %d nodes); capacity factor %.2f\n", t.n_experts, n_slots, o.ranks,
               o.nodes, o.capacity);
+  std::printf(
+      "predicted for %.6g us per token between nodes (%.6g bytes at %.6g GB/s) and %.6g us per token of a rank\n",
+      p.beta_inter_us, o.row_bytes, o.inter_gbs, p.compute_us);
   std::printf("                       before         after   change\n");
   std::printf("%-16s %11.2f %%  %11.2f %%  %6.1f %%  (uniform, Algorithm 1)\n", "dropped tokens", 100 * before / all,
               100 * after / all, change(before, after));
@@ -70,6 +82,9 @@ void add_replicas(CLI::App& solve, std::function<void()>& chosen) {
   app->add_option("--slots", o->slots, "expert slots of a rank")->check(CLI::Range(1, 1024));
   app->add_option("--nodes", o->nodes, "nodes")->check(perf::positive());
   app->add_option("--capacity", o->capacity, "capacity factor")->check(perf::positive());
+  app->add_option("--row-bytes", o->row_bytes, "bytes of a token's row")->check(perf::positive());
+  app->add_option("--inter-gbs", o->inter_gbs, "GB/s between nodes")->check(perf::positive());
+  app->add_option("--compute-us", o->compute_us, "us that a rank computes for a token")->check(perf::positive());
   app->callback([o, &chosen] { chosen = [o] { run(*o); }; });
 }
 

@@ -7,6 +7,14 @@
 namespace tools {
 namespace {
 
+const OptionNames kNames = {{"n_experts", "--experts"},
+                            {"n_devices", "--devices"},
+                            {"n_nodes", "--nodes"},
+                            {"n_samples", "the number of samples (--tokens / --sample-tokens)"},
+                            {"beta_intra_us", "--row-bytes / --intra-gbs"},
+                            {"beta_inter_us", "--row-bytes / --inter-gbs"},
+                            {"min_gain", "--min-gain"}};
+
 struct Options {
   TraceOptions trace;
   int sample_tokens = 64, devices = 16, nodes = 2;
@@ -49,9 +57,11 @@ void run(const Options& o) {
     std::vector<double> joint(experts * experts);
     for (int s = 0; s < o.trace.step; ++s)
       check(moecclPredictorUpdate(joint.data(), t.n_experts, t.n_experts, 0.9, t.step(o.trace.layer, s),
-                                  t.step(o.trace.layer + 1, s), t.n_tokens, t.k));
+                                  t.step(o.trace.layer + 1, s), t.n_tokens, t.k),
+            kNames);
     scatter.resize(gather.size());
-    check(moecclPredictorApply(joint.data(), t.n_experts, t.n_experts, gather.data(), p.n_samples, scatter.data()));
+    check(moecclPredictorApply(joint.data(), t.n_experts, t.n_experts, gather.data(), p.n_samples, scatter.data()),
+          kNames);
   } else if (has_next) {
     scatter = count(step_of(t, o.trace.layer + 1, o.trace.step), t, o.sample_tokens, p.n_samples);
   }
@@ -61,7 +71,7 @@ void run(const Options& o) {
   moecclSampleAnswer_t a{};
   a.size = sizeof(a);
   const auto start = std::chrono::steady_clock::now();
-  check(moecclSolveSamples(&p, placement.data(), &a, nullptr, 0));
+  check(moecclSolveSamples(&p, placement.data(), &a, nullptr, 0), kNames);
   const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   std::printf("samples %d of %d tokens, %d devices on %d nodes; gather of layer %d%s\n", p.n_samples, o.sample_tokens,
               o.devices, o.nodes, o.trace.layer,

@@ -154,9 +154,13 @@ Matching best(const AssignProblem& p) {
 }  // namespace
 
 const char* distance_name(Distance distance) {
-  constexpr const char* kNames[] = {"same PCIe switch", "same PCIe root", "same NUMA domain", "same socket",
-                                    "other socket"};
+  constexpr const char* kNames[] = {"same PCIe switch", "same PCIe root", "same NUMA domain",
+                                    "same socket",      "other socket",   "unknown distance"};
   return kNames[static_cast<size_t>(distance)];
+}
+
+bool place_known(const Graph& graph, const Node& device) {
+  return graph.of_kind(NodeKind::kSocket).size() < 2 || enclosing(graph, device, NodeKind::kSocket) != nullptr;
 }
 
 Crossing crossing(const Graph& graph, const Node& a, const Node& b) {
@@ -166,7 +170,9 @@ Crossing crossing(const Graph& graph, const Node& a, const Node& b) {
   const bool one_socket = graph.of_kind(NodeKind::kSocket).size() < 2;
   switch (meet->kind) {
     case NodeKind::kHost:
-      result.distance = one_socket ? Distance::kSocket : Distance::kHost;
+      result.distance = one_socket                                       ? Distance::kSocket
+                        : place_known(graph, a) && place_known(graph, b) ? Distance::kHost
+                                                                         : Distance::kUnknown;
       break;
     case NodeKind::kSocket:
       result.distance = Distance::kSocket;
@@ -251,13 +257,17 @@ AssignProblem problem_of(const Graph& graph, std::span<const Node* const> users,
 NicAssignment assign_nics(const Graph& graph) {
   NicAssignment result;
   result.users = graph.of_kind(NodeKind::kGpu);
-  if (result.users.empty()) result.users = graph.of_kind(NodeKind::kNuma);
+  if (result.users.empty()) {
+    result.users = graph.of_kind(NodeKind::kNuma);
+    std::erase_if(result.users, [](const Node* numa) { return numa->cpus.empty() && numa->n_cores == 0; });
+  }
   for (const Node* nic : graph.of_kind(NodeKind::kNic))
     if (nic_usable(*nic)) result.nics.push_back(nic);
   std::stable_sort(result.nics.begin(), result.nics.end(), [](const Node* a, const Node* b) { return a->id < b->id; });
   // Interfaces without a device (bridges, tunnels) are used only if there is nothing else.
   if (std::any_of(result.nics.begin(), result.nics.end(), [](const Node* nic) { return nic->id.starts_with("pci:"); }))
     std::erase_if(result.nics, [](const Node* nic) { return !nic->id.starts_with("pci:"); });
+  leave_out_virtual(result.nics);
   if (result.users.size() > kMaxSide) result.users.resize(kMaxSide);
   if (result.nics.size() > kMaxSide) result.nics.resize(kMaxSide);
   if (!result.nics.empty()) result.choices = assign(problem_of(graph, result.users, result.nics));
@@ -266,18 +276,36 @@ NicAssignment assign_nics(const Graph& graph) {
 
 namespace {
 
-// Returns the nodes of these devices, or fewer if the graph does not know them all.
-std::vector<const Node*> nodes_of(const Graph& graph, std::span<const std::string> devices) {
+struct Candidates {
+  std::vector<const Node*> nics;
+  std::vector<uint32_t> positions;  // of their devices
+};
+
+// Returns the nodes of these devices, without virtual functions beside their physical device. The result is empty if
+// the graph does not know all devices.
+Candidates candidates_of(const Graph& graph, std::span<const std::string> devices) {
   std::vector<const Node*> nodes;
+  const std::vector<const Node*> known = graph.of_kind(NodeKind::kNic);
   for (const std::string& device : devices) {
-    for (const Node* nic : graph.of_kind(NodeKind::kNic)) {
-      const auto& names = nic->os_devices;
-      if (std::find(names.begin(), names.end(), device) == names.end()) continue;
-      nodes.push_back(nic);
-      break;
-    }
+    const auto nic = std::find_if(known.begin(), known.end(), [&](const Node* n) {
+      return std::find(n->os_devices.begin(), n->os_devices.end(), device) != n->os_devices.end();
+    });
+    if (nic == known.end()) return {};
+    nodes.push_back(*nic);
   }
-  return nodes;
+  Candidates result{nodes, {}};
+  leave_out_virtual(result.nics);
+  for (uint32_t d = 0; d < nodes.size(); ++d)
+    if (std::find(result.nics.begin(), result.nics.end(), nodes[d]) != result.nics.end()) result.positions.push_back(d);
+  return result;
+}
+
+// Returns the devices of one of the users when all of them use some.
+std::vector<uint32_t> share_of(const Graph& graph, std::span<const Node* const> users, size_t user,
+                               const Candidates& candidates) {
+  std::vector<uint32_t> devices = assign(problem_of(graph, users, candidates.nics))[user].nics;
+  for (uint32_t& d : devices) d = candidates.positions[d];
+  return devices;
 }
 
 }  // namespace
@@ -286,21 +314,23 @@ std::vector<uint32_t> devices_of_rank(const Graph& graph, std::span<const std::s
                                       uint32_t n_ranks) {
   std::vector<uint32_t> own(devices.size());
   std::iota(own.begin(), own.end(), 0u);
-  const std::vector<const Node*> nics = nodes_of(graph, devices);
-  if (nics.size() != devices.size()) return own;
+  const Candidates candidates = candidates_of(graph, devices);
+  if (candidates.nics.empty()) return own;
   std::vector<const Node*> users;
   for (const Seat& seat : default_seats(graph, 0, n_ranks)) users.push_back(graph.find(seat.node));
   const bool known = std::find(users.begin(), users.end(), nullptr) == users.end();
-  if (!known || rank >= users.size() || users.size() > kMaxSide || nics.size() > kMaxSide) return own;
-  return assign(problem_of(graph, users, nics))[rank].nics;
+  if (!known || rank >= users.size() || users.size() > kMaxSide || candidates.nics.size() > kMaxSide) return own;
+  return share_of(graph, users, rank, candidates);
 }
 
 std::vector<uint32_t> devices_of_gpu(const Graph& graph, std::span<const std::string> devices, std::string_view pci) {
   const std::string id = "pci:" + normal_pci(pci);
-  const std::vector<const Node*> gpus = graph.of_kind(NodeKind::kGpu), nics = nodes_of(graph, devices);
+  const Candidates candidates = candidates_of(graph, devices);
+  const std::vector<const Node*> gpus = graph.of_kind(NodeKind::kGpu);
   const auto own = std::find_if(gpus.begin(), gpus.end(), [&](const Node* gpu) { return gpu->id == id; });
-  if (own == gpus.end() || nics.size() != devices.size() || gpus.size() > kMaxSide || nics.size() > kMaxSide) return {};
-  return assign(problem_of(graph, gpus, nics))[static_cast<size_t>(own - gpus.begin())].nics;
+  if (own == gpus.end() || candidates.nics.empty() || gpus.size() > kMaxSide || candidates.nics.size() > kMaxSide)
+    return {};
+  return share_of(graph, gpus, static_cast<size_t>(own - gpus.begin()), candidates);
 }
 
 bool joined_by_nvlink(const Graph& graph, std::string_view pci, std::string_view other) {

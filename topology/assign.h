@@ -14,8 +14,10 @@
 namespace moeccl::topology {
 
 // How far apart two devices of a host are, from near to far; a later value costs more.
-enum class Distance : uint8_t { kSwitch, kRoot, kNuma, kSocket, kHost };
-const char* distance_name(Distance distance);  // "same PCIe switch", ..., "other socket"
+enum class Distance : uint8_t { kSwitch, kRoot, kNuma, kSocket, kHost, kUnknown };
+const char* distance_name(Distance distance);  // "same PCIe switch", ..., "other socket", "unknown distance"
+// Returns false for a device of a host of several sockets whose socket no source knows (its numa_node is -1).
+bool place_known(const Graph& graph, const Node& device);
 
 struct Crossing {
   Distance distance = Distance::kHost;
@@ -39,10 +41,10 @@ struct AssignChoice {
 // result is exact (a min-cost flow for the best feasible share) and deterministic. Every user gets a NIC if any exists.
 std::vector<AssignChoice> assign(const AssignProblem& problem);
 
-// The assignment of a host. Users are its GPUs (of_kind(kGpu)), or its NUMA domains when it has none.
-// AssignChoice::nics are indices into `nics`.
+// The assignment of a host. Users are its GPUs (of_kind(kGpu)), or its NUMA domains that have processors when it has
+// none. AssignChoice::nics are indices into `nics`.
 struct NicAssignment {
-  std::vector<const Node*> users, nics;  // nics: those with a port that is not down, by id
+  std::vector<const Node*> users, nics;  // nics: those with a port that is not down, by id; see leave_out_virtual()
   std::vector<AssignChoice> choices;     // of each user; empty when there are no NICs
 };
 NicAssignment assign_nics(const Graph& graph);

@@ -5,9 +5,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
+#include <set>
 
 #include "src/base/fd.h"
+#include "src/driver/sysfs.h"
 #include "topology/hwloc_xml.h"
 #include "topology/json.h"
 #include "topology/merge.h"
@@ -25,8 +29,8 @@ constexpr Probe kProbes[] = {
     {"verbs", probe_verbs, "RDMA ports, rates, GIDs", "install libibverbs1 and ibverbs-providers, load ib_uverbs"},
     {"sysfs", probe_sysfs, "interfaces, rates, MTU", "mount /sys in the container"},
     {"nvml", probe_nvml, "GPUs, NVLink, peer access",
-     "install NVIDIA's driver; in a container use NVIDIA's runtime (--gpus all)"},
-    {"cuda", probe_cuda, "GPUs as CUDA sees them", "install NVIDIA's driver"},
+     "for NVIDIA GPUs: install their driver; in a container use NVIDIA's runtime (--gpus all)"},
+    {"cuda", probe_cuda, "GPUs as CUDA sees them", "for NVIDIA GPUs: install their driver"},
 };
 
 Result<std::string> read_whole(const std::string& path) {
@@ -51,12 +55,51 @@ Result<std::string> read_whole(const std::string& path) {
   return text;
 }
 
+bool told_by_bus(const Node& node) {
+  return std::any_of(node.sources.begin(), node.sources.end(),
+                     [](const std::string& source) { return source == "hwloc" || source == "sysfs"; });
+}
+
 // hwloc lists what this process may run on; sysfs lists all processors of the machine.
 void forget_processors(Graph& part) {
   std::erase_if(part.nodes, [](const Node& node) {
     return node.kind == NodeKind::kHost || node.kind == NodeKind::kSocket || node.kind == NodeKind::kNuma ||
            node.kind == NodeKind::kCache;
   });
+}
+
+// Returns whether NVIDIA's driver has the GPU and this process its device file. A container without NVML has no other
+// sign of its GPUs.
+bool has_device_file(const ProbeSources& sources, const std::string& id) {
+  const std::string told =
+      driver::Sysfs(sources.proc_root).read("driver/nvidia/gpus/" + id.substr(id.find(':') + 1) + "/information");
+  const std::string mark = "Device Minor:";
+  const size_t at = told.find(mark);
+  if (at == std::string::npos) return false;
+  const int minor = std::atoi(told.c_str() + at + mark.size());
+  return driver::Sysfs(sources.dev_root).exists(format("nvidia{}", minor));
+}
+
+// The bus also shows GPUs that ranks cannot use: those of makers whose driver no probe asks, and those that a container
+// hides. They must not become seats of ranks.
+void forget_silent_gpus(const ProbeSources& sources, std::vector<Graph>& parts) {
+  const auto is_gpu = [](const Node& node) { return node.kind == NodeKind::kGpu; };
+  std::set<std::string> answered, silent;
+  for (const Graph& part : parts)
+    for (const Node& node : part.nodes)
+      if (is_gpu(node)) (told_by_bus(node) ? silent : answered).insert(node.id);
+  std::erase_if(silent, [&](const std::string& id) {
+    return answered.contains(id) || (answered.empty() && has_device_file(sources, id));
+  });
+  if (silent.empty()) return;
+  std::string ids;
+  for (const std::string& id : silent) ids += (ids.empty() ? "" : ", ") + id;
+  for (Graph& part : parts)
+    std::erase_if(part.nodes, [&](const Node& node) { return is_gpu(node) && silent.contains(node.id); });
+  parts.emplace_back().notes.push_back(
+      format("{} on the PCI bus without an answer from NVML or CUDA, left out: {}. To use an NVIDIA GPU, install its "
+             "driver, in a container give --gpus all, and otherwise look for Xid in dmesg",
+             silent.size() == 1 ? "1 GPU is" : format("{} GPUs are", silent.size()), ids));
 }
 
 }  // namespace
@@ -72,6 +115,7 @@ Result<Discovery> discover(const ProbeSources& sources) {
     found.probes.push_back({probe, part.ok() ? Status() : part.status(), part.ok() ? part.value().nodes.size() : 0});
     if (part.ok()) parts.push_back(std::move(part.value()));
   }
+  forget_silent_gpus(sources, parts);
   MOECCL_ASSIGN_OR_RETURN(found.graph, merge(parts));
   return found;
 }
@@ -81,30 +125,51 @@ const Result<Discovery>& discover_host() {
   return *host;
 }
 
-Result<std::vector<Graph>> load_topology(const std::string& path) {
-  MOECCL_ASSIGN_OR_RETURN(const std::string text, read_whole(path));
-  const size_t first = text.find_first_not_of(" \t\r\n");
-  if (first == std::string::npos) return error(moecclInvalidArgument, "{}:1: the topology is empty", path);
-  if (text[first] == '{') return read_json(text, path);
-  if (text[first] != '<')
-    return error(moecclInvalidArgument, "{}:1: neither XML of hwloc (lstopo --of xml) nor JSON (moeccl topo --json)",
-                 path);
-  MOECCL_ASSIGN_OR_RETURN(const Graph part, read_hwloc_xml(text, path));
-  MOECCL_ASSIGN_OR_RETURN(Graph graph, merge({part}));
-  return std::vector<Graph>{std::move(graph)};
+Result<Source> read_source(const std::string& given, uint32_t n_ranks) {
+  if (given == "auto") {
+    const Result<Discovery>& host = discover_host();
+    if (!host.ok()) return host.status();
+    return Source{{host.value().graph}, {}};
+  }
+  if (!names_file(given)) {
+    MOECCL_ASSIGN_OR_RETURN(plan::LevelTree tree, parse_synthetic(given, n_ranks));
+    return Source{{}, std::move(tree)};
+  }
+  MOECCL_ASSIGN_OR_RETURN(const std::string text, read_whole(given));
+  constexpr const char* kBlanks = " \t\r\n";
+  const size_t first = text.find_first_not_of(kBlanks);
+  if (first == std::string::npos) return error(moecclInvalidArgument, "{}:1: the topology is empty", given);
+  if (text[first] == '{') {
+    MOECCL_ASSIGN_OR_RETURN(std::vector<Graph> hosts, read_json(text, given));
+    return Source{std::move(hosts), {}};
+  }
+  if (text[first] == '<') {
+    MOECCL_ASSIGN_OR_RETURN(const Graph part, read_hwloc_xml(text, given));
+    MOECCL_ASSIGN_OR_RETURN(Graph graph, merge({part}));
+    return Source{{std::move(graph)}, {}};
+  }
+  const size_t end = text.find_last_not_of(kBlanks) + 1;
+  Result<plan::LevelTree> tree = parse_synthetic(text.substr(first, end - first), n_ranks);
+  if (tree.ok()) return Source{{}, std::move(*tree)};
+  return std::move(tree).status().with_context(format(
+      "{}:1: neither XML of hwloc (lstopo --of xml) nor JSON (moeccl topo --json), and as a synthetic text", given));
 }
 
 bool names_file(const std::string& text) {
-  return text.starts_with('/') || text.starts_with("./") || text.starts_with("../") || text.ends_with(".xml") ||
-         text.ends_with(".json");
+  return text.find(':') == std::string::npos || text.starts_with('/') || text.starts_with("./") ||
+         text.starts_with("../") || text.ends_with(".xml") || text.ends_with(".json");
 }
 
-bool is_private_text(const std::string& text) { return text == "auto" || names_file(text); }
-
-Result<plan::LevelTree> tree_from_text(const std::string& text, uint32_t n_ranks) {
+Result<plan::LevelTree> tree_from_text(const std::string& text, uint32_t n_ranks, uint32_t n_hosts) {
   if (text == "auto") return host_tree(n_ranks);
-  if (!names_file(text)) return parse_synthetic(text, n_ranks);
-  MOECCL_ASSIGN_OR_RETURN(const std::vector<Graph> hosts, load_topology(text));
+  MOECCL_ASSIGN_OR_RETURN(Source source, read_source(text, n_ranks));
+  const std::vector<Graph>& hosts = source.hosts;
+  if (hosts.empty()) return std::move(source.tree);
+  if (hosts.size() < n_hosts)
+    return error(moecclInvalidArgument,
+                 "the topology {} describes {} host{}, the communicator's ranks are on {}: write \"count\": {} beside "
+                 "the host's nodes, or describe each host (moeccl topo --json turns XML into such a file)",
+                 text, hosts.size(), hosts.size() == 1 ? "" : "s", n_hosts, n_hosts);
   return level_tree(hosts, n_ranks);
 }
 

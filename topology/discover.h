@@ -26,16 +26,21 @@ Result<Discovery> discover(const ProbeSources& sources = {});
 // Returns this host, discovered on the first call and cached for the process. Threads may call it concurrently.
 const Result<Discovery>& discover_host();
 
-// Loads a topology from a file: hwloc's XML (one host) or our JSON, distinguished by their first character. Errors name
-// the file and the line.
-Result<std::vector<Graph>> load_topology(const std::string& path);
-// Returns true if a topology's text means a file: it begins with / ./ or ../ or ends in .xml or .json.
+// A topology as people give it: the hosts of a file (hwloc's XML or our JSON), this host ("auto"), or the tree of a
+// synthetic text, which may also lie in a file.
+struct Source {
+  std::vector<Graph> hosts;  // empty: there is a tree
+  plan::LevelTree tree;
+};
+// n_ranks: of a synthetic text; 0 means as many as it gives. Errors name the file and the line.
+Result<Source> read_source(const std::string& text, uint32_t n_ranks);
+// Returns true if a topology's text means a file: it has no colon, begins with / ./ or ../, or ends in .xml or .json.
+// The answer depends on the text alone, so that all ranks have the same.
 bool names_file(const std::string& text);
-// Returns true if the meaning of a text may differ from process to process: a file, or "auto".
-bool is_private_text(const std::string& text);
 // Interprets MOECCL_TOPOLOGY and moecclConfig_t.topology: a synthetic text, a file, or "auto" for host_tree(). n_ranks
-// 0 means as many as the text gives.
-Result<plan::LevelTree> tree_from_text(const std::string& text, uint32_t n_ranks);
+// 0 means as many as the text gives. A file that describes fewer hosts than the ranks are on (n_hosts) is an error: it
+// would place ranks of different hosts on one.
+Result<plan::LevelTree> tree_from_text(const std::string& text, uint32_t n_ranks, uint32_t n_hosts = 1);
 // Returns the levels of n_ranks ranks of this host, in the usual order (tree.h, default_seats).
 Result<plan::LevelTree> host_tree(uint32_t n_ranks);
 

@@ -34,7 +34,24 @@ bool told_by(const Node& node, std::string_view source) {
   return std::find(node.sources.begin(), node.sources.end(), source) != node.sources.end();
 }
 
+const NetworkFacts* best_of(const std::vector<NetworkFacts>& networks) {
+  const auto best = std::find_if(networks.begin(), networks.end(), [](const NetworkFacts& n) { return n.usable; });
+  return best == networks.end() ? nullptr : &*best;
+}
+
+bool takes_dmabuf(const NetworkFacts& network) {
+  return network.usable && network.text.find("dma-buf") != std::string::npos;
+}
+
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+Findings settings(const std::vector<Status>& bad) {
+  Findings f("settings");
+  for (const Status& s : bad)
+    f.problem(s.message(), "correct or unset the variable: no communicator can be made with this value");
+  if (bad.empty()) f.good("the MOECCL_ variables are accepted, and the files that they name can be read");
+  return f;
+}
 
 Findings found(const Discovery& d) {
   Findings f("found");
@@ -47,12 +64,12 @@ Findings found(const Discovery& d) {
     const std::string_view name = p.probe.name;
     const std::string what = format("no {}: {}", name, first_line(p.status.message()));
     if (gpus && name == "nvml") {
-      f.problem(what + "; there are GPUs on the PCI bus", p.probe.remedy);
+      f.problem(what + "; CUDA sees GPUs", p.probe.remedy);
     } else {
       f.note(what, p.probe.remedy);
     }
   }
-  for (const std::string& note : d.graph.notes) f.note(note, "nothing, unless a figure below looks wrong");
+  for (const std::string& note : d.graph.notes) f.note(note, "nothing, unless something below looks wrong");
   return f;
 }
 
@@ -108,6 +125,10 @@ Findings limits(const HostLimits& l, const Graph& graph, bool reads_disabled) {
         "transparent huge pages are off: reads between processes run at about half the rate (8 against 15 GB/s "
         "measured)",
         "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
+  } else if (l.huge_page_bytes > driver::kHugePageBytes) {
+    f.note(format("a huge page has {} here, MoECCL arranges its memory for {}: buffers below that use small pages",
+                  bytes_text(l.huge_page_bytes), bytes_text(driver::kHugePageBytes)),
+           "nothing; a kernel with pages of 4 KiB has huge pages of 2 MiB");
   } else {
     f.good(format("transparent huge pages: {} for private memory, {} for shared; {} reserved huge pages",
                   l.huge_pages_anonymous, l.huge_pages_shared.empty() ? "none" : l.huge_pages_shared, l.n_huge_pages));
@@ -162,7 +183,7 @@ void examine_rdma_port(Findings& f, const Node& nic, const Port& port) {
   }
 }
 
-Findings network(const Graph& graph, const HostLimits& l) {
+Findings network(const Graph& graph, const HostLimits& l, const std::vector<NetworkFacts>& networks) {
   Findings f("network");
   const auto nics = graph.of_kind(NodeKind::kNic);
   for (const Node* nic : nics) {
@@ -171,7 +192,12 @@ Findings network(const Graph& graph, const HostLimits& l) {
       if (told_by(*nic, "verbs")) examine_rdma_port(f, *nic, port);
     }
   }
-  if (nics.empty()) f.note("no network interface but loopback: ranks reach this host alone", "attach a network");
+  const auto best = best_of(networks);
+  if (nics.empty() && best != nullptr) {
+    f.good(format("no NIC of this machine is visible here; {} runs over {}", best->name, best->text));
+  } else if (nics.empty()) {
+    f.note("no network interface but loopback: ranks reach this host alone", "attach a network");
+  }
   const bool rdma_card = std::any_of(nics.begin(), nics.end(), [](const Node* n) {
     return std::any_of(n->os_devices.begin(), n->os_devices.end(),
                        [](const std::string& d) { return d.starts_with("mlx"); });
@@ -187,6 +213,13 @@ Findings network(const Graph& graph, const HostLimits& l) {
         f.note(format("{} uses {} across the sockets", label(*a.users[i]), label(*a.nics[a.choices[i].nics[0]])),
                "a NIC on the GPU's own socket would be nearer");
     }
+  }
+  for (const Node& node : graph.nodes) {
+    const bool device = node.kind == NodeKind::kGpu || (node.kind == NodeKind::kNic && node.id.starts_with("pci:"));
+    if (device && !place_known(graph, node))
+      f.note(format("the kernel does not know the socket of {} (numa_node is -1): NICs are chosen without it",
+                    label(node)),
+             "update the firmware, or give its place in a topology file (moeccl topo --json)");
   }
   return f;
 }
@@ -223,15 +256,7 @@ Findings gpus(const Graph& graph, const HostLimits& l, uint32_t n_ranks, bool ta
       f.note("the driver sees no GPU for this process", "check CUDA_VISIBLE_DEVICES and --gpus");
     return f;
   }
-  for (const Node* gpu : all) {
-    if (told_by(*gpu, "nvml") || told_by(*gpu, "cuda")) {
-      f.good(format("{} {}: {}", label(*gpu), gpu->name, bytes_text(gpu->memory_bytes)));
-    } else {
-      f.problem(label(*gpu) + " is on the PCI bus, but no driver answers for it",
-                l.nvidia_module.empty() ? "install NVIDIA's driver; in a container use --gpus all"
-                                        : "dmesg | grep -i xid; in a container use --gpus all");
-    }
-  }
+  for (const Node* gpu : all) f.good(format("{} {}: {}", label(*gpu), gpu->name, bytes_text(gpu->memory_bytes)));
   multi_process(l.mps, static_cast<uint32_t>(all.size()), n_ranks, f);
   const bool rdma =
       std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& n) { return told_by(n, "verbs"); });
@@ -313,8 +338,12 @@ TransportChoice choose_transport(const PairFacts& facts) {
   };
   if (!facts.path.same_host) {
     if (facts.network.empty()) return choice;
-    choice.transport += " (CUDA memory through page-locked memory of both hosts)";
-    also("no transport registers device memory with a NIC yet");
+    if (!facts.gpudirect.empty()) {
+      choice.transport += format(" (CUDA memory directly, by {}, where the GPU allows it)", facts.gpudirect);
+    } else {
+      choice.transport += " (CUDA memory through page-locked memory of both hosts)";
+      also("no NIC of this network reaches it by dma-buf or nvidia-peermem");
+    }
   } else if (facts.same_gpu || facts.nvlink || facts.peer_access) {
     choice.transport += format("; CUDA memory: each other's device memory, {}", facts.same_gpu ? "on one GPU"
                                                                                 : facts.nvlink ? "over NVLink"
@@ -329,13 +358,12 @@ TransportChoice choose_transport(const PairFacts& facts) {
 std::vector<Finding> examine(const DoctorFacts& facts) {
   std::vector<Finding> all;
   const Graph& graph = facts.discovery->graph;
+  settings(facts.bad_settings).append_to(all);
   found(*facts.discovery).append_to(all);
   limits(*facts.limits, graph, facts.reads_disabled).append_to(all);
-  network(graph, *facts.limits).append_to(all);
-  const bool takes_dmabuf = std::any_of(facts.networks.begin(), facts.networks.end(), [](const NetworkFacts& n) {
-    return n.usable && n.text.find("dma-buf") != std::string::npos;
-  });
-  gpus(graph, *facts.limits, facts.n_ranks, takes_dmabuf).append_to(all);
+  network(graph, *facts.limits, facts.networks).append_to(all);
+  gpus(graph, *facts.limits, facts.n_ranks, std::any_of(facts.networks.begin(), facts.networks.end(), takes_dmabuf))
+      .append_to(all);
   return all;
 }
 
@@ -362,11 +390,18 @@ std::string doctor_page(const DoctorFacts& facts) {
   text += format("transports of {} ranks, a process each\n", default_seats(graph, 0, facts.n_ranks).size());
   text += pairs_text(facts);
   const bool has_gpus = !graph.of_kind(NodeKind::kGpu).empty();
-  const auto best = std::find_if(facts.networks.begin(), facts.networks.end(), [](const auto& n) { return n.usable; });
+  const NetworkFacts* best = best_of(facts.networks);
   PairFacts pair;
   pair.path.same_host = false;
   pair.gpus = has_gpus;
-  if (best != facts.networks.end()) pair.network = format("{} over {}", best->name, best->text);
+  if (best != nullptr) {
+    pair.network = format("{} over {}", best->name, best->text);
+    if (takes_dmabuf(*best)) {
+      pair.gpudirect = "dma-buf";
+    } else if (best->device_memory && facts.limits->peer_memory) {
+      pair.gpudirect = "nvidia-peermem";
+    }
+  }
   const TransportChoice away = choose_transport(pair);
   text += format("  ranks of other hosts: {}\n", away.transport);
   if (!away.why_not_better.empty()) text += format("        not better because {}\n", away.why_not_better);

@@ -16,7 +16,7 @@ enum class Verdict : uint8_t { kGood, kNote, kProblem };
 
 struct Finding {
   Verdict verdict = Verdict::kGood;
-  std::string section;  // "found", "limits", "network", "gpus"
+  std::string section;  // "settings", "found", "limits", "network", "gpus"
   std::string what;
   std::string fix;  // what to do; "" if nothing
 };
@@ -26,7 +26,8 @@ struct PairFacts {
   PathFacts path;
   bool gpus = false;  // both sit on GPUs
   bool nvlink = false, peer_access = false, same_gpu = false;
-  std::string network = {};  // between hosts: "tcp over eth0 (25 Gbit/s)"
+  std::string network = {};    // between hosts: "tcp over eth0 (25 Gbit/s)"
+  std::string gpudirect = {};  // between hosts: how NICs reach CUDA memory ("dma-buf"); "": they do not
 };
 struct TransportChoice {
   std::string transport;
@@ -39,7 +40,8 @@ TransportChoice choose_transport(const PairFacts& facts);
 struct NetworkFacts {
   std::string name;  // "tcp"
   bool usable = false;
-  std::string text;  // "eth0 (25 Gbit/s)", or why it cannot be used
+  std::string text;            // "eth0 (25 Gbit/s)", or why it cannot be used
+  bool device_memory = false;  // its NICs may reach CUDA memory
 };
 
 struct DoctorFacts {
@@ -48,6 +50,7 @@ struct DoctorFacts {
   uint32_t n_ranks = 0;                     // 0: one for each GPU, or for each core
   bool reads_disabled = false;              // MOECCL_NO_CMA=1
   std::vector<NetworkFacts> networks = {};  // to ranks of other hosts, best first
+  std::vector<Status> bad_settings = {};    // what MOECCL_ variables say that no communicator can be made with
 };
 std::vector<Finding> examine(const DoctorFacts& facts);
 std::string doctor_page(const DoctorFacts& facts);

@@ -78,6 +78,21 @@ Status validate(const Graph& graph) {
   return {};
 }
 
+void order_by_containment(Graph& graph) {
+  std::unordered_map<std::string_view, std::vector<size_t>> below;
+  for (size_t i = 1; i < graph.nodes.size(); ++i) below[graph.nodes[i].parent].push_back(i);
+  std::vector<size_t> stack{0}, order;
+  while (!stack.empty()) {
+    order.push_back(stack.back());
+    const std::vector<size_t>& children = below[graph.nodes[stack.back()].id];
+    stack.pop_back();
+    stack.insert(stack.end(), children.rbegin(), children.rend());
+  }
+  std::vector<Node> nodes;
+  for (const size_t i : order) nodes.push_back(std::move(graph.nodes[i]));
+  graph.nodes = std::move(nodes);
+}
+
 std::vector<const Node*> path_to_host(const Graph& graph, const Node& node) {
   std::vector<const Node*> path{&node};
   while (!path.back()->parent.empty() && path.size() <= graph.nodes.size()) {
@@ -160,6 +175,13 @@ double nic_bytes_per_ns(const Node& nic) {
 bool nic_usable(const Node& nic) {
   return std::any_of(nic.ports.begin(), nic.ports.end(),
                      [](const Port& port) { return port.state != PortState::kDown; });
+}
+
+void leave_out_virtual(std::vector<const Node*>& nics) {
+  const std::vector<const Node*> all = nics;
+  std::erase_if(nics, [&](const Node* nic) {
+    return std::any_of(all.begin(), all.end(), [&](const Node* other) { return other->id == nic->physical; });
+  });
 }
 
 std::string cpus_text(const Cpus& cpus) {

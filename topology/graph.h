@@ -51,6 +51,7 @@ struct Node {
   plan::LinkCost uplink;                // to the parent (PCIe), each way
   std::vector<Port> ports;              // NICs
   std::vector<std::string> os_devices;  // "mlx5_0", "ib0", "cuda0"
+  std::string physical;                 // of a virtual function: the id of the device whose ports it shares
   std::vector<std::string> sources;     // probes that reported it
 };
 
@@ -80,6 +81,9 @@ inline constexpr size_t kMaxPorts = 256;  // of one NIC
 // unique ids, links between nodes that exist, and finite figures. The error names the node.
 Status validate(const Graph& graph);
 
+// Sorts the nodes of a valid graph so that each is followed by all that it contains; children stay in their order.
+void order_by_containment(Graph& graph);
+
 // Returns the nodes from a node to the host, both included.
 std::vector<const Node*> path_to_host(const Graph& graph, const Node& node);
 // Returns the innermost node that contains both.
@@ -98,6 +102,8 @@ const char* state_name(PortState state);
 // Returns the rate of the NIC's ports that are not down, in GB/s each way; 0: unknown.
 double nic_bytes_per_ns(const Node& nic);
 bool nic_usable(const Node& nic);  // has a port that is not known to be down
+// Removes virtual functions whose physical device is among the NICs: both send over the same wire.
+void leave_out_virtual(std::vector<const Node*>& nics);
 
 std::string cpus_text(const Cpus& cpus);  // "0-15,32-47"
 // Does the reverse, for at most kMaxCpus processors. Accepts "" (none).

@@ -162,7 +162,10 @@ class HwlocReader {
   }
 
   Status package(const XmlElement& element, std::string* id) {
-    MOECCL_ASSIGN_OR_RETURN(const uint64_t os, number(element, "os_index", 1u << 20));
+    uint64_t os = n_packages_++;  // hwloc leaves the number out where the kernel has none
+    if (element.attribute("os_index") != nullptr) {
+      MOECCL_ASSIGN_OR_RETURN(os, number(element, "os_index", 1u << 20));
+    }
     *id = format("socket:{}", os);
     Node node = start(NodeKind::kSocket, *id);
     node.number = static_cast<int32_t>(os);
@@ -287,6 +290,9 @@ class HwlocReader {
     Node* node = graph_.find(context.io_parent);
     if (node == nullptr || (node->kind != NodeKind::kGpu && node->kind != NodeKind::kNic)) return {};
     *id = node->id;
+    // The first of several interfaces that share a port (representors of virtual functions) stands for it.
+    if (node->kind == NodeKind::kNic && info(element, "Address") != nullptr && !interface(*node, name, element))
+      return {};
     if (node->os_devices.size() < 64) node->os_devices.push_back(name);
     if (node->kind == NodeKind::kGpu) {
       (void)starts_number(name, "nvml", &node->number);
@@ -317,11 +323,11 @@ class HwlocReader {
         same->gid = port.gid;
       }
     }
-    if (info(element, "Address") != nullptr) interface(*node, name, element);
     return {};
   }
 
-  static void interface(Node& node, const std::string& name, const XmlElement& element) {
+  // Returns false if the interface's port has one already.
+  static bool interface(Node& node, const std::string& name, const XmlElement& element) {
     uint32_t number = 1;
     if (const std::string* text = info(element, "Port")) {
       (void)std::from_chars(text->data(), text->data() + text->size(), number);
@@ -329,13 +335,15 @@ class HwlocReader {
     }
     for (Port& port : node.ports) {
       if (port.number != number) continue;
-      if (port.interface.empty()) port.interface = name;
-      return;
+      if (!port.interface.empty()) return false;
+      port.interface = name;
+      return true;
     }
     Port port;
     port.number = number;
     port.interface = name;
     node.ports.push_back(port);
+    return true;
   }
 
   // Reads <distances2 type="OSDev" indexing="gp"> or <distances2hetero>: <indexes> and <u64values> of one matrix.
@@ -390,6 +398,7 @@ class HwlocReader {
   Graph graph_;
   std::vector<uint32_t> core_cpus_;  // the first processor of each core
   Attachments attach_;
+  uint64_t n_packages_ = 0;
   std::map<uint64_t, std::string> by_gp_;
 };
 

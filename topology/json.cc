@@ -5,6 +5,7 @@
 #include <cmath>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "topology/xml.h"  // in_quotes()
 
@@ -184,7 +185,7 @@ Status read_node(Reader& in, Node& node) {
   if (node.id.empty()) return in.wrong("there is no id");
   in.name(node.id);
   MOECCL_TRY(in.only({"id", "kind", "parent", "name", "number", "cpus", "cores", "memory", "bandwidth", "latency",
-                      "ports", "os_devices", "sources"}));
+                      "ports", "os_devices", "physical", "sources"}));
   if (in.find("kind") == nullptr) return in.wrong("there is no kind");
   MOECCL_TRY(in.word("kind", kKinds, kind_name, &node.kind));
   MOECCL_TRY(in.text("parent", &node.parent));
@@ -198,6 +199,7 @@ Status read_node(Reader& in, Node& node) {
   MOECCL_TRY(in.figure("bandwidth", &node.uplink.bytes_per_ns, "GB/s"));
   MOECCL_TRY(in.figure("latency", &node.uplink.alpha_ns, "ns"));
   MOECCL_TRY(in.texts("os_devices", &node.os_devices));
+  MOECCL_TRY(in.text("physical", &node.physical));
   MOECCL_TRY(in.texts("sources", &node.sources));
   const Json* ports = nullptr;
   MOECCL_TRY(in.list("ports", &ports, kMaxPorts));
@@ -210,6 +212,7 @@ Status read_node(Reader& in, Node& node) {
 
 Status read_link(Reader& in, Link& link) {
   MOECCL_TRY(in.only({"kind", "a", "b", "count", "bandwidth", "latency", "sources"}));
+  if (in.find("kind") == nullptr) return in.wrong("there is no kind");
   MOECCL_TRY(in.word("kind", kLinkKinds, link_name, &link.kind));
   MOECCL_TRY(in.text("a", &link.a));
   MOECCL_TRY(in.text("b", &link.b));
@@ -240,6 +243,7 @@ Status read_host(Reader& in, Graph& graph, uint32_t& count) {
   }
   MOECCL_TRY(in.texts("notes", &graph.notes));
   if (Status s = validate(graph); !s.ok()) return in.wrong(s.message());
+  order_by_containment(graph);
   return {};
 }
 
@@ -322,6 +326,7 @@ Ordered node_json(const Node& node) {
     json["ports"].push_back(std::move(p));
   }
   if (!node.os_devices.empty()) json["os_devices"] = node.os_devices;
+  if (!node.physical.empty()) json["physical"] = node.physical;
   if (!node.sources.empty()) json["sources"] = node.sources;
   return json;
 }
@@ -345,15 +350,26 @@ Result<std::vector<Graph>> read_json(std::string_view text, const std::string& f
   if (text.size() > kMaxJsonBytes)
     return error(moecclInvalidArgument, "{}: {} bytes, at most {} are possible", file, text.size(), kMaxJsonBytes);
   uint32_t line = 1;
-  std::vector<uint32_t> open;
+  struct Object {
+    uint32_t line;
+    std::set<std::string> fields;
+  };
+  std::vector<Object> open;
   uint32_t deep_line = 0;  // start of the first value that is nested too deep, which is dropped
+  Status twice;            // a field; the library would keep the last
   const auto mark_lines = [&](int depth, Json::parse_event_t event, Json& parsed) {
     const bool begins = event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start;
     if (begins && depth >= kMaxJsonDepth && deep_line == 0) deep_line = line;
     if (deep_line != 0) return false;
-    if (event == Json::parse_event_t::object_start) open.push_back(line);
+    if (event == Json::parse_event_t::object_start) open.push_back({line, {}});
+    if (event == Json::parse_event_t::key && !open.empty()) {
+      const auto& name = parsed.get_ref<const std::string&>();
+      if (!open.back().fields.insert(name).second && twice.ok())
+        twice =
+            error(moecclInvalidArgument, "{}:{}: the field {} stands twice in one object", file, line, in_quotes(name));
+    }
     if (event == Json::parse_event_t::object_end) {
-      if (!open.empty()) parsed[kLine] = open.back(), open.pop_back();
+      if (!open.empty()) parsed[kLine] = open.back().line, open.pop_back();
     }
     return true;
   };
@@ -364,6 +380,7 @@ Result<std::vector<Graph>> read_json(std::string_view text, const std::string& f
     if (deep_line != 0)
       return error(moecclInvalidArgument, "{}:{}: lists and objects are nested more than {} deep", file, deep_line,
                    kMaxJsonDepth);
+    MOECCL_TRY(std::move(twice));
     if (!json.is_object())
       return error(moecclInvalidArgument, "{}:1: wanted an object with the field moeccl_topology", file);
     return read_document(json, file);

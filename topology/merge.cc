@@ -48,7 +48,6 @@ class Merger {
       return error(moecclInvalidArgument, "{} nodes: at most {} are possible", nodes_.size(), kMaxNodes);
     choose_parents();
     break_cycles();
-    drop_hidden_gpus();
     prune();
     number_gpus();
     count_host();
@@ -84,6 +83,7 @@ class Merger {
     const bool better = node.kind == NodeKind::kGpu && told_by_nvml(node) && node.uplink.bytes_per_ns > 0;
     if (known.uplink.bytes_per_ns == 0 || better) known.uplink.bytes_per_ns = node.uplink.bytes_per_ns;
     if (known.uplink.alpha_ns == 0) known.uplink.alpha_ns = node.uplink.alpha_ns;
+    if (known.physical.empty()) known.physical = node.physical;
     for (const Port& port : node.ports) add(known, node, port);
     unite(known.os_devices, node.os_devices);
     unite(known.sources, node.sources);
@@ -172,25 +172,6 @@ class Merger {
       note(format("{} contains itself by way of {}: it is hung on the host", id, node.parent));
       node.parent = "host";
     }
-  }
-
-  // The PCI bus shows all GPUs of the machine, and NVML those that this process may use (a container may have some of
-  // them). Only these are seats of ranks.
-  void drop_hidden_gpus() {
-    const auto gpu = [](const auto& entry) { return entry.second.kind == NodeKind::kGpu; };
-    if (std::none_of(nodes_.begin(), nodes_.end(), [&](const auto& e) { return gpu(e) && told_by_nvml(e.second); }))
-      return;
-    std::string hidden;
-    const size_t n = std::erase_if(nodes_, [&](const auto& entry) {
-      if (!gpu(entry) || told_by_nvml(entry.second)) return false;
-      hidden += (hidden.empty() ? "" : ", ") + entry.first;
-      return true;
-    });
-    if (n > 0)
-      note(
-          format("{} on the PCI bus without an answer from the driver, left out: {}. A container hides GPUs that are "
-                 "not its own; otherwise look for Xid in dmesg",
-                 n == 1 ? "1 GPU is" : format("{} GPUs are", n), hidden));
   }
 
   // Removes bridges that lead nowhere or to a single node.

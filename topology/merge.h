@@ -14,8 +14,7 @@ namespace moeccl::topology {
 //
 // The result is valid and in canonical order (children by kind, number and id), whatever the order within the parts.
 // PCI bridges that lead to no GPU or NIC, or to a single node, are left out (the slower of the two uplinks stays).
-// Nodes without a known parent become children of the host. Where NVML reported GPUs, others are left out, with a note.
-// GPUs are numbered.
+// Nodes without a known parent become children of the host. GPUs are numbered.
 Result<Graph> merge(const std::vector<Graph>& parts);
 
 }  // namespace moeccl::topology

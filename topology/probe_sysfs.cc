@@ -39,10 +39,15 @@ class SysfsProbe {
     std::map<int, Cpus> sockets;
     std::map<std::string, uint64_t> caches;
     std::set<std::pair<int, int>> cores;
+    // Kernels that know their processors from a device tree number the cores of each cluster from 0.
+    const auto first_of_core = [&](const driver::SysfsCpu& c) {
+      if (c.first_thread >= 0) return static_cast<uint32_t>(c.first_thread) == c.cpu;
+      return c.core < 0 || cores.insert({c.package, c.core}).second;
+    };
     for (const driver::SysfsCpu& c : driver::sysfs_cpus(sysfs_)) {
       if (c.package >= 0) sockets[c.package].push_back(c.cpu);
       if (!c.last_cache_cpus.empty()) caches[c.last_cache_cpus] = c.last_cache_bytes;
-      if (c.core < 0 || cores.insert({c.package, c.core}).second) core_cpus_.push_back(c.cpu);
+      if (first_of_core(c)) core_cpus_.push_back(c.cpu);
     }
     start(NodeKind::kHost, "host");
     for (const auto& [number, cpus] : sockets) {
@@ -94,6 +99,7 @@ class SysfsProbe {
         // The NUMA domain of a root is that of the devices below it.
         if (i == 0 && d.numa >= 0) node.parent = format("numa:{}", d.numa);
         if (const auto it = by_id.find(id); it != by_id.end()) node.uplink.bytes_per_ns = it->second.bytes_per_ns;
+        if (last && !d.physical.empty()) node.physical = id_of(d.physical);
       }
     }
   }
@@ -109,12 +115,12 @@ class SysfsProbe {
         if (i.numa >= 0) node->parent = format("numa:{}", i.numa);
       }
       if (node->kind != NodeKind::kNic || node->ports.size() >= kMaxPorts) continue;
+      // If several interfaces share one port (representors of virtual functions), the first stands for it.
+      if (std::any_of(node->ports.begin(), node->ports.end(), [&](const Port& p) { return p.number == i.port; }))
+        continue;
       node->os_devices.push_back(i.name);
       Port port;
       port.number = i.port;
-      // If several interfaces share one port (virtual functions of one device), the first represents it.
-      if (std::any_of(node->ports.begin(), node->ports.end(), [&](const Port& p) { return p.number == i.port; }))
-        continue;
       port.interface = i.name;
       port.layer = i.infiniband ? LinkLayer::kInfiniband : LinkLayer::kEthernet;
       port.state = i.state == "down" || i.state == "lowerlayerdown" ? PortState::kDown

@@ -31,7 +31,8 @@ Result<Graph> probe_verbs(const ProbeSources& sources) {
       port.layer = p.ethernet ? LinkLayer::kEthernet : p.infiniband ? LinkLayer::kInfiniband : LinkLayer::kUnknown;
       port.state = p.active ? PortState::kUp : PortState::kDown;
       port.gbit = p.active ? p.gbit : 0;  // a port that is down reports the slowest rate
-      port.mtu_bytes = p.mtu_bytes;
+      // On Ethernet, verbs tells the size of RDMA's packets, which is at most 4096; sysfs knows the interface's MTU.
+      if (!p.ethernet) port.mtu_bytes = p.mtu_bytes;
       // RoCE: the table begins with link-local entries, but a person looks for a routable one (of an IPv4 address).
       const auto routable = std::find_if(p.gids.begin(), p.gids.end(), [](const std::string& gid) {
         return gid.starts_with("0000:0000:0000:0000:0000:ffff");

@@ -13,7 +13,7 @@ namespace moeccl::topology {
 
 // Where to look. Empty means the usual places. Tests pass other libraries and a copy of /sys.
 struct ProbeSources {
-  std::string sysfs_root = "/sys";
+  std::string sysfs_root = "/sys", proc_root = "/proc", dev_root = "/dev";
   std::string hwloc_library, ibv_library, nvml_library, cuda_library;
   bool cuda = false;  // ask the CUDA driver too; src/driver/cuda/probe.h says why this is not the default
 };

@@ -7,6 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "topology/graph.h"
+
 namespace moeccl::topology {
 
 namespace {
@@ -182,6 +184,18 @@ std::string figure_text(double figure, std::span<const Unit> units) {
   return best;
 }
 
+// Returns "" for groups of consecutive ranks.
+std::string members_text(const plan::Level& level) {
+  if (std::is_sorted(level.group_of_rank.begin(), level.group_of_rank.end())) return "";
+  const plan::Groups groups(level);
+  std::string text;
+  for (uint32_t g = 0; g < level.n_groups; ++g) {
+    const auto members = groups.members(g);
+    text += (text.empty() ? "[" : " ") + cpus_text({members.begin(), members.end()});
+  }
+  return text + "]";
+}
+
 std::string link_text(const LinkCost& link) {
   std::string text;
   if (link.bytes_per_ns > 0) text = "bw=" + figure_text(link.bytes_per_ns, kRates);
@@ -231,7 +245,7 @@ std::string to_synthetic(const LevelTree& tree) {
     const bool even = std::all_of(sizes.begin(), sizes.end(), [&](uint32_t size) { return size == sizes[0]; });
     if (even) sizes.resize(1);
     for (size_t i = 0; i < sizes.size(); ++i) text += format("{}{}", i == 0 ? "" : "+", sizes[i]);
-    text += link_text(level.link);
+    text += members_text(level) + link_text(level.link);
   }
   return text;
 }

@@ -23,8 +23,9 @@ inline constexpr uint32_t kMaxLevels = 8;
 // what is accepted there.
 Result<plan::LevelTree> parse_synthetic(std::string_view text, uint32_t n_ranks);
 
-// Returns the text of a tree whose groups hold consecutive ranks. parse_synthetic() turns it back into the same tree,
-// with links equal to the bit.
+// Returns the text of a tree. parse_synthetic() turns it back into the same tree, with links equal to the bit, if the
+// groups hold consecutive ranks. Where they do not, the level lists them, which parse_synthetic() refuses:
+// "island:2[0,2 1,3] rank:2".
 std::string to_synthetic(const plan::LevelTree& tree);
 
 }  // namespace moeccl::topology

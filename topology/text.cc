@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "topology/text.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -41,6 +42,7 @@ std::string node_text(const Node& node) {
   if (node.memory_bytes > 0) facts.push_back(bytes_text(node.memory_bytes));
   if (node.uplink.bytes_per_ns > 0)
     facts.push_back((node.kind == NodeKind::kHost ? "network " : "PCIe ") + rate_text(node.uplink.bytes_per_ns));
+  if (!node.physical.empty()) facts.push_back("virtual function of " + node.physical);
   for (const Port& port : node.ports) facts.push_back(port_text(port));
   std::string text = label(node);
   if (!node.name.empty() && node.kind != NodeKind::kNic) text += " " + node.name;
@@ -66,7 +68,7 @@ std::string links_text(const Graph& graph) {
     size_t n = 0;
     double bytes_per_ns = 0;
   };
-  std::map<int32_t, std::pair<const Node*, Switched>> switched;  // by the GPU's number
+  std::map<std::pair<int32_t, std::string>, std::pair<const Node*, Switched>> switched;  // by the GPU's number and id
   size_t n_peers = 0;
   std::string text;
   for (const Link& link : graph.links) {
@@ -76,7 +78,7 @@ std::string links_text(const Graph& graph) {
     const Node* b = graph.find(link.b);
     if (a->kind == NodeKind::kNvSwitch) std::swap(a, b);
     if (b->kind == NodeKind::kNvSwitch && a->kind == NodeKind::kGpu) {
-      auto& [gpu, sum] = switched[a->number];
+      auto& [gpu, sum] = switched[{a->number, a->id}];
       gpu = a;
       ++sum.n;
       sum.bytes_per_ns += link.cost.bytes_per_ns;
@@ -87,7 +89,7 @@ std::string links_text(const Graph& graph) {
     if (link.cost.bytes_per_ns > 0) text += format(" {}", rate_text(link.cost.bytes_per_ns));
     text += "\n";
   }
-  for (const auto& [number, entry] : switched) {
+  for (const auto& [key, entry] : switched) {
     const auto& [gpu, sum] = entry;
     text += format("  nvlink {} - {} nvswitch{}", label(*gpu), sum.n, sum.n == 1 ? "" : "es");
     if (sum.bytes_per_ns > 0) text += format(" {}", rate_text(sum.bytes_per_ns));
@@ -104,7 +106,10 @@ std::string islands_text(const Graph& graph) {
   for (const auto& island : nvlink_islands(graph)) {
     if (island.size() < 2) continue;
     text += " ";
-    for (size_t i = 0; i < island.size(); ++i) text += format("{}{}", i == 0 ? "{" : " ", gpus[island[i]]->number);
+    for (size_t i = 0; i < island.size(); ++i) {
+      const Node& gpu = *gpus[island[i]];
+      text += format("{}{}", i == 0 ? "{" : " ", gpu.number < 0 ? gpu.id : format("{}", gpu.number));
+    }
     text += "}";
   }
   return text.empty() ? "" : "nvlink islands of gpus" + text + "\n";
@@ -163,25 +168,26 @@ std::string rate_text(double bytes_per_ns) {
 }
 
 std::string label(const Node& node) {
-  const std::string pci = pci_of(node);
+  const std::string pci = pci_of(node), place = pci.empty() ? node.id : pci;
   switch (node.kind) {
     case NodeKind::kHost:
       return "host";
     case NodeKind::kSocket:
     case NodeKind::kNuma:
-      return format("{} {}", kind_name(node.kind), node.number);
+      return node.number < 0 ? node.id : format("{} {}", kind_name(node.kind), node.number);
     case NodeKind::kCache:
-      return format("cache L{}", node.number);
+      return node.number < 0 ? node.id : format("cache L{}", node.number);
     case NodeKind::kRoot:
       return "pci " + node.id;
     case NodeKind::kGpu:
-      return format("gpu {} {}", node.number, pci);
+      return node.number < 0 ? "gpu " + place : format("gpu {} {}", node.number, place);
     case NodeKind::kNic:
-      for (const std::string& name : node.os_devices)
-        if (node.ports.empty() || name != node.ports[0].interface) return "nic " + name;  // verbs' name, if any
-      return node.os_devices.empty() ? "nic " + (pci.empty() ? node.id : pci) : "nic " + node.os_devices[0];
+      for (const std::string& name : node.os_devices)  // verbs' name, if any
+        if (std::none_of(node.ports.begin(), node.ports.end(), [&](const Port& p) { return p.interface == name; }))
+          return "nic " + name;
+      return "nic " + (node.os_devices.empty() ? place : node.os_devices[0]);
     default:
-      return format("{} {}", kind_name(node.kind), pci);
+      return format("{} {}", kind_name(node.kind), place);
   }
 }
 

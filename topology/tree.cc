@@ -252,4 +252,35 @@ Result<LevelTree> level_tree(std::span<const Graph> hosts, uint32_t n_ranks) {
   return level_tree(hosts, seats);
 }
 
+Result<LevelTree> over_hosts(std::span<const LevelTree> hosts, std::span<const uint32_t> host_of) {
+  std::vector<uint32_t> position(host_of.size()), n_ranks(hosts.size(), 0);  // of a rank on its host; of a host
+  for (size_t r = 0; r < host_of.size(); ++r) position[r] = n_ranks[host_of[r]]++;
+  for (size_t h = 0; h < hosts.size(); ++h) {
+    MOECCL_TRY(hosts[h].validate());
+    if (hosts[h].n_ranks != n_ranks[h])
+      return error(moecclInvalidArgument, "the levels of host {} are of {} ranks, it has {}", h, hosts[h].n_ranks,
+                   n_ranks[h]);
+  }
+  if (hosts.size() == 1) return hosts[0];
+  const auto same_name = [](const Level& a, const Level& b) { return a.name == b.name; };
+  const bool alike = std::all_of(hosts.begin(), hosts.end(), [&](const LevelTree& host) {
+    return std::ranges::equal(host.levels, hosts[0].levels, same_name);
+  });
+  LevelTree tree{static_cast<uint32_t>(host_of.size()), {}};
+  tree.levels.push_back({"host", {}, {host_of.begin(), host_of.end()}, static_cast<uint32_t>(hosts.size())});
+  for (uint32_t l = 0; alike && l < hosts[0].depth(); ++l) {
+    Level level{hosts[0].levels[l].name, {}, {}, 0};
+    std::vector<std::pair<uint32_t, uint32_t>> groups;
+    for (size_t r = 0; r < host_of.size(); ++r)
+      groups.emplace_back(host_of[r], hosts[host_of[r]].levels[l].group_of_rank[position[r]]);
+    for (const LevelTree& host : hosts) slower(level.link, host.levels[l].link);
+    level.group_of_rank = partition(groups);
+    level.n_groups = n_groups(level.group_of_rank);
+    tree.levels.push_back(std::move(level));
+  }
+  if (!alike) tree.levels.push_back(LevelTree::flat(tree.n_ranks).levels[0]);
+  MOECCL_TRY(tree.validate());
+  return tree;
+}
+
 }  // namespace moeccl::topology

@@ -30,4 +30,9 @@ Result<plan::LevelTree> level_tree(std::span<const Graph> hosts, std::span<const
 // Uses all ranks of default_seats(); n_ranks is 0 or the number that the hosts give together.
 Result<plan::LevelTree> level_tree(std::span<const Graph> hosts, uint32_t n_ranks = 0);
 
+// Joins trees of single hosts under a level "host" without figures, where host_of[r] is the host of rank r and hosts[h]
+// the tree of its ranks in ascending order. Hosts whose levels have different names keep only their ranks' level. One
+// host's tree stays as it is.
+Result<plan::LevelTree> over_hosts(std::span<const plan::LevelTree> hosts, std::span<const uint32_t> host_of);
+
 }  // namespace moeccl::topology

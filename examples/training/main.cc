@@ -10,6 +10,7 @@
 #include <cstring>
 #include <thread>
 
+#include "../arguments.h"
 #include "features.h"
 #include "plot.h"
 
@@ -347,7 +348,7 @@ int main(int argc, char** argv) {
   for (int i = first; known && i < argc; i += 2) {
     const std::string name = argv[i];
     if (name == "--steps")
-      options.steps = std::strtoul(argv[i + 1], nullptr, 10);
+      known = training::take_whole(name, argv[i + 1], 1, 1'000'000, &options.steps);
     else if (name == "--json")
       options.json = argv[i + 1];
     else if (name == "--svg")
@@ -355,9 +356,10 @@ int main(int argc, char** argv) {
     else
       known = false;
   }
-  if (!known || options.steps == 0) {
+  if (!known) {
     std::fprintf(stderr, "training [--capacity] [--steps N] [--json FILE] [--svg FILE]\n");
     return 2;
   }
+  if (!training::can_write(options.json) || !training::can_write(options.svg)) return 2;
   return training::run(options);
 }

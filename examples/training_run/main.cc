@@ -9,11 +9,13 @@
 //                             change the loss
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <sstream>
 #include <thread>
 
+#include "../arguments.h"
 #include "report.h"
 
 namespace training {
@@ -28,7 +30,7 @@ struct Options {
   std::string data = "even", svg, topology = "node:4(bw=25MB/s,lat=50us) gpu:2(bw=2GB/s,lat=5us)";
   std::vector<std::string> features;
   size_t warm = 12, rounds = 5, steps = 3;
-  uint64_t seed = 1;
+  size_t seed = 1;
   bool check = false, keep_places = false;
   std::string given;  // the command line after the program's name
 };
@@ -215,59 +217,72 @@ void make_small(Options& o) {
   o.warm = 0, o.rounds = 1, o.steps = 8;
 }
 
+bool take_features(const std::string& names, std::vector<std::string>& features) {
+  const std::vector<Feature> known = all_features(50, 1);
+  std::istringstream list(names);
+  for (std::string f; std::getline(list, f, ',');) {
+    if (std::none_of(known.begin(), known.end(), [&f](const Feature& k) { return k.name == f; })) {
+      std::fprintf(stderr, "--features %s: there is none of this name; those that exist:\n", f.c_str());
+      for (const Feature& k : known) std::fprintf(stderr, "  %s\n", k.name.c_str());
+      return false;
+    }
+    features.push_back(f);
+  }
+  return true;
+}
+
+// Takes an option that has a value.
+bool take(const std::string& name, const std::string& value, Options& o) {
+  constexpr size_t kMany = 1'000'000;
+  struct Count {
+    size_t* to;
+    size_t least, most;
+  };
+  size_t top_k = static_cast<size_t>(o.shape.top_k);
+  const std::map<std::string, Count> counts = {
+      {"--warm", {&o.warm, 0, kMany}},    {"--rounds", {&o.rounds, 1, kMany}},
+      {"--steps", {&o.steps, 1, kMany}},  {"--samples", {&o.shape.samples, 1, 1024}},
+      {"--seed", {&o.seed, 0, SIZE_MAX}}, {"--top-k", {&top_k, 1, static_cast<size_t>(o.shape.experts)}}};
+  struct Share {
+    double* to;
+    double most;
+  };
+  const std::map<std::string, Share> shares = {{"--zipf", {&o.routing.zipf, 10}},
+                                               {"--on-rank", {&o.routing.on_rank, 1}},
+                                               {"--on-node", {&o.routing.on_node, 1}}};
+  const std::map<std::string, std::string*> texts = {{"--svg", &o.svg}, {"--topology", &o.topology}};
+  if (name == "--data") return set_data(o, value);
+  if (name == "--features") return take_features(value, o.features);
+  if (texts.contains(name)) *texts.at(name) = value;
+  if (shares.contains(name)) return take_number(name, value, shares.at(name).most, shares.at(name).to);
+  if (!counts.contains(name)) return texts.contains(name);
+  const Count& count = counts.at(name);
+  if (!take_whole(name, value, count.least, count.most, count.to)) return false;
+  o.shape.top_k = static_cast<int>(top_k);
+  return true;
+}
+
 bool parse(int argc, char** argv, Options& o) {
   set_data(o, "even");
   for (int i = 1; i < argc; i++) {
     const std::string word = argv[i];
     o.given += word.find(' ') == std::string::npos ? " " + word : " '" + word + "'";
   }
-  const std::vector<Feature> known = all_features(50, 1);
-  const std::map<std::string, size_t*> numbers = {{"--warm", &o.warm}, {"--rounds", &o.rounds}, {"--steps", &o.steps}};
-  const std::map<std::string, std::string*> texts = {{"--svg", &o.svg}, {"--topology", &o.topology}};
-  const std::map<std::string, double*> shares = {
-      {"--zipf", &o.routing.zipf}, {"--on-rank", &o.routing.on_rank}, {"--on-node", &o.routing.on_node}};
   for (int i = 1; i < argc; i++) {
     const std::string name = argv[i];
     if (name == "--check") {
       o.check = true;
       make_small(o);
-      continue;
-    }
-    if (name == "--keep-places") {
+    } else if (name == "--keep-places") {
       o.keep_places = true;
-      continue;
-    }
-    if (i + 1 == argc) return false;
-    const std::string value = argv[++i];
-    if (numbers.contains(name)) {
-      *numbers.at(name) = std::strtoul(value.c_str(), nullptr, 10);
-    } else if (texts.contains(name)) {
-      *texts.at(name) = value;
-    } else if (shares.contains(name)) {
-      *shares.at(name) = std::strtod(value.c_str(), nullptr);
-    } else if (name == "--top-k") {
-      o.shape.top_k = std::atoi(value.c_str());
-    } else if (name == "--samples") {
-      o.shape.samples = std::strtoul(value.c_str(), nullptr, 10);
-    } else if (name == "--seed") {
-      o.seed = std::strtoul(value.c_str(), nullptr, 10);
-    } else if (name == "--data") {
-      if (!set_data(o, value)) return false;
-    } else if (name == "--features") {
-      std::istringstream list(value);
-      for (std::string f; std::getline(list, f, ',');) {
-        if (std::none_of(known.begin(), known.end(), [&f](const Feature& k) { return k.name == f; })) {
-          std::fprintf(stderr, "--features %s: there is none of this name; those that exist:\n", f.c_str());
-          for (const Feature& k : known) std::fprintf(stderr, "  %s\n", k.name.c_str());
-          return false;
-        }
-        o.features.push_back(f);
-      }
-    } else {
+    } else if (i + 1 == argc || !take(name, argv[++i], o)) {
       return false;
     }
   }
-  return o.rounds > 0 && o.steps > 0;
+  if (o.routing.on_rank + o.routing.on_node <= 1) return true;
+  std::fprintf(stderr, "--on-rank %g and --on-node %g are more than all tokens\n", o.routing.on_rank,
+               o.routing.on_node);
+  return false;
 }
 
 }  // namespace
@@ -288,5 +303,6 @@ int main(int argc, char** argv) {
         "training_run --list | --check\n");
     return 2;
   }
+  if (!training::can_write(options.svg)) return 2;
   return training::run(options);
 }

@@ -57,9 +57,9 @@ typedef struct {
  * when all ranks have met or when the init timeout passes. */
 MOECCL_API moecclResult_t moecclGetUniqueId(moecclUniqueId* id);
 
-/* Joins rank `rank` of `n_ranks` to a new communicator. Blocks until all ranks have joined or the init timeout passes;
- * the error then names the missing ranks. Ranks are threads or processes, in any mix. Between moecclGroupStart() and
- * moecclGroupEnd() one thread may join several ranks. */
+/* Joins rank `rank` of `n_ranks` (1 to 65535) to a new communicator. Blocks until all ranks have joined or the init
+ * timeout passes; the error then names the missing ranks. Ranks are threads or processes, in any mix. Between
+ * moecclGroupStart() and moecclGroupEnd() one thread may join several ranks. */
 MOECCL_API moecclResult_t moecclCommInitRank(moecclComm_t* comm, int n_ranks, moecclUniqueId id, int rank);
 MOECCL_API moecclResult_t moecclCommInitRankConfig(moecclComm_t* comm, int n_ranks, moecclUniqueId id, int rank,
                                                    const moecclConfig_t* config);

@@ -58,7 +58,8 @@ MOECCL_API moecclResult_t moecclCommGetUniqueId(moecclComm_t comm, moecclUniqueI
  * On new ranks: comm is NULL; id is required; rank is between the old number of ranks and n_ranks - 1; config is as for
  * moecclCommInitRankConfig, with the same deterministic, staging_bytes and priority as comm's.
  *
- * Blocks until all n_ranks have come. comm stays as it is and must still be destroyed. Not allowed in a group.
+ * Blocks until all n_ranks have come. comm stays as it is and must still be destroyed. The call is not allowed in a
+ * group.
  * Returns moecclInvalidArgument if n_ranks is not larger than comm's, a rank is out of range, or there is no id or two
  * different ones; moecclTimeout, which names the ranks that did not come; moecclMismatch if n_ranks or the
  * configuration differ, or a rank joined twice; moecclRemoteError if a rank died. */

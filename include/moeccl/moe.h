@@ -32,7 +32,7 @@ typedef enum MOECCL_INT {
 
 typedef struct {
   size_t size;                /* sizeof(moecclMoeConfig_t) */
-  size_t hidden_bytes;        /* bytes per row, any number >= 1; combine needs a multiple of the type's size */
+  size_t hidden_bytes;        /* bytes per row, 1 to 4294967295; combine needs a multiple of the type's size */
   moecclDataType_t type;      /* element type of rows in combine; dispatch moves bytes */
   int32_t top_k;              /* experts chosen per token, 1..n_experts and at most 64 */
   int32_t n_experts;          /* 1..65535 */

@@ -3,6 +3,7 @@
 #ifndef MOECCL_SIMULATE_H_
 #define MOECCL_SIMULATE_H_
 
+#include <moeccl/moe.h>
 #include <moeccl/plan.h>
 
 #ifdef __cplusplus
@@ -11,7 +12,8 @@ extern "C" {
 
 typedef struct {
   size_t size;           /* sizeof(moecclSimulateConfig_t) */
-  const char* topology;  /* "node:2(bw=50GB/s) gpu:8", or a file: such a text, JSON, hwloc's XML (docs/topology.md) */
+  const char* topology;  /* "node:2(bw=50GB/s) gpu:8", or a file: such a text, JSON, hwloc's XML; or "auto": this host
+                            (docs/topology.md) */
   const char* profile;   /* profile file (docs/calibration.md); NULL: the defaults, with the topology's links */
   moecclOp_t op;         /* a standard collective except AllToAllv; moecclOpTensorAllToAll; moecclOpDispatch: dispatch
                             and combine of a routing; moecclOpExpertGather, moecclOpExpertReduce: moecclHybridGather,
@@ -34,18 +36,20 @@ typedef struct {
   const int32_t* expert_rank; /* [n_experts] owner of each expert; NULL: contiguous */
   int32_t n_levels;           /* entries of domain */
   const int32_t* domain;      /* [n_levels] sizes of expert domains (hybrid.h), outermost first; NULL: none */
+  moecclMoeLayout_t layout;   /* of dispatch and combine: in Rows, flat and 2dh return fewer rows than in ExpertMajor */
+  int32_t reserved2;
 } moecclSimulateConfig_t;
 #define MOECCL_SIMULATE_CONFIG_INIT                                                                                  \
   {                                                                                                                  \
     sizeof(moecclSimulateConfig_t), NULL, NULL, moecclOpDispatch, NULL, 0, 0, 0, moecclFloat32, 0, 0, 0, 0, 0, NULL, \
-        1, NULL, 0, NULL                                                                                             \
+        1, NULL, 0, NULL, moecclLayoutRows, 0                                                                        \
   }
 
 /* Runs the plans of all ranks on a clock, with contention on shared uplinks, and writes a page: the time of each
  * candidate, bytes per level, the busiest uplinks, the critical path, and the gain over the flat algorithm ("no gain"
  * if there is none). It needs no communicator, moves no data and is deterministic. *needed (may be NULL) gets the full
  * length + 1. All times are simulated: no rank runs. moecclInvalidArgument names the field, the file, and the line or
- * position. */
+ * position. moecclUnsupported: no candidate can be simulated; the text gives the reason for each. */
 MOECCL_API moecclResult_t moecclSimulate(const moecclSimulateConfig_t* config, char* text, size_t text_bytes,
                                          size_t* needed);
 

@@ -6,8 +6,8 @@
  *
  * Errors. Every function that can fail returns a moecclResult_t. On failure, moecclGetLastError() returns a sentence
  *   that says what was tried, on what, and what to do about it. No exception leaves this interface. After a failure
- *   inside a collective the communicator is in an error state: further calls on it return the same code until it is
- *   destroyed, except moecclCommShrink() (elastic.h).
+ *   inside a collective the communicator is in an error state: until it is destroyed, its operations and all other
+ *   calls that wait for ranks return the same code, except moecclCommShrink() (elastic.h).
  * Faults. The output of an operation that returned success is correct, whatever happens to other ranks meanwhile. After
  *   a failure the operation's buffers belong to the caller again, and the library does not write to them later. Ranks
  *   may differ in whether the last operation before a fault succeeded: a rank that had received all of its data reports

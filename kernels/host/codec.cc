@@ -300,10 +300,10 @@ bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, 
 const CodecTable* select_codec(const char* name) {
   // A processor that runs the kernel table of a name also runs the codec table of that name.
   if (select(name) == nullptr) return nullptr;
-#if defined(__x86_64__)
+#if defined(MOECCL_KERNELS_X86)
   if (std::strcmp(name, "avx512") == 0) return &avx512_codec();
   if (std::strcmp(name, "avx2") == 0) return &avx2_codec();
-#else
+#elif defined(MOECCL_KERNELS_NEON)
   if (std::strcmp(name, "neon") == 0) return &neon_codec();
 #endif
   return &reference_codec();

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <iterator>
 
-#if defined(__x86_64__)
+#if defined(MOECCL_KERNELS_X86)
 #include <cpuid.h>
 #endif
 
@@ -18,7 +18,7 @@ struct Choice {
   const KernelTable& (*table)();
 };
 
-#if defined(__x86_64__)
+#if defined(MOECCL_KERNELS_X86)
 // __builtin_cpu_supports also checks that the operating system saves the wide registers.
 bool runs_avx2() {
   // Clang's builtin does not know f16c. Its registers are those of avx2.
@@ -34,10 +34,10 @@ bool runs_avx512() {
 
 // Fastest first.
 constexpr Choice kChoices[] = {
-#if defined(__x86_64__)
+#if defined(MOECCL_KERNELS_X86)
     {"avx512", runs_avx512, avx512_table},
     {"avx2", runs_avx2, avx2_table},
-#else
+#elif defined(MOECCL_KERNELS_NEON)
     {"neon", [] { return true; }, neon_table},
 #endif
     {"reference", [] { return true; }, reference_table},

@@ -42,7 +42,7 @@ class Moeccl(MesonPackage):
 
     conflicts("%gcc@:11", msg="the library is C++20: GCC 12 or later")
     conflicts("platform=darwin", msg="the library needs Linux: memfd, process_vm_readv, network namespaces")
-    requires("target=x86_64:", msg="the library has code for x86-64 only")
+    requires("target=x86_64:", "target=aarch64:", policy="one_of", msg="the library has code for x86-64 and aarch64")
 
     def meson_args(self):
         def feature(name):

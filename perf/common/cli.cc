@@ -78,7 +78,7 @@ void check_sizes(size_t least, size_t most) {
 void add_job_options(CLI::App& app, JobOptions& job, Memories memories) {
   app.add_option("--ranks", job.threads, "ranks as threads of this process")->check(whole_number(1));
   app.add_option("--procs", job.procs, "fork this many processes (default: as the launcher says, or one)")
-      ->check(whole_number(1));
+      ->check(whole_number(1, kMostProcs));
   app.add_option("-T,--timeout", job.timeout_s, "seconds after which a test fails")
       ->check(whole_number(0, INT32_MAX / 1000));  // the library counts milliseconds
   app.add_option("--topology", job.topology, "synthetic topology, such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <charconv>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -90,15 +91,26 @@ bool leads_launch() {
   return !find_launcher(proc, n_procs) || proc == 0;
 }
 
+void check_ranks(const JobOptions& job, int n_procs) {
+  constexpr int64_t kMostRanks = 65535;
+  const int64_t local = int64_t{job.threads} * job.per_thread;
+  if (local <= kMostRanks && local * n_procs <= kMostRanks) return;
+  fail(std::to_string(n_procs) + " (processes) x " + std::to_string(job.threads) + " (threads) x " +
+       std::to_string(job.per_thread) + " (-g) are too many: a communicator has at most " + std::to_string(kMostRanks) +
+       " ranks");
+}
+
 Job::Job(const JobOptions& options) : options_(options) {
   if (options_.procs > 0) {
     source_ = Source::kForked;
     n_procs_ = options_.procs;
-    shared_ = map_shared_id();
-    proc_ = fork_processes(n_procs_);
   } else if (find_launcher(proc_, n_procs_)) {
     source_ = Source::kLauncher;
   }
+  check_ranks(options_, n_procs_);
+  if (source_ != Source::kForked) return;
+  shared_ = map_shared_id();
+  proc_ = fork_processes(n_procs_);
 }
 
 moecclConfig_t Job::config() const {

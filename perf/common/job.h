@@ -36,6 +36,10 @@ struct JobOptions {
   Memory memory = Memory::kHeap;
   bool on_cuda() const { return memory == Memory::kCuda; }
 };
+// More processes take a host down before they are ranks.
+inline constexpr int kMostProcs = 1024;
+// Fails if there are more ranks than a communicator has. n_procs: processes of the job.
+void check_ranks(const JobOptions& job, int n_procs);
 
 // This process's part of the job.
 class Job {

@@ -2,6 +2,7 @@
 #include "perf/common/options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -169,6 +170,7 @@ Options parse_options(int argc, char** argv, const char* program, bool takes_mat
   // As users of nccl-tests expect, -g means GPUs where there are any.
   if (app.count("--mem") == 0 && app.count("--ngpus") > 0 && gpu::likely()) o.job.memory = Memory::kCuda;
   reconcile(o);
+  check_ranks(o.job, std::max(1, o.job.procs));
   o.job.grouping.ranks_per_process = o.job.threads * o.job.per_thread;
   return o;
 }

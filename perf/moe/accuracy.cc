@@ -96,7 +96,7 @@ Json point_json(const AccuracyPoint& p) {
                           {"plan", plan.ran},
                           {"rounds_of_plan", plan.n_ran},
                           {"p50_us", median(plan.us)},
-                          {"predicted_us", plan.predicted_us},
+                          {"predicted_us", plan.predicted_us > 0 ? Json(plan.predicted_us) : Json()},
                           {"rounds_us", plan.us}});
   return j;
 }

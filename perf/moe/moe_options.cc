@@ -71,7 +71,7 @@ void add_run(CLI::App& app, MoeOptions& o) {
       ->capture_default_str();
   app.add_option("--trace-layer", o.trace_layer, "layer of the trace");
   app.add_option("--trace-step", o.trace_step, "step of the trace");
-  app.add_option("--seed", o.seed, "of the routing and the data")->capture_default_str();
+  app.add_option("--seed", o.seed, "of the routing and the data")->check(not_negative())->capture_default_str();
   app.add_option(
          "--algo", o.algorithms,
          "comma list of auto, flat, 2dh, hier:D (default: flat, auto and, where the topology has two levels, 2dh)")

@@ -49,7 +49,7 @@ Json result_json(const MoeResult& r) {
     j["dispatch_backward_us"] = percentiles(r.dispatch_backward_us);
     j["combine_backward_us"] = percentiles(r.combine_backward_us);
   }
-  j["predicted_us"] = r.predicted_us;
+  j["predicted_us"] = r.predicted_us > 0 ? Json(r.predicted_us) : Json();
   j["logical_bytes"] = whole(r.logical_bytes);
   j["levels"] = Json::array();
   for (const LevelTotal& level : r.levels)

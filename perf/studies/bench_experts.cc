@@ -160,7 +160,7 @@ int experts_main(int argc, char** argv) {
   app.add_option("--experts", o.n_experts, "experts")->check(positive())->capture_default_str();
   app.add_option("--slots", o.slots, "slots of a rank")->check(positive())->capture_default_str();
   app.add_option("--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
-  app.add_option("--seed", o.seed, "of the random placement")->capture_default_str();
+  app.add_option("--seed", o.seed, "of the random placement")->check(not_negative())->capture_default_str();
   add_size(app, "-b,--min", o.min_bytes, "smallest expert (bytes of float)");
   add_size(app, "-e,--max", o.max_bytes, "largest expert; sizes grow by 4");
   add_size(app, "--chunk", o.chunk, "bytes of an expert that are summed at a time");

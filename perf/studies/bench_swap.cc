@@ -146,7 +146,7 @@ double model_us(const Machine& m, const algo::GlobalRouting& routing, const std:
   for (uint32_t d = 1; d <= kLevels; ++d) {
     const algo::MoeAlgorithm hier{algo::PathKind::kHier, d};
     const algo::Traffic traffic =
-        algo::count_traffic(algo::Paths(hier, m.tree, placement), m.tree, placement, routing).value();
+        algo::count_traffic(algo::Paths(hier, m.tree, placement), {m.tree, placement, routing}).value();
     const double us = algo::hiermoe_time(hier, traffic, m.tree, m.costs, kRowBytes).total_ns / 1e3;
     if (us < best && dimension != nullptr) *dimension = static_cast<int32_t>(d);
     best = std::min(best, us);

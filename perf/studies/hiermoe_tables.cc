@@ -224,7 +224,7 @@ int main(int argc, char** argv) {
   app.add_option("--apart", r.apart, "share of choices that keep a token's experts in different quarters")
       ->check(perf::within(-1, 1))
       ->capture_default_str();
-  app.add_option("--seed", r.seed, "of the routing")->capture_default_str();
+  app.add_option("--seed", r.seed, "of the routing")->check(perf::not_negative())->capture_default_str();
   app.add_option("--tokens", tokens, "of each GPU")->check(perf::positive())->capture_default_str();
   app.add_flag("--search", searches, "the nearest routing, instead of rows");
   perf::parse_or_exit(app, argc, argv);

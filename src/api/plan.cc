@@ -114,7 +114,8 @@ Result<std::string> page(Communicator& c, moecclOp_t op, size_t count, moecclDat
     candidates.push_back({k.algorithm->name, k.predicted_ns, k.applies.message()});
   }
   std::string text = plan::explain({l.plan, c.tree(), l.cost, c.rank(), reason(c, l, op, apply), candidates,
-                                    l.cached->measured.ns.load(std::memory_order_relaxed), c.paced()});
+                                    l.cached->measured.ns.load(std::memory_order_relaxed), c.paced(),
+                                    comm::Selector::kTypicalBlockBytes});
   text += format("Figures: {}.\n", plan::figures_text(*c.selector().profile(), c.tree()));
   if (c.cuda() != nullptr && !c.cuda()->path().empty()) text += format("CUDA memory: {}.\n", c.cuda()->path());
   if (const auto lanes = l.cached->measured.lanes.get(); !lanes.empty()) text += exec::lanes_text(lanes);

@@ -6,8 +6,12 @@
 
 #include "src/api/convert.h"
 #include "src/base/env.h"
+#include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/secret.h"
+#include "src/driver/file.h"
 #include "src/driver/interface.h"
 #include "src/driver/limits.h"
+#include "src/plan/profile_file.h"
 #include "topology/discover.h"
 #include "topology/doctor.h"
 #include "topology/json.h"
@@ -32,17 +36,9 @@ Result<std::string> levels_of(const plan::LevelTree& tree, int format_wanted) {
 Result<std::string> describe(const std::string& source, int wanted) {
   if (wanted < moecclTopologyText || wanted > moecclTopologyLevels)
     return error(moecclInvalidArgument, "format is {}: give a moecclTopologyFormat_t", wanted);
-  std::vector<topology::Graph> hosts;
-  if (source.empty()) {
-    const Result<topology::Discovery>& host = topology::discover_host();
-    if (!host.ok()) return host.status();
-    hosts.push_back(host.value().graph);
-  } else if (topology::names_file(source)) {
-    MOECCL_ASSIGN_OR_RETURN(hosts, topology::load_topology(source));
-  } else {
-    MOECCL_ASSIGN_OR_RETURN(const plan::LevelTree tree, topology::parse_synthetic(source, 0));
-    return levels_of(tree, wanted);
-  }
+  MOECCL_ASSIGN_OR_RETURN(const topology::Source given, topology::read_source(source.empty() ? "auto" : source, 0));
+  const std::vector<topology::Graph>& hosts = given.hosts;
+  if (hosts.empty()) return levels_of(given.tree, wanted);
   switch (wanted) {
     case moecclTopologyJson:
       return topology::to_json(hosts);
@@ -62,19 +58,37 @@ std::vector<topology::NetworkFacts> networks() {
   for (const transport::Network& n : transport::networks()) {
     const std::string refused = n.refused(env().encrypt);
     const transport::Probe p = refused.empty() ? n.probe() : transport::Probe{false, {}, refused};
-    facts.push_back({n.name, p.usable, p.usable ? p.found : p.why_not});
+    facts.push_back({n.name, p.usable, p.usable ? p.found : p.why_not, n.can.device_memory});
   }
   return facts;
 }
 
+std::vector<Status> bad_settings() {
+  std::vector<Status> bad;
+  if (!env_status().ok()) bad.push_back(env_status());
+  const auto check = [&](const char* variable, const std::string& value, auto&& read) {
+    if (value.empty()) return;
+    if (Status s = read(value).status(); !s.ok()) bad.push_back(std::move(s).with_context(variable));
+  };
+  check("MOECCL_TOPOLOGY", env().topology, [](const std::string& text) { return topology::read_source(text, 0); });
+  check("MOECCL_PROFILE", env().profile, [](const std::string& path) -> Result<plan::Profile> {
+    MOECCL_ASSIGN_OR_RETURN(const std::string text, driver::read_file(path));
+    return plan::read_profile(text, path);
+  });
+  check("MOECCL_SECRET_FILE", env().secret_file, bootstrap::read_secret_file);
+  return bad;
+}
+
 Status doctor(int n_ranks, std::string* page, int* n_bad) {
-  if (n_ranks < 0 || n_ranks > 65536)
-    return error(moecclInvalidArgument, "n_ranks is {}: give 0 for the usual number, or 1 to 65536", n_ranks);
+  if (n_ranks < 0 || n_ranks > bootstrap::kMaxRanks)
+    return error(moecclInvalidArgument, "n_ranks is {}: give 0 for the usual number, or 1 to {}", n_ranks,
+                 bootstrap::kMaxRanks);
   topology::ProbeSources sources;
   sources.cuda = true;
   MOECCL_ASSIGN_OR_RETURN(const topology::Discovery found, topology::discover(sources));
   const driver::HostLimits limits = driver::host_limits();
-  const topology::DoctorFacts facts{&found, &limits, static_cast<uint32_t>(n_ranks), env().no_cma, networks()};
+  const topology::DoctorFacts facts{&found,       &limits,    static_cast<uint32_t>(n_ranks),
+                                    env().no_cma, networks(), bad_settings()};
   *page = topology::doctor_page(facts);
   const auto findings = topology::examine(facts);
   if (n_bad != nullptr)

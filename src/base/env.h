@@ -25,25 +25,27 @@ struct Env {
   int64_t timeout_ms = 600'000;
   // MOECCL_INIT_TIMEOUT_MS: milliseconds after which init or split fails because a rank is missing.
   int64_t init_timeout_ms = 60'000;
-  // MOECCL_STAGING_BYTES: cap on a rank's staging memory in a communicator. Accepts K, M, G (powers of 1024).
+  // MOECCL_STAGING_BYTES: cap on a rank's staging memory in a communicator. Accepts K, M, G (powers of 1024). The same
+  // on all ranks.
   int64_t staging_bytes = int64_t{16} << 20;
   // MOECCL_HEAP_BYTES: size of the address range of this process's symmetric heap (moecclMemAlloc), which every process
   // of the host maps; memory is used only where something is allocated. Accepts K, M, G. 0: the machine's memory size,
   // or a sixteenth of the range that an address limit (ulimit -v) leaves.
   int64_t heap_bytes = 0;
-  // MOECCL_MOE_MEMORY_CAP: cap in bytes on the memory of one MoE layer on a rank; 0: none. Accepts K, M, G.
+  // MOECCL_MOE_MEMORY_CAP: cap in bytes on the memory of one MoE layer on a rank; 0: none. Accepts K, M, G. The same on
+  // all ranks.
   int64_t moe_memory_cap = 0;
   // MOECCL_DEBUG: the messages that are written to stderr: ERROR, WARN, INFO or TRACE.
   LogLevel log_level = LogLevel::kWarn;
   // MOECCL_DEBUG_FILE: the file to which messages are appended instead; %h stands for the host's name and %p for the
   // process's number. Empty: stderr.
   std::string log_file;
-  // MOECCL_PLAN: forces algorithms; the planner checks the names. Empty: the cheapest.
+  // MOECCL_PLAN: forces algorithms; the planner checks the names. Empty: the cheapest. The same on all ranks.
   std::string plan;
   // MOECCL_PROFILE: a profile file, the same on all ranks (docs/calibration.md). Empty: none.
   std::string profile;
-  // MOECCL_CALIBRATE: milliseconds that a communicator's first use may spend on measuring plans; the result is cached.
-  // 0: never.
+  // MOECCL_CALIBRATE: about how many milliseconds may be spent on measuring plans when a communicator is made; the
+  // result is cached. 0: never. The same on all ranks.
   int64_t calibrate_ms = 0;
   // MOECCL_CHECK_PLANS: with 1, each plan of a standard collective is proved when it is built (moecclPlanProve).
   bool check_plans = false;
@@ -52,13 +54,15 @@ struct Env {
   bool trials = true;
   // MOECCL_KERNELS: forces a table of host kernels by name. Empty: the fastest that this machine runs.
   std::string kernels;
-  // MOECCL_TOPOLOGY: a synthetic topology, a file or "auto" (this host). Empty: one flat level, and a level of nodes
-  // where ranks are on several hosts. It does not apply to communicators that come from others (split, shrink, grow).
+  // MOECCL_TOPOLOGY: a synthetic topology, a file or "auto" (what each host finds). Empty: one flat level, and a level
+  // of nodes where ranks are on several hosts. It does not apply to communicators that come from others (split, shrink,
+  // grow). The same on all ranks.
   std::string topology;
   // MOECCL_SECRET: admits ranks of other hosts when a launcher starts them (CommInitEnv). Never logged, never in an
   // error.
   std::string secret;
-  // MOECCL_SECRET_FILE: a file that holds the secret instead, which only its owner may read.
+  // MOECCL_SECRET_FILE: a file that holds the secret instead: the user's own with mode 0400 or 0600, or root's, which
+  // its group may read too (0440).
   std::string secret_file;
   // MOECCL_SOCKET_ADDR: the address of this host where GetUniqueId listens: "ip" or "ip:port", "[ip6]:port" for IPv6.
   // Empty: a UNIX socket, which reaches this host only. Bad addresses are refused where they are used.

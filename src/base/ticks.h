@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The processor's cycle counter, for timing every operation at half the price of clock_gettime. Its values are only for
-// figures that people read; deadlines use clock.h.
+// The processor's counter, for timing every operation at half the price of clock_gettime: for figures that people read
+// and from which plans are chosen. Deadlines use clock.h.
 #pragma once
 
 #include <cstdint>

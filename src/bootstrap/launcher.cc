@@ -193,13 +193,15 @@ std::string handout_name(const LauncherInfo& info, uint32_t count) {
 
 std::string hint_on_one_host(const LauncherInfo& info) {
   if (known_by_parent(info)) {
-    return ". Ranks whose parents are different processes, or that run in different containers, meet only with the "
-           "same MASTER_ADDR, such as localhost";
+    return ". Ranks whose parents are different processes meet only with the same MASTER_ADDR. Where they share a "
+           "network, as containers with --network=host do, set it to localhost; containers with networks of their own "
+           "count as hosts: set it to the address of rank 0's container, and MOECCL_SECRET to a secret, on all ranks";
   }
-  if (is_loopback_name(info.master_addr) && info.several_hosts_known()) {
+  if (is_loopback_name(info.master_addr) && !info.one_host_known()) {
     return format(
-        ". MASTER_ADDR is \"{}\", so each rank looks for rank 0 on its own host, but the ranks run on several: set "
-        "MASTER_ADDR to the address of rank 0's host on all ranks",
+        ". MASTER_ADDR is \"{}\", so each rank looks for rank 0 on its own host. If the ranks run on several hosts, or "
+        "in containers with networks of their own, set MASTER_ADDR to the address of rank 0's host or container, and "
+        "MOECCL_SECRET to a secret, on all ranks",
         info.master_addr);
   }
   return "";

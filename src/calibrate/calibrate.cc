@@ -21,12 +21,16 @@ namespace moeccl::comm {
 
 namespace {
 
-// Returns what /proc/cpuinfo calls this machine's processor.
+// Returns what /proc/cpuinfo calls this machine's first processor. On aarch64 that is several numbers, of which the
+// revision is the last.
 std::string processor_name() {
   std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name") || line.starts_with("CPU part")) return line;
-  return "";
+  std::string name;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("model name") || line.starts_with("CPU ")) name += line;
+    if (line.starts_with("model name") || line.starts_with("CPU revision")) break;
+  }
+  return name;
 }
 
 // Times hold for the machine that they were measured on; a home folder may be shared by several kinds.

@@ -36,12 +36,11 @@ Status run_tasks(size_t n, bool alone, const std::function<Status(size_t)>& task
 
 }  // namespace
 
-Status count_layer(std::deque<LayerPlan>& plans, const plan::LevelTree& tree, const algo::Placement& placement,
-                   const algo::GlobalRouting& routing, const algo::Domains* domains,
+Status count_layer(std::deque<LayerPlan>& plans, const algo::RoutedLayer& layer,
                    const std::function<std::string(uint64_t steps)>& refuse) {
   MOECCL_TRY(run_tasks(plans.size(), false, [&](size_t i) -> Status {
     LayerPlan& p = plans[i];
-    MOECCL_ASSIGN_OR_RETURN(p.traffic, algo::count_traffic(p.paths, tree, placement, routing, domains));
+    MOECCL_ASSIGN_OR_RETURN(p.traffic, algo::count_traffic(p.paths, layer));
     p.refusal = refuse(algo::moe_steps(p.traffic));
     return {};
   }));

@@ -33,8 +33,7 @@ struct LayerPlan {
 };
 
 // Counts the routing's rows. refuse: returns why a plan of this many steps a chunk is not to be priced, or "".
-Status count_layer(std::deque<LayerPlan>& plans, const plan::LevelTree& tree, const algo::Placement& placement,
-                   const algo::GlobalRouting& routing, const algo::Domains* domains,
+Status count_layer(std::deque<LayerPlan>& plans, const algo::RoutedLayer& layer,
                    const std::function<std::string(uint64_t steps)>& refuse);
 Status price_layer(std::deque<LayerPlan>& plans, const plan::LevelTree& tree, const plan::Profile& profile,
                    uint64_t row_bytes);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
+#include <span>
+#include <type_traits>
 
 #include "src/algo/algorithm.h"
 #include "src/algo/builder.h"
@@ -58,11 +60,24 @@ struct Page {
   bool has_flat = true;  // the operation has a plan of that name
   std::vector<Outcome> outcomes;
   moecclOp_t op = moecclOpDispatch;
-  uint64_t n_tokens = 0;  // of all ranks, with moe
+  std::vector<std::pair<const char*, std::string>> inputs =
+      {};  // what the caller asked about, by its JSON key, as JSON
 
   void refuse(std::string name, std::string why) {
     outcomes.emplace_back().name = std::move(name);
     outcomes.back().refusal = std::move(why);
+  }
+  template <class T>
+  void input(const char* key, const T& value) {
+    if constexpr (std::is_arithmetic_v<T>)
+      inputs.emplace_back(key, format("{}", value));
+    else
+      inputs.emplace_back(key, json_quoted(value));
+  }
+  void input_list(const char* key, std::span<const int32_t> values) {
+    std::string list;
+    for (const int32_t v : values) list += format("{}{}", list.empty() ? "" : ", ", v);
+    inputs.emplace_back(key, "[" + list + "]");
   }
 };
 
@@ -84,7 +99,6 @@ const Outcome* flat(const Page& page) {
 std::string verdict(const Page& page) {
   const Outcome* best = fastest(page);
   const Outcome* base = flat(page);
-  if (best == nullptr) return "nothing could be simulated";
   if (base == nullptr && !page.has_flat) return format("fastest: {}", best->name);
   if (base == nullptr) return format("fastest: {}; flat was not simulated, so a gain over it is not known", best->name);
   if (base->ns < kGain * best->ns) {
@@ -143,7 +157,7 @@ std::string as_json(const Page& page) {
   std::string t =
       format("{{\n  \"simulated\": true,\n  \"emulated\": true,\n  \"op\": {},\n  \"topology\": {},\n  \"ranks\": {},",
              json_quoted(exec::op_name(page.op)), json_quoted(topology::to_synthetic(page.tree)), page.tree.n_ranks);
-  if (page.moe) t += format("\n  \"tokens\": {},", page.n_tokens);
+  for (const auto& [key, value] : page.inputs) t += format("\n  \"{}\": {},", key, value);
   t += format("\n  \"links\": \"{}\",\n  \"candidates\": [", links_of(page));
   bool first = true;
   const Outcome* base = flat(page);
@@ -168,9 +182,7 @@ std::string as_json(const Page& page) {
   for (const plan::Constant& c : page.hardware.constants)
     t += format(",\n    \"{}\": {{\"value\": {}, \"source\": {}}}", c.name, page.hardware.profile.*c.member,
                 json_quoted(source_of(page, c)));
-  const Outcome* best = fastest(page);
-  return t +
-         format("\n  }},\n  \"fastest\": \"{}\",\n  \"verdict\": \"{}\"\n}}\n", best ? best->name : "", verdict(page));
+  return t + format("\n  }},\n  \"fastest\": \"{}\",\n  \"verdict\": \"{}\"\n}}\n", fastest(page)->name, verdict(page));
 }
 
 // The cluster that is simulated. `gpus` is true for a file of hosts in which every rank sits on a GPU. Their tree does
@@ -180,27 +192,18 @@ struct Cluster {
   bool gpus = false;
 };
 
-Result<Cluster> read_cluster(const char* topology) {
-  if (topology == nullptr || *topology == 0)
+Result<Cluster> read_cluster(const char* given) {
+  if (given == nullptr || *given == 0)
     return error(moecclInvalidArgument, "topology is empty: give a text such as \"node:4(bw=25GB/s,lat=5us) gpu:8\"");
-  std::string text = topology;
-  if (text.find(':') == std::string::npos || text.starts_with("/") || text.starts_with("./")) {
-    MOECCL_ASSIGN_OR_RETURN(text, driver::read_file(topology));
-    if (const size_t at = text.find_first_not_of(" \t\r\n");
-        at != std::string::npos && (text[at] == '{' || text[at] == '<')) {
-      MOECCL_ASSIGN_OR_RETURN(const std::vector<topology::Graph> hosts, topology::load_topology(topology));
-      Cluster cluster;
-      MOECCL_ASSIGN_OR_RETURN(cluster.tree, topology::level_tree(hosts, uint32_t{0}));
-      // A host that has GPUs seats all its ranks on them (topology/tree.h, default_seats).
-      cluster.gpus = std::all_of(hosts.begin(), hosts.end(), [](const topology::Graph& host) {
-        return !host.of_kind(topology::NodeKind::kGpu).empty();
-      });
-      return cluster;
-    }
-    while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  }
-  MOECCL_ASSIGN_OR_RETURN(plan::LevelTree tree, topology::parse_synthetic(text, 0));
-  return Cluster{std::move(tree)};
+  MOECCL_ASSIGN_OR_RETURN(topology::Source source, topology::read_source(given, 0));
+  Cluster cluster{std::move(source.tree), false};
+  if (source.hosts.empty()) return cluster;
+  MOECCL_ASSIGN_OR_RETURN(cluster.tree, topology::level_tree(source.hosts, uint32_t{0}));
+  // A host that has GPUs seats all its ranks on them (topology/tree.h, default_seats).
+  cluster.gpus = std::all_of(source.hosts.begin(), source.hosts.end(), [](const topology::Graph& host) {
+    return !host.of_kind(topology::NodeKind::kGpu).empty();
+  });
+  return cluster;
 }
 
 // Returns why a plan of this many steps is not simulated, or "" if it is.
@@ -232,6 +235,12 @@ Result<uint32_t> element_bytes_of(const moecclSimulateConfig_t& c) {
   return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(c.type));
 }
 
+void add_elements(const moecclSimulateConfig_t& c, Page& page) {
+  page.input("count", c.count);
+  page.input("type", moecclTypeName(c.type));
+  page.input("one_host", c.one_host);
+}
+
 // Standard collectives: simulates every algorithm's plan.
 Status simulate_collective(const moecclSimulateConfig_t& c, Page& page) {
   const plan::Profile& profile = page.hardware.profile;
@@ -247,6 +256,7 @@ Status simulate_collective(const moecclSimulateConfig_t& c, Page& page) {
   const std::string wanted = wanted_of(c);
   if (!wanted.empty() && algo::find(c.op, wanted) == nullptr)
     return error(moecclInvalidArgument, "no algorithm \"{}\" for {}", wanted, exec::op_name(c.op));
+  add_elements(c, page);
   page.title = format("{} of {} elements ({} a block) on {}: {}", exec::op_name(c.op), c.count,
                       plan::bytes_text(c.count * shape.element_bytes), ranks_text(shape.n_ranks),
                       topology::to_synthetic(page.tree));
@@ -280,6 +290,22 @@ Result<algo::Domains> domains_of(const moecclSimulateConfig_t& c, const plan::Le
   return algo::Domains::make(tree, {c.domain, c.domain + c.n_levels});
 }
 
+// Returns " in domains of 2 dc, 4 gpu" and adds them to the page's inputs.
+std::string domains_text(const algo::Domains& domains, Page& page) {
+  std::vector<int32_t> sizes;
+  std::string text = " in domains of";
+  for (uint32_t l = 0; l < page.tree.depth(); ++l) {
+    sizes.push_back(static_cast<int32_t>(domains.sizes()[l]));
+    text += format("{} {} {}", l == 0 ? "" : ",", domains.sizes()[l], page.tree.levels[l].name);
+  }
+  page.input_list("domain", sizes);
+  return text;
+}
+
+void add_owners(const moecclSimulateConfig_t& c, Page& page) {
+  if (c.expert_rank != nullptr) page.input_list("expert_rank", {c.expert_rank, static_cast<size_t>(c.n_experts)});
+}
+
 // Simulates bringing experts into their domains, or their gradients back to the owners (hybrid.h).
 template <class Exchange>
 Status simulate_exchange(const moecclSimulateConfig_t& c, Page& page) {
@@ -301,11 +327,12 @@ Status simulate_exchange(const moecclSimulateConfig_t& c, Page& page) {
     return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are staged, direct", wanted,
                  exec::op_name(c.op));
   page.has_flat = false;
-  page.title = format("{} of {} experts of {} in domains of", exec::op_name(c.op), homes.n_experts(),
-                      plan::bytes_text(call.count * call.element_bytes));
-  for (uint32_t l = 0; l < page.tree.depth(); ++l)
-    page.title += format("{} {} {}", l == 0 ? "" : ",", domains.sizes()[l], page.tree.levels[l].name);
-  page.title += format(" on {}: {}", ranks_text(page.tree.n_ranks), topology::to_synthetic(page.tree));
+  add_elements(c, page);
+  page.input("experts", homes.n_experts());
+  add_owners(c, page);
+  page.title = format("{} of {} experts of {}{} on {}: {}", exec::op_name(c.op), homes.n_experts(),
+                      plan::bytes_text(call.count * call.element_bytes), domains_text(domains, page),
+                      ranks_text(page.tree.n_ranks), topology::to_synthetic(page.tree));
   for (const bool views : {false, true}) {
     if (!wanted.empty() && (wanted == "direct") != views) continue;
     const char* name = views ? "direct" : "staged";
@@ -346,6 +373,9 @@ Result<MoeQuestion> moe_question(const moecclSimulateConfig_t& c, uint32_t n_ran
     return error(moecclInvalidArgument, "hidden_bytes is {}: a row has between 1 and {} bytes", c.hidden_bytes,
                  UINT32_MAX);
   if (c.hidden_bytes > 0) q.row_bytes = c.hidden_bytes;
+  if (c.layout != moecclLayoutRows && c.layout != moecclLayoutExpertMajor)
+    return error(moecclInvalidArgument, "layout is {}: moecclLayoutRows or moecclLayoutExpertMajor",
+                 static_cast<int>(c.layout));
   if (c.top_k < 0 || c.n_experts < 0 || c.n_experts > 65535)
     return error(moecclInvalidArgument, "top_k is {}, n_experts is {}: give 0 or more, and at most 65535 experts",
                  c.top_k, c.n_experts);
@@ -371,10 +401,19 @@ Result<MoeQuestion> moe_question(const moecclSimulateConfig_t& c, uint32_t n_ran
     MOECCL_ASSIGN_OR_RETURN(q.routing, algo::make_routing(request, kind.exponent));
   }
   MOECCL_ASSIGN_OR_RETURN(q.placement, algo::Placement::make(request.n_experts, n_ranks, c.expert_rank));
-  page.n_tokens = q.routing.n_tokens();
-  page.title = format("dispatch + combine on {}: {}\n{} tokens in all, top-{} of {} experts, rows of {} bytes, {}",
-                      ranks_text(n_ranks), topology::to_synthetic(page.tree), q.routing.n_tokens(), request.top_k,
-                      request.n_experts, q.row_bytes, kind_text);
+  const char* const layout = c.layout == moecclLayoutExpertMajor ? "ExpertMajor" : "Rows";
+  page.input("tokens", q.routing.n_tokens());
+  page.input("row_bytes", q.row_bytes);
+  page.input("topk", request.top_k);
+  page.input("experts", request.n_experts);
+  add_owners(c, page);
+  page.input("layout", layout);
+  page.input("routing", kind_text);
+  if (kind.kind != algo::RoutingKind::kTrace) page.input("seed", c.seed);
+  page.title =
+      format("dispatch + combine on {}: {}\n{} tokens in all, top-{} of {} experts, rows of {} bytes, layout {}, {}",
+             ranks_text(n_ranks), topology::to_synthetic(page.tree), q.routing.n_tokens(), request.top_k,
+             request.n_experts, q.row_bytes, layout, kind_text);
   return q;
 }
 
@@ -395,14 +434,15 @@ Status simulate_layer(const moecclSimulateConfig_t& c, Page& page) {
   std::optional<algo::Domains> domains;
   if (c.domain != nullptr) {
     MOECCL_ASSIGN_OR_RETURN(domains, domains_of(c, page.tree));
+    page.title += ", experts" + domains_text(*domains, page);
     if (std::erase_if(wanted, [](const algo::MoeAlgorithm& a) { return a.kind == algo::PathKind::k2dh; }) > 0 && named)
       return error(moecclInvalidArgument, "algorithm is 2dh, which has no plan with domains: give flat or hier:D");
   }
   const algo::Domains* with = domains ? &*domains : nullptr;
   std::deque<LayerPlan> plans;
   for (const algo::MoeAlgorithm& a : wanted) plans.emplace_back(a, page.tree, q.placement, with);
-  MOECCL_TRY(count_layer(plans, page.tree, q.placement, q.routing, with,
-                         [](uint64_t steps) { return too_large(steps, true); }));
+  const algo::RoutedLayer layer{page.tree, q.placement, q.routing, c.layout == moecclLayoutExpertMajor, with};
+  MOECCL_TRY(count_layer(plans, layer, [](uint64_t steps) { return too_large(steps, true); }));
   MOECCL_TRY(price_layer(plans, page.tree, profile, q.row_bytes));
   // Without figures for links, the clock prices only copies; the measured AlltoAlls know more. Then only plans for
   // which there are some can be compared.
@@ -451,6 +491,7 @@ Result<std::string> simulate(const moecclSimulateConfig_t& config) {
   const plan::LevelTree& tree = cluster.tree;
   Page page{"", cluster.gpus ? plan::device_hardware() : plan::hardware_of(tree), "", tree, false, true, {}};
   page.op = config.op;
+  page.input("algorithms", config.algorithm == nullptr || *config.algorithm == 0 ? "auto" : config.algorithm);
   plan::Profile& profile = page.hardware.profile;
   if (config.profile != nullptr && *config.profile != 0) {
     page.file = config.profile;
@@ -490,6 +531,11 @@ Result<std::string> simulate(const moecclSimulateConfig_t& config) {
                    exec::op_name(config.op));
     default:
       MOECCL_TRY(simulate_collective(config, page));
+  }
+  if (fastest(page) == nullptr) {
+    std::string why;
+    for (const Outcome& o : page.outcomes) why += format("{}{}: {}", why.empty() ? "" : "; ", o.name, o.refusal);
+    return error(moecclUnsupported, "no candidate of {} can be simulated: {}", exec::op_name(config.op), why);
   }
   return config.json != 0 ? as_json(page) : as_text(page);
 }

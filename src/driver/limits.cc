@@ -3,6 +3,7 @@
 
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/uio.h>
@@ -20,6 +21,7 @@
 #include <limits>
 #include <sstream>
 
+#include "src/driver/affinity.h"
 #include "src/driver/sysfs.h"
 
 namespace moeccl::driver {
@@ -51,12 +53,17 @@ uint64_t entry(const std::string& meminfo, const char* name) {
 // because another thread may have held any lock at the fork.
 struct Trial {
   std::atomic<pid_t> reader_may_start{0};  // the pid to read; release by the parent, acquire by the reader
-  int error_number;
+  int error_number = EIO;                  // the reader's result; where SIGCHLD is ignored, its exit status is lost
 };
 
 uint64_t g_secret = 0;  // private to each process; one child reads the other's
 
 constexpr uint64_t kValue = 0x6d6f6563636cu;
+
+void end_with(pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);
+}
 
 [[noreturn]] void be_read() {
   g_secret = kValue;
@@ -72,14 +79,16 @@ constexpr uint64_t kValue = 0x6d6f6563636cu;
     errno = 0;
     const ssize_t n = process_vm_readv(other, &local, 1, &remote, 1, 0);
     if (n != sizeof(value)) {
-      trial->error_number = errno != 0 ? errno : EIO;
+      if (errno != 0) trial->error_number = errno;
       _exit(1);
     }
-    if (value == kValue) _exit(0);
+    if (value == kValue) {
+      trial->error_number = 0;
+      _exit(0);
+    }
     timespec pause_time = {0, 1'000'000};
     nanosleep(&pause_time, nullptr);
   }
-  trial->error_number = EIO;
   _exit(1);
 }
 
@@ -87,21 +96,19 @@ Status try_cma() {
   void* shared = mmap(nullptr, sizeof(Trial), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return system_error("shared memory for the trial of process_vm_readv", errno);
   auto* trial = new (shared) Trial;
-  trial->error_number = 0;
   Status status;
+  const pid_t parent = getpid();
   const pid_t target = fork();
-  if (target == 0) be_read();
+  if (target == 0) end_with(parent), be_read();
   const pid_t reader = target < 0 ? -1 : fork();
-  if (reader == 0) read_other(trial);
+  if (reader == 0) end_with(parent), read_other(trial);
   if (target < 0 || reader < 0) {
     status = system_error("fork for the trial of process_vm_readv", errno);
   } else {
     trial->reader_may_start.store(target, std::memory_order_release);
-    int how = 0;
-    while (waitpid(reader, &how, 0) < 0 && errno == EINTR) continue;
-    if (!WIFEXITED(how) || WEXITSTATUS(how) != 0)
-      status = system_error("process_vm_readv between sibling processes",
-                            trial->error_number != 0 ? trial->error_number : EIO);
+    while (waitpid(reader, nullptr, 0) < 0 && errno == EINTR) continue;
+    if (trial->error_number != 0)
+      status = system_error("process_vm_readv between sibling processes", trial->error_number);
   }
   if (target > 0) {
     kill(target, SIGKILL);
@@ -111,30 +118,36 @@ Status try_cma() {
   return status;
 }
 
-}  // namespace
-
-uint32_t cpu_quota(const std::string& root) {
-  const Sysfs files(root.empty() ? "/" : root);
-  long long quota_us = -1, period_us = 0;
-  // "max 100000" does not match.
-  if (std::sscanf(files.read("sys/fs/cgroup/cpu.max").c_str(), "%lld %lld", &quota_us, &period_us) != 2) {
-    quota_us = files.number("sys/fs/cgroup/cpu/cpu.cfs_quota_us", -1);
-    period_us = files.number("sys/fs/cgroup/cpu/cpu.cfs_period_us", 0);
-  }
-  if (quota_us <= 0 || period_us <= 0) return 0;
-  return static_cast<uint32_t>(std::clamp<long long>(quota_us / period_us, 1, UINT32_MAX));
-}
-
-namespace {
+constexpr const char* kGroups = "sys/fs/cgroup";
 
 struct GroupFiles {
-  const char *folder, *limit, *used, *files;  // `files` begins the names in memory.stat
+  const char *controller, *folder, *limit, *used, *files;  // `files` begins the names in memory.stat
 };
-constexpr GroupFiles kVersion1 = {"sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"};
-constexpr GroupFiles kVersion2 = {"sys/fs/cgroup", "memory.max", "memory.current", ""};
+constexpr GroupFiles kVersion1 = {"memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+                                  "total_"};
+constexpr GroupFiles kVersion2 = {"", kGroups, "memory.max", "memory.current", ""};
 
-Status group_has(uint64_t bytes, const Sysfs& files, const GroupFiles& names, const std::string& group) {
-  const std::string folder = names.folder + group;
+// Returns the folders below `top` of the control groups around this process, its own first: each of them may have a
+// limit. `controller` is "" in version 2, which has one hierarchy for all.
+std::vector<std::string> group_folders(const Sysfs& files, const std::string& controller, const std::string& top) {
+  std::string group;
+  std::istringstream lines(files.read("proc/self/cgroup"));
+  // "4:cpu,cpuacct:/job/step" in version 1, "0::/job/step" in version 2; both may be there.
+  for (std::string line; std::getline(lines, line);) {
+    const size_t first = line.find(':') + 1, end = line.find(':', first);
+    if (end == std::string::npos) continue;
+    const std::string list = format(",{},", line.substr(first, end - first));
+    if (list.find(format(",{},", controller)) != std::string::npos) group = line.substr(end + 1);
+  }
+  // In a container, the top may show the process's own group, while these folders are those of the host.
+  std::vector<std::string> folders;
+  for (group = group == "/" ? "" : group; !group.empty(); group.resize(std::min(group.size() - 1, group.rfind('/'))))
+    folders.push_back(top + group);
+  folders.push_back(top);
+  return folders;
+}
+
+Status group_has(uint64_t bytes, const Sysfs& files, const GroupFiles& names, const std::string& folder) {
   const std::string limit_file = format("{}/{}", folder, names.limit);
   const int64_t limit = files.number(limit_file, -1), used = files.number(format("{}/{}", folder, names.used), -1);
   if (limit < 0 || used < 0) return {};  // not there, or "max"
@@ -158,24 +171,53 @@ Status group_has(uint64_t bytes, const Sysfs& files, const GroupFiles& names, co
       bytes, limit, limit_file, std::max<int64_t>(left, 0));
 }
 
+// The kernel looks for this capability in the first user namespace only, which maps all users to themselves.
+bool locks_without_limit(const Sysfs& files) {
+  constexpr int kIpcLock = 14;  // CAP_IPC_LOCK
+  const std::string status = files.read("proc/self/status"), mark = "\nCapEff:";
+  const size_t at = status.find(mark);
+  return at != std::string::npos && files.read("proc/self/uid_map").ends_with(" 4294967295") &&
+         (std::strtoull(status.c_str() + at + mark.size(), nullptr, 16) >> kIpcLock & 1) != 0;
+}
+
 }  // namespace
+
+uint32_t cpu_quota(const std::string& root) {
+  const Sysfs files(root.empty() ? "/" : root);
+  long long least = 0;
+  const auto take = [&least](long long quota_us, long long period_us) {
+    if (quota_us <= 0 || period_us <= 0) return;
+    const long long cpus = std::clamp<long long>(quota_us / period_us, 1, UINT32_MAX);
+    least = least == 0 ? cpus : std::min(least, cpus);
+  };
+  for (const std::string& folder : group_folders(files, "", kGroups)) {
+    long long quota_us = 0, period_us = 0;
+    // "max 100000" does not match.
+    if (std::sscanf(files.read(folder + "/cpu.max").c_str(), "%lld %lld", &quota_us, &period_us) == 2)
+      take(quota_us, period_us);
+  }
+  for (const std::string& folder : group_folders(files, "cpu", "sys/fs/cgroup/cpu"))
+    take(files.number(folder + "/cpu.cfs_quota_us", -1), files.number(folder + "/cpu.cfs_period_us", 0));
+  return static_cast<uint32_t>(least);
+}
 
 Status control_groups_have(uint64_t bytes, const std::string& root) {
   const Sysfs files(root.empty() ? "/" : root);
-  std::istringstream lines(files.read("proc/self/cgroup"));
-  // "4:memory:/job/step" in version 1, "0::/job/step" in version 2; both may be there.
-  for (std::string line; std::getline(lines, line);) {
-    const size_t controllers = line.find(':') + 1, end = line.find(':', controllers);
-    const bool version2 = line.starts_with("0::");
-    if (end == std::string::npos || (!version2 && line.substr(controllers, end - controllers) != "memory")) continue;
-    // In a container, the folder may show the process's own group at its top.
-    std::string group = line.substr(end + 1);
-    for (group = group == "/" ? "" : group;; group.resize(std::min(group.size() - 1, group.rfind('/')))) {
-      MOECCL_TRY(group_has(bytes, files, version2 ? kVersion2 : kVersion1, group));
-      if (group.empty()) break;
-    }
-  }
+  for (const GroupFiles& names : {kVersion1, kVersion2})
+    for (const std::string& folder : group_folders(files, names.controller, names.folder))
+      MOECCL_TRY(group_has(bytes, files, names, folder));
   return {};
+}
+
+Status host_has(uint64_t bytes, const std::string& root) {
+  const std::string meminfo = Sysfs(root.empty() ? "/" : root).read("proc/meminfo");
+  const uint64_t available = entry(meminfo, "MemAvailable:"), swap = entry(meminfo, "SwapFree:");
+  if (available == 0 || available + swap >= bytes) return {};
+  return error(
+      moecclOutOfMemory,
+      "{} bytes of memory: the host has {} available, and {} of swap: use less (MOECCL_STAGING_BYTES lowers what "
+      "each communicator holds), or start fewer ranks here",
+      bytes, available, swap);
 }
 
 void raise_file_limit() {
@@ -187,33 +229,21 @@ void raise_file_limit() {
   (void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-CoreSet within_quota(CoreSet cores, uint32_t quota) {
-  if (quota == 0) return cores;
-  for (uint64_t& word : cores) {
-    uint64_t kept = 0;
-    for (; word != 0 && quota > 0; --quota) {
-      kept |= word & (~word + 1);
-      word &= word - 1;
-    }
-    word = kept;
-  }
-  return cores;
-}
-
 HostLimits host_limits(const std::string& root) {
   HostLimits l;
   const Sysfs files(root.empty() ? "/" : root);
   utsname name = {};
   if (uname(&name) == 0) l.kernel = name.release;
-  cpu_set_t cpus;
-  if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0) l.n_usable_cpus = static_cast<uint32_t>(CPU_COUNT(&cpus));
+  if (const std::optional<Affinity> own = Affinity::of_this_thread(); own.has_value()) l.n_usable_cpus = own->count();
   const std::string meminfo = files.read("proc/meminfo");
   l.memory_bytes = entry(meminfo, "MemTotal:");
-  for (const char* path : {"sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    const int64_t bytes = files.number(path, -1);
-    // Version 1 expresses "no limit" as a number near 2^63.
-    if (bytes > 0 && bytes < int64_t{1} << 60) l.cgroup_bytes = static_cast<uint64_t>(bytes);
-  }
+  for (const GroupFiles& names : {kVersion1, kVersion2})
+    for (const std::string& folder : group_folders(files, names.controller, names.folder)) {
+      const int64_t bytes = files.number(format("{}/{}", folder, names.limit), -1);
+      // Version 1 expresses "no limit" as a number near 2^63.
+      if (bytes > 0 && bytes < int64_t{1} << 60)
+        l.cgroup_bytes = std::min(l.cgroup_bytes, static_cast<uint64_t>(bytes));
+    }
   struct statvfs shm = {};
   if (statvfs((root + "/dev/shm").c_str(), &shm) == 0) {
     l.has_shm = true;
@@ -222,6 +252,7 @@ HostLimits host_limits(const std::string& root) {
   }
   rlimit limit = {};
   if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0) l.memlock_bytes = limit_of(limit.rlim_cur);
+  if (locks_without_limit(files)) l.memlock_bytes = kUnlimited;
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
     l.n_files = limit_of(limit.rlim_cur);
     l.n_files_hard = limit_of(limit.rlim_max);
@@ -231,6 +262,8 @@ HostLimits host_limits(const std::string& root) {
   l.huge_pages_anonymous = chosen(files.read("sys/kernel/mm/transparent_hugepage/enabled"));
   l.huge_pages_shared = chosen(files.read("sys/kernel/mm/transparent_hugepage/shmem_enabled"));
   l.n_huge_pages = entry(meminfo, "HugePages_Total:");
+  l.huge_page_bytes =
+      static_cast<uint64_t>(std::max<int64_t>(0, files.number("sys/kernel/mm/transparent_hugepage/hpage_pmd_size", 0)));
   l.nvidia_module = files.read("proc/driver/nvidia/version");
   l.nvidia_module = l.nvidia_module.substr(0, l.nvidia_module.find('\n'));
   const std::string modules = format("\n{}", files.read("proc/modules"));

@@ -18,11 +18,11 @@ struct HostLimits {
   std::string kernel;  // "6.1.0-13-amd64"
   uint32_t n_usable_cpus = 0;
   uint64_t memory_bytes = 0;           // of the machine
-  uint64_t cgroup_bytes = kUnlimited;  // this process's control group
+  uint64_t cgroup_bytes = kUnlimited;  // the least limit of the control groups around this process
 
   bool has_shm = false;  // /dev/shm
   uint64_t shm_bytes = 0, shm_free_bytes = 0;
-  uint64_t memlock_bytes = 0;
+  uint64_t memlock_bytes = 0;  // kUnlimited also with CAP_IPC_LOCK
   uint64_t n_files = 0, n_files_hard = 0;
 
   // The result of process_vm_readv between two children of this process, which are related like ranks of one launcher.
@@ -30,7 +30,8 @@ struct HostLimits {
   int yama_scope = -1;  // kernel.yama.ptrace_scope; -1: no Yama
 
   std::string huge_pages_anonymous, huge_pages_shared;  // "always", "madvise", "never", ...; "" if unknown
-  uint64_t n_huge_pages = 0;
+  uint64_t n_huge_pages = 0;                            // reserved ones
+  uint64_t huge_page_bytes = 0;                         // of a transparent one; 0: unknown
 
   std::string nvidia_module;    // /proc/driver/nvidia/version, first line; "" when the module is not loaded
   bool peer_memory = false;     // nvidia_peermem (formerly nv_peer_mem): RDMA from GPU memory
@@ -40,20 +41,19 @@ struct HostLimits {
 
 // `root` is put in front of /proc, /sys and /dev in tests. The limits of the process are always its own.
 HostLimits host_limits(const std::string& root = "");
-// Returns how many processors' worth of time this process's control group may use (docker --cpus, Kubernetes' limits),
+// Returns how many processors' worth of time this process's control groups may use (docker --cpus, Kubernetes' limits),
 // rounded down, but at least 1; 0: no limit. A group that spins on more processors is stopped for the rest of each
 // period.
 uint32_t cpu_quota(const std::string& root = "");
 // OutOfMemory, with the limit, if the control groups of this process (docker -m, Kubernetes' limits, Slurm's --mem)
 // have less than `bytes` left. What the kernel can drop or swap out counts as free.
 Status control_groups_have(uint64_t bytes, const std::string& root = "");
+// The same for the host's memory and swap.
+Status host_has(uint64_t bytes, const std::string& root = "");
 
 // Raises this process's limit of open files to its hard limit, but to at most kMostFiles: connections to many hosts
 // need more than the usual 1024.
 inline constexpr uint64_t kMostFiles = uint64_t{1} << 20;
 void raise_file_limit();
-
-// Returns as many of the processors as a quota lets run at once.
-CoreSet within_quota(CoreSet cores, uint32_t quota);
 
 }  // namespace moeccl::driver

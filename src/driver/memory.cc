@@ -2,7 +2,7 @@
 #include "src/driver/memory.h"
 
 #include <fcntl.h>
-#include <sched.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -10,12 +10,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <utility>
 
 #include "src/base/random.h"
+#include "src/driver/affinity.h"
 #include "src/driver/limits.h"
 
 namespace moeccl::driver {
@@ -129,7 +131,10 @@ Status take_pages(const Fd& fd, size_t offset, size_t bytes) {
       signals = 0;
       continue;
     }
-    if (errno != EINTR) return system_error(format("{} bytes of shared memory", bytes), errno);
+    // A nameless file has no device that could be full: where the kernel never promises more memory than there is, it
+    // says so when that is used up.
+    if (errno != EINTR)
+      return system_error(format("{} bytes of shared memory", bytes), errno == ENOSPC ? ENOMEM : errno);
     if (piece > kLeast) {
       piece = std::max(kLeast, round_up(piece / 2, page_bytes()));
     } else if (++signals > kMostSignals) {
@@ -140,21 +145,23 @@ Status take_pages(const Fd& fd, size_t offset, size_t bytes) {
   return {};
 }
 
-// The kernel does not refuse pages beyond a control group's limit, but kills a process of the group.
-Status control_groups_have_room_for(size_t bytes) {
+// The kernel does not refuse pages beyond a control group's limit or the host's memory, but kills a process.
+Status there_is_room_for(size_t bytes) {
   constexpr size_t kWorthAsking = size_t{1} << 20;  // the answer takes some 100 us
-  return bytes < kWorthAsking ? Status() : control_groups_have(bytes);
+  if (bytes < kWorthAsking) return {};
+  MOECCL_TRY(control_groups_have(bytes));
+  return host_has(bytes);
 }
 
 }  // namespace
 
 Status reserve_pages(const Fd& fd, size_t offset, size_t bytes) {
-  MOECCL_TRY(control_groups_have_room_for(bytes));
+  MOECCL_TRY(there_is_room_for(bytes));
   return take_pages(fd, offset, bytes);
 }
 
 Status reserve_huge_pages(const Fd& fd, const Mapping& mapping, size_t offset, size_t bytes) {
-  MOECCL_TRY(control_groups_have_room_for(bytes));
+  MOECCL_TRY(there_is_room_for(bytes));
   const size_t first = round_up(offset, kHugePageBytes), end = (offset + bytes) / kHugePageBytes * kHugePageBytes;
   // A huge page of a file needs one small page to grow from. They are all collapsed in one call, because each call
   // waits until a kernel thread has run on every core, which takes long next to busy programs with a large share of the
@@ -235,6 +242,9 @@ size_t physical_memory_bytes() {
   return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
+// The first thread's stack is at their end, and the program's name at the end of the stack.
+size_t all_addresses() { return std::bit_ceil(static_cast<size_t>(getauxval(AT_EXECFN))); }
+
 size_t page_bytes() {
   static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return bytes;
@@ -242,9 +252,8 @@ size_t page_bytes() {
 
 CoreSet usable_cores() {
   CoreSet cores{};
-  cpu_set_t set;
-  static_assert(sizeof(set) == sizeof(cores));
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) std::memcpy(cores.data(), &set, sizeof(set));
+  if (const std::optional<Affinity> own = Affinity::of_this_thread(); own.has_value())
+    std::copy_n(own->words().begin(), cores.size(), cores.begin());
   return cores;
 }
 

@@ -70,6 +70,8 @@ Result<ProcessStamp> process_stamp();
 Status read_process(int pid, const ProcessStamp& stamp, uint64_t address, void* dst, size_t bytes);
 
 size_t physical_memory_bytes();
+// Returns how many addresses a process of this machine has: 2^47 on x86, 2^39 to 2^48 on Arm.
+size_t all_addresses();
 // Returns how many bytes this process may still map under its address-space limit (ulimit -v), or SIZE_MAX if there is
 // no limit.
 size_t free_addresses();

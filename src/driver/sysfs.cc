@@ -128,6 +128,7 @@ std::vector<SysfsPciDevice> sysfs_pci_devices(const Sysfs& sysfs) {
     device.device_class = static_cast<uint32_t>(sysfs.number(at + "/class", 0) >> 8);
     device.vendor = static_cast<uint32_t>(sysfs.number(at + "/vendor", 0));
     device.numa = static_cast<int>(sysfs.number(at + "/numa_node", -1));
+    device.physical = fs::path(sysfs.real(at + "/physfn")).filename().string();
     device.bytes_per_ns = pcie_rate(sysfs.read(at + "/current_link_speed"), sysfs.read(at + "/current_link_width"));
     devices.push_back(device);
   }
@@ -171,6 +172,8 @@ std::vector<SysfsCpu> sysfs_cpus(const Sysfs& sysfs) {
     c.cpu = cpu;
     c.package = static_cast<int>(sysfs.number(at + "/topology/physical_package_id", -1));
     c.core = static_cast<int>(sysfs.number(at + "/topology/core_id", -1));
+    const std::string threads = sysfs.read(at + "/topology/thread_siblings_list");
+    std::from_chars(threads.data(), threads.data() + threads.size(), c.first_thread);
     for (const std::string& index : sysfs.list(at + "/cache")) {
       if (sysfs.number(at + "/cache/" + index + "/level", 0) != 3) continue;
       c.last_cache_cpus = sysfs.read(at + "/cache/" + index + "/shared_cpu_list");

@@ -34,6 +34,7 @@ struct SysfsPciDevice {
   uint32_t vendor = 0;
   int numa = -1;
   double bytes_per_ns = 0;  // of its PCIe link at present: speed times width, less the line code; 0 if unknown
+  std::string physical;     // of a virtual function (SR-IOV): its physical device, "0000:18:00.0"
 };
 std::vector<SysfsPciDevice> sysfs_pci_devices(const Sysfs& sysfs);
 
@@ -55,6 +56,7 @@ std::vector<SysfsInterface> sysfs_interfaces(const Sysfs& sysfs);
 struct SysfsCpu {
   uint32_t cpu = 0;
   int package = -1, core = -1;
+  int first_thread = -1;        // of the processors of its core; -1: unknown
   std::string last_cache_cpus;  // processors that share its level-3 cache, "0-7"; "" if it has none
   uint64_t last_cache_bytes = 0;
 };

@@ -4,13 +4,17 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <new>
 #include <system_error>
+
+#include "src/driver/affinity.h"
 
 namespace moeccl::driver {
 
@@ -54,21 +58,26 @@ int configured_cores() { return static_cast<int>(sysconf(_SC_NPROCESSORS_CONF));
 
 int current_core() { return sched_getcpu(); }
 
-void move_to_core(const std::function<bool(int core)>& is_free) {
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (!CPU_ISSET(core, &allowed) || !is_free(core)) continue;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(core, &one);
-    if (sched_setaffinity(0, sizeof(one), &one) != 0) return;
-    if (sched_setaffinity(0, sizeof(allowed), &allowed) == 0) return;
-    // In the meantime, all of these cores have been taken away: use whatever is allowed now.
-    std::memset(&allowed, 0xff, sizeof(allowed));
-    sched_setaffinity(0, sizeof(allowed), &allowed);
-    return;
+bool in_this_node(int core) {
+  unsigned cpu = 0, node = 0;
+  if (syscall(SYS_getcpu, &cpu, &node, nullptr) != 0) return false;  // glibc's own function is as new as 2.29
+  char path[64];
+  std::snprintf(path, sizeof(path), "/sys/devices/system/node/node%u/cpu%d", node, core);
+  return access(path, F_OK) == 0;
+}
+
+void move_to_core(const std::function<bool(int core)>& is_free, const std::function<bool(int core)>& is_near) {
+  const std::optional<Affinity> allowed = Affinity::of_this_thread();
+  int chosen = -1;
+  for (int core = 0; allowed.has_value() && core < Affinity::kMostCpus; ++core) {
+    if (!allowed->holds(core) || !is_free(core)) continue;
+    const bool near = is_near(core);
+    if (near || chosen < 0) chosen = core;
+    if (near) break;
   }
+  if (chosen < 0 || !Affinity::only(chosen).bind() || allowed->bind()) return;
+  // In the meantime, all of these cores have been taken away: use whatever is allowed now.
+  (void)Affinity::all().bind();
 }
 
 }  // namespace moeccl::driver

@@ -26,8 +26,12 @@ int thread_number();
 int configured_cores();
 // Returns the core on which the calling thread runs, or -1 if unknown.
 int current_core();
-// Moves the calling thread to one of its allowed cores for which `is_free` returns true, if there is one. The set of
-// allowed cores stays as it is, so the kernel may move the thread again.
-void move_to_core(const std::function<bool(int core)>& is_free);
+// Returns whether a core belongs to the NUMA node on which the calling thread runs, as far as the kernel says.
+bool in_this_node(int core);
+// Moves the calling thread to one of its allowed cores for which `is_free` returns true, if there is one, and to one
+// for which `is_near` does too if possible. The set of allowed cores stays as it is, so the kernel may move the thread
+// again.
+void move_to_core(const std::function<bool(int core)>& is_free,
+                  const std::function<bool(int core)>& is_near = in_this_node);
 
 }  // namespace moeccl::driver

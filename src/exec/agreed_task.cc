@@ -10,17 +10,11 @@ namespace moeccl::exec {
 
 // A rank that agrees with the root of its operation agrees with every other rank that does. If two ranks differ, one of
 // them or the root of one therefore notices.
-uint32_t AgreedTask::to_compare_with(uint64_t sequence) const {
-  const Fabric& f = fabric();
-  const uint64_t packed =
-      f.own->board().entries[sequence % transport::kEntries].signature.load(std::memory_order_relaxed);
-  const auto root = static_cast<uint32_t>(packed);
-  return plan::rooted(static_cast<moecclOp_t>(packed >> 56)) && root != f.rank ? root : kAll;
-}
-
 void AgreedTask::take_number() {
   Fabric& f = fabric();
   sequence_ = ++f.sequence;
+  const Signature& s = op_.signature;
+  f.compare_with[sequence_ % transport::kEntries] = plan::rooted(s.op) && s.root != f.rank ? s.root : Fabric::kAll;
   f.history = extend_history(f.history, op_.signature);
   history_ = f.history;
   tag_ = static_cast<uint32_t>(history_ >> 32);
@@ -64,8 +58,8 @@ Progress AgreedTask::enter() {
     // The peer has sent nothing since (no rank signals a broadcast's root), but the history it had then can be
     // compared. A difference is found here at the latest.
     if (f.entered[p] < before) {
-      if (with == kNobody) with = to_compare_with(before);
-      if (with != kAll && with != p) continue;
+      if (with == kNobody) with = f.compare_with[before % transport::kEntries];
+      if (with != Fabric::kAll && with != p) continue;
       const uint64_t last = std::min(f.finished[p], sequence_ - 1);  // that both have finished
       if (history_at_end(p, last) != own_history(last)) return fail(find_difference(p));
       f.entered[p] = last;
@@ -86,8 +80,8 @@ Progress AgreedTask::enter() {
 Status AgreedTask::look_around() {
   Fabric& f = fabric();
   if (f.met + 1 != sequence_) return {};
-  const uint32_t with = to_compare_with(sequence_);
-  for (uint32_t p = with == kAll ? 0 : with; p < (with == kAll ? f.n_ranks : with + 1); ++p) {
+  const uint32_t with = f.compare_with[sequence_ % transport::kEntries];
+  for (uint32_t p = with == Fabric::kAll ? 0 : with; p < (with == Fabric::kAll ? f.n_ranks : with + 1); ++p) {
     if (p == f.rank || f.entered[p] >= sequence_) continue;
     if (!has_published(p)) return {};
     if (entry_of(p).history.load(std::memory_order_relaxed) != history_) return find_difference(p);

@@ -36,9 +36,7 @@ class AgreedTask : public Task {
   // kMoved: all peers are at most one operation behind, and the timings or votes that are due have arrived.
   Progress enter();
   void publish();  // publishes this rank's entry
-  // Returns the only rank with which this rank compares its history of that operation, or kAll.
-  static constexpr uint32_t kAll = ~0u, kNobody = kAll - 1;
-  uint32_t to_compare_with(uint64_t sequence) const;
+  static constexpr uint32_t kNobody = Fabric::kAll - 1;
   // Compares this rank's history with the entries published so far by peers that it has not met in the operation.
   Status look_around();
   // Tells the peers that this rank has finished. Fails if the communicator has failed meanwhile: data that this rank

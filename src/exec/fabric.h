@@ -2,6 +2,7 @@
 // The resources that a communicator gives its executors: links, own memory, counters, health and the flight recorder.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -152,6 +153,10 @@ struct Fabric {
   static constexpr uint64_t kTellEvery = 32;
   std::function<void(const Timing& timing)> on_timing;
   Ballot ballot;
+  // The only rank with which this rank compares its history of operation k, or kAll, at k % kEntries. Peers can write
+  // into the entries themselves.
+  static constexpr uint32_t kAll = ~0u;
+  std::array<uint32_t, transport::kEntries> compare_with = {kAll, kAll, kAll, kAll};
   Timing timings[kTimings];        // of this rank's last operations, at sequence % kTimings
   std::vector<std::byte> scratch;  // packs rows for links without a view
 

@@ -43,9 +43,10 @@ std::string MoeRouting::hiermoe_text() const {
   const algo::MoePrice& ours = prices_[chosen_];
   const char* why = model.both_us[chosen_] <= 0 ? "the equations lack a figure for a level that it uses"
                     : guesses_[chosen_] <= 0 && algo::cheapest(prices_) != chosen_ ? "steps try another plan"
-                    : theirs.both_us() < ours.both_us()   ? "steps were faster by the other plan"
-                    : theirs.latency_us > ours.latency_us ? "its hops wait for one another more often"
-                                                          : "the model leaves out what chunks overlap and cores copy";
+                    : theirs.both_us() < ours.both_us() ? "steps were faster by the other plan"
+                    : theirs.dispatch.latency_us > ours.dispatch.latency_us
+                        ? "its hops wait for one another more often"
+                        : "the model leaves out what chunks overlap and cores copy";
   return text + format("; {} runs: {}\n", layer_.candidates()[chosen_]->name, why);
 }
 
@@ -71,7 +72,7 @@ Result<std::string> MoeRouting::explain() const {
                    layer_.candidates()[c]->name, p.dispatch_us(), p.combine_us());
     for (uint32_t l = 0; l < tree.depth(); ++l)
       text += format(" {} {} rows {:.1f} us,", tree.levels[l].name, p.levels[l].rows, p.level_us[l]);
-    text += format(" latency {:.1f} us, copies {:.1f} us", p.latency_us, p.copy_us);
+    text += format(" latency {:.1f} us, copies {:.1f} us", p.dispatch.latency_us, p.dispatch.copy_us);
     if (guesses_[c] != 1) text += format("; {}", guess_text(guesses_[c]));
     text += "\n";
   }

@@ -21,6 +21,7 @@ MoeCandidate::MoeCandidate(const MoeConfig& config, const algo::Placement& seen,
       rank(paths, tree, seen, self),
       ways(paths, tree, seen, self),
       steps(build(config, tree, slots.plan)) {
+  if (algo::returns_fewer(algorithm, config.shape)) returns = ways.shared_by_rank();
   if (kernel_rows == 0) return;
   algo::MoePlanShape batched = slots.plan;
   batched.batched = true;

@@ -36,6 +36,7 @@ struct MoeCandidate {
   uint64_t kernel_rows;  // of a slot on the persistent kernel; 0: there is none, or too little staging
   algo::RankPaths rank;
   algo::RowWays ways;
+  std::optional<algo::RowWays> returns;  // what combine returns, where that is not what dispatch sends
   struct Programs {
     algo::MoePlanShape shape;
     plan::Program dispatch, combine;
@@ -85,6 +86,7 @@ class MoeLayer {
   // domains.
   const algo::Placement& placement() const { return placement_; }
   const algo::CanonicalOrder& order() const { return order_; }
+  const algo::RowWays& into_experts() const { return into_experts_; }
   // Null: experts stay where they were at creation. With a map, every expert number in the layer is a slot.
   const std::shared_ptr<algo::ExpertMap>& map() const { return map_; }
   void take_map(std::shared_ptr<algo::ExpertMap> map) { map_ = std::move(map); }
@@ -118,13 +120,15 @@ class MoeLayer {
       : host_(host),
         config_(std::move(config)),
         placement_(config_.domains ? config_.domains->seen_from(host.rank(), config_.placement) : config_.placement),
-        order_(host.tree(), placement_) {}
+        order_(host.tree(), placement_),
+        into_experts_(algo::RowWays::into_experts(placement_, config_.shape.expert_major)) {}
 
   MoeHost& host_;
   MoeConfig config_;
   Status follows_force_;
   algo::Placement placement_;
   algo::CanonicalOrder order_;
+  algo::RowWays into_experts_;
   std::shared_ptr<algo::ExpertMap> map_;
   std::vector<std::unique_ptr<MoeCandidate>> candidates_;
   std::unique_ptr<exec::CudaRouting> cuda_routing_;

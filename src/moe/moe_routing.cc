@@ -11,9 +11,10 @@
 namespace moeccl::comm {
 
 // The first thing that every rank sends. A guess for each candidate follows (rank 0's count, see Race), then the rank's
-// LevelCounts, level by level for each candidate.
+// LevelCounts, level by level for each candidate: of dispatch, and of combine where that returns fewer rows.
 struct MoeRouting::Hello {
   uint64_t n_tokens = 0;
+  uint64_t delivered = 0;  // rows that experts get of this rank's tokens
   int32_t code = moecclSuccess;
   uint32_t weighted = 0;
   // For a routing with an operation in a graph: 1 + its candidate, and whether there were weights.
@@ -144,24 +145,35 @@ Status MoeRouting::check_arguments(const int32_t* topk_index, uint64_t n_tokens)
 
 Status MoeRouting::greet(const Status& own) {
   MoeHost& host = layer_.host();
-  const uint32_t depth = host.tree().depth();
-  const size_t n_candidates = layer_.candidates().size();
-  const size_t bytes = sizeof(Hello) + n_candidates * (sizeof(float) + depth * sizeof(algo::LevelCount));
+  const size_t count_bytes = host.tree().depth() * sizeof(algo::LevelCount);
+  size_t bytes = sizeof(Hello) + layer_.candidates().size() * sizeof(float);
+  for (const auto& candidate : layer_.candidates()) bytes += count_bytes * (candidate->returns ? 2 : 1);
   std::vector<std::byte> mine(bytes);
-  const Hello hello{own_.n_tokens, own.code(), own_.weighted, captured_ ? static_cast<uint32_t>(chosen_) + 1 : 0,
-                    captured_ && captured_weighted_};
+  Hello hello{own_.n_tokens,
+              0,
+              own.code(),
+              own_.weighted,
+              captured_ ? static_cast<uint32_t>(chosen_) + 1 : 0,
+              captured_ && captured_weighted_};
+  if (own.ok())
+    hello.delivered = engine_ != nullptr ? cuda_->delivered()
+                                         : algo::rows_to_groups(layer_.into_experts(), layer_.placement(), own_)[0];
   std::memcpy(mine.data(), &hello, sizeof(hello));
   std::byte* at = mine.data() + sizeof(hello);
   guesses_ = layer_.guesses(own_.n_tokens);
-  std::memcpy(at, guesses_.data(), n_candidates * sizeof(float));
-  at += n_candidates * sizeof(float);
+  std::memcpy(at, guesses_.data(), guesses_.size() * sizeof(float));
+  at += guesses_.size() * sizeof(float);
   for (size_t c = 0; c < layer_.candidates().size() && own.ok(); ++c) {
-    if (engine_ != nullptr)
-      cuda_->counts(c, counts_);
-    else
-      algo::count_rows(layer_.candidates()[c]->ways, host.tree(), layer_.placement(), own_, counts_);
-    std::memcpy(at, counts_.data(), depth * sizeof(algo::LevelCount));
-    at += depth * sizeof(algo::LevelCount);
+    const MoeCandidate& candidate = *layer_.candidates()[c];
+    for (const bool back : {false, true}) {
+      if (back && !candidate.returns) continue;
+      if (engine_ != nullptr)
+        cuda_->counts(c, back, counts_);
+      else
+        algo::count_rows(back ? *candidate.returns : candidate.ways, host.tree(), layer_.placement(), own_, counts_);
+      std::memcpy(at, counts_.data(), count_bytes);
+      at += count_bytes;
+    }
   }
   gathered_.resize(bytes * host.n_ranks());
   number_ = host.next_number();
@@ -195,6 +207,7 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
   const uint32_t n = host.n_ranks(), depth = host.tree().depth();
   tokens_of_.resize(n);
   std::vector<Hello> hellos(n);
+  uint64_t delivered = 0;
   for (uint32_t r = 0; r < n; ++r) {
     Hello& hello = hellos[r];
     std::memcpy(&hello, greetings + r * bytes, sizeof(hello));
@@ -202,24 +215,34 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
     if (hello.n_tokens > layer_.config().shape.max_tokens)
       return error(moecclRemoteError, "rank {} says that it brings {} tokens: the layer was created with max_tokens {}",
                    r, hello.n_tokens, layer_.config().shape.max_tokens);
+    if (hello.delivered > hello.n_tokens * layer_.config().shape.top_k)
+      return error(moecclRemoteError, "rank {} says that experts get {} rows of its {} tokens", r, hello.delivered,
+                   hello.n_tokens);
     tokens_of_[r] = hello.n_tokens;
+    delivered += hello.delivered;
   }
   MOECCL_TRY(agree_on_weights(hellos));
   prices_.clear();
   std::vector<double> both_us;
   std::memcpy(guesses_.data(), greetings + sizeof(Hello), guesses_.size() * sizeof(float));
-  const std::byte* first_count = greetings + sizeof(Hello) + guesses_.size() * sizeof(float);
-  const uint64_t tokens = std::accumulate(tokens_of_.begin(), tokens_of_.end(), uint64_t{0});
-  const std::shared_ptr<const plan::Profile> profile = host.profile();
-  for (size_t c = 0; c < layer_.candidates().size(); ++c) {
+  const std::byte* at = greetings + sizeof(Hello) + guesses_.size() * sizeof(float);
+  const auto next_loads = [&]() -> Result<std::vector<algo::LevelLoad>> {
     std::vector<algo::LevelCount> counts(size_t{n} * depth);
-    for (uint32_t r = 0; r < n; ++r)
-      std::memcpy(&counts[size_t{r} * depth], first_count + r * bytes + c * depth * sizeof(counts[0]),
-                  depth * sizeof(counts[0]));
+    for (uint32_t r = 0; r < n; ++r) std::memcpy(&counts[size_t{r} * depth], at + r * bytes, depth * sizeof(counts[0]));
+    at += depth * sizeof(counts[0]);
     MOECCL_TRY(check_counts(counts, tokens_of_, layer_.config().shape.top_k, host.tree()));
-    algo::MoeRows rows{algo::level_loads(host.tree(), counts), layer_.config().shape.row_bytes,
-                       static_cast<double>(tokens) * layer_.config().shape.top_k / n};
-    prices_.push_back(algo::price(layer_.candidates()[c]->paths.algorithm(), host.tree(), *profile, std::move(rows)));
+    return algo::level_loads(host.tree(), counts);
+  };
+  const std::shared_ptr<const plan::Profile> profile = host.profile();
+  for (const auto& candidate : layer_.candidates()) {
+    algo::MoeRows rows;
+    rows.row_bytes = layer_.config().shape.row_bytes;
+    rows.delivered = static_cast<double>(delivered) / n;
+    MOECCL_ASSIGN_OR_RETURN(rows.levels, next_loads());
+    if (candidate->returns) {
+      MOECCL_ASSIGN_OR_RETURN(rows.returned, next_loads());
+    }
+    prices_.push_back(algo::price(candidate->paths.algorithm(), host.tree(), *profile, std::move(rows)));
     both_us.push_back(prices_.back().both_us());
   }
   chosen_ = layer_.pick(both_us, guesses_);

@@ -158,7 +158,10 @@ std::string lane_text(const Program& program, const Lane& lane) {
 }
 
 std::string candidates_text(const Explanation& e) {
-  std::string text = "candidates\n";
+  std::string text = "candidates";
+  if (facts(e.plan.shape.op).private_sizes)
+    text += format(", priced for blocks of {}", bytes_text(e.priced_block_bytes));
+  text += "\n";
   for (const PlanCandidate& c : e.candidates) {
     const char* mark = c.name == e.plan.algorithm ? "*" : " ";
     text += c.refusal.empty() ? format("  {} {:<12} {}\n", mark, c.name, time_text(c.predicted_ns))
@@ -181,6 +184,8 @@ std::string traffic_text(const Explanation& e) {
 
 std::string time_lines(const Explanation& e) {
   const char* label = e.emulated ? " EMULATED" : "";
+  if (facts(e.plan.shape.op).private_sizes)
+    return e.measured_ns > 0 ? format("measured  {}{}\n", time_text(e.measured_ns), label) : "measured  not yet\n";
   std::string text = format("predicted {}{}: {}\n", time_text(e.cost.total_ns), label, e.cost.path.summary());
   if (e.cost.priced_chunks < e.plan.chunking.n_chunks)
     text +=
@@ -214,15 +219,20 @@ std::string explain(const Explanation& e) {
   const Chunking& k = e.plan.chunking;
   std::string text = format("{} with {}{}{}\n", op_title(s.op), e.plan.algorithm, e.why.empty() ? "" : ", ", e.why);
   if (e.emulated) text += "EMULATED: links are paced, times are not those of this machine\n";
-  text += format("ranks {}, blocks of {} elements of {} B ({}){}{}\n", s.n_ranks, s.count, s.element_bytes,
-                 bytes_text(s.count * s.element_bytes), s.deterministic ? ", deterministic" : "",
-                 s.scaled ? ", scaled" : "");
+  const bool private_sizes = facts(s.op).private_sizes;
+  text += private_sizes
+              ? format("ranks {}, blocks of each rank's own counts, elements of {} B\n", s.n_ranks, s.element_bytes)
+              : format("ranks {}, blocks of {} elements of {} B ({}){}{}\n", s.n_ranks, s.count, s.element_bytes,
+                       bytes_text(s.count * s.element_bytes), s.deterministic ? ", deterministic" : "",
+                       s.scaled ? ", scaled" : "");
   text += format("reach of peers: {}\n", reach_text(s));
-  text += format("chunks {} of {} elements, plan {:016x}\n", k.n_chunks, std::min(k.chunk, s.count), e.plan.hash);
+  text += private_sizes
+              ? format("plan {:016x}\n", e.plan.hash)
+              : format("chunks {} of {} elements, plan {:016x}\n", k.n_chunks, std::min(k.chunk, s.count), e.plan.hash);
   if (!e.candidates.empty()) text += candidates_text(e);
-  text += traffic_text(e);
+  if (!private_sizes) text += traffic_text(e);
   text += time_lines(e);
-  if (e.rank < e.cost.sent_bytes.size())
+  if (!private_sizes && e.rank < e.cost.sent_bytes.size())
     text += format("rank {} sends {}\n", e.rank, bytes_text(e.cost.sent_bytes[e.rank]));
   for (const Program& program : e.plan.programs) {
     if (program.rank != e.rank) continue;

@@ -26,6 +26,8 @@ struct Explanation {
   std::span<const PlanCandidate> candidates = {};
   double measured_ns = 0;  // 0: not run yet
   bool emulated = false;   // links are paced
+  // The candidates' prices are for blocks of this size if each rank knows only its own sizes.
+  uint64_t priced_block_bytes = 0;
 };
 
 // Returns a page whose lines end with \n.

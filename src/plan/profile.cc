@@ -98,7 +98,10 @@ std::string figures_text(const Profile& profile, const LevelTree& tree) {
   const bool measured = std::any_of(profile.links.begin(), profile.links.end(), has);
   const bool stated = std::any_of(tree.levels.begin(), tree.levels.end(), [&](const Level& l) { return has(l.link); });
   const std::string from = profile.source.empty() ? "the constants of a 2-core machine" : profile.source;
+  const bool left_out =
+      std::any_of(profile.levels.begin(), profile.levels.end(), [](const LevelFit& l) { return l.curve.known(); });
   std::string links = "without a cost, because neither a profile nor the topology gives one";
+  if (left_out) links = "without a cost, because within a host copies are priced instead of the profile's lines";
   if (measured) links = "from " + (profile.links_source.empty() ? from : profile.links_source);
   if (!measured && stated) links = "from the topology";
   double least = 1;

@@ -57,23 +57,22 @@ class Ways {
 
 class Counter {
  public:
-  Counter(const Paths& paths, const plan::LevelTree& tree, const Placement& homes, const Domains* domains, Traffic& t)
+  Counter(const Paths& paths, const RoutedLayer& layer, Traffic& t)
       : dedup_(paths.algorithm().dedup()),
-        tree_(tree),
-        homes_(homes),
-        domains_(domains),
-        placement_(homes),
-        order_(tree, homes),
+        layer_(layer),
+        placement_(layer.placement),
+        order_(layer.tree, layer.placement),
         ways_(paths, t),
         t_(t) {
     t.rows.assign(t.first_list.back(), 0);
-    if (!dedup_) t.returned.assign(t.rows.size(), 0);
+    if (!dedup_ && !layer.expert_major) t.returned.assign(t.rows.size(), 0);
   }
-  void count(const GlobalRouting& routing) {
+  void count() {
+    const GlobalRouting& routing = layer_.routing;
     for (uint32_t origin = 0; origin < t_.n_ranks; ++origin) {
-      if (domains_ != nullptr) {
-        placement_ = domains_->seen_from(origin, homes_);
-        order_ = CanonicalOrder(tree_, placement_);
+      if (layer_.domains != nullptr) {
+        placement_ = layer_.domains->seen_from(origin, layer_.placement);
+        order_ = CanonicalOrder(layer_.tree, placement_);
       }
       ways_.from(origin, placement_);
       t_.owns.push_back(placement_.n_local(origin) > 0);
@@ -99,25 +98,23 @@ class Counter {
     for (uint32_t i = 0; i < n; ++i) {
       const uint32_t owner = placement_.owner[order_.expert[position[i]]];
       const std::span<const uint64_t> way = ways_.to(owner);
-      const bool again = owner == owner_before;
+      // In layout Rows, a rank's experts share one row, and only that one returns.
+      const bool kept = layer_.expert_major || owner != owner_before;
       owner_before = owner;
-      if (again && dedup_) continue;
       size_t shared = 0;
       while (dedup_ && shared < way.size() && shared < before.size() && way[shared] == before[shared]) ++shared;
-      for (size_t h = shared; h < way.size(); ++h) move(way[h], again);
-      if (!again) move(ways_.scatter(owner), again);
+      for (size_t h = shared; h < way.size(); ++h) move(way[h], kept);
+      if (kept) move(ways_.scatter(owner), kept);
       before = way;
     }
   }
-  void move(uint64_t list, bool again) {
+  void move(uint64_t list, bool kept) {
     ++t_.rows[list];
-    if (!dedup_ && !again) ++t_.returned[list];
+    if (kept && !t_.returned.empty()) ++t_.returned[list];
   }
 
   bool dedup_;
-  const plan::LevelTree& tree_;
-  const Placement& homes_;
-  const Domains* domains_;
+  const RoutedLayer& layer_;
   Placement placement_;  // as the current origin sees it
   CanonicalOrder order_;
   Ways ways_;
@@ -199,15 +196,14 @@ uint64_t Traffic::largest_edge() const {
   return most;
 }
 
-Result<Traffic> count_traffic(const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
-                              const GlobalRouting& routing, const Domains* domains) {
+Result<Traffic> count_traffic(const Paths& paths, const RoutedLayer& layer) {
   const uint32_t n = paths.n_ranks();
   if (n > kMaxTrafficRanks)
     return error(moecclUnsupported, "routings of {} ranks: at most {} are simulated", n, kMaxTrafficRanks);
   Traffic traffic;
   traffic.n_ranks = n;
   traffic.n_hops = paths.n_hops();
-  traffic.level_rows.assign(tree.depth(), 0);
+  traffic.level_rows.assign(layer.tree.depth(), 0);
   for (uint32_t from = 0; from < n; ++from) {
     traffic.out_first.push_back(static_cast<uint32_t>(traffic.edges.size()));
     for (uint32_t hop = 0; hop < traffic.n_hops; ++hop) {
@@ -216,14 +212,14 @@ Result<Traffic> count_traffic(const Paths& paths, const plan::LevelTree& tree, c
         traffic.edges.push_back({.from = from,
                                  .to = to,
                                  .hop = static_cast<uint16_t>(hop),
-                                 .level = static_cast<uint16_t>(tree.level_between(from, to))});
+                                 .level = static_cast<uint16_t>(layer.tree.level_between(from, to))});
       }
     }
   }
   traffic.out_first.push_back(static_cast<uint32_t>(traffic.edges.size()));
   index_edges(traffic);
   number_lists(traffic);
-  Counter(paths, tree, placement, domains, traffic).count(routing);
+  Counter(paths, layer, traffic).count();
   sum_lists(traffic);
   return traffic;
 }

@@ -42,11 +42,10 @@ struct Traffic {
   std::vector<uint32_t> in_first, in;  // [n_ranks + 1] into `in`: edges by (to, hop, from)
   std::vector<uint64_t> first_list;    // [n_ranks + 1] of each rank into rows: gather lists, then scatter lists
   std::vector<uint32_t> rows;          // [lists] rows that dispatch moves
-  std::vector<uint32_t> returned;    // [lists] rows that combine returns: a row of several choices returns once; empty:
-                                     // as many as were sent
-  std::vector<uint64_t> tokens;      // [n_ranks]
-  std::vector<uint64_t> level_rows;  // [depth] rows that cross each level
-  std::vector<bool> owns;            // [n_ranks] true if the rank has experts, as it sees them itself
+  std::vector<uint32_t> returned;      // [lists] rows that combine returns; empty: as many as were sent
+  std::vector<uint64_t> tokens;        // [n_ranks]
+  std::vector<uint64_t> level_rows;    // [depth] rows that cross each level
+  std::vector<bool> owns;              // [n_ranks] true if the rank has experts, as it sees them itself
 
   std::span<const uint32_t> in_of(uint32_t rank) const {
     return {in.data() + in_first[rank], in_first[rank + 1] - in_first[rank]};
@@ -58,8 +57,14 @@ struct Traffic {
 
 inline constexpr uint32_t kMaxTrafficRanks = 16384;  // the pairs of ranks are visited one by one
 
-// `domains` are those of `paths`, with the experts at home where `placement` says; null: no domains.
-Result<Traffic> count_traffic(const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
-                              const GlobalRouting& routing, const Domains* domains = nullptr);
+// A routing, and the layer that it is for.
+struct RoutedLayer {
+  const plan::LevelTree& tree;
+  const Placement& placement;
+  const GlobalRouting& routing;
+  bool expert_major = false;
+  const Domains* domains = nullptr;  // those of the paths, with the experts at home where `placement` says
+};
+Result<Traffic> count_traffic(const Paths& paths, const RoutedLayer& layer);
 
 }  // namespace moeccl::algo

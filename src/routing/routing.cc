@@ -114,6 +114,26 @@ RowWays::RowWays(const Paths& paths, const LevelTree& tree, const Placement& pla
   }
 }
 
+RowWays RowWays::shared_by_rank() const {
+  RowWays ways = *this;
+  ways.dedup = true;
+  for (uint32_t x = 0; x + 1 < first.size(); ++x)
+    std::fill(ways.to.begin() + first[x], ways.to.begin() + first[x + 1], x);
+  return ways;
+}
+
+RowWays RowWays::into_experts(const Placement& placement, bool expert_major) {
+  RowWays ways;
+  ways.dedup = !expert_major;
+  ways.n_groups = 1;
+  for (uint32_t x = 0; x < placement.n_ranks; ++x) {
+    if (placement.n_local(x) > 0) ways.to.push_back(x);
+    ways.first.push_back(static_cast<uint32_t>(ways.to.size()));
+  }
+  ways.group.assign(ways.to.size(), 0);
+  return ways;
+}
+
 void sum_levels(const LevelTree& tree, std::span<const uint32_t> to_group, std::vector<LevelCount>& levels) {
   levels.assign(tree.depth(), {});
   size_t i = 0;
@@ -126,8 +146,7 @@ void sum_levels(const LevelTree& tree, std::span<const uint32_t> to_group, std::
   }
 }
 
-void count_rows(const RowWays& ways, const LevelTree& tree, const Placement& placement, const OwnChoices& own,
-                std::vector<LevelCount>& levels) {
+std::vector<uint32_t> rows_to_groups(const RowWays& ways, const Placement& placement, const OwnChoices& own) {
   std::vector<uint32_t> to_group(ways.n_groups, 0);
   size_t i = 0;
   for (uint64_t t = 0; t < own.n_tokens; ++t) {
@@ -143,7 +162,12 @@ void count_rows(const RowWays& ways, const LevelTree& tree, const Placement& pla
       if (ways.dedup) before = begin, before_end = end;
     }
   }
-  sum_levels(tree, to_group, levels);
+  return to_group;
+}
+
+void count_rows(const RowWays& ways, const LevelTree& tree, const Placement& placement, const OwnChoices& own,
+                std::vector<LevelCount>& levels) {
+  sum_levels(tree, rows_to_groups(ways, placement, own), levels);
 }
 
 namespace {

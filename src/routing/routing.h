@@ -66,11 +66,26 @@ struct LevelCount {
 // The hops of `rank`'s rows to each rank with experts (others: none). Groups are numbered through all levels.
 struct RowWays {
   RowWays(const Paths& paths, const plan::LevelTree& tree, const Placement& placement, uint32_t rank);
-  bool dedup;
+  // Returns the ways on which the choices of one rank share a row, and choices of several ranks share none: what flat
+  // and 2dh return in layout Rows.
+  RowWays shared_by_rank() const;
+  // Returns ways of one hop, into one group: these count the rows that experts get. A rank's choices share a row unless
+  // each expert has rows of its own.
+  static RowWays into_experts(const Placement& placement, bool expert_major);
+  bool dedup = false;
   uint32_t n_groups = 0;
   std::vector<uint32_t> first{0};   // [n_ranks + 1] in `to` and `group`
   std::vector<uint32_t> to, group;  // of each hop: the rank, and its group on the level that the hop crosses
+
+ private:
+  RowWays() = default;
 };
+// Returns true if combine returns fewer rows than dispatch sends.
+inline bool returns_fewer(const MoeAlgorithm& algorithm, const MoeShape& shape) {
+  return !algorithm.dedup() && !shape.expert_major;
+}
+// Returns the rows that go to each group. `ways` are those of the rank whose choices these are.
+std::vector<uint32_t> rows_to_groups(const RowWays& ways, const Placement& placement, const OwnChoices& own);
 void count_rows(const RowWays& ways, const plan::LevelTree& tree, const Placement& placement, const OwnChoices& own,
                 std::vector<LevelCount>& levels);
 // Makes the counts of count_rows() from the rows that go to each group. to_group: level by level.

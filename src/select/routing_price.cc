@@ -67,35 +67,61 @@ double edge_rows(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, con
 
 }  // namespace
 
+namespace {
+
+// What one way of the rows takes, without the overlap of chunks.
+struct Hops {
+  std::vector<double> level_us, us, latency_us;  // level_us by level, the others by hop
+  double copy_us = 0;
+};
+Hops hops_of(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const plan::Profile& profile,
+             const MoeRows& rows, std::span<const LevelLoad> loads) {
+  Hops hops;
+  hops.us.resize(tree.depth() + 1);
+  hops.latency_us.resize(tree.depth() + 1);
+  const auto row_bytes = static_cast<double>(rows.row_bytes);
+  double copied = rows.delivered;
+  for (uint32_t l = 0; l < tree.depth(); ++l) {
+    const plan::LinkCost link = plan::link_of(tree, profile, l);
+    const uint32_t hop = hop_of(algorithm, l);
+    hops.level_us.push_back(link.bytes_per_ns > 0 ? loads[l].busiest * row_bytes / link.bytes_per_ns / 1000 : 0.0);
+    hops.us[hop] = std::max(hops.us[hop], hops.level_us.back());
+    // Ranks wait for each other's signals even where no rows come with them.
+    hops.latency_us[hop] = std::max(hops.latency_us[hop], link.alpha_ns / 1000);
+    copied += static_cast<double>(loads[l].rows) / tree.n_ranks;
+  }
+  hops.copy_us = packing_us(tree, profile, copied * row_bytes);
+  return hops;
+}
+
+MoePrice::OneWay cut(const Hops& hops, uint32_t chunks) {
+  const HopTime t = hop_time(hops.us, hops.latency_us, chunks);
+  return {t.latency_us, t.link_us, hops.copy_us};
+}
+
+}  // namespace
+
 MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const plan::Profile& profile,
                MoeRows given) {
   MoePrice p;
   p.algorithm = algorithm;
-  p.levels = std::move(given.levels);
-  const auto bytes_of = [&given](double rows) { return rows * static_cast<double>(given.row_bytes); };
-  double rows = given.delivered, largest_edge = 0;
-  std::vector<double> hop_us(tree.depth() + 1, 0.0), hop_latency_us(tree.depth() + 1, 0.0);
+  const Hops there = hops_of(algorithm, tree, profile, given, given.levels);
+  const Hops back = given.returned.empty() ? there : hops_of(algorithm, tree, profile, given, given.returned);
+  double largest_edge = 0;
   for (uint32_t l = 0; l < tree.depth(); ++l) {
-    const plan::LinkCost link = plan::link_of(tree, profile, l);
-    const LevelLoad& load = p.levels[l];
+    const double edge = edge_rows(algorithm, tree, given.levels[l], l);
     const uint32_t hop = hop_of(algorithm, l);
-    p.level_us.push_back(link.bytes_per_ns > 0 ? bytes_of(load.busiest) / link.bytes_per_ns / 1000 : 0.0);
-    hop_us[hop] = std::max(hop_us[hop], p.level_us.back());
-    // Ranks wait for each other's signals even where no rows come with them.
-    hop_latency_us[hop] = std::max(hop_latency_us[hop], link.alpha_ns / 1000);
-    const double edge = edge_rows(algorithm, tree, load, l);
     p.hop_rows.resize(std::max<size_t>(p.hop_rows.size(), hop + 1), 0.0);
     p.hop_rows[hop] = std::max(p.hop_rows[hop], edge);
-    largest_edge = std::max(largest_edge, bytes_of(edge));
-    rows += static_cast<double>(load.rows) / tree.n_ranks;
+    largest_edge = std::max(largest_edge, edge * static_cast<double>(given.row_bytes));
   }
-  p.copy_us = packing_us(tree, profile, bytes_of(rows));
+  p.levels = std::move(given.levels);
+  p.level_us = there.level_us;
   const uint32_t largest = moe_pipeline_chunks(static_cast<uint64_t>(largest_edge));
   MoePrice best;
   for (uint32_t chunks = 1; chunks <= largest; chunks *= 2) {
-    const HopTime t = hop_time(hop_us, hop_latency_us, chunks);
-    p.link_us = t.link_us;
-    p.latency_us = t.latency_us;
+    p.dispatch = cut(there, chunks);
+    p.combine = cut(back, chunks);
     p.n_chunks = chunks;
     p.most_chunks = chunks == largest ? kMoePipelineChunks : chunks;
     if (chunks == 1 || p.both_us() < best.both_us()) best = p;
@@ -103,8 +129,8 @@ MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const
   return best;
 }
 
-double MoePrice::dispatch_us() const {
-  return latency_us + std::max(link_us, copy_us) + std::min(link_us, copy_us) / n_chunks;
+double MoePrice::total_us(const OneWay& way) const {
+  return way.latency_us + std::max(way.link_us, way.copy_us) + std::min(way.link_us, way.copy_us) / n_chunks;
 }
 
 bool links_known(const plan::LevelTree& tree) {

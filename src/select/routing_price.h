@@ -19,19 +19,25 @@ struct LevelLoad {
 std::vector<LevelLoad> level_loads(const plan::LevelTree& tree, std::span<const LevelCount> counts);
 
 struct MoePrice {
+  struct OneWay {
+    double latency_us = 0;  // of the hops that wait for one another
+    double link_us = 0;     // of the bytes, as far as one hop's do not travel together with another's
+    double copy_us = 0;     // packing one way, summing the other way
+  };
   MoeAlgorithm algorithm;
-  std::vector<LevelLoad> levels;
-  std::vector<double> level_us;  // the busiest group's bytes on its uplink at each level
-  std::vector<double> hop_rows;  // [hops] rows of the largest transfer between two ranks; an estimate
-  uint32_t n_chunks = 1;         // of the busiest pair of ranks; an estimate
-  uint32_t most_chunks = 1;      // into how many it is worth cutting, however large the transfers are
-  double latency_us = 0;         // of the hops that wait for one another
-  double link_us = 0;            // of the bytes, as far as one hop's do not travel together with another's
-  double copy_us = 0;            // packing one way, summing the other way
-  // Cores pack one chunk while another is under way.
-  double dispatch_us() const;
-  double combine_us() const { return dispatch_us(); }
+  std::vector<LevelLoad> levels;  // of dispatch
+  std::vector<double> level_us;   // the busiest group's bytes on its uplink at each level, in dispatch
+  std::vector<double> hop_rows;   // [hops] rows of the largest transfer between two ranks; an estimate
+  uint32_t n_chunks = 1;          // of the busiest pair of ranks; an estimate
+  uint32_t most_chunks = 1;       // into how many it is worth cutting, however large the transfers are
+  OneWay dispatch, combine;
+  double dispatch_us() const { return total_us(dispatch); }
+  double combine_us() const { return total_us(combine); }
   double both_us() const { return dispatch_us() + combine_us(); }
+
+ private:
+  // Cores pack one chunk while another is under way.
+  double total_us(const OneWay& way) const;
 };
 // Eq. 1-5 of HierMoE, as the plan runs them:
 // - Rows that cross several levels in one hop travel at the same time: that hop takes as long as its slowest level, and
@@ -44,10 +50,12 @@ struct MoePrice {
 //   sets the pace of chunks. C is the power of two with the least total time.
 // - Every row that crosses a level is packed by a core of its sender's host, and every row for an expert is unpacked;
 //   ranks share the cores if there are more ranks. This is what duplicates waste within one memory.
+// - Combine does the same with the rows that return.
 struct MoeRows {
   std::vector<LevelLoad> levels;
   uint64_t row_bytes = 0;
-  double delivered = 0;  // to experts, of a rank on average
+  double delivered = 0;                  // to experts, of a rank on average
+  std::vector<LevelLoad> returned = {};  // by combine; empty: as many as were sent
 };
 // Links are the profile's if it has measured them, otherwise the tree's.
 MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const plan::Profile& profile, MoeRows rows);

@@ -65,6 +65,8 @@ struct PlanSlot {
 
 class Selector {
  public:
+  // Only its ranks know the sizes of an AllToAllv, so it is priced for blocks of this size.
+  static constexpr uint64_t kTypicalBlockBytes = 16 << 10;
   struct Setting {
     uint32_t rank = 0;
     plan::LevelTree tree;
@@ -163,8 +165,6 @@ class Selector {
   Result<Chosen> choose(const plan::Shape& shape, std::string_view forced);
   // Returns the shape for which the choice of all shapes of a class is made.
   plan::Shape typical_of_class(plan::Shape shape) const;
-  // Only its ranks know the sizes of an AllToAllv, so it is priced for blocks of this size.
-  static constexpr double kTypicalBlockBytes = 16 << 10;
   std::vector<Candidate> priced(const plan::Shape& shape, double block_bytes = kTypicalBlockBytes) const;
   Status obeys(const plan::Shape& shape) const;
   // Returns what get() would return for a slot's key if it chose `algorithm`, or null if that does not apply.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a unique id to links: finds out where each rank is, maps segments and heaps, and makes the links.
 #include <algorithm>
-#include <bit>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "src/bootstrap/unique_id.h"
 #include "src/driver/process.h"
 #include "src/world/heap.h"
+#include "src/world/host_levels.h"
 #include "src/world/hosts.h"
 #include "src/world/introduction.h"
 #include "src/world/membership.h"
@@ -181,10 +181,13 @@ class Connector {
       }
       return m_.tree.validate();
     }
-    auto parsed = topology::tree_from_text(config_.topology, n_);
-    if (topology::is_private_text(config_.topology)) MOECCL_TRY(agree_on_tree(parsed));
-    if (!parsed.ok()) return std::move(parsed).status();
-    m_.tree = std::move(*parsed);
+    if (config_.topology == "auto") {
+      MOECCL_ASSIGN_OR_RETURN(m_.tree, levels_of_hosts(*session_, *hosts_, deadline_));
+    } else {
+      auto parsed = topology::tree_from_text(config_.topology, n_, hosts_->n());
+      if (topology::names_file(config_.topology)) MOECCL_TRY(agree_on_tree(parsed));
+      MOECCL_ASSIGN_OR_RETURN(m_.tree, std::move(parsed));
+    }
     if (m_.tree.depth() > transport::kPaceLevels) {
       return error(moecclInvalidArgument, "topology has {} levels: at most {} are supported", m_.tree.depth(),
                    transport::kPaceLevels);
@@ -206,8 +209,7 @@ class Connector {
     }
   }
 
-  // The contents of a file, or what discovery finds on a host, may differ from rank to rank even if the text that names
-  // them does not.
+  // The contents of a file may differ from rank to rank although its name does not.
   Status agree_on_tree(const Result<plan::LevelTree>& mine) {
     const uint64_t hash = mine.ok() ? mine.value().hash() : 0;
     MOECCL_ASSIGN_OR_RETURN(const auto hashes, session_->all_gather(std::as_bytes(std::span(&hash, 1)), deadline_));
@@ -343,9 +345,9 @@ class Connector {
     f.timeout_ms = config_.timeout_ms;
     f.recorder.introduce({rank_, n_, bootstrap::public_number(link_key_), config_.name, false, hosts_->json()});
     m_.ranks_on_host = static_cast<uint32_t>(hosts_->around(rank_).size());
-    m_.cores_on_host = cores_of(hosts_->around(rank_));
+    m_.cores_on_host = cores_of(all_, hosts_->around(rank_));
     m_.cores = 0;
-    for (const auto& members : hosts_->members) m_.cores += cores_of(members);
+    for (const auto& members : hosts_->members) m_.cores += cores_of(all_, members);
   }
 
   Status reach_hosts() {
@@ -381,7 +383,8 @@ class Connector {
       peer.can_read = topology::path_between({true, peer.same_process, can_read_}) == topology::PairPath::kReads;
       if (!peer.same_process) {
         peer.heap = heaps_[all_[r].process];
-        peer.heap_bytes = peer.heap != nullptr ? all_[r].heap_bytes : 0;
+        // Another communicator may have mapped it, when the peer said another size.
+        peer.heap_bytes = peer.heap != nullptr ? std::min<uint64_t>(all_[r].heap_bytes, peer.heap->size()) : 0;
         peer.process = watches_[r];
       }
       auto link = std::make_unique<transport::shm::ShmLink>(std::move(peer));
@@ -420,17 +423,6 @@ class Connector {
     n.deadline = deadline_;
     MOECCL_ASSIGN_OR_RETURN(m_.cuda, CudaSide::connect(*session_, *host_session_, n, &m_.why_no_cuda));
     return {};
-  }
-
-  // Launchers bind ranks to cores, so only all ranks of a host together can tell how many cores they have.
-  uint32_t cores_of(const std::vector<uint32_t>& ranks) const {
-    driver::CoreSet any{};
-    for (const uint32_t r : ranks) {
-      for (size_t w = 0; w < any.size(); ++w) any[w] |= all_[r].cores[w];
-    }
-    int cores = 0;
-    for (const uint64_t word : any) cores += std::popcount(word);
-    return static_cast<uint32_t>(std::max(1, cores));
   }
 
   moecclUniqueId id_;

@@ -32,7 +32,14 @@ Result<SymmetricHeap*> SymmetricHeap::process_heap() {
   HeapOfProcess& mine = heaps.get();
   const std::lock_guard lock(mine.mutex);
   if (SymmetricHeap* heap = mine.heap; heap != nullptr) return heap;
-  for (size_t bytes = wanted_bytes();; bytes /= 2) {
+  const HeapSetting setting{
+      .addresses = driver::all_addresses(),
+      .left = driver::free_addresses(),
+      .processes = static_cast<size_t>(std::max(1, driver::configured_cores())),
+      .memory = driver::physical_memory_bytes(),
+  };
+  const auto given = static_cast<size_t>(env().heap_bytes);
+  for (size_t bytes = given > 0 ? given : heap_bytes_for(setting);; bytes /= 2) {
     Result<SymmetricHeap*> made = of_bytes(bytes);
     if (made.ok()) {
       mine.heap = *made;
@@ -43,16 +50,11 @@ Result<SymmetricHeap*> SymmetricHeap::process_heap() {
   }
 }
 
-// As many addresses as the machine has memory, as far as the heaps of all processes of a host fit, which each of them
-// maps: there may be as many as cores, and more. If addresses are limited, their share of a part of what is left.
-size_t SymmetricHeap::wanted_bytes() {
-  if (env().heap_bytes > 0) return static_cast<size_t>(env().heap_bytes);
-  constexpr size_t kAllHeaps = size_t{1} << 46;  // half of the addresses of a process
-  const auto processes = static_cast<size_t>(std::max(1, driver::configured_cores()));
-  const size_t room = driver::free_addresses();
-  const size_t most = room == SIZE_MAX ? kAllHeaps / processes : room / std::max<size_t>(16, 2 * processes);
+size_t heap_bytes_for(const HeapSetting& s) {
+  const size_t all = s.addresses / 2 / s.processes;
+  const size_t most = s.left == SIZE_MAX ? all : std::min(all, s.left / std::max<size_t>(16, 2 * s.processes));
   return std::clamp(most / driver::kHugePageBytes * driver::kHugePageBytes, kLeastBytes,
-                    std::max(kLeastBytes, driver::physical_memory_bytes()));
+                    std::max(kLeastBytes, s.memory));
 }
 
 Result<SymmetricHeap*> SymmetricHeap::of_bytes(size_t bytes) {

@@ -4,6 +4,7 @@
 // as MOECCL_HEAP_BYTES says). Pages exist only where something is allocated.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <mutex>
 
@@ -12,6 +13,17 @@
 #include "src/exec/shared_heap.h"
 
 namespace moeccl::comm {
+
+// What the size of a heap depends on.
+struct HeapSetting {
+  size_t addresses = 0;    // of any process on this machine
+  size_t left = SIZE_MAX;  // under this process's limit of addresses; SIZE_MAX: there is none
+  size_t processes = 1;    // of the host, each of which maps the heaps of all of them: one for each core
+  size_t memory = 0;       // of the machine
+};
+// Returns as many bytes as the machine has memory, as far as the heaps of all processes fit into half of the addresses.
+// If addresses are limited, returns a share of a part of what is left.
+size_t heap_bytes_for(const HeapSetting& setting);
 
 class SymmetricHeap final : public exec::SharedHeap {
  public:
@@ -37,7 +49,6 @@ class SymmetricHeap final : public exec::SharedHeap {
     size_t offset, bytes;
     size_t end() const { return offset + bytes; }
   };
-  static size_t wanted_bytes();
   static Result<SymmetricHeap*> of_bytes(size_t bytes);
   size_t next_color();
   Range allocation_around(size_t offset) const;  // of 0 bytes if nothing is allocated there

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/world/introduction.h"
 
+#include <algorithm>
+#include <bit>
+
 #include "src/base/env.h"
 #include "src/base/hash.h"
 #include "src/base/wire.h"
@@ -25,7 +28,8 @@ Result<Introduction> Introduction::of_this_process(const Config& config, uint64_
   i.heap_bytes = heap_bytes;
   MOECCL_ASSIGN_OR_RETURN(i.stamp, driver::process_stamp());
   if (env().no_cma) i.stamp.address = 0;
-  i.cores = driver::within_quota(driver::usable_cores(), driver::cpu_quota());
+  i.cores = driver::usable_cores();
+  i.cpu_quota = driver::cpu_quota();
   i.has_profile = !env().profile.empty();
   i.calibrate_ms = env().calibrate_ms;
   i.trials = env().trials;
@@ -45,6 +49,7 @@ std::vector<std::byte> Introduction::encode() const {
   out.u64(stamp.address);
   out.u64(stamp.value);
   for (const uint64_t word : cores) out.u64(word);
+  out.u32(cpu_quota);
   out.u8(has_profile);
   out.u64(static_cast<uint64_t>(calibrate_ms));
   out.u8(trials);
@@ -65,6 +70,7 @@ Result<Introduction> Introduction::decode(std::span<const std::byte> bytes, uint
   i.stamp.address = in.u64();
   i.stamp.value = in.u64();
   for (uint64_t& word : i.cores) word = in.u64();
+  i.cpu_quota = in.u32();
   i.has_profile = in.u8() != 0;
   i.calibrate_ms = static_cast<int64_t>(in.u64());
   i.trials = in.u8() != 0;
@@ -72,6 +78,20 @@ Result<Introduction> Introduction::decode(std::span<const std::byte> bytes, uint
   i.config = Config::read_agreed(in);
   if (!in.done()) return error(moecclRemoteError, "rank {} sent an introduction that this MoECCL cannot read", rank);
   return i;
+}
+
+uint32_t cores_of(std::span<const Introduction> all, std::span<const uint32_t> ranks) {
+  driver::CoreSet any{};
+  uint32_t quota = 0;
+  bool limited = true;
+  for (const uint32_t r : ranks) {
+    for (size_t w = 0; w < any.size(); ++w) any[w] |= all[r].cores[w];
+    quota = std::max(quota, all[r].cpu_quota);
+    limited = limited && all[r].cpu_quota > 0;
+  }
+  uint32_t cores = 0;
+  for (const uint64_t word : any) cores += static_cast<uint32_t>(std::popcount(word));
+  return std::max(1u, limited ? std::min(cores, quota) : cores);
 }
 
 Status check_agreement(const Introduction& first, const Introduction& other, uint32_t rank) {

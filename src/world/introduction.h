@@ -20,8 +20,9 @@ struct Introduction {
   int32_t pid = 0;
   uint64_t heap_bytes = 0;
   driver::ProcessStamp stamp;  // address 0: other processes must not read this process's memory
-  driver::CoreSet cores{};
-  bool has_profile = false;  // the contents are compared after the file has been read
+  driver::CoreSet cores{};     // that this rank may use
+  uint32_t cpu_quota = 0;      // driver::cpu_quota()
+  bool has_profile = false;    // the contents are compared after the file has been read
   int64_t calibrate_ms = 0;
   bool trials = false;
   bool encrypt = false;
@@ -31,6 +32,10 @@ struct Introduction {
   std::vector<std::byte> encode() const;
   static Result<Introduction> decode(std::span<const std::byte> bytes, uint32_t rank);
 };
+
+// Returns how many cores the given ranks of a host have together. Launchers bind each rank to some cores, and a control
+// group's quota is one for all ranks in it.
+uint32_t cores_of(std::span<const Introduction> all, std::span<const uint32_t> ranks);
 
 // Checks that rank 0 and another rank agree on everything that must be the same on all ranks.
 Status check_agreement(const Introduction& first, const Introduction& other, uint32_t rank);

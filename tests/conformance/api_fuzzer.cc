@@ -470,6 +470,7 @@ void Fuzzer::add_questions() {
     c.n_experts = rarely() ? number() % 1000 : 8, c.top_k = rarely() ? number() % 100 : 2;
     if (below(2) == 0) c.domain = domain, c.n_levels = rarely() ? number() : 2;
     if (rarely()) c.algorithm = text();
+    if (rarely()) c.layout = static_cast<moecclMoeLayout_t>(number());
     maybe_resize(c);
     note(moecclSimulate(maybe(&c), nullptr, 0, nullptr));
   });

@@ -54,6 +54,10 @@ TEST(Topology, DescribesThisHostInEveryFormat) {
   EXPECT_NE(describe(nullptr, moecclTopologyLevels).find("rank:"), std::string::npos);
 }
 
+TEST(Topology, AutoIsThisHost) {
+  EXPECT_EQ(describe("auto", moecclTopologyText), describe(nullptr, moecclTopologyText));
+}
+
 TEST(Topology, ADumpIsASource) {
   const File file(describe(nullptr, moecclTopologyJson));
   EXPECT_EQ(describe(file.path(), moecclTopologyText), describe(nullptr, moecclTopologyText));
@@ -84,6 +88,8 @@ TEST(Topology, DoctorWritesAPage) {
   EXPECT_NE(page.find("transports of 4 ranks"), std::string::npos);
   EXPECT_GE(n_bad, 0);
   EXPECT_EQ(moecclDoctor(-1, nullptr, 0, nullptr, nullptr), moecclInvalidArgument);
+  EXPECT_EQ(moecclDoctor(65536, nullptr, 0, nullptr, nullptr), moecclInvalidArgument);
+  EXPECT_NE(std::string(moecclGetLastError(nullptr)).find("1 to 65535"), std::string::npos);
 }
 
 TEST(Topology, CommunicatorsTakeAFile) {

@@ -25,7 +25,7 @@ using transport::Entry;
 constexpr int kRanks = 3, kLiar = 2;
 constexpr size_t kFirst = 64;  // the segment's magic number comes before this: it is read at init only
 
-enum class Lie { kAnything, kOwnEntries, kDisplacements, kOutboxes, kStaging };
+enum class Lie { kAnything, kOwnEntries, kTheirSignatures, kDisplacements, kOutboxes, kStaging };
 
 struct Area {
   uint64_t* first;
@@ -54,11 +54,12 @@ std::vector<Area> areas(Lie lie, int rank) {
     if (at == nullptr || to - from < staging) continue;
     const bool own = std::atoi(at + std::strlen("moeccl-rank")) == rank;
     size_t first = kFirst, end = staging;
-    if (lie == Lie::kOwnEntries) first = kFirst + offsetof(Board, entries), end = kFirst + sizeof(Board);
+    if (lie == Lie::kOwnEntries || lie == Lie::kTheirSignatures)
+      first = kFirst + offsetof(Board, entries), end = kFirst + sizeof(Board);
     if (lie == Lie::kDisplacements) first = blocks, end = pace;
     if (lie == Lie::kOutboxes) first = outboxes, end = staging;
     if (lie == Lie::kStaging) first = staging, end = to - from;
-    if (own || lie == Lie::kAnything || lie == Lie::kStaging)
+    if (lie == Lie::kTheirSignatures ? !own : own || lie == Lie::kAnything || lie == Lie::kStaging)
       found.push_back({reinterpret_cast<uint64_t*>(from + first), (end - first) / sizeof(uint64_t), own});
   }
   if (maps != nullptr) std::fclose(maps);
@@ -77,6 +78,14 @@ int64_t lie_until(const std::atomic<bool>& stop, Lie lie, uint64_t seed) {
     if (lie == Lie::kOwnEntries) {  // keeps the number that identifies an entry, to be believed at first
       const size_t field = static_cast<size_t>(reinterpret_cast<uint64_t*>(word) - area.first) % 8;
       if (field == offsetof(Entry, seq) / 8) continue;
+    }
+    if (lie == Lie::kTheirSignatures) {  // the root is in a rank's own entry too
+      const size_t field = static_cast<size_t>(reinterpret_cast<uint64_t*>(word) - area.first) % 8;
+      if (field != offsetof(Entry, signature) / 8) continue;
+      ++n_written;
+      word->store((word->load(std::memory_order_relaxed) & ~0xffffffffull) | (random() & 0xffffffff),
+                  std::memory_order_relaxed);
+      continue;
     }
     if (lie == Lie::kDisplacements) {  // counts are compared before, but the start of a block is only the peer's word
       constexpr size_t kBlock = sizeof(transport::BlockWord) / 8;
@@ -175,8 +184,10 @@ void work_beside_a_liar(Lie lie, uint64_t seed, int rank, moecclComm_t comm, std
   std::thread liar;
   if (rank == kLiar) liar = std::thread([&] { n_written += lie_until(stop, lie, seed + 1); });
   for (int i = 0; i < 200; ++i) {
-    // The plan that takes blocks from the peers' buffers reads displacements.
-    const unsigned kind = lie == Lie::kDisplacements ? 9 : static_cast<unsigned>(random() % 64);
+    // The plan that takes blocks from the peers' buffers reads displacements; broadcasts have roots.
+    const unsigned kind = lie == Lie::kDisplacements     ? 9
+                          : lie == Lie::kTheirSignatures ? 16 + static_cast<unsigned>(random() % 4)
+                                                         : static_cast<unsigned>(random() % 64);
     set_note("operation " + std::to_string(i) + " of kind " + std::to_string(kind));
     if (operate(kind, b, rank, comm) != moecclSuccess) break;
   }
@@ -214,8 +225,8 @@ TEST_P(LyingPeer, CrashesNobody) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, LyingPeer,
-                         ::testing::Values(Lie::kAnything, Lie::kOwnEntries, Lie::kDisplacements, Lie::kOutboxes,
-                                           Lie::kStaging));
+                         ::testing::Values(Lie::kAnything, Lie::kOwnEntries, Lie::kTheirSignatures, Lie::kDisplacements,
+                                           Lie::kOutboxes, Lie::kStaging));
 
 }  // namespace
 }  // namespace moeccl::testing

@@ -29,14 +29,15 @@ TEST(PostMortem, StatusOfProcessesThatHangNamesTheRankThatHasNotCalled) {
   RankOptions options;
   options.mode = RankMode::kProcesses;
   Shared<std::atomic<int>> go;
-  std::string text, alone;
-  int code = 0, code_alone = 0;
+  std::string text, alone, one;
+  int code = 0, code_alone = 0, code_one = 0;
   options.on_running = [&](const std::vector<pid_t>& pids) {
     sleep_ms(patient_ms(300));
     std::string all = tool() + " status";
     for (const pid_t pid : pids) all += " " + std::to_string(pid);
     text = output_of(all, &code);
     alone = output_of(tool() + " status --json " + std::to_string(pids[0]), &code_alone);
+    one = output_of(tool() + " status " + std::to_string(pids[0]), &code_one);
     go->store(1);
   };
   ASSERT_TRUE(run_ranks(
@@ -52,6 +53,12 @@ TEST(PostMortem, StatusOfProcessesThatHangNamesTheRankThatHasNotCalled) {
   EXPECT_NE(text.find("has not made call #2: its last call, allreduce #1"), std::string::npos) << text;
   EXPECT_EQ(code_alone, 0) << alone;
   EXPECT_NE(alone.find("\"format\": \"moeccl-status\""), std::string::npos) << alone;
+  // Nothing is known of the ranks of processes that it was not asked about.
+  EXPECT_EQ(code_one, 0) << one;
+  EXPECT_NE(one.find("Not asked: rank 2 of communicator"), std::string::npos) << one;
+  EXPECT_NE(one.find("; give its pid too."), std::string::npos) << one;
+  EXPECT_EQ(one.find("Culprit"), std::string::npos) << one;
+  EXPECT_EQ(one.find("have made the same calls"), std::string::npos) << one;
 }
 
 TEST(PostMortem, StatusSaysWhichHostsItWasNotAskedOf) {

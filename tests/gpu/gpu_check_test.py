@@ -183,6 +183,21 @@ class GpuCheck(unittest.TestCase):
         except OSError:
             return ""
 
+    def test_what_would_run_nothing_is_refused(self):
+        for arguments, patience, said in ((["--only", "tets"], "1", "--only tets is no part: there are ladder,figures"),
+                                          (["--only"], "1", "--only names no part"), (["--only", ","], "1", "--only names no part"),
+                                          (["--nccl-tests", "/nosuch"], "1", "--nccl-tests /nosuch is no folder"),
+                                          (["--onyl", "tests"], "1", "unknown option --onyl"),
+                                          (["--emulated"], "0.5", "MOECCL_TEST_PATIENCE is 0.5, and 1 is the least")):
+            done = subprocess.run([os.path.join(SOURCE, "tools/gpu-check"), *arguments], capture_output=True, text=True, check=False,
+                                  env=os.environ | {"MOECCL_TEST_PATIENCE": patience})
+            self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
+            self.assertIn(said, done.stderr)
+        code, said, rows = self.run_check("--only", "programs")
+        self.assertEqual({row["result"] for row in rows.values()}, {"not run"})
+        self.assertIn("nothing was run", said)
+        self.assertEqual(code, 1)
+
     def test_a_program_that_runs_no_test_has_failed(self):
         # gtest gives the last of many shards no test.
         code, _, rows = self.run_check("--only", "tests", GTEST_TOTAL_SHARDS="100000", GTEST_SHARD_INDEX="99999")

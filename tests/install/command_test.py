@@ -56,6 +56,7 @@ class Command(unittest.TestCase):
         self.refuses(["calibrate", "--max-bytes", "-64M"], "--max-bytes", '"-64M" is negative')
         self.refuses(["solve", "replicate", "--ranks", "2147483647"], "--ranks", "1 to 65536")
         self.refuses(["solve", "replicate", "--slots", "65536"], "--slots", "1 to 1024")
+        self.refuses(["doctor", "--ranks", "65536"], "--ranks", "0 to 65535")
 
     def test_help_lists_names_without_numbers(self):
         code, out, _ = run("plan", "--help")
@@ -103,6 +104,11 @@ class Command(unittest.TestCase):
             self.assertNotEqual(kept[0], kept[1])
             sizes = [point[0] for plan in json.loads(kept[1])["plans"] for point in plan["points"]]
             self.assertLessEqual(max(sizes), 64 << 10)
+            # Each fit that says little is marked, and only then the page advises to measure again.
+            fits = [line.split() for line in out.split("r2\n")[1].split("\n\n")[0].splitlines() if not line.startswith("*")]
+            for fit in fits:
+                self.assertEqual(float(fit[3]) < 0.99, fit[4:] == ["*"], out)
+            self.assertEqual("measure again" in out, any(float(fit[3]) < 0.99 for fit in fits), out)
 
     def test_calibrate_sees_at_once_that_its_output_cannot_be_written(self):
         for path in "/nosuch/profile.json", "/tmp":
@@ -166,6 +172,100 @@ class Command(unittest.TestCase):
             page = json.loads(out)
             self.assertEqual((page["links"], page["op"], page["ranks"], page["tokens"]), (links, "dispatch", 8, 128))
             self.assertIn("critical_path", page["candidates"][0])
+
+    def test_simulate_takes_what_its_operation_uses(self):
+        link = ["--topology", "node:2(bw=1GB/s) gpu:4"]
+        self.refuses(["simulate", "allreduce", *link, "--tokens", "16"], "--tokens", "has no meaning for allreduce")
+        self.refuses(["simulate", *link, "--count", "16"], "--count", "has no meaning for dispatch")
+        self.refuses(["simulate", "expert_gather", *link], "--domain", "is needed for expert_gather")
+        for option in "--tokens", "--seed":
+            self.refuses(["simulate", *link, option, "-5"], option, '"-5" is not a number from 0 on')
+        self.refuses(["simulate", "allreduce", *link, "--count", "-1"], "--count", '"-1" is not a number from 0 on')
+        code, _, errors = run("simulate", *link, "--domain", "2")
+        self.assertEqual((code, errors), (1, "simulate: the number of --domain sizes is 1: the topology has 2 levels, give a domain size for each\n"))
+        code, out, errors = run("simulate", *link, "--tokens", "16", "--domain", "2,1", "--layout", "expert", "--json")
+        self.assertEqual(code, 0, errors)
+        page = json.loads(out)
+        self.assertEqual([page[k] for k in ("layout", "domain", "row_bytes", "topk", "experts", "routing", "seed", "algorithms")],
+                         ["ExpertMajor", [2, 1], 14336, 8, 256, "uniform", 1, "auto"])
+
+    def test_a_command_without_a_result_fails(self):
+        code, out, errors = run("simulate", "expert_gather", "--topology", "dc:2 gpu:2", "--domain", "2,1", "--algorithm", "direct")
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn("simulate: no candidate of expert_gather can be simulated: direct: ranks of several hosts", errors)
+        code, out, errors = run("solve", "layout", "--gpus", "1", "--gpu-gb", "1")
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn("no layout fits into 1 GB: give more --gpus or --gpu-gb", errors)
+
+    def test_a_topology_is_a_text_or_a_file_for_all_commands(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".levels") as file:
+            file.write("node:2(bw=1GB/s) gpu:4\n")
+            file.flush()
+            for command in (["topo", file.name], ["plan", "allreduce", "--topology", file.name], ["simulate", "allreduce", "--topology", file.name],
+                            ["check", "--topology", file.name]):
+                code, _, errors = run(*command)
+                self.assertEqual(code, 0, errors)
+        for command in ["topo"], ["plan", "allreduce", "--topology"], ["simulate", "allreduce", "--topology"], ["check", "--topology"]:
+            code, _, errors = run(*command, "nosuch")
+            self.assertEqual(code, 1)
+            self.assertIn("nosuch: No such file or directory", errors)
+
+    def test_plans_have_the_ranks_of_their_topology(self):
+        code, out, errors = run("plan", "allreduce", "--topology", "node:2(bw=1GB/s,lat=20us) gpu:4")
+        self.assertEqual(code, 0, errors)
+        self.assertIn("ranks 8,", out)
+        self.assertIn("can run on 6 ranks", run("check", "--topology", "node:2 gpu:3", "--experts", "12")[1])
+        self.refuses(["plan", "alltoallv", "--count", "5"], "--count", "has no meaning for alltoallv")
+
+    def test_doctor_reports_settings_with_which_no_communicator_can_be_made(self):
+        for name, value, said in (("MOECCL_TOPOLOGY", "nosuch.json", "MOECCL_TOPOLOGY: cannot open the topology nosuch.json"),
+                                  ("MOECCL_PROFILE", "nosuch", "MOECCL_PROFILE: "), ("MOECCL_SECRET_FILE", "nosuch", "MOECCL_SECRET_FILE: "),
+                                  ("MOECCL_DEBUG", "foo", 'MOECCL_DEBUG: "foo" is not accepted')):
+            code, out, errors = run("doctor", "--ranks", "2", **{name: value})
+            self.assertEqual(code, 1, out + errors)
+            self.assertIn("settings\n  BAD   " + said, out)
+        self.assertIn("settings\n  ok ", run("doctor", "--ranks", "2", MOECCL_TOPOLOGY="node:2 gpu:4")[1])
+
+    def test_solvers_say_whose_figures_they_use(self):
+        code, out, errors = run("solve", "swap", "--tokens", "64")
+        self.assertEqual(code, 0, errors)
+        self.assertIn("with the AlltoAlls of HierMoE's Fig. 9", out)
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            fit = {"alpha_ns": 1000, "bytes_per_ns": 10}
+            json.dump({"moeccl_profile": 1, "alltoall": {"standard": fit, "inter": [fit], "intra": [fit]}}, file)
+            file.flush()
+            code, out, errors = run("solve", "swap", "--tokens", "64", "--groups", "2,8", "--profile", file.name)
+            self.assertEqual(code, 0, errors)
+            self.assertIn(f"with the AlltoAlls of {file.name}", out)
+            code, _, errors = run("solve", "swap", "--tokens", "64", "--profile", file.name)
+            self.assertEqual(code, 1)
+            self.assertIn('4 levels of --groups need "alltoall" with its "standard" and 3 fits', errors)
+        code, out, errors = run("solve", "replicate", "--row-bytes", "8192", "--inter-gbs", "50", "--compute-us", "1")
+        self.assertEqual(code, 0, errors)
+        self.assertIn("predicted for 0.16384 us per token between nodes (8192 bytes at 50 GB/s) and 1 us per token of a rank", out)
+
+    def test_solvers_speak_of_options(self):
+        code, out, errors = run("solve", "swap", "--experts", "16", "--tokens", "64")
+        self.assertEqual(code, 0, errors)
+        self.assertIn("groups 4,8,16,", out)
+        code, _, errors = run("solve", "swap", "--experts", "16", "--tokens", "64", "--groups", "4,32")
+        self.assertEqual(code, 1)
+        self.assertIn("--groups[1] is 32: there are between 1 and --experts (16) groups", errors)
+        code, _, errors = run("solve", "replicate", "--ranks", "3")
+        self.assertEqual(code, 1)
+        self.assertIn("--ranks 3 with --slots 16 have 48 slots: 256 experts need one each", errors)
+        self.refuses(["solve", "swap", "--trace", "file", "--experts", "16"], "--trace excludes --experts")
+
+    def test_calibrate_has_no_hint_about_launchers_where_there_is_one(self):
+        code, _, errors = run("calibrate")
+        self.assertEqual(code, 1)
+        self.assertIn("no launcher started this process", errors)
+        self.assertIn("or give --ranks", errors)
+        code, _, errors = run("calibrate", RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost", MOECCL_INIT_TIMEOUT_MS="200")
+        self.assertEqual(code, 1)
+        self.assertTrue(errors.startswith("init: "), errors)
+        self.assertNotIn("--ranks", errors)
+        self.refuses(["calibrate", "--threads"], "--threads requires --ranks")
 
     def test_one_is_no_plural(self):
         self.assertIn(" on 1 rank: ", run("simulate", "allreduce", "--topology", "gpu:1")[1])

@@ -94,10 +94,14 @@ class Perf(unittest.TestCase):
         if "asan" not in PROGRAMS["moe_drift"] and "tsan" not in PROGRAMS["moe_drift"]:  # those end a process that asks for so much
             self.refuses("moe_drift", ["--tokens", "9999999999999"], "there is not enough memory for a run of these sizes")
         self.refuses("bench_swap", ["--every", "0"], '"0" is not a number above 0')
+        self.refuses("all_reduce_perf", ["-t", "100", "-g", "100000000"],
+                     "1 (processes) x 100 (threads) x 100000000 (-g) are too many: a communicator has at most 65535 ranks")
+        self.refuses("all_reduce_perf", ["--procs", "100000"], '"100000" is not a whole number from 1 to 1024')
 
     def test_numbers_are_finite(self):
         self.refuses("swap_perf", ["--zipf", "nan"], '"nan" is not a number from 0 to 10')
         self.refuses("replace_perf", ["--locality", "nan"], '"nan" is not a number from 0 to 1')
+        self.refuses("dispatch_combine_perf", ["--seed", "-1"], '"-1" is not a number from 0 on')
         for size in ("-4", "0", "x"):
             code, _, errors = run("plan_accuracy", "--size", size)
             self.assertEqual(code, 2)
@@ -123,8 +127,10 @@ class Perf(unittest.TestCase):
             code, _, errors = run("dispatch_combine_perf", "--ranks", "2", "--tokens", "8", "--hidden", "16", "--iters", "1", "--algo", "flat", "--backward",
                                   "-J", file.name)
             self.assertEqual(code, 0, errors)
-            config = json.load(file)["config"]
+            run_of = json.load(file)
+        config = run_of["config"]
         self.assertEqual([config[key] for key in ("ranks", "tokens", "mem", "align", "backward", "update")], [2, 8, "heap", 1, True, False])
+        self.assertEqual([r["predicted_us"] for r in run_of["results"]], [None])  # no link has figures
 
     def test_groups_of_processes_run_side_by_side(self):
         usual = ["-b", "64", "-e", "64", "-n", "2"]

@@ -64,6 +64,16 @@ class CheckDocs(unittest.TestCase):
                    "MOECCL_SHIM_Z: src/base/env.cc has it in kElsewhere or")
         self.finds({"transport/s.cc": '"MOECCL_IB_"; given(variables, "HCA");\n'}, "MOECCL_IB_HCA is read but not described")
 
+    def test_what_init_compares_is_the_same_on_all_ranks(self):
+        tree = {"src/world/introduction.cc": 'error(moecclMismatch, "rank 0 and rank {} disagree on MOECCL_TWO ({} and {})");\n',
+                "src/world/config.cc": 'if (one_ms != o.one_ms) return format("one_ms ({} and {})", one_ms, o.one_ms);\n',
+                "src/base/env.h": TREE["src/base/env.h"].replace("a line.", "a line. The same on all ranks.").replace("a name.", "the same on all ranks."),
+                "docs/mismatches.md": "# Mismatches\n\nWhat is compared.\n\n| init | MOECCL_TWO, one_ms | every rank |\n"}
+        self.assertEqual(run(tree)[1].stdout, "")
+        self.finds({**tree, "src/base/env.h": TREE["src/base/env.h"]}, "MOECCL_ONE_MS: init compares it")
+        self.finds({**tree, "src/base/env.h": TREE["src/base/env.h"]}, "MOECCL_TWO: init compares it")
+        self.finds({**tree, "docs/mismatches.md": tree["docs/mismatches.md"].replace(", one_ms", "")}, "the row of init lacks one_ms")
+
     def test_pages_show_examples_as_they_are(self):
         page = {"docs/start.md": "# Start\n\nGo.\n\n<!-- from examples/a.c -->\n```c\nold\n```\n", "examples/a.c": "int a;\n"}
         stale, done, _ = run(page)
@@ -83,6 +93,9 @@ class CheckDocs(unittest.TestCase):
     def test_decisions_have_numbers_and_dates(self):
         self.finds({"docs/decisions/002-no.md": "# 002. No date\n\nBecause.\n"}, "002-no.md: begins otherwise")
         self.finds({"docs/decisions/001-again.md": "# 001. Again\n\n2026-11-23 · House\n\nBecause.\n"}, "has the number of")
+        tried = {"docs/decisions/002-tried.md": "# 002. Tried\n\n2026-11-23 · House\n\nBy `perf/one --x`, `perf/two` and `build/perf/two`.\n", "perf/two.cc": ""}
+        self.finds(tried, "002-tried.md: no program perf/one")
+        self.assertEqual(run({**tried, "perf/one": ""})[1].stdout, "")
         self.finds({"docs/decisions/003-x.md": "# 002. X\n\n2026-11-23 · House\n\nBecause.\n"}, "its title says 002")
 
 

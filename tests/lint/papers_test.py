@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules of perf/papers, what it refuses (rows that differ without a reason), and how new rows replace old ones."""
+import json
 import os
 import re
 import sys
@@ -7,8 +8,8 @@ import tempfile
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "../.."))
-from perf.paper_rows import Program  # noqa: E402
-from perf.paper_rows.page import holds, judged, merged, missing, picture, text  # noqa: E402
+from perf.paper_rows import Program, hiermoe  # noqa: E402
+from perf.paper_rows.page import DOCS, counted, holds, judged, merged, missing, page, picture, text  # noqa: E402
 
 ROW = {"paper": "P", "item": "Table 1", "paper_value": 2.0, "ours": 2.1, "rule": ["within", 0.1], "how": "run", "command": "x"}
 
@@ -32,6 +33,21 @@ class Papers(unittest.TestCase):
         self.assertEqual(judged(ROW | {"ours": 3.0, "why": "another cluster"})["verdict"], "differs")
         with self.assertRaisesRegex(ValueError, "lacks rule"):
             judged({k: v for k, v in ROW.items() if k != "rule"})
+
+    def test_one_sided_rules_are_counted_apart(self):
+        rows = [judged(ROW), judged(ROW | {"ours": 3.0, "why": "another cluster"}), judged(ROW | {"rule": ["at least", 1.5], "ours": 9.0})]
+        self.assertEqual(counted(rows), "2 of 3 rows hold their rule: 1 of 2 agree with the paper within a tolerance, and 1 of 1 pass a "
+                                        "one-sided rule")
+
+    def test_the_page_is_that_of_the_record(self):
+        with open(os.path.join(DOCS, "papers.json"), encoding="utf-8") as f:
+            record = json.load(f)
+        with open(os.path.join(DOCS, "papers.md"), encoding="utf-8") as f:
+            self.assertEqual(f.read(), page(record["rows"], record["date"]), "run perf/papers --page")
+
+    def test_only_the_model_with_groups_has_a_note_about_them(self):
+        for item, noted in (("Fig. 11, DeepSeek-V3 K=8 E=256 G=32, HD-MoE", True), ("Table IV, K=8 E=128 G=32, HD-MoE", False)):
+            self.assertEqual("why" in hiermoe.judge({"item": item}), noted, item)
 
     def test_new_rows_take_the_place_of_old_ones(self):
         old = {("P", "Table 1"): ROW, ("P", "Table 2"): ROW | {"item": "Table 2"}}

@@ -156,6 +156,21 @@ class Scripts(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("needs root", done.stderr)
 
+    def test_compare_net_takes_ranks_of_each_host(self):
+        done = subprocess.run([os.path.join(TOOLS, "../perf/compare_net"), "--ranks", "4"], capture_output=True, text=True, check=False, timeout=30)
+        self.assertEqual((done.returncode, done.stderr), (2, "--ranks 4: give those of each host, such as 4+4\n"))
+
+    def test_npy2trace_names_a_file_that_is_not_there(self):
+        code, _, errors = self.run_script("../perf/npy2trace", "/nosuch.npy", "-o", "/nosuch/trace")
+        self.assertEqual((code, errors), (1, "/nosuch.npy: No such file or directory\n"))
+
+    def test_the_scoreboards_list_ends_when_its_reader_does(self):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run([sys.executable, os.path.join(TOOLS, "scoreboard"), "--list"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+        os.close(writer)
+        self.assertEqual(done.stderr, "")
+
     def test_a_line_of_the_scoreboard_that_runs_no_test_fails(self):
         spec = importlib.util.spec_from_loader("scoreboard", importlib.machinery.SourceFileLoader("scoreboard", os.path.join(TOOLS, "scoreboard")))
         scoreboard = importlib.util.module_from_spec(spec)

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <sstream>
 
 #include "tests/support/ranks_on_hosts.h"
@@ -103,6 +104,57 @@ TEST(Hosts, FillATopologyThatSaysNothingOfItsLinks) {
         },
         options);
   }
+}
+
+// "auto" puts what each host finds for its own ranks below the hosts.
+TEST(Hosts, AreALevelOfTheTopologyAuto) {
+  MAKE_HOSTS(hosts, .weights = {2, 1});
+  RankOptions options = on(*hosts);
+  options.config.topology = "auto";
+  run_ranks(
+      3,
+      [](int rank, moecclComm_t comm) {
+        check_all_reduce(rank, 3, comm, 10'000);
+        const std::string text = explain(comm, moecclOpAllReduce, 1 << 20, moecclFloat32);
+        EXPECT_NE(text.find("\n  host "), std::string::npos) << text;
+        EXPECT_NE(text.find("hosts are reached over tcp"), std::string::npos) << text;
+      },
+      options);
+}
+
+TEST(Hosts, AreAtLeastThoseOfATopologyFile) {
+  MAKE_HOSTS(hosts, .weights = {2, 2});
+  char path[] = "/tmp/moeccl_hosts_XXXXXX.json";
+  const int fd = mkstemps(path, 5);
+  ASSERT_GE(fd, 0);
+  close(fd);
+  for (const int count : {1, 2}) {
+    std::ofstream(path) << R"({"moeccl_topology": 1, "hosts": [{"count": )" << count
+                        << R"(, "nodes": [{"id": "host", "kind": "host", "cores": 2}]}]})";
+    RankOptions options = on(*hosts);
+    options.init = false;
+    run_ranks(
+        4,
+        [&](int rank, moecclComm_t) {
+          moecclConfig_t config = MOECCL_CONFIG_INIT;
+          config.topology = path;
+          config.init_timeout_ms = static_cast<int32_t>(patient_ms(20'000));
+          moecclComm_t comm = nullptr;
+          const moecclResult_t made = moecclCommInitRankConfig(&comm, 4, unique_id(), rank, &config);
+          const std::string why = moecclGetLastError(nullptr);
+          EXPECT_EQ(made, count == 1 ? moecclInvalidArgument : moecclSuccess) << why;
+          if (count == 1) {
+            EXPECT_NE(why.find("describes 1 host, the communicator's ranks are on 2: write \"count\": 2"),
+                      std::string::npos)
+                << why;
+          }
+          if (made == moecclSuccess) {
+            MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+          }
+        },
+        options);
+  }
+  unlink(path);
 }
 
 TEST(Hosts, WithSeveralInterfacesUseAllOfThem) {

@@ -2,6 +2,9 @@
 """Compares the Python package with known results, on thread ranks and processes, and with NumPy where it is installed."""
 import array
 import gc
+import importlib
+import inspect
+import pkgutil
 import queue
 import unittest
 
@@ -140,6 +143,8 @@ class Collectives(unittest.TestCase):
             moeccl.init_all(1, topology="node:1\0gpu:1")
         with self.assertRaisesRegex(ValueError, "n_ranks is 1000000000"):
             moeccl.init_all(10**9)
+        with self.assertRaisesRegex(ValueError, "n_ranks is 65536"):
+            moeccl.init_all(65536)
         with self.assertRaisesRegex(ValueError, "128 bytes, not 3"):
             moeccl.Comm(1, b"abc", 0)
         with self.assertRaisesRegex(ValueError, "128 bytes, not 129"):
@@ -250,6 +255,21 @@ class Mistakes(unittest.TestCase):
                 comm.all_reduce(array.array("f", [0]), op="sum")
 
         in_threads(1, work)
+
+
+class Names(unittest.TestCase):
+    # What the package's own modules take from streams.
+    INTERNAL = {"moeccl.streams": {"at_group_end", "give_back", "in_group", "stream_handle"}}
+
+    def test_all_names_everything_public(self):
+        for entry in pkgutil.iter_modules(moeccl.__path__, "moeccl."):
+            if entry.name in ("moeccl.distributed", "moeccl.torch"):  # they need torch, and their tests import them
+                continue
+            module = importlib.import_module(entry.name)
+            own = {name for name, value in vars(module).items() if not name.startswith("_") and getattr(value, "__module__", "") == entry.name
+                   and (inspect.isfunction(value) or inspect.isclass(value))}
+            named = set(getattr(module, "__all__", own))
+            self.assertEqual(own - named, self.INTERNAL.get(entry.name, set()), entry.name)
 
 
 class Layer(unittest.TestCase):

@@ -495,9 +495,12 @@ def case_compressed_gradients_arrive_or_remain(rank, n):
 
 def case_replaced_samples_keep_the_loss(rank, n):
     options = {"topology": "node:2 gpu:%d" % (n // 2)} if n > 2 else {}
-    losses, model, _ = train(rank, 7, sample_tokens=SAMPLE, comm_options=options)
-    same(losses, reference(n, 7, sample_tokens=SAMPLE)[0])
-    assert n == 2 or model.moved > 0, "no sample moved, so nothing was followed"
+    expected = reference(n, 7, sample_tokens=SAMPLE)[0]
+    for places in ({}, {"swap": True}, {"replica_slots": 2 * EXPERTS // n + 1}):  # samples move, and experts too
+        losses, model, moved = train(rank, 7, rebalance_every=2, sample_tokens=SAMPLE, comm_options=options, **places)
+        same(losses, expected)
+        assert n == 2 or model.moved > 0, "no sample moved, so nothing was followed"
+        assert moved > 0 or not places, "no expert moved"
 
 
 def case_replaced_samples_take_the_shared_expert_along(rank, n):

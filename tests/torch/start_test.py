@@ -22,6 +22,19 @@ print(f"{dist.get_backend()} {x.tolist()} in rank {dist.get_rank()}\\n", end="",
 dist.destroy_process_group()
 """
 
+# Rank 1 ends while rank 0 still waits for its gradients.
+ENDS_EARLY = """
+import time, torch, torch.distributed as dist, moeccl.torch
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+layer = moeccl.torch.ExpertParallel(n_experts=2, top_k=1, hidden=65536, max_tokens=8)
+x = torch.ones(8 * (1 - rank), 65536, requires_grad=True)
+rows, counts, handle = layer.dispatch(x, torch.ones(len(x), 1, dtype=torch.int64))
+rows.register_hook(lambda grad: time.sleep(1 - rank))
+layer.combine(rows, handle).sum().backward()
+print(f"rank {rank}: {x.grad.sum().item()}\\n", end="", flush=True)
+"""
+
 
 def torchrun(n, program, **environment):
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", program], check=False,
@@ -50,6 +63,14 @@ class Start(unittest.TestCase):
             self.assertEqual(sorted(said.splitlines()), [f"moeccl [3.0, 3.0, 3.0, 3.0] in rank {r}" for r in range(2)])
             code, _, errors = torchrun(2, program)
             self.assertNotEqual(code, 0, "the backend is known without its entry point: this test shows nothing")
+
+    def test_a_process_may_end_without_close(self):
+        with tempfile.TemporaryDirectory() as place:
+            program = os.path.join(place, "program.py")
+            with open(program, "w", encoding="utf-8") as file:
+                file.write(ENDS_EARLY)
+            code, said, errors = torchrun(2, program)
+        self.assertEqual((code, sorted(said.splitlines())), (0, ["rank 0: 524288.0", "rank 1: 0.0"]), errors)
 
     def test_the_readmes_example(self):
         code, said, errors = torchrun(4, os.path.join(ROOT, "examples/first_layer.py"))

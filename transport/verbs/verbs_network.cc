@@ -75,7 +75,6 @@ Result<Opened> look(const Settings& settings) {
   o.list = std::make_unique<DeviceList>(std::move(list));
   MOECCL_ASSIGN_OR_RETURN(std::vector<FoundRail> found, o.list->look(settings));
   MOECCL_ASSIGN_OR_RETURN(o.rails, choose_rails(std::move(found)));
-  o.rails.resize(std::min<size_t>(o.rails.size(), kMaxRails));
   return o;
 }
 
@@ -92,7 +91,9 @@ class VerbsEndpoint final : public Endpoint {
   Status open() {
     MOECCL_ASSIGN_OR_RETURN(Opened opened, look(settings_));
     parts_.api = std::move(opened.api);
-    for (const FoundRail& found : own_rails(std::move(opened.rails))) {
+    std::vector<FoundRail> own = own_rails(std::move(opened.rails));
+    own.resize(std::min<size_t>(own.size(), kMaxRails));
+    for (const FoundRail& found : own) {
       MOECCL_ASSIGN_OR_RETURN(auto rail, Rail::open(*parts_.api, found));
       parts_.rails.push_back(std::move(rail));
     }

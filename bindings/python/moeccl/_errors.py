@@ -11,7 +11,7 @@ SIZE = (0, 2**64 - 1)
 
 
 class Error(RuntimeError):
-    """A failed call. str() is MoECCL's error text, `code` is the moecclResult_t, and `name` is the code's name."""
+    """A failed call. str() is the code's name and MoECCL's error text, `code` is the moecclResult_t, and `name` is the code's name."""
 
     def __init__(self, code: int, sentence: str) -> None:
         self.code = code

@@ -16,7 +16,7 @@ from .constants import AVG, ID_BYTES, SUM
 from .memory import RedOp, Registration
 from .streams import at_group_end, give_back, in_group, stream_handle
 
-_MOST_RANKS = 65536
+_MOST_RANKS = 65535
 _byref = ctypes.byref
 
 
@@ -372,7 +372,8 @@ class Comm(OfThisProcess):
             give_back([buffer], stream)
 
     def send(self, buffer: Any, peer: int, type: Optional[int] = None, stream: Any = None) -> None:
-        """Sends to a peer, which receives in the order of the calls. Outside a group it blocks until the peer receives."""
+        """Sends to a peer, which receives in the order of the calls. Outside a group the call may block until the peer receives; a message that
+        fits into the link's slots returns before."""
         self._message("moecclSend", buffer, peer, type, False, stream)
 
     def recv(self, buffer: Any, peer: int, type: Optional[int] = None, stream: Any = None) -> None:

@@ -189,5 +189,5 @@ def explain(comm: Comm, op: Union[str, int], count: int, placement: Placement, t
                                                       _byref(placement.struct), *room), comm)
 
 
-__all__: List[str] = ["Placement", "all_reduce", "collect_gradients", "explain", "gradient_source", "layers", "place_weights", "popularity",
-                      "reduce_gradients", "shard"]
+__all__: List[str] = ["Placement", "all_reduce", "choose_replicas", "collect_gradients", "explain", "gradient_source", "layers",
+                      "place_weights", "popularity", "reduce_gradients", "shard"]

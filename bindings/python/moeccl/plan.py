@@ -110,7 +110,7 @@ def status(pid: int = 0) -> Dict[str, Any]:
 def simulate(topology: str, op: Union[str, int] = "dispatch", **options: Any) -> str:
     """Returns a page, or JSON with json=1, about the time of an operation on a cluster that is not at hand. All times are simulated.
 
-    Options: profile, algorithm, json, count, type, one_host, hidden_bytes, tokens_per_rank, top_k, n_experts, routing, seed,
+    Options: profile, algorithm, json, count, type, one_host, hidden_bytes, tokens_per_rank, top_k, n_experts, routing, seed, layout,
     expert_rank, domain (lists), as in moecclSimulateConfig_t (include/moeccl/simulate.h)."""
     from ._arrays import set_array
     from .comm import fill
@@ -126,5 +126,5 @@ def simulate(topology: str, op: Union[str, int] = "dispatch", **options: Any) ->
             else:
                 config.n_experts = len(values)
             set_array(config, keep, name, values, ctypes.c_int32, None)
-    fill(config, {"topology": topology, "op": op_number(op), **options}, ("reserved", "expert_rank", "domain", "n_levels"))
+    fill(config, {"topology": topology, "op": op_number(op), **options}, ("reserved", "reserved2", "expert_rank", "domain", "n_levels"))
     return page(lambda *room: lib.moecclSimulate(ctypes.byref(config), *room))

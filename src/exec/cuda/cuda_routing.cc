@@ -82,18 +82,25 @@ void CudaRouting::lay_out() {
   expert_ = put(n_experts, [&](size_t p) { return uint32_t{order.expert[p]}; });
   owner_ = put(n_experts, [&](size_t p) { return s_.placement->owner[order.expert[p]]; });
   identity_ = put(n_experts, [&](size_t e) { return static_cast<uint32_t>(e); });
+  const auto put_ways = [&](const algo::RowWays& ways) {
+    Count count;
+    count.way_first = put(ways.first.size(), [&](size_t i) { return ways.first[i]; });
+    count.way_to = put(ways.to.size(), [&](size_t i) { return ways.to[i]; });
+    count.way_slot = put(ways.group.size(), [&](size_t i) { return ways.group[i]; });
+    count.n_slots = ways.n_groups;
+    count.dedup = ways.dedup;
+    return count;
+  };
   size_t most_hops = 0;
   for (const algo::Paths* paths : s_.candidates) {
     const algo::RowWays ways(*paths, *s_.tree, *s_.placement, s_.rank);
-    n_slots_ = ways.n_groups;
     for (size_t x = 0; x + 1 < ways.first.size(); ++x)
       most_hops = std::max<size_t>(most_hops, ways.first[x + 1] - ways.first[x]);
     Candidate& c = candidates_.emplace_back();
-    c.dedup = ways.dedup;
-    c.way_first = put(ways.first.size(), [&](size_t i) { return ways.first[i]; });
-    c.way_to = put(ways.to.size(), [&](size_t i) { return ways.to[i]; });
-    c.way_slot = put(ways.group.size(), [&](size_t i) { return ways.group[i]; });
+    c.sent = put_ways(ways);
+    if (algo::returns_fewer(paths->algorithm(), *s_.shape)) c.returned = put_ways(ways.shared_by_rank());
   }
+  delivered_ = put_ways(algo::RowWays::into_experts(*s_.placement, s_.shape->expert_major));
   key_ = layout.take(choices * sizeof(uint32_t));
   weight_ = layout.take(choices * sizeof(float));
   if (s_.shape->capacity > 0) {
@@ -105,8 +112,9 @@ void CudaRouting::lay_out() {
     c.tile = layout.take(size_t{tiles(tokens, kRecordTile)} * n_peers * sizeof(RouteTotals));
   summary_ = bad_ = layout.take(sizeof(uint32_t));
   drop_counts_ = layout.take(n_experts * sizeof(int32_t));
+  delivered_.rows = layout.take(delivered_.n_slots * sizeof(uint32_t));
   for (Candidate& c : candidates_) {
-    c.rows = layout.take(n_slots_ * sizeof(uint32_t));
+    for (Count* count : {&c.sent, &c.returned}) count->rows = layout.take(count->n_slots * sizeof(uint32_t));
     c.total = layout.take(n_peers * sizeof(RouteTotals));
   }
   results_ = own_n_experts_ = layout.take(tokens);
@@ -181,17 +189,29 @@ constexpr uint32_t kWarpThreads = 32;
 
 }  // namespace
 
+RouteWays CudaRouting::ways_of(const Count& count) const {
+  return {at<uint32_t>(owner_), at<uint32_t>(count.way_first), at<uint32_t>(count.way_to),
+          at<uint32_t>(count.way_slot)};
+}
+
+void CudaRouting::launch_count(StreamEngine& engine, const Count& count) {
+  if (count.n_slots == 0) return;
+  RouteLevelsKernelArgs levels{};
+  levels.key = at<uint32_t>(key_);
+  levels.ways = ways_of(count);
+  levels.n_tokens = static_cast<uint32_t>(topk_.n_tokens);
+  levels.top_k = s_.shape->top_k;
+  levels.n_slots = count.n_slots;
+  levels.dedup = count.dedup ? 1 : 0;
+  levels.rows = at<uint32_t>(count.rows);
+  launch(engine, "moeccl_route_levels", &levels, levels.n_tokens);
+}
+
 void CudaRouting::launch_counts(StreamEngine& engine) {
+  launch_count(engine, delivered_);
   for (const Candidate& c : candidates_) {
-    RouteLevelsKernelArgs levels{};
-    levels.key = at<uint32_t>(key_);
-    levels.ways = {at<uint32_t>(owner_), at<uint32_t>(c.way_first), at<uint32_t>(c.way_to), at<uint32_t>(c.way_slot)};
-    levels.n_tokens = static_cast<uint32_t>(topk_.n_tokens);
-    levels.top_k = s_.shape->top_k;
-    levels.n_slots = n_slots_;
-    levels.dedup = c.dedup ? 1 : 0;
-    levels.rows = at<uint32_t>(c.rows);
-    launch(engine, "moeccl_route_levels", &levels, levels.n_tokens);
+    launch_count(engine, c.sent);
+    launch_count(engine, c.returned);
     RouteRecordsKernelArgs records = records_args(c);
     launch(engine, "moeccl_route_records_count", &records,
            size_t{records.n_tiles} * (records.n_ranks + 1) * kWarpThreads);
@@ -202,7 +222,7 @@ void CudaRouting::launch_counts(StreamEngine& engine) {
 RouteRecordsKernelArgs CudaRouting::records_args(const Candidate& c) const {
   RouteRecordsKernelArgs a{};
   a.key = at<uint32_t>(key_);
-  a.ways = {at<uint32_t>(owner_), at<uint32_t>(c.way_first), at<uint32_t>(c.way_to), at<uint32_t>(c.way_slot)};
+  a.ways = ways_of(c.sent);
   a.expert = at<uint32_t>(expert_);
   a.weight = topk_.weight;
   a.n_tokens = static_cast<uint32_t>(topk_.n_tokens);
@@ -262,9 +282,12 @@ Status CudaRouting::check_choices(uint32_t token) const {
                "topk_index[{}] was found wrong on the device, and right on the host: did it change?", token);
 }
 
-void CudaRouting::counts(size_t candidate, std::vector<algo::LevelCount>& levels) const {
-  algo::sum_levels(*s_.tree, {seen<uint32_t>(candidates_[candidate].rows), n_slots_}, levels);
+void CudaRouting::counts(size_t candidate, bool back, std::vector<algo::LevelCount>& levels) const {
+  const Count& count = back ? candidates_[candidate].returned : candidates_[candidate].sent;
+  algo::sum_levels(*s_.tree, {seen<uint32_t>(count.rows), count.n_slots}, levels);
 }
+
+uint64_t CudaRouting::delivered() const { return *seen<uint32_t>(delivered_.rows); }
 
 Status CudaRouting::write(StreamEngine& engine, size_t candidate, algo::OwnChoices& own, algo::RecordWriter& writer) {
   const cuda::Current current(context_);

@@ -43,8 +43,10 @@ class CudaRouting {
   // index: device memory, ready when the default stream is; weight: either kind of memory. Waits for the device once.
   // The errors are those of OwnChoices::assign.
   Status assign(StreamEngine& engine, const algo::TopK& topk);
-  // Returns the counts of the last assign().
-  void counts(size_t candidate, std::vector<algo::LevelCount>& levels) const;
+  // Return the counts of the last assign(): of the rows that a candidate's dispatch sends or, with `back`, that its
+  // combine returns where those are fewer; and of the rows that experts get.
+  void counts(size_t candidate, bool back, std::vector<algo::LevelCount>& levels) const;
+  uint64_t delivered() const;
   // Writes the records of a candidate and the choices that remain, like OwnChoices::assign and RecordWriter::write.
   // Waits for the device once.
   Status write(StreamEngine& engine, size_t candidate, algo::OwnChoices& own, algo::RecordWriter& writer);
@@ -55,17 +57,25 @@ class CudaRouting {
 
  private:
   // Byte offsets in device_.
-  struct Candidate {
-    size_t way_first = 0, way_to = 0, way_slot = 0, tile = 0;
-    size_t rows = 0, total = 0;  // in the summary
+  struct Count {  // of rows on algo::RowWays
+    size_t way_first = 0, way_to = 0, way_slot = 0;
+    size_t rows = 0;  // in the summary
+    uint32_t n_slots = 0;
     bool dedup = false;
+  };
+  struct Candidate {
+    Count sent, returned;  // returned: with slots only where combine returns fewer rows
+    size_t tile = 0;
+    size_t total = 0;  // in the summary
   };
   explicit CudaRouting(const Model& setting) : s_(setting) {}
   void lay_out();
   size_t pinned_bytes() const { return std::max(end_ - summary_, tables_.size() * sizeof(uint32_t)); }
   Status upload_tables();
   void launch_order(StreamEngine& engine);
+  void launch_count(StreamEngine& engine, const Count& count);
   void launch_counts(StreamEngine& engine);
+  moeccl::cuda::RouteWays ways_of(const Count& count) const;
   void launch(StreamEngine& engine, const char* kernel, const void* args, size_t n_threads);
   moeccl::cuda::RouteRecordsKernelArgs records_args(const Candidate& c) const;
   Status check_choices(uint32_t token) const;
@@ -86,9 +96,9 @@ class CudaRouting {
   driver::cuda::Memory device_, pinned_;
   Status status_;  // of the work in flight
   algo::TopK topk_;
-  uint32_t n_slots_ = 0;          // of the last assign()
   std::vector<uint32_t> tables_;  // constant, laid out as in device_
   std::vector<Candidate> candidates_;
+  Count delivered_;
   size_t position_ = 0, owner_ = 0, expert_ = 0, identity_ = 0;                   // constant
   size_t key_ = 0, weight_ = 0, drop_tile_ = 0, drop_first_ = 0, drop_list_ = 0;  // scratch
   // The host gets [summary_, results_) after the counts, then the results.

@@ -43,7 +43,7 @@ TEST(MoeTraffic, IsWhatTheRanksCount) {
       MoeCluster cluster(c, 7);
       cluster.route(a, 0);
       auto traffic =
-          count_traffic(*cluster.paths, c.tree, cluster.placement, routing_of(cluster), cluster.domains.get());
+          count_traffic(*cluster.paths, {c.tree, cluster.placement, routing_of(cluster), false, cluster.domains.get()});
       ASSERT_TRUE(traffic.ok()) << traffic.status().message();
       std::vector<uint64_t> rows(c.tree.depth(), 0), sent(cluster.n(), 0);
       for (uint32_t r = 0; r < cluster.n(); ++r) {
@@ -82,17 +82,21 @@ TEST(MoePrice, OfCountsIsThatOfRowLists) {
   plan::Profile profile;
   profile.cores = 12;
   profile.host_copy_bytes_per_ns = 1000;
-  for (const MoeAlgorithm& a : moe_candidates(c.tree)) {
-    MoeCluster cluster(c, 5);
-    cluster.route(a, 64);
-    auto traffic = count_traffic(*cluster.paths, c.tree, cluster.placement, routing_of(cluster));
-    ASSERT_TRUE(traffic.ok());
-    for (const moecclOp_t op : {moecclOpDispatch, moecclOpCombine}) {
-      const plan::Cost lists = plan::price(cluster.plan(op), cluster.bindings(op, false), c.tree, profile);
-      const MoeCost counts =
-          moe_price(op, *cluster.paths, *traffic, c.tree, profile, c.shape.row_bytes, cluster.tables[0].n_chunks());
-      EXPECT_NEAR(counts.cost.total_ns / lists.total_ns, 1.0, 0.1) << a.name() << " " << plan::op_title(op);
-      EXPECT_EQ(counts.cost.level_bytes, lists.level_bytes) << a.name() << " " << plan::op_title(op);
+  for (const bool expert_major : {false, true}) {
+    c.shape.expert_major = expert_major;
+    for (const MoeAlgorithm& a : moe_candidates(c.tree)) {
+      MoeCluster cluster(c, 5);
+      cluster.route(a, 64);
+      auto traffic = count_traffic(*cluster.paths, {c.tree, cluster.placement, routing_of(cluster), expert_major});
+      ASSERT_TRUE(traffic.ok());
+      for (const moecclOp_t op : {moecclOpDispatch, moecclOpCombine}) {
+        const plan::Cost lists = plan::price(cluster.plan(op), cluster.bindings(op, false), c.tree, profile);
+        const MoeCost counts =
+            moe_price(op, *cluster.paths, *traffic, c.tree, profile, c.shape.row_bytes, cluster.tables[0].n_chunks());
+        const std::string what = a.name() + " " + plan::op_title(op) + (expert_major ? " ExpertMajor" : " Rows");
+        EXPECT_NEAR(counts.cost.total_ns / lists.total_ns, 1.0, 0.1) << what;
+        EXPECT_EQ(counts.cost.level_bytes, lists.level_bytes) << what;
+      }
     }
   }
 }
@@ -101,12 +105,12 @@ TEST(MoePrice, OfCountsIsThatOfRowLists) {
 TEST(MoeTraffic, CountsTheListsOfTheTables) {
   test::Random random(4);
   for (const test::NamedTree& named : test::moe_trees()) {
-    MoeCase c = test::random_case(named.tree, random);
-    c.shape.expert_major = false;
+    const MoeCase c = test::random_case(named.tree, random);
     for (const MoeAlgorithm& a : moe_candidates(named.tree)) {
       MoeCluster cluster(c, 7);
       cluster.route(a, 0);
-      auto traffic = count_traffic(*cluster.paths, c.tree, cluster.placement, routing_of(cluster));
+      auto traffic =
+          count_traffic(*cluster.paths, {c.tree, cluster.placement, routing_of(cluster), c.shape.expert_major});
       ASSERT_TRUE(traffic.ok()) << traffic.status().message();
       for (uint32_t r = 0; r < cluster.n(); ++r) {
         const RowLists& lists = cluster.rank_paths[r].lists;
@@ -126,7 +130,7 @@ struct Layer {
       : tree(given),
         placement(Placement::make(n_experts, given.n_ranks, nullptr).value()),
         paths(algorithm, tree, placement),
-        traffic(count_traffic(paths, tree, placement, routing).value()) {}
+        traffic(count_traffic(paths, {tree, placement, routing}).value()) {}
   MoeCost price(moecclOp_t op) const { return moe_price(op, paths, traffic, tree, plan::Profile(), 4096); }
 
   plan::LevelTree tree;
@@ -168,7 +172,7 @@ TEST(HierMoeModel, IsTheEquationsByHand) {
   const Placement placement = Placement::make(4, 4, nullptr).value();
   const plan::AllToAllCosts costs{{100, 0.5}, {{1000, 1}}, {{10, 2}}};
   const Paths two({PathKind::kHier, 2}, *tree, placement), flat({PathKind::kFlat, 1}, *tree, placement);
-  auto hier = count_traffic(two, *tree, placement, routing), all = count_traffic(flat, *tree, placement, routing);
+  auto hier = count_traffic(two, {*tree, placement, routing}), all = count_traffic(flat, {*tree, placement, routing});
   ASSERT_TRUE(hier.ok() && all.ok());
   // Inter: 2 nodes x 10 rows; intra: 2 ranks x 20 rows (own and the counterpart's tokens).
   const HierMoeTime t = hiermoe_time({PathKind::kHier, 2}, *hier, *tree, costs, 8);

@@ -186,6 +186,39 @@ TEST(RoutingTest, RowsPerLevelAreTheDistinctTokenGroupPairs) {
   }
 }
 
+TEST(RoutingTest, CountedReturnsAndDeliveriesAreThoseOfTheTables) {
+  test::Random random(8);
+  for (const test::NamedTree& t : test::moe_trees()) {
+    for (int round = 0; round < 3; ++round) {
+      const MoeCase c = random_case(t.tree, random);
+      MoeCluster cluster(c, random());
+      for (const MoeAlgorithm& a : algo::moe_candidates(t.tree)) {
+        SCOPED_TRACE(format("{} ranks {} {}", t.name, t.tree.n_ranks, a.name()));
+        cluster.route(a, 0);
+        std::vector<uint64_t> returned(t.tree.depth(), 0), counted(t.tree.depth(), 0);
+        uint64_t scattered = 0, delivered = 0;
+        for (uint32_t r = 0; r < cluster.n(); ++r) {
+          const algo::RowWays ways(*cluster.paths, t.tree, cluster.placement, r);
+          std::vector<algo::LevelCount> levels;
+          algo::count_rows(algo::returns_fewer(a, c.shape) ? ways.shared_by_rank() : ways, t.tree, cluster.placement,
+                           cluster.own[r], levels);
+          for (uint32_t l = 0; l < t.tree.depth(); ++l) counted[l] += levels[l].rows;
+          const algo::RowWays experts = algo::RowWays::into_experts(cluster.placement, c.shape.expert_major);
+          delivered += algo::rows_to_groups(experts, cluster.placement, cluster.own[r])[0];
+          const algo::RankPaths& rank = cluster.rank_paths[r];
+          const std::span<const plan::RowBlock> rows = cluster.tables[r].dispatch_rows(false);
+          for (uint32_t source = 0; source <= rank.edges.in.size(); ++source)
+            scattered += rows[rank.lists.scatter(source)].count;
+          for (uint32_t i = 0; i < rank.edges.in.size(); ++i)
+            returned[t.tree.level_between(r, rank.edges.in[i].peer)] += cluster.tables[r].rows_returned(i);
+        }
+        EXPECT_EQ(counted, returned);
+        EXPECT_EQ(delivered, scattered);
+      }
+    }
+  }
+}
+
 // Counts the outermost level without any notion of a path: a pair (token, other group) is one row.
 TEST(RoutingTest, OutermostRowsCountedAsPairs) {
   MoeCase c;

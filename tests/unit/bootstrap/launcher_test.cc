@@ -170,11 +170,27 @@ TEST(Launcher, AJobWithoutRankZeroEndsAtItsDeadline) {
   LauncherInfo unnamed = job(1, 2, "");
   unnamed.job = unnamed.master_addr = "";
   const Status of_parent = meet_from_environment(unnamed, Deadline::after_ms(200)).status();
-  EXPECT_TRUE(contains(of_parent.message(), "the same MASTER_ADDR, such as localhost")) << of_parent.message();
-  LauncherInfo far = job(1, 2, "far");
-  far.n_local = 1;
-  const Status of_two_hosts = meet_from_environment(far, Deadline::after_ms(200)).status();
-  EXPECT_TRUE(contains(of_two_hosts.message(), "MASTER_ADDR is \"127.0.0.1\", so each rank")) << of_two_hosts.message();
+  EXPECT_TRUE(contains(of_parent.message(), "the same MASTER_ADDR")) << of_parent.message();
+}
+
+// A loopback address leads every host, and every container with a network of its own, to itself.
+TEST(Launcher, LocalhostIsAdvisedOnlyWhereRanksShareANetwork) {
+  const auto error_of = [](const LauncherInfo& info) {
+    return meet_from_environment(info, Deadline::after_ms(200)).status().message();
+  };
+  LauncherInfo unnamed = job(1, 2, "");
+  unnamed.job = unnamed.master_addr = "";
+  const std::string of_parent = error_of(unnamed);
+  for (const char* part : {"with --network=host do, set it to localhost", "networks of their own count as hosts",
+                           "the address of rank 0's container", "MOECCL_SECRET"})
+    EXPECT_TRUE(contains(of_parent, part)) << of_parent;
+  for (const int n_local : {0, 1}) {  // unknown, as in containers that a user starts, and one of two
+    LauncherInfo far = job(1, 2, "far");
+    far.n_local = n_local;
+    const std::string of_loopback = error_of(far);
+    for (const char* part : {"MASTER_ADDR is \"127.0.0.1\", so each rank", "networks of their own", "MOECCL_SECRET"})
+      EXPECT_TRUE(contains(of_loopback, part)) << of_loopback;
+  }
 }
 
 // Meets the other rank. Returns 0 if that is of the same job.

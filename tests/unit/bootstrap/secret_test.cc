@@ -44,6 +44,12 @@ TEST(Secret, OfAFileThatOthersMayUseIsRefused) {
   EXPECT_NE(s.message().find("user 65534"), std::string::npos) << s.message();
 }
 
+// As Kubernetes' fsGroup gives a pod its secret.
+TEST(Secret, OfRootMayBeReadableForItsGroup) {
+  const File file("a secret of the test", 0440);
+  EXPECT_EQ(read_secret_file(file.path).ok(), ::geteuid() == 0) << "only root's file may be";
+}
+
 TEST(Secret, ErrorsSayWhatToDoAndNotTheSecret) {
   const File short_one("hunter2\n"), long_one(std::string(5000, 'x'));
   for (const File* f : {&short_one, &long_one}) {

@@ -183,6 +183,68 @@ TEST(Simulate, DomainsOverDataCentresKeepTokensOffTheSlowLinks) {
   EXPECT_NE(simulate(c).status().message().find("n_levels is 1: the topology has 2 levels"), std::string::npos);
 }
 
+// Dispatch is the same in both layouts. What returns is not: in Rows, a rank of flat and 2dh returns one row for all
+// its experts.
+TEST(Simulate, RowsReturnFewerThanExpertMajorWithoutDeduplication) {
+  moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
+  c.topology = "node:2(bw=1GB/s,lat=5us) gpu:4(bw=10GB/s,lat=1us)";
+  c.tokens_per_rank = 256;
+  c.n_experts = 64;
+  std::map<std::string, double> rows = times(c);
+  EXPECT_NE(page(c).find(", layout Rows, uniform"), std::string::npos) << page(c);
+  c.layout = moecclLayoutExpertMajor;
+  std::map<std::string, double> expert_major = times(c);
+  EXPECT_NE(page(c).find(", layout ExpertMajor, uniform"), std::string::npos) << page(c);
+  for (const char* plan : {"flat", "2dh"}) EXPECT_GT(expert_major[plan], 1.15 * rows[plan]) << plan;
+  EXPECT_NEAR(expert_major["hier:2"] / rows["hier:2"], 1, 0.05);
+  c.layout = static_cast<moecclMoeLayout_t>(7);
+  EXPECT_NE(simulate(c).status().message().find("layout is 7"), std::string::npos);
+}
+
+TEST(Simulate, PagesSayWhatWasAsked) {
+  moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
+  const int32_t domain[] = {2, 1};
+  c.topology = "dc:2(bw=1GB/s,lat=50us) gpu:2(bw=10GB/s,lat=1us)";
+  c.tokens_per_rank = 64;
+  c.n_experts = 16;
+  c.top_k = 2;
+  c.seed = 7;
+  c.routing = "zipf:1.2";
+  c.domain = domain;
+  c.n_levels = 2;
+  EXPECT_NE(page(c).find("layout Rows, zipf:1.2, experts in domains of 2 dc, 1 gpu\n"), std::string::npos) << page(c);
+  c.json = 1;
+  const auto has = [&](std::initializer_list<const char*> fields) {
+    const std::string text = page(c);
+    for (const char* field : fields) EXPECT_NE(text.find(field), std::string::npos) << field << "\n" << text;
+  };
+  has({"\"algorithms\": \"auto\"", "\"tokens\": 256", "\"row_bytes\": 14336", "\"topk\": 2", "\"experts\": 16",
+       "\"layout\": \"Rows\"", "\"routing\": \"zipf:1.2\"", "\"seed\": 7", "\"domain\": [2, 1]"});
+  c.op = moecclOpExpertGather;
+  c.count = 1000;
+  has({"\"count\": 1000", "\"type\": \"float32\"", "\"one_host\": 0", "\"experts\": 16", "\"domain\": [2, 1]"});
+  c.op = moecclOpAllReduce;
+  c.algorithm = "ring";
+  has({"\"algorithms\": \"ring\"", "\"count\": 1000", "\"type\": \"float32\"", "\"one_host\": 0"});
+}
+
+TEST(Simulate, APageWithoutAnyPriceIsAnError) {
+  moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
+  const int32_t domain[] = {2, 1};
+  c.topology = "dc:2 gpu:2";
+  c.op = moecclOpExpertGather;
+  c.algorithm = "direct";
+  c.domain = domain;
+  c.n_levels = 2;
+  c.count = 1000;
+  const auto text = simulate(c);
+  ASSERT_FALSE(text.ok());
+  EXPECT_EQ(text.status().code(), moecclUnsupported);
+  EXPECT_EQ(text.status().message(),
+            "no candidate of expert_gather can be simulated: direct: ranks of several hosts cannot read each other's "
+            "buffers");
+}
+
 // Experts travel into domains over data centres once per data centre, and their gradients return over the same links.
 TEST(Simulate, ExpertsIntoTheirDomainsAndBack) {
   moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;

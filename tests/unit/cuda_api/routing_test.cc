@@ -17,7 +17,7 @@ void append(std::ostringstream& out, const char* name, const T* list, size_t n) 
   out << '\n';
 }
 
-// Returns all information about a routing except times.
+// Returns all information about a routing except times, with the prices of its candidates.
 std::string words_of(moecclRouting_t routing, int n_experts, bool expert_major) {
   moecclRoutingInfo_t info{};
   info.size = sizeof(info);
@@ -40,6 +40,10 @@ std::string words_of(moecclRouting_t routing, int n_experts, bool expert_major) 
   append(out, "dropped", info.drop_counts, static_cast<size_t>(n_experts));
   for (int l = 0; l < info.n_levels; ++l)
     out << info.levels[l].name << ' ' << info.levels[l].rows << ' ' << info.levels[l].metadata_bytes << '\n';
+  std::string page(1 << 16, '\0');
+  if (moecclMoeExplain(routing, page.data(), page.size(), nullptr) != moecclSuccess) return moecclGetLastError(nullptr);
+  const size_t prices = page.find("\ncandidates");
+  out << page.substr(prices, page.find("\nchosen") - prices) << '\n';
   return out.str();
 }
 

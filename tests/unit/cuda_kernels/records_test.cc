@@ -84,16 +84,24 @@ class OnDevice {
                random);
   }
 
+  std::vector<uint32_t> rows_to_groups(const algo::RowWays& ways) {
+    std::vector<uint32_t> rows(ways.n_groups, 0);
+    run_kernel("moeccl_route_levels",
+               RouteLevelsKernelArgs{key.data(),
+                                     {owner_.data(), ways.first.data(), ways.to.data(), ways.group.data()},
+                                     own_.n_tokens,
+                                     own_.shape.top_k,
+                                     ways.n_groups,
+                                     ways.dedup ? 1u : 0u,
+                                     rows.data()},
+               random_);
+    return rows;
+  }
+
   void write(const algo::Paths& paths, uint32_t rank) {
     const algo::RowWays of_rank(paths, tree_, own_.placement, rank);
     const uint32_t n = tree_.n_ranks;
     const RouteWays ways{owner_.data(), of_rank.first.data(), of_rank.to.data(), of_rank.group.data()};
-    std::vector<uint32_t> rows(of_rank.n_groups, 0);
-    run_kernel("moeccl_route_levels",
-               RouteLevelsKernelArgs{key.data(), ways, own_.n_tokens, own_.shape.top_k, of_rank.n_groups,
-                                     paths.algorithm().dedup() ? 1u : 0u, rows.data()},
-               random_);
-    algo::sum_levels(tree_, rows, levels);
     RouteRecordsKernelArgs a{};
     a.key = key.data();
     a.ways = ways;
@@ -127,7 +135,6 @@ class OnDevice {
   uint32_t bad = ~0u;
   std::vector<uint32_t> key, words, choice;
   std::vector<int32_t> drop_counts;
-  std::vector<algo::LevelCount> levels;
   std::vector<RouteTotals> total;
   std::vector<uint8_t> n_experts;
   std::vector<uint16_t> expert;
@@ -156,13 +163,9 @@ void expect_alike(const Own& own, const plan::LevelTree& tree, Random& random) {
     EXPECT_EQ(got.choice, want.choice);
     EXPECT_EQ(got.weight, want.weight);
     EXPECT_EQ(got.drop_counts, want.drop_counts);
-    std::vector<algo::LevelCount> levels;
-    algo::count_rows({paths, tree, own.placement, rank}, tree, own.placement, want, levels);
-    for (uint32_t l = 0; l < tree.depth(); ++l) {
-      EXPECT_EQ(got.levels[l].rows, levels[l].rows) << "level " << l;
-      EXPECT_EQ(got.levels[l].peak, levels[l].peak) << "level " << l;
-      EXPECT_EQ(got.levels[l].reach, levels[l].reach) << "level " << l;
-    }
+    const algo::RowWays ways(paths, tree, own.placement, rank);
+    for (const algo::RowWays& w : {ways, ways.shared_by_rank(), algo::RowWays::into_experts(own.placement, false)})
+      EXPECT_EQ(got.rows_to_groups(w), algo::rows_to_groups(w, own.placement, want));
     algo::RecordWriter writer, adopted;
     writer.prepare(paths, own.placement, rank);
     writer.write(own.placement, want);

@@ -51,6 +51,33 @@ TEST(MoveToCore, StaysWhereNothingIsFree) {
   });
 }
 
+TEST(MoveToCore, PrefersNearCores) {
+  on_a_thread([] {
+    const cpu_set_t before = allowed_cores();
+    int first = -1, last = -1;
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+      if (!CPU_ISSET(core, &before)) continue;
+      if (first < 0) first = core;
+      last = core;
+    }
+    const auto any = [](int) { return true; };
+    for (const int near : {last, first}) {
+      bool there = false;
+      for (int tries = 0; tries < 1000 && !there; ++tries) {
+        move_to_core(any, [near](int core) { return core == near; });
+        there = current_core() == near;
+      }
+      EXPECT_TRUE(there) << near;
+    }
+    bool there = false;
+    for (int tries = 0; tries < 1000 && !there; ++tries) {
+      move_to_core(any, [](int) { return false; });
+      there = current_core() == first;
+    }
+    EXPECT_TRUE(there) << "none is near";
+  });
+}
+
 TEST(MoveToCore, LeavesCoresAloneThatAreNotAllowed) {
   on_a_thread([] {
     const cpu_set_t before = allowed_cores();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/float_formats.h"
+#include "kernels/table.h"
 
 namespace moeccl::kernels {
 namespace {

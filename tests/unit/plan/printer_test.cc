@@ -61,5 +61,21 @@ TEST(Printer, ExplainsAPlan) {
   EXPECT_TRUE(has(emulated, "2.00 times the prediction")) << emulated;
 }
 
+TEST(Printer, SizesThatEachRankKeepsToItselfAreNotTakenForZero) {
+  Plan plan = flat_all_to_all(8, 4, 1);
+  plan.shape.op = moecclOpAllToAllv;
+  plan.shape.count = 0;
+  const LevelTree tree = LevelTree::flat(8);
+  const Cost cost;
+  const PlanCandidate candidates[] = {{"flat", 2e4, ""}};
+  Explanation e{plan, tree, cost};
+  e.candidates = candidates;
+  e.priced_block_bytes = 16 << 10;
+  const std::string text = explain(e);
+  EXPECT_TRUE(has(text, "blocks of each rank's own counts")) << text;
+  EXPECT_TRUE(has(text, "candidates, priced for blocks of 16.0 KiB")) << text;
+  for (const char* words : {"predicted", " 0 B", "0 elements"}) EXPECT_FALSE(has(text, words)) << words << "\n" << text;
+}
+
 }  // namespace
 }  // namespace moeccl::plan

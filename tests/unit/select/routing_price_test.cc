@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
-#include "src/algo/moe_plan.h"
+#include "src/algo/moe_price.h"
+#include "src/plan/hardware.h"
 #include "src/routing/hiermoe_model.h"
+#include "src/routing/routing_source.h"
 
 namespace moeccl::algo {
 namespace {
@@ -41,17 +43,17 @@ plan::Profile links_alone() {
 TEST(RoutingPrice, OneHopPaysOneLatencyHoweverManyLevelsItCrosses) {
   const plan::LevelTree tree = tree_of(2e6, 10);
   const MoePrice flat = price(kFlat, tree, links_alone(), rows_of(tree, {100, 80, 30}, 1000));
-  EXPECT_DOUBLE_EQ(flat.latency_us, 2000);
+  EXPECT_DOUBLE_EQ(flat.dispatch.latency_us, 2000);
   const MoePrice one = price(kHier1, tree, links_alone(), rows_of(tree, {100, 80, 30}, 1000));
-  EXPECT_DOUBLE_EQ(one.latency_us, 2000);
+  EXPECT_DOUBLE_EQ(one.dispatch.latency_us, 2000);
   // 50 rows leave the busiest node: 50 KB at 10 bytes per ns.
-  EXPECT_NEAR(flat.link_us, 5, 1e-9);
+  EXPECT_NEAR(flat.dispatch.link_us, 5, 1e-9);
 }
 
 TEST(RoutingPrice, EveryFurtherHopWaitsForTheOneBefore) {
   const plan::LevelTree tree = tree_of(2e6, 10);
-  EXPECT_DOUBLE_EQ(price(kHier2, tree, links_alone(), rows_of(tree, {50, 80, 40}, 1000)).latency_us, 4000);
-  EXPECT_DOUBLE_EQ(price(kHier3, tree, links_alone(), rows_of(tree, {50, 80, 60}, 1000)).latency_us, 6000);
+  EXPECT_DOUBLE_EQ(price(kHier2, tree, links_alone(), rows_of(tree, {50, 80, 40}, 1000)).dispatch.latency_us, 4000);
+  EXPECT_DOUBLE_EQ(price(kHier3, tree, links_alone(), rows_of(tree, {50, 80, 60}, 1000)).dispatch.latency_us, 6000);
 }
 
 // HierMoE's trade-off (Eq. 6): the plain algorithm wins where latency dominates, and the one with the fewest bytes
@@ -74,7 +76,7 @@ TEST(RoutingPrice, ChunksThatWouldWaitForLatencyAreNotCut) {
   const MoePrice few = price(kHier2, slow, links_alone(), rows_of(slow, {2000, 3000, 2000}, 4096));
   EXPECT_LE(few.n_chunks, moe_plan_depth(true)) << "the slots of one round";
   EXPECT_EQ(few.most_chunks, few.n_chunks);
-  EXPECT_DOUBLE_EQ(few.latency_us, 4000);
+  EXPECT_DOUBLE_EQ(few.dispatch.latency_us, 4000);
   const MoePrice many = price(kHier2, near, links_alone(), rows_of(near, {2000, 3000, 2000}, 4096));
   EXPECT_GT(many.n_chunks, 2u);
   EXPECT_EQ(many.most_chunks, kMoePipelineChunks);
@@ -87,7 +89,7 @@ TEST(RoutingPrice, RanksThatShareCoresPackMoreSlowly) {
     profile.cores = cores;
     profile.host_copy_bytes_per_ns = host_bytes_per_ns;
     const MoePrice p = price(kFlat, tree, profile, rows_of(tree, {80'000, 80'000, 80'000}, 4096));
-    EXPECT_EQ(p.link_us, 0);
+    EXPECT_EQ(p.dispatch.link_us, 0);
     return p.dispatch_us();
   };
   EXPECT_DOUBLE_EQ(packing(2, 1e9), 4 * packing(8, 1e9));
@@ -98,14 +100,68 @@ TEST(RoutingPrice, MeasuredLinksComeBeforeTheTopologys) {
   const plan::LevelTree tree = tree_of(1e3, 1);
   plan::Profile profile = links_alone();
   profile.links = {{5e3, 2}, {7e3, 3}, {7e3, 3}};
-  EXPECT_DOUBLE_EQ(price(kFlat, tree, profile, rows_of(tree, {100, 0, 0}, 1000)).latency_us, 7) << "one host";
+  EXPECT_DOUBLE_EQ(price(kFlat, tree, profile, rows_of(tree, {100, 0, 0}, 1000)).dispatch.latency_us, 7) << "one host";
   profile.host_level = 0;
   const MoePrice hosts = price(kFlat, tree, profile, rows_of(tree, {100, 0, 0}, 1000));
-  EXPECT_DOUBLE_EQ(hosts.latency_us, 7);
+  EXPECT_DOUBLE_EQ(hosts.dispatch.latency_us, 7);
   EXPECT_DOUBLE_EQ(hosts.level_us[0], 25);
   profile.host_level = 5;  // from a file for a deeper tree
-  EXPECT_DOUBLE_EQ(price(kFlat, tree, profile, rows_of(tree, {100, 0, 0}, 1000)).latency_us, 7);
+  EXPECT_DOUBLE_EQ(price(kFlat, tree, profile, rows_of(tree, {100, 0, 0}, 1000)).dispatch.latency_us, 7);
   EXPECT_DOUBLE_EQ(plan::ranks_per_host(tree, profile), 8) << "one host";
+}
+
+// A layer of eight experts on each of two nodes' four ranks, whose tokens choose eight of them.
+class TwoLayouts : public ::testing::TestWithParam<bool> {
+ protected:
+  // Returns what a layer would compute from the counts of all its ranks.
+  MoePrice priced(const Paths& paths) const {
+    MoeShape shape;
+    shape.top_k = kTopK;
+    shape.expert_major = GetParam();
+    std::vector<LevelCount> sent, returned;
+    MoeRows rows;
+    for (uint32_t r = 0; r < tree_.n_ranks; ++r) {
+      OwnChoices own;
+      const int32_t* first = routing_.expert.data() + routing_.first_token[r] * kTopK;
+      EXPECT_TRUE(own.assign(shape, placement_, order_, {first, nullptr, kTokens}).ok());
+      const RowWays ways(paths, tree_, placement_, r);
+      std::vector<LevelCount> counts;
+      count_rows(ways, tree_, placement_, own, counts);
+      sent.insert(sent.end(), counts.begin(), counts.end());
+      count_rows(ways.shared_by_rank(), tree_, placement_, own, counts);
+      returned.insert(returned.end(), counts.begin(), counts.end());
+      rows.delivered += rows_to_groups(RowWays::into_experts(placement_, shape.expert_major), placement_, own)[0];
+    }
+    rows.delivered /= tree_.n_ranks;
+    rows.levels = level_loads(tree_, sent);
+    rows.row_bytes = kRowBytes;
+    if (returns_fewer(paths.algorithm(), shape)) rows.returned = level_loads(tree_, returned);
+    return price(paths.algorithm(), tree_, profile_, rows);
+  }
+  double simulated_us(moecclOp_t op, const Paths& paths, uint32_t n_chunks) const {
+    const Traffic traffic = count_traffic(paths, {tree_, placement_, routing_, GetParam()}).value();
+    return moe_price(op, paths, traffic, tree_, profile_, kRowBytes, n_chunks).cost.total_ns / 1000;
+  }
+
+  static constexpr uint32_t kTopK = 8, kExperts = 64;
+  static constexpr uint64_t kTokens = 256, kRowBytes = 4096;
+  plan::LevelTree tree_ = plan::LevelTree::from_sizes({{"node", {5000, 2}, {4, 4}}}, "gpu", {1000, 10}).value();
+  Placement placement_ = Placement::make(kExperts, 8, nullptr).value();
+  CanonicalOrder order_{tree_, placement_};
+  GlobalRouting routing_ = make_routing({8, kExperts, kTopK, kTokens, 1}, 0).value();
+  plan::Profile profile_ = plan::device_profile();
+};
+INSTANTIATE_TEST_SUITE_P(RoutingPrice, TwoLayouts, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "ExpertMajor" : "Rows"; });
+
+TEST_P(TwoLayouts, PlansWithoutDeduplicationCostWhatTheSimulationSays) {
+  for (const MoeAlgorithm& a : {kFlat, MoeAlgorithm{PathKind::k2dh, 1}}) {
+    const Paths paths(a, tree_, placement_);
+    const MoePrice p = priced(paths);
+    EXPECT_NEAR(p.dispatch_us() / simulated_us(moecclOpDispatch, paths, p.n_chunks), 1, 0.1) << a.name();
+    EXPECT_NEAR(p.combine_us() / simulated_us(moecclOpCombine, paths, p.n_chunks), 1, 0.1) << a.name();
+    EXPECT_EQ(p.combine_us() < 0.95 * p.dispatch_us(), !GetParam()) << a.name();
+  }
 }
 
 // In an AlltoAll, part of a rank's buffer stays within its group. The rest takes the time that the link needs.

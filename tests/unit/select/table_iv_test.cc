@@ -68,7 +68,7 @@ class Layer {
     }
     Candidate c{price(a, tree_, profile_,
                       {level_loads(tree_, counts), kRowBytes, static_cast<double>(kTokens) * shape_.top_k})};
-    const Traffic traffic = count_traffic(paths, tree_, placement_, routing_).value();
+    const Traffic traffic = count_traffic(paths, {tree_, placement_, routing_}).value();
     const uint32_t n_chunks = std::min(moe_pipeline_chunks(traffic.largest_edge() * kRowBytes), c.price.most_chunks);
     for (const moecclOp_t op : {moecclOpDispatch, moecclOpCombine})
       c.simulated_ns += moe_price(op, paths, traffic, tree_, profile_, kRowBytes, n_chunks).cost.total_ns;

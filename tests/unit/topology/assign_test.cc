@@ -165,6 +165,53 @@ TEST(DevicesOfRank, AreThoseNearItsSeatAndSpreadOverEqualOnes) {
   EXPECT_EQ(own(shared, {"mlx5_1"}, 2, 8), Names{"mlx5_1"}) << "all that the user allows";
 }
 
+void add_to_host(Graph& graph, NodeKind kind, const std::string& id) {
+  Node& node = graph.nodes.emplace_back();
+  node.kind = kind;
+  node.id = id;
+  node.parent = "host";
+}
+
+// mlx5_1 is a virtual function of mlx5_0.
+TEST(DevicesOfRank, HaveNoVirtualFunctionBesideItsDevice) {
+  using Names = std::vector<std::string>;
+  Graph graph = fixture("shared_nics");
+  const auto nics = graph.of_kind(NodeKind::kNic);
+  ASSERT_EQ(nics.size(), 2u);
+  const std::string pf = nics[0]->id, vf = nics[1]->id;
+  graph.find(vf)->physical = pf;
+  for (uint32_t r = 0; r < 8; ++r) EXPECT_EQ(own(graph, {"mlx5_1", "mlx5_0"}, r, 8), Names{"mlx5_0"}) << r;
+  EXPECT_EQ(own(graph, {"mlx5_1"}, 0, 8), Names{"mlx5_1"}) << "its device is not here";
+  ASSERT_EQ(assign_nics(graph).nics.size(), 1u);
+  EXPECT_EQ(assign_nics(graph).nics[0]->id, pf);
+  for (Port& port : graph.find(pf)->ports) port.state = PortState::kDown;
+  ASSERT_EQ(assign_nics(graph).nics.size(), 1u);
+  EXPECT_EQ(assign_nics(graph).nics[0]->id, vf);
+}
+
+// Memory behind CXL is a NUMA domain without processors.
+TEST(Assign, DomainsWithoutProcessorsUseNoNic) {
+  Graph graph = fixture("sub_numa");
+  const size_t before = assign_nics(graph).users.size();
+  add_to_host(graph, NodeKind::kNuma, "numa:9");
+  EXPECT_GT(before, 0u);
+  EXPECT_EQ(assign_nics(graph).users.size(), before);
+}
+
+TEST(Crossing, AnUnknownPlaceIsNoDistance) {
+  Graph graph = fixture("shared_nics");
+  const Node gpu = *graph.of_kind(NodeKind::kGpu)[0];
+  graph.find(gpu.id)->parent = "host";
+  for (const Node* nic : graph.of_kind(NodeKind::kNic)) {
+    EXPECT_EQ(crossing(graph, *graph.find(gpu.id), *nic).distance, Distance::kUnknown);
+    EXPECT_EQ(crossing(graph, *graph.of_kind(NodeKind::kGpu)[1], *nic).distance == Distance::kUnknown, false);
+  }
+  EXPECT_STREQ(distance_name(Distance::kUnknown), "unknown distance");
+  Graph one = fixture("this_machine");
+  add_to_host(one, NodeKind::kGpu, "pci:0000:01:00.0");
+  EXPECT_TRUE(place_known(one, one.nodes.back())) << "there is one socket";
+}
+
 TEST(DevicesOfRank, AreAllWhereTheGraphDoesNotKnowThem) {
   EXPECT_EQ(devices_of_rank(fixture("dgx"), std::vector<std::string>{"rxe0", "rxe1"}, 0, 2),
             (std::vector<uint32_t>{0, 1}));

@@ -51,6 +51,8 @@ TEST(Broken, ErrorsSayWhere) {
           .message(),
       "machine.json:4: hosts[0].nodes[0] (\"host\"): kind is \"\"hoast\"\", wanted one of host, socket, numa, cache, "
       "root, switch, nvswitch, gpu, nic");
+  EXPECT_EQ(read_json_text("{\"moeccl_topology\": 1,\n \"hosts\": [],\n \"hosts\": []}").message(),
+            "machine.json:3: the field \"hosts\" stands twice in one object");
   EXPECT_NE(
       read_json_text("{\"moeccl_topology\": 1,\n \"hosts\": [,]}").message().find("machine.json:2:12: syntax error"),
       std::string::npos);
@@ -66,6 +68,7 @@ TEST(Broken, XmlOfEveryKind) {
            "</distances2></topology>";
   };
   ASSERT_TRUE(read_xml_text(inside("")).ok()) << read_xml_text(inside("")).message();
+  ASSERT_TRUE(read_xml_text(inside("<object type=\"Package\" cpuset=\"0x1\"/>")).ok());
   ASSERT_TRUE(read_xml_text(nvlink("nbobjs=\"1\"><indexes>7</indexes><u64values>0</u64values>")).ok());
   const std::string broken[] = {
       "",
@@ -101,7 +104,6 @@ TEST(Broken, XmlOfEveryKind) {
       head + "<object type=\"Machine\" cpuset=\"0x1\">&#x;</object></topology>",
       head + "<object type=\"Machine\" cpuset=\"0x1\">\x01</object></topology>",
       inside(machine + "</object>"),
-      inside("<object type=\"Package\" cpuset=\"0x1\"/>"),
       inside("<object type=\"Package\" os_index=\"-1\" cpuset=\"0x1\"/>"),
       inside("<object type=\"Package\" os_index=\"0\"/>"),
       inside("<object type=\"Package\" os_index=\"99999999999999999999\" cpuset=\"0x1\"/>"),
@@ -154,7 +156,7 @@ TEST(Broken, JsonOfEveryKind) {
   };
   ASSERT_TRUE(read_json_text(node("")).ok()) << read_json_text(node("")).message();
   ASSERT_TRUE(read_json_text(port("\"number\": 1, \"rate\": 10")).ok());
-  ASSERT_TRUE(read_json_text(link("\"a\": \"host\", \"b\": \"n\", \"bandwidth\": 4")).ok());
+  ASSERT_TRUE(read_json_text(link("\"kind\": \"nvlink\", \"a\": \"host\", \"b\": \"n\", \"bandwidth\": 4")).ok());
   const std::string broken[] = {
       "",
       "{",
@@ -232,13 +234,16 @@ TEST(Broken, JsonOfEveryKind) {
       port("\"speed\": 3"),
       port("\"number\": 1}, {\"number\": 1"),
       link(""),
-      link("\"a\": \"host\""),
-      link("\"a\": \"host\", \"b\": \"m\""),
-      link("\"a\": \"n\", \"b\": \"n\""),
+      link("\"kind\": \"nvlink\", \"a\": \"host\""),
+      link("\"a\": \"host\", \"b\": \"n\", \"bandwidth\": 4"),
+      link("\"kind\": \"nvlink\", \"a\": \"host\", \"b\": \"m\""),
+      link("\"kind\": \"nvlink\", \"a\": \"n\", \"b\": \"n\""),
       link("\"a\": \"host\", \"b\": \"n\", \"kind\": \"copper\""),
-      link("\"a\": \"host\", \"b\": \"n\", \"count\": -1"),
-      link("\"a\": \"host\", \"b\": \"n\", \"bandwidth\": -1"),
-      link("\"a\": \"host\", \"b\": \"n\", \"width\": 1"),
+      link("\"kind\": \"nvlink\", \"a\": \"host\", \"b\": \"n\", \"count\": -1"),
+      link("\"kind\": \"nvlink\", \"a\": \"host\", \"b\": \"n\", \"bandwidth\": -1"),
+      link("\"kind\": \"nvlink\", \"a\": \"host\", \"b\": \"n\", \"width\": 1"),
+      link("\"kind\": \"nvlink\", \"a\": \"host\", \"b\": \"n\", \"kind\": \"nvlink\""),
+      node(", \"number\": 1, \"name\": \"x\", \"number\": 2"),
   };
   for (const std::string& text : broken) expect_place(read_json_text(text), text);
 }

@@ -38,6 +38,21 @@ const Finding* find(const std::vector<Finding>& all, const std::string& what) {
   return nullptr;
 }
 
+TEST(Doctor, SettingsWithWhichNoCommunicatorCanBeMadeAreProblems) {
+  Discovery d;
+  d.graph = fixture("this_machine");
+  const driver::HostLimits l = good_limits();
+  DoctorFacts facts{&d, &l, 8, false};
+  EXPECT_EQ(find(examine(facts), "MOECCL_ variables are accepted")->verdict, Verdict::kGood);
+  facts.bad_settings = {error(moecclInvalidArgument, "MOECCL_DEBUG: \"foo\" is not accepted")};
+  const std::vector<Finding> all = examine(facts);
+  const Finding* const bad = find(all, "MOECCL_DEBUG");
+  ASSERT_NE(bad, nullptr);
+  EXPECT_EQ(bad->verdict, Verdict::kProblem);
+  EXPECT_EQ(bad->section, "settings");
+  EXPECT_NE(doctor_page(facts).find("settings\n  BAD   MOECCL_DEBUG: \"foo\" is not accepted"), std::string::npos);
+}
+
 TEST(Doctor, EachProblemHasItsFix) {
   Discovery d;
   d.graph = fixture("shared_nics");
@@ -65,7 +80,6 @@ TEST(Doctor, EachProblemHasItsFix) {
       {"control group may use 4 MiB", "memory limit"},
       {"huge pages are off", "transparent_hugepage/enabled"},
       {"no /dev/infiniband", "modprobe ib_uverbs"},
-      {"no driver answers for it", "install NVIDIA's driver"},
       {"nvidia_peermem is not loaded", "modprobe nvidia_peermem"},
       {"across the sockets", "nearer"},
   };
@@ -143,7 +157,65 @@ TEST(Doctor, PairsGetWhatTheyCan) {
   EXPECT_NE(on_gpus({}).why_not_better.find("no peer access"), std::string::npos);
   const TransportChoice away = on_gpus({.path = {.same_host = false}, .network = "tcp over eth0"});
   EXPECT_EQ(away.transport, "tcp over eth0 (CUDA memory through page-locked memory of both hosts)");
-  EXPECT_NE(away.why_not_better.find("registers device memory with a NIC"), std::string::npos);
+  EXPECT_NE(away.why_not_better.find("no NIC of this network reaches it"), std::string::npos);
+  const TransportChoice direct =
+      on_gpus({.path = {.same_host = false}, .network = "verbs over mlx5_0", .gpudirect = "dma-buf"});
+  EXPECT_EQ(direct.transport, "verbs over mlx5_0 (CUDA memory directly, by dma-buf, where the GPU allows it)");
+  EXPECT_TRUE(direct.why_not_better.empty());
+}
+
+TEST(Doctor, NicsThatReachCudaMemoryAreTold) {
+  Discovery d;
+  d.graph = fixture("shared_nics");
+  driver::HostLimits l = good_limits();
+  l.peer_memory = false;
+  const auto away = [&](const NetworkFacts& network) {
+    const std::string page = doctor_page({&d, &l, 8, false, {network}});
+    const size_t at = page.find("ranks of other hosts:");
+    return page.substr(at, page.find('\n', at) - at);
+  };
+  const NetworkFacts dmabuf = {"verbs", true, "mlx5_0:1 RoCE v2 10.0.0.1, dma-buf", true};
+  const NetworkFacts plain = {"verbs", true, "mlx5_0:1 RoCE v2 10.0.0.1", true}, tcp = {"tcp", true, "eth0"};
+  EXPECT_NE(away(dmabuf).find("directly, by dma-buf"), std::string::npos) << away(dmabuf);
+  EXPECT_NE(away(plain).find("page-locked memory"), std::string::npos) << away(plain);
+  l.peer_memory = true;
+  EXPECT_NE(away(plain).find("directly, by nvidia-peermem"), std::string::npos) << away(plain);
+  EXPECT_NE(away(tcp).find("page-locked memory"), std::string::npos) << away(tcp);
+}
+
+// A container has one end of a veth pair: no device, but a network.
+TEST(Doctor, ANetworkWithoutANicIsANetwork) {
+  Discovery d;
+  d.graph.nodes.emplace_back().id = "host";
+  const driver::HostLimits l = good_limits();
+  const auto with = examine({&d, &l, 2, false, {{"tcp", true, "eth0 (10 Gbit/s)"}}});
+  EXPECT_EQ(find(with, "no network interface"), nullptr);
+  ASSERT_NE(find(with, "tcp runs over eth0"), nullptr);
+  EXPECT_EQ(find(with, "tcp runs over eth0")->verdict, Verdict::kGood);
+  EXPECT_NE(find(examine({&d, &l, 2, false, {{"tcp", false, "only loopback is up"}}}), "no network interface"),
+            nullptr);
+}
+
+TEST(Doctor, DevicesOfUnknownPlacesAreNoted) {
+  Discovery d;
+  d.graph = fixture("shared_nics");
+  const driver::HostLimits l = good_limits();
+  EXPECT_EQ(find(examine({&d, &l, 8, false}), "numa_node is -1"), nullptr);
+  const Node* gpu = d.graph.of_kind(NodeKind::kGpu)[0];
+  d.graph.find(gpu->id)->parent = "host";
+  const auto all = examine({&d, &l, 8, false});
+  ASSERT_NE(find(all, "does not know the socket of gpu 0"), nullptr);
+  EXPECT_EQ(find(all, "gpu 0 " + gpu->id.substr(4) + " uses"), nullptr) << "nobody knows that it is far";
+}
+
+TEST(Doctor, HugePagesOfKernelsWithLargePagesAreNoted) {
+  Discovery d;
+  d.graph = fixture("sub_numa");
+  driver::HostLimits l = good_limits();
+  l.huge_page_bytes = 2 << 20;
+  EXPECT_EQ(find(examine({&d, &l, 2, false}), "a huge page has"), nullptr);
+  l.huge_page_bytes = 512 << 20;
+  ASSERT_NE(find(examine({&d, &l, 2, false}), "a huge page has 512 MiB here"), nullptr);
 }
 
 TEST(Doctor, SaysHowOtherHostsAreReached) {
@@ -228,77 +300,6 @@ TEST(Doctor, LimitsFromAnotherRoot) {
   EXPECT_EQ(l.yama_scope, -1);
   EXPECT_FALSE(l.has_shm);
   EXPECT_EQ(l.cgroup_bytes, driver::kUnlimited);
-}
-
-TEST(Limits, AControlGroupHasWhatItsLimitLeaves) {
-  const std::string root = ::testing::TempDir() + "moeccl_group_" + std::to_string(getpid());
-  const auto write = [&](const std::string& name, const char* text) {
-    const std::filesystem::path path = root + "/" + name;
-    std::filesystem::create_directories(path.parent_path());
-    std::ofstream(path) << text;
-  };
-  const auto has = [&](uint64_t bytes) { return driver::control_groups_have(bytes, root).ok(); };
-  EXPECT_TRUE(has(1 << 30)) << "no groups at all";
-  write("proc/self/cgroup", "4:memory:/old\n1:cpu:/old\n0::/job/step\n");
-  write("sys/fs/cgroup/job/step/memory.max", "max\n");
-  write("sys/fs/cgroup/job/step/memory.current", "900\n");
-  EXPECT_TRUE(has(1 << 30));
-  write("sys/fs/cgroup/job/memory.max", "1000\n");  // of the group around it
-  write("sys/fs/cgroup/job/memory.current", "900\n");
-  EXPECT_TRUE(has(100));
-  const Status s = driver::control_groups_have(101, root);
-  EXPECT_EQ(s.code(), moecclOutOfMemory);
-  for (const char* part : {"may use 1000 bytes", "cgroup/job/memory.max", "has 100 left"})
-    EXPECT_NE(s.message().find(part), std::string::npos) << s.message();
-  write("sys/fs/cgroup/job/memory.stat", "anon 600\nactive_file 30\ninactive_file 20\n");
-  EXPECT_TRUE(has(150));
-  EXPECT_FALSE(has(151));
-  write("proc/meminfo", "MemTotal: 64 kB\nSwapFree: 1 kB\n");
-  EXPECT_TRUE(has(1174));
-  write("sys/fs/cgroup/job/memory.swap.max", "50\n");
-  write("sys/fs/cgroup/job/memory.swap.current", "40\n");
-  EXPECT_TRUE(has(160));
-  EXPECT_FALSE(has(161));
-  // Version 1, of which a container sees its own group at the top.
-  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "1000\n");
-  write("sys/fs/cgroup/memory/memory.usage_in_bytes", "990\n");
-  write("sys/fs/cgroup/memory/memory.stat", "active_file 1\ntotal_active_file 5\ntotal_inactive_file 5\n");
-  write("proc/meminfo", "SwapFree: 0 kB\n");
-  EXPECT_TRUE(has(20));
-  EXPECT_FALSE(has(21));
-  std::filesystem::remove_all(root);
-}
-
-TEST(Limits, ACpuQuotaCountsAsThatManyProcessors) {
-  const std::string root = ::testing::TempDir() + "moeccl_quota_" + std::to_string(getpid());
-  const std::filesystem::path group = root + "/sys/fs/cgroup";
-  const auto write = [&](const char* name, const char* text) {
-    std::filesystem::create_directories((group / name).parent_path());
-    std::ofstream(group / name) << text;
-  };
-  EXPECT_EQ(driver::cpu_quota(root), 0u);
-  write("cpu/cpu.cfs_quota_us", "-1\n");
-  write("cpu/cpu.cfs_period_us", "100000\n");
-  EXPECT_EQ(driver::cpu_quota(root), 0u);
-  write("cpu/cpu.cfs_quota_us", "250000\n");
-  EXPECT_EQ(driver::cpu_quota(root), 2u);
-  write("cpu.max", "max 100000\n");
-  write("cpu/cpu.cfs_quota_us", "-1\n");
-  EXPECT_EQ(driver::cpu_quota(root), 0u);
-  write("cpu.max", "400000 100000\n");
-  EXPECT_EQ(driver::cpu_quota(root), 4u);
-  write("cpu.max", "50000 100000\n");
-  EXPECT_EQ(driver::cpu_quota(root), 1u);
-  std::filesystem::remove_all(root);
-
-  driver::CoreSet cores{};
-  cores[0] = 0xf0;
-  cores[3] = 0xff;
-  driver::CoreSet six = cores;
-  six[3] = 0x3;
-  EXPECT_EQ(driver::within_quota(cores, 6), six);
-  EXPECT_EQ(driver::within_quota(cores, 0), cores);
-  EXPECT_EQ(driver::within_quota(cores, 100), cores);
 }
 
 TEST(Svg, PicturesAreWholeAndSafe) {

@@ -56,6 +56,12 @@ void FakeMachine::pci(const std::string& path, uint32_t device_class, uint32_t v
   fs::create_directory_symlink("../../../" + at, root_ + "/bus/pci/devices/" + fs::path(path).filename().string(), bad);
 }
 
+void FakeMachine::virtual_function(const std::string& path, const std::string& of) {
+  pci(path, 0x0200, 0x15b3, 0);
+  std::error_code bad;
+  fs::create_directory_symlink(root_ + "/devices/" + of, root_ + "/devices/" + path + "/physfn", bad);
+}
+
 void FakeMachine::interface(const std::string& name, const std::string& pci_path, int64_t mbit, int mtu,
                             const std::string& state) {
   const std::string at = "class/net/" + name;
@@ -95,6 +101,8 @@ void FakeMachine::numa(int number, const std::string& cpus, int gib) {
 ProbeSources FakeMachine::sources() const {
   ProbeSources sources;
   sources.sysfs_root = root_;
+  sources.proc_root = root_ + "/proc";
+  sources.dev_root = root_ + "/dev";
   sources.hwloc_library = "/nonexistent/libhwloc.so";
   sources.ibv_library = fake_library("ibverbs");
   sources.nvml_library = fake_library("nvml");

@@ -24,6 +24,7 @@ class FakeMachine {
   // path is like "pci0000:16/0000:16:00.0/0000:17:00.0".
   void pci(const std::string& path, uint32_t device_class, uint32_t vendor, int numa, const std::string& speed = "",
            const std::string& width = "");
+  void virtual_function(const std::string& path, const std::string& of);  // of: its device's path
   void interface(const std::string& name, const std::string& pci_path, int64_t mbit, int mtu, const std::string& state);
   void infiniband(const std::string& name, const std::string& pci_path, int numa);
   void cpu(int cpu, int package, int core, const std::string& cache_cpus);

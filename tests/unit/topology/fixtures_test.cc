@@ -77,6 +77,10 @@ TEST(FixtureLevels, NvlinkAcrossSocketsHidesThem) {
   ASSERT_EQ(tree.value().depth(), 2u);
   EXPECT_EQ(tree.value().levels[0].name, "island");
   EXPECT_EQ(tree.value().levels[0].group_of_rank, (std::vector<uint32_t>{0, 1, 0, 1}));
+  // A text cannot say that, so what is printed does not look like one.
+  const std::string text = to_synthetic(*tree);
+  EXPECT_EQ(text.substr(0, text.find("(")), "island:2[0,2 1,3] rank:2");
+  EXPECT_FALSE(parse_synthetic(text, 0).ok());
 }
 
 TEST(FixtureLevels, RanksOfProcessorsAndSharedGpus) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "topology/json.h"
+#include "topology/synthetic.h"
 #include "topology/text.h"
 #include "topology/tree.h"
 
@@ -99,33 +100,6 @@ TEST(Merge, GpusAreNumbered) {
   EXPECT_EQ(graph.of_kind(NodeKind::kGpu)[0]->id, "pci:0000:30:00.0");
 }
 
-// A container that may use two of four GPUs: the bus shows all of them, and NVML numbers the two.
-TEST(Merge, GpusThatNvmlDoesNotShowAreNoSeats) {
-  Graph bus, nvml;
-  for (const char* id : {"pci:0000:10:00.0", "pci:0000:20:00.0", "pci:0000:30:00.0", "pci:0000:40:00.0"}) {
-    bus.nodes.push_back(node(NodeKind::kGpu, id, "", "hwloc"));
-    bus.links.push_back({"pci:0000:10:00.0", id, LinkKind::kPeer, 1, {}, {"hwloc"}});
-  }
-  bus.links.erase(bus.links.begin());
-  for (const char* id : {"pci:0000:30:00.0", "pci:0000:40:00.0"}) {
-    nvml.nodes.push_back(node(NodeKind::kGpu, id, "", "nvml"));
-    nvml.nodes.back().number = static_cast<int32_t>(nvml.nodes.size()) - 1;
-  }
-  const Graph graph = merged({bus, nvml});
-  const auto gpus = graph.of_kind(NodeKind::kGpu);
-  ASSERT_EQ(gpus.size(), 2u);
-  EXPECT_EQ(gpus[0]->id, "pci:0000:30:00.0");
-  EXPECT_EQ(gpus[0]->number, 0);
-  EXPECT_TRUE(graph.links.empty());
-  ASSERT_EQ(graph.notes.size(), 1u);
-  EXPECT_NE(graph.notes[0].find("2 GPUs are on the PCI bus without an answer from the driver, left out: "
-                                "pci:0000:10:00.0, pci:0000:20:00.0"),
-            std::string::npos)
-      << graph.notes[0];
-  EXPECT_EQ(default_seats(graph, 0, 2)[1].node, "pci:0000:40:00.0");
-  EXPECT_EQ(merged({bus}).of_kind(NodeKind::kGpu).size(), 4u);  // without NVML, the bus is all there is to know
-}
-
 TEST(Graph, PciAddressesInOneForm) {
   EXPECT_EQ(normal_pci("0000:3b:00.0"), "0000:3b:00.0");
   EXPECT_EQ(normal_pci("00000000:3B:00.0"), "0000:3b:00.0");
@@ -174,6 +148,41 @@ TEST(Graph, ProcessorSets) {
     EXPECT_FALSE(parse_cpus(bad, &cpus)) << bad;
 }
 
+// GPUs and sockets of a file need no numbers, and a host's nodes may stand in any order that begins with the parents.
+TEST(Json, NodesArePrintedWhereTheyBelong) {
+  const auto hosts = read_json(R"({"moeccl_topology": 1, "hosts": [{"nodes": [
+    {"id": "host", "kind": "host"},
+    {"id": "socket:0", "kind": "socket", "parent": "host"}, {"id": "socket:1", "kind": "socket", "parent": "host"},
+    {"id": "a", "kind": "gpu", "parent": "socket:0"}, {"id": "b", "kind": "gpu", "parent": "socket:1"},
+    {"id": "c", "kind": "gpu", "parent": "socket:0"}, {"id": "fabric", "kind": "nvswitch", "parent": "host"}],
+    "links": [{"kind": "nvlink", "a": "a", "b": "fabric", "bandwidth": 100},
+              {"kind": "nvlink", "a": "b", "b": "fabric", "bandwidth": 200}]}]})",
+                               "f.json");
+  ASSERT_TRUE(hosts.ok()) << hosts.status().message();
+  const std::string text = to_text(*hosts);
+  EXPECT_EQ(text.substr(0, text.find("levels")),
+            "host\n"
+            "  socket:0\n"
+            "    gpu a\n"
+            "    gpu c\n"
+            "  socket:1\n"
+            "    gpu b\n"
+            "  nvswitch fabric\n"
+            "links\n"
+            "  nvlink gpu a - 1 nvswitch 100 GB/s\n"
+            "  nvlink gpu b - 1 nvswitch 200 GB/s\n"
+            "nvlink islands of gpus {a b}\n");
+}
+
+TEST(Text, ANicIsNamedByItsDeviceAndElseByItsFirstInterface) {
+  Node nic = node(NodeKind::kNic, "pci:0000:17:00.0", "host", "sysfs");
+  nic.os_devices = {"ens1", "ens1d1"};
+  nic.ports = {{.number = 1, .interface = "ens1"}, {.number = 2, .interface = "ens1d1"}};
+  EXPECT_EQ(label(nic), "nic ens1");
+  nic.os_devices.push_back("mlx4_0");
+  EXPECT_EQ(label(nic), "nic mlx4_0");
+}
+
 // The file that a person writes for machines that are not here: two kinds of hosts, three hosts in all.
 TEST(Json, HostsAreCounted) {
   const std::string host = R"({"id": "host", "kind": "host", "name": "big", "bandwidth": 50, "latency": 2000})";
@@ -196,6 +205,29 @@ TEST(Json, HostsAreCounted) {
   EXPECT_DOUBLE_EQ(tree.value().levels[1].link.bytes_per_ns, 25);
   EXPECT_NE(to_text(hosts.value()).find("hosts 0 to 1 of 3\nhost big: network 50 GB/s\n"), std::string::npos)
       << to_text(hosts.value());
+}
+
+std::string levels_over(const std::vector<std::string>& hosts, const std::vector<uint32_t>& host_of) {
+  std::vector<plan::LevelTree> trees;
+  for (const std::string& host : hosts) trees.push_back(*parse_synthetic(host, 0));
+  const auto tree = over_hosts(trees, host_of);
+  return tree.ok() ? to_synthetic(*tree) : tree.status().message();
+}
+
+TEST(Tree, HostsThatAreAlikeKeepTheirLevels) {
+  EXPECT_EQ(levels_over({"socket:2(bw=20GB/s) rank:2", "socket:2(bw=10GB/s) rank:1+3"}, {0, 0, 0, 0, 1, 1, 1, 1}),
+            "host:2 socket:2(bw=10GB/s) rank:2+2+1+3");
+  EXPECT_EQ(levels_over({"socket:2 rank:1", "socket:2 rank:1"}, {0, 1, 0, 1}), "host:2[0,2 1,3] socket:2 rank:1");
+  EXPECT_EQ(levels_over({"rank:2", "rank:1"}, {0, 0, 1}), "host:2 rank:2+1");
+  EXPECT_EQ(levels_over({"rank:1", "rank:1"}, {0, 1}), "host:2 rank:1");
+  EXPECT_EQ(levels_over({"socket:2 rank:2"}, {0, 0, 0, 0}), "socket:2 rank:2") << "one host";
+}
+
+TEST(Tree, HostsThatDifferAreToldApartOnly) {
+  EXPECT_EQ(levels_over({"socket:2 rank:2", "rank:2"}, {0, 0, 0, 0, 1, 1}), "host:2 rank:4+2");
+  EXPECT_EQ(levels_over({"socket:2 rank:2", "numa:2 rank:2"}, {0, 0, 0, 0, 1, 1, 1, 1}), "host:2 rank:4");
+  EXPECT_NE(levels_over({"rank:2", "rank:2"}, {0, 1, 1}).find("the levels of host 0 are of 2 ranks, it has 1"),
+            std::string::npos);
 }
 
 TEST(Tree, SeatsMustExist) {

@@ -233,6 +233,94 @@ TEST(SysfsProbe, StandsInForHwloc) {
       << text;
 }
 
+// A NIC with two virtual functions, and a GPU. In a pod that was given one function, the others have no interface.
+TEST(SysfsProbe, VirtualFunctionsAreLeftOutBesideTheirDevice) {
+  for (const bool pod : {false, true}) {
+    FakeMachine machine;
+    const std::string up = "pci0000:16/", pf = up + "0000:17:00.0";
+    machine.pci(pf, 0x0200, 0x15b3, 0);
+    if (!pod) machine.interface("ens1", pf, 100000, 9000, "up");
+    for (const std::string v : {"0", "1"}) {
+      machine.virtual_function(up + "0000:17:01." + v, pf);
+      if (!pod || v == "1") machine.interface("ens1v" + v, up + "0000:17:01." + v, 100000, 9000, "up");
+    }
+    machine.pci(up + "0000:18:00.0", 0x0302, 0x10de, 0);
+    machine.script("gpu 0000:18:00.0 NVIDIA_A10 24 4 16");
+    const auto found = discover(machine.sources());
+    ASSERT_TRUE(found.ok()) << found.status().message();
+    const std::string text = to_text(found->graph);
+    EXPECT_NE(text.find("virtual function of pci:0000:17:00.0"), std::string::npos) << text;
+    EXPECT_NE(text.find(pod ? "-> nic ens1v1 (same PCIe root, 12.5 GB/s)" : "-> nic ens1 (same PCIe root, 12.5 GB/s)"),
+              std::string::npos)
+        << text;
+    EXPECT_EQ(to_synthetic(*level_tree(std::vector<Graph>(2, found->graph))).substr(0, 17), "rank:2(bw=12.5GB/")
+        << text;
+  }
+}
+
+TEST(SysfsProbe, CoresAreToldApartByTheirThreads) {
+  FakeMachine machine;  // two clusters in one package, each of which numbers its cores from 0
+  for (int cpu = 0; cpu < 8; ++cpu) {
+    machine.cpu(cpu, 0, cpu % 4, "0-7");
+    machine.write("devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list",
+                  std::to_string(cpu));
+  }
+  EXPECT_EQ(merge({*probe_sysfs(machine.sources())})->nodes[0].n_cores, 8u);
+  for (int cpu = 0; cpu < 8; ++cpu)
+    machine.write("devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list",
+                  std::to_string(cpu % 4) + "," + std::to_string(cpu % 4 + 4));
+  EXPECT_EQ(merge({*probe_sysfs(machine.sources())})->nodes[0].n_cores, 4u);
+}
+
+// verbs tells the size of RDMA's packets, at most 4096; the interface may carry more.
+TEST(Probes, TheMtuOfRoceIsItsInterfaces) {
+  FakeMachine machine;
+  machine.infiniband("mlx5_0", "pci0000:16/0000:17:00.0", 0);
+  machine.interface("eth0", "pci0000:16/0000:17:00.0", 100000, 9000, "up");
+  machine.script(std::string("nic mlx5_0 17; port 4 5 2 32 2; gid ") + kRoceGid);
+  const auto found = discover(machine.sources());
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  ASSERT_EQ(found->graph.of_kind(NodeKind::kNic).size(), 1u);
+  EXPECT_EQ(found->graph.of_kind(NodeKind::kNic)[0]->ports.at(0).mtu_bytes, 9000u) << to_text(found->graph);
+}
+
+// A machine with a display chip of AMD, and a container that may use two of four GPUs: the bus shows all of them.
+TEST(Discover, GpusWithoutAnAnswerAreNoSeats) {
+  FakeMachine machine;
+  add_processors(machine);
+  machine.pci("pci0000:00/0000:0c:00.0", 0x0300, 0x1002, 0);
+  machine.script("");
+  auto found = discover(machine.sources());
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  EXPECT_TRUE(found->graph.of_kind(NodeKind::kGpu).empty());
+  EXPECT_EQ(default_seats(found->graph, 0, 2)[1].node, "cache:3:4") << "a place of its own";
+  ASSERT_EQ(found->graph.notes.size(), 1u);
+  EXPECT_EQ(found->graph.notes[0].find("1 GPU is on the PCI bus without an answer from NVML or CUDA, left out: "
+                                       "pci:0000:0c:00.0. To use"),
+            0u)
+      << found->graph.notes[0];
+  for (const std::string bus : {"1", "2", "3", "4"})
+    machine.pci("pci0000:" + bus + "0/0000:" + bus + "1:00.0", 0x0302, 0x10de, 0);
+  // Without NVML, a container has the device files of its GPUs.
+  machine.write("proc/driver/nvidia/gpus/0000:11:00.0/information", "Model: NVIDIA A10\nDevice Minor: \t 0\n");
+  machine.write("proc/driver/nvidia/gpus/0000:21:00.0/information", "Model: NVIDIA A10\nDevice Minor: \t 1\n");
+  machine.write("dev/nvidia1", "");
+  found = discover(machine.sources());
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  ASSERT_EQ(found->graph.of_kind(NodeKind::kGpu).size(), 1u);
+  EXPECT_EQ(found->graph.of_kind(NodeKind::kGpu)[0]->id, "pci:0000:21:00.0");
+  machine.script("gpu 0000:31:00.0 NVIDIA_A10 24 4 16; gpu 0000:41:00.0 NVIDIA_A10 24 4 16");
+  found = discover(machine.sources());
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  const auto gpus = found->graph.of_kind(NodeKind::kGpu);
+  ASSERT_EQ(gpus.size(), 2u);
+  EXPECT_EQ(gpus[0]->id, "pci:0000:31:00.0");
+  EXPECT_EQ(gpus[0]->number, 0);
+  EXPECT_NE(found->graph.notes.at(0).find("3 GPUs are"), std::string::npos) << found->graph.notes[0];
+  // A file may be of another machine.
+  EXPECT_EQ(fixture("pcie_only").of_kind(NodeKind::kGpu).size(), 4u);
+}
+
 // All probes of one DGX-like machine: hwloc's file, and the fakes for data that hwloc cannot know.
 TEST(Probes, MergeIntoOneDgx) {
   FakeMachine machine;
@@ -362,9 +450,21 @@ TEST(Discover, FilesAndTextsGiveLevels) {
   const std::string folder = fixture_folder();
   EXPECT_EQ(to_synthetic(tree_from_text(folder + "/two_islands.xml", 8).value()), "island:2 rank:4(bw=0.3TB/s)");
   EXPECT_EQ(to_synthetic(tree_from_text("node:2 gpu:4(lat=2us)", 8).value()), "node:2 gpu:4(lat=2us)");
+  const Status fewer = tree_from_text(folder + "/two_islands.xml", 8, 2).status();
+  EXPECT_NE(fewer.message().find("two_islands.xml describes 1 host, the communicator's ranks are on 2: write "
+                                 "\"count\": 2 beside"),
+            std::string::npos)
+      << fewer.message();
   EXPECT_NE(tree_from_text("/nonexistent.json", 2).status().message().find("/nonexistent.json"), std::string::npos);
-  EXPECT_NE(load_topology("/dev/null").status().message().find("not a file"), std::string::npos);
-  EXPECT_NE(load_topology(folder + "/dgx.txt").status().message().find("neither XML"), std::string::npos);
+  EXPECT_NE(read_source("/dev/null", 0).status().message().find("not a file"), std::string::npos);
+  EXPECT_NE(read_source(folder + "/dgx.txt", 0).status().message().find("neither XML"), std::string::npos);
+  // A text without a colon is a file, and a file may hold a synthetic text.
+  EXPECT_NE(tree_from_text("nosuch", 2).status().message().find("nosuch: No such file"), std::string::npos);
+  const std::string path = testing::TempDir() + "levels.txt";
+  std::ofstream(path) << "node:2 gpu:4(lat=2us)\n";
+  EXPECT_EQ(to_synthetic(tree_from_text(path, 8).value()), "node:2 gpu:4(lat=2us)");
+  EXPECT_TRUE(read_source(path, 0)->hosts.empty());
+  EXPECT_EQ(read_source(folder + "/two_islands.xml", 0)->hosts.size(), 1U);
 }
 
 }  // namespace

@@ -369,6 +369,35 @@ TEST_F(Verbs, ARankUsesTheNicsNearItAndPairsItsNearestFirst) {
   EXPECT_EQ(fake().counts().pairs, before_.pairs + 4);
 }
 
+// A machine may have more NICs than a rank uses, and the rank's may be the last by name.
+TEST_F(Verbs, TheRanksNicsAreChosenFromAll) {
+  (void)fake();
+  std::string many;
+  for (int i = 0; i < 12; ++i) {
+    const std::string n = std::to_string(10 + i);
+    many += "nic mlx5_" + n + " " + n + "; port 4 5 2 32 2; gid 00000000000000000000ffff0a0000" + n +
+            ";gid 00000000000000000000ffff0a0000" + n + ";";
+  }
+  setenv("MOECCL_TEST_MACHINE", many.c_str(), 1);
+  const auto network = [](const transport::NetworkOptions& given) {
+    transport::NetworkOptions o = given;
+    o.nearest = [](std::span<const std::string> devices) {
+      EXPECT_EQ(devices.size(), 12u);
+      return std::vector<uint32_t>{11};
+    };
+    return open_with(o, FakeVerbs::settings());
+  };
+  NetworkFabrics ranks({"last", kCapabilities, fake_verbs::probe, network}, 2);
+  const auto all = [](const transport::NetworkOptions& o) { return open_with(o, FakeVerbs::settings()); };
+  NetworkFabrics wide({"all", kCapabilities, fake_verbs::probe, all}, 2);
+  setenv("MOECCL_TEST_MACHINE", kTwoNics, 1);
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  fake().control().raise("mlx5_21", abi::kEventDeviceFatal, 1);
+  EXPECT_TRUE(has(lost(ranks[0], 1), "mlx5_21:1")) << lost(ranks[0], 1);
+  ASSERT_TRUE(wide.status.ok()) << wide.status.message();
+  EXPECT_EQ(fake().counts().pairs, before_.pairs + 2 + 2 * static_cast<int>(kMaxRails));
+}
+
 TEST_F(Verbs, AFatalErrorOfTheDeviceEndsItsLinksAtOnce) {
   NetworkFabrics ranks(fake_verbs::kNetworks[0], 2);
   ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();

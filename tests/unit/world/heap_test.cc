@@ -79,5 +79,25 @@ TEST_F(Heap, DetachedPagesAreNotHandedOutAgain) {
   EXPECT_FALSE(heap_->release(p).ok()) << "freed twice";
 }
 
+TEST(HeapBytes, FollowTheMachineAndItsAddresses) {
+  constexpr size_t kGiB = size_t{1} << 30;
+  HeapSetting s{.addresses = size_t{1} << 47, .processes = 128, .memory = 256 * kGiB};
+  EXPECT_EQ(heap_bytes_for(s), 256 * kGiB) << "the machine's memory";
+  s.memory = 2048 * kGiB;
+  EXPECT_EQ(heap_bytes_for(s), 512 * kGiB) << "all heaps have half of the addresses";
+  s = {.addresses = size_t{1} << 39, .processes = 8, .memory = 64 * kGiB};  // Arm with three levels of page tables
+  EXPECT_EQ(heap_bytes_for(s), 32 * kGiB);
+  s.left = 16 * kGiB;
+  EXPECT_EQ(heap_bytes_for(s), kGiB) << "a limit of addresses";
+  s.left = 0;
+  EXPECT_EQ(heap_bytes_for(s), size_t{16} << 20) << "never less than that";
+}
+
+TEST(HeapBytes, TheMachinesAddressesHoldTheStack) {
+  const int here = 0;
+  EXPECT_LT(reinterpret_cast<uintptr_t>(&here), driver::all_addresses());
+  EXPECT_GE(driver::all_addresses(), size_t{1} << 38);
+}
+
 }  // namespace
 }  // namespace moeccl::comm

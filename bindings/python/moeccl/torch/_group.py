@@ -166,7 +166,8 @@ def _end_all(made):
 
 
 def close(group: Group = None) -> None:
-    """Closes the communicators that comm_of() made for `group`. Call it when training is over, before destroy_process_group()."""
+    """Closes the communicators that comm_of() made for `group`. Call it before destroy_process_group() in a process that goes on; a process
+    that ends need not call it."""
     group = _group_of(group)
     _end_all(_alone if group is None else _made.pop(group, {}))
 
