@@ -19,13 +19,7 @@ struct CodecAvx2 {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(less))) ^ 0xffu;
   }
   static uint32_t collect(uint32_t mask, uint32_t first, F d, uint32_t* index, float* residual) {
-    uint32_t n = 0;
-    for (; mask != 0; mask &= mask - 1) {
-      const auto at = static_cast<uint32_t>(__builtin_ctz(mask));
-      index[n] = first + at;
-      residual[n++] = d[at];
-    }
-    return n;
+    return simd::collect_each<CodecAvx2>(mask, first, d, index, residual);
   }
 };
 

@@ -24,13 +24,7 @@ struct CodecNeon {
     return vaddvq_u32((uint32x4_t)((bits >= threshold) & kBits));
   }
   static uint32_t collect(uint32_t mask, uint32_t first, F d, uint32_t* index, float* residual) {
-    uint32_t n = 0;
-    for (; mask != 0; mask &= mask - 1) {
-      const auto at = static_cast<uint32_t>(__builtin_ctz(mask));
-      index[n] = first + at;
-      residual[n++] = d[at];
-    }
-    return n;
+    return simd::collect_each<CodecNeon>(mask, first, d, index, residual);
   }
 };
 

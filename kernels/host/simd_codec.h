@@ -39,6 +39,18 @@ struct ScanBf16 {
   }
 };
 
+// Isa's collect for instructions that cannot pack a register: takes the elements of the mask one by one.
+template <class Isa>
+inline uint32_t collect_each(uint32_t mask, uint32_t first, typename Isa::F d, uint32_t* index, float* residual) {
+  uint32_t n = 0;
+  for (; mask != 0; mask &= mask - 1) {
+    const auto at = static_cast<uint32_t>(__builtin_ctz(mask));
+    index[n] = first + at;
+    residual[n++] = d[at];
+  }
+  return n;
+}
+
 template <class Isa, class Type>
 uint32_t scan(const CodecScan& s) {
   using F = typename Isa::F;

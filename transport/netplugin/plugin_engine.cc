@@ -108,8 +108,7 @@ bool PluginEngine::turn() {
 }
 
 void PluginEngine::tell_boards() {
-  // Acquire and release: what is told below includes what came before a store of true that this one overwrites.
-  (void)board_is_new_.exchange(false, std::memory_order_acq_rel);
+  untold_.take();
   const bool failed = !links_.empty() && links_[0]->own_.board->health.state.load(std::memory_order_acquire) != 0;
   for (PluginLink* link : links_) {
     if (link->down_ || link->ending_ || !link->news_.any(*link->own_.board)) continue;
@@ -143,7 +142,7 @@ void PluginEngine::end() {
     more = unsent();
   }
   driving_.fetch_sub(1);
-  if (more || board_is_new_.load()) wake();
+  if (more || untold_.any()) wake();
 }
 
 void PluginEngine::progress(uint32_t awaited) {
@@ -160,7 +159,7 @@ void PluginEngine::progress(uint32_t awaited) {
 }
 
 void PluginEngine::board_changed(bool now) {
-  board_is_new_.store(true);
+  untold_.set();
   if (!now) {
     if (driving_.load() == 0) wake();
     return;
@@ -201,7 +200,7 @@ void PluginEngine::run() {
       }
       woken_ = false;
     }
-    if (board_is_new_.load()) {
+    if (untold_.any()) {
       if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) shielded([&] { tell_boards(); });
     }
   }

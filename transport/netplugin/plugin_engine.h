@@ -13,6 +13,7 @@
 
 #include "src/driver/process.h"
 #include "transport/common/ordered_engine.h"
+#include "transport/common/untold_board.h"
 #include "transport/netplugin/bounce_pool.h"
 #include "transport/netplugin/loader.h"
 #include "transport/netplugin/plugin_link.h"
@@ -63,7 +64,8 @@ class PluginEngine final : public OrderedEngine {
   uint32_t turns_ = 0;
   std::atomic<int> driving_{0};
   std::atomic<uint32_t> drives_{0};  // counts begin()
-  std::atomic<bool> board_is_new_{false}, stop_{false};
+  UntoldBoard untold_;
+  std::atomic<bool> stop_{false};
   std::mutex sleep_mutex_;
   std::condition_variable sleep_;
   bool woken_ = false;  // under sleep_mutex_

@@ -186,8 +186,7 @@ void TcpEngine::lose_all(const Status& why) noexcept {
 }
 
 void TcpEngine::tell_boards() {
-  // Acquire and release: what is told below includes what came before a store of true that this one overwrites.
-  (void)board_is_new_.exchange(false, std::memory_order_acq_rel);
+  untold_.take();
   const bool failed = !links_.empty() && links_[0]->own_.board->health.state.load(std::memory_order_acquire) != 0;
   for (TcpLink* link : links_) {
     if (link->down_ || !link->board_is_new()) continue;
@@ -215,7 +214,7 @@ void TcpEngine::end() {
     more = true;
   }
   driving_.fetch_sub(1);
-  if (more || (board_is_new_.load() && asleep_.exchange(false))) wake_.signal();
+  if (more || (untold_.any() && asleep_.exchange(false))) wake_.signal();
 }
 
 void TcpEngine::progress(uint32_t awaited) {
@@ -236,7 +235,7 @@ void TcpEngine::progress_locked(uint32_t awaited) {
 }
 
 void TcpEngine::board_changed(bool now) {
-  board_is_new_.store(true);
+  untold_.set();
   if (!now) {
     if (driving_.load() == 0) wake_.signal();
     return;
@@ -261,7 +260,7 @@ void TcpEngine::run() {
       shielded([&] { turn(); });
       if (!ready_.empty()) continue;
       asleep_.store(true);
-      if (!board_is_new_.load()) wait_ms = kSleepMs;
+      if (!untold_.any()) wait_ms = kSleepMs;
     }
     (void)::poll(entries, theirs ? 1 : 2, wait_ms);
     asleep_.store(false);
@@ -270,7 +269,7 @@ void TcpEngine::run() {
     if (entries[0].revents != 0 && driving_.load() == 0) {
       seen = drives_.load(std::memory_order_relaxed);
     }
-    if (board_is_new_.load() && !links_.empty()) {
+    if (untold_.any() && !links_.empty()) {
       const Board& own = *links_[0]->own_.board;
       const uint64_t before = std::exchange(completed, own.progress.completed.load(std::memory_order_acquire));
       // The board of a rank that finishes many short operations is left to its signals: frames to all peers would take

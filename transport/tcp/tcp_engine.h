@@ -17,6 +17,7 @@
 #include "src/driver/poller.h"
 #include "src/driver/process.h"
 #include "transport/common/ordered_engine.h"
+#include "transport/common/untold_board.h"
 #include "transport/tcp/tcp_link.h"
 
 namespace moeccl::transport::tcp {
@@ -65,7 +66,8 @@ class TcpEngine final : public OrderedEngine {
   std::vector<TcpLink*> sending_;          // links that unsent() looks at; each once (TcpLink::sending_)
   std::atomic<int> driving_{0};
   std::atomic<uint32_t> drives_{0};  // counts begin()
-  std::atomic<bool> board_is_new_{false}, stop_{false};
+  UntoldBoard untold_;
+  std::atomic<bool> stop_{false};
   std::atomic<bool> asleep_{false};  // the thread waits only for sockets
   driver::ForkGuard process_;
   std::thread thread_;

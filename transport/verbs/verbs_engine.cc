@@ -156,8 +156,7 @@ void VerbsEngine::turn() {
 }
 
 void VerbsEngine::tell_boards() {
-  // Acquire and release: what is told below includes what came before a store of true that this one overwrites.
-  (void)board_is_new_.exchange(false, std::memory_order_acq_rel);
+  untold_.take();
   for (VerbsLink* link : links_) {
     if (link->down_ || link->peer_is(RankState::kLeft) || !link->told_.lacks(*link->s_.own.board)) continue;
     if (link->failed_here()) link->abandon_puts();
@@ -202,7 +201,7 @@ void VerbsEngine::end() {
     more = !waiting_.empty();
   }
   driving_.fetch_sub(1);
-  more = more || board_is_new_.load();
+  more = more || untold_.any();
   if (more && asleep_.exchange(false)) wake_.signal();
 }
 
@@ -213,7 +212,7 @@ void VerbsEngine::progress(uint32_t) {
 }
 
 void VerbsEngine::board_changed(bool now) {
-  board_is_new_.store(true);
+  untold_.set();
   if (now) {
     const std::lock_guard lock(mutex_);
     shielded([&] { tell_boards(); });
@@ -231,7 +230,7 @@ void VerbsEngine::run() {
       shielded([&] {
         look(events);
         events = false;
-        if (board_is_new_.load()) tell_boards();
+        if (untold_.any()) tell_boards();
         turn();
       });
       quick = !busy && !waiting_.empty();
@@ -242,7 +241,7 @@ void VerbsEngine::run() {
     }
     asleep_.store(!busy);
     // A change that was made before its thread saw this one asleep is noticed here.
-    if (!busy && (driving_.load() > 0 || board_is_new_.load())) busy = true;
+    if (!busy && (driving_.load() > 0 || untold_.any())) busy = true;
     const timespec wait = {busy ? 0 : kSleepMs / 1000, quick ? kQuickNs : busy ? kLookEveryMs * 1'000'000 : 0};
     (void)::ppoll(entries.data(), entries.size(), &wait, nullptr);
     asleep_.store(false);

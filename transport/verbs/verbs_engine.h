@@ -16,6 +16,7 @@
 #include "src/driver/poller.h"
 #include "src/driver/process.h"
 #include "transport/common/ordered_engine.h"
+#include "transport/common/untold_board.h"
 #include "transport/verbs/verbs_link.h"
 
 namespace moeccl::transport::verbs {
@@ -78,7 +79,8 @@ class VerbsEngine final : public OrderedEngine {
   std::vector<VerbsLink*> links_, waiting_, turn_of_;
   std::vector<Place> queues_;  // by id
   std::atomic<int> driving_{0};
-  std::atomic<bool> board_is_new_{false}, stop_{false}, asleep_{false};
+  UntoldBoard untold_;
+  std::atomic<bool> stop_{false}, asleep_{false};
   int64_t signs_ns_ = 0;  // when signs of life were last sent
   driver::ForkGuard process_;
   std::thread thread_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/routing/routing.h"
 
+#include <functional>
 #include <numeric>
 #include <random>
 #include <set>
@@ -148,9 +149,11 @@ std::vector<std::pair<uint32_t, uint32_t>> way(const plan::LevelTree& tree, cons
   return hops;
 }
 
-// Eq. 7: with dedup each level carries a row once per distinct (token, group).
-TEST(RoutingTest, RowsPerLevelAreTheDistinctTokenGroupPairs) {
-  test::Random random(1);
+// Calls `check` for random routings of each tree, routed by each candidate.
+void for_each_routing(
+    uint32_t seed,
+    const std::function<void(const test::NamedTree&, const MoeCase&, const MoeAlgorithm&, MoeCluster&)>& check) {
+  test::Random random(seed);
   for (const test::NamedTree& t : test::moe_trees()) {
     for (int round = 0; round < 3; ++round) {
       const MoeCase c = random_case(t.tree, random);
@@ -158,65 +161,63 @@ TEST(RoutingTest, RowsPerLevelAreTheDistinctTokenGroupPairs) {
       for (const MoeAlgorithm& a : algo::moe_candidates(t.tree)) {
         SCOPED_TRACE(format("{} ranks {} {}", t.name, t.tree.n_ranks, a.name()));
         cluster.route(a, 0);
-        const uint32_t depth = t.tree.depth();
-        std::vector<uint64_t> expected(depth, 0), sent(depth, 0), counted(depth, 0);
-        for (uint32_t o = 0; o < cluster.n(); ++o) {
-          size_t i = 0;
-          for (uint64_t token = 0; token < c.tokens[o]; ++token) {
-            std::set<std::pair<uint32_t, uint32_t>> once;
-            for (uint32_t k = 0; k < cluster.own[o].n_experts[token]; ++k, ++i) {
-              for (const auto& hop : way(t.tree, a, o, cluster.placement.owner[cluster.own[o].expert[i]])) {
-                if (a.dedup() && !once.insert(hop).second) continue;
-                ++expected[t.tree.level_between(hop.first, hop.second)];
-              }
-            }
-          }
-          std::vector<algo::LevelCount> levels;
-          algo::count_rows({*cluster.paths, t.tree, cluster.placement, o}, t.tree, cluster.placement, cluster.own[o],
-                           levels);
-          for (uint32_t l = 0; l < depth; ++l) counted[l] += levels[l].rows;
-          const algo::RankPaths& rank = cluster.rank_paths[o];
-          for (size_t j = 0; j < rank.edges.out.size(); ++j)
-            sent[t.tree.level_between(o, rank.edges.out[j].peer)] += cluster.tables[o].rows_out()[j];
-        }
-        EXPECT_EQ(sent, expected);
-        EXPECT_EQ(counted, expected);
+        check(t, c, a, cluster);
       }
     }
   }
 }
 
-TEST(RoutingTest, CountedReturnsAndDeliveriesAreThoseOfTheTables) {
-  test::Random random(8);
-  for (const test::NamedTree& t : test::moe_trees()) {
-    for (int round = 0; round < 3; ++round) {
-      const MoeCase c = random_case(t.tree, random);
-      MoeCluster cluster(c, random());
-      for (const MoeAlgorithm& a : algo::moe_candidates(t.tree)) {
-        SCOPED_TRACE(format("{} ranks {} {}", t.name, t.tree.n_ranks, a.name()));
-        cluster.route(a, 0);
-        std::vector<uint64_t> returned(t.tree.depth(), 0), counted(t.tree.depth(), 0);
-        uint64_t scattered = 0, delivered = 0;
-        for (uint32_t r = 0; r < cluster.n(); ++r) {
-          const algo::RowWays ways(*cluster.paths, t.tree, cluster.placement, r);
-          std::vector<algo::LevelCount> levels;
-          algo::count_rows(algo::returns_fewer(a, c.shape) ? ways.shared_by_rank() : ways, t.tree, cluster.placement,
-                           cluster.own[r], levels);
-          for (uint32_t l = 0; l < t.tree.depth(); ++l) counted[l] += levels[l].rows;
-          const algo::RowWays experts = algo::RowWays::into_experts(cluster.placement, c.shape.expert_major);
-          delivered += algo::rows_to_groups(experts, cluster.placement, cluster.own[r])[0];
-          const algo::RankPaths& rank = cluster.rank_paths[r];
-          const std::span<const plan::RowBlock> rows = cluster.tables[r].dispatch_rows(false);
-          for (uint32_t source = 0; source <= rank.edges.in.size(); ++source)
-            scattered += rows[rank.lists.scatter(source)].count;
-          for (uint32_t i = 0; i < rank.edges.in.size(); ++i)
-            returned[t.tree.level_between(r, rank.edges.in[i].peer)] += cluster.tables[r].rows_returned(i);
+// Eq. 7: with dedup each level carries a row once per distinct (token, group).
+TEST(RoutingTest, RowsPerLevelAreTheDistinctTokenGroupPairs) {
+  for_each_routing(1, [](const test::NamedTree& t, const MoeCase& c, const MoeAlgorithm& a, MoeCluster& cluster) {
+    const uint32_t depth = t.tree.depth();
+    std::vector<uint64_t> expected(depth, 0), sent(depth, 0), counted(depth, 0);
+    for (uint32_t o = 0; o < cluster.n(); ++o) {
+      size_t i = 0;
+      for (uint64_t token = 0; token < c.tokens[o]; ++token) {
+        std::set<std::pair<uint32_t, uint32_t>> once;
+        for (uint32_t k = 0; k < cluster.own[o].n_experts[token]; ++k, ++i) {
+          for (const auto& hop : way(t.tree, a, o, cluster.placement.owner[cluster.own[o].expert[i]])) {
+            if (a.dedup() && !once.insert(hop).second) continue;
+            ++expected[t.tree.level_between(hop.first, hop.second)];
+          }
         }
-        EXPECT_EQ(counted, returned);
-        EXPECT_EQ(delivered, scattered);
       }
+      std::vector<algo::LevelCount> levels;
+      algo::count_rows({*cluster.paths, t.tree, cluster.placement, o}, t.tree, cluster.placement, cluster.own[o],
+                       levels);
+      for (uint32_t l = 0; l < depth; ++l) counted[l] += levels[l].rows;
+      const algo::RankPaths& rank = cluster.rank_paths[o];
+      for (size_t j = 0; j < rank.edges.out.size(); ++j)
+        sent[t.tree.level_between(o, rank.edges.out[j].peer)] += cluster.tables[o].rows_out()[j];
     }
-  }
+    EXPECT_EQ(sent, expected);
+    EXPECT_EQ(counted, expected);
+  });
+}
+
+TEST(RoutingTest, CountedReturnsAndDeliveriesAreThoseOfTheTables) {
+  for_each_routing(8, [](const test::NamedTree& t, const MoeCase& c, const MoeAlgorithm& a, MoeCluster& cluster) {
+    std::vector<uint64_t> returned(t.tree.depth(), 0), counted(t.tree.depth(), 0);
+    uint64_t scattered = 0, delivered = 0;
+    for (uint32_t r = 0; r < cluster.n(); ++r) {
+      const algo::RowWays ways(*cluster.paths, t.tree, cluster.placement, r);
+      std::vector<algo::LevelCount> levels;
+      algo::count_rows(algo::returns_fewer(a, c.shape) ? ways.shared_by_rank() : ways, t.tree, cluster.placement,
+                       cluster.own[r], levels);
+      for (uint32_t l = 0; l < t.tree.depth(); ++l) counted[l] += levels[l].rows;
+      const algo::RowWays experts = algo::RowWays::into_experts(cluster.placement, c.shape.expert_major);
+      delivered += algo::rows_to_groups(experts, cluster.placement, cluster.own[r])[0];
+      const algo::RankPaths& rank = cluster.rank_paths[r];
+      const std::span<const plan::RowBlock> rows = cluster.tables[r].dispatch_rows(false);
+      for (uint32_t source = 0; source <= rank.edges.in.size(); ++source)
+        scattered += rows[rank.lists.scatter(source)].count;
+      for (uint32_t i = 0; i < rank.edges.in.size(); ++i)
+        returned[t.tree.level_between(r, rank.edges.in[i].peer)] += cluster.tables[r].rows_returned(i);
+    }
+    EXPECT_EQ(counted, returned);
+    EXPECT_EQ(delivered, scattered);
+  });
 }
 
 // Counts the outermost level without any notion of a path: a pair (token, other group) is one row.
