@@ -18,8 +18,8 @@
 #include <sstream>
 
 #include "perf/common/buffer.h"
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/team.h"
 #include "perf/common/text.h"
 #include "perf/tensor/timeline.h"
@@ -43,8 +43,8 @@ TensorOptions parse(int argc, char** argv) {
   TensorOptions o;
   App app("Times the AllToAll of tensor-parallel data between nodes by MoNTA's strategies, after checking it",
           "alltoall_allgather_perf");
-  app.add_option("--nodes", o.nodes, "e: nodes")->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--tensor", o.tensor, "t: ranks of a node")->check(CLI::Range(1, 64))->capture_default_str();
+  app.add_option("--nodes", o.nodes, "e: nodes")->check(range(1, 64))->capture_default_str();
+  app.add_option("--tensor", o.tensor, "t: ranks of a node")->check(range(1, 64))->capture_default_str();
   app.add_option("--intra", o.intra_mbs, "B2: MB/s of a rank's link inside its node")->capture_default_str();
   app.add_option("--ratio", o.ratio, "B2 over a rank's share of its node's uplink, B1")->capture_default_str();
   add_size(app, "-b,--min", o.min_tokens, "fewest tokens (4K)");
@@ -55,7 +55,7 @@ TensorOptions parse(int argc, char** argv) {
   app.add_option("--algo", o.algorithms, "algorithms, separated by commas")->capture_default_str();
   app.add_option("-n,--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
   app.add_option("-w,--warmup", o.warmup, "iterations before timing")->check(not_negative());
-  app.add_option("-c,--check", o.check, "check results (1) or not (0)")->check(CLI::Range(0, 1));
+  app.add_option("-c,--check", o.check, "check results (1) or not (0)")->check(range(0, 1));
   add_output(app, "-J,--json", o.json, "write results to this file");
   add_output(app, "--plot", o.plot, "draw the largest size's lanes into this SVG file");
   app.add_flag("--real", o.real, "nodes are the hosts of a launcher's ranks, or --topology's; nothing is paced");

@@ -8,13 +8,12 @@
 #include <moeccl/moeccl.h>
 #include <mpi.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <string>
 #include <vector>
 
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/stats.h"
 #include "perf/common/timer.h"
 #include "perf/moe/placements.h"

@@ -9,8 +9,8 @@
 #include <set>
 
 #include "perf/common/buffer.h"
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/team.h"
 #include "perf/common/text.h"
 #include "perf/moe/placements.h"

@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/text.h"
 #include "perf/hybrid/hybrid_bench.h"
 
@@ -40,7 +40,7 @@ HybridOptions parse(int argc, char** argv) {
          "--what", o.what,
          "sweep: all domain sizes of one topology (--levels); table7: counts messages at 8, 16 and 32 ranks (or "
          "--ranks); minimum: ten shapes, the best sizes of a step beside the solver's; datacentres: Table V")
-      ->check(CLI::IsMember({"sweep", "table7", "minimum", "datacentres"}))
+      ->check(is_member({"sweep", "table7", "minimum", "datacentres"}))
       ->capture_default_str();
   app.add_option("--levels", o.levels, "sweep: groups in a group, level by level, as --topology has")
       ->delimiter(',')
@@ -62,7 +62,7 @@ HybridOptions parse(int argc, char** argv) {
       ->capture_default_str();
   add_output(app, "-J,--output_file", o.output_file, "write the figures as JSON");
   add_job_options(app, o.job, Memories::kNone);
-  app.remove_option(app.get_option("--pace"));  // always on
+  app.remove_option("--pace");  // always on
   parse_or_exit(app, argc, argv);
   if (o.shape.row_bytes < sizeof(float) || o.shape.row_bytes % sizeof(float) != 0)
     fail("--row is " + std::to_string(o.shape.row_bytes) + ": give a multiple of 4 bytes");

@@ -6,7 +6,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -14,8 +13,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/stats.h"
 #include "perf/common/text.h"
 #include "perf/moe/accuracy.h"
@@ -53,11 +52,11 @@ Options parse(int argc, char** argv) {
       app.add_option("--routing", o.routings, "uniform, zipf:EXPONENT")->delimiter(',')->capture_default_str();
   auto* levels = app.add_option("--levels", o.levels, "of the tree; four have 16 ranks, others 8")
                      ->delimiter(',')
-                     ->check(CLI::Range(2, 4))
+                     ->check(range(2, 4))
                      ->capture_default_str();
   app.add_option("--links", o.links,
                  "Table IV's shapes on the links of this profile (docs/profiles/hiermoe-a6000.json)")
-      ->check(CLI::ExistingFile);
+      ->check(existing_file());
   app.add_option(
          "--scale", o.scale,
          "with --links: tokens and rates are divided by this, latencies are not; links then take what they take at "

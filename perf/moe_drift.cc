@@ -7,7 +7,6 @@
 // nothing because keeping the plan would have cost too little. See --help and docs/performance.md.
 #include <moeccl/collectives.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -15,10 +14,10 @@
 #include <memory>
 #include <thread>
 
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "perf/common/pattern.h"
 #include "perf/common/routing.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/text.h"
 #include "perf/moe/drift.h"
 #include "perf/moe/moe_bench.h"
@@ -47,14 +46,12 @@ Options parse(int argc, char** argv) {
       "Measures how fast `auto` follows when the best plan of a MoE layer changes twice, on a paced (EMULATED) tree",
       "moe_drift");
   app.add_flag("--load", o.load, "the routing stays; in the middle phase another job loads two ranks' own links");
-  app.add_option("--steps", o.steps, "of each of the three phases")
-      ->check(CLI::Range(2, 100000))
-      ->capture_default_str();
+  app.add_option("--steps", o.steps, "of each of the three phases")->check(range(2, 100000))->capture_default_str();
   app.add_option("--topology", o.moe.job.topology,
                  std::string("two levels of 8 ranks (") + kRoutingTree + "; with --load " + kLoadTree + ")");
   auto* tokens = app.add_option("--tokens", o.moe.tokens, "tokens per rank (16)");
   app.add_option("--hidden", o.moe.hidden, "elements of a row");
-  app.add_option("--topk", o.moe.top_k, "experts per token")->check(CLI::Range(1, 32))->capture_default_str();
+  app.add_option("--topk", o.moe.top_k, "experts per token")->check(range(1, 32))->capture_default_str();
   app.add_option("--experts", o.moe.n_experts, "routed experts, a multiple of 8")->capture_default_str();
   app.add_option("--load-bytes", o.load_bytes, "of each message of the other job")->capture_default_str();
   app.add_option("--seed", o.moe.seed, "of the routings")->check(not_negative())->capture_default_str();

@@ -9,9 +9,9 @@
 #include <nlohmann/json.hpp>
 
 #include "perf/common/buffer.h"
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "perf/common/pattern.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/team.h"
 #include "perf/common/text.h"
 
@@ -37,8 +37,8 @@ ReplaceOptions parse(int argc, char** argv) {
   app.add_option("--samples", o.samples, "samples of a rank")->check(positive())->capture_default_str();
   app.add_option("--sample-tokens", o.sample_tokens, "tokens of a sample")->check(positive())->capture_default_str();
   app.add_option("--hidden", o.hidden, "elements of a row (float)")->check(positive())->capture_default_str();
-  app.add_option("--topk", o.top_k, "experts per token")->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--experts", o.n_experts, "experts (2 a rank)")->check(CLI::Range(1, 65535));
+  app.add_option("--topk", o.top_k, "experts per token")->check(range(1, 64))->capture_default_str();
+  app.add_option("--experts", o.n_experts, "experts (2 a rank)")->check(range(1, 65535));
   app.add_option("--locality", o.locality, "share of a sample's choices among the experts that it likes")
       ->check(within(0, 1))
       ->capture_default_str();

@@ -13,11 +13,11 @@
 #include <thread>
 
 #include "perf/common/buffer.h"
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "perf/common/job.h"
 #include "perf/common/pattern.h"
 #include "perf/common/routing.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/team.h"
 #include "perf/common/text.h"
 
@@ -41,10 +41,10 @@ SwapOptions parse(int argc, char** argv) {
   app.add_option("--hidden", o.hidden, "elements of a row (float)")->check(positive())->capture_default_str();
   app.add_option("--expert-bytes", o.expert_bytes, "weights of an expert; two moments and gradients are as large")
       ->capture_default_str();
-  app.add_option("--topk", o.top_k, "experts per token")->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--experts", o.n_experts, "experts of a layer (8 a rank)")->check(CLI::Range(1, 8192));
-  app.add_option("--layers", o.layers, "MoE layers of a step")->check(CLI::Range(1, 100))->capture_default_str();
-  app.add_option("--steps", o.steps, "of each kind")->check(CLI::Range(8, 100000))->capture_default_str();
+  app.add_option("--topk", o.top_k, "experts per token")->check(range(1, 64))->capture_default_str();
+  app.add_option("--experts", o.n_experts, "experts of a layer (8 a rank)")->check(range(1, 8192));
+  app.add_option("--layers", o.layers, "MoE layers of a step")->check(range(1, 100))->capture_default_str();
+  app.add_option("--steps", o.steps, "of each kind")->check(range(8, 100000))->capture_default_str();
   app.add_option("--step-ms", o.step_ms, "what the layers compute in a step")->capture_default_str();
   app.add_option("--interval", o.interval, "of moecclExpertSwapConfig_t")->capture_default_str();
   app.add_option("--horizon", o.horizon, "of moecclExpertSwapConfig_t")->capture_default_str();

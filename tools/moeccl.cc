@@ -2,15 +2,13 @@
 // The command `moeccl`: what a person asks of the library without writing a program. It uses only the public headers.
 #include <moeccl/moeccl.h>
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "perf/common/one_of.h"
+#include "perf/common/cli.h"
 #include "perf/common/output.h"
 #include "tools/moeccl_calibrate.h"
 #include "tools/moeccl_simulate.h"
@@ -28,7 +26,7 @@ int fail(const char* what, moecclComm_t comm = nullptr) {
 const char* or_null(const std::string& text) { return text.empty() ? nullptr : text.c_str(); }
 
 // Sets *ranks to those that the topology gives, where the command line gives no number of ranks.
-bool ranks_of(const CLI::App& command, const std::string& topology, int* ranks) {
+bool ranks_of(const perf::App& command, const std::string& topology, int* ranks) {
   if (topology.empty() || topology == "auto" || command.count("--ranks") > 0) return true;
   moecclSimulateConfig_t config = MOECCL_SIMULATE_CONFIG_INIT;
   config.topology = topology.c_str();
@@ -53,7 +51,7 @@ struct PlanOptions {
 };
 
 // Thread ranks of this process stand in for the communicator, and rank 0 explains.
-int explain_plan(PlanOptions& o, const CLI::App& command) {
+int explain_plan(PlanOptions& o, const perf::App& command) {
   if (!ranks_of(command, o.topology, &o.ranks)) return fail("topology");
   if (o.ranks > kMostRanks) {
     std::fprintf(stderr, "the topology has %d ranks: plans of at most %d are explained\n", o.ranks, kMostRanks);
@@ -96,7 +94,7 @@ struct LayerOptions {
 };
 
 // Needs no communicator: this is what a user asks before starting a job.
-int check_layer(LayerOptions& o, const CLI::App& command) {
+int check_layer(LayerOptions& o, const perf::App& command) {
   if (!ranks_of(command, o.topology, &o.ranks)) return fail("topology");
   o.config.algorithm = or_null(o.algorithm);
   char message[512] = {};
@@ -143,15 +141,14 @@ constexpr int kBadUsage = 2;
 
 int main(int argc, char** argv) {
   perf::check_output_at_exit();
-  CLI::App app("MoECCL: collective communication for Mixture-of-Experts training");
-  app.require_subcommand(1);
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.option_defaults()->always_capture_default();
+  perf::App app("MoECCL: collective communication for Mixture-of-Experts training");
+  app.require_subcommand();
+  app.always_capture_default();
   app.set_version_flag("--version", version_text);
-  CLI::App* version = app.add_subcommand("version", "the library's version");
+  perf::App* version = app.add_subcommand("version", "the library's version");
 
   PlanOptions plan;
-  CLI::App* explain = app.add_subcommand("plan", "which algorithm would run an operation, why, and its steps");
+  perf::App* explain = app.add_subcommand("plan", "which algorithm would run an operation, why, and its steps");
   perf::add_one_of(explain, "op", plan.op, operations(), "the operation")->required();
   explain
       ->add_option("--count", plan.count,
@@ -159,7 +156,7 @@ int main(int argc, char** argv) {
       ->check(perf::not_negative());
   perf::add_one_of(explain, "--type", plan.type, types(), "element type (float32)");
   explain->add_option("--ranks", plan.ranks, "number of ranks (default: the topology's, or 4)")
-      ->check(CLI::Range(1, kMostRanks))
+      ->check(perf::range(1, kMostRanks))
       ->default_str("");
   explain->add_option("--topology", plan.topology, "such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");
   explain->add_option("--algorithm,--algo,--force", plan.force, "explain this algorithm instead of the cheapest");
@@ -167,7 +164,7 @@ int main(int argc, char** argv) {
                     "and prove that the plan is right in every order of events (moecclPlanProve)");
   explain->callback([&plan, explain] {
     if (plan.op == moecclOpAllToAllv && explain->count("--count") > 0)
-      throw CLI::ValidationError("--count", "has no meaning for alltoallv");
+      perf::refuse_option("--count", "has no meaning for alltoallv");
   });
 
   LayerOptions layer;
@@ -175,49 +172,40 @@ int main(int argc, char** argv) {
   layer.config.top_k = 8;
   layer.config.n_experts = 256;
   layer.config.max_tokens = 4096;
-  CLI::App* check = app.add_subcommand("check", "whether a MoE layer can run, and the memory that it holds");
+  perf::App* check = app.add_subcommand("check", "whether a MoE layer can run, and the memory that it holds");
   check->add_option("--hidden-bytes", layer.config.hidden_bytes, "bytes of a row")->check(perf::positive());
   check->add_option("--topk", layer.config.top_k, "experts per token");
   check->add_option("--experts", layer.config.n_experts, "number of experts");
   check->add_option("--tokens", layer.config.max_tokens, "most tokens of a rank")->check(perf::not_negative());
   check->add_option("--memory-cap", layer.config.memory_cap_bytes, "cap in bytes, such as 256M; 0 for none")
-      ->transform(CLI::AsSizeValue(false))
-      ->transform(perf::no_minus_sign());
+      ->transform(perf::size_value());
   check->add_option("--ranks", layer.ranks, "number of ranks (default: the topology's, or 8)")->default_str("");
   check->add_option("--topology", layer.topology, "such as 'node:2 gpu:4'");
   check->add_option("--algorithm,--algo", layer.algorithm, "auto, flat, 2dh, hier:D");
 
-  const CLI::App* topo = add_topo(app);
-  const CLI::App* doctor = add_doctor(app);
+  const perf::App* topo = add_topo(app);
+  const perf::App* doctor = add_doctor(app);
   std::function<void()> solve;
   tools::add_solve(app, solve);
-  const CLI::App* simulate = add_simulate(app);
-  const CLI::App* calibrate = add_calibrate(app);
-  const CLI::App* status = add_status(app);
-  const CLI::App* postmortem = add_postmortem(app);
+  const perf::App* simulate = add_simulate(app);
+  const perf::App* calibrate = add_calibrate(app);
+  const perf::App* status = add_status(app);
+  const perf::App* postmortem = add_postmortem(app);
 
-  CLI::App* at = &app;
+  perf::App* at = &app;
   std::string path = "moeccl";
-  for (int i = 1; i < argc && argv[i][0] != '-'; ++i) {
-    const auto commands = at->get_subcommands([](const CLI::App*) { return true; });
-    if (commands.empty()) break;
-    const auto named =
-        std::find_if(commands.begin(), commands.end(), [&](const CLI::App* c) { return c->get_name() == argv[i]; });
-    if (named == commands.end()) {
+  for (int i = 1; i < argc && argv[i][0] != '-' && at->has_subcommands(); ++i) {
+    at = at->find_subcommand(argv[i]);
+    if (at == nullptr) {
       std::fprintf(stderr, "%s: there is no command \"%s\": %s --help lists them\n", path.c_str(), argv[i],
                    path.c_str());
       return kBadUsage;
     }
-    at = *named;
     path += std::string(" ") + argv[i];
   }
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : kBadUsage;
-  }
-  if (*topo) return run_topo();
-  if (*doctor) return run_doctor();
+  app.parse(argc, argv, kBadUsage);
+  if (topo->parsed()) return run_topo();
+  if (doctor->parsed()) return run_doctor();
   if (solve) {
     try {
       solve();
@@ -227,13 +215,13 @@ int main(int argc, char** argv) {
     }
     return 0;
   }
-  if (*simulate) return run_simulate();
-  if (*calibrate) return run_calibrate();
-  if (*status) return run_status();
-  if (*postmortem) return run_postmortem();
-  if (*version) {
+  if (simulate->parsed()) return run_simulate();
+  if (calibrate->parsed()) return run_calibrate();
+  if (status->parsed()) return run_status();
+  if (postmortem->parsed()) return run_postmortem();
+  if (version->parsed()) {
     std::puts(version_text().c_str());
     return 0;
   }
-  return *explain ? explain_plan(plan, *explain) : check_layer(layer, *check);
+  return explain->parsed() ? explain_plan(plan, *explain) : check_layer(layer, *check);
 }

@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "perf/common/children.h"
-#include "perf/common/one_of.h"
 
 namespace {
 
@@ -206,15 +205,15 @@ void print_page(const std::string& where) {
   }
 }
 
-CLI::App* command = nullptr;
+perf::App* command = nullptr;
 
 }  // namespace
 
-const CLI::App* add_calibrate(CLI::App& app) {
+const perf::App* add_calibrate(perf::App& app) {
   command = app.add_subcommand("calibrate", "measures links and plans, and writes the profile for MOECCL_PROFILE");
-  CLI::Option* const ranks =
+  perf::Option* const ranks =
       command->add_option("--ranks", options.ranks, "ranks on this host; without it, those of the launcher's job")
-          ->check(CLI::Range(2, 1024))
+          ->check(perf::range(2, 1024))
           ->default_str("");
   command->add_flag("--threads", options.threads, "ranks are threads of one process, instead of processes")
       ->needs(ranks);
@@ -223,8 +222,7 @@ const CLI::App* add_calibrate(CLI::App& app) {
   command->add_option("--budget", options.budget_ms, "about how many milliseconds it may take")
       ->check(perf::within(1, 3.6e6));
   command->add_option("--max-bytes", options.max_bytes, "bytes of the largest buffer, such as 64M")
-      ->transform(CLI::AsSizeValue(false))
-      ->transform(perf::no_minus_sign());
+      ->transform(perf::size_value());
   command->add_option("--output", options.output,
                       "profile file (default: moeccl-profile.json; with --cache, none unless given)");
   command->add_flag("--cache", options.cache,

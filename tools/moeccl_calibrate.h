@@ -2,7 +2,7 @@
 // `moeccl calibrate`: measures this machine's links and plans and writes the profile.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "perf/common/cli.h"
 
-const CLI::App* add_calibrate(CLI::App& app);
+const perf::App* add_calibrate(perf::App& app);
 int run_calibrate();

@@ -10,10 +10,11 @@ namespace {
 int n_ranks = 0;
 }
 
-CLI::App* add_doctor(CLI::App& app) {
-  CLI::App* doctor = app.add_subcommand("doctor", "what was found here, which transports ranks would use, what to fix");
+perf::App* add_doctor(perf::App& app) {
+  perf::App* doctor =
+      app.add_subcommand("doctor", "what was found here, which transports ranks would use, what to fix");
   doctor->add_option("--ranks", n_ranks, "ranks on this host; default: one for each GPU, or each core")
-      ->check(CLI::Range(0, 65535))
+      ->check(perf::range(0, 65535))
       ->default_str("");
   return doctor;
 }

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "perf/common/one_of.h"
 #include "tools/option_names.h"
 
 namespace {
@@ -56,25 +55,25 @@ const tools::OptionNames kNames = {{"n_levels", "the number of --domain sizes"},
                                    {"top_k", "--topk"},
                                    {"n_experts", "--experts"}};
 
-void check_options(const CLI::App& sub) {
+void check_options(const perf::App& sub) {
   const moecclOp_t op = options.config.op;
   for (const auto& [name, kinds] : kOptions)
     if (sub.count(name) > 0 && (kinds & kind_of(op)) == 0)
-      throw CLI::ValidationError(name, std::string("has no meaning for ") + moecclOpName(op));
+      perf::refuse_option(name, std::string("has no meaning for ") + moecclOpName(op));
   if (kind_of(op) == kExperts && sub.count("--domain") == 0)
-    throw CLI::ValidationError("--domain", std::string("is needed for ") + moecclOpName(op) +
-                                               ": give the size of an expert domain on each level, such as 2,4");
+    perf::refuse_option("--domain", std::string("is needed for ") + moecclOpName(op) +
+                                        ": give the size of an expert domain on each level, such as 2,4");
 }
 
 }  // namespace
 
-CLI::App* add_simulate(CLI::App& app) {
+perf::App* add_simulate(perf::App& app) {
   Options& o = options;
   o.config.op = moecclOpDispatch;
   o.config.type = moecclFloat32;
   o.config.count = 1 << 20;
   o.config.seed = 1;
-  CLI::App* sub = app.add_subcommand(
+  perf::App* sub = app.add_subcommand(
       "simulate", "what an operation would take on a topology: time, bytes, critical path, gain over flat");
   perf::add_one_of(sub, "op", o.config.op, operations(), "the operation (default: dispatch, which includes combine)");
   sub->add_option("--topology", o.topology,

@@ -3,10 +3,10 @@
 #ifndef TOOLS_MOECCL_SIMULATE_H_
 #define TOOLS_MOECCL_SIMULATE_H_
 
-#include <CLI/CLI.hpp>
+#include "perf/common/cli.h"
 
 // Adds the subcommand. If the command line names it, run_simulate() runs it and returns the exit status.
-CLI::App* add_simulate(CLI::App& app);
+perf::App* add_simulate(perf::App& app);
 int run_simulate();
 
 #endif  // TOOLS_MOECCL_SIMULATE_H_

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "perf/common/one_of.h"
 #include "tools/postmortem.h"
 
 namespace {
@@ -41,8 +40,8 @@ bool print(tools::PostMortem& all) {
 
 }  // namespace
 
-CLI::App* add_status(CLI::App& app) {
-  CLI::App* status = app.add_subcommand("status", "what the communicators of running processes do and wait for");
+perf::App* add_status(perf::App& app) {
+  perf::App* status = app.add_subcommand("status", "what the communicators of running processes do and wait for");
   status->add_option("pid", options.pids, "processes of this host")
       ->required()
       ->check(perf::positive())
@@ -51,11 +50,12 @@ CLI::App* add_status(CLI::App& app) {
   return status;
 }
 
-CLI::App* add_postmortem(CLI::App& app) {
-  CLI::App* postmortem = app.add_subcommand("postmortem", "which rank waited for which, from the files of MOECCL_DUMP");
+perf::App* add_postmortem(perf::App& app) {
+  perf::App* postmortem =
+      app.add_subcommand("postmortem", "which rank waited for which, from the files of MOECCL_DUMP");
   postmortem->add_option("files", options.files, "the files of all processes of the job that left one")
       ->required()
-      ->check(CLI::ExistingFile)
+      ->check(perf::existing_file())
       ->default_str("");
   return postmortem;
 }

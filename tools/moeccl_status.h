@@ -2,9 +2,9 @@
 // `moeccl status` and `moeccl postmortem`.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "perf/common/cli.h"
 
-CLI::App* add_status(CLI::App& app);
+perf::App* add_status(perf::App& app);
 int run_status();
-CLI::App* add_postmortem(CLI::App& app);
+perf::App* add_postmortem(perf::App& app);
 int run_postmortem();  // 0: a culprit is named; 1: none; 2: a file is no status

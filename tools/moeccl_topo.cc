@@ -30,11 +30,11 @@ int fail() {
 
 }  // namespace
 
-CLI::App* add_topo(CLI::App& app) {
-  CLI::App* topo = app.add_subcommand("topo", "this machine, or one from a file: its tree, links, NICs and levels");
+perf::App* add_topo(perf::App& app) {
+  perf::App* topo = app.add_subcommand("topo", "this machine, or one from a file: its tree, links, NICs and levels");
   topo->add_option("source", options.source,
                    "hwloc XML, MoECCL JSON or a synthetic text; without it, or \"auto\": this host");
-  CLI::Option* const json = topo->add_flag("--json", options.json, "as MoECCL's own file, for MOECCL_TOPOLOGY");
+  perf::Option* const json = topo->add_flag("--json", options.json, "as MoECCL's own file, for MOECCL_TOPOLOGY");
   topo->add_flag("--levels", options.levels, "only the levels that planners see")->excludes(json);
   topo->add_option("--svg", options.svg, "draw it into this file");
   return topo;

@@ -2,9 +2,9 @@
 // `moeccl topo` and `moeccl doctor`.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "perf/common/cli.h"
 
-CLI::App* add_topo(CLI::App& app);
+perf::App* add_topo(perf::App& app);
 int run_topo();
-CLI::App* add_doctor(CLI::App& app);
+perf::App* add_doctor(perf::App& app);
 int run_doctor();

@@ -5,14 +5,13 @@
 
 #include <moeccl/moeccl.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "perf/common/one_of.h"
+#include "perf/common/cli.h"
 #include "perf/common/routing.h"
 #include "tools/option_names.h"
 
@@ -27,7 +26,7 @@ struct TraceOptions {
 };
 // Which of the choices a command reads: none but the number of tokens, how many rows there are, or the experts.
 enum class Reads { kTokens, kRows, kExperts };
-void add_trace_options(CLI::App& app, TraceOptions& options, Reads reads = Reads::kExperts);
+void add_trace_options(perf::App& app, TraceOptions& options, Reads reads = Reads::kExperts);
 // Exits with a message when the file is not a trace or lacks the step.
 perf::Trace load_trace(const TraceOptions& options);
 // Returns one step's choices, [n_tokens][k].
@@ -46,14 +45,14 @@ inline double change(double before, double after) {
 }
 
 // Each adds its commands, and sets `run` to the one that the command line names.
-void add_samples(CLI::App& solve, std::function<void()>& run);
-void add_swap(CLI::App& solve, std::function<void()>& run);
-void add_replicas(CLI::App& solve, std::function<void()>& run);
-void add_cluster(CLI::App& solve, std::function<void()>& run);
+void add_samples(perf::App& solve, std::function<void()>& run);
+void add_swap(perf::App& solve, std::function<void()>& run);
+void add_replicas(perf::App& solve, std::function<void()>& run);
+void add_cluster(perf::App& solve, std::function<void()>& run);
 
-inline void add_solve(CLI::App& app, std::function<void()>& run) {
-  CLI::App* solve = app.add_subcommand("solve", "placement solvers: what would be gained, before anything is moved");
-  solve->require_subcommand(1);
+inline void add_solve(perf::App& app, std::function<void()>& run) {
+  perf::App* solve = app.add_subcommand("solve", "placement solvers: what would be gained, before anything is moved");
+  solve->require_subcommand();
   add_samples(*solve, run);
   add_swap(*solve, run);
   add_replicas(*solve, run);

@@ -141,9 +141,9 @@ void run_layout(LayoutOptions& o) {
 
 }  // namespace
 
-void add_cluster(CLI::App& solve, std::function<void()>& chosen) {
+void add_cluster(perf::App& solve, std::function<void()>& chosen) {
   auto d = std::make_shared<DomainOptions>();
-  CLI::App* domains = solve.add_subcommand("domains", "where experts travel instead of tokens (HybridEP)");
+  perf::App* domains = solve.add_subcommand("domains", "where experts travel instead of tokens (HybridEP)");
   add_trace_options(*domains, d->trace, Reads::kRows);
   domains->add_option("--scale", d->scale, "sub-workers of each level, outermost first")
       ->delimiter(',')
@@ -157,7 +157,7 @@ void add_cluster(CLI::App& solve, std::function<void()>& chosen) {
   domains->callback([d, &chosen] { chosen = [d] { run_domains(*d); }; });
 
   auto c = std::make_shared<ChunkOptions>();
-  CLI::App* chunks = solve.add_subcommand("chunks", "how many pipeline chunks, and which strategy (MoNTA)");
+  perf::App* chunks = solve.add_subcommand("chunks", "how many pipeline chunks, and which strategy (MoNTA)");
   add_trace_options(*chunks, c->trace, Reads::kTokens);
   chunks->add_option("--hidden-bytes", c->hidden_bytes, "bytes of a row")->check(perf::positive());
   chunks->add_option("--tensor", c->tensor, "tensor parallel degree")->check(perf::positive());
@@ -172,8 +172,8 @@ void add_cluster(CLI::App& solve, std::function<void()>& chosen) {
   moecclLayoutProblem_t& p = l->p;
   p.n_gpus = 64, p.gpus_per_node = 8, p.n_layers = 32, p.n_heads = 32, p.n_experts = 8, p.top_k = 2, p.hidden = 4096;
   p.sequence = 8192, p.global_batch = 256, p.zero_stage = 1, p.sequence_parallel = 1;
-  CLI::App* layout = solve.add_subcommand("layout", "parallel degrees that fit, by the time of a step (MoNTA)");
-  CLI::Option* const trace =
+  perf::App* layout = solve.add_subcommand("layout", "parallel degrees that fit, by the time of a step (MoNTA)");
+  perf::Option* const trace =
       layout->add_option("--trace", l->trace.path, "take experts and top-k from this routing trace");
   layout->add_option("--gpus", p.n_gpus, "GPUs")->check(perf::positive());
   layout->add_option("--gpus-per-node", p.gpus_per_node, "GPUs of a node")->check(perf::positive());
@@ -190,13 +190,13 @@ void add_cluster(CLI::App& solve, std::function<void()>& chosen) {
   layout->add_option("--dense-params", l->dense_b, "parameters outside the experts, in 1e9")
       ->check(perf::not_negative());
   layout->add_option("--moe-params", l->moe_b, "parameters of all experts, in 1e9")->check(perf::not_negative());
-  layout->add_option("--zero", p.zero_stage, "ZeRO stage 0 to 3")->check(CLI::Range(0, 3));
-  layout->add_option("--recompute", l->recompute, "0 none, 1 selective, 2 full")->check(CLI::Range(0, 2));
+  layout->add_option("--zero", p.zero_stage, "ZeRO stage 0 to 3")->check(perf::range(0, 3));
+  layout->add_option("--recompute", l->recompute, "0 none, 1 selective, 2 full")->check(perf::range(0, 2));
   layout->add_option("--tflops", l->tflops, "peak of a GPU, 1e12 operations a second; 0: communication alone")
       ->check(perf::not_negative());
   layout->add_option("--switch", p.switch_ranks, "most ep x cp ranks that the network between nodes joins; 0: any")
       ->check(perf::not_negative());
-  layout->add_option("--rows", l->rows, "layouts to show")->check(CLI::Range(1, 100000));
+  layout->add_option("--rows", l->rows, "layouts to show")->check(perf::range(1, 100000));
   layout->callback([l, &chosen] { chosen = [l] { run_layout(*l); }; });
 }
 

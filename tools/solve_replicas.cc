@@ -73,13 +73,13 @@ void run(const Options& o) {
 
 }  // namespace
 
-void add_replicas(CLI::App& solve, std::function<void()>& chosen) {
+void add_replicas(perf::App& solve, std::function<void()>& chosen) {
   auto o = std::make_shared<Options>();
-  CLI::App* app =
+  perf::App* app =
       solve.add_subcommand("replicate", "how many replicas each expert gets, and where (adaptive replication)");
   add_trace_options(*app, o->trace);
-  app->add_option("--ranks", o->ranks, "ranks")->check(CLI::Range(1, 65536));
-  app->add_option("--slots", o->slots, "expert slots of a rank")->check(CLI::Range(1, 1024));
+  app->add_option("--ranks", o->ranks, "ranks")->check(perf::range(1, 65536));
+  app->add_option("--slots", o->slots, "expert slots of a rank")->check(perf::range(1, 1024));
   app->add_option("--nodes", o->nodes, "nodes")->check(perf::positive());
   app->add_option("--capacity", o->capacity, "capacity factor")->check(perf::positive());
   app->add_option("--row-bytes", o->row_bytes, "bytes of a token's row")->check(perf::positive());

@@ -91,9 +91,9 @@ void run(const Options& o) {
 
 }  // namespace
 
-void add_samples(CLI::App& solve, std::function<void()>& chosen) {
+void add_samples(perf::App& solve, std::function<void()>& chosen) {
   auto o = std::make_shared<Options>();
-  CLI::App* app = solve.add_subcommand("sample", "which device each sample goes to (NetMoE)");
+  perf::App* app = solve.add_subcommand("sample", "which device each sample goes to (NetMoE)");
   add_trace_options(*app, o->trace);
   app->add_option("--sample-tokens", o->sample_tokens, "consecutive tokens of a sample")->check(perf::positive());
   app->add_option("--devices", o->devices, "devices")->check(perf::positive());

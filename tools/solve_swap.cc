@@ -115,9 +115,9 @@ void run(const Options& o) {
 
 }  // namespace
 
-void add_swap(CLI::App& solve, std::function<void()>& chosen) {
+void add_swap(perf::App& solve, std::function<void()>& chosen) {
   auto o = std::make_shared<Options>();
-  CLI::App* app = solve.add_subcommand("swap", "which experts change places (HierMoE)");
+  perf::App* app = solve.add_subcommand("swap", "which experts change places (HierMoE)");
   add_trace_options(*app, o->trace);
   app->add_option(
          "--groups", o->groups,
@@ -129,7 +129,7 @@ void add_swap(CLI::App& solve, std::function<void()>& chosen) {
   app->add_option("--profile", o->profile,
                   "profile file whose \"alltoall\" has the cluster's figures, see docs/calibration.md (default: "
                   "HierMoE's Fig. 9)");
-  app->add_option("--swaps", o->swaps, "most swaps")->check(CLI::Range(1, 100000));
+  app->add_option("--swaps", o->swaps, "most swaps")->check(perf::range(1, 100000));
   app->add_option("--row-bytes", o->row_bytes, "bytes of a token's row")->check(perf::positive());
   app->add_option("--migrate-us", o->migrate_us, "price of a swap")->check(perf::not_negative());
   app->add_option("--horizon", o->horizon, "iterations that a swap has to pay for itself")->check(perf::not_negative());

@@ -14,18 +14,18 @@ void check(moecclResult_t result, const OptionNames& names) {
   if (result != moecclSuccess) fail(in_options(moecclGetLastError(nullptr), names));
 }
 
-void add_trace_options(CLI::App& app, TraceOptions& o, Reads reads) {
-  CLI::Option* const trace =
+void add_trace_options(perf::App& app, TraceOptions& o, Reads reads) {
+  perf::Option* const trace =
       app.add_option("--trace", o.path, "routing trace (perf/TRACE.md); without it one is generated");
   app.add_option("--tokens", o.tokens, "generated trace: tokens of a step")
-      ->check(CLI::Range(1, 1 << 24))
+      ->check(perf::range(1, 1 << 24))
       ->excludes(trace);
   if (reads == Reads::kTokens) return;
   app.add_option("--layer", o.layer, "layer of the trace");
   app.add_option("--step", o.step, "step of the trace");
-  app.add_option("--topk", o.k, "generated trace: experts per token")->check(CLI::Range(1, 64))->excludes(trace);
+  app.add_option("--topk", o.k, "generated trace: experts per token")->check(perf::range(1, 64))->excludes(trace);
   if (reads == Reads::kRows) return;
-  app.add_option("--experts", o.experts, "generated trace: experts")->check(CLI::Range(1, 8192))->excludes(trace);
+  app.add_option("--experts", o.experts, "generated trace: experts")->check(perf::range(1, 8192))->excludes(trace);
   app.add_option("--zipf", o.zipf, "generated trace: exponent of the experts' popularity")
       ->check(perf::within(0, 10))
       ->excludes(trace);

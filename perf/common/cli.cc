@@ -1,52 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "perf/common/cli.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
+#include <CLI/CLI.hpp>
 #include <charconv>
+#include <cmath>
+#include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <exception>
-#include <new>
-#include <stdexcept>
-
-#include "perf/common/fail.h"
-#include "perf/common/output.h"
-#include "perf/common/text.h"
 
 namespace perf {
 namespace {
 
-std::terminate_handler usual = nullptr;
+CLI::Validator to_cli11(const Check& check) { return {check.function, check.shown}; }
 
-// Handles an exception of any thread that is not caught.
-[[noreturn]] void say_out_of_memory() {
-  const char* const sentence = "there is not enough memory for a run of these sizes: give smaller ones";
-  try {
-    if (const std::exception_ptr cause = std::current_exception()) std::rethrow_exception(cause);
-  } catch (const std::bad_alloc&) {
-    fail(sentence);
-  } catch (const std::length_error&) {
-    fail(sentence);
-  } catch (...) {
-  }
-  usual();
-  std::abort();
+Check from_cli11(const CLI::Validator& validator) {
+  return {[validator](std::string& text) { return validator(text); }, validator.get_description()};
 }
 
-std::string why_not_writable(const std::string& path) {
-  if (path.empty() || !leads_launch()) return "";
-  const bool there = access(path.c_str(), F_OK) == 0;
-  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (file < 0) return "cannot write " + path + ": " + std::strerror(errno);
-  close(file);
-  if (!there) unlink(path.c_str());
-  return "";
+// Returns whether the text is a finite number.
+bool is_number(const std::string& text, double& value) {
+  char* end = nullptr;
+  value = std::strtod(text.c_str(), &end);
+  return end != text.c_str() && *end == '\0' && std::isfinite(value);
+}
+
+// CLI11's own checks name 1.8e308 in full as the largest number.
+Check with_sign(bool zero_too) {
+  const auto check = [zero_too](const std::string& text) -> std::string {
+    double value = 0;
+    if (is_number(text, value) && (value > 0 || (zero_too && value == 0))) return "";
+    return "\"" + text + "\" is not a number " + (zero_too ? "from 0 on" : "above 0");
+  };
+  return {check, zero_too ? "NONNEGATIVE" : "POSITIVE"};
 }
 
 }  // namespace
+
+Check range(int least, int most) { return from_cli11(CLI::Range(least, most)); }
+Check positive() { return with_sign(false); }
+Check not_negative() { return with_sign(true); }
+Check is_member(const std::vector<std::string>& names) { return from_cli11(CLI::IsMember(names)); }
+Check existing_file() { return from_cli11(CLI::ExistingFile); }
+
+// CLI::Range also accepts "nan".
+Check within(double least, double most) {
+  char range[80];
+  std::snprintf(range, sizeof range, "%g to %g", least, most);
+  const auto check = [least, most, range = std::string(range)](const std::string& text) -> std::string {
+    double value = 0;
+    if (is_number(text, value) && value >= least && value <= most) return "";
+    return "\"" + text + "\" is not a number from " + range;
+  };
+  return {check, range};
+}
 
 std::function<std::string(const std::string&)> whole_number(int64_t least, int64_t most) {
   return [least, most](const std::string& text) -> std::string {
@@ -58,47 +63,95 @@ std::function<std::string(const std::string&)> whole_number(int64_t least, int64
   };
 }
 
-void add_output(CLI::App& app, const std::string& names, std::string& path, const std::string& help) {
-  app.add_option(names, path, help)->check(why_not_writable);
+Check size_value() {
+  Check size = from_cli11(CLI::AsSizeValue(false));
+  // CLI11 takes a negative size for the largest number.
+  size.function = [bytes = size.function](std::string& text) {
+    return text.starts_with('-') ? "\"" + text + "\" is negative" : bytes(text);
+  };
+  return size;
 }
 
-void add_size(CLI::App& app, const std::string& names, size_t& bytes, const std::string& help) {
-  app.add_option_function<std::string>(
-         names, [&bytes](const std::string& text) { bytes = static_cast<size_t>(parse_size(text)); }, help)
-      ->check([](const std::string& text) {
-        return parse_size(text) < 0 ? "\"" + text + "\" is not a size: give bytes, or a number with K, M or G" : "";
-      });
+// Each returns this Option, not CLI11's.
+Option* Option::check(const Check& check) { return option_.check(to_cli11(check)), this; }
+Option* Option::check(const std::function<std::string(const std::string&)>& function) {
+  return option_.check(function), this;
+}
+Option* Option::transform(const Check& check) { return option_.transform(to_cli11(check)), this; }
+Option* Option::capture_default_str() { return option_.capture_default_str(), this; }
+Option* Option::default_str(const std::string& text) { return option_.default_str(text), this; }
+Option* Option::type_name(const std::string& name) { return option_.type_name(name), this; }
+Option* Option::description(const std::string& text) { return option_.description(text), this; }
+Option* Option::delimiter(char between_values) { return option_.delimiter(between_values), this; }
+Option* Option::envname(const std::string& variable) { return option_.envname(variable), this; }
+Option* Option::required() { return option_.required(), this; }
+Option* Option::excludes(Option* other) { return option_.excludes(&other->option_), this; }
+Option* Option::needs(Option* other) { return option_.needs(&other->option_), this; }
+std::string Option::get_description() const { return option_.get_description(); }
+bool Option::empty() const { return option_.empty(); }
+
+App::App(const std::string& description, const std::string& name)
+    : program_(std::make_unique<CLI::App>(description, name)), app_(*program_) {
+  app_.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+App::App(CLI::App& subcommand) : app_(subcommand) {}
+App::~App() = default;
+
+template <class T>
+Option* App::add_option(const std::string& names, T& value, const std::string& help) {
+  return &options_.emplace_back(*app_.add_option(names, value, help));
+}
+template <class T>
+Option* App::add_option_function(const std::string& names, const std::function<void(const T&)>& set,
+                                 const std::string& help) {
+  return &options_.emplace_back(*app_.add_option_function<T>(names, set, help));
 }
 
-void check_sizes(size_t least, size_t most) {
-  if (least > most)
-    fail("-b is " + std::to_string(least) + " and -e is " + std::to_string(most) + ": give sizes with -b at most -e");
+using Text = const std::string&;
+template Option* App::add_option(Text, bool&, Text);
+template Option* App::add_option(Text, int&, Text);
+template Option* App::add_option(Text, int64_t&, Text);
+template Option* App::add_option(Text, uint64_t&, Text);
+template Option* App::add_option(Text, double&, Text);
+template Option* App::add_option(Text, std::string&, Text);
+template Option* App::add_option(Text, std::vector<int>&, Text);
+template Option* App::add_option(Text, std::vector<uint64_t>&, Text);
+template Option* App::add_option(Text, std::vector<double>&, Text);
+template Option* App::add_option(Text, std::vector<std::string>&, Text);
+template Option* App::add_option_function(Text, const std::function<void(const int&)>&, Text);
+template Option* App::add_option_function(Text, const std::function<void(const std::string&)>&, Text);
+
+Option* App::add_flag(const std::string& names, bool& value, const std::string& help) {
+  return &options_.emplace_back(*app_.add_flag(names, value, help));
+}
+void App::set_version_flag(const std::string& name, const std::function<std::string()>& text) {
+  app_.set_version_flag(name, text);
+}
+void App::always_capture_default() { app_.option_defaults()->always_capture_default(); }
+Option* App::get_option(const std::string& name) { return &options_.emplace_back(*app_.get_option(name)); }
+void App::remove_option(const std::string& name) { app_.remove_option(app_.get_option(name)); }
+
+App* App::add_subcommand(const std::string& name, const std::string& description) {
+  return &subcommands_.emplace_back(*app_.add_subcommand(name, description));
+}
+void App::require_subcommand() { app_.require_subcommand(1); }
+App* App::find_subcommand(std::string_view name) {
+  for (App& subcommand : subcommands_)
+    if (subcommand.app_.get_name() == name) return &subcommand;
+  return nullptr;
 }
 
-void add_job_options(CLI::App& app, JobOptions& job, Memories memories) {
-  app.add_option("--ranks", job.threads, "ranks as threads of this process")->check(whole_number(1));
-  app.add_option("--procs", job.procs, "fork this many processes (default: as the launcher says, or one)")
-      ->check(whole_number(1, kMostProcs));
-  app.add_option("-T,--timeout", job.timeout_s, "seconds after which a test fails")
-      ->check(whole_number(0, INT32_MAX / 1000));  // the library counts milliseconds
-  app.add_option("--topology", job.topology, "synthetic topology, such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");
-  app.add_flag("--pace", job.pace, "slow links to the topology's figures: results are EMULATED");
-  app.add_flag("--deterministic", job.deterministic, "fixed-order reductions");
-  if (memories == Memories::kNone) return;
-  Named<Memory> named = {{"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}};
-  if (memories == Memories::kAll) named.emplace_back("cuda", Memory::kCuda);
-  const std::string usual = job.memory == Memory::kMalloc ? "malloc; heap" : "heap, which";
-  add_one_of<Memory>(&app, "--mem", job.memory, named, "where buffers live (default: " + usual + " is moecclMemAlloc)");
-}
-
-void parse_or_exit(CLI::App& app, int argc, char** argv) {
-  check_output_at_exit();
-  if (std::get_terminate() != say_out_of_memory) usual = std::set_terminate(say_out_of_memory);
+void App::callback(const std::function<void()>& function) { app_.callback(function); }
+void App::parse(int argc, const char* const* argv, int bad_usage) {
   try {
-    app.parse(argc, argv);
+    app_.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error) == 0 ? 0 : 1);
+    std::exit(app_.exit(error) == 0 ? 0 : bad_usage);
   }
 }
+bool App::parsed() const { return app_.parsed(); }
+size_t App::count(const std::string& name) const { return app_.count(name); }
+
+void refuse_option(const std::string& name, const std::string& sentence) { throw CLI::ValidationError(name, sentence); }
 
 }  // namespace perf

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "perf/common/options.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "perf/common/gpu.h"
+#include "perf/common/shared_options.h"
 
 namespace perf {
 namespace {
@@ -18,7 +17,7 @@ struct Ignored {
   int stream_null = 0, cta_policy = -1, device_implementation = 0, device_ctas = 16;
 };
 
-void add_sizes(CLI::App& app, Options& o) {
+void add_sizes(App& app, Options& o) {
   add_size(app, "-b,--minbytes", o.min_bytes, "smallest size (32M); K, M, G are binary");
   add_size(app, "-e,--maxbytes", o.max_bytes, "largest size (32M)");
   add_size(app, "-i,--stepbytes", o.step_bytes, "added from size to size (1M)");
@@ -26,7 +25,7 @@ void add_sizes(CLI::App& app, Options& o) {
       ->check(whole_number(0));
 }
 
-void add_operation(CLI::App& app, Options& o) {
+void add_operation(App& app, Options& o) {
   app.add_option_function<std::string>(
          "-o,--op", [&o](const std::string& name) { o.ops = parse_red_ops(name); },
          "sum (default)/prod/min/max/avg/mulsum/all")
@@ -46,7 +45,7 @@ void add_operation(CLI::App& app, Options& o) {
       ->check([](const std::string& text) { return text == "all" ? "" : whole_number(-1)(text); });
 }
 
-void add_measurement(CLI::App& app, Options& o) {
+void add_measurement(App& app, Options& o) {
   app.add_option("-n,--iters", o.iters, "timed iterations")->check(whole_number(1))->capture_default_str();
   app.add_option("-w,--warmup_iters", o.warmup_iters, "iterations before timing")
       ->check(whole_number(0))
@@ -61,12 +60,12 @@ void add_measurement(CLI::App& app, Options& o) {
       ->check(whole_number(0))
       ->capture_default_str();
   app.add_option("-z,--blocking", o.blocking, "1: wait and barrier after each operation, 2: wait, 3: barrier untimed")
-      ->check(CLI::Range(0, 3))
+      ->check(range(0, 3))
       ->capture_default_str();
   app.add_option_function<int>(
          "-a,--average", [&o](const int& how) { o.average = static_cast<Average>(how); },
          "time over ranks: 0 rank 0, 1 average (default), 2 min, 3 max")
-      ->check(CLI::Range(0, 3));
+      ->check(range(0, 3));
   app.add_option("-C,--report_cputime,--cputime", o.cpu_time, "report the time that the calls take to return");
   app.add_option("-S,--report_timestamps,--timestamps", o.timestamps, "append the time of day to each line");
   app.add_option("-M,--memory", o.memory_report, "report the communicator's memory");
@@ -74,7 +73,7 @@ void add_measurement(CLI::App& app, Options& o) {
       ->check(whole_number(0))
       ->capture_default_str();
   app.add_option("-R,--local_register", o.local_register, "1: register buffers, 2: buffers from moecclMemAlloc")
-      ->check(CLI::Range(0, 2))
+      ->check(range(0, 2))
       ->capture_default_str();
   app.add_option("-I,--per_iter_timing", o.per_iter_timing, "print min, max, p99 of iterations (slowest rank)");
   app.add_option("-G,--cudagraph", o.cuda_graph,
@@ -84,7 +83,7 @@ void add_measurement(CLI::App& app, Options& o) {
   add_output(app, "-J,--output_file", o.output_file, "write results as JSON (nccl-tests' version 3)");
 }
 
-void add_ours(CLI::App& app, Options& o, bool takes_matrix) {
+void add_ours(App& app, Options& o, bool takes_matrix) {
   app.add_option("--stream", o.on_stream, "1: issue to a stream and wait at the end (default: calls block)");
   app.add_flag("--median", o.report_median, "the time column is the median iteration of the slowest rank");
   app.add_option("--plan", o.plan, "force an algorithm (moecclPlanForce)");
@@ -95,28 +94,30 @@ void add_ours(CLI::App& app, Options& o, bool takes_matrix) {
         ->envname("NCCL_TESTS_ALLTOALLV_MATRIX_FILE");
 }
 
-void add_ranks(CLI::App& app, Options& o) {
+void add_ranks(App& app, Options& o) {
   add_job_options(app, o.job, Memories::kAll);
-  app.get_option("--mem")->description(app.get_option("--mem")->get_description() + "; with -g and a GPU: cuda");
-  app.get_option("--ranks")->description("the same as -t: threads of this process, each with the ranks of -g");
+  Option* const memory = app.get_option("--mem");
+  memory->description(memory->get_description() + "; with -g and a GPU: cuda");
+  Option* const ranks = app.get_option("--ranks");
+  ranks->description("the same as -t: threads of this process, each with the ranks of -g");
   app.add_option("-t,--nthreads", o.job.threads, "threads per process, each with the ranks of -g")
       ->check(whole_number(1))
       ->capture_default_str()
-      ->excludes("--ranks");
+      ->excludes(ranks);
   app.add_option("-g,--ngpus", o.job.per_thread, "ranks per thread, driven as a group")
       ->check(whole_number(1))
       ->capture_default_str();
   app.add_option("-p,--parallel_init", o.job.parallel_init, "threads join their ranks themselves");
 }
 
-void add_ignored(CLI::App& app, Ignored& ignored) {
+void add_ignored(App& app, Ignored& ignored) {
   app.add_option("-y,--stream_null", ignored.stream_null, "no effect: for GPU streams");
   app.add_option("-x,--cta_policy", ignored.cta_policy, "no effect: for GPU kernels");
   app.add_option("-D,--device_implementation", ignored.device_implementation, "no effect: for GPU kernels");
   app.add_option("-V,--device_cta_count", ignored.device_ctas, "no effect: for GPU kernels");
 }
 
-std::vector<std::string> notes_for(const CLI::App& app) {
+std::vector<std::string> notes_for(const App& app) {
   std::vector<std::string> notes;
   for (const char* name : {"--stream_null", "--cta_policy", "--device_implementation", "--device_cta_count"})
     if (app.count(name) > 0) notes.push_back(std::string(name) + " has no effect on the host backend");

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "perf/moe/moe_options.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
 
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
-#include "perf/common/one_of.h"
 #include "perf/common/pattern.h"
 #include "perf/common/routing.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/text.h"
 #include "perf/moe/oracle.h"
 
@@ -43,14 +41,14 @@ const Model* find_model(const std::string& name) {
   return nullptr;
 }
 
-void add_shape(CLI::App& app, MoeOptions& o) {
+void add_shape(App& app, MoeOptions& o) {
   app.add_option("--model", o.model, "shape of " + model_names())->check([](const std::string& name) {
     return find_model(name) == nullptr ? "unknown model " + name + "; known: " + model_names() : "";
   });
   app.add_option("--tokens", o.tokens, "tokens per rank (512; with a trace: at most)")->check(whole_number(0));
   app.add_option("--hidden", o.hidden, "elements of a row")->check(whole_number(1))->capture_default_str();
-  app.add_option("--topk", o.top_k, "experts per token")->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--experts", o.n_experts, "routed experts")->check(CLI::Range(1, 65535))->capture_default_str();
+  app.add_option("--topk", o.top_k, "experts per token")->check(range(1, 64))->capture_default_str();
+  app.add_option("--experts", o.n_experts, "routed experts")->check(range(1, 65535))->capture_default_str();
   app.add_option_function<std::string>(
          "--dtype", [&o](const std::string& name) { o.type = parse_data_types(name)[0]; }, "element type (bf16)")
       ->check([](const std::string& name) {
@@ -66,7 +64,7 @@ void add_shape(CLI::App& app, MoeOptions& o) {
   app.add_option("--capacity", o.capacity, "most tokens from one rank to one expert; 0: no limit");
 }
 
-void add_run(CLI::App& app, MoeOptions& o) {
+void add_run(App& app, MoeOptions& o) {
   app.add_option("--routing", o.routing, "uniform, zipf[:exponent] or trace:PATH (perf/TRACE.md)")
       ->capture_default_str();
   app.add_option("--trace-layer", o.trace_layer, "layer of the trace");

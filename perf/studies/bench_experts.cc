@@ -5,7 +5,6 @@
 //   perf/bench_experts --ranks 16 --experts 16 --slots 4 -b 16K -e 4M
 #include <sched.h>
 
-#include <CLI/CLI.hpp>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -14,8 +13,8 @@
 #include <vector>
 
 #include "kernels/table.h"
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/stats.h"
 #include "perf/moe/placements.h"
 #include "src/driver/memory.h"

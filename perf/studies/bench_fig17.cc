@@ -4,7 +4,7 @@
 //   bench_fig17 docs/hybridep_fig17.svg
 #include <cstdio>
 
-#include "perf/common/cli.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/svg.h"
 #include "perf/common/text.h"
 #include "src/solve/domains.h"

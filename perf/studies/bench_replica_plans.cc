@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
+#include "perf/common/shared_options.h"
 #include "src/algo/experts/gradient_reduce.h"
 #include "src/algo/replica_move.h"
 #include "src/solve/replicate.h"

@@ -16,9 +16,9 @@
 #include <numeric>
 #include <vector>
 
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "perf/common/routing.h"
+#include "perf/common/shared_options.h"
 #include "perf/solve/algorithm_1.h"
 #include "perf/solve/netmoe.h"
 #include "src/base/random.h"

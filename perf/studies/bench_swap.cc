@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <numeric>
 
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
+#include "perf/common/shared_options.h"
 #include "src/routing/hiermoe_model.h"
 #include "src/solve/swap.h"
 #include "topology/synthetic.h"
@@ -252,7 +252,7 @@ int main(int argc, char** argv) {
   perf::App app("expert swap by HierMoE's Eq. 1-6, on tokens that the solver has not seen");
   app.add_option("--models", models, "random routings for which the solver's price is compared")->capture_default_str();
   app.add_option("--stride", stride, "takes every so many of the 50 routings")
-      ->check(CLI::Range(1, 50))
+      ->check(perf::range(1, 50))
       ->capture_default_str();
   app.add_option("--iterations", policy.iterations, "steps whose tokens the solver sees")
       ->check(perf::positive())

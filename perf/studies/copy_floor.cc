@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
+#include "perf/common/shared_options.h"
 
 namespace perf {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <vector>
 
-#include "perf/common/cli.h"
 #include "perf/common/routing.h"
+#include "perf/common/shared_options.h"
 
 namespace {
 

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/stats.h"
 
 // Compiles the program's own arithmetic for the processor that it runs on.
@@ -251,7 +251,7 @@ void tell(const std::string& part, const Options& o, size_t mib, double paper, c
 int fused_main(int argc, char** argv) {
   Options o;
   App app("The codec behind and fused with the program's work (HybridEP, Fig. 15); JSON lines", "fused_perf");
-  app.add_option("--what", o.what, "encode, decode or both")->check(CLI::IsMember({"encode", "decode", "both"}));
+  app.add_option("--what", o.what, "encode, decode or both")->check(is_member({"encode", "decode", "both"}));
   app.add_option("-x,--expert", o.expert_mib, "experts (MiB, fp32)")->delimiter(',')->check(positive());
   app.add_option("-e,--experts", o.experts, "experts of the layer")->check(positive())->capture_default_str();
   app.add_option("-t,--tokens", o.tokens, "tokens of an expert; a multiple of 4")->capture_default_str();

@@ -10,9 +10,9 @@
 #include <cstdio>
 #include <numeric>
 
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "perf/common/pattern.h"
+#include "perf/common/shared_options.h"
 
 namespace {
 

@@ -21,9 +21,9 @@
 #include <thread>
 #include <vector>
 
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "perf/common/progress.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/text.h"
 
 namespace perf {
@@ -166,7 +166,7 @@ int main(int argc, char** argv) {
   std::vector<int> sizes = {8, 64, 128, 256, 512};
   std::string output;
   perf::App app("Makes communicators of many processes on this host; prints their time and memory", "init_perf");
-  app.add_option("--ranks", sizes, "comma list of sizes")->delimiter(',')->check(CLI::Range(2, perf::kMostRanks));
+  app.add_option("--ranks", sizes, "comma list of sizes")->delimiter(',')->check(perf::range(2, perf::kMostRanks));
   perf::add_output(app, "-J,--output_file", output, "write the table as JSON");
   perf::parse_or_exit(app, argc, argv);
   nlohmann::json all = nlohmann::json::array();

@@ -12,9 +12,9 @@
 #include <string>
 #include <thread>
 
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
 #include "perf/common/job.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/team.h"
 
 namespace perf {
@@ -222,7 +222,7 @@ int migration_main(int argc, char** argv) {
   o.job.threads = 0;
   App app("What migration leaves to the caller, and how full a long line is; JSON lines", "migration_perf");
   app.add_option("--what", o.what, "wait or line; line wants MOECCL_STAGING_BYTES=256M")
-      ->check(CLI::IsMember({"wait", "line"}))
+      ->check(is_member({"wait", "line"}))
       ->capture_default_str();
   add_size(app, "-x,--expert", o.expert_bytes, "wait: one expert (bytes)");
   app.add_option("-e,--experts", o.experts, "wait: experts that a rank decodes")->check(positive());

@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "perf/common/buffer.h"
-#include "perf/common/cli.h"
 #include "perf/common/fail.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/team.h"
 #include "perf/common/text.h"
 
@@ -36,13 +36,13 @@ PriorityOptions parse(int argc, char** argv) {
   add_size(app, "--reduce", o.reduce_bytes, "bytes of the AllReduce (64M)");
   add_size(app, "--row", o.row_bytes, "bytes of a token (2K)");
   app.add_option("--tokens", o.tokens, "tokens of a rank")->check(positive())->capture_default_str();
-  app.add_option("--topk", o.top_k, "experts of a token")->check(CLI::Range(1, 8))->capture_default_str();
-  app.add_option("--experts", o.experts, "experts")->check(CLI::Range(8, 1024))->capture_default_str();
+  app.add_option("--topk", o.top_k, "experts of a token")->check(range(1, 8))->capture_default_str();
+  app.add_option("--experts", o.experts, "experts")->check(range(8, 1024))->capture_default_str();
   app.add_option("-n,--iters", o.iters, "timed dispatches of each kind")->check(positive());
   add_output(app, "-J,--json", o.json, "write results to this file");
   app.add_flag("--real", o.real, "the links that are there, of a launcher's ranks; nothing is paced");
   add_job_options(app, o.job, Memories::kOfHost);
-  app.remove_option(app.get_option("--pace"));  // always on, but with --real
+  app.remove_option("--pace");  // always on, but with --real
   parse_or_exit(app, argc, argv);
   if (o.real) return o;
   if (o.job.topology.empty()) o.job.topology = "node:2(bw=40MB/s) gpu:4(bw=1GB/s)";

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command line and the output of the comparisons.
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "perf/common/cli.h"
-#include "perf/common/one_of.h"
+#include "perf/common/shared_options.h"
 #include "perf/common/text.h"
 #include "perf/versus/versus.h"
 
@@ -76,7 +74,7 @@ VersusOptions parse_versus_options(int argc, char** argv, const char* program, b
   add_size(app, "-b,--minbytes", o.min_bytes, "smallest nccl-tests size (8)");
   add_size(app, "-e,--maxbytes", o.max_bytes, "largest size (64M)");
   app.add_option("-f,--stepfactor", o.step_factor, "from size to size")
-      ->check(CLI::Range(2, 1 << 20))
+      ->check(range(2, 1 << 20))
       ->capture_default_str();
   app.add_option("--ops", ops, "comma list of " + op_names())->delimiter(',')->check([](const std::string& name) {
     const bool known = std::any_of(std::begin(kAll), std::end(kAll), [&](VersusOp op) { return name == op_name(op); });

@@ -103,7 +103,9 @@ void Block::deadlock() const {
 // On a GPU, both would count as one barrier, and threads would continue before the others have written their data.
 void Block::check_place(const std::source_location& at) {
   if (all.arrived == 0) all.place = at;
-  if (all.place.line() == at.line() && std::strcmp(all.place.file_name(), at.file_name()) == 0) return;
+  if (all.place.line() == at.line() &&
+      (all.place.file_name() == at.file_name() || std::strcmp(all.place.file_name(), at.file_name()) == 0))
+    return;
   std::fprintf(stderr, "emulated kernel %s: threads of a block stand at different barriers: %s:%u and %s:%u\n",
                kernel->name, all.place.file_name(), all.place.line(), at.file_name(), at.line());
   std::abort();
