@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 
 #include "moeccl/types.h"
 
@@ -65,8 +66,12 @@ struct CodecError {
   double max_dropped = 0;  // the largest residual that was dropped
   double relative = 0;     // |expert - decoded| / |expert|, in the Euclidean norm
 };
-// Returns CodecError::relative from the sums of squares; NaN if one of them is, so that bad weights do not look exact.
-inline double relative_loss(double lost, double whole) { return whole == 0 ? 0 : std::sqrt(lost / whole); }
+// Returns CodecError::relative from the sums of squares; NaN if one of them is or if their
+// squares overflow, so that bad weights do not look exact.
+inline double relative_loss(double lost, double whole) {
+  if (std::isinf(whole)) return std::numeric_limits<double>::quiet_NaN();
+  return whole == 0 && lost == 0 ? 0 : std::sqrt(lost / whole);
+}
 // encoded: [codec_bytes()]. The call uses about a megabyte of scratch.
 CodecError codec_encode(const CodecTable& table, const CodecShape& shape, const void* expert, const void* shared,
                         void* encoded);

@@ -70,6 +70,7 @@ struct NetworkOptions {
   bootstrap::Key key = {};        // peers prove that they hold it
   int64_t timeout_ms = 0;         // of the communicator's operations
   uint64_t memory_bytes = 0;      // of the staging that peers put to
+  bool wants_arrivals = false;    // LocalMemory::arrivals may be set
   // Ends connecting before its deadline: the descriptor once the group can no longer come about, so that no rank waits
   // for ranks that will not come, and `cancelled` once this rank gives up.
   driver::Watch watch;

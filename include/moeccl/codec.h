@@ -30,21 +30,23 @@ typedef struct {
 /* What encoding lost from one expert. */
 typedef struct {
   double max_dropped; /* the magnitude of the largest residual that was dropped */
-  double relative;    /* |expert - decoded| / |expert| in the Euclidean norm */
+  double relative;    /* |expert - decoded| / |expert| in the Euclidean norm, from squares in fp32: NaN where they
+                         overflow (elements from 1e19 on); infinity where only the expert is 0 */
 } moecclCodecError_t;
 
 /* Gets the size of an encoded expert: a header of 32 bytes and, for each block of n elements (65536, the last one
  * fewer), floor(n * e / (ratio * (e + 2))) values of e bytes, but at least one, and as many indices of 2 bytes, where e
- * is the type's size. The shape determines the size, not the data. */
+ * is the type's size. With ratio 1 it is the header and the expert itself. The shape determines the size, not the data.
+ */
 MOECCL_API moecclResult_t moecclCodecBytes(const moecclCodec_t* codec, size_t* bytes);
 /* Writes encoded[bytes], with bytes at least moecclCodecBytes(): the largest elements of expert[count] - shared[count]
  * in each block (on a tie, the one with the lower index). The result has the same bytes on every processor. error may
  * be NULL. The call takes about 1 MiB of scratch memory while it runs. */
 MOECCL_API moecclResult_t moecclCodecEncode(const moecclCodec_t* codec, const void* expert, const void* shared,
                                             void* encoded, size_t bytes, moecclCodecError_t* error);
-/* out[count] = shared[count] + the residual in encoded[bytes]; out may not overlap shared. Returns
- * moecclInvalidArgument if `encoded` was not made with this codec (its header or an index is wrong); out is then
- * undefined. */
+/* out[count] = shared[count] + the residual in encoded[bytes]. Returns moecclInvalidArgument if out overlaps shared or
+ * encoded, even in place, or if `encoded` was not made with this codec (its header or an index is wrong); only then is
+ * out undefined. With ratio 1, shared is not read. */
 MOECCL_API moecclResult_t moecclCodecDecode(const moecclCodec_t* codec, const void* encoded, size_t bytes,
                                             const void* shared, void* out);
 
@@ -90,7 +92,8 @@ MOECCL_API moecclResult_t moecclCodecDecodeFused(const moecclCodec_t* codec, con
 /* shared[count] = the mean over all ranks' experts[n_local][count]; n_total is the number of experts on all ranks. The
  * call is collective. With a stream, the sum over this rank's experts is formed before the call returns (on CUDA
  * memory, with at most 64 experts per rank, on the stream), and the AllReduce runs on the stream, in parallel with the
- * backward pass. Sums are formed in fp32 and rounded to `type` between ranks. */
+ * backward pass. Host memory of `shared` is written only then; until then the library holds the sum. Sums are formed in
+ * fp32 and rounded to `type` between ranks. */
 MOECCL_API moecclResult_t moecclSharedExpert(const void* experts, size_t n_local, size_t n_total, void* shared,
                                              size_t count, moecclDataType_t type, moecclComm_t comm,
                                              moecclStream_t stream);

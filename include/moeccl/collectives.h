@@ -25,7 +25,8 @@
  * Arithmetic. Integers wrap, even in a sum from which an average is taken, and integer averages are truncated towards
  * 0. Max and Min of floats return NaN if any rank passes NaN, and either zero for -0 and +0. Floats of 8 and 16 bits
  * are reduced in fp32 and rounded to nearest even where a plan stores a partial result. Overflow gives infinity, except
- * in fp8 e4m3, which has none: there it gives plus or minus 448. */
+ * in fp8 e4m3, which has none: there it gives plus or minus 448. Averages of fp16 and fp8 divide each rank's elements
+ * before they are summed, so they do not overflow where the average is in range; other types divide the sum. */
 #ifndef MOECCL_COLLECTIVES_H_
 #define MOECCL_COLLECTIVES_H_
 

@@ -43,8 +43,8 @@ typedef struct {
   int32_t pace;            /* 1: links are slowed down to the topology's figures (results are EMULATED) */
   const char* topology;    /* "node:2(bw=1GB/s,lat=20us) gpu:4", a file (docs/topology.md) or "auto" */
   size_t staging_bytes;    /* cap on this rank's staging, the library's memory into which other ranks write; default
-                              MOECCL_STAGING_BYTES or 16 MiB. Messages of Send/Recv take 2 MiB more;
-                              moecclCommMemoryUsage() counts all of it */
+                              MOECCL_STAGING_BYTES, or 1 MiB for each host and at least 16 MiB. Messages of Send/Recv
+                              take 2 MiB more; moecclCommMemoryUsage() counts all of it */
   const char* name;        /* shown in errors and the flight recorder; the first 31 bytes are kept */
   int32_t priority;        /* of this communicator's traffic: a moecclPriority_t or another number up to 8 */
   int32_t cuda_sms;        /* most multiprocessors that this rank's kernels use at a time; default MOECCL_CUDA_SMS or
@@ -148,7 +148,7 @@ MOECCL_API moecclResult_t moecclStreamDestroy(moecclStream_t stream);
  * and returns the first refusal; otherwise it returns the first failure of the calls without a stream. Until GroupEnd,
  * a communicator, stream or placement that the group holds calls on cannot be destroyed: the attempt returns
  * moecclInvalidUsage, destroys nothing and leaves the group as it is. A communicator may be aborted; GroupEnd then
- * returns moecclAborted. */
+ * returns moecclAborted, also while it waits for a busy stream. */
 MOECCL_API moecclResult_t moecclGroupStart(void);
 MOECCL_API moecclResult_t moecclGroupEnd(void);
 /* Abandons all open groups of the thread; none of the calls that they hold is issued. The end of the thread does the

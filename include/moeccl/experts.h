@@ -38,10 +38,11 @@ typedef struct {
 
 /* recv[slots][count]: for each slot, the reduction of send[slots][count] over all replicas of the slot's expert on all
  * ranks. The operator is moecclSum, or moecclAvg, which divides by the number of replicas (Section 4.1). Replicas on
- * one rank are summed before anything is sent. All replicas of an expert get bit-identical results, and the same ones
- * in every run; partial sums of ranks are rounded to `type`. Empty slots of recv are not written. In place: send ==
- * recv. An expert may have any number of replicas. A kernel on CUDA memory sums 64 tensors at a time and rounds the
- * partial sum to `type` before the next 64. */
+ * one rank are summed before anything is sent. All replicas of an expert get bit-identical results. On a
+ * deterministic communicator these are the same in every run, whatever is forced and wherever the buffers are; others
+ * choose among plans that add in different orders. Partial sums of ranks are rounded to `type`. Empty slots of recv are
+ * not written. In place: send == recv. An expert may have any number of replicas. A kernel on CUDA memory sums 64
+ * tensors at a time and rounds the partial sum to `type` before the next 64. */
 MOECCL_API moecclResult_t moecclExpertAllReduce(const void* send, void* recv, size_t count, moecclDataType_t type,
                                                 moecclRedOp_t op, const moecclPlacement_t* placement, moecclComm_t comm,
                                                 moecclStream_t stream);
@@ -63,8 +64,8 @@ MOECCL_API moecclResult_t moecclCollectGradients(const void* slots, void* shards
  * replicas need the sums too. If the topology has nodes and two ranks of one node hold an expert, the node's ranks form
  * their sum first and the expert leaves the node once ("nodes"); otherwise each rank sends to the owners of the shards
  * ("direct"). If one does not fit the staging, the other runs. moecclPlanForce(comm, moecclOpReduceGradients, ...)
- * chooses between them. Partial sums of ranks and nodes are rounded to `type`; the result is the same in every run.
- * Every expert must have a slot. Out of place only. */
+ * chooses between them, except on a deterministic communicator. Partial sums of ranks and nodes are rounded to `type`;
+ * the result is the same in every run. Every expert must have a slot. Out of place only. */
 MOECCL_API moecclResult_t moecclReduceGradients(const void* slots, void* shards, size_t count, moecclDataType_t type,
                                                 moecclRedOp_t op, const moecclPlacement_t* placement, moecclComm_t comm,
                                                 moecclStream_t stream);

@@ -11,6 +11,9 @@
  * In the shapes below, T is the number of tokens on this rank, k = top_k, a row has hidden_bytes bytes, and R is the
  * number of rows in the layer's layout (moecclRoutingGetInfo). The order of rows never depends on the plan: Rows are
  * sorted by (source rank, token index), ExpertMajor by local expert and then by (source rank, token index).
+ *
+ * A buffer that a call writes must not overlap another buffer of the call, because rows arrive while others are still
+ * to be sent: a call with such buffers returns moecclInvalidArgument.
  */
 #ifndef MOECCL_MOE_H_
 #define MOECCL_MOE_H_
@@ -53,7 +56,8 @@ typedef struct {
   size_t scaled_row_bytes; /* bytes of such a row without its scales (fp8 rows of a bf16 layer have half of
                               hidden_bytes); 0: hidden_bytes */
   size_t staging_bytes;    /* for moecclMoeCheck and -QuerySize: as in the future communicator's moecclConfig_t; 0:
-                              MOECCL_STAGING_BYTES or its default. For moecclMoeCreate: 0 or the communicator's value */
+                              MOECCL_STAGING_BYTES or its default, where the topology's outermost groups count as hosts.
+                              For moecclMoeCreate: 0 or the communicator's value */
   int32_t deterministic;   /* for moecclMoeCheck and -QuerySize: 1 if the communicator will have deterministic sums. For
                               moecclMoeCreate: 0, or 1 with such a communicator */
   int32_t trials;          /* 0: updates may try plans with similar prices, and measured times correct the prices

@@ -92,7 +92,8 @@ MOECCL_API moecclResult_t moecclReplaceRows(moecclReplacement_t replacement, siz
 MOECCL_API moecclResult_t moecclReplaceResidual(moecclReplacement_t replacement, const void* x, const void* dispatched,
                                                 void* in);
 /* out[T, row] for the tokens of the samples that are now on this rank: moecclCombine's sums, with the residual if
- * configured. The input is in[n_rows, row]. The call waits for the solver and is collective. */
+ * configured. The input is in[n_rows, row], which must not overlap out. The call waits for the solver and is
+ * collective. */
 MOECCL_API moecclResult_t moecclReplaceCombine(moecclReplacement_t replacement, const void* in, void* out,
                                                moecclStream_t stream);
 /* The counterpart of moecclCombineBackward: grad_out[T, row] is for the tokens that are now on this rank, grad_in has

@@ -180,7 +180,8 @@ MOECCL_API moecclResult_t moecclReplicaCounts(const double* popularity, int32_t 
  * equals, the expert with the most tokens per replica gets the next replica. */
 MOECCL_API moecclResult_t moecclReplicaCountsFewestDrops(const double* popularity, int32_t n_experts, int32_t n_slots,
                                                          double capacity_factor, int32_t* counts);
-/* Sets *dropped to the number of tokens above the capacity of their expert's replicas. */
+/* Sets *dropped to the number of tokens above the capacity of their expert's replicas. counts[n_experts] are as above.
+ */
 MOECCL_API moecclResult_t moecclReplicaDrops(const double* popularity, const int32_t* counts, int32_t n_experts,
                                              int32_t n_slots, double capacity_factor, double* dropped);
 

@@ -12,16 +12,17 @@
  *   another.
  * Layers. After Attach, the numbers in topk_index mean experts, wherever these are now. local_experts in
  *   moecclRoutingInfo_t says which expert is in each of this rank's slots, so it need not be ascending. Everything else
- *   that is ordered by local expert, such as rows, is ordered by slot. A routing from before a change of places must be
- *   updated before it is used again (moecclInvalidUsage). The host reads choices in CUDA memory.
- *   moecclRoutingUpdateOnStream, re-placing combine and layers with expert domains are moecclUnsupported.
+ *   that is ordered by local expert, such as rows, is ordered by slot. A routing from before Attach, or from before a
+ *   change of places, must be updated before it is used again (moecclInvalidUsage). The host reads choices in CUDA
+ * memory. moecclRoutingUpdateOnStream, re-placing combine and layers with expert domains are moecclUnsupported.
  * Decisions. One AllReduce joins the counts and the times of steps and swaps. Every rank solves the same problem, and
  *   rank 0's answer counts, because hosts may round differently. The solver minimizes Eq. 8 for the algorithm that the
  *   layer's last update ran, so it follows "auto". A pair changes places if its predicted share of the measured time of
  *   the layer's operations, over `horizon` steps, exceeds the time that a swap of the layer took on the slowest rank,
  *   from the start of its transfer to its end.
  * Sums. Rows stay sorted by (source rank, token), so gradients of weights do not depend on where an expert is. A
- *   token's combine adds in the order of slots: with top_k 1 and 2 the bits never change, with more the last one may.
+ *   token's combine adds in the order of slots. The bits never change with top_k 1, nor with top_k 2 and rows of fp32
+ * or fp64. Otherwise the last one may: two experts of a token on one rank are added before they are rounded to 16 bits.
  * Sharded optimizers. A tensor may have a different number of bytes per slot on each rank, and 0 on a rank that keeps
  *   none of it. Experts then change places only between ranks whose tensors have equal sizes. Data that is kept by
  *   expert number and not by slot (moecclCollectGradients' shards) stays where it is and is not passed.
@@ -84,14 +85,15 @@ typedef struct {
 /* This call is collective, as moecclCommSplit is: all ranks pass the same config; a difference is moecclMismatch. */
 MOECCL_API moecclResult_t moecclExpertSwapCreate(moecclExpertSwap_t* swap, moecclComm_t comm,
                                                  const moecclExpertSwapConfig_t* config);
-/* Waits for a transfer that has begun and changes no places. Layers keep their map, and may be destroyed before or
- * after. This call is not collective. */
+/* Waits for a transfer that has begun and changes no places. Layers keep their map, so they cannot be attached again,
+ * and may be destroyed before or after. This call is not collective. */
 MOECCL_API moecclResult_t moecclExpertSwapDestroy(moecclExpertSwap_t swap);
 
 /* Attaches a layer with its tensors[n_tensors], at most 64. slot_of[n_experts] has the slot of each expert, as a
  * checkpoint stores it; NULL means that expert e is in slot e. *layer (may be NULL) gets the layer's number in this
- * object, from 0. Not allowed between Begin and Finish. Returns moecclInvalidUsage for a layer that is attached already
- * and moecclUnsupported for one with fewer experts than ranks or more than 8192. */
+ * object, from 0. Not allowed between Begin and Finish. Returns moecclInvalidUsage for a layer that was attached
+ * before, also to an object that was destroyed, and moecclUnsupported for one with fewer experts than ranks or more
+ * than 8192. */
 MOECCL_API moecclResult_t moecclExpertSwapAttach(moecclExpertSwap_t swap, moecclMoe_t moe,
                                                  const moecclSwapTensor_t* tensors, int32_t n_tensors,
                                                  const int32_t* slot_of, int32_t* layer);

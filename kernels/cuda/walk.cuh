@@ -133,6 +133,13 @@ MOECCL_DEVICE WalkPart walk_part(const WalkArgs& a, const WalkRef& ref, uint64_t
   const uint64_t first = size * ref.part < length ? size * ref.part : length;
   return {begin, first, length - first < size ? length - first : size};
 }
+// The same as plan::slot_base().
+MOECCL_DEVICE uint64_t walk_slot(const WalkArgs& a, const WalkRef& ref, uint32_t chunk) {
+  const uint64_t whole = a.n_slots * a.slot_elements;
+  const uint64_t rotation = chunk % a.depth * (whole + a.n_part_slots * a.part_slot_elements);
+  return rotation +
+         (ref.index < a.n_slots ? ref.index * a.slot_elements : whole + (ref.index - a.n_slots) * a.part_slot_elements);
+}
 // The same as plan::resolve(), on the device.
 MOECCL_DEVICE WalkSpan walk_resolve(const WalkArgs& a, const WalkState& w, const WalkRef& ref, uint32_t chunk) {
   const WalkPart part = walk_part(a, ref, a.count, chunk);
@@ -140,7 +147,7 @@ MOECCL_DEVICE WalkSpan walk_resolve(const WalkArgs& a, const WalkState& w, const
   uint64_t offset = part.first;
   if (ref.buffer == static_cast<uint8_t>(WalkBuffer::kStaging)) {
     base = a.peers[ref.rank].staging + (w.seq & 1) * a.half_bytes;
-    offset += (static_cast<uint64_t>(chunk % a.depth) * a.n_slots + ref.index) * a.slot_elements;
+    offset = walk_slot(a, ref, chunk) + (ref.index < a.n_slots ? part.first : 0);
   } else {
     const bool input = ref.buffer == static_cast<uint8_t>(WalkBuffer::kInput);
     offset += a.count * ref.index + part.begin;

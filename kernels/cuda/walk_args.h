@@ -154,8 +154,8 @@ struct WalkArgs {
   uint64_t signature, count, plan;  // as exec::pack() returns them; all ranks must agree on these
   const void* input;
   void* output;
-  uint64_t chunk, slot_elements, half_bytes, timeout_ns;
-  uint32_t n_chunks, depth, n_slots, element_bytes;
+  uint64_t chunk, slot_elements, part_slot_elements, half_bytes, timeout_ns;
+  uint32_t n_chunks, depth, n_slots, n_part_slots, element_bytes;
   uint32_t op, divisor, scaled;
   ScalarBits scale, unit;
   const void* scale_at;  // one element in device memory that replaces `scale`; null: use `scale`

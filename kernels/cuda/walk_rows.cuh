@@ -74,15 +74,16 @@ MOECCL_DEVICE Team walk_team(const WalkState& w) {
           static_cast<size_t>(w.n_blocks) * block_threads()};
 }
 
-// Returns row 0 of a buffer or slot, or of its scales (plane 1), which follow the rows of a slot.
+// Returns row 0 of a buffer or slot, or of its scales (plane 1). In staging, these follow the rows of all slots.
 MOECCL_DEVICE uint8_t* walk_row_base(const WalkRowsArgs& a, const WalkState& w, const WalkRef& ref, uint32_t chunk,
                                      uint32_t plane) {
   const WalkArgs& k = a.walk;
   if (ref.buffer == static_cast<uint8_t>(WalkBuffer::kStaging)) {
     const uint64_t slot = static_cast<uint64_t>(chunk % k.depth) * k.n_slots + ref.index;
-    const uint64_t scales_at = plane == 0 ? 0 : k.slot_elements * (k.element_bytes - a.scale_bytes);
-    return k.peers[ref.rank].staging + (w.seq & 1) * k.half_bytes + slot * k.slot_elements * k.element_bytes +
-           scales_at;
+    const uint64_t row_bytes = k.element_bytes - a.scale_bytes;
+    const uint64_t at =
+        plane == 0 ? slot * row_bytes : static_cast<uint64_t>(k.depth) * k.n_slots * row_bytes + slot * a.scale_bytes;
+    return k.peers[ref.rank].staging + (w.seq & 1) * k.half_bytes + at * k.slot_elements;
   }
   const bool input = ref.buffer == static_cast<uint8_t>(WalkBuffer::kInput);
   const void* base = plane == 0 ? (input ? k.input : k.output) : (input ? a.input_scales : a.output_scales);

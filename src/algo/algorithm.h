@@ -19,6 +19,7 @@ class ProgramBuilder;
 struct Layout {
   uint32_t n_slots = 0;
   uint32_t depth = 1;
+  uint32_t n_part_slots = 0, slot_parts = 1;  // as in Program
 };
 
 // What an algorithm on several ranks needs, as bits.

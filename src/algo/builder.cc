@@ -16,13 +16,21 @@ uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / u
 
 // Returns the largest slot that the staging allows, in bytes.
 uint64_t slot_cap(const Shape& shape, Layout layout) {
-  const uint64_t slots = std::max<uint64_t>(1, static_cast<uint64_t>(layout.n_slots) * layout.depth);
-  return shape.staging_bytes / slots / kLine * kLine;
+  // In units of 1 / parts of a slot. If a slot has n lines, a part has at most (n + parts - 1) / parts.
+  const uint64_t parts = layout.slot_parts, part_slots = uint64_t{layout.depth} * layout.n_part_slots;
+  const uint64_t shares = uint64_t{layout.depth} * layout.n_slots * parts + part_slots;
+  const uint64_t all = shape.staging_bytes * parts, rounding = part_slots * (parts - 1) * kLine;
+  return all < rounding ? 0 : (all - rounding) / std::max<uint64_t>(1, shares) / kLine * kLine;
+}
+
+uint64_t staging_of(Layout layout, uint64_t slot_bytes) {
+  const uint64_t part = round_up((slot_bytes + layout.slot_parts - 1) / layout.slot_parts, kLine);
+  return layout.depth * (layout.n_slots * slot_bytes + layout.n_part_slots * part);
 }
 
 Status does_not_fit(const Shape& shape, Layout layout, uint64_t slot_bytes) {
   return error(moecclUnsupported, "needs {} bytes of staging for {} ranks, the cap is {}: raise the cap",
-               slot_bytes * layout.n_slots * layout.depth, shape.n_ranks, shape.staging_bytes);
+               staging_of(layout, slot_bytes), shape.n_ranks, shape.staging_bytes);
 }
 
 }  // namespace
@@ -57,8 +65,9 @@ Chunking whole(const Shape& shape) {
 // Refs hold a slot's number in 16 bits.
 Status slots_have_numbers(Layout layout) {
   constexpr uint32_t kMostSlots = 1 << 16;
-  if (layout.n_slots <= kMostSlots) return {};
-  return error(moecclUnsupported, "needs {} slots of staging: at most {} have a number", layout.n_slots, kMostSlots);
+  const uint64_t n_slots = uint64_t{layout.n_slots} + layout.n_part_slots;
+  if (n_slots <= kMostSlots) return {};
+  return error(moecclUnsupported, "needs {} slots of staging: at most {} have a number", n_slots, kMostSlots);
 }
 
 Status chunks_fit(const Shape& shape, Layout layout) {

@@ -54,6 +54,8 @@ class ProgramBuilder {
     program_.rank = rank;
     program_.n_slots = layout.n_slots;
     program_.depth = layout.depth;
+    program_.n_part_slots = layout.n_part_slots;
+    program_.slot_parts = layout.slot_parts;
     lane(LaneKind::kMain);
   }
 
@@ -62,6 +64,8 @@ class ProgramBuilder {
     program_.lanes.push_back({kind, {}});
   }
   void when(When when) { when_ = when; }
+  // From slot `first` on, blocks take `width` slots each.
+  void wide_slots(uint32_t first, uint32_t width) { program_.slot_runs.push_back({first, width}); }
 
   void put(Ref dst, Ref src) { move(StepKind::kPut, dst, src); }
   void copy(Ref dst, Ref src) { move(StepKind::kCopy, dst, src); }

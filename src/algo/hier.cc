@@ -54,9 +54,15 @@ class AllReduceWriter {
   }
   uint32_t rail(uint32_t distance) const { return (node_ + distance) % nodes_.n_nodes(); }
   uint32_t owner(uint32_t node) const { return nodes_.members(node)[row_]; }
-  // Slots: inputs of the node's members; sums of the other nodes; results.
-  uint32_t rail_slot(uint32_t node) const { return nodes_.largest() + node; }
-  uint32_t result_slot() const { return nodes_.largest() + nodes_.n_nodes(); }
+  // The results have a whole slot. A part of an owner's row has a slot for the input of each member of the node and, at
+  // the owner that finishes it, for the sum of each node.
+  static constexpr uint32_t kResults = 0;
+  Ref member_part(uint32_t at, uint32_t member, uint32_t row, uint32_t node) const {
+    return part_of(slot(at, 1 + member * nodes_.n_nodes() + node), row, node);
+  }
+  Ref rail_part(uint32_t at, uint32_t from_node, uint32_t row, uint32_t node) const {
+    return part_of(slot(at, 1 + nodes_.largest() * nodes_.n_nodes() + from_node), row, node);
+  }
 
   void send_to_owners() {
     b_.lane(LaneKind::kIntra);
@@ -64,14 +70,13 @@ class AllReduceWriter {
     for (const uint32_t p : nodes_.local_peers(rank_)) {
       const uint32_t row = nodes_.index_of(p);
       if (row >= n_owners_) continue;
-      for (uint32_t g = 0; g < nodes_.n_nodes(); ++g)
-        b_.put(part_of(slot(p, row_), row, g), part_of(in(rank_), row, g));
+      for (uint32_t g = 0; g < nodes_.n_nodes(); ++g) b_.put(member_part(p, row_, row, g), part_of(in(rank_), row, g));
       b_.signal(p, kSum);
     }
     if (row_ < n_owners_) b_.signal(rank_, kSum);
   }
 
-  // Sums this rank's row over the node, into slot `row_`.
+  // Sums this rank's row over the node, into its own slots.
   void sum_node() {
     b_.lane(LaneKind::kMain);
     b_.wait(rank_, kSum);
@@ -80,11 +85,11 @@ class AllReduceWriter {
       const uint32_t g = rail(i);
       std::vector<Ref> srcs;
       for (const uint32_t p : nodes_.members(node_))
-        srcs.push_back(part_of(p == rank_ ? in(rank_) : slot(rank_, nodes_.index_of(p)), row_, g));
-      const Ref sum = part_of(slot(rank_, row_), row_, g);
+        srcs.push_back(p == rank_ ? part_of(in(rank_), row_, g) : member_part(rank_, nodes_.index_of(p), row_, g));
+      const Ref sum = member_part(rank_, row_, row_, g);
       partial_sum(b_, sum, srcs);
       if (g == node_) continue;
-      b_.put(part_of(slot(owner(g), rail_slot(node_)), row_, g), sum);
+      b_.put(rail_part(owner(g), node_, row_, g), sum);
       b_.signal(owner(g), kSum);
     }
     b_.signal(rank_, kPartial);
@@ -98,12 +103,12 @@ class AllReduceWriter {
     std::vector<Ref> srcs;
     for (uint32_t g = 0; g < nodes_.n_nodes(); ++g) {
       if (g != node_) b_.wait(owner(g), kSum);
-      srcs.push_back(part_of(slot(rank_, g == node_ ? row_ : rail_slot(g)), row_, node_));
+      srcs.push_back(g == node_ ? member_part(rank_, row_, row_, g) : rail_part(rank_, g, row_, node_));
     }
     const Ref result = part_of(out(rank_), row_, node_);
     b_.reduce(result, srcs, true, true);
     for (uint32_t i = 1; i < nodes_.n_nodes(); ++i) {
-      b_.put(part_of(slot(owner(rail(i)), result_slot()), row_, node_), result);
+      b_.put(part_of(slot(owner(rail(i)), kResults), row_, node_), result);
       b_.signal(owner(rail(i)), kResult);
     }
     spread(result, node_);
@@ -111,7 +116,7 @@ class AllReduceWriter {
       const uint32_t g = rail(nodes_.n_nodes() - i);
       const Ref taken = part_of(out(rank_), row_, g);
       b_.wait(owner(g), kResult);
-      b_.copy(taken, part_of(slot(rank_, result_slot()), row_, g));
+      b_.copy(taken, part_of(slot(rank_, kResults), row_, g));
       spread(taken, g);
     }
     b_.signal(rank_, kResult);
@@ -119,7 +124,7 @@ class AllReduceWriter {
 
   void spread(Ref result, uint32_t g) {
     for (const uint32_t p : nodes_.local_peers(rank_)) {
-      b_.put(part_of(slot(p, result_slot()), row_, g), result);
+      b_.put(part_of(slot(p, kResults), row_, g), result);
       b_.signal(p, kResult);
     }
   }
@@ -132,7 +137,7 @@ class AllReduceWriter {
         if (row >= n_owners_) continue;
         const uint32_t g = rail(nodes_.n_nodes() - i);  // in the order in which owners spread them
         b_.wait(p, kResult);
-        b_.copy(part_of(out(rank_), row, g), part_of(slot(rank_, result_slot()), row, g));
+        b_.copy(part_of(out(rank_), row, g), part_of(slot(rank_, kResults), row, g));
       }
     }
     if (row_ < n_owners_) b_.wait(rank_, kResult);
@@ -239,7 +244,12 @@ void reduce_scatter(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint
 
 Layout all_reduce_slots(const Shape&, const LevelTree& tree) {
   const Nodes nodes(tree);
-  return {nodes.largest() + nodes.n_nodes() + 1, tuning::kOverlap};
+  const uint32_t n_nodes = nodes.n_nodes();
+  return {1, tuning::kOverlap, (nodes.largest() + 1) * n_nodes, nodes.smallest() * n_nodes};
+}
+// Each part takes steps of its own, so a chunk of many parts is longer.
+uint64_t all_reduce_chunk(const Shape& shape, const LevelTree& tree) {
+  return std::max(tuning::kHierAllReduce, all_reduce_slots(shape, tree).slot_parts * tuning::kHierPart);
 }
 Layout reduce_scatter_slots(const Shape&, const LevelTree& tree) {
   const Nodes nodes(tree);
@@ -248,7 +258,7 @@ Layout reduce_scatter_slots(const Shape&, const LevelTree& tree) {
 
 constexpr Algorithm kAlgorithms[] = {
     {moecclOpAllReduce, "hier", "sum parts inside nodes, then along rails of nodes, and back", kNodes | kAnyOrder,
-     all_reduce_slots, tuning::kHierAllReduce, all_reduce},
+     all_reduce_slots, tuning::kHierAllReduce, all_reduce, all_reduce_chunk},
     {moecclOpAllGather, "hier", "each block crosses once to each node, which spreads it", kNodes,
      rank_slots<0, tuning::kOverlap>, tuning::kHierBlocks, all_gather},
     {moecclOpReduceScatter, "hier", "each node sends one sum of each block", kNodes | kAnyOrder, reduce_scatter_slots,

@@ -36,7 +36,15 @@ LaneKind lane_of(const Paths& paths, uint32_t hop) {
 class RowProgram {
  protected:
   RowProgram(const Paths& paths, const RankRows& rank, const MoePlanShape& shape)
-      : paths_(paths), r_(rank), shape_(shape), program_(rank.rank, {shape.n_slots, shape.depth}) {}
+      : paths_(paths), r_(rank), shape_(shape), program_(rank.rank, {shape.n_slots, shape.depth}) {
+    for (const MoePlanShape::Hop& hop : shape.hops) program_.wide_slots(hop.first, hop.width);
+  }
+
+  // Returns the block of edge `index` of this rank, or of an edge in the peer's list of the other direction.
+  Ref own_block(const std::vector<Edge>& edges, uint32_t index) const {
+    return block(r_.rank, edges[index].hop, RankEdges::place(edges, index));
+  }
+  Ref peer_block(const Edge& edge) const { return block(edge.peer, edge.hop, edge.peer_place); }
 
   // Waits until the peer has given back the slot that this chunk will overwrite.
   void wait_slot(uint32_t peer) { program_.wait(peer, kCredit, shape_.depth); }
@@ -55,6 +63,11 @@ class RowProgram {
   const RankRows& r_;
   const MoePlanShape& shape_;
   ProgramBuilder program_;
+
+ private:
+  Ref block(uint32_t rank, uint32_t hop, uint32_t place) const {
+    return slot(rank, shape_.hops[hop].first + place * shape_.hops[hop].width);
+  }
 };
 
 class DispatchBuilder : RowProgram {
@@ -77,10 +90,8 @@ class DispatchBuilder : RowProgram {
   }
 
  private:
-  Ref peer_slot(const Edge& out) const { return slot(out.peer, out.peer_index); }
-
   void gather_own(uint32_t j) {
-    program_.rows(StepKind::kGatherRows, peer_slot(r_.edges.out[j]), in(r_.rank), r_.lists.gather(j, 0));
+    program_.rows(StepKind::kGatherRows, peer_block(r_.edges.out[j]), in(r_.rank), r_.lists.gather(j, 0));
   }
 
   void await(uint32_t i) {
@@ -101,7 +112,7 @@ class DispatchBuilder : RowProgram {
           },
           [&](uint32_t i) {
             for (const uint32_t j : outs)
-              program_.rows(StepKind::kGatherRows, peer_slot(r_.edges.out[j]), slot(r_.rank, i),
+              program_.rows(StepKind::kGatherRows, peer_block(r_.edges.out[j]), own_block(r_.edges.in, i),
                             r_.lists.gather(j, 1 + i));
           });
     }
@@ -122,7 +133,7 @@ class DispatchBuilder : RowProgram {
       for_edges(
           turn(r_.edges.in, h, r_.rank, true), [&](uint32_t i) { await(i); },
           [&](uint32_t i) {
-            if (r_.owns) program_.rows(StepKind::kScatterRows, all, slot(r_.rank, i), r_.lists.scatter(1 + i));
+            if (r_.owns) program_.rows(StepKind::kScatterRows, all, own_block(r_.edges.in, i), r_.lists.scatter(1 + i));
           },
           [&](uint32_t i) { program_.signal(r_.edges.in[i].peer, kCredit); });
     }
@@ -164,7 +175,7 @@ class CombineBuilder : RowProgram {
   // Returns this rank's Input and the slots of out edges from `first` on: the segments of RowLists.
   std::vector<Ref> sources(uint32_t first) const {
     std::vector<Ref> refs{in(r_.rank)};
-    for (uint32_t j = first; j < r_.edges.out.size(); ++j) refs.push_back(slot(r_.rank, j));
+    for (uint32_t j = first; j < r_.edges.out.size(); ++j) refs.push_back(own_block(r_.edges.out, j));
     return refs;
   }
   void await_returns(uint32_t first) {
@@ -180,10 +191,7 @@ class CombineBuilder : RowProgram {
     await_returns(first);
     for_edges(
         ins, [&](uint32_t i) { wait_slot(r_.edges.in[i].peer); },
-        [&](uint32_t i) {
-          const Edge& edge = r_.edges.in[i];
-          program_.rows(StepKind::kReduceRows, slot(edge.peer, edge.peer_index), sources(first), 1 + i);
-        },
+        [&](uint32_t i) { program_.rows(StepKind::kReduceRows, peer_block(r_.edges.in[i]), sources(first), 1 + i); },
         [&](uint32_t i) { program_.signal(r_.edges.in[i].peer, kData); });
   }
 
@@ -192,8 +200,28 @@ class CombineBuilder : RowProgram {
 
 }  // namespace
 
-MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major) {
-  return {std::max({1u, paths.max_in(), paths.max_out()}), moe_plan_depth(paths.n_hops() > 1), expert_major, false};
+namespace {
+
+// Returns the slots of a rotation.
+uint64_t slots_of(const Paths& paths, uint64_t slot_rows) {
+  uint64_t n = 0;
+  for (uint32_t h = 0; h < paths.n_hops(); ++h) n += uint64_t{paths.max_edges(h)} * paths.widths().slots(h, slot_rows);
+  return std::max<uint64_t>(n, 1);
+}
+
+}  // namespace
+
+MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major, uint64_t slot_rows) {
+  MoePlanShape shape;
+  uint32_t first = 0;
+  for (uint32_t h = 0; h < paths.n_hops(); ++h) {
+    shape.hops.push_back({first, paths.widths().slots(h, slot_rows)});
+    first += paths.max_edges(h) * shape.hops.back().width;
+  }
+  shape.n_slots = std::max(1u, first);
+  shape.depth = moe_plan_depth(paths.n_hops() > 1);
+  shape.expert_major = expert_major;
+  return shape;
 }
 
 Program build_dispatch(const Paths& paths, const RankRows& rank, const MoePlanShape& shape) {
@@ -209,6 +237,7 @@ uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree&
   const auto add = [&](uint64_t word) { hash = hash_combine(hash, word); };
   add(static_cast<uint64_t>(op)), add(static_cast<uint64_t>(paths.algorithm().kind)), add(paths.algorithm().dims);
   add(shape.n_slots), add(shape.depth), add(shape.expert_major), add(shape.batched);
+  for (const MoePlanShape::Hop& hop : shape.hops) add(hop.width);
   for (const uint32_t owner : placement.owner) add(owner);
   if (paths.domains_hash() != 0) add(paths.domains_hash());
   return hash;
@@ -216,24 +245,46 @@ uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree&
 
 namespace {
 
+constexpr uint64_t kMostSlots = UINT16_MAX;  // what a Ref can number
+
 // Returns the rows that fill whole cache lines, so that two ranks do not write to one line.
 uint64_t rows_of_lines(const MoeShape& shape) { return 64 / std::gcd<uint64_t>(64, shape.widest_row()); }
 
 }  // namespace
 
-uint64_t moe_slot_rows(const MoeShape& shape, const Paths& paths, const MoePlanShape& plan, uint64_t staging_bytes) {
-  const uint64_t fit = staging_bytes / (uint64_t{plan.n_slots} * plan.depth) / shape.widest_row();
-  const uint64_t copies = paths.algorithm().dedup() ? 1 : shape.top_k;
+uint64_t moe_slot_rows(const MoeShape& shape, const Paths& paths, uint64_t staging_bytes) {
+  const uint64_t depth = moe_plan_depth(paths.n_hops() > 1), budget = staging_bytes / depth / shape.widest_row();
+  const uint64_t copies = paths.algorithm().dedup() ? 1 : shape.top_k, line = rows_of_lines(shape);
   const uint64_t most = std::max<uint64_t>(1, paths.max_origins() * shape.max_tokens * copies);
-  const uint64_t line_rows = rows_of_lines(shape);
-  const uint64_t rows = std::min(fit, (most + line_rows - 1) / line_rows * line_rows);
-  return rows >= line_rows ? rows - rows % line_rows : rows;
+  uint64_t rows = std::min(budget / slots_of(paths, UINT64_MAX), (most + line - 1) / line * line);
+  if (rows >= line) rows -= rows % line;
+  if (!paths.algorithm().dedup()) return rows >= paths.max_origins() * copies ? rows : 0;
+  // More rows in a slot let more tokens cross at once. Blocks of many origins then have few slots to spare for them.
+  while (rows > 0 && (slots_of(paths, rows) > kMostSlots || slots_of(paths, rows) * rows > budget))
+    rows -= rows > line ? line : 1;
+  return rows;
 }
 
-uint64_t moe_least_staging(const MoeShape& shape, const MoePlanShape& plan, uint64_t least_rows) {
-  const uint64_t line_rows = rows_of_lines(shape);
-  const uint64_t rows = least_rows < line_rows ? least_rows : (least_rows + line_rows - 1) / line_rows * line_rows;
-  return moe_staging_bytes(shape, plan, rows);
+uint64_t moe_least_staging(const MoeShape& shape, const Paths& paths) {
+  const uint64_t copies = paths.algorithm().dedup() ? 1 : shape.top_k, line = rows_of_lines(shape);
+  uint64_t rows = paths.algorithm().dedup() ? 1 : paths.max_origins() * copies;
+  while (slots_of(paths, rows) > kMostSlots) ++rows;
+  if (rows > line) rows = (rows + line - 1) / line * line;
+  return moe_staging_bytes(shape, moe_plan_shape(paths, false, rows), rows);
+}
+
+uint64_t moe_staging_for(const MoeShape& shape, const Paths& paths, uint64_t n_chunks) {
+  const uint64_t line = rows_of_lines(shape);
+  for (uint64_t rows = 1;; rows *= 2) {
+    const uint64_t whole = rows > line ? (rows + line - 1) / line * line : rows;
+    bool fits = slots_of(paths, whole) <= kMostSlots;
+    for (uint32_t h = 0; h < paths.n_hops(); ++h) {
+      const double block = paths.mean_rows(h, shape.top_k) * static_cast<double>(shape.max_tokens);
+      fits = fits && block <= static_cast<double>(n_chunks * whole * paths.widths().slots(h, whole));
+    }
+    const uint64_t bytes = moe_staging_bytes(shape, moe_plan_shape(paths, false, whole), whole);
+    if (fits) return std::max(bytes, moe_least_staging(shape, paths));
+  }
 }
 
 uint64_t moe_staging_bytes(const MoeShape& shape, const MoePlanShape& plan, uint64_t slot_rows) {

@@ -13,7 +13,14 @@
 
 namespace moeccl::algo {
 
+// Each edge of a rank has one block of staging, in dispatch that of an in edge and in combine that of an out edge. A
+// block of a later hop carries the rows of many origins, so it may take several slots in a row.
 struct MoePlanShape {
+  struct Hop {
+    uint32_t first = 0, width = 1;  // the edge at place k has the slots [first + k * width, first + (k + 1) * width)
+    friend bool operator==(const Hop&, const Hop&) = default;
+  };
+  std::vector<Hop> hops;
   uint32_t n_slots = 1;  // the same on all ranks and for both operations
   uint32_t depth = 2;    // rotations of staging
   bool expert_major = false;
@@ -21,7 +28,8 @@ struct MoePlanShape {
   // then meet once a chunk and hop, instead of once for each peer.
   bool batched = false;
 };
-MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major);
+// `slot_rows`: what moe_slot_rows() returned. Blocks have room for one token of each origin.
+MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major, uint64_t slot_rows);
 
 plan::Program build_dispatch(const Paths& paths, const RankRows& rank, const MoePlanShape& shape);
 plan::Program build_combine(const Paths& paths, const RankRows& rank, const MoePlanShape& shape);
@@ -30,10 +38,12 @@ uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree&
                        const MoePlanShape& shape);
 
 // Returns the rows of one slot if all slots together may take staging_bytes; at most what any block can hold. 0: not
-// even one row fits. The same on all ranks.
-uint64_t moe_slot_rows(const MoeShape& shape, const Paths& paths, const MoePlanShape& plan, uint64_t staging_bytes);
-// Returns the least staging with which moe_slot_rows() gives least_rows or more.
-uint64_t moe_least_staging(const MoeShape& shape, const MoePlanShape& plan, uint64_t least_rows);
+// even one token of each origin fits. The same on all ranks.
+uint64_t moe_slot_rows(const MoeShape& shape, const Paths& paths, uint64_t staging_bytes);
+// Returns the least staging with which moe_slot_rows() is not 0.
+uint64_t moe_least_staging(const MoeShape& shape, const Paths& paths);
+// Returns the staging with which a uniform routing of max_tokens takes at most about `n_chunks` chunks.
+uint64_t moe_staging_for(const MoeShape& shape, const Paths& paths, uint64_t n_chunks);
 uint64_t moe_staging_bytes(const MoeShape& shape, const MoePlanShape& plan, uint64_t slot_rows);
 // Returns everything that a Binding needs besides the lists. count and element are rows.
 plan::Binding moe_binding(const MoeShape& shape, uint32_t n_chunks, uint64_t slot_rows);

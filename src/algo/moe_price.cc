@@ -56,7 +56,7 @@ MoeCost moe_price(moecclOp_t op, const Paths& paths, const Traffic& traffic, con
   MoeCost price;
   price.n_chunks = n_chunks > 0 ? n_chunks : moe_pipeline_chunks(largest * row_bytes);
   // Counts have no padding, which is all that an ExpertMajor plan adds.
-  const MoePlanShape shape = moe_plan_shape(paths, false);
+  const MoePlanShape shape = moe_plan_shape(paths, false, UINT64_MAX);
   plan::Plan plan;
   plan.algorithm = paths.algorithm().name();
   plan.shape.op = op;

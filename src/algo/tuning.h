@@ -38,7 +38,8 @@ inline constexpr uint64_t kFlatBlocks = 64 << 10;  // of each of n blocks
 inline constexpr uint64_t kFlatBlocksFar = 1
                                            << 20;  // the same between hosts: two chunks fill a 1 Gbit/s line for 16 ms
 inline constexpr uint64_t kFlatAllReduce = 512 << 10;  // of the message
-inline constexpr uint64_t kHierAllReduce = 1 << 20;    // of the message
+inline constexpr uint64_t kHierAllReduce = 1 << 20;    // of the message, or more:
+inline constexpr uint64_t kHierPart = 4 << 10;         // of a part of it, which one rank finishes
 inline constexpr uint64_t kHierBlocks = 128 << 10;     // of a rank's block
 
 // How much longer chunks without staging are where every step starts a kernel on a device. A launch takes some 2 us, in

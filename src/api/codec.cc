@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "kernels/codec.h"
@@ -39,6 +41,10 @@ Status needs(const char* name, const void* buffer, uint64_t count) {
   return error(moecclInvalidArgument, "{} is NULL: give {} elements", name, count);
 }
 
+Status overlaps(const char* other) {
+  return error(moecclInvalidArgument, "out overlaps {}: give it a buffer of its own", other);
+}
+
 // `update` is empty for a plain encode. Encoding stops when it returns false.
 Status encode(const moecclCodec_t* codec, const void* experts, size_t n, const void* shared,
               const kernels::CodecUpdate& update, void* encoded, size_t bytes, moecclCodecError_t* lost) {
@@ -71,9 +77,10 @@ Status decode(const kernels::CodecShape& shape, const void* encoded, size_t byte
                shape.count, static_cast<int>(shape.type), shape.ratio);
 }
 
-// Sets shared = the sum of this rank's experts, divided by n_total. On CUDA memory, in the stream's order.
+// Forms the sum of this rank's experts, divided by n_total: on CUDA memory in `shared`, in the stream's order, and
+// otherwise at once in *own, because earlier work on the stream may still use `shared`.
 Status mean_of_own(comm::Communicator& comm, moecclStream_t stream, const void* experts, size_t n_local, size_t n_total,
-                   void* shared, size_t count, moecclDataType_t type) {
+                   void* shared, size_t count, moecclDataType_t type, std::shared_ptr<std::byte[]>* own) {
   if (!kernels::codec_supports(type))
     return error(moecclInvalidArgument, "type is {}: give moecclFloat32 or moecclBfloat16", static_cast<int>(type));
   if (n_total == 0 || n_local > n_total || n_total > UINT32_MAX)
@@ -86,31 +93,34 @@ Status mean_of_own(comm::Communicator& comm, moecclStream_t stream, const void* 
   MOECCL_ASSIGN_OR_RETURN(const exec::Runner* runner, comm.place(n_local * count > 0 ? experts : nullptr, shared));
   const bool on_device = runner->on_device();
   if (count == 0) return {};
+  MOECCL_TRY(comm.usable());
   const size_t bytes = count * moecclTypeSize(type);
   if (on_device && n_local > moeccl::cuda::kMaxSources)
     return error(moecclUnsupported, "n_local is {}: at most {} experts of a rank are possible on CUDA memory", n_local,
                  moeccl::cuda::kMaxSources);
-  const auto sum = [=](const kernels::KernelTable& table) {
+  const auto sum = [=](const kernels::KernelTable& table, void* to) {
     std::vector<const void*> sources;
     for (size_t e = 0; e < n_local; ++e) sources.push_back(static_cast<const std::byte*>(experts) + e * bytes);
     kernels::ReduceArgs args;
-    args.dst = shared;
+    args.dst = to;
     args.srcs = sources.data();
     args.count = count;
     args.n_srcs = static_cast<uint32_t>(n_local);
     args.divisor = static_cast<uint32_t>(n_total);
     table.reduce[type][static_cast<size_t>(kernels::ReduceOp::kSum)](args);
   };
-  if (on_device && n_local > 0) return api::issue_on_device(comm, stream, sum);
+  if (on_device && n_local > 0)
+    return api::issue_on_device(comm, stream, [=](const kernels::KernelTable& table) { sum(table, shared); });
   if (on_device) {
     return api::issue_on_device(comm, stream, [&comm, shared, bytes](const kernels::KernelTable&) {
       comm.cuda()->engine().clear(shared, bytes);
     });
   }
+  *own = std::make_shared_for_overwrite<std::byte[]>(bytes);
   if (n_local > 0) {
-    sum(kernels::best());
+    sum(kernels::best(), own->get());
   } else {
-    std::memset(shared, 0, bytes);
+    std::memset(own->get(), 0, bytes);
   }
   return {};
 }
@@ -149,6 +159,9 @@ moecclResult_t moecclCodecDecode(const moecclCodec_t* codec, const void* encoded
   return api::guarded(nullptr, [&]() -> Status {
     MOECCL_ASSIGN_OR_RETURN(const kernels::CodecShape shape, shape_of(codec));
     MOECCL_TRY(needs("out", out, shape.count));
+    const uint64_t out_bytes = shape.count * moecclTypeSize(shape.type);
+    if (comm::overlap(out, out_bytes, encoded, kernels::codec_bytes(shape))) return overlaps("encoded");
+    if (shape.ratio > 1 && comm::overlap(out, out_bytes, shared, out_bytes)) return overlaps("shared");
     return decode(shape, encoded, bytes, shared,
                   [&](uint64_t whole) { return kernels::codec_decode(shape, encoded, whole, shared, out); });
   });
@@ -168,9 +181,18 @@ moecclResult_t moecclCodecDecodeFused(const moecclCodec_t* codec, const void* en
 
 moecclResult_t moecclSharedExpert(const void* experts, size_t n_local, size_t n_total, void* shared, size_t count,
                                   moecclDataType_t type, moecclComm_t comm, moecclStream_t stream) {
-  const moecclResult_t summed = api::with_comm(comm, [&](comm::Communicator& c) {
-    return mean_of_own(c, stream, experts, n_local, n_total, shared, count, type);
-  });
-  if (summed != moecclSuccess) return api::member_of_group(summed);
-  return moecclAllReduce(shared, shared, count, type, moecclSum, comm, stream);
+  return api::member_of_group(api::with_comm(comm, [&](comm::Communicator& c) -> Status {
+    std::shared_ptr<std::byte[]> own;
+    MOECCL_TRY(mean_of_own(c, stream, experts, n_local, n_total, shared, count, type, &own));
+    const comm::CollectiveCall sum{.op = moecclOpAllReduce,
+                                   .send = own != nullptr ? own.get() : shared,
+                                   .recv = shared,
+                                   .count = count,
+                                   .type = type};
+    return api::issue(c, stream, nullptr, [&](exec::Operation& op) {
+      MOECCL_TRY(comm::prepare_collective(c, sum, op));
+      op.own_input = std::move(own);
+      return Status();
+    });
+  }));
 }

@@ -2,8 +2,11 @@
 // Entry points of comm.h.
 #include "moeccl/comm.h"
 
+#include <algorithm>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <utility>
 
 #include "src/api/convert.h"
@@ -28,7 +31,7 @@ using comm::Communicator;
 Status api::join(const moecclUniqueId& id, int n_ranks, int rank, const comm::Config& config, moecclComm_t* out,
                  const comm::Parent& parent) {
   MOECCL_ASSIGN_OR_RETURN(auto made, Communicator::init(id, n_ranks, rank, config, parent));
-  if (const Status profiled = contained([&] { return comm::profile_at_init(*made); }); !profiled.ok()) {
+  if (const Status profiled = contained([&] { return comm::profile_at_init(*made, parent.grows); }); !profiled.ok()) {
     made->break_off(profiled);  // peers may be done and would wait for this rank in their first operation
     return profiled;
   }
@@ -38,11 +41,14 @@ Status api::join(const moecclUniqueId& id, int n_ranks, int rank, const comm::Co
 
 namespace {
 
+Status check_n_ranks(int n_ranks) {
+  if (n_ranks >= 1 && n_ranks <= bootstrap::kMaxRanks) return {};
+  return error(moecclInvalidArgument, "n_ranks is {}: give 1 to {}", n_ranks, bootstrap::kMaxRanks);
+}
+
 Status init_rank(moecclComm_t* out, int n_ranks, const moecclUniqueId& id, int rank, const moecclConfig_t* given) {
   MOECCL_TRY(api::clear(out, "comm", "the address of a moecclComm_t"));
-  if (n_ranks < 1 || n_ranks > bootstrap::kMaxRanks) {
-    return error(moecclInvalidArgument, "n_ranks is {}: give 1 to {}", n_ranks, bootstrap::kMaxRanks);
-  }
+  MOECCL_TRY(check_n_ranks(n_ranks));
   if (rank < 0 || rank >= n_ranks) return error(moecclInvalidArgument, "rank is {}: give 0 to {}", rank, n_ranks - 1);
   MOECCL_ASSIGN_OR_RETURN(const comm::Config config, comm::Config::from(given));
   comm::Group& group = comm::Group::of_this_thread();
@@ -51,16 +57,36 @@ Status init_rank(moecclComm_t* out, int n_ranks, const moecclUniqueId& id, int r
   return {};
 }
 
+// An id that the first join makes, so that a group without joins leaves no meeting point.
+class IdOfJoins {
+ public:
+  Result<moecclUniqueId> get() {
+    const std::lock_guard lock(mutex_);
+    if (!made_) made_ = bootstrap::make_unique_id();
+    return *made_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::optional<Result<moecclUniqueId>> made_;
+};
+
 Status init_all(moecclComm_t* comms, int n_ranks, const moecclConfig_t* given) {
   if (comms == nullptr) return api::null_argument("comms", "an array of n_ranks moecclComm_t");
-  moecclUniqueId id;
-  MOECCL_ASSIGN_OR_RETURN(id, bootstrap::make_unique_id());
+  MOECCL_TRY(check_n_ranks(n_ranks));
+  std::fill_n(comms, n_ranks, nullptr);
+  MOECCL_ASSIGN_OR_RETURN(const comm::Config config, comm::Config::from(given));
+  const auto shared = std::make_shared<IdOfJoins>();
   comm::Group& group = comm::Group::of_this_thread();
   group.start();
   // Nothing may be thrown past the group's end, which would leave the thread's later calls in the group.
   const Status status = contained([&]() -> Status {
-    if (n_ranks < 1) return error(moecclInvalidArgument, "n_ranks is {}: give 1 or more", n_ranks);
-    for (int r = 0; r < n_ranks; ++r) MOECCL_TRY(init_rank(&comms[r], n_ranks, id, r, given));
+    for (int r = 0; r < n_ranks; ++r) {
+      group.add_join([=]() -> Status {
+        MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId id, shared->get());
+        return join(id, n_ranks, r, config, &comms[r]);
+      });
+    }
     return {};
   });
   if (!status.ok()) group.poison(status);
@@ -81,7 +107,7 @@ Status init_env(moecclComm_t* out, const moecclConfig_t* given) {
 // Reads one figure of a communicator.
 template <class T, class Figure>
 moecclResult_t ask(moecclComm_t handle, T* out, const char* name, const char* wanted, Figure figure) {
-  return with_comm(handle, [&](Communicator& comm) -> Status {
+  return with_comm<api::kLocal>(handle, [&](Communicator& comm) -> Status {
     MOECCL_TRY(api::require(out, name, wanted));
     *out = static_cast<T>((comm.*figure)());
     return {};
@@ -113,23 +139,23 @@ moecclResult_t moecclCommInitAll(moecclComm_t* comms, int n_ranks, const moecclC
 }
 
 moecclResult_t moecclCommInitEnv(moecclComm_t* comm, const moecclConfig_t* config) {
-  return api::guarded(nullptr, [&] { return init_env(comm, config); });
+  return api::member_of_group(api::guarded(nullptr, [&] { return init_env(comm, config); }));
 }
 
 moecclResult_t moecclCommSplit(moecclComm_t handle, int color, int key, moecclComm_t* new_comm,
                                const moecclConfig_t* config) {
-  return with_comm(handle, [&](Communicator& comm) -> Status {
+  return api::member_of_group(with_comm(handle, [&](Communicator& comm) -> Status {
     MOECCL_TRY(api::outside_groups("moecclCommSplit"));
     MOECCL_TRY(api::clear(new_comm, "new_comm", "the address of a moecclComm_t"));
     MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> made, comm::split(comm, color, key, config));
     if (made == nullptr) return {};
     MOECCL_ASSIGN_OR_RETURN(*new_comm, CommTable::get().add(std::move(made)));
     return {};
-  });
+  }));
 }
 
 moecclResult_t moecclCommFinalize(moecclComm_t handle) {
-  return with_comm(handle, [](Communicator& comm) -> Status {
+  return with_comm<api::kLocal>(handle, [](Communicator& comm) -> Status {
     comm.wait_idle();
     return comm.usable();
   });
@@ -150,7 +176,7 @@ moecclResult_t moecclCommAbort(moecclComm_t handle) {
 }
 
 moecclResult_t moecclCommGetAsyncError(moecclComm_t handle, moecclResult_t* result) {
-  return with_pinned(handle, [&](Communicator& comm) -> Status {
+  return with_pinned<api::kLocal>(handle, [&](Communicator& comm) -> Status {
     if (result == nullptr) return api::null_argument("result", "the address of a moecclResult_t");
     comm.notice_peers();
     const bool settled = comm.settled();  // read first, so that failures up to then are seen below
@@ -162,7 +188,7 @@ moecclResult_t moecclCommGetAsyncError(moecclComm_t handle, moecclResult_t* resu
 }
 
 moecclResult_t moecclCommSetPriority(moecclComm_t handle, int priority) {
-  return api::with_comm(handle, [&](Communicator& c) -> Status {
+  return api::with_comm<api::kLocal>(handle, [&](Communicator& c) -> Status {
     if (priority < 0 || priority > MOECCL_HIGHEST_PRIORITY)
       return error(moecclInvalidArgument, "priority is {}: give a moecclPriority_t, or a number up to {}", priority,
                    MOECCL_HIGHEST_PRIORITY);
@@ -201,7 +227,7 @@ moecclResult_t moecclMemFree(void* ptr) {
 }
 
 moecclResult_t moecclCommRegister(moecclComm_t handle, void* ptr, size_t bytes, void** registration) {
-  return with_comm(handle, [&](Communicator& comm) -> Status {
+  return with_comm<api::kLocal>(handle, [&](Communicator& comm) -> Status {
     MOECCL_TRY(api::clear(registration, "handle", "the address of a pointer"));
     MOECCL_ASSIGN_OR_RETURN(*registration, comm.announce(ptr, bytes));
     return {};
@@ -209,7 +235,7 @@ moecclResult_t moecclCommRegister(moecclComm_t handle, void* ptr, size_t bytes, 
 }
 
 moecclResult_t moecclCommDeregister(moecclComm_t handle, void* registration) {
-  return with_comm(handle, [&](Communicator& comm) { return comm.forget(registration); });
+  return with_comm<api::kLocal>(handle, [&](Communicator& comm) { return comm.forget(registration); });
 }
 
 moecclResult_t moecclStreamCreate(moecclStream_t* stream) {
@@ -252,9 +278,10 @@ moecclResult_t moecclGroupCancel(void) {
 
 moecclResult_t moecclRedOpCreatePreMulSum(moecclRedOp_t* op, const void* scalar, moecclDataType_t type,
                                           moecclComm_t handle) {
-  return api::with_pinned(handle, [&](Communicator& comm) { return comm::create_premul(comm, scalar, type, op); });
+  return api::with_pinned<api::kLocal>(handle,
+                                       [&](Communicator& comm) { return comm::create_premul(comm, scalar, type, op); });
 }
 
 moecclResult_t moecclRedOpDestroy(moecclRedOp_t op, moecclComm_t handle) {
-  return api::with_pinned(handle, [&](Communicator& comm) { return comm::destroy_premul(comm, op); });
+  return api::with_pinned<api::kLocal>(handle, [&](Communicator& comm) { return comm::destroy_premul(comm, op); });
 }

@@ -23,11 +23,14 @@ const char* thread_error() noexcept;
 // Maps a status to a code and keeps its message for the thread and, if given, the communicator.
 moecclResult_t finish(const Status& status, comm::Communicator* comm = nullptr) noexcept;
 
-// Runs `body` (which returns a Status) so that nothing is thrown through the C interface. A call that throws ends its
-// communicator, because peers may wait for what this rank could not do.
-template <class Body>
+// Whether peers may wait for what a call does. If they may, a call that throws ends its communicator.
+enum Scope { kWithPeers, kLocal };
+
+// Runs `body` (which returns a Status) so that nothing is thrown through the C interface.
+template <Scope kScope = kWithPeers, class Body>
 moecclResult_t guarded(comm::Communicator* comm, Body&& body) {
-  const Status status = comm != nullptr ? comm->shielded(body) : contained(body);
+  const bool shields = kScope == kWithPeers && comm != nullptr;
+  const Status status = shields ? comm->shielded(body) : contained(body);
   return finish(status, comm);
 }
 
@@ -85,20 +88,20 @@ using comm::outside_groups;
 Status find_comm(moecclComm_t handle, comm::Communicator** comm);
 // Calls `body` with the communicator, or reports the bad handle. `whose` names the object that was made with the
 // communicator, such as "the layer's"; null if the caller gave the handle itself.
-template <class Body>
+template <Scope kScope = kWithPeers, class Body>
 moecclResult_t with_comm(moecclComm_t handle, Body&& body, const char* whose = nullptr) {
   comm::Communicator* comm = nullptr;
   if (Status s = find_comm(handle, &comm); !s.ok())
     return finish(whose == nullptr ? std::move(s) : std::move(s).with_context(format("{} communicator", whose)));
-  return guarded(comm, [&]() -> Status { return body(*comm); });
+  return guarded<kScope>(comm, [&]() -> Status { return body(*comm); });
 }
 // Calls `body` with the object of a live handle and its live communicator, or reports the bad handle.
-template <class Table, class Body>
+template <class Table, Scope kScope = kWithPeers, class Body>
 moecclResult_t with(typename Table::Handle handle, Body&& body) {
   const auto found = live<Table>(handle);
   if (!found.ok()) return finish(found.status());
   auto& made = *found.value();
-  return with_comm(
+  return with_comm<kScope>(
       made.comm(), [&](comm::Communicator& comm) { return body(made.object(), comm); }, Table::Object::kWords.whose);
 }
 // Destroys an object whose tables are used by operations that still run on streams. A communicator that is gone runs

@@ -52,10 +52,9 @@ Status grow(Communicator& parent, int n_ranks, const moecclUniqueId* given, int 
   wanted.crowded = false;  // no rank is left out that would need the same cores
   MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId id, comm::agree_on_id(parent, given));
   comm::Parent from;
-  from.others_alive = [&]() -> Status {
-    MOECCL_TRY(comm::still_wanted(parent));
-    return comm::all_live(parent);
-  };
+  from.grows = true;
+  from.still_wanted = [&] { return comm::still_wanted(parent); };
+  from.others_alive = [&] { return comm::all_live(parent); };
   return api::join(id, n_ranks, static_cast<int>(parent.rank()), wanted, out, from);
 }
 
@@ -74,7 +73,9 @@ Status grow(int n_ranks, const moecclUniqueId* id, int rank, moecclComm_t* out, 
   }
   // MOECCL_TOPOLOGY describes the ranks of the communicator that grows, which ignores it here too.
   MOECCL_ASSIGN_OR_RETURN(const comm::Config wanted, comm::Config::from(config, true));
-  return api::join(*id, n_ranks, rank, wanted, out);
+  comm::Parent from;
+  from.grows = true;
+  return api::join(*id, n_ranks, rank, wanted, out, from);
 }
 
 // Makes an id with the meeting point that the shim asks for; see ShimIdRequest.

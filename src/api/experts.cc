@@ -141,15 +141,15 @@ moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choice
 
 moecclResult_t moecclChooseReplicas(const moecclReplicaDispatch_t* dispatch, const int32_t* topk_index, size_t n_tokens,
                                     int32_t* slot_index, int64_t* popularity, int64_t* dropped, moecclComm_t comm) {
-  return api::with_comm(comm, [&](Communicator& c) -> Status {
+  return api::member_of_group(api::with_comm(comm, [&](Communicator& c) -> Status {
     MOECCL_TRY(api::outside_groups("moecclChooseReplicas"));
     return comm::choose_replicas(c, dispatch, {topk_index, n_tokens, slot_index, popularity, dropped});
-  });
+  }));
 }
 
 moecclResult_t moecclExpertExplain(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type,
                                    const moecclPlacement_t* placement, char* text, size_t text_bytes, size_t* needed) {
-  return api::with_comm(comm, [&](Communicator& c) -> Status {
+  return api::with_comm<api::kLocal>(comm, [&](Communicator& c) -> Status {
     ExpertCall call;
     call.op = op;
     call.count = count;

@@ -23,14 +23,14 @@ using GradientTable = api::HandleTable<GradientHandle, moecclGradientReturn_t, 0
 
 moecclResult_t moecclGradientReturnCreate(moecclGradientReturn_t* gradients, moecclHybrid_t hybrid,
                                           moecclComm_t comm_handle, const moecclGradientReturnConfig_t* config) {
-  return api::with<api::HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator&) -> Status {
+  return api::member_of_group(api::with<api::HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator&) -> Status {
     MOECCL_TRY(api::clear(gradients, "gradients", "the address of a moecclGradientReturn_t"));
     MOECCL_TRY(api::outside_groups("moecclGradientReturnCreate"));
     if (comm_handle == nullptr) comm_handle = api::HybridTable::get().find(hybrid)->comm_handle;
     return api::make_on(comm_handle, [&](Communicator& comm) {
       return api::give_handle<GradientTable>(gradients, comm_handle, comm::GradientReturn::create(h, comm, config));
     });
-  });
+  }));
 }
 
 moecclResult_t moecclGradientReturnDestroy(moecclGradientReturn_t gradients) {
@@ -39,20 +39,22 @@ moecclResult_t moecclGradientReturnDestroy(moecclGradientReturn_t gradients) {
 
 moecclResult_t moecclGradientReturnGetInfo(moecclGradientReturn_t gradients, int layer,
                                            moecclGradientReturnInfo_t* info) {
-  return api::with<GradientTable>(gradients,
-                                  [&](comm::GradientReturn& g, Communicator&) { return g.info(layer, info); });
+  return api::with<GradientTable, api::kLocal>(
+      gradients, [&](comm::GradientReturn& g, Communicator&) { return g.info(layer, info); });
 }
 
 moecclResult_t moecclGradientReturnReduce(moecclGradientReturn_t gradients, int layer, const void* held, void* own,
                                           moecclStream_t stream_handle) {
-  return api::with<GradientTable>(gradients, [&](comm::GradientReturn& g, Communicator& comm) -> Status {
-    MOECCL_TRY(api::outside_groups("moecclGradientReturnReduce"));
-    comm::Stream* stream = nullptr;
-    MOECCL_TRY(api::find_stream(stream_handle, &comm, &stream));
-    return g.reduce(layer, held, own, stream);
-  });
+  return api::member_of_group(
+      api::with<GradientTable>(gradients, [&](comm::GradientReturn& g, Communicator& comm) -> Status {
+        MOECCL_TRY(api::outside_groups("moecclGradientReturnReduce"));
+        comm::Stream* stream = nullptr;
+        MOECCL_TRY(api::find_stream(stream_handle, &comm, &stream));
+        return g.reduce(layer, held, own, stream);
+      }));
 }
 
 moecclResult_t moecclGradientReturnReset(moecclGradientReturn_t gradients, int layer) {
-  return api::with<GradientTable>(gradients, [&](comm::GradientReturn& g, Communicator&) { return g.reset(layer); });
+  return api::with<GradientTable, api::kLocal>(gradients,
+                                               [&](comm::GradientReturn& g, Communicator&) { return g.reset(layer); });
 }

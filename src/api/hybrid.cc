@@ -39,11 +39,11 @@ Status create_layer(const comm::Hybrid& hybrid, moecclMoe_t* moe, moecclComm_t c
 
 moecclResult_t moecclHybridCreate(moecclHybrid_t* hybrid, moecclComm_t comm_handle,
                                   const moecclHybridConfig_t* config) {
-  return api::with_comm(comm_handle, [&](Communicator& comm) -> Status {
+  return api::member_of_group(api::with_comm(comm_handle, [&](Communicator& comm) -> Status {
     MOECCL_TRY(api::clear(hybrid, "hybrid", "the address of a moecclHybrid_t"));
     MOECCL_TRY(api::outside_groups("moecclHybridCreate"));
     return api::give_handle<HybridTable>(hybrid, comm_handle, comm::Hybrid::create(comm, config));
-  });
+  }));
 }
 
 moecclResult_t moecclHybridDestroy(moecclHybrid_t hybrid) {
@@ -54,15 +54,15 @@ moecclResult_t moecclHybridDestroy(moecclHybrid_t hybrid) {
 }
 
 moecclResult_t moecclHybridGetInfo(moecclHybrid_t hybrid, moecclHybridInfo_t* info) {
-  return api::with<HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator&) { return h.info(info); });
+  return api::with<HybridTable, api::kLocal>(hybrid, [&](comm::Hybrid& h, Communicator&) { return h.info(info); });
 }
 
 moecclResult_t moecclHybridMoeCreate(moecclMoe_t* moe, moecclHybrid_t hybrid, moecclComm_t comm_handle,
                                      const moecclMoeConfig_t* config) {
-  return api::with<HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator&) {
+  return api::member_of_group(api::with<HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator&) {
     return api::make_on(comm_handle,
                         [&](Communicator& comm) { return create_layer(h, moe, comm_handle, comm, config); });
-  });
+  }));
 }
 
 moecclResult_t moecclHybridGather(moecclHybrid_t hybrid, const void* own, void* held, size_t expert_bytes,
@@ -83,13 +83,13 @@ moecclResult_t moecclHybridReduce(moecclHybrid_t hybrid, const void* held, void*
 
 moecclResult_t moecclHybridExplain(moecclHybrid_t hybrid, size_t expert_bytes, char* text, size_t text_bytes,
                                    size_t* needed) {
-  return api::with<HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator&) -> Status {
+  return api::with<HybridTable, api::kLocal>(hybrid, [&](comm::Hybrid& h, Communicator&) -> Status {
     return api::give_text(h.explain(expert_bytes), text, text_bytes, needed);
   });
 }
 
 moecclResult_t moecclCommTraffic(moecclComm_t comm_handle, moecclTraffic_t* to, int n_ranks) {
-  return api::with_comm(comm_handle, [&](Communicator& comm) -> Status {
+  return api::with_comm<api::kLocal>(comm_handle, [&](Communicator& comm) -> Status {
     if (to == nullptr) return api::null_argument("to", "an array of n_ranks moecclTraffic_t");
     if (n_ranks != static_cast<int>(comm.n_ranks()))
       return error(moecclInvalidArgument, "n_ranks is {}: the communicator has {} ranks", n_ranks, comm.n_ranks());

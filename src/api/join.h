@@ -14,11 +14,11 @@ Status join(const moecclUniqueId& id, int n_ranks, int rank, const comm::Config&
             const comm::Parent& parent = {});
 
 // Like with_comm(), but for calls from any thread, during which the owner may destroy the communicator.
-template <class Body>
+template <Scope kScope = kWithPeers, class Body>
 moecclResult_t with_pinned(moecclComm_t handle, Body&& body) {
   const auto comm = CommTable::get().pin(handle);
   if (comm.get() == nullptr) return with_comm(handle, [](comm::Communicator&) { return Status(); });  // reports why
-  return guarded(comm.get(), [&]() -> Status { return body(*comm.get()); });
+  return guarded<kScope>(comm.get(), [&]() -> Status { return body(*comm.get()); });
 }
 
 }  // namespace moeccl::api

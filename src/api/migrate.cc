@@ -22,14 +22,14 @@ using MigrationTable = api::HandleTable<MigrationHandle, moecclMigration_t, 0xC8
 
 moecclResult_t moecclMigrationCreate(moecclMigration_t* migration, moecclHybrid_t hybrid, moecclComm_t comm_handle,
                                      const moecclMigrationConfig_t* config) {
-  return api::with<api::HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator&) -> Status {
+  return api::member_of_group(api::with<api::HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator&) -> Status {
     MOECCL_TRY(api::clear(migration, "migration", "the address of a moecclMigration_t"));
     MOECCL_TRY(api::outside_groups("moecclMigrationCreate"));
     if (comm_handle == nullptr) comm_handle = api::HybridTable::get().find(hybrid)->comm_handle;
     return api::make_on(comm_handle, [&](Communicator& comm) {
       return api::give_handle<MigrationTable>(migration, comm_handle, comm::Migration::create(h, comm, config));
     });
-  });
+  }));
 }
 
 moecclResult_t moecclMigrationDestroy(moecclMigration_t migration) {
@@ -37,18 +37,19 @@ moecclResult_t moecclMigrationDestroy(moecclMigration_t migration) {
 }
 
 moecclResult_t moecclMigrationGetInfo(moecclMigration_t migration, int layer, moecclMigrationInfo_t* info) {
-  return api::with<MigrationTable>(migration, [&](comm::Migration& m, Communicator&) { return m.info(layer, info); });
+  return api::with<MigrationTable, api::kLocal>(migration,
+                                                [&](comm::Migration& m, Communicator&) { return m.info(layer, info); });
 }
 
 moecclResult_t moecclMigrationSend(moecclMigration_t migration, int layer, const void* experts, const void* shared,
                                    moecclCodecError_t* errors) {
-  return api::with<MigrationTable>(
+  return api::with<MigrationTable, api::kLocal>(
       migration, [&](comm::Migration& m, Communicator&) { return m.send(layer, experts, shared, errors); });
 }
 
 moecclResult_t moecclMigrationSendFused(moecclMigration_t migration, int layer, const void* experts, const void* shared,
                                         moecclExpertUpdateFn_t update, void* context, moecclCodecError_t* errors) {
-  return api::with<MigrationTable>(migration, [&](comm::Migration& m, Communicator&) -> Status {
+  return api::with<MigrationTable, api::kLocal>(migration, [&](comm::Migration& m, Communicator&) -> Status {
     MOECCL_TRY(comm::check_update(update, "moecclMigrationSend"));
     comm::ExpertUpdate step(update, context);
     return m.send(layer, experts, shared, errors, &step);
@@ -69,33 +70,34 @@ moecclResult_t moecclMigrationBeginInto(moecclMigration_t migration, int layer, 
 }
 
 moecclResult_t moecclMigrationWaitExpert(moecclMigration_t migration, int layer, int index) {
-  return api::with<MigrationTable>(migration, [&](comm::Migration& m, Communicator&) -> Status {
+  return api::member_of_group(api::with<MigrationTable>(migration, [&](comm::Migration& m, Communicator&) -> Status {
     MOECCL_TRY(api::outside_groups("moecclMigrationWaitExpert"));
     return m.wait_expert(layer, index);
-  });
+  }));
 }
 
 moecclResult_t moecclMigrationWait(moecclMigration_t migration, int layer, const void* shared, void* held,
                                    uint64_t* epoch) {
-  return api::with<MigrationTable>(migration, [&](comm::Migration& m, Communicator&) -> Status {
+  return api::member_of_group(api::with<MigrationTable>(migration, [&](comm::Migration& m, Communicator&) -> Status {
     MOECCL_TRY(api::outside_groups("moecclMigrationWait"));
     return m.wait(layer, shared, held, epoch);
-  });
+  }));
 }
 
 moecclResult_t moecclMigrationWaitEncoded(moecclMigration_t migration, int layer, const void* shared, uint64_t* epoch) {
-  return api::with<MigrationTable>(migration, [&](comm::Migration& m, Communicator&) -> Status {
+  return api::member_of_group(api::with<MigrationTable>(migration, [&](comm::Migration& m, Communicator&) -> Status {
     MOECCL_TRY(api::outside_groups("moecclMigrationWaitEncoded"));
     return m.wait_encoded(layer, shared, epoch);
-  });
+  }));
 }
 
 moecclResult_t moecclMigrationUseExpert(moecclMigration_t migration, int layer, int index,
                                         const moecclExpertUse_t* use) {
-  return api::with<MigrationTable>(migration,
-                                   [&](comm::Migration& m, Communicator&) { return m.use_expert(layer, index, use); });
+  return api::with<MigrationTable, api::kLocal>(
+      migration, [&](comm::Migration& m, Communicator&) { return m.use_expert(layer, index, use); });
 }
 
 moecclResult_t moecclMigrationTest(moecclMigration_t migration, int layer, int* done) {
-  return api::with<MigrationTable>(migration, [&](comm::Migration& m, Communicator&) { return m.test(layer, done); });
+  return api::with<MigrationTable, api::kLocal>(migration,
+                                                [&](comm::Migration& m, Communicator&) { return m.test(layer, done); });
 }

@@ -47,7 +47,9 @@ Result<Question> question(const moecclMoeConfig_t* given, int n_ranks, const cha
   Question q;
   MOECCL_ASSIGN_OR_RETURN(q.tree, tree_of(n_ranks, topology));
   MOECCL_ASSIGN_OR_RETURN(q.config, comm::MoeConfig::from(&full, q.tree, full.deterministic == 1));
-  q.granted = comm::granted_staging(staging);
+  // The ranks' hosts are not known here; they are taken to be the outermost groups.
+  const uint32_t n_hosts = q.tree.depth() > 1 ? q.tree.levels[0].n_groups : 1;
+  q.granted = comm::granted_staging(comm::Config::staging_on(staging, n_hosts));
   return q;
 }
 
@@ -129,8 +131,8 @@ Status api::create_moe(moecclMoe_t* moe, moecclComm_t comm_handle, Communicator&
 }
 
 moecclResult_t moecclMoeCreate(moecclMoe_t* moe, moecclComm_t comm_handle, const moecclMoeConfig_t* config) {
-  return api::with_comm(comm_handle,
-                        [&](Communicator& comm) { return api::create_moe(moe, comm_handle, comm, config, nullptr); });
+  return api::member_of_group(api::with_comm(
+      comm_handle, [&](Communicator& comm) { return api::create_moe(moe, comm_handle, comm, config, nullptr); }));
 }
 
 moecclResult_t moecclMoeDestroy(moecclMoe_t moe) {
@@ -139,27 +141,28 @@ moecclResult_t moecclMoeDestroy(moecclMoe_t moe) {
 
 moecclResult_t moecclRoutingCreate(moecclRouting_t* routing, moecclMoe_t moe, const int32_t* topk_index,
                                    const float* topk_weight, size_t n_tokens) {
-  return api::with<LayerTable>(moe, [&](const std::shared_ptr<Layer>& layer, Communicator& comm) -> Status {
-    MOECCL_TRY(api::clear(routing, "routing", "the address of a moecclRouting_t"));
-    auto made = std::make_unique<RoutingHandle>(layer);
-    MOECCL_TRY(update(made->routing, comm, topk_index, topk_weight, n_tokens));
-    MOECCL_ASSIGN_OR_RETURN(*routing, RoutingTable::get().add(std::move(made)));
-    return {};
-  });
+  return api::member_of_group(
+      api::with<LayerTable>(moe, [&](const std::shared_ptr<Layer>& layer, Communicator& comm) -> Status {
+        MOECCL_TRY(api::clear(routing, "routing", "the address of a moecclRouting_t"));
+        auto made = std::make_unique<RoutingHandle>(layer);
+        MOECCL_TRY(update(made->routing, comm, topk_index, topk_weight, n_tokens));
+        MOECCL_ASSIGN_OR_RETURN(*routing, RoutingTable::get().add(std::move(made)));
+        return {};
+      }));
 }
 
 moecclResult_t moecclRoutingUpdate(moecclRouting_t routing, const int32_t* topk_index, const float* topk_weight,
                                    size_t n_tokens) {
-  return api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator& comm) {
+  return api::member_of_group(api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator& comm) {
     return update(r, comm, topk_index, topk_weight, n_tokens);
-  });
+  }));
 }
 
 moecclResult_t moecclRoutingUpdateOnStream(moecclRouting_t routing, const int32_t* topk_index, const float* topk_weight,
                                            size_t n_tokens, const uint64_t* n_tokens_device, moecclStream_t stream) {
-  return api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) {
+  return api::member_of_group(api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) {
     return r.update_on_stream({topk_index, topk_weight, n_tokens, n_tokens_device}, stream);
-  });
+  }));
 }
 
 moecclResult_t moecclRoutingDestroy(moecclRouting_t routing) {
@@ -167,46 +170,48 @@ moecclResult_t moecclRoutingDestroy(moecclRouting_t routing) {
 }
 
 moecclResult_t moecclRoutingGetInfo(moecclRouting_t routing, moecclRoutingInfo_t* info) {
-  return api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) { return r.info(info); });
+  return api::with<RoutingTable, api::kLocal>(routing,
+                                              [&](comm::MoeRouting& r, Communicator&) { return r.info(info); });
 }
 
 moecclResult_t moecclRoutingGetDeviceInfo(moecclRouting_t routing, moecclRoutingDeviceInfo_t* info) {
-  return api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) { return r.device_info(info); });
+  return api::with<RoutingTable, api::kLocal>(routing,
+                                              [&](comm::MoeRouting& r, Communicator&) { return r.device_info(info); });
 }
 
 moecclResult_t moecclDispatch(moecclRouting_t routing, const void* in, void* out, moecclStream_t stream) {
-  return api::with<RoutingTable>(routing,
-                                 [&](comm::MoeRouting& r, Communicator&) { return r.dispatch(in, out, stream); });
+  return api::member_of_group(api::with<RoutingTable>(
+      routing, [&](comm::MoeRouting& r, Communicator&) { return r.dispatch(in, out, stream); }));
 }
 
 moecclResult_t moecclDispatchScaled(moecclRouting_t routing, const void* in, const void* in_scales, void* out,
                                     void* out_scales, moecclStream_t stream) {
-  return api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) {
+  return api::member_of_group(api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) {
     return r.dispatch_scaled(in, out, {in_scales, out_scales, 0}, stream);
-  });
+  }));
 }
 
 moecclResult_t moecclCombine(moecclRouting_t routing, const void* in, void* out, moecclStream_t stream) {
-  return api::with<RoutingTable>(routing,
-                                 [&](comm::MoeRouting& r, Communicator&) { return r.combine(in, out, stream); });
+  return api::member_of_group(
+      api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) { return r.combine(in, out, stream); }));
 }
 
 moecclResult_t moecclDispatchBackward(moecclRouting_t routing, const void* grad_out, void* grad_in,
                                       moecclStream_t stream) {
-  return api::with<RoutingTable>(
-      routing, [&](comm::MoeRouting& r, Communicator&) { return r.dispatch_backward(grad_out, grad_in, stream); });
+  return api::member_of_group(api::with<RoutingTable>(
+      routing, [&](comm::MoeRouting& r, Communicator&) { return r.dispatch_backward(grad_out, grad_in, stream); }));
 }
 
 moecclResult_t moecclCombineBackward(moecclRouting_t routing, const void* grad_out, void* grad_in, const void* in,
                                      float* grad_weight, moecclStream_t stream) {
-  return api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator& comm) {
+  return api::member_of_group(api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator& comm) {
     const auto n = [&] { return n_weights(r); };
     return api::combine_backward(r, comm, {grad_out, grad_in, in, grad_weight}, n, stream);
-  });
+  }));
 }
 
 moecclResult_t moecclMoeExplain(moecclRouting_t routing, char* text, size_t text_bytes, size_t* needed) {
-  return api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) -> Status {
+  return api::with<RoutingTable, api::kLocal>(routing, [&](comm::MoeRouting& r, Communicator&) -> Status {
     return api::give_text(r.explain(), text, text_bytes, needed);
   });
 }

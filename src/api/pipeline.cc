@@ -12,7 +12,7 @@ using namespace moeccl;
 using comm::Communicator;
 
 moecclResult_t moecclTensorGroups(moecclComm_t handle, moecclTensorGroups_t* groups) {
-  return api::with_comm(handle, [&](Communicator& c) -> Status {
+  return api::with_comm<api::kLocal>(handle, [&](Communicator& c) -> Status {
     MOECCL_TRY(check_out(groups, "groups"));
     const std::vector<uint32_t> of = c.tree().tensor_groups();
     const uint32_t mine = of[c.rank()];
@@ -28,7 +28,7 @@ moecclResult_t moecclTensorGroups(moecclComm_t handle, moecclTensorGroups_t* gro
 
 moecclResult_t moecclPlanTimeline(moecclComm_t handle, moecclOp_t op, size_t count, moecclDataType_t type,
                                   moecclLaneSpan_t* spans, size_t max_spans, size_t* n_spans) {
-  return api::with_comm(handle, [&](Communicator& c) -> Status {
+  return api::with_comm<api::kLocal>(handle, [&](Communicator& c) -> Status {
     if (n_spans == nullptr) return api::null_argument("n_spans", "the address of a size_t");
     if (spans == nullptr && max_spans > 0) return api::null_argument("spans", "an array of max_spans entries");
     if (op != moecclOpTensorAllToAll)

@@ -132,7 +132,7 @@ Result<std::string> page(Communicator& c, moecclOp_t op, size_t count, moecclDat
 }  // namespace
 
 moecclResult_t moecclPlanProve(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type) {
-  return with_comm(comm, [&](Communicator& c) { return prove(c, op, count, type); });
+  return with_comm<api::kLocal>(comm, [&](Communicator& c) { return prove(c, op, count, type); });
 }
 
 const char* moecclOpName(moecclOp_t op) { return plan::op_name(op); }
@@ -147,18 +147,18 @@ moecclResult_t moecclPlanList(moecclOp_t op, char* text, size_t text_bytes, size
 
 moecclResult_t moecclPlanQuery(moecclComm_t handle, moecclOp_t op, size_t count, moecclDataType_t type,
                                moecclPlanInfo_t* info) {
-  return with_comm(handle, [&](Communicator& c) { return query(c, op, count, type, info); });
+  return with_comm<api::kLocal>(handle, [&](Communicator& c) { return query(c, op, count, type, info); });
 }
 
 moecclResult_t moecclPlanExplain(moecclComm_t handle, moecclOp_t op, size_t count, moecclDataType_t type, char* text,
                                  size_t text_bytes, size_t* needed) {
-  return with_comm(handle, [&](Communicator& c) -> Status {
+  return with_comm<api::kLocal>(handle, [&](Communicator& c) -> Status {
     return api::give_text(page(c, op, count, type), text, text_bytes, needed);
   });
 }
 
 moecclResult_t moecclPlanForce(moecclComm_t handle, moecclOp_t op, const char* algorithm) {
-  return with_comm(handle, [&](Communicator& c) -> Status {
+  return with_comm<api::kLocal>(handle, [&](Communicator& c) -> Status {
     MOECCL_TRY(check_number(op));
     return c.force(op, algorithm == nullptr ? "" : algorithm);
   });

@@ -42,6 +42,7 @@ moecclResult_t moecclReplicaDrops(const double* popularity, const int32_t* count
     MOECCL_TRY(solve::check_popularity(popularity, n_experts, n_slots));
     MOECCL_TRY(check_factor(capacity_factor));
     MOECCL_TRY(api::require(counts, "counts", "replicas of each expert"));
+    MOECCL_TRY(solve::check_counts(counts, n_experts, n_slots));
     MOECCL_TRY(api::require(dropped, "dropped", "the address of a double"));
     *dropped = solve::dropped(popularity, counts, n_experts, n_slots, capacity_factor);
     return {};

@@ -74,11 +74,11 @@ bool words(std::string_view text, Env* e) {
 }
 
 // Also accepts 0, which is the field's default and leaves it unchanged.
-template <int64_t Env::*kField, int64_t kLow>
+template <int64_t Env::*kField, int64_t kLow, int64_t kHigh = int64_t{1} << 40>
 bool bytes_or_automatic(std::string_view text, Env* e) {
   int64_t value = 0;
   if (parse_bytes(text, &value) && value == 0) return true;
-  return bytes<kField, kLow, int64_t{1} << 40>(text, e);
+  return bytes<kField, kLow, kHigh>(text, e);
 }
 
 bool parse_net(std::string_view text, Env* e) {
@@ -114,8 +114,8 @@ struct Variable {
 constexpr Variable kVariables[] = {
     {"MOECCL_TIMEOUT_MS", "milliseconds, 1 to 2147483647", integer<&Env::timeout_ms, 1, kMaxMs>},
     {"MOECCL_INIT_TIMEOUT_MS", "milliseconds, 1 to 2147483647", integer<&Env::init_timeout_ms, 1, kMaxMs>},
-    {"MOECCL_STAGING_BYTES", "bytes with an optional K, M or G, 64K to 64G",
-     bytes<&Env::staging_bytes, int64_t{64} << 10, int64_t{64} << 30>},
+    {"MOECCL_STAGING_BYTES", "bytes with an optional K, M or G, 64K to 64G; 0 for automatic",
+     bytes_or_automatic<&Env::staging_bytes, int64_t{64} << 10, int64_t{64} << 30>},
     {"MOECCL_HEAP_BYTES", "bytes with an optional K, M or G, 16M to 1024G; 0 for automatic",
      bytes_or_automatic<&Env::heap_bytes, int64_t{16} << 20>},
     {"MOECCL_MOE_MEMORY_CAP", "bytes with an optional K, M or G; 0 for no cap", bytes<&Env::moe_memory_cap>},

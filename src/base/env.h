@@ -26,8 +26,8 @@ struct Env {
   // MOECCL_INIT_TIMEOUT_MS: milliseconds after which init or split fails because a rank is missing.
   int64_t init_timeout_ms = 60'000;
   // MOECCL_STAGING_BYTES: cap on a rank's staging memory in a communicator. Accepts K, M, G (powers of 1024). The same
-  // on all ranks.
-  int64_t staging_bytes = int64_t{16} << 20;
+  // on all ranks. 0: 1M for each host of the communicator, and at least 16M.
+  int64_t staging_bytes = 0;
   // MOECCL_HEAP_BYTES: size of the address range of this process's symmetric heap (moecclMemAlloc), which every process
   // of the host maps; memory is used only where something is allocated. Accepts K, M, G. 0: the machine's memory size,
   // or a sixteenth of the range that an address limit (ulimit -v) leaves.

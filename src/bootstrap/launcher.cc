@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -43,6 +42,7 @@ struct Dialect {
   const char* n_hosts[2];
   const char* job[2];           // both, joined
   const char* contact[6] = {};  // the first that is set counts
+  const char* restarts = nullptr;
 };
 constexpr Dialect kDialects[] = {
     {"torchrun",
@@ -51,8 +51,9 @@ constexpr Dialect kDialects[] = {
      "LOCAL_RANK",
      "LOCAL_WORLD_SIZE",
      {"GROUP_WORLD_SIZE", nullptr},
-     // The restart count keeps the workers of a restart apart from those that they replace.
-     {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}},
+     {"TORCHELASTIC_RUN_ID", nullptr},
+     {},
+     "TORCHELASTIC_RESTART_COUNT"},
     {"Open MPI",
      "OMPI_COMM_WORLD_RANK",
      {"OMPI_COMM_WORLD_SIZE", nullptr},
@@ -114,12 +115,14 @@ Result<LauncherInfo> read_dialect(const EnvironmentReader& read, const Dialect& 
   info.master_port = static_cast<uint16_t>(port);
   if (const char* address = read("MASTER_ADDR")) info.master_addr = address;
   if (const char* name = first_set(read, dialect.contact)) info.contact = read(name);
+  const auto value_of = [&read](const char* name) { return name != nullptr ? read(name) : nullptr; };
   for (const char* name : dialect.job) {
-    const char* value = read(name);
+    const char* value = value_of(name);
     if (value == nullptr) continue;
     if (!info.job.empty()) info.job += '.';
     info.job += value;
   }
+  if (const char* count = value_of(dialect.restarts)) info.restarts = count;
   return info;
 }
 
@@ -183,10 +186,10 @@ std::string place_of(const LauncherInfo& info) {
 
 // The name is hashed, so that its length does not depend on the job's name. It is not secret, because the listener
 // checks the caller's user.
-std::string handout_name(const LauncherInfo& info, uint32_t count) {
+std::string handout_name(const LauncherInfo& info) {
   const std::string job = known_by_parent(info) ? format("parent {}", ::getppid()) : info.job;
   const std::string text = format("{} {} {} {} {} {}:{} {} {}", ::geteuid(), info.launcher, job, info.contact,
-                                  place_of(info), info.master_addr, info.master_port, info.n_ranks, count);
+                                  place_of(info), info.master_addr, info.master_port, info.n_ranks, info.restarts);
   const Key hash = derive_key(std::as_bytes(std::span(text.data(), text.size())), "moeccl handout");
   return "moeccl-env-" + hex(std::span(hash).first(16));
 }
@@ -207,8 +210,8 @@ std::string hint_on_one_host(const LauncherInfo& info) {
   return "";
 }
 
-Result<moecclUniqueId> meet_on_one_host(const LauncherInfo& info, uint32_t count, Deadline deadline) {
-  const std::string name = handout_name(info, count);
+Result<moecclUniqueId> meet_on_one_host(const LauncherInfo& info, Deadline deadline) {
+  const std::string name = handout_name(info);
   if (info.rank == 0) {
     RootOptions options;
     options.timeout_ms = deadline.left_ms();
@@ -293,7 +296,7 @@ Result<UniqueId> wait_for_place_of_rank_0(const LauncherInfo& info, uint16_t por
   }
 }
 
-Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, uint32_t count, Deadline deadline) {
+Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, Deadline deadline) {
   if (!has_secret()) {
     return error(moecclInvalidUsage,
                  "the {} job runs on several hosts: set MOECCL_SECRET to the same secret of at least 16 characters on "
@@ -307,10 +310,14 @@ Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, uint32_t cou
   }
   const uint16_t port = static_cast<uint16_t>((info.master_port != 0 ? info.master_port : kDefaultMasterPort) + 1);
   MOECCL_ASSIGN_OR_RETURN(UniqueId id, wait_for_place_of_rank_0(info, port, deadline));
-  const std::string label = format("moeccl env {} {} {}", info.job, info.n_ranks, count);
   MOECCL_ASSIGN_OR_RETURN(const Key secret, key_of_secret(info.job));
-  id.key = derive_key(secret, label);
-  return info.rank == 0 ? Root::start_detached(root_at(id, deadline), deadline) : encode_unique_id(id);
+  id.key = derive_key(secret, format("moeccl env {} {}", info.job, info.n_ranks));
+  if (info.rank == 0) {
+    MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId started, Root::start_detached(root_at(id, deadline), deadline));
+    MOECCL_ASSIGN_OR_RETURN(id, decode_unique_id(started));
+  }
+  id.derived = true;
+  return encode_unique_id(id);
 }
 
 }  // namespace
@@ -414,13 +421,8 @@ Result<std::string> address_for_other_hosts(const LauncherInfo& info) {
 
 Result<moecclUniqueId> meet_from_environment(const LauncherInfo& info, Deadline deadline) {
   if (!info.contradiction.empty()) return error(moecclInvalidUsage, "{}", info.contradiction);
-  // A job's communicators are distinguished by their number, which is the only thing besides the launcher's variables
-  // that all ranks know before they have met.
-  static std::atomic<uint32_t> n_meetings{0};
-  const uint32_t count = n_meetings.fetch_add(1, std::memory_order_relaxed);
-  Result<moecclUniqueId> id =
-      meets_on_one_host(info) ? meet_on_one_host(info, count, deadline) : meet_between_hosts(info, count, deadline);
-  return id;
+  // All of a job's communicators meet at one place, one after another: rank 0 leaves it when all have come.
+  return meets_on_one_host(info) ? meet_on_one_host(info, deadline) : meet_between_hosts(info, deadline);
 }
 
 }  // namespace moeccl::bootstrap

@@ -18,11 +18,12 @@ struct LauncherInfo {
   std::string launcher;  // "torchrun", "Open MPI", "hydra", "Slurm"
   int rank = -1;
   int n_ranks = 0;
-  int local_rank = -1;  // -1: unknown
-  int n_local = 0;      // ranks on this host; 0: unknown
-  int n_hosts = 0;      // 0: unknown
-  std::string job;      // the same for all ranks of a job, different for jobs that run at the same time
-  std::string contact;  // the address of the launcher's own server: the same for all ranks of one host
+  int local_rank = -1;   // -1: unknown
+  int n_local = 0;       // ranks on this host; 0: unknown
+  int n_hosts = 0;       // 0: unknown
+  std::string job;       // the same for all ranks of a job, different for jobs that run at the same time
+  std::string restarts;  // how often the launcher has restarted this host's ranks; may differ between hosts
+  std::string contact;   // the address of the launcher's own server: the same for all ranks of one host
   // What another launcher says that cannot be true together with this: "RANK is 0 and ... but ..."; empty for nothing.
   std::string contradiction;
   std::string master_addr;
@@ -56,13 +57,13 @@ Result<UniqueId> place_of_rank_0(const char* said_by, const std::string& host, u
 RootOptions root_at(const UniqueId& id, Deadline deadline);
 
 // Returns the id of this process's next communicator made from launcher variables, for Session::join(..., wait_for_root
-// = true). Every rank must call it the same number of times.
+// = true). All ranks make their communicators in the same order; one that could not be made may be tried again.
 //
 // On one host, rank 0 starts the root and hands the id out over an abstract UNIX socket, named after user and job, to
 // processes of the same user. Between hosts, the root listens at MASTER_ADDR, port MASTER_PORT + 1, at each of its
-// addresses that this host has, and all ranks derive the key from MOECCL_SECRET. A name that is not known yet is asked
-// for until the deadline. Without that secret the call fails with InvalidUsage, because nothing else tells a rank from
-// a stranger. It also fails so on a contradiction.
+// addresses that this host has, and all ranks derive the key from MOECCL_SECRET (UniqueId::derived). A name that is not
+// known yet is asked for until the deadline. Without that secret the call fails with InvalidUsage, because nothing else
+// tells a rank from a stranger. It also fails so on a contradiction.
 Result<moecclUniqueId> meet_from_environment(const LauncherInfo& info, Deadline deadline);
 
 }  // namespace moeccl::bootstrap

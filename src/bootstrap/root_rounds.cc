@@ -34,6 +34,7 @@ void RootServer::admit(Id id, Connection* c, const Party& party) {
   if (members_.empty()) {
     members_.resize(party.n_ranks);
     sized_by_ = rank;
+    if (config_.survivors) attendance_.emplace(party.n_ranks);
   }
   Status refusal;
   if (n_ranks != static_cast<int>(members_.size())) {
@@ -53,6 +54,7 @@ void RootServer::admit(Id id, Connection* c, const Party& party) {
   member.came = true;
   member.peer = c->peer;
   ++n_came_;
+  if (attendance_) attendance_->comes(party.rank);
   if (!failure_.ok()) return tell_failure(id);
   watch_process(c->peer.pid);
 }
@@ -114,14 +116,17 @@ void RootServer::on_message(Id id, ControlMessage message) {
       if (failure_.ok()) fail(error(moecclRemoteError, "{} failed: {}", name, why.message()));
       return;
     }
-    case kGone:
+    case kGone: {
       // A message that arrives late refers to the old numbers.
-      if (!config_.survivors || joined_ || !failure_.ok()) return;
-      if (!decode_ranks(message.payload, members_.size(), &member.gone)) {
+      if (!attendance_ || !member.contributed || !failure_.ok()) return;
+      RankSet gone;
+      if (!decode_ranks(message.payload, members_.size(), &gone)) {
         return fail(error(moecclInternalError, "{} reports ranks as gone that do not exist", who(c->rank)));
       }
+      attendance_->reports(static_cast<size_t>(c->rank), std::move(gone));
       if (all_are_here()) finish_round();
       return;
+    }
     default:
       if (failure_.ok()) contribute(id, c, std::move(message));
   }
@@ -176,10 +181,13 @@ void RootServer::contribute(Id, Connection* c, ControlMessage message) {
   const std::span<const std::byte> rest = body.raw(body.left());
   if (message.type == kJoin) {
     Reader process(rest);
-    Member& member = member_of(c->rank);
-    member.in_own_process = process.u64() == driver::this_process().random;
-    if (config_.survivors && !decode_ranks(process.raw(process.left()), members_.size(), &member.gone)) {
-      return fail(error(moecclInternalError, "{} joins survivors without saying which ranks are gone", who(c->rank)));
+    member_of(c->rank).in_own_process = process.u64() == driver::this_process().random;
+    if (attendance_) {
+      RankSet gone;
+      if (!decode_ranks(process.raw(process.left()), members_.size(), &gone)) {
+        return fail(error(moecclInternalError, "{} joins survivors without saying which ranks are gone", who(c->rank)));
+      }
+      attendance_->reports(static_cast<size_t>(c->rank), std::move(gone));
     }
   }
   if (message.type == kGather) {
@@ -203,19 +211,8 @@ void RootServer::contribute(Id, Connection* c, ControlMessage message) {
   if (failure_.ok() && all_are_here()) finish_round();
 }
 
-// At a meeting of survivors: returns true if the rank has not joined and no rank that has joined expects it.
-bool RootServer::is_given_up(size_t rank) const {
-  if (!config_.survivors || joined_ || members_[rank].came) return false;
-  return std::all_of(members_.begin(), members_.end(), [&](const Member& m) { return !m.contributed || m.gone[rank]; });
-}
-
 bool RootServer::all_are_here() const {
-  if (round_.n_contributed == static_cast<int>(members_.size())) return true;
-  if (!config_.survivors || joined_ || round_.n_contributed == 0) return false;
-  for (size_t rank = 0; rank < members_.size(); ++rank) {
-    if (!members_[rank].contributed && !is_given_up(rank)) return false;
-  }
-  return true;
+  return attendance_ ? attendance_->complete() : round_.n_contributed == static_cast<int>(members_.size());
 }
 
 // Leaves out the ranks that have not joined.
@@ -269,7 +266,8 @@ void RootServer::forward_fds(int src_rank, const RankSet& wanted_by, std::vector
 void RootServer::finish_round() {
   std::vector<std::byte> answer;
   if (round_.type == kJoin) {
-    if (config_.survivors) answer = encode_numbers(number_anew());
+    if (attendance_) answer = encode_numbers(number_anew());
+    attendance_.reset();
     std::vector<Peer> peers;
     for (Member& m : members_) {
       m.peer.with_root = m.in_own_process;
@@ -312,7 +310,8 @@ void RootServer::on_round_timeout() {
   }
   std::vector<int> missing;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
-    if (!members_[rank].contributed && !is_given_up(rank)) missing.push_back(static_cast<int>(rank));
+    const bool awaited = attendance_ ? attendance_->awaits(rank) : !members_[rank].contributed;
+    if (awaited) missing.push_back(static_cast<int>(rank));
   }
   const std::string whose = round_.deadline.passed() && round_.deadline_rank >= 0
                                 ? format("the time of rank {}", round_.deadline_rank)

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "src/base/clock.h"
 #include "src/base/fd.h"
 #include "src/base/status.h"
+#include "src/bootstrap/attendance.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/connection.h"
 #include "src/bootstrap/handout.h"
@@ -54,7 +56,6 @@ class RootServer {
     bool told = false;  // it knows of the failure
     bool contributed = false;
     bool in_own_process = false;  // it runs in this root's process
-    RankSet gone;                 // at a meeting of survivors: the ranks that this one reports as gone
     Peer peer;
   };
   struct Round {
@@ -99,7 +100,6 @@ class RootServer {
   bool accept_part(Connection* c, const ControlMessage& message, Reader* body);
   Status forward_rows(int src_rank, std::span<const std::byte> rows);
   void forward_fds(int src_rank, const RankSet& wanted_by, std::vector<Fd> fds);
-  bool is_given_up(size_t rank) const;
   bool all_are_here() const;
   std::vector<uint32_t> number_anew();
   void finish_round();
@@ -131,6 +131,7 @@ class RootServer {
   int sized_by_ = -1;            // that rank
   int n_came_ = 0;
   int n_left_ = 0;
+  std::optional<Attendance> attendance_;  // at a meeting of survivors, until they have joined
   bool joined_ = false;
   Round round_;
   std::unordered_map<int32_t, Fd> processes_;  // pidfds of members' processes

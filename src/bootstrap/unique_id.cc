@@ -16,7 +16,7 @@ constexpr uint16_t kLayout = 1;
 constexpr size_t kAddressBytes = 32;
 constexpr size_t kChecksumAt = MOECCL_UNIQUE_ID_BYTES - 8;
 
-enum Kind : uint16_t { kUnix = 1, kTcp4 = 2, kTcp6 = 3, kAtRank0 = 256 };
+enum Kind : uint16_t { kUnix = 1, kTcp4 = 2, kTcp6 = 3, kAtRank0 = 256, kDerived = 512 };
 
 Status refused(const char* why) {
   return error(moecclInvalidArgument,
@@ -68,7 +68,7 @@ Result<moecclUniqueId> encode_unique_id(const UniqueId& id) {
   Writer w;
   w.raw(std::as_bytes(std::span(kMagic.data(), kMagic.size())));
   w.u16(kLayout);
-  w.u16(static_cast<uint16_t>(kind | (id.at_rank_0 ? kAtRank0 : 0)));
+  w.u16(static_cast<uint16_t>(kind | (id.at_rank_0 ? kAtRank0 : 0) | (id.derived ? kDerived : 0)));
   w.u16(id.address.port());
   w.u16(static_cast<uint16_t>(address.size()));
   w.raw(address);
@@ -97,12 +97,13 @@ Result<UniqueId> decode_unique_id(const moecclUniqueId& id) {
   Reader r(all);
   if (std::memcmp(r.raw(kMagic.size()).data(), kMagic.data(), kMagic.size()) != 0) return refused("was never made");
   const uint16_t layout = r.u16();
-  const uint16_t said = r.u16(), kind = static_cast<uint16_t>(said & ~kAtRank0);
+  const uint16_t said = r.u16(), kind = static_cast<uint16_t>(said & ~(kAtRank0 | kDerived));
   const uint16_t port = r.u16();
   const uint16_t address_size = r.u16();
   const std::span<const std::byte> address = r.raw(kAddressBytes);
   UniqueId result;
   result.at_rank_0 = (said & kAtRank0) != 0;
+  result.derived = (said & kDerived) != 0;
   const std::span<const std::byte> key = r.raw(kKeyBytes);
   std::copy(key.begin(), key.end(), result.key.begin());
   result.host_hash = r.u64();

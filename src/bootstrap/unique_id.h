@@ -23,12 +23,13 @@ struct UniqueId {
   Key key = {};            // secret, so it is never printed
   uint64_t host_hash = 0;  // of the id's host, to recognize a UNIX address used on another host; 0: unknown
   bool at_rank_0 = false;  // nothing listens there before rank 0 joins (place.h)
+  bool derived = false;    // each rank has made the id by itself; the job's other communicators have the same one
 };
 
-// The bytes are: "MOECCLid", layout u16, kind u16 (with 256 added for at_rank_0), port u16, address length u16,
-// address[32], key[32], host u64, others[32], checksum u64 over all before it. In others, each address follows its
-// length u8, and zeros follow the last. The checksum detects accidents (truncation, text-mode copies), not attackers.
-// Others that do not fit are left out.
+// The bytes are: "MOECCLid", layout u16, kind u16 (with 256 added for at_rank_0 and 512 for derived), port u16, address
+// length u16, address[32], key[32], host u64, others[32], checksum u64 over all before it. In others, each address
+// follows its length u8, and zeros follow the last. The checksum detects accidents (truncation, text-mode copies), not
+// attackers. Others that do not fit are left out.
 Result<moecclUniqueId> encode_unique_id(const UniqueId& id);
 // Returns InvalidArgument with the reason for any bytes that encode_unique_id() cannot have made.
 Result<UniqueId> decode_unique_id(const moecclUniqueId& id);

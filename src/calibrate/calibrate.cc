@@ -119,13 +119,17 @@ Status use_profile(Communicator& comm, const plan::Profile& profile, Status why)
   return {};
 }
 
-Status load_profile(Communicator& comm, const std::string& path) {
+Status load_profile(Communicator& comm, const std::string& path, bool grown) {
   const auto read = [&]() -> Result<plan::Profile> {
     MOECCL_ASSIGN_OR_RETURN(const std::string text, driver::read_file(path));
     MOECCL_ASSIGN_OR_RETURN(plan::Profile profile, plan::read_profile(text, path));
-    MOECCL_TRY(plan::profile_fits(profile, comm.tree()));
     profile.source = format("the profile {}", path);
-    return profile;
+    Status fits = plan::profile_fits(profile, comm.tree());
+    if (fits.ok()) return profile;
+    if (!grown) return fits;
+    log(comm.rank() == 0 ? LogLevel::kWarn : LogLevel::kInfo, "{} is not followed here: {}", profile.source,
+        fits.message());
+    return *comm.selector().profile();
   };
   Result<plan::Profile> profile = read();
   return use_profile(comm, profile.ok() ? *profile : plan::Profile(), profile.status());
@@ -146,9 +150,9 @@ Status save_profile_in_cache(const Communicator& comm) {
   return save_profile(comm, path);
 }
 
-Status profile_at_init(Communicator& comm) {
+Status profile_at_init(Communicator& comm, bool grown) {
   if (!env().profile.empty()) {
-    const Status loaded = load_profile(comm, env().profile);
+    const Status loaded = load_profile(comm, env().profile, grown);
     const bool own = loaded.code() == moecclInvalidArgument || loaded.code() == moecclSystemError;
     return own ? error(loaded.code(), "MOECCL_PROFILE: {}", loaded.message()) : loaded;
   }

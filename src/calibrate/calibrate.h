@@ -26,14 +26,15 @@ Result<plan::Profile> calibrate(Communicator& comm, const CalibrateOptions& opti
 // moecclMismatch on all ranks, naming two that differ. `why` is this rank's own failure to make a profile: then all
 // ranks fail.
 Status use_profile(Communicator& comm, const plan::Profile& profile, Status why);
-// Collective: every rank reads its own `path`.
-Status load_profile(Communicator& comm, const std::string& path);
+// Collective: every rank reads its own `path`. A file that does not fit the topology is a failure or, where the
+// communicator has `grown` from the one that it may describe, is left out with a warning.
+Status load_profile(Communicator& comm, const std::string& path, bool grown = false);
 Status save_profile(const Communicator& comm, const std::string& path);
 Status save_profile_in_cache(const Communicator& comm);
 
 // Follows MOECCL_PROFILE and MOECCL_CALIBRATE at init; does nothing if neither is set. The cache is
 // $XDG_CACHE_HOME/moeccl/<topology hash>-<ranks>x<cores>.json, or else in ~/.cache; rank 0's copy is the one that
 // counts.
-Status profile_at_init(Communicator& comm);
+Status profile_at_init(Communicator& comm, bool grown);
 
 }  // namespace moeccl::comm

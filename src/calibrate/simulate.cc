@@ -42,7 +42,8 @@ constexpr double kGain = 1.02;
 // One candidate's row of the page.
 struct Outcome {
   std::string name;
-  std::string refusal;  // not empty: why it was not simulated
+  std::string refusal;     // not empty: why it was not simulated
+  bool too_large = false;  // because it has too many steps, although it could run
   double ns = 0, dispatch_ns = 0, combine_ns = 0;
   double closed_form_ns = 0;  // HierMoE Eq. 1-6, dispatch and combine; 0: the profile has no such costs
   std::vector<uint64_t> level_bytes;
@@ -63,9 +64,11 @@ struct Page {
   std::vector<std::pair<const char*, std::string>> inputs =
       {};  // what the caller asked about, by its JSON key, as JSON
 
-  void refuse(std::string name, std::string why) {
-    outcomes.emplace_back().name = std::move(name);
-    outcomes.back().refusal = std::move(why);
+  void refuse(std::string name, std::string why, bool too_large = false) {
+    Outcome& o = outcomes.emplace_back();
+    o.name = std::move(name);
+    o.refusal = std::move(why);
+    o.too_large = too_large;
   }
   template <class T>
   void input(const char* key, const T& value) {
@@ -96,7 +99,7 @@ const Outcome* flat(const Page& page) {
   return nullptr;
 }
 
-std::string verdict(const Page& page) {
+std::string comparison(const Page& page) {
   const Outcome* best = fastest(page);
   const Outcome* base = flat(page);
   if (base == nullptr && !page.has_flat) return format("fastest: {}", best->name);
@@ -106,6 +109,15 @@ std::string verdict(const Page& page) {
                         : format("no gain: {} is within 2 % of the {} algorithm", best->name, base->name);
   }
   return format("fastest: {}, {:.2f}x faster than {}", best->name, base->ns / best->ns, base->name);
+}
+
+std::string verdict(const Page& page) {
+  std::string unknown;
+  for (const Outcome& o : page.outcomes)
+    if (o.too_large) unknown += (unknown.empty() ? "" : ", ") + o.name;
+  if (unknown.empty()) return comparison(page);
+  return format("of the candidates that were simulated: {}. Not simulated, because they have too many steps: {}",
+                comparison(page), unknown);
 }
 
 // A figure that is not the hardware's own comes from the file.
@@ -274,7 +286,7 @@ Status simulate_collective(const moecclSimulateConfig_t& c, Page& page) {
     uint64_t steps = a.build(shape, page.tree, 0).n_steps();
     if (shape.n_ranks > 1) steps += uint64_t{a.build(shape, page.tree, 1).n_steps()} * (shape.n_ranks - 1);
     if (std::string why = too_large(steps, wanted == a.name); !why.empty())
-      page.refuse(a.name, std::move(why));
+      page.refuse(a.name, std::move(why), true);
     else
       page.outcomes.push_back(priced(algo::build_all(a, shape, page.tree), page.tree, profile));
   }
@@ -348,7 +360,7 @@ Status simulate_exchange(const moecclSimulateConfig_t& c, Page& page) {
     }
     const uint64_t steps = uint64_t{made->build(0).n_steps()} * page.tree.n_ranks;
     if (std::string why = too_large(steps, !wanted.empty()); !why.empty())
-      page.refuse(name, std::move(why));
+      page.refuse(name, std::move(why), true);
     else
       page.outcomes.push_back(priced(made->build_all(), page.tree, page.hardware.profile));
   }

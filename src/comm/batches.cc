@@ -102,6 +102,14 @@ void join(Places& places, const std::vector<Call>& calls) {
   }
 }
 
+// An abort of one of the batch's communicators calls the meeting off.
+void arrange_meeting(Batch& batch) {
+  batch.meeting = std::make_shared<Meeting>(batch.others.size());
+  std::set<const Communicator*> told;
+  for (const Call& c : batch.calls)
+    if (told.insert(c.comm).second) c.comm->meetings().add(batch.meeting);
+}
+
 }  // namespace
 
 Result<Batches> batches_of(std::vector<Call>& calls) {
@@ -127,7 +135,7 @@ Result<Batches> batches_of(std::vector<Call>& calls) {
     batch.places.push_back(i);
   }
   for (const auto& b : batches)
-    if (!b->others.empty()) b->meeting = std::make_unique<Meeting>(b->others.size());
+    if (!b->others.empty()) arrange_meeting(*b);
   return batches;
 }
 

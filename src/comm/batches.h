@@ -25,12 +25,15 @@ struct Batch {
     bool comes = true;  // false: the communicator was aborted before the batch began
   };
   std::vector<Communicator::Hold> holds;  // [turns] of a queued batch, until it begins; first, so that they end last
-  Stream* stream = nullptr;               // where the batch runs; null: on this thread
+  // [others] of a communicator whose memory a stream uses until it has come to the batch: after an abort, that may be
+  // when the communicator has ended.
+  std::vector<Communicator::Hold> holds_of_others;
+  Stream* stream = nullptr;  // where the batch runs; null: on this thread
   std::vector<Call> calls;
   std::vector<size_t> places;        // [calls] where the call stands in its group
   std::vector<Turn> turns;           // taken when the batch is issued
   std::vector<Stream*> others;       // more streams of the calls
-  std::unique_ptr<Meeting> meeting;  // with the others; null if there are none
+  std::shared_ptr<Meeting> meeting;  // with the others; null if there are none
   // The calls' numbers, if all were launched on the persistent kernel. Messages have one number together.
   std::vector<uint64_t> walks;
   Status launched;

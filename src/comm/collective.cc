@@ -26,14 +26,21 @@ bool writes_recv(const CollectiveCall& c, uint32_t rank) {
 
 Status check_reduce(Communicator& comm, const CollectiveCall& c, exec::Operation& op, bool* scaled) {
   using kernels::ReduceOp;
-  // Avg is a sum followed by a division.
+  // Avg is a sum followed by a division. A sum of fp16 or fp8 may be out of range where the average is not, and plans
+  // store partial sums in the type, so these divide each rank's Input first, as NCCL does for all floats.
   static constexpr ReduceOp kBuiltIn[] = {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMax, ReduceOp::kMin,
                                           ReduceOp::kSum};
   static_assert(std::size(kBuiltIn) == MOECCL_NUM_REDUCTIONS && moecclProd == 1 && moecclMax == 2 && moecclMin == 3);
   *scaled = c.reduce < 0 || c.reduce >= MOECCL_NUM_REDUCTIONS;
   if (!*scaled) {
     op.reduce = kBuiltIn[c.reduce];
-    if (c.reduce == moecclAvg) op.divisor = comm.n_ranks();
+    if (c.reduce == moecclAvg) {
+      *scaled = c.type == moecclFloat16 || c.type == moecclFloat8e4m3 || c.type == moecclFloat8e5m2;
+      if (*scaled)
+        op.scale.f32 = 1.0F / static_cast<float>(comm.n_ranks());
+      else
+        op.divisor = comm.n_ranks();
+    }
   } else {
     const std::optional<PreMul> made = comm.premuls().find(c.reduce);
     if (!made)
@@ -45,17 +52,43 @@ Status check_reduce(Communicator& comm, const CollectiveCall& c, exec::Operation
     op.scale = made->scalar;
     op.scale_at = made->scalar_at;
   }
-  op.signature.reduce = static_cast<uint8_t>(*scaled ? exec::kPreMulSum : c.reduce);
+  op.signature.reduce =
+      static_cast<uint8_t>(c.reduce < MOECCL_NUM_REDUCTIONS && c.reduce >= 0 ? c.reduce : exec::kPreMulSum);
   return {};
 }
 
-Status check_overlap(const Communicator& comm, const CollectiveCall& c, uint64_t block_bytes, uint64_t in_bytes,
+// Returns true if a piece of send shares a byte with a piece of recv, for an AllToAllv with these sizes.
+bool pieces_overlap(const CollectiveCall& c, const exec::Operation& op) {
+  struct Piece {
+    uint64_t begin, end;
+    bool received;
+  };
+  std::vector<Piece> pieces;
+  const auto add = [&](const void* base, uint64_t at, uint64_t count, bool received) {
+    const uint64_t begin = reinterpret_cast<uint64_t>(base) + at * op.element_bytes;
+    if (count > 0) pieces.push_back({begin, begin + count * op.element_bytes, received});
+  };
+  for (size_t r = 0; r < op.send_counts.size(); ++r) {
+    add(c.send, op.send_displs[r], op.send_counts[r], false);
+    add(c.recv, op.recv_displs[r], op.recv_counts[r], true);
+  }
+  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+  uint64_t ends[2] = {};  // how far the pieces so far reach, by Piece::received
+  for (const Piece& p : pieces) {
+    if (p.begin < ends[p.received ? 0 : 1]) return true;
+    ends[p.received ? 1 : 0] = std::max(ends[p.received ? 1 : 0], p.end);
+  }
+  return false;
+}
+
+Status check_overlap(const Communicator& comm, const CollectiveCall& c, const exec::Operation& op, uint64_t in_bytes,
                      uint64_t out_bytes) {
   if (!reads_send(c, comm.rank()) || !writes_recv(c, comm.rank())) return {};
   if (!overlap(c.send, in_bytes, c.recv, out_bytes)) return {};
+  if (plan::facts(c.op).private_sizes && !pieces_overlap(c, op)) return {};
   const auto* send = static_cast<const std::byte*>(c.send);
   const auto* recv = static_cast<const std::byte*>(c.recv);
-  const uint64_t own = block_bytes * comm.rank();
+  const uint64_t own = c.count * op.element_bytes * comm.rank();
   // For in-place calls: the position of a rank's single block within the buffer of all ranks' blocks.
   const bool one_in = plan::facts(c.op).in == plan::Blocks::kOne, one_out = plan::facts(c.op).out == plan::Blocks::kOne;
   const bool never = plan::facts(c.op).private_sizes || plan::facts(c.op).in == plan::Blocks::kGroups;
@@ -193,7 +226,7 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
     return bad(c.op, "send", "NULL", format("{} bytes", in_bytes));
   if (out_bytes > 0 && c.recv == nullptr && writes_recv(c, comm.rank()))
     return bad(c.op, "recv", "NULL", format("{} bytes", out_bytes));
-  MOECCL_TRY(check_overlap(comm, c, c.count * op.element_bytes, in_bytes, out_bytes));
+  MOECCL_TRY(check_overlap(comm, c, op, in_bytes, out_bytes));
   op.input = c.send;
   op.output = c.recv;
   const void* const reads = in_bytes > 0 && reads_send(c, comm.rank()) ? c.send : nullptr;

@@ -144,7 +144,8 @@ Communicator::~Communicator() {
 
 size_t Communicator::memory_bytes() const {
   const exec::Fabric& f = *fabric_;
-  return f.own->bytes() + f.scratch.capacity() + (f.sent.capacity() + f.awaited.capacity()) * sizeof(uint32_t) +
+  return f.own->bytes() + f.scratch_bytes.load(std::memory_order_relaxed) +
+         (f.sent.capacity() + f.awaited.capacity()) * sizeof(uint32_t) +
          (f.entered.capacity() + f.finished.capacity()) * sizeof(uint64_t) + f.links.size() * sizeof(transport::Link) +
          (f.engine != nullptr ? f.engine->memory_bytes() : 0) + (cuda_ != nullptr ? cuda_->memory_bytes() : 0);
 }
@@ -411,6 +412,7 @@ void Communicator::abort() {
   }
   fabric_->fail(error(moecclAborted, "rank {} aborted the communicator", rank_));
   turns_.close();
+  meetings_.call_off(error(moecclAborted, "rank {} aborted the communicator", rank_));
   companions_->for_each([](Communicator& c) { c.abort(); });
 }
 

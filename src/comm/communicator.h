@@ -15,6 +15,7 @@
 #include "src/comm/collective_call.h"
 #include "src/comm/companions.h"
 #include "src/comm/group_holds.h"
+#include "src/comm/meeting.h"
 #include "src/comm/premuls.h"
 #include "src/comm/turns.h"
 #include "src/driver/fork_page.h"
@@ -203,6 +204,8 @@ class Communicator {
   // Counts the calls in open groups.
   GroupHolds& group_holds() { return group_holds_; }
 
+  Meetings& meetings() { return meetings_; }
+
   // The communicators that end with an abort or a revocation of this one.
   const std::shared_ptr<Companions>& companions() const { return companions_; }
 
@@ -249,6 +252,7 @@ class Communicator {
 
   std::atomic<uint64_t> numbers_{0};
   Turns turns_;
+  Meetings meetings_;
   PreparedCalls calls_;
 
   mutable std::mutex error_mutex_;

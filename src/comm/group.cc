@@ -44,7 +44,10 @@ class ChainTask final : public exec::Task {
   }
   Status diagnose() override { return running_ ? running_->diagnose() : Status(); }
   std::string describe() const override { return running_ ? running_->describe() : "a group of operations"; }
+  uint64_t sequence() const override { return running_ ? running_->sequence() : 0; }
+  uint32_t awaits() const override { return running_ ? running_->awaits() : transport::Engine::kAnyone; }
   bool needs(uint32_t peer) const override { return running_ && running_->needs(peer); }
+  bool has_entered(uint32_t peer) const override { return running_ && running_->has_entered(peer); }
   int64_t deadline_ns(int64_t since_ns) const override {
     return running_ ? running_->deadline_ns(since_ns) : Task::deadline_ns(since_ns);
   }
@@ -281,10 +284,12 @@ Status drive(Batch& batch) {
   return status;
 }
 
-// What another stream of a batch does in the batch's place.
-Status attend(Batch& batch) {
+// What the i-th other stream of a batch does in the batch's place.
+Status attend(Batch& batch, size_t i) {
   const exec::StreamWork* work = exec::StreamWork::current();
-  return batch.meeting->attend(work != nullptr ? work->wait_ready(batch.calls.front().runner().fabric()) : Status());
+  const Status arrival = work != nullptr ? work->wait_ready(batch.calls.front().runner().fabric()) : Status();
+  batch.holds_of_others[i] = nullptr;  // from now on, Destroy waits for the batch
+  return batch.meeting->attend(arrival);
 }
 
 // The work of a batch that is put on streams.
@@ -304,7 +309,10 @@ PutWork put_work_of(const std::shared_ptr<Batch>& batch) {
     return works;
   }
   if (batch->stream != nullptr) works.own = batch->stream->hold([batch] { return drive(*batch); });
-  for (Stream* other : batch->others) works.of_others.push_back(other->hold([batch] { return attend(*batch); }));
+  for (size_t i = 0; i < batch->others.size(); ++i) {
+    batch->holds_of_others.push_back(batch->calls.front().comm->hold());
+    works.of_others.push_back(batch->others[i]->hold([batch, i] { return attend(*batch, i); }));
+  }
   return works;
 }
 
@@ -339,9 +347,10 @@ Status note_earlier_work(Batch& batch) {
   return {};
 }
 
-Status issue_batches(std::vector<Call>& calls) {
+// Does everything that can fail before tickets are taken.
+Status prepare_batches(std::vector<Call>& calls, Batches& batches, std::vector<PutWork>& works) {
   MOECCL_TRY(check_self_messages(calls));
-  MOECCL_ASSIGN_OR_RETURN(Batches batches, batches_of(calls));
+  MOECCL_ASSIGN_OR_RETURN(batches, batches_of(calls));
   for (const auto& batch : batches) {
     if (batch->launchable) continue;
     if (batch->stream != nullptr) MOECCL_TRY(batch->stream->ready());
@@ -353,14 +362,25 @@ Status issue_batches(std::vector<Call>& calls) {
   MOECCL_TRY(launch_at_once(batches));
   for (const auto& batch : batches)
     if (!batch->is_launched()) batch->in_flight.reset();
-  // Everything that can fail comes before the tickets.
-  std::vector<PutWork> works;
   for (const auto& batch : batches) {
     MOECCL_TRY(note_earlier_work(*batch));
     batch->turns.reserve(batch->calls.size());
     batch->holds.reserve(batch->calls.size());
     works.push_back(put_work_of(batch));
   }
+  return {};
+}
+
+// Tells the communicators of calls that were not issued why.
+Status not_issued(const std::vector<Call>& calls, Status why) {
+  for (const Call& c : calls) c.comm->set_last_error(why.message());
+  return why;
+}
+
+Status issue_batches(std::vector<Call>& calls) {
+  Batches batches;
+  std::vector<PutWork> works;
+  if (Status s = prepare_batches(calls, batches, works); !s.ok()) return not_issued(calls, std::move(s));
   for (auto& batch : batches) take_turns(*batch);
   Status status;
   for (size_t i = 0; i < batches.size(); ++i) {
@@ -412,7 +432,7 @@ Status issue_all(std::vector<Call> calls) {
   } catch (const std::exception& e) {
     Status status = caught(e);
     for (const Call& c : calls) c.comm->break_off(status);  // peers would wait for what was not issued
-    return status;
+    return not_issued(calls, std::move(status));
   }
 }
 
@@ -500,7 +520,7 @@ Status Group::end() {
     return error(moecclInvalidUsage,
                  "the group was opened in the process that this one was forked from: its calls were dropped");
   }
-  if (!failure.ok()) return failure;
+  if (!failure.ok()) return not_issued(calls, std::move(failure));
   // Peers of the other communicators wait for these calls, whatever becomes of the new ones.
   const Status joined = joins.empty() ? Status() : run_joins(joins);
   Status issued = calls.empty() ? Status() : issue_all(std::move(calls));

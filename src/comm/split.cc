@@ -149,10 +149,8 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
   }
   Parent from;
   from.uplinks = std::move(uplinks);
-  from.others_alive = [&]() -> Status {
-    MOECCL_TRY(still_wanted(parent));
-    return members_alive(parent, members);
-  };
+  from.still_wanted = [&] { return still_wanted(parent); };
+  from.others_alive = [&] { return members_alive(parent, members); };
   auto made = Communicator::init(chosen.id, static_cast<int>(members.size()), static_cast<int>(at - members.begin()),
                                  config, from);
   if (!made.ok() && made.status().code() == moecclRemoteError) {

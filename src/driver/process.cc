@@ -24,11 +24,9 @@ namespace {
 std::string read_small_file(const char* path) {
   const Fd fd(::open(path, O_RDONLY | O_CLOEXEC));
   if (!fd) return {};
-  char text[1024];
-  ssize_t n;
-  do {
-    n = ::read(fd.get(), text, sizeof(text));
-  } while (n < 0 && errno == EINTR);
+  char text[4096];
+  ssize_t n = 0;
+  while ((n = ::read(fd.get(), text, sizeof(text))) < 0 && errno == EINTR) continue;
   if (n <= 0) return {};
   std::string result(text, static_cast<size_t>(n));
   while (!result.empty() && result.back() == '\n') result.pop_back();
@@ -140,13 +138,18 @@ Result<std::shared_ptr<const ProcessWatch>> ProcessWatch::open(pid_t pid, Fd lin
       new ProcessWatch(pid, pidfd.ok() ? std::move(*pidfd) : Fd(), std::move(line)));
 }
 
+bool ProcessWatch::dumps_core(std::string_view s) { return s.find("\nCoreDumping:\t1") != std::string_view::npos; }
+
 Status ProcessWatch::check() const {
+  bool dumps = false;  // what poll() shows only when the dump is written; asked before it, as a number may be used anew
+  if (const int64_t now = now_ns(); now > look_ns_.load(std::memory_order_relaxed)) {
+    dumps = dumps_core(read_small_file(format("/proc/{}/status", pid_).c_str()));
+    look_ns_.store(dumps ? 0 : now + 1'000'000'000, std::memory_order_relaxed);
+  }
   pollfd entries[2] = {{pidfd_.get(), POLLIN, 0}, {line_.get(), POLLIN, 0}};  // poll() ignores a negative descriptor
-  int n;
-  do {
-    n = ::poll(entries, 2, 0);
-  } while (n < 0 && errno == EINTR);
-  if (n <= 0) return {};
+  int n = 0;
+  while ((n = ::poll(entries, 2, 0)) < 0 && errno == EINTR) continue;
+  if (n <= 0) return dumps ? error(moecclRemoteError, "process {} has crashed and dumps core", pid_) : Status();
   if (entries[0].revents != 0) return error(moecclRemoteError, "process {} has ended", pid_);
   // A process that ends closes its descriptors before its pidfd becomes readable.
   return error(moecclRemoteError, "process {} has ended, or executes another program", pid_);

@@ -4,9 +4,11 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "src/base/fd.h"
 #include "src/base/status.h"
@@ -57,13 +59,15 @@ class ProcessWatch {
  public:
   // `line` is the other process's life_line(), as received from it; it may be empty where the system has pidfds.
   static Result<std::shared_ptr<const ProcessWatch>> open(pid_t pid, Fd line);
-  // Returns success, or RemoteError such as "process 4711 has ended".
+  // Returns success, or RemoteError such as "process 4711 has ended" or, within a second, that it dumps core.
   Status check() const;
+  static bool dumps_core(std::string_view proc_status);  // what /proc/PID/status says
 
  private:
   ProcessWatch(pid_t pid, Fd pidfd, Fd line) : pid_(pid), pidfd_(std::move(pidfd)), line_(std::move(line)) {}
   pid_t pid_;
   Fd pidfd_, line_;
+  mutable std::atomic<int64_t> look_ns_{0};  // when to look next whether it dumps core
 };
 
 // Remembers the process that created it. Each query costs one system call (glibc does not cache getpid).

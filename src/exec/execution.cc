@@ -166,7 +166,7 @@ void Execution::find_landings() {
     return;
   }
   std::vector<uint8_t>& readers = scratch_.slot_readers;
-  readers.assign(program.n_slots, 0);
+  readers.assign(program.n_slots + program.n_part_slots, 0);
   for (const plan::Ref& ref : program.srcs) {
     if (ref.buffer != Buffer::kStaging || ref.rank != f.rank) continue;
     readers[ref.index] = static_cast<uint8_t>(std::min(2, readers[ref.index] + 1));
@@ -193,7 +193,7 @@ bool Execution::worth_landing(const plan::Ref& src) {
   if (binding_.chunking.chunk * op_.element_bytes / src.parts < kLandBytes) return false;
   const auto reads = [&](const plan::Ref& ref) {
     return ref.buffer == Buffer::kStaging && ref.rank == src.rank && ref.index == src.index &&
-           (ref.parts != src.parts || ref.part == src.part);
+           (ref.parts != src.parts || ref.part == src.part || choice_.program->holds_part(ref));
   };
   return std::count_if(choice_.program->srcs.begin(), choice_.program->srcs.end(), reads) == 1;
 }

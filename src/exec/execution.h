@@ -82,15 +82,19 @@ class Execution final : public AgreedTask {
   uint64_t governing(const plan::Step& s) const;
   // Returns row 0 of a row list's buffer or slot.
   std::byte* row_base(const plan::Ref& ref, uint32_t chunk, uint32_t plane);
-  // One plane for rows alone; two for rows (plane 0) and their scales (plane 1). Each is dense in its buffer or in its
-  // part of the slot.
+  // One plane for rows alone; two for rows (plane 0) and their scales (plane 1). Each is dense in its buffer. In
+  // staging, the scales of all slots follow the rows of all slots.
   uint32_t n_planes() const { return op_.scales.bytes > 0 ? 2 : 1; }
   uint32_t plane_bytes(uint32_t plane) const {
     const auto rows = static_cast<uint32_t>(op_.element_bytes - op_.scales.bytes);
     return plane == 0 ? rows : op_.scales.bytes;
   }
-  // Returns where a plane of a slot begins, in bytes.
-  uint64_t plane_offset(uint32_t plane) const { return plane == 0 ? 0 : binding_.slot_elements * plane_bytes(0); }
+  // Returns where a plane of a slot begins in its half of the staging, in bytes.
+  uint64_t plane_base(const plan::Ref& ref, uint32_t chunk, uint32_t plane) const {
+    const plan::Program& p = *choice_.program;
+    const uint64_t rows = plane == 0 ? 0 : uint64_t{p.n_slots} * p.depth * binding_.slot_elements;
+    return rows * plane_bytes(0) + plan::slot_base(binding_, p, ref, chunk) * plane_bytes(plane);
+  }
   // Returns the plane at which a step resumes after its put found the link full.
   uint32_t first_plane(const plan::Step& s, uint32_t chunk) const {
     return packed_ == &s && packed_chunk_ == chunk ? packed_plane_ : 0;

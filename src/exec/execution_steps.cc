@@ -224,6 +224,7 @@ std::byte* Execution::scratch_for(const Step& s, uint32_t chunk, uint64_t bytes,
   *packed = packed_ == &s && packed_chunk_ == chunk;
   if (packed_ != nullptr && !*packed) return nullptr;
   f.scratch.resize(std::max<size_t>(f.scratch.size(), bytes));
+  f.scratch_bytes.store(f.scratch.capacity(), std::memory_order_relaxed);
   packed_ = &s;
   packed_chunk_ = chunk;
   return f.scratch.data();
@@ -368,9 +369,7 @@ Status Execution::find_copies(const Step& s, const Range& dst, uint64_t length, 
 std::byte* Execution::row_base(const Ref& ref, uint32_t chunk, uint32_t plane) {
   if (ref.buffer == Buffer::kStaging) {
     std::byte* base = staging(ref.rank);
-    return base == nullptr ? nullptr
-                           : base + plan::slot_base(binding_, *choice_.program, ref, chunk) * op_.element_bytes +
-                                 plane_offset(plane);
+    return base == nullptr ? nullptr : base + plane_base(ref, chunk, plane);
   }
   const bool input = ref.buffer == Buffer::kInput;
   const void* base = plane == 0 ? (input ? op_.input : op_.output) : (input ? op_.scales.input : op_.scales.output);
@@ -393,8 +392,7 @@ Progress Execution::put_rows(const Step& s, uint32_t chunk, uint32_t plane, uint
   }
   packed_plane_ = plane;
   if (!packed) pack(scratch);
-  const uint64_t offset = plan::slot_base(binding_, *choice_.program, s.dst, chunk) * op_.element_bytes +
-                          plane_offset(plane) + first * plane_bytes(plane);
+  const uint64_t offset = plane_base(s.dst, chunk, plane) + first * plane_bytes(plane);
   return put(s.dst.rank, half_ + offset, scratch, bytes);
 }
 

@@ -157,8 +157,9 @@ struct Fabric {
   // into the entries themselves.
   static constexpr uint32_t kAll = ~0u;
   std::array<uint32_t, transport::kEntries> compare_with = {kAll, kAll, kAll, kAll};
-  Timing timings[kTimings];        // of this rank's last operations, at sequence % kTimings
-  std::vector<std::byte> scratch;  // packs rows for links without a view
+  Timing timings[kTimings];              // of this rank's last operations, at sequence % kTimings
+  std::vector<std::byte> scratch;        // packs rows for links without a view
+  std::atomic<size_t> scratch_bytes{0};  // that it holds, for threads that only ask
 
   std::atomic<bool> aborted{false};
   std::atomic<bool> dumped{false};  // the flight recorder, because of a failure

@@ -11,9 +11,11 @@
 #include <cstring>
 #include <ctime>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 
 #include "moeccl/moeccl.h"
@@ -31,14 +33,15 @@ namespace {
 
 constexpr size_t kPages = 512;  // of one file
 constexpr size_t kPageBytes = (sizeof(FlightPage) + 4095) / 4096 * 4096;
-// The texts about hosts follow all pages.
-constexpr size_t kHostsAt = kPages * kPageBytes, kFileBytes = kHostsAt + kPages * FlightSlot::kHostsBytes;
+// The texts about hosts follow all pages; only what is written takes memory. A host takes some 80 bytes.
+constexpr size_t kHostsAt = kPages * kPageBytes, kHostsBytes = 16 << 20, kFileBytes = kHostsAt + kHostsBytes;
 constexpr char kFile[] = "moeccl-flight";
 
 struct File {
   Fd fd;
   driver::Mapping mapping;
   std::vector<bool> taken = std::vector<bool>(kPages);
+  std::map<size_t, size_t> texts = {};  // place behind the pages, in whole pages of memory -> bytes
 
   bool holds(const FlightPage* page) const {
     const auto* at = reinterpret_cast<const std::byte*>(page);
@@ -47,7 +50,26 @@ struct File {
   size_t index_of(const FlightPage* page) const {
     return static_cast<size_t>(reinterpret_cast<const std::byte*>(page) - mapping.data()) / kPageBytes;
   }
-  static size_t hosts_at(size_t i) { return kHostsAt + i * FlightSlot::kHostsBytes; }
+
+  // Returns the first place where a text of `bytes` fits, or nothing.
+  std::optional<size_t> room_for(size_t bytes) const {
+    size_t at = 0;
+    for (const auto& [begin, size] : texts) {
+      if (at + bytes <= begin) break;
+      at = round_up_to_page(begin + size);
+    }
+    return bytes <= kHostsBytes - at ? std::optional(at) : std::nullopt;
+  }
+  void forget_text(FlightPage& page) {
+    if (page.hosts_bytes == 0) return;
+    driver::release_pages(fd, kHostsAt + page.hosts_at, round_up_to_page(page.hosts_bytes));
+    texts.erase(page.hosts_at);
+    page.hosts_bytes = 0;
+  }
+
+  static size_t round_up_to_page(size_t bytes) {
+    return (bytes + driver::page_bytes() - 1) / driver::page_bytes() * driver::page_bytes();
+  }
 };
 
 // The process's files: a new one when the others are full. The free page with the lowest number is taken first.
@@ -93,9 +115,9 @@ struct Store {
     const std::lock_guard lock(mutex);
     page->magic.store(0, std::memory_order_release);
     File& file = file_of(page);
+    file.forget_text(*page);
     const size_t i = file.index_of(page);
     driver::release_pages(file.fd, i * kPageBytes, kPageBytes);
-    driver::release_pages(file.fd, File::hosts_at(i), FlightSlot::kHostsBytes);
     file.taken[i] = false;
   }
 };
@@ -190,8 +212,9 @@ void read_file(int fd, nlohmann::json* communicators) {
     if (!read_at(fd, i * kPageBytes, bytes)) break;
     if (page->magic.load() != FlightPage::kMagic || page->bytes != sizeof(FlightPage)) continue;
     communicators->push_back(json_of(*page));
-    std::string hosts(std::min<size_t>(page->hosts_bytes, FlightSlot::kHostsBytes), 0);
-    if (hosts.empty() || !read_at(fd, File::hosts_at(i), std::as_writable_bytes(std::span(hosts)))) continue;
+    std::string hosts(std::min<size_t>(page->hosts_bytes, kHostsBytes - std::min<size_t>(page->hosts_at, kHostsBytes)),
+                      0);
+    if (hosts.empty() || !read_at(fd, kHostsAt + page->hosts_at, std::as_writable_bytes(std::span(hosts)))) continue;
     nlohmann::json read = nlohmann::json::parse(hosts, nullptr, false);
     if (read.is_array()) communicators->back()["hosts"] = std::move(read);
   }
@@ -270,15 +293,19 @@ FlightSlot::~FlightSlot() {
 }
 
 void FlightSlot::note_hosts(std::string_view json) {
-  page_->hosts_bytes = 0;
-  if (!shared_ || json.empty() || json.size() > kHostsBytes) return;
+  if (!shared_) return;
   Store& own = store();
   const std::lock_guard lock(own.mutex);
-  const File& file = own.file_of(page_);
-  const auto at = static_cast<off_t>(File::hosts_at(file.index_of(page_)));
-  const ssize_t n = pwrite(file.fd.get(), json.data(), json.size(),
-                           at);  // the file is in memory: either all is written, or memory is full
-  if (n == static_cast<ssize_t>(json.size())) page_->hosts_bytes = static_cast<uint32_t>(json.size());
+  File& file = own.file_of(page_);
+  file.forget_text(*page_);
+  const std::optional<size_t> at = json.empty() ? std::nullopt : file.room_for(json.size());
+  if (!at.has_value()) return;
+  // The file is in memory: either all is written, or memory is full.
+  const ssize_t n = pwrite(file.fd.get(), json.data(), json.size(), static_cast<off_t>(kHostsAt + *at));
+  if (n != static_cast<ssize_t>(json.size())) return;
+  file.texts.emplace(*at, json.size());
+  page_->hosts_at = static_cast<uint32_t>(*at);
+  page_->hosts_bytes = static_cast<uint32_t>(json.size());
 }
 
 Result<std::string> flight_json(int pid) {

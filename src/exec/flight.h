@@ -41,7 +41,7 @@ struct FlightWait {
 };
 
 struct FlightPage {
-  static constexpr uint64_t kMagic = 0x3130'5448'4749'4c46u;  // "FLIGHT01"
+  static constexpr uint64_t kMagic = 0x3230'5448'4749'4c46u;  // "FLIGHT02"
   static constexpr uint32_t kRecords = 64, kWaits = 8;
   std::atomic<uint64_t> magic{0};  // 0: unused
   uint32_t bytes = 0;
@@ -52,7 +52,8 @@ struct FlightPage {
   int64_t failed_unix_ns = 0;  // 0: has not failed
   int32_t code = 0;
   uint32_t n_waits = 0;
-  uint32_t hosts_bytes = 0;  // of the text beside the page, see FlightSlot::note_hosts(); 0: there is none
+  // The text of FlightSlot::note_hosts(): where it lies behind the pages, and its length; 0: there is none.
+  uint32_t hosts_at = 0, hosts_bytes = 0;
   char failure[480] = {};
   uint64_t count = 0;  // number of records so far
   FlightWait waits[kWaits];
@@ -67,9 +68,8 @@ class FlightSlot {
   FlightSlot(const FlightSlot&) = delete;
   FlightSlot& operator=(const FlightSlot&) = delete;
   // Stores which ranks are on which host, as moecclStatus shows it: [{"name", "host_id", "ranks": [[first, last],
-  // ...]}, ...]. The text lies in the file beside the page, so that a page has the same size for any number of ranks. A
-  // text longer than kHostsBytes is left out, and so is any text if memory is full.
-  static constexpr size_t kHostsBytes = 32 << 10;
+  // ...]}, ...]. The text lies in the file beside the page, so that a page has the same size for any number of ranks.
+  // The text is left out if memory, or the file's room for all texts, is full.
   void note_hosts(std::string_view json);
   FlightPage* operator->() const { return page_; }
   FlightPage& operator*() const { return *page_; }

@@ -64,7 +64,7 @@ std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t ra
   if (plan::facts(a.op).plan == plan::PlanOf::kPlacement)
     return say("placement", format("placement and plan {:016x}", a.plan), format("{:016x}", b.plan));
   return say("plan", format("plan {:016x}", a.plan),
-             format("plan {:016x} (MOECCL_PLAN, the topology or the profile differs)", b.plan));
+             format("plan {:016x} (moecclPlanForce, MOECCL_PLAN, the topology or the profile differs)", b.plan));
 }
 
 bool Operation::on_device() const { return runner->on_device(); }

@@ -73,18 +73,32 @@ std::string unresponsive(const Task& task) {
   return format("{}; {} others {}", text, peers.size() - n, peers[n].entered ? "are in it" : "are not in it either");
 }
 
+// Names the ranks whose hosts do not answer.
+std::string silent(const Task& task) {
+  const Fabric& f = task.fabric();
+  std::string text;
+  size_t n_silent = 0, n_named = 0, n_far = 0;
+  for (uint32_t p = 0; p < f.n_ranks; ++p) {
+    if (p == f.rank) continue;
+    n_far += f.link(p).view().messages == nullptr ? 1 : 0;
+    const int64_t silent_ms = task.needs(p) ? f.link(p).unacknowledged_ms() : 0;
+    if (silent_ms < kSilent_ms) continue;
+    ++n_silent;
+    if (text.size() > kMostNamed) continue;
+    text += format("{}rank {} ({}, its host has acknowledged nothing for {} ms)", n_named == 0 ? "" : ", ", p,
+                   f.link(p).name(), silent_ms);
+    ++n_named;
+  }
+  if (n_named < n_silent) text += format("; the hosts of {} others do not answer either", n_silent - n_named);
+  if (n_silent == n_far && n_far > 0) text += "; no other host answers: look at this host's network";
+  return text;
+}
+
 Status timed_out(Task& task) {
   Fabric& f = task.fabric();
   // Ranks whose hosts answer are waiting for others themselves. If some hosts do not answer, only their ranks are
   // named.
-  std::string late;
-  for (uint32_t p = 0; p < f.n_ranks; ++p) {
-    if (p == f.rank || !task.needs(p)) continue;
-    const int64_t silent_ms = f.link(p).unacknowledged_ms();
-    if (silent_ms < kSilent_ms) continue;
-    late += format("{}rank {} ({}, its host has acknowledged nothing for {} ms)", late.empty() ? "" : ", ", p,
-                   f.link(p).name(), silent_ms);
-  }
+  std::string late = silent(task);
   if (late.empty()) late = unresponsive(task);
   log(LogLevel::kError, "{}: deadline of {} ms passed; its last operations:", f.who(), f.timeout_ms);
   f.log_recorder();

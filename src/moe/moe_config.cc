@@ -148,6 +148,8 @@ uint64_t MoeConfig::hash() const {
 
 namespace {
 
+constexpr uint64_t kFewChunks = 64;
+
 // Returns the bytes of the tables on the host, without the records that they are built from.
 uint64_t list_bytes(const MoeConfig& config, const algo::Paths& paths) {
   const algo::MoeShape& shape = config.shape;
@@ -159,9 +161,13 @@ uint64_t list_bytes(const MoeConfig& config, const algo::Paths& paths) {
   load.records = all_tokens;
   load.choices = all_tokens * shape.top_k;
   load.rows = all_tokens * std::min<uint64_t>(shape.top_k, local) + local * shape.align_rows;
-  // A single hop sends each list from the rank's own tokens alone.
-  const uint64_t sources = paths.n_hops() == 1 ? 1 : 1 + uint64_t{paths.max_in()};
-  load.lists = paths.max_out() * sources + 2 * (1 + uint64_t{paths.max_in()});
+  // An out edge has a list of the rank's own tokens and one of each arrival of an earlier hop.
+  load.lists = 2 * (1 + uint64_t{paths.max_in()});
+  uint64_t earlier = 0;
+  for (uint32_t h = 0; h < paths.n_hops(); ++h) {
+    load.lists += paths.max_edges(h) * (1 + earlier);
+    earlier += paths.max_edges(h);
+  }
   const uint32_t chunks = std::bit_ceil(static_cast<uint32_t>(shape.max_tokens));
   return algo::RoutingTables::bytes_bound(load, std::max(chunks, 8u));
 }
@@ -175,21 +181,20 @@ uint64_t record_bytes(const MoeConfig& config, uint64_t n_ranks) {
 }  // namespace
 
 MoeSlots::MoeSlots(const MoeConfig& config, const algo::Paths& paths, uint64_t granted)
-    : plan(algo::moe_plan_shape(paths, config.shape.expert_major)),
-      table_bytes(list_bytes(config, paths) + record_bytes(config, paths.n_ranks())),
-      budget(granted) {
-  least_rows = paths.max_origins() * (paths.algorithm().dedup() ? uint64_t{1} : config.shape.top_k);
-  needed_bytes = algo::moe_least_staging(config.shape, plan, least_rows);
+    : table_bytes(list_bytes(config, paths) + record_bytes(config, paths.n_ranks())), budget(granted) {
+  needed_bytes = algo::moe_least_staging(config.shape, paths);
+  useful_bytes = algo::moe_staging_for(config.shape, paths, kFewChunks);
   needed_cap = std::min(2 * needed_bytes, table_bytes + needed_bytes);
-  const auto rows_of = [&](uint64_t bytes) { return algo::moe_slot_rows(config.shape, paths, plan, bytes); };
+  const auto rows_of = [&](uint64_t bytes) { return algo::moe_slot_rows(config.shape, paths, bytes); };
   if (config.memory_cap > 0) {
     // Staging gets half of the cap and leaves the rest to the tables. If that is too little, it gets everything that no
     // routing's tables can need.
     budget = std::min(granted, config.memory_cap / 2);
-    if (rows_of(budget) < least_rows && config.memory_cap > table_bytes)
+    if (rows_of(budget) == 0 && config.memory_cap > table_bytes)
       budget = std::max(budget, std::min(granted, config.memory_cap - table_bytes));
   }
   slot_rows = rows_of(budget);
+  plan = algo::moe_plan_shape(paths, config.shape.expert_major, slot_rows);
 }
 
 uint64_t kernel_slot_rows(const MoeConfig& config, const algo::Paths& paths, uint64_t granted) {
@@ -198,22 +203,33 @@ uint64_t kernel_slot_rows(const MoeConfig& config, const algo::Paths& paths, uin
   return slots.enough() ? slots.slot_rows : 0;
 }
 
-Result<std::vector<algo::MoeAlgorithm>> fitting(const MoeConfig& config, const plan::LevelTree& tree,
-                                                uint64_t granted) {
-  std::vector<algo::MoeAlgorithm> fit;
-  uint64_t least = UINT64_MAX, least_cap = UINT64_MAX;
+Result<Fitting> fitting(const MoeConfig& config, const plan::LevelTree& tree, uint64_t granted) {
+  // Operations get half of a communicator's staging.
+  const auto of_communicator = [](uint64_t bytes) { return (2 * bytes + 127) / 128 * 128; };
+  Fitting fit;
+  uint64_t least = UINT64_MAX, useful = UINT64_MAX, least_cap = UINT64_MAX;
   for (const algo::MoeAlgorithm& a : config.algorithms) {
     const MoeSlots slots(config, algo::Paths(a, tree, config.placement, config.domains.get()), granted);
-    if (slots.enough()) fit.push_back(a);
+    if (slots.enough()) {
+      fit.algorithms.push_back(a);
+    } else if (a.dedup() && slots.needed_bytes > granted) {
+      const uint64_t needed = of_communicator(slots.needed_bytes), useful_here = of_communicator(slots.useful_bytes);
+      fit.left_out += format("{}{} needs staging_bytes (MOECCL_STAGING_BYTES) of {}", fit.left_out.empty() ? "" : "; ",
+                             a.name(), needed);
+      if (useful_here > needed) fit.left_out += format(", or of {} for few chunks", useful_here);
+    }
     least = std::min(least, slots.needed_bytes);
+    useful = std::min(useful, slots.useful_bytes);
     if (slots.needed_bytes <= granted) least_cap = std::min(least_cap, slots.needed_cap);
   }
-  if (!fit.empty()) return fit;
+  if (!fit.algorithms.empty()) return fit;
   if (least > granted)
     return error(moecclOutOfMemory,
                  "rows of {} bytes on {} ranks need {} bytes of staging, an operation gets {}, half of staging_bytes: "
-                 "give the communicator staging_bytes (MOECCL_STAGING_BYTES) of {} or more",
-                 config.shape.widest_row(), tree.n_ranks, least, granted, (2 * least + 127) / 128 * 128);
+                 "give the communicator staging_bytes (MOECCL_STAGING_BYTES) of {} or more; with {}, max_tokens "
+                 "tokens cross in at most about {} chunks",
+                 config.shape.widest_row(), tree.n_ranks, least, granted, of_communicator(least),
+                 of_communicator(useful), kFewChunks);
   return error(moecclOutOfMemory,
                "rows of {} bytes on {} ranks need {} bytes of staging, memory_cap_bytes of {} leaves too little: give "
                "{} or more",
@@ -256,21 +272,23 @@ uint64_t most_on_kernel(uint64_t granted) {
 }  // namespace
 
 Result<uint64_t> query_size(const MoeConfig& config, const plan::LevelTree& tree, uint64_t granted) {
-  MOECCL_ASSIGN_OR_RETURN(const auto algorithms, fitting(config, tree, granted));
+  MOECCL_ASSIGN_OR_RETURN(const Fitting fit, fitting(config, tree, granted));
   uint64_t most = 0, most_lists = 0;
   std::vector<std::unique_ptr<algo::Paths>> all_paths;
   std::vector<const algo::Paths*> candidates;
   std::vector<uint64_t> slot_rows;
-  for (const algo::MoeAlgorithm& a : algorithms) {
+  for (const algo::MoeAlgorithm& a : fit.algorithms) {
     all_paths.push_back(std::make_unique<algo::Paths>(a, tree, config.placement, config.domains.get()));
     const algo::Paths& paths = *all_paths.back();
     MoeSlots slots(config, paths, granted);
     const uint64_t kernel_rows = kernel_slot_rows(config, paths, most_on_kernel(granted));
+    const algo::MoePlanShape on_kernel = algo::moe_plan_shape(paths, config.shape.expert_major, kernel_rows);
     candidates.push_back(&paths);
     slot_rows.push_back(kernel_rows > 0 ? std::min(slots.slot_rows, kernel_rows) : slots.slot_rows);
     most_lists = std::max(most_lists, list_bytes(config, paths));
-    slots.slot_rows = std::max(slots.slot_rows, kernel_rows);
-    most = std::max(most, slots.table_bytes + slots.staging_bytes(config));
+    const uint64_t staging =
+        std::max(slots.staging_bytes(config), algo::moe_staging_bytes(config.shape, on_kernel, kernel_rows));
+    most = std::max(most, slots.table_bytes + staging);
   }
   most += device_bytes(config, tree, candidates, slot_rows, most_lists);
   return config.memory_cap ? std::min(most, config.memory_cap) : most;

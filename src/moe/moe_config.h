@@ -51,14 +51,14 @@ struct GrantedStaging {
 // but must agree on this decision.
 struct MoeSlots {
   algo::MoePlanShape plan;
-  uint64_t table_bytes = 0;  // upper bound on host memory for tables and records of any routing
-  uint64_t budget = 0;       // bytes that the granted staging and the cap leave to the layer's staging
-  uint64_t slot_rows = 0;
-  uint64_t least_rows = 1;
+  uint64_t table_bytes = 0;   // upper bound on host memory for tables and records of any routing
+  uint64_t budget = 0;        // bytes that the granted staging and the cap leave to the layer's staging
+  uint64_t slot_rows = 0;     // 0: too little staging
   uint64_t needed_bytes = 0;  // staging with which every routing runs, in chunks of one token of each origin
+  uint64_t useful_bytes = 0;  // staging with which a uniform routing takes few chunks
   uint64_t needed_cap = 0;    // the least memory_cap_bytes with which the candidate fits, if enough staging is granted
   MoeSlots(const MoeConfig& config, const algo::Paths& paths, uint64_t granted);
-  bool enough() const { return slot_rows > 0 && slot_rows >= least_rows; }
+  bool enough() const { return slot_rows > 0; }
   uint64_t staging_bytes(const MoeConfig& config) const {
     return algo::moe_staging_bytes(config.shape, plan, slot_rows);
   }
@@ -69,7 +69,11 @@ struct MoeSlots {
 uint64_t kernel_slot_rows(const MoeConfig& config, const algo::Paths& paths, uint64_t granted);
 
 // Returns the algorithms that fit, or moecclOutOfMemory with the least memory that is needed and the setting to raise.
-Result<std::vector<algo::MoeAlgorithm>> fitting(const MoeConfig& config, const plan::LevelTree& tree, uint64_t granted);
+struct Fitting {
+  std::vector<algo::MoeAlgorithm> algorithms;
+  std::string left_out;  // which hierarchical algorithms do not fit, and the staging_bytes that they need; or empty
+};
+Result<Fitting> fitting(const MoeConfig& config, const plan::LevelTree& tree, uint64_t granted);
 
 // Returns the most bytes that a layer holds on one rank for any routing (moecclMoeQuerySize).
 Result<uint64_t> query_size(const MoeConfig& config, const plan::LevelTree& tree, uint64_t granted);

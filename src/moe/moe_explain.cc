@@ -76,16 +76,18 @@ Result<std::string> MoeRouting::explain() const {
     if (guesses_[c] != 1) text += format("; {}", guess_text(guesses_[c]));
     text += "\n";
   }
+  if (!layer_.left_out().empty()) text += format("  left out: {}\n", layer_.left_out());
   text += hiermoe_text();
-  const auto cut = [&](uint32_t n_chunks, uint64_t slot_rows) {
-    const uint64_t bytes = algo::moe_staging_bytes(layer_.config().shape, plan.slots.plan, slot_rows);
-    return format("{} chunks in {} slots x {} of {} rows ({:.1f} MiB of staging)", n_chunks, plan.slots.plan.n_slots,
-                  plan.slots.plan.depth, slot_rows, static_cast<double>(bytes) / (1 << 20));
+  const auto cut = [&](uint32_t n_chunks, const algo::MoePlanShape& shape, uint64_t slot_rows) {
+    const uint64_t bytes = algo::moe_staging_bytes(layer_.config().shape, shape, slot_rows);
+    return format("{} chunks in {} slots x {} of {} rows ({:.1f} MiB of staging)", n_chunks, shape.n_slots, shape.depth,
+                  slot_rows, static_cast<double>(bytes) / (1 << 20));
   };
   text += format("\nchosen: {}, {}{}; {}\n", i.algorithm, why_chosen(),
                  layer_.follows_force().ok() ? "" : "; " + layer_.follows_force().message(),
-                 cut(host_chunks_, plan.slots.slot_rows));
-  if (device_tables_ != nullptr) text += format("on CUDA memory {}\n", cut(kernel_chunks_, plan.kernel_rows));
+                 cut(host_chunks_, plan.slots.plan, plan.slots.slot_rows));
+  if (device_tables_ != nullptr)
+    text += format("on CUDA memory {}\n", cut(kernel_chunks_, plan.on_kernel.shape, plan.kernel_rows));
   text += format("this rank would send {} bytes without dedup (T * k * row)\n", i.logical_bytes);
   for (int32_t l = 0; l < i.n_levels; ++l)
     text += format("  level {:12} {:8} rows {:12} bytes payload {:10} bytes metadata ({:.2f} %)\n", i.levels[l].name,

@@ -8,6 +8,8 @@
 #include "kernels/table.h"
 #include "src/base/adopt.h"
 #include "src/base/hash.h"
+#include "src/base/log.h"
+#include "src/comm/collective.h"
 #include "src/exec/cuda/persistent_kernel.h"
 
 namespace moeccl::comm {
@@ -23,7 +25,7 @@ MoeCandidate::MoeCandidate(const MoeConfig& config, const algo::Placement& seen,
       steps(build(config, tree, slots.plan)) {
   if (algo::returns_fewer(algorithm, config.shape)) returns = ways.shared_by_rank();
   if (kernel_rows == 0) return;
-  algo::MoePlanShape batched = slots.plan;
+  algo::MoePlanShape batched = algo::moe_plan_shape(paths, config.shape.expert_major, kernel_rows);
   batched.batched = true;
   on_kernel = build(config, tree, batched);
 }
@@ -83,7 +85,8 @@ Status compare(const std::vector<LayerAnswer>& all, uint32_t rank) {
     }
     return error(moecclMismatch, "rank {} and rank 0 give different {} to moecclMoeCreate (this is rank {}): {}", r,
                  all[r].hash != all[0].hash ? "expert placements or algorithms" : "staging sizes", rank,
-                 all[r].hash != all[0].hash ? "they must be equal" : "set staging_bytes alike");
+                 all[r].hash != all[0].hash ? "give equal expert_rank and algorithm, and force alike (moecclPlanForce)"
+                                            : "set staging_bytes alike");
   }
   return {};
 }
@@ -116,7 +119,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMo
     follows = follow(forced, host, *config);
     if (!follows.ok()) follows = std::move(follows).with_context(format("{} is forced but does not apply", forced));
   }
-  std::vector<algo::MoeAlgorithm> fit;
+  Fitting fit;
   if (own.ok()) {
     auto fits = fitting(*config, host.tree(), host.staging_bytes());
     if (fits.ok())
@@ -133,13 +136,16 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMo
   layer->follows_force_ = std::move(follows);
   const exec::PersistentKernel* kernel = host.kernel();
   const GrantedStaging granted{host.staging_bytes(), kernel != nullptr ? kernel->half_bytes() : 0};
-  size_t flat = fit.size();
-  for (const algo::MoeAlgorithm& a : fit) {
+  layer->left_out_ = std::move(fit.left_out);
+  if (host.rank() == 0 && !layer->left_out_.empty())
+    log(LogLevel::kWarn, "an MoE layer of {} ranks runs without a plan: {}", host.n_ranks(), layer->left_out_);
+  size_t flat = fit.algorithms.size();
+  for (const algo::MoeAlgorithm& a : fit.algorithms) {
     if (a.kind == algo::PathKind::kFlat) flat = layer->candidates_.size();
     layer->candidates_.push_back(
         std::make_unique<MoeCandidate>(layer->config_, layer->placement_, host.tree(), a, host.rank(), granted));
   }
-  if (fit.size() > 1) layer->race_.emplace(fit.size(), flat);
+  if (layer->candidates_.size() > 1) layer->race_.emplace(layer->candidates_.size(), flat);
   return layer;
 }
 
@@ -203,6 +209,9 @@ uint64_t MoeLayer::most_rows() const {
 }
 
 Status MoeRouting::usable(const char* what) const {
+  if (ready_ && layer_.map() != nullptr && map_version_ == 0)
+    return error(moecclInvalidUsage,
+                 "{}: the layer was attached to expert swap after the routing's last update: update it first", what);
   if (ready_ && layer_.map() != nullptr && map_version_ != layer_.map()->version())
     return error(moecclInvalidUsage,
                  "{}: experts have changed places since the routing's last update: update it first, and call "
@@ -225,6 +234,18 @@ Status MoeRouting::needs_elements(const char* what) const {
 Status needs_buffer(const char* what, const char* name, const void* buffer, uint64_t rows) {
   if (buffer || rows == 0) return {};
   return error(moecclInvalidArgument, "{}: {} is NULL: give a buffer of {} rows", what, name, rows);
+}
+
+Status check_buffers(const char* what, std::initializer_list<RowBuffer> buffers) {
+  for (auto b = buffers.begin(); b != buffers.end(); ++b) {
+    MOECCL_TRY(needs_buffer(what, b->name, b->at, b->rows));
+    for (auto a = buffers.begin(); a != b; ++a) {
+      if (!a->written && !b->written) continue;
+      if (!overlap(a->at, a->rows * a->row_bytes, b->at, b->rows * b->row_bytes)) continue;
+      return error(moecclInvalidArgument, "{}: {} and {} overlap: give separate buffers", what, a->name, b->name);
+    }
+  }
+  return {};
 }
 
 std::unique_ptr<exec::Operation> rows_operation(const MoeConfig& config, const MoeCandidate& plan,
@@ -289,38 +310,42 @@ Status MoeRouting::run(moecclOp_t kind, bool weighted, const void* in, void* out
 
 Status MoeRouting::dispatch(const void* in, void* out, moecclStream_t stream) {
   MOECCL_TRY(usable("dispatch"));
-  MOECCL_TRY(needs_buffer("dispatch", "in", in, tokens_here()));
-  MOECCL_TRY(needs_buffer("dispatch", "out", out, rows_here()));
+  const uint64_t row_bytes = layer_.config().shape.row_bytes;
+  MOECCL_TRY(
+      check_buffers("dispatch", {{"in", in, tokens_here(), row_bytes}, {"out", out, rows_here(), row_bytes, true}}));
   return run(moecclOpDispatch, false, in, out, stream, measured_dispatch_);
 }
 
 Status MoeRouting::dispatch_scaled(const void* in, void* out, const exec::Operation::Scales& scales,
                                    moecclStream_t stream) {
   MOECCL_TRY(usable("dispatch of scaled rows"));
-  if (layer_.config().scale_bytes == 0) {
+  const uint64_t row_bytes = layer_.config().scaled_row_bytes, scale_bytes = layer_.config().scale_bytes;
+  if (scale_bytes == 0) {
     return error(moecclInvalidUsage,
                  "dispatch of scaled rows: the layer was created with scale_bytes 0: set it in its config");
   }
-  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "in", in, tokens_here()));
-  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "in_scales", scales.input, tokens_here()));
-  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "out", out, rows_here()));
-  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "out_scales", scales.output, rows_here()));
+  MOECCL_TRY(check_buffers("dispatch of scaled rows", {{"in", in, tokens_here(), row_bytes},
+                                                       {"in_scales", scales.input, tokens_here(), scale_bytes},
+                                                       {"out", out, rows_here(), row_bytes, true},
+                                                       {"out_scales", scales.output, rows_here(), scale_bytes, true}}));
   return run(moecclOpDispatch, false, in, out, stream, measured_dispatch_, &scales);
 }
 
 Status MoeRouting::combine(const void* in, void* out, moecclStream_t stream) {
   MOECCL_TRY(usable("combine"));
   MOECCL_TRY(needs_elements("combine"));
-  MOECCL_TRY(needs_buffer("combine", "in", in, rows_here()));
-  MOECCL_TRY(needs_buffer("combine", "out", out, tokens_here()));
+  const uint64_t row_bytes = layer_.config().shape.row_bytes;
+  MOECCL_TRY(
+      check_buffers("combine", {{"in", in, rows_here(), row_bytes}, {"out", out, tokens_here(), row_bytes, true}}));
   return run(moecclOpCombine, true, in, out, stream, measured_combine_);
 }
 
 Status MoeRouting::dispatch_backward(const void* grad_out, void* grad_in, moecclStream_t stream) {
   MOECCL_TRY(usable("dispatch backward"));
   MOECCL_TRY(needs_elements("dispatch backward"));
-  MOECCL_TRY(needs_buffer("dispatch backward", "grad_out", grad_out, rows_here()));
-  MOECCL_TRY(needs_buffer("dispatch backward", "grad_in", grad_in, tokens_here()));
+  const uint64_t row_bytes = layer_.config().shape.row_bytes;
+  MOECCL_TRY(check_buffers("dispatch backward", {{"grad_out", grad_out, rows_here(), row_bytes},
+                                                 {"grad_in", grad_in, tokens_here(), row_bytes, true}}));
   return run(moecclOpCombine, false, grad_out, grad_in, stream, measured_backward_);
 }
 
@@ -333,18 +358,23 @@ Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t st
 Status MoeRouting::combine_gradients(const char* what, const CombineGradients& g, uint64_t n_rows,
                                      moecclStream_t stream, const std::function<Status(bool weighted)>& dispatch) {
   MOECCL_TRY(usable(what));
-  const bool expert_major = layer_.config().shape.expert_major;
+  const algo::MoeShape& shape = layer_.config().shape;
+  const bool expert_major = shape.expert_major;
   const bool wants_weights = g.grad_weight != nullptr;  // alike on all ranks, also on those without tokens
   if (wants_weights) MOECCL_TRY(on_host("gradients of the weights"));
   if (expert_major && (weighted_ || wants_weights)) MOECCL_TRY(needs_elements(what));
-  MOECCL_TRY(needs_buffer(what, "grad_out", g.grad_out, tokens_here()));
-  MOECCL_TRY(needs_buffer(what, "grad_in", g.grad_in, n_rows));
+  const RowBuffer grad_out{"grad_out", g.grad_out, tokens_here(), shape.row_bytes};
+  const RowBuffer grad_in{"grad_in", g.grad_in, n_rows, shape.row_bytes, true};
+  MOECCL_TRY(check_buffers(what, {grad_out, grad_in}));
   if (wants_weights && !expert_major)
     return error(moecclInvalidArgument,
                  "{}: grad_weight is given, but with moecclLayoutRows the caller applies the weights: pass NULL", what);
   // A weighted dispatch computes in the layer's type. All ranks agree on whether there are weights.
   if (!wants_weights) return dispatch(expert_major && weighted_);
-  MOECCL_TRY(needs_buffer(what, "in", g.in, n_rows));
+  MOECCL_TRY(check_buffers(what, {grad_out,
+                                  grad_in,
+                                  {"in", g.in, n_rows, shape.row_bytes},
+                                  {"grad_weight", g.grad_weight, tokens_here(), shape.top_k * sizeof(float), true}}));
   MOECCL_ASSIGN_OR_RETURN(const bool on_device, dots_on_device(what, g));
   MOECCL_TRY(layer_.host().needs_host(stream));
   MOECCL_TRY(dispatch(false));

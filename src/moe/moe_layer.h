@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -28,7 +29,7 @@ struct MoeCandidate {
                algo::MoeAlgorithm algorithm, uint32_t rank, const GrantedStaging& granted);
   // Returns the staging that its operations use, wherever they run.
   uint64_t staging_bytes(const MoeConfig& config) const {
-    return algo::moe_staging_bytes(config.shape, slots.plan, std::max(slots.slot_rows, kernel_rows));
+    return std::max(slots.staging_bytes(config), algo::moe_staging_bytes(config.shape, on_kernel.shape, kernel_rows));
   }
   std::string name;
   algo::Paths paths;
@@ -60,6 +61,15 @@ std::unique_ptr<exec::Operation> rows_operation(const MoeConfig& config, const M
                                                 const RowsCall& call);
 void bind_lists(exec::Operation& op, const algo::RoutingTables& tables, bool weighted);
 Status needs_buffer(const char* what, const char* name, const void* buffer, uint64_t rows);
+struct RowBuffer {
+  const char* name = "";
+  const void* at = nullptr;
+  uint64_t rows = 0, row_bytes = 0;
+  bool written = false;
+};
+// Returns an error if a buffer is NULL, or if one that the call writes overlaps another one: rows arrive while others
+// are still to be sent.
+Status check_buffers(const char* what, std::initializer_list<RowBuffer> buffers);
 
 // The time that one update's operations took on this rank.
 struct MoeStep {
@@ -82,6 +92,8 @@ class MoeLayer {
   const MoeConfig& config() const { return config_; }
   // Returns why the forced algorithm does not run. Success: it does, or none was forced.
   const Status& follows_force() const { return follows_force_; }
+  // Returns the plans for which the staging is too small; or an empty text.
+  const std::string& left_out() const { return left_out_; }
   // The rank that computes each expert for this rank's tokens: its owner, or the rank that holds a copy in this rank's
   // domains.
   const algo::Placement& placement() const { return placement_; }
@@ -126,6 +138,7 @@ class MoeLayer {
   MoeHost& host_;
   MoeConfig config_;
   Status follows_force_;
+  std::string left_out_;
   algo::Placement placement_;
   algo::CanonicalOrder order_;
   algo::RowWays into_experts_;

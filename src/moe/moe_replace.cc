@@ -52,6 +52,12 @@ Status check_config(const moecclReplaceConfig_t& c, const MoeConfig& layer, cons
   return {};
 }
 
+// Sums of rows that are rounded to 16 bits or fewer depend on where they are formed.
+bool clock_decides_bits(const MoeLayer& layer) {
+  const moecclDataType_t type = layer.config().type;
+  return layer.host().deterministic() && type != moecclFloat32 && type != moecclFloat64;
+}
+
 }  // namespace
 
 MoeReplacement::MoeReplacement(MoeLayer& layer, const moecclReplaceConfig_t& config)
@@ -61,7 +67,8 @@ MoeReplacement::MoeReplacement(MoeLayer& layer, const moecclReplaceConfig_t& con
       config_(config),
       tree_(layer.host().tree()),
       moe_config_(layer.config()),
-      gain_(config.mode == moecclReplaceSolve ? config.min_gain : -1, config.use_next != 0) {
+      gain_(config.mode == moecclReplaceSolve && !clock_decides_bits(layer) ? config.min_gain : -1,
+            config.use_next != 0) {
   if (config.residual != 0) {
     residents_ = config.residual == 2 ? algo::Residents::kOfAll : algo::Residents::kOfLone;
     moe_config_.placement = algo::with_residents(layer.config().placement);
@@ -230,9 +237,13 @@ bool MoeReplacement::skips(const Status& own) {
 // Whatever plan the routing runs, so that a rank with a wrong routing comes to the same answer.
 bool MoeReplacement::fits_at_home() const {
   if (residents_ == algo::Residents::kNone) return true;
-  return std::equal(
-      candidates_.begin(), candidates_.end(), layer_.candidates().begin(),
-      [](const auto& ours, const auto& theirs) { return ours->slots.slot_rows >= theirs->slots.slot_rows; });
+  return std::equal(candidates_.begin(), candidates_.end(), layer_.candidates().begin(),
+                    [](const auto& ours, const auto& theirs) {
+                      const algo::BlockWidths &own = ours->paths.widths(), &other = theirs->paths.widths();
+                      for (uint32_t h = 0; h < ours->paths.n_hops(); ++h)
+                        if (own.rows(h, ours->slots.slot_rows) < other.rows(h, theirs->slots.slot_rows)) return false;
+                      return true;
+                    });
 }
 
 Status MoeReplacement::begin_at_home(MoeRouting& routing) {

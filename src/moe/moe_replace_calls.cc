@@ -58,8 +58,9 @@ Status MoeReplacement::run(moecclOp_t kind, bool weighted, const void* in, void*
 Status MoeReplacement::combine(const void* in, void* out, moecclStream_t stream) {
   const int64_t begun = now_ns();
   MOECCL_TRY(ready("re-placing combine"));
-  MOECCL_TRY(needs_buffer("re-placing combine", "in", in, n_rows_));
-  MOECCL_TRY(needs_buffer("re-placing combine", "out", out, tokens_of_[layer_.host().rank()]));
+  const uint64_t row_bytes = moe_config_.shape.row_bytes, n_tokens = tokens_of_[layer_.host().rank()];
+  MOECCL_TRY(
+      check_buffers("re-placing combine", {{"in", in, n_rows_, row_bytes}, {"out", out, n_tokens, row_bytes, true}}));
   MOECCL_TRY(combines_plainly() ? routing_->combine(in, out, stream) : run(moecclOpCombine, true, in, out, stream));
   if (stream != nullptr) return {};
   // An operation on a stream has no time yet, because it has not ended: on streams, Eq. 5 alone decides.

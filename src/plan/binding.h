@@ -64,7 +64,7 @@ struct RowCounts {
 struct Binding {
   Chunking chunking;
   uint32_t element_bytes = 1;
-  uint64_t slot_elements = 0;  // stride of staging slots
+  uint64_t slot_elements = 0;  // stride of staging slots that hold a whole chunk
   uint64_t count = 0;          // uniform block length; block b is at b * count
   // AllToAllv: this rank's blocks; null for uniform ones.
   const uint64_t *in_offset = nullptr, *in_length = nullptr, *out_offset = nullptr, *out_length = nullptr;
@@ -111,20 +111,37 @@ inline uint64_t block_offset(const Binding& b, const Ref& ref) {
 // the uniform count. In uniform operations, a peer's Input or Output block has the length of ours.
 uint64_t governing_length(const Binding& b, const Program& program, const Step& step);
 
+// Returns the elements of a slot that holds a part of a chunk.
+inline uint64_t part_slot_elements(const Binding& b, const Program& program) {
+  return part_range(b.slot_elements, b.element_bytes, 0, program.slot_parts).length;
+}
+inline uint64_t rotation_elements(const Binding& b, const Program& program) {
+  const uint64_t whole = program.n_slots * b.slot_elements;
+  return program.n_part_slots == 0 ? whole : whole + program.n_part_slots * part_slot_elements(b, program);
+}
+inline uint64_t staging_elements(const Binding& b, const Program& program) {
+  return program.depth * rotation_elements(b, program);
+}
+inline uint64_t elements_of_slot(const Binding& b, const Program& program, const Ref& ref) {
+  return program.holds_part(ref) ? part_slot_elements(b, program) : b.slot_elements;
+}
+
+// Returns the first element of a staging slot at `chunk`: the base of its rows.
+inline uint64_t slot_base(const Binding& b, const Program& program, const Ref& ref, uint32_t chunk) {
+  const uint64_t rotation = chunk % program.depth * rotation_elements(b, program);
+  if (!program.holds_part(ref)) return rotation + ref.index * b.slot_elements;
+  return rotation + program.n_slots * b.slot_elements + (ref.index - program.n_slots) * part_slot_elements(b, program);
+}
+
 // Returns the range of `ref` at `chunk` in its buffer, for a step governed by blocks of `length`.
 inline Range resolve(const Binding& b, const Program& program, const Ref& ref, uint64_t length, uint32_t chunk) {
   const Range in_block = chunk_range(b.chunking, length, chunk);
   const Range in_chunk = part_range(in_block.length, b.element_bytes, ref.part, ref.parts);
   if (ref.buffer == Buffer::kStaging) {
-    const uint64_t slot = static_cast<uint64_t>(chunk % program.depth) * program.n_slots + ref.index;
-    return {slot * b.slot_elements + in_chunk.offset, in_chunk.length};
+    const uint64_t base = slot_base(b, program, ref, chunk);
+    return {program.holds_part(ref) ? base : base + in_chunk.offset, in_chunk.length};
   }
   return {block_offset(b, ref) + in_block.offset + in_chunk.offset, in_chunk.length};
-}
-
-// Returns the first element of a staging slot at `chunk`: the base of its rows.
-inline uint64_t slot_base(const Binding& b, const Program& program, const Ref& ref, uint32_t chunk) {
-  return (static_cast<uint64_t>(chunk % program.depth) * program.n_slots + ref.index) * b.slot_elements;
 }
 
 }  // namespace moeccl::plan

@@ -178,7 +178,7 @@ Status check_bindings(const CheckInput& input) {
     if (b.slot_elements != input.bindings[0].slot_elements || b.element_bytes != input.bindings[0].element_bytes)
       return error(moecclInternalError, "rank {} is bound to other slots than rank 0", r);
     const Program& program = plan.programs[r];
-    const uint64_t staging = uint64_t{program.n_slots} * program.depth * b.slot_elements * b.element_bytes;
+    const uint64_t staging = staging_elements(b, program) * b.element_bytes;
     if (staging > plan.shape.staging_bytes)
       return error(moecclInternalError, "rank {} needs {} bytes of staging, the cap is {}", r, staging,
                    plan.shape.staging_bytes);

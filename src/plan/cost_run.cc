@@ -134,7 +134,7 @@ void CostRun::set_rates(uint32_t rank, uint32_t ranks_on_host) {
   const Binding& b = bindings_[rank];
   const uint64_t out_bytes = out_blocks(shape) * b.count * b.element_bytes;
   uint64_t footprint = out_bytes + in_blocks(shape) * b.count * b.element_bytes;
-  footprint += uint64_t{program.n_slots} * program.depth * b.slot_elements * b.element_bytes;
+  footprint += staging_elements(b, program) * b.element_bytes;
   const uint32_t cores = std::max(1u, profile_.cores);
   Rank& r = ranks_[rank];
   const double share = profile_.host_copy_bytes_per_ns / std::min(cores, ranks_on_host);

@@ -40,7 +40,10 @@ std::string ref_fault(const Plan& plan, const Program& program, const Step& step
   if (ref.rank >= shape.n_ranks) return format("there are {} ranks", shape.n_ranks);
   if (ref.parts == 0 || ref.part >= ref.parts) return "no such part";
   if (ref.buffer == Buffer::kStaging) {
-    if (ref.index >= program.n_slots) return format("there are {} slots", program.n_slots);
+    if (const uint32_t n = program.n_slots + program.n_part_slots; ref.index >= n)
+      return format("there are {} slots", n);
+    if (program.holds_part(ref) && ref.parts != program.slot_parts)
+      return format("the slot has room for one of {} parts", program.slot_parts);
     const bool pushed = is_dst && (step.kind == StepKind::kPut || step.kind == StepKind::kGatherRows ||
                                    step.kind == StepKind::kReduceRows);
     if (!own && !pushed && !shape.reach.staging) return "the staging of a peer is out of reach here: put instead";
@@ -183,9 +186,13 @@ Status check_discipline(const Plan& plan) {
     const Program& program = plan.programs[r];
     if (program.rank != r) return error(moecclInternalError, "program {} says it is of rank {}", r, program.rank);
     if (program.depth == 0) return error(moecclInternalError, "rank {}: a depth of 0", r);
-    if (program.n_slots != plan.programs[0].n_slots || program.depth != plan.programs[0].depth)
+    const Program& first = plan.programs[0];
+    if (program.n_slots != first.n_slots || program.depth != first.depth)
       return error(moecclInternalError, "rank {} has {} slots in {} rotations, rank 0 {} in {}", r, program.n_slots,
-                   program.depth, plan.programs[0].n_slots, plan.programs[0].depth);
+                   program.depth, first.n_slots, first.depth);
+    if (program.n_part_slots != first.n_part_slots || program.slot_parts != first.slot_parts)
+      return error(moecclInternalError, "rank {} has {} slots of a chunk's {} parts, rank 0 {} of {}", r,
+                   program.n_part_slots, program.slot_parts, first.n_part_slots, first.slot_parts);
     for (uint32_t l = 0; l < program.lanes.size(); ++l)
       for (uint32_t s = 0; s < program.lanes[l].steps.size(); ++s)
         MOECCL_TRY(is_sync(program.lanes[l].steps[s]) ? add_sync_step(plan, program, l, s, channels)

@@ -85,6 +85,14 @@ void Program::finalize() {
     add_totals(totals, static_cast<uint32_t>(i / kMaxSigs), static_cast<uint8_t>(i % kMaxSigs), sent[i], awaited[i]);
 }
 
+uint32_t Program::block_slots(uint32_t slot) const {
+  const auto after =
+      std::partition_point(slot_runs.begin(), slot_runs.end(), [&](const SlotRun& run) { return run.first <= slot; });
+  if (after == slot_runs.begin()) return 1;
+  const SlotRun& run = *std::prev(after);
+  return (slot - run.first) % run.width == 0 ? run.width : 0;
+}
+
 uint32_t Program::n_steps() const {
   size_t n = 0;
   for (const Lane& lane : lanes) n += lane.steps.size();

@@ -43,7 +43,8 @@ const char* step_kind_name(StepKind kind);
 enum class Buffer : uint8_t { kInput, kOutput, kStaging };
 
 // Part `part` of `parts` of the current chunk of a block (Input, Output) or of a slot (Staging) of `rank`. A slot holds
-// one chunk of one block; the physical slot rotates with the chunk, see Program::depth.
+// one chunk of one block, or only that part of it (Program::n_part_slots); the physical slot rotates with the chunk,
+// see Program::depth.
 struct Ref {
   uint32_t rank = 0;
   Buffer buffer = Buffer::kInput;
@@ -89,9 +90,19 @@ struct Lane {
 struct Program {
   uint32_t rank = 0;
   uint32_t n_slots = 0;  // slots of this rank's staging per rotation; the same on all ranks
-  uint32_t depth = 1;  // rotations: slot s of chunk c is physical slot (c % depth) * n_slots + s; the same on all ranks
+  uint32_t depth = 1;    // rotations: chunk c uses the slots of rotation c % depth; the same on all ranks
+  // Slots n_slots, n_slots + 1, ... of a rotation, each with room for only one of `slot_parts` parts of a chunk; the
+  // same on all ranks.
+  uint32_t n_part_slots = 0, slot_parts = 1;
+  // From slot `first` on, a block of rows takes `width` slots. Ascending; empty: a block has one slot.
+  struct SlotRun {
+    uint32_t first, width;
+  };
+  std::vector<SlotRun> slot_runs;
   std::vector<Lane> lanes;
   std::vector<Ref> srcs;
+
+  bool holds_part(const Ref& ref) const { return ref.buffer == Buffer::kStaging && ref.index >= n_slots; }
 
   bool touches_peers = false;  // some step uses another rank's Input or Output; set by finalize()
 
@@ -107,6 +118,8 @@ struct Program {
   // Numbers the signals and waits and fills totals. Builders call it last.
   void finalize();
   uint32_t n_steps() const;
+  // Returns the slots of the block that begins at `slot`, or 0 if none begins there.
+  uint32_t block_slots(uint32_t slot) const;
 };
 
 // The memory of other ranks that can be reached without their help, the same on every rank.
@@ -134,7 +147,7 @@ struct Shape {
   bool scaled = false;    // premulsum: only the rank itself may read its Input
   Reach reach;
   bool coarse = false;  // every step starts a kernel: chunks without staging are long, so that there are few
-  uint64_t staging_bytes = 16u << 20;  // cap per rank on n_slots * depth * slot bytes
+  uint64_t staging_bytes = 16u << 20;  // cap per rank on the slots of all rotations
   // Operations of a placement (experts.h): blocks of each user buffer, the most of any rank. 0: the operation's own
   // number.
   uint32_t most_in_blocks = 0, most_out_blocks = 0;

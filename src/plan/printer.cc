@@ -236,8 +236,10 @@ std::string explain(const Explanation& e) {
     text += format("rank {} sends {}\n", e.rank, bytes_text(e.cost.sent_bytes[e.rank]));
   for (const Program& program : e.plan.programs) {
     if (program.rank != e.rank) continue;
-    text += format("steps of rank {} ({} per chunk, staging of {} slots in {} rotation{})\n", e.rank, program.n_steps(),
-                   program.n_slots, program.depth, program.depth == 1 ? "" : "s");
+    const std::string parts =
+        program.n_part_slots == 0 ? "" : format(" and {} of 1/{} of a slot", program.n_part_slots, program.slot_parts);
+    text += format("steps of rank {} ({} per chunk, staging of {} slots{} in {} rotation{})\n", e.rank,
+                   program.n_steps(), program.n_slots, parts, program.depth, program.depth == 1 ? "" : "s");
     text += steps_text(program);
   }
   return text;

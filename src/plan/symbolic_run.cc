@@ -38,7 +38,7 @@ SymbolicRun::SymbolicRun(const CheckInput& input, std::vector<UserMemory> users)
       unit.value = values_.leaf(same_input, i);
       unit.input_intact = true;
     }
-    staging_.emplace_back(uint64_t{program.n_slots} * program.depth * bindings_[r].slot_elements);
+    staging_.emplace_back(staging_elements(bindings_[r], program));
     for (uint32_t l = 0; l < program.lanes.size(); ++l) {
       lanes_.emplace_back();
       lanes_.back().rank = r;
@@ -155,7 +155,8 @@ Result<SymbolicRun::Place> SymbolicRun::locate(uint32_t id, const Step& step, co
   uint64_t end = 0;
   if (ref.buffer == Buffer::kStaging) {
     place.memory = &staging_[ref.rank];
-    end = slot_base(bindings_[lane.rank], program_of(id), ref, lane.chunk) + bindings_[lane.rank].slot_elements;
+    const Binding& own = bindings_[lane.rank];
+    end = slot_base(own, program_of(id), ref, lane.chunk) + elements_of_slot(own, program_of(id), ref);
   } else {
     const UserMemory& user = users_[ref.rank];
     const bool in = ref.buffer == Buffer::kInput;
@@ -219,7 +220,8 @@ Result<SymbolicRun::Place> SymbolicRun::locate_rows(uint32_t id, const Ref& ref)
   const LaneState& lane = lanes_[id];
   const Binding& b = bindings_[lane.rank];
   if (ref.buffer == Buffer::kStaging)
-    return Place{&staging_[ref.rank], slot_base(b, program_of(id), ref, lane.chunk), b.slot_elements, ref.buffer};
+    return Place{&staging_[ref.rank], slot_base(b, program_of(id), ref, lane.chunk),
+                 program_of(id).block_slots(ref.index) * b.slot_elements, ref.buffer};
   const UserMemory& user = users_[ref.rank];
   const bool in = ref.buffer == Buffer::kInput;
   return Place{&user_[ref.rank], in ? user.in_first : user.out_first, in ? user.in_size : user.out_size, ref.buffer};
@@ -361,8 +363,8 @@ Status SymbolicRun::check_staging_used() const {
   for (uint32_t r = 0; r < staging_.size(); ++r)
     for (uint64_t i = 0; i < staging_[r].size(); ++i)
       if (!staging_[r][i].used)
-        return error(moecclInternalError, "{}: writes staging element {} of rank {} (slot {}), which nobody reads",
-                     past(staging_[r][i].written), i, r, i / bindings_[r].slot_elements % plan_.programs[r].n_slots);
+        return error(moecclInternalError, "{}: writes staging element {} of rank {}, which nobody reads",
+                     past(staging_[r][i].written), i, r);
   return {};
 }
 

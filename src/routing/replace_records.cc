@@ -9,17 +9,27 @@ namespace moeccl::algo {
 
 namespace {
 
-// Counts the rows of the fullest block of any edge when tokens are cut into n_chunks.
+// Counts the rows of the fullest block of any edge when tokens are cut into n_chunks, and the rows that a slot needs
+// for it.
 class BlockCounter {
  public:
-  BlockCounter(const Paths& paths, const Placement& placement, const AllChoices& choices, const Homes& homes)
-      : paths_(paths), placement_(placement), choices_(choices), homes_(homes), rows_(size_t{n()} * n()) {
+  BlockCounter(const Paths& paths, const Placement& placement, const AllChoices& choices, const Homes& homes,
+               uint64_t slot_rows)
+      : paths_(paths),
+        placement_(placement),
+        choices_(choices),
+        homes_(homes),
+        slot_rows_(slot_rows),
+        rows_(size_t{n()} * n()) {
     for (uint32_t r = 0; r < n(); ++r) ways_.emplace_back(paths, placement, r);
   }
 
-  uint64_t fullest(uint64_t n_chunks) {
+  struct Fullest {
+    uint64_t block = 0, slot = 0;
+  };
+  Fullest fullest(uint64_t n_chunks) {
     std::vector<uint64_t> at(homes_.first.begin(), homes_.first.end() - 1);
-    uint64_t most = 0;
+    Fullest most;
     for (uint64_t chunk = 0; chunk < n_chunks; ++chunk) {
       std::fill(rows_.begin(), rows_.end(), 0);
       for (uint32_t origin = 0; origin < n(); ++origin) {
@@ -28,7 +38,14 @@ class BlockCounter {
         const uint64_t end = homes_.first[origin] + ((chunk + 1) * tokens + n_chunks - 1) / n_chunks;
         for (; at[origin] < end; ++at[origin]) count(origin, choices_.of(homes_.token[at[origin]]));
       }
-      most = std::max<uint64_t>(most, *std::max_element(rows_.begin(), rows_.end()));
+      for (uint32_t from = 0; from < n(); ++from) {
+        for (uint32_t to = 0; to < n(); ++to) {
+          const uint64_t rows = rows_[size_t{from} * n() + to];
+          if (rows == 0) continue;
+          most.block = std::max(most.block, rows);
+          most.slot = std::max(most.slot, paths_.widths().in_slot(paths_.hop(from, to), rows, slot_rows_));
+        }
+      }
     }
     return most;
   }
@@ -51,6 +68,7 @@ class BlockCounter {
   const Placement& placement_;
   const AllChoices& choices_;
   const Homes& homes_;
+  const uint64_t slot_rows_;
   std::vector<Ways> ways_;
   std::vector<uint32_t> rows_;  // [from][to]
 };
@@ -59,20 +77,21 @@ class BlockCounter {
 
 Cut find_cut(const Paths& paths, const Placement& placement, const AllChoices& choices, const Homes& homes,
              uint64_t slot_rows) {
-  BlockCounter counter(paths, placement, choices, homes);
+  BlockCounter counter(paths, placement, choices, homes, slot_rows);
   uint64_t most_tokens = 1;
   for (uint32_t r = 0; r < paths.n_ranks(); ++r)
     most_tokens = std::max(most_tokens, homes.first[r + 1] - homes.first[r]);
   const uint64_t limit = std::bit_ceil(most_tokens);
   Cut cut;
-  cut.largest_edge_rows = counter.fullest(1);
-  if (cut.largest_edge_rows <= slot_rows) {
+  const BlockCounter::Fullest whole = counter.fullest(1);
+  cut.largest_edge_rows = whole.block;
+  if (whole.slot <= slot_rows) {
     cut.n_chunks = 1;
     return cut;
   }
-  uint64_t n = std::min(limit, std::bit_ceil((cut.largest_edge_rows + slot_rows - 1) / slot_rows));
+  uint64_t n = std::min(limit, std::bit_ceil((whole.slot + slot_rows - 1) / slot_rows));
   for (;; n *= 2) {
-    if (counter.fullest(n) <= slot_rows) {
+    if (counter.fullest(n).slot <= slot_rows) {
       cut.n_chunks = static_cast<uint32_t>(n);
       return cut;
     }

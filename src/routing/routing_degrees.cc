@@ -3,6 +3,7 @@
 // counted by classes of ranks, so that a layer of 65536 ranks is checked in milliseconds; edges() lists the neighbours
 // themselves.
 #include <algorithm>
+#include <functional>
 #include <map>
 
 #include "src/routing/routing_paths.h"
@@ -50,15 +51,36 @@ std::vector<std::vector<std::vector<uint32_t>>> families(const plan::LevelTree& 
 }  // namespace
 
 void Paths::find_degrees() {
-  Degrees d{std::vector<uint64_t>(n_ranks(), 0), std::vector<uint64_t>(n_ranks(), 0)};
+  const std::vector<std::vector<uint32_t>> none(n_hops_, std::vector<uint32_t>(n_ranks(), 0));
+  Degrees d{none, none};
+  widths_ = {algorithm_.dedup(), std::vector<uint32_t>(n_hops_, 1)};
   if (!domain_edges_.empty())
     count_domain_edges(d);
   else if (algorithm_.kind == PathKind::k2dh)
     count_2dh(d);
   else
     count_levels(d);
-  max_out_ = static_cast<uint32_t>(*std::max_element(d.out.begin(), d.out.end()));
-  max_in_ = static_cast<uint32_t>(*std::max_element(d.in.begin(), d.in.end()));
+  for (uint32_t h = 0; h < n_hops_; ++h)
+    max_edges_.push_back(std::max(*std::max_element(d.in[h].begin(), d.in[h].end()),
+                                  *std::max_element(d.out[h].begin(), d.out[h].end())));
+  const auto most = [&](const std::vector<std::vector<uint32_t>>& by_hop) {
+    std::vector<uint32_t> sum(n_ranks(), 0);
+    for (const std::vector<uint32_t>& hop : by_hop)
+      std::transform(sum.begin(), sum.end(), hop.begin(), sum.begin(), std::plus<>());
+    return *std::max_element(sum.begin(), sum.end());
+  };
+  max_in_ = most(d.in);
+  max_out_ = most(d.out);
+}
+
+double Paths::mean_rows(uint32_t hop, uint32_t top_k) const {
+  const auto serving = [&](uint32_t level) {
+    return static_cast<double>(std::count(serves_[level].begin(), serves_[level].end(), true));
+  };
+  const double origins = widths_.max_origins[hop];
+  if (algorithm_.kind == PathKind::k2dh) return top_k * (hop == 0 ? serving(0) : origins) / serving(1);
+  const double share = top_k / serving(hop);
+  return origins * (algorithm_.dedup() ? std::min(1.0, share) : share);
 }
 
 // A rank sends to its counterpart in each other group that has experts, level by level.
@@ -78,11 +100,11 @@ void Paths::count_levels(Degrees& d) {
         const uint64_t n_out = n_serving - serves(group);
         for (uint32_t position = 0; position < group.size(); ++position) {
           const uint32_t r = group[position];
-          d.out[r] += n_out;
-          if (n_out > 0) max_origins_ = std::max(max_origins_, static_cast<uint32_t>(origins[r]));
+          d.out[l][r] = static_cast<uint32_t>(n_out);
+          if (n_out > 0) widths_.max_origins[l] = std::max(widths_.max_origins[l], static_cast<uint32_t>(origins[r]));
           if (!serves(group)) continue;
           // In its own group, a rank is the only member at its position.
-          d.in[r] += n_senders.at(group.size(), position) - 1;
+          d.in[l][r] = static_cast<uint32_t>(n_senders.at(group.size(), position) - 1);
           after[r] = n_origins.at(group.size(), position);
         }
       }
@@ -101,7 +123,7 @@ void Paths::count_2dh(Degrees& d) {
     const auto relayed = [&](uint32_t position) {
       return experts.at(node.size(), position) - owns[node[position]];  // ranks with experts that it stands in for
     };
-    uint64_t n_inside = 0;
+    uint32_t n_inside = 0;
     for (uint32_t position = 0; position < node.size(); ++position) {
       relays_[node[position]] = relayed(position) > 0;
       n_inside += owns[node[position]] || relays_[node[position]];
@@ -109,10 +131,11 @@ void Paths::count_2dh(Degrees& d) {
     for (uint32_t position = 0; position < node.size(); ++position) {
       const uint32_t r = node[position];
       const bool inside = owns[r] || relays_[r];
-      d.out[r] += n_inside - inside + relayed(position);
-      if (inside) d.in[r] += node.size() - 1;
-      if (owns[r]) d.in[r] += nodes.size() - 1;
-      if (relays_[r]) max_origins_ = std::max(max_origins_, static_cast<uint32_t>(node.size()));
+      d.out[0][r] = n_inside - inside;
+      d.out[1][r] = static_cast<uint32_t>(relayed(position));
+      if (inside) d.in[0][r] = static_cast<uint32_t>(node.size() - 1);
+      if (owns[r]) d.in[1][r] = static_cast<uint32_t>(nodes.size() - 1);
+      if (relays_[r]) widths_.max_origins[1] = std::max(widths_.max_origins[1], static_cast<uint32_t>(node.size()));
     }
   }
 }
@@ -126,10 +149,10 @@ void Paths::count_domain_edges(Degrees& d) {
     for (uint32_t from = 0; from < n; ++from) {
       for (uint32_t to = 0; to < n; ++to) {
         if (!edge(from, to) || hop(from, to) != h) continue;
-        ++d.out[from];
-        ++d.in[to];
+        ++d.out[h][from];
+        ++d.in[h][to];
         after[to] += origins[from];
-        max_origins_ = std::max(max_origins_, origins[from]);
+        widths_.max_origins[h] = std::max(widths_.max_origins[h], origins[from]);
       }
     }
     origins = std::move(after);

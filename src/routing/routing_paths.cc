@@ -71,6 +71,12 @@ uint32_t RankEdges::first_out_after(uint32_t hop) const {
       std::partition_point(out.begin(), out.end(), [&](const Edge& e) { return e.hop <= hop; }) - out.begin());
 }
 
+uint32_t RankEdges::place(const std::vector<Edge>& edges, uint32_t index) {
+  const auto first = std::partition_point(edges.begin(), edges.begin() + index,
+                                          [&](const Edge& e) { return e.hop < edges[index].hop; });
+  return index - static_cast<uint32_t>(first - edges.begin());
+}
+
 Paths::Paths(MoeAlgorithm algorithm, const plan::LevelTree& tree, const Placement& placement, const Domains* domains)
     : algorithm_(algorithm), tree_(tree.truncated(algorithm.kind == PathKind::k2dh ? 2 : algorithm.dims)) {
   n_hops_ = tree_.depth();
@@ -154,14 +160,18 @@ void Paths::append_origins(uint32_t from, uint32_t to, std::vector<uint32_t>& or
 
 RankEdges Paths::edges(uint32_t rank) const {
   RankEdges result;
-  const auto index_of = [&](const std::vector<uint32_t>& peers) {
-    return static_cast<uint32_t>(std::find(peers.begin(), peers.end(), rank) - peers.begin());
-  };
   for (const uint32_t p : incoming(rank)) {
-    Edge& e = result.in.emplace_back(Edge{p, hop(p, rank), index_of(outgoing(p)), {}});
-    append_origins(p, rank, e.origins);
+    const uint32_t h = hop(p, rank);
+    uint32_t place = 0;
+    for (uint32_t to = 0; to < rank; ++to) place += edge(p, to) && hop(p, to) == h;
+    append_origins(p, rank, result.in.emplace_back(Edge{p, h, place, {}}).origins);
   }
-  for (const uint32_t p : outgoing(rank)) result.out.push_back({p, hop(rank, p), index_of(incoming(p)), {}});
+  for (const uint32_t p : outgoing(rank)) {
+    const uint32_t h = hop(rank, p);
+    uint32_t place = 0;
+    for (uint32_t from = 0; from < rank; ++from) place += edge(from, p) && hop(from, p) == h;
+    result.out.push_back({p, h, place, {}});
+  }
   return result;
 }
 

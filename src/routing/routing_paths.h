@@ -3,6 +3,7 @@
 // origin of a token knows every rank that will touch it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -56,7 +57,7 @@ Result<MoeAlgorithm> parse_moe_algorithm(std::string_view name, const plan::Leve
 struct Edge {
   uint32_t peer = 0;
   uint32_t hop = 0;
-  uint32_t peer_index = 0;        // this edge's position in the peer's list of the other direction
+  uint32_t peer_place = 0;        // this edge's position among the peer's edges of the hop in the other direction
   std::vector<uint32_t> origins;  // in: the ranks whose tokens may come this way, in the order of their rows in a block
 };
 struct RankEdges {
@@ -64,6 +65,25 @@ struct RankEdges {
   // Edges of smaller hops come first. These return how many of `in` precede a hop, and the first of `out` after it.
   uint32_t n_in_before(uint32_t hop) const;
   uint32_t first_out_after(uint32_t hop) const;
+  // Returns the position of an edge among those of its hop.
+  static uint32_t place(const std::vector<Edge>& edges, uint32_t index);
+};
+
+// How many slots of staging a block takes where a slot has `slot_rows` rows. A block of a later hop carries rows of
+// many origins: with deduplication, one row of each fits. Without, a block has one slot.
+struct BlockWidths {
+  bool dedup = false;
+  std::vector<uint32_t> max_origins;  // [hop] the most origins whose rows share one block
+  uint32_t slots(uint32_t hop, uint64_t slot_rows) const {
+    if (!dedup || slot_rows == 0 || slot_rows >= max_origins[hop]) return 1;
+    return static_cast<uint32_t>((max_origins[hop] + slot_rows - 1) / slot_rows);
+  }
+  uint64_t rows(uint32_t hop, uint64_t slot_rows) const { return slots(hop, slot_rows) * slot_rows; }
+  // Returns the least rows of a slot with which a block of `rows` rows fits, if widths stay as they are.
+  uint64_t in_slot(uint32_t hop, uint64_t rows, uint64_t slot_rows) const {
+    const uint64_t n = slots(hop, slot_rows);
+    return (rows + n - 1) / n;
+  }
 };
 
 class Paths {
@@ -89,8 +109,14 @@ class Paths {
   // The maximum over all ranks.
   uint32_t max_in() const { return max_in_; }
   uint32_t max_out() const { return max_out_; }
-  // Returns the most origins whose rows share one block.
-  uint32_t max_origins() const { return max_origins_; }
+  // Returns the most origins whose rows share one block, of any hop or of one.
+  uint32_t max_origins() const { return *std::max_element(widths_.max_origins.begin(), widths_.max_origins.end()); }
+  uint32_t max_origins(uint32_t hop) const { return widths_.max_origins[hop]; }
+  const BlockWidths& widths() const { return widths_; }
+  // Returns the rows of a hop's block for each token of a rank, if all ranks choose top_k experts at random.
+  double mean_rows(uint32_t hop, uint32_t top_k) const;
+  // Returns the most edges of a hop that a rank has in one direction.
+  uint32_t max_edges(uint32_t hop) const { return max_edges_[hop]; }
   // Returns the hash of the domains; 0 without domains.
   uint64_t domains_hash() const { return domains_hash_; }
 
@@ -98,9 +124,9 @@ class Paths {
   std::vector<uint32_t> incoming(uint32_t rank) const;
   std::vector<uint32_t> outgoing(uint32_t rank) const;
   void append_origins(uint32_t from, uint32_t to, std::vector<uint32_t>& origins) const;
-  // Defined in routing_degrees.cc: these find max_in_, max_out_, max_origins_, and relays_ of k2dh.
+  // Defined in routing_degrees.cc: these find max_in_, max_out_, max_edges_, widths_, and relays_ of k2dh.
   struct Degrees {
-    std::vector<uint64_t> in, out;  // [n_ranks]
+    std::vector<std::vector<uint32_t>> in, out;  // [hop][rank]
   };
   void find_degrees();
   void count_levels(Degrees& d);
@@ -116,7 +142,9 @@ class Paths {
   std::vector<bool> relays_;               // k2dh: the rank is the counterpart of a rank with experts on another node
   std::vector<bool> domain_edges_;         // [from][to]; empty without domains
   uint64_t domains_hash_ = 0;
-  uint32_t max_in_ = 0, max_out_ = 0, max_origins_ = 1;
+  uint32_t max_in_ = 0, max_out_ = 0;
+  std::vector<uint32_t> max_edges_;  // [hop]
+  BlockWidths widths_;
 };
 
 // The ranks after `from` on the way to each rank that owns experts; the owner comes last.

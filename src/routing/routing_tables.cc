@@ -20,7 +20,8 @@ RankPaths::RankPaths(const Paths& paths, const plan::LevelTree& full, const Plac
       placement(experts),
       algorithm(paths.algorithm()),
       canonical(CanonicalOrder(full, experts).position),
-      source_of(paths.n_ranks(), 0) {
+      source_of(paths.n_ranks(), 0),
+      widths(paths.widths()) {
   std::vector<int32_t> edge_to(paths.n_ranks(), kNowhere);
   for (uint32_t j = 0; j < edges.out.size(); ++j) edge_to[edges.out[j].peer] = static_cast<int32_t>(j);
   for (const uint32_t owner : experts.owner) way.push_back(owner == rank ? kHere : edge_to[paths.next(rank, owner)]);
@@ -222,7 +223,15 @@ void RoutingTables::for_each_row(uint32_t origin, Fn&& fn) const {
   }
 }
 
-uint64_t RoutingTables::largest_block(uint32_t n_chunks) const {
+// Returns the rows that a slot needs for a block of edge `e` (in edges first) with `rows` rows.
+uint64_t RoutingTables::in_slot(size_t e, uint64_t rows, uint64_t slot_rows) const {
+  const RankEdges& edges = paths_->edges;
+  const Edge& edge = e < edges.in.size() ? edges.in[e] : edges.out[e - edges.in.size()];
+  return paths_->widths.in_slot(edge.hop, rows, slot_rows);
+}
+
+// Returns the same for the fullest block of any chunk.
+uint64_t RoutingTables::fullest_slot(uint32_t n_chunks, uint64_t slot_rows) const {
   const size_t n_edges = rows_in_.size() + rows_out_.size();
   std::vector<uint32_t> rows(n_edges * n_chunks, 0);
   for (uint32_t o = 0; o < records_.size(); ++o) {
@@ -232,22 +241,30 @@ uint64_t RoutingTables::largest_block(uint32_t n_chunks) const {
       rows[chunk * n_edges + edge] += n;
     });
   }
-  return rows.empty() ? 0 : *std::max_element(rows.begin(), rows.end());
+  uint64_t most = 0;
+  for (size_t e = 0; e < n_edges; ++e) {
+    uint32_t fullest = 0;
+    for (size_t at = e; at < rows.size(); at += n_edges) fullest = std::max(fullest, rows[at]);
+    most = std::max(most, in_slot(e, fullest, slot_rows));
+  }
+  return most;
 }
 
 uint32_t RoutingTables::min_chunks(uint64_t slot_rows, uint64_t* needed_rows) const {
   const uint64_t most_tokens = *std::max_element(n_tokens_.begin(), n_tokens_.end());
   // A chunk with one token of each origin is the finest cut there is.
   const uint64_t limit = std::bit_ceil(std::max<uint64_t>(most_tokens, 1));
-  const uint64_t total = largest_edge_rows();
+  uint64_t total = 0;
+  for (size_t e = 0; e < rows_in_.size() + rows_out_.size(); ++e)
+    total = std::max(total, in_slot(e, e < rows_in_.size() ? rows_in_[e] : rows_out_[e - rows_in_.size()], slot_rows));
   *needed_rows = 0;
   if (total <= slot_rows) return 1;
   uint64_t n_chunks = slot_rows == 0 ? limit : std::min(limit, std::bit_ceil((total + slot_rows - 1) / slot_rows));
   for (;; n_chunks *= 2) {
-    const uint64_t largest = largest_block(static_cast<uint32_t>(n_chunks));
-    if (largest <= slot_rows) return static_cast<uint32_t>(n_chunks);
+    const uint64_t fullest = fullest_slot(static_cast<uint32_t>(n_chunks), slot_rows);
+    if (fullest <= slot_rows) return static_cast<uint32_t>(n_chunks);
     if (n_chunks >= limit) {
-      *needed_rows = largest;
+      *needed_rows = fullest;
       return 0;
     }
   }

@@ -53,6 +53,7 @@ struct RankPaths : RankRows {
   std::vector<int32_t> way;         // [n_experts] out edge towards the owner; kHere: this rank; kNowhere: no edge
   std::vector<uint32_t> canonical;  // [n_experts] position in CanonicalOrder
   std::vector<uint32_t> source_of;  // [n_ranks] the source that an origin's rows come from
+  BlockWidths widths;
   static constexpr int32_t kHere = -1, kNowhere = -2;
 };
 
@@ -88,9 +89,9 @@ class RoutingTables {
   // Checks everything in a record before using any of it as an index.
   Status receive(const RankPaths& paths, const MoeShape& shape, std::span<const RecordView> records,
                  std::span<const uint64_t> n_tokens, bool weighted);
-  // Returns the least power of two of chunks with which each block that this rank sends or receives fits slot_rows.
-  // Returns 0 if there is none, and sets *needed_rows to the least slot that would suffice. If C chunks suffice, so do
-  // 2C, because the chunks of 2C nest in those of C: ranks agree by taking their maximum.
+  // Returns the least power of two of chunks with which each block that this rank sends or receives fits its slots of
+  // slot_rows rows (MoePlanShape). Returns 0 if there is none, and sets *needed_rows to the rows of the fullest block.
+  // If C chunks suffice, so do 2C, because the chunks of 2C nest in those of C: ranks agree by taking their maximum.
   uint32_t min_chunks(uint64_t slot_rows, uint64_t* needed_rows) const;
   void build(uint32_t n_chunks);
   // Called between receive() and build() for a routing whose tokens begin elsewhere than those of `before` (replace.h).
@@ -139,7 +140,8 @@ class RoutingTables {
   void place_choice(uint32_t origin, uint32_t token, uint32_t expert, float weight, bool first);
   void place_groups();
   void place_padding();
-  uint64_t largest_block(uint32_t n_chunks) const;
+  uint64_t in_slot(size_t e, uint64_t rows, uint64_t slot_rows) const;
+  uint64_t fullest_slot(uint32_t n_chunks, uint64_t slot_rows) const;
   template <class Fn>
   void for_each_row(uint32_t origin, Fn&& fn) const;
   void bind();

@@ -118,6 +118,17 @@ double dropped(const double* popularity, const int32_t* counts, int32_t n_expert
   return sum;
 }
 
+Status check_counts(const int32_t* counts, int32_t n_experts, int32_t n_slots) {
+  int64_t sum = 0;
+  for (int32_t e = 0; e < n_experts; ++e) {
+    if (counts[e] < 1)
+      return error(moecclInvalidArgument, "counts[{}] is {}: each expert has at least one replica", e, counts[e]);
+    sum += counts[e];
+  }
+  if (sum == n_slots) return {};
+  return error(moecclInvalidArgument, "counts sum to {}: give replicas for all {} slots", sum, n_slots);
+}
+
 Status check_slots(const int32_t* slot_expert, int32_t n_slots, int32_t n_experts) {
   std::vector<bool> present(static_cast<size_t>(n_experts));
   for (int32_t s = 0; s < n_slots; ++s) {

@@ -20,6 +20,8 @@ double dropped(const double* popularity, const int32_t* counts, int32_t n_expert
 
 // Checks that every slot names an expert and every expert has a slot.
 Status check_slots(const int32_t* slot_expert, int32_t n_slots, int32_t n_experts);
+// Returns an error unless each count is at least 1 and their sum is n_slots.
+Status check_counts(const int32_t* counts, int32_t n_experts, int32_t n_slots);
 // Algorithm 2. `sends` may be null.
 void grad_sources(const int32_t* slot_expert, int32_t n_experts, int32_t n_ranks, int32_t slots_per_rank,
                   int32_t* source, int64_t* sends);

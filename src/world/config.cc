@@ -59,7 +59,7 @@ Result<Config> Config::from(const moecclConfig_t* given, bool of_part) {
 
 Result<uint64_t> Config::staging_of(uint64_t given) {
   const uint64_t bytes = given > 0 ? given : static_cast<uint64_t>(env().staging_bytes);
-  if (bytes >= kLeastStaging && bytes <= kMostStaging) return bytes;
+  if (bytes == 0 || (bytes >= kLeastStaging && bytes <= kMostStaging)) return bytes;
   return error(moecclInvalidArgument, "staging_bytes is {}: give between {} and {}", bytes, kLeastStaging,
                kMostStaging);
 }

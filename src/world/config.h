@@ -2,6 +2,7 @@
 // A communicator's configuration after defaults, environment and checks.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <string>
@@ -17,8 +18,8 @@ struct Config {
   bool deterministic = false;
   bool pace = false;
   int priority = 0;
-  std::string topology;  // synthetic; empty if discovered
-  uint64_t staging_bytes = 0;
+  std::string topology;        // synthetic; empty if discovered
+  uint64_t staging_bytes = 0;  // 0: automatic, see staging_of()
   std::string name;
   std::string plan;              // from MOECCL_PLAN
   uint32_t cuda_sms = 0;         // 0: chosen automatically
@@ -31,8 +32,13 @@ struct Config {
   // Null: all defaults. `of_part`: MOECCL_TOPOLOGY, which describes the ranks of the communicator that this one comes
   // from, has no effect.
   static Result<Config> from(const moecclConfig_t* config, bool of_part = false);
-  // Returns moecclConfig_t.staging_bytes after defaults, environment and checks.
+  // Returns moecclConfig_t.staging_bytes after environment and checks; 0: automatic.
   static Result<uint64_t> staging_of(uint64_t given);
+  // Returns a rank's staging where `staging` is what staging_of() returned. An MoE layer's hops between hosts need
+  // blocks in proportion to the hosts.
+  static uint64_t staging_on(uint64_t staging, uint32_t n_hosts) {
+    return staging > 0 ? staging : std::max<uint64_t>(16, n_hosts) << 20;
+  }
   // Returns the failure if the making of this communicator was cancelled.
   Status not_cancelled() const;
   // Writes the fields that must be the same on all ranks, for the exchange at init.

@@ -11,7 +11,6 @@
 #include "src/base/random.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/handshake.h"
-#include "src/bootstrap/launcher.h"
 #include "src/bootstrap/place.h"
 #include "src/bootstrap/unique_id.h"
 #include "src/driver/process.h"
@@ -42,6 +41,7 @@ class Connector {
         config_(config),
         uplinks_(parent.uplinks),
         others_alive_(parent.others_alive),
+        still_wanted_(parent.still_wanted),
         deadline_(Deadline::after_ms(config.init_timeout_ms)) {
     key_ = hash_bytes(&id, sizeof(id));
   }
@@ -53,25 +53,25 @@ class Connector {
   }
 
   Result<Membership> connect() {
-    m_.fabric = std::make_unique<exec::Fabric>(rank_, n_, shape_of(rank_).staging_bytes);
     if (session_ == nullptr) {
       MOECCL_ASSIGN_OR_RETURN(bootstrap::UniqueId id, bootstrap::decode_unique_id(id_));
       const bool at_rank_0 = id.at_rank_0;
       if (at_rank_0) {
-        MOECCL_ASSIGN_OR_RETURN(
-            id_, bootstrap::meet_at_place(id, rank_, deadline_, [this] { return config_.not_cancelled(); }));
+        MOECCL_ASSIGN_OR_RETURN(id_,
+                                bootstrap::meet_at_place(id, rank_, deadline_, [this] { return not_cancelled(); }));
         MOECCL_ASSIGN_OR_RETURN(id, bootstrap::decode_unique_id(id_));
       }
       link_key_ = id.key;
-      MOECCL_TRY(join(at_rank_0 || root_may_come_later(id), !at_rank_0));
-      if (at_rank_0) MOECCL_TRY(renew_key());
+      const bool known_before = at_rank_0 || id.derived;
+      MOECCL_TRY(join(known_before));
+      if (known_before) MOECCL_TRY(renew_key());
     }
     Status status = contained([&] { return steps(); });
     ProcessTable::get().remove(key_, rank_);
     for (const uint32_t r : mapped_here_) ProcessTable::get().remove(key_ ^ all_[rank_].process, r);
     if (!status.ok()) {
       // Peers that already have all they need would wait for this rank in their first operation.
-      if (m_.fabric->own != nullptr) m_.fabric->fail(status);
+      if (m_.fabric != nullptr && m_.fabric->own != nullptr) m_.fabric->fail(status);
       (void)contained([&] { return session_->abandon(status), Status(); });
       return status;
     }
@@ -81,16 +81,17 @@ class Connector {
   }
 
  private:
-  // A rank that cannot even connect, for lack of descriptors, at least tells the other ranks of its process, which know
-  // it by an id that no other communicator has.
-  Status join(bool wait_for_root, bool own_id) {
+  // `known_before`: the ranks have known the id before rank 0 came, as the ranks of other communicators do. Else a rank
+  // that cannot even connect, for lack of descriptors, at least tells the other ranks of its process by the id.
+  Status join(bool known_before) {
+    const bool own_id = !known_before;
     bootstrap::JoinOptions options;
-    options.wait_for_root = wait_for_root;
+    options.wait_for_root = known_before;
     options.others_alive = [this, own_id] {
       if (own_id) MOECCL_TRY(ProcessTable::get().given_up(key_));
       return others_alive_ ? others_alive_() : Status();
     };
-    options.cancelled = [this] { return config_.not_cancelled(); };
+    options.cancelled = [this] { return not_cancelled(); };
     auto joined = bootstrap::Session::join(id_, static_cast<int>(rank_), static_cast<int>(n_), deadline_, options);
     if (joined.ok()) session_ = std::move(*joined);
     const Code code = joined.status().code();
@@ -98,6 +99,11 @@ class Connector {
       ProcessTable::get().give_up(key_,
                                   error(moecclRemoteError, "rank {} failed: {}", rank_, joined.status().message()));
     return std::move(joined).status();
+  }
+
+  Status not_cancelled() const {
+    MOECCL_TRY(config_.not_cancelled());
+    return still_wanted_ ? still_wanted_() : Status();
   }
 
   // Other communicators meet at the same place, with the same key.
@@ -112,13 +118,6 @@ class Connector {
     link_key_ = bootstrap::derive_key(both, "moeccl communicator of a place");
     key_ = hash_bytes(link_key_.data(), link_key_.size());
     return {};
-  }
-
-  // Ranks that a launcher started on several hosts know the meeting point before anything listens there.
-  static bool root_may_come_later(const bootstrap::UniqueId& id) {
-    if (id.address.is_unix()) return false;
-    const Result<bootstrap::LauncherInfo> launcher = bootstrap::detect_launcher();
-    return launcher.ok() && !launcher->one_host_known();
   }
 
   Status steps() {
@@ -152,7 +151,10 @@ class Connector {
     std::vector<HostOfRank> hosts;
     for (const Introduction& i : all_) hosts.push_back({i.host, i.host_name, i.network});
     hosts_.emplace(hosts);
+    staging_bytes_ = Config::staging_on(config_.staging_bytes, hosts_->n());
+    m_.fabric = std::make_unique<exec::Fabric>(rank_, n_, shape_of(rank_).staging_bytes);
     for (uint32_t r = 0; r < n_; ++r) {
+      all_[r].config.staging_bytes = Config::staging_on(all_[r].config.staging_bytes, hosts_->n());
       MOECCL_TRY(check_agreement(all_[0], all_[r], r));
       // The first rank of a process is its leader. Only this host's processes count: ranks of other hosts are reached
       // through their links alone.
@@ -231,7 +233,7 @@ class Connector {
     s.n_ranks = n_;
     s.rank = rank;
     // Both halves must start on cache lines.
-    s.staging_bytes = config_.staging_bytes / 128 * 128;
+    s.staging_bytes = staging_bytes_ / 128 * 128;
     // The messages of all peers share 2 MiB, so that memory does not grow with the square of the ranks.
     s.message_bytes =
         std::clamp<uint64_t>((2u << 20) / (n_ * transport::shm::kMessageSlots), 1024, 128 << 10) / 64 * 64;
@@ -429,9 +431,9 @@ class Connector {
   uint32_t n_, rank_;
   Config config_;
   std::shared_ptr<const SharedUplinks> uplinks_;
-  std::function<Status()> others_alive_;
+  std::function<Status()> others_alive_, still_wanted_;
   Deadline deadline_;
-  uint64_t key_ = 0;
+  uint64_t key_ = 0, staging_bytes_ = 0;
   bool can_read_ = false;
   bootstrap::Key link_key_ = {};
   std::unique_ptr<bootstrap::Session> session_;

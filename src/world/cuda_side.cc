@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "src/base/env.h"
@@ -14,6 +14,7 @@
 #include "src/exec/cuda/runners.h"
 #include "src/exec/task.h"
 #include "src/world/device_staging.h"
+#include "src/world/gpu_introduction.h"
 #include "src/world/network.h"
 #include "src/world/process_table.h"
 #include "topology/assign.h"
@@ -27,21 +28,6 @@ namespace cuda = driver::cuda;
 using transport::shm::Segment;
 
 namespace {
-
-// A rank's description of its device. `able` only ever changes to false; all ranks see the same answers after each
-// exchange.
-struct Introduction {
-  uint8_t asked = 0, able = 0, reaches = 0;
-  uint8_t mps = 0;  // the device is shared through the Multi-Process Service
-  uint8_t padding[4] = {};
-  uint64_t kernel_staging = 0;  // of the persistent kernel; all ranks use the least
-  StagingOffer staging;
-  char uuid[16] = {};
-  char pci[32] = {};  // the device's address, as the driver writes it
-  // Why it is not able, or does not reach the memory of all ranks of its host. Holds the log of a driver that refuses
-  // the kernels; fills the struct, whose bytes are sent.
-  char why[448] = {};
-};
 
 // A GPU compared with the host's defaults, as far as is known without a measurement: device memory at the rate of a
 // limited number of multiprocessors, a launch for each step, signals through host memory.
@@ -67,16 +53,15 @@ class CudaSide::Connector {
   Result<std::unique_ptr<CudaSide>> connect(std::string* why) {
     own_.asked = n_.config->cuda_context != nullptr;
     if (own_.asked) take_part();
-    MOECCL_TRY(exchange());
-    const bool asked = std::any_of(all_.begin(), all_.end(), [](const Introduction& i) { return i.asked != 0; });
+    MOECCL_TRY(introduce());
+    const bool asked = std::any_of(all_.begin(), all_.end(), [](const GpuIntroduction& i) { return i.asked; });
     if (!asked) return std::unique_ptr<CudaSide>();
     if (!everyone_able(why)) return std::unique_ptr<CudaSide>();
     Status status = map_memory();
     ProcessTable::get().remove(n_.key, n_.rank);
     for (const uint32_t r : here()) ProcessTable::get().remove(n_.key ^ n_.process[n_.rank], r);
     if (!status.ok()) refuse(status);
-    // The second exchange tells whether every rank reached everything.
-    MOECCL_TRY(exchange());
+    MOECCL_TRY(exchange_answers());
     if (!everyone_able(why)) return std::unique_ptr<CudaSide>();
     MOECCL_TRY(make_fabric());
     MOECCL_TRY(make_kernel_side());
@@ -86,10 +71,9 @@ class CudaSide::Connector {
 
  private:
   void refuse(const Status& status) {
-    own_.able = 0;
-    give_reason(status);
+    own_.answer.able = false;
+    own_.answer.why = status.message();
   }
-  void give_reason(const Status& status) { std::strncpy(own_.why, status.message().c_str(), sizeof(own_.why) - 1); }
 
   void take_part() {
     Status status = [&]() -> Status {
@@ -100,8 +84,8 @@ class CudaSide::Connector {
       MOECCL_TRY(cuda::check(cuda::driver()->cuCtxGetDevice(&device), "the context's device"));
       int mps = 0;  // unknown to older drivers
       own_.mps = cuda::driver()->cuDeviceGetAttribute(&mps, cuda::kMpsEnabled, device) == 0 && mps != 0;
-      MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetUuid_v2(own_.uuid, device), "the device's identity"));
-      std::strncpy(own_.pci, cuda::pci_address(context).c_str(), sizeof(own_.pci) - 1);
+      MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetUuid_v2(own_.uuid.data(), device), "the device's identity"));
+      own_.pci = cuda::pci_address(context);
       auto made = Segment::create(n_.shape, !n_.one_process());
       if (!made.ok()) return std::move(made).status();
       own_segment_ = std::move(*made);
@@ -110,7 +94,7 @@ class CudaSide::Connector {
       MOECCL_ASSIGN_OR_RETURN(own_.staging, staging_.make(context, device));
       return {};
     }();
-    own_.able = status.ok();
+    own_.answer.able = status.ok();
     if (!status.ok()) refuse(status);
   }
 
@@ -118,7 +102,7 @@ class CudaSide::Connector {
   // those of another rank on the device may wait for this rank's next call.
   void warn_of_lazy_loading() const {
     static std::atomic<bool> said{false};
-    const auto same = [&](const Introduction& i) { return std::equal(i.uuid, i.uuid + sizeof(i.uuid), own_.uuid); };
+    const auto same = [&](const GpuIntroduction& i) { return i.uuid == own_.uuid; };
     if (std::count_if(all_.begin(), all_.end(), same) < 2 || !cuda::loads_lazily() || said.exchange(true)) return;
     log(LogLevel::kWarn,
         "several ranks use CUDA device {}, and CUDA loads this program's kernels when it first launches them. A launch "
@@ -151,26 +135,29 @@ class CudaSide::Connector {
     return static_cast<uint32_t>(std::find(n_.process.begin(), n_.process.end(), n_.process[r]) - n_.process.begin());
   }
 
-  Status exchange() {
-    MOECCL_ASSIGN_OR_RETURN(
-        const auto blobs, session_.all_gather({reinterpret_cast<const std::byte*>(&own_), sizeof(own_)}, n_.deadline));
-    all_.resize(n_.n_ranks);
+  Status introduce() {
+    MOECCL_ASSIGN_OR_RETURN(const auto blobs, session_.all_gather(own_.encode(), n_.deadline));
     for (uint32_t r = 0; r < n_.n_ranks; ++r) {
-      if (blobs[r].size() != sizeof(Introduction))
-        return error(moecclRemoteError, "rank {} sent an introduction of its GPU that cannot be read", r);
-      std::memcpy(&all_[r], blobs[r].data(), sizeof(Introduction));
-      all_[r].why[sizeof(all_[r].why) - 1] = 0;
-      all_[r].pci[sizeof(all_[r].pci) - 1] = 0;
+      MOECCL_ASSIGN_OR_RETURN(GpuIntroduction of_rank, GpuIntroduction::decode(blobs[r], r));
+      all_.push_back(std::move(of_rank));
+    }
+    return {};
+  }
+
+  // Tells whether every rank reached everything.
+  Status exchange_answers() {
+    MOECCL_ASSIGN_OR_RETURN(const auto blobs, session_.all_gather(own_.answer.encode(), n_.deadline));
+    for (uint32_t r = 0; r < n_.n_ranks; ++r) {
+      MOECCL_ASSIGN_OR_RETURN(all_[r].answer, GpuAnswer::decode(blobs[r], r));
     }
     return {};
   }
 
   bool everyone_able(std::string* why) const {
     for (uint32_t r = 0; r < n_.n_ranks; ++r) {
-      if (all_[r].able != 0) continue;
-      *why = all_[r].asked == 0
-                 ? format("rank {} had no current CUDA context when it joined (call cudaSetDevice first)", r)
-                 : format("rank {}: {}", r, all_[r].why);
+      if (all_[r].answer.able) continue;
+      *why = !all_[r].asked ? format("rank {} had no current CUDA context when it joined (call cudaSetDevice first)", r)
+                            : format("rank {}: {}", r, all_[r].answer.why);
       return false;
     }
     return true;
@@ -178,15 +165,15 @@ class CudaSide::Connector {
 
   Status map_memory() {
     std::vector<StagingOffer> offers;
-    for (const Introduction& i : all_) offers.push_back(i.staging);
+    for (const GpuIntroduction& i : all_) offers.push_back(i.staging);
     MOECCL_TRY(staging_.exchange(host_session_, std::move(offers)));
     MOECCL_TRY(map_segments());
     const auto context = side_->engine_->context();
     const cuda::Current current(context);
     const Status reached = staging_.reach_all(context);
-    own_.reaches = reached.ok();
-    if (!reached.ok()) give_reason(reached);
-    own_.kernel_staging = kernel_staging();
+    own_.answer.reaches = reached.ok();
+    if (!reached.ok()) own_.answer.why = reached.message();
+    own_.answer.kernel_staging = kernel_staging();
     return {};
   }
 
@@ -194,7 +181,7 @@ class CudaSide::Connector {
   template <class Ranks>
   std::string unreached(const Ranks& ranks) const {
     for (const uint32_t r : ranks)
-      if (all_[r].reaches == 0) return format("rank {}: {}", r, all_[r].why);
+      if (!all_[r].answer.reaches) return format("rank {}: {}", r, all_[r].answer.why);
     return "";
   }
   std::string unreached_anywhere() const {
@@ -210,9 +197,9 @@ class CudaSide::Connector {
     constexpr uint64_t kLargeDevice = uint64_t{32} << 30;
     const uint64_t usual = n_.shape.staging_bytes;
     if (env().cuda_staging_bytes > 0) return static_cast<uint64_t>(env().cuda_staging_bytes);
-    if (own_.reaches == 0 || cuda::device_bytes(own_.staging.device) < kLargeDevice) return usual;
+    if (!own_.answer.reaches || cuda::device_bytes(own_.staging.device) < kLargeDevice) return usual;
     std::vector<cuda::Uuid> devices;
-    for (const uint32_t r : here()) devices.push_back(std::to_array(all_[r].uuid));
+    for (const uint32_t r : here()) devices.push_back(all_[r].uuid);
     const auto hidden = [&](size_t i) {
       const Result<topology::Discovery>& host = topology::discover_host();
       return host.ok() && topology::joined_by_nvlink(host->graph, own_.pci, all_[here()[i]].pci);
@@ -371,11 +358,10 @@ class CudaSide::Connector {
   Status make_kernel_side() {
     KernelSide::Question q{session_, host_session_, n_, *side_->engine_, side_->fabric_};
     for (uint32_t r = 0; r < n_.n_ranks; ++r)
-      q.seats.push_back({all_[r].staging.device, std::string(all_[r].uuid, sizeof(all_[r].uuid)), all_[r].mps != 0});
+      q.seats.push_back({all_[r].staging.device, std::string(all_[r].uuid.begin(), all_[r].uuid.end()), all_[r].mps});
     q.unreached = unreached_anywhere();
-    q.staging_bytes = std::min_element(all_.begin(), all_.end(), [](const Introduction& a, const Introduction& b) {
-                        return a.kernel_staging < b.kernel_staging;
-                      })->kernel_staging;
+    q.staging_bytes = std::numeric_limits<uint64_t>::max();
+    for (const GpuIntroduction& i : all_) q.staging_bytes = std::min(q.staging_bytes, i.answer.kernel_staging);
     q.profile = profile();
     std::string why;
     MOECCL_ASSIGN_OR_RETURN(side_->kernel_side_, KernelSide::connect(q, &why));
@@ -390,8 +376,8 @@ class CudaSide::Connector {
   std::unique_ptr<CudaSide> side_;
   std::shared_ptr<Segment> own_segment_;
   DeviceStaging staging_;
-  Introduction own_;
-  std::vector<Introduction> all_;
+  GpuIntroduction own_;
+  std::vector<GpuIntroduction> all_;  // [n_ranks]; the same on all ranks
 };
 
 Result<std::unique_ptr<CudaSide>> CudaSide::connect(bootstrap::Session& session, HostSession& host_session,

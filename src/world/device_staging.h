@@ -14,7 +14,7 @@
 
 namespace moeccl::comm {
 
-// A rank's staging as the other ranks need to know it; its bytes are sent.
+// A rank's staging as the other ranks need to know it.
 struct StagingOffer {
   // How other processes open it.
   enum Way : uint32_t { kNotOpened, kByHandle, kByDescriptor };

@@ -14,6 +14,22 @@ namespace {
 
 constexpr size_t kMaxHostName = 64;  // Linux's limit, and MOECCL_HOST_ID's
 
+// Rank 0 sends every introduction to every rank, so zero words at the end are left out.
+void write_cores(Writer& out, const driver::CoreSet& cores) {
+  size_t n = cores.size();
+  while (n > 0 && cores[n - 1] == 0) --n;
+  out.u8(static_cast<uint8_t>(n));
+  for (size_t i = 0; i < n; ++i) out.u64(cores[i]);
+}
+
+// Returns false unless the set is written as write_cores() does.
+bool read_cores(Reader& in, driver::CoreSet& cores) {
+  const size_t n = in.u8();
+  if (n > cores.size()) return false;
+  for (size_t i = 0; i < n; ++i) cores[i] = in.u64();
+  return n == 0 || cores[n - 1] != 0;
+}
+
 }  // namespace
 
 Result<Introduction> Introduction::of_this_process(const Config& config, uint64_t heap_bytes) {
@@ -48,7 +64,7 @@ std::vector<std::byte> Introduction::encode() const {
   out.u64(heap_bytes);
   out.u64(stamp.address);
   out.u64(stamp.value);
-  for (const uint64_t word : cores) out.u64(word);
+  write_cores(out, cores);
   out.u32(cpu_quota);
   out.u8(has_profile);
   out.u64(static_cast<uint64_t>(calibrate_ms));
@@ -69,14 +85,15 @@ Result<Introduction> Introduction::decode(std::span<const std::byte> bytes, uint
   i.heap_bytes = in.u64();
   i.stamp.address = in.u64();
   i.stamp.value = in.u64();
-  for (uint64_t& word : i.cores) word = in.u64();
+  const bool has_cores = read_cores(in, i.cores);
   i.cpu_quota = in.u32();
   i.has_profile = in.u8() != 0;
   i.calibrate_ms = static_cast<int64_t>(in.u64());
   i.trials = in.u8() != 0;
   i.encrypt = in.u8() != 0;
   i.config = Config::read_agreed(in);
-  if (!in.done()) return error(moecclRemoteError, "rank {} sent an introduction that this MoECCL cannot read", rank);
+  if (!in.done() || !has_cores)
+    return error(moecclRemoteError, "rank {} sent an introduction that this MoECCL cannot read", rank);
   return i;
 }
 

@@ -2,6 +2,7 @@
 #include "src/world/kernel_side.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -210,10 +211,23 @@ class Joining {
   DeviceObjects objects_;
 };
 
+// What follows is much slower, so it is said once, by one rank.
+void warn_of_many_ranks(const Neighbours& n) {
+  static std::atomic<bool> said{false};
+  if (n.rank != 0 || n.n_ranks <= moeccl::cuda::kMaxSources || !env().cuda_persistent || said.exchange(true)) return;
+  log(LogLevel::kWarn,
+      "{} ranks with CUDA buffers: the persistent kernel serves at most {}. Operations on CUDA memory launch a kernel "
+      "for "
+      "each peer and chunk instead, and cannot be captured in graphs; routing updates on a stream are refused "
+      "(docs/cuda.md)",
+      n.n_ranks, moeccl::cuda::kMaxSources);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::string* why) {
   const Neighbours& n = s.neighbours;
+  warn_of_many_ranks(n);
   Joining joining(s);
   if (*why = joining.known_reason(); !why->empty()) return std::unique_ptr<KernelSide>();
   std::unique_ptr<KernelSide> w(new KernelSide);

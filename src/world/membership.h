@@ -22,6 +22,8 @@ namespace moeccl::comm {
 struct Parent {
   std::shared_ptr<const SharedUplinks> uplinks;  // null: the communicator has its own
   std::function<Status()> others_alive;          // see bootstrap::JoinOptions; may be empty
+  std::function<Status()> still_wanted;          // a failure ends the making of the communicator; may be empty
+  bool grows = false;                            // that one becomes this one, which has more ranks
 };
 
 // The results of connect().

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "src/base/env.h"
+#include "src/base/hash.h"
 #include "src/base/log.h"
 #include "src/base/wire.h"
 #include "src/bootstrap/handshake.h"
@@ -22,8 +23,9 @@ using transport::NetworkLinks;
 using transport::NetworkOptions;
 
 constexpr int64_t kNewsMs = 200;
-constexpr size_t kMaxWhy = 1000;   // limit in bytes for a sentence that is sent
-constexpr size_t kNamedRanks = 4;  // in a sentence about some of the ranks
+constexpr size_t kMaxWhy = 1000;    // limit in bytes for a sentence that is sent
+constexpr size_t kNamedRanks = 4;   // in a sentence about some of the ranks
+constexpr size_t kToldReasons = 4;  // why some ranks lack a network
 constexpr std::string_view kPlugin = "plugin";
 
 // Returns this host's address towards the meeting point. Over it, the rank has just reached another host; empty: that
@@ -135,7 +137,7 @@ Result<NetworkLinks> connect_endpoint(bootstrap::Session& session, Endpoint& end
 struct Answer {
   enum Has : uint8_t { kUsable, kNotWanted, kRefused, kAbsent };  // refused: because of the value of a variable
   Has has = kAbsent;
-  std::string why;  // if it is not usable
+  uint64_t why = 0;  // the hash of the reason, if it is not usable
 };
 
 // Returns all ranks' answers, by network and rank. `own`: whether this rank's variables are accepted.
@@ -145,7 +147,7 @@ Result<std::vector<std::vector<Answer>>> exchange(bootstrap::Session& session, S
   out.u32(static_cast<uint32_t>(own.code()));
   for (const Answer& a : mine) {
     out.u8(a.has);
-    out.string(a.has == Answer::kUsable ? "" : a.why.substr(0, kMaxWhy));
+    out.u64(a.why);
   }
   MOECCL_ASSIGN_OR_RETURN(const auto blobs, session.all_gather(out.view(), deadline));
   MOECCL_TRY(std::move(own));
@@ -157,7 +159,7 @@ Result<std::vector<std::vector<Answer>>> exchange(bootstrap::Session& session, S
     for (std::vector<Answer>& of_ranks : answers) {
       const uint8_t has = in.u8();
       known = known && has <= Answer::kAbsent;
-      of_ranks.push_back({static_cast<Answer::Has>(has), in.string(kMaxWhy)});
+      of_ranks.push_back({static_cast<Answer::Has>(has), in.u64()});
     }
     if (!in.done() || !known)
       return error(moecclRemoteError, "rank {} sent a list of networks that this MoECCL cannot read", r);
@@ -167,33 +169,64 @@ Result<std::vector<std::vector<Answer>>> exchange(bootstrap::Session& session, S
   return answers;
 }
 
-// Names the ranks that lack a network, with their hosts and reasons: "ranks 1 (b), 2 (b): the reason".
-std::string who_lacks(std::span<const Answer> of_ranks, const Hosts& hosts) {
-  std::vector<std::pair<std::string_view, std::vector<uint32_t>>> reasons;
-  for (uint32_t r = 0; r < of_ranks.size(); ++r) {
-    if (of_ranks[r].has == Answer::kUsable) continue;
-    auto at = std::find_if(reasons.begin(), reasons.end(), [&](const auto& x) { return x.first == of_ranks[r].why; });
-    if (at == reasons.end()) at = reasons.insert(at, {of_ranks[r].why, {}});
-    at->second.push_back(r);
-  }
-  std::string text;
-  size_t untold = 0;
-  for (const auto& [why, ranks] : reasons) {
-    if (text.size() > kMaxWhy) {
-      untold += ranks.size();
-      continue;
-    }
-    std::string names = ranks.size() == of_ranks.size() ? "any rank" : ranks.size() == 1 ? "rank " : "ranks ";
-    for (size_t i = 0; i < ranks.size() && ranks.size() < of_ranks.size(); ++i) {
-      if (i == kNamedRanks) {
-        names += format(" and {} more", ranks.size() - i);
-        break;
+// A network that not all ranks can use, and why.
+struct Lack {
+  struct Reason {
+    uint64_t hash;
+    std::vector<uint32_t> ranks;
+    std::string text = {};
+  };
+  size_t network;
+  std::vector<Reason> told = {};  // kToldReasons at most
+  size_t untold = 0;              // ranks with other reasons
+
+  Lack(size_t number, std::span<const Answer> of_ranks) : network(number) {
+    for (uint32_t r = 0; r < of_ranks.size(); ++r) {
+      if (of_ranks[r].has == Answer::kUsable) continue;
+      auto at = std::find_if(told.begin(), told.end(), [&](const Reason& x) { return x.hash == of_ranks[r].why; });
+      if (at == told.end() && told.size() == kToldReasons) {
+        ++untold;
+        continue;
       }
-      names += format("{}{} ({})", i == 0 ? "" : ", ", ranks[i], hosts.names[hosts.host_of[ranks[i]]]);
+      if (at == told.end()) at = told.insert(at, {of_ranks[r].why, {}});
+      at->ranks.push_back(r);
     }
-    text += format("{}{}: {}", text.empty() ? "" : ", on ", names, why);
   }
-  return untold == 0 ? text : format("{}, and on {} more ranks", text, untold);
+
+  // Names the ranks, with their hosts: "ranks 1 (b), 2 (b): the reason".
+  std::string text(const Hosts& hosts) const {
+    std::string all;
+    for (const auto& [hash, ranks, why] : told) {
+      std::string names = ranks.size() == hosts.host_of.size() ? "any rank" : ranks.size() == 1 ? "rank " : "ranks ";
+      for (size_t i = 0; i < ranks.size() && ranks.size() < hosts.host_of.size(); ++i) {
+        if (i == kNamedRanks) {
+          names += format(" and {} more", ranks.size() - i);
+          break;
+        }
+        names += format("{}{} ({})", i == 0 ? "" : ", ", ranks[i], hosts.names[hosts.host_of[ranks[i]]]);
+      }
+      all += format("{}{}: {}", all.empty() ? "" : ", on ", names, why);
+    }
+    return untold == 0 ? all : format("{}, and on {} more ranks", all, untold);
+  }
+};
+
+// Each text is sent by the first rank that has it: those of all ranks would be long. `own`: this rank's reasons, by
+// network.
+Status exchange_reasons(bootstrap::Session& session, uint32_t rank, std::span<const std::string> own,
+                        std::vector<Lack>& lacks, Deadline deadline) {
+  if (lacks.empty()) return {};
+  Writer out;
+  for (const Lack& lack : lacks)
+    for (const Lack::Reason& reason : lack.told)
+      if (reason.ranks[0] == rank) out.string(std::string_view(own[lack.network]).substr(0, kMaxWhy));
+  MOECCL_ASSIGN_OR_RETURN(const auto blobs, session.all_gather(out.view(), deadline));
+  std::vector<Reader> texts(blobs.begin(), blobs.end());
+  for (Lack& lack : lacks)
+    for (Lack::Reason& reason : lack.told) reason.text = texts[reason.ranks[0]].string(kMaxWhy);
+  for (uint32_t r = 0; r < texts.size(); ++r)
+    if (!texts[r].done()) return error(moecclRemoteError, "rank {} did not say why it lacks a network", r);
+  return {};
 }
 
 struct Chosen {
@@ -208,15 +241,15 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
   const std::span<const Network> all = transport::networks();
   std::vector<std::unique_ptr<Endpoint>> open(all.size());
   std::vector<Answer> mine(all.size());
+  std::vector<std::string> whys(all.size());
   Status own;
   for (size_t i = 0; i < all.size(); ++i) {
-    mine[i] = {Answer::kNotWanted, format("MOECCL_NET is \"{}\"", env().net)};
+    mine[i].has = Answer::kNotWanted;
+    whys[i] = format("MOECCL_NET is \"{}\"", env().net);
     if (!wanted(all[i])) continue;
     if (own.ok() && all[i].check != nullptr) own = contained(all[i].check);
-    if (const std::string why = all[i].refused(options.encrypt); !why.empty()) {
-      mine[i] = {Answer::kAbsent, why};
-      continue;
-    }
+    mine[i].has = Answer::kAbsent;
+    if (whys[i] = all[i].refused(options.encrypt); !whys[i].empty()) continue;
     const bool last = i + 1 == all.size();
     // The last resort is opened only if nothing else works; its failure is the communicator's.
     Status status = last ? Status() : contained([&]() -> Status {
@@ -224,11 +257,14 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
       return {};
     });
     const bool refused = status.code() == moecclInvalidArgument;
-    mine[i] = {status.ok() ? Answer::kUsable : refused ? Answer::kRefused : Answer::kAbsent, status.message()};
+    mine[i].has = status.ok() ? Answer::kUsable : refused ? Answer::kRefused : Answer::kAbsent;
+    whys[i] = status.message();
   }
+  for (size_t i = 0; i < all.size(); ++i) mine[i].why = hash_string(whys[i]);
   MOECCL_ASSIGN_OR_RETURN(const auto answers, exchange(session, std::move(own), mine, options.deadline));
   Chosen chosen;
-  for (size_t i = 0; i < all.size(); ++i) {
+  std::vector<Lack> lacks;
+  for (size_t i = 0; i < all.size() && chosen.network == nullptr; ++i) {
     const std::vector<Answer>& of_ranks = answers[i];
     const auto any = [&](Answer::Has has) {
       return std::any_of(of_ranks.begin(), of_ranks.end(), [&](const Answer& a) { return a.has == has; });
@@ -237,12 +273,15 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
     if (usable && !refused && !absent && !any(Answer::kNotWanted)) {
       chosen.network = &all[i];
       chosen.endpoint = std::move(open[i]);
-      return chosen;
+    } else if (usable || refused || absent) {  // otherwise no rank wants it
+      lacks.emplace_back(i, of_ranks);
+      chosen.warns = chosen.warns || usable || refused;
     }
-    if (!usable && !refused && !absent) continue;  // no rank wants it
-    chosen.why += format("{}no {} on {}", chosen.why.empty() ? "" : "; ", all[i].name, who_lacks(of_ranks, hosts));
-    chosen.warns = chosen.warns || usable || refused;
   }
+  MOECCL_TRY(exchange_reasons(session, options.rank, whys, lacks, options.deadline));
+  for (const Lack& lack : lacks)
+    chosen.why += format("{}no {} on {}", chosen.why.empty() ? "" : "; ", all[lack.network].name, lack.text(hosts));
+  if (chosen.network != nullptr) return chosen;
   return error(moecclUnsupported, "MOECCL_NET is \"{}\", but {}: unset it to use what all ranks have", env().net,
                chosen.why.empty() ? "the ranks have no such network in common" : chosen.why);
 }
@@ -276,6 +315,7 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Network* 
   memory.arrivals = fabric.arrivals;
   NetworkOptions options = options_of(session, hosts, fabric.rank, key, config, deadline);
   options.memory_bytes = memory.staging_bytes;
+  options.wants_arrivals = memory.arrivals != nullptr;
   Chosen chosen;
   if (network == nullptr) {
     MOECCL_ASSIGN_OR_RETURN(chosen, choose_network(session, options, hosts));

@@ -94,6 +94,36 @@ TEST(ApiArguments, AllToAllvRefusesBadOnes) {
   });
 }
 
+// Pieces may lie anywhere as long as none overlaps one of the other buffer. The second call is a prepared one.
+TEST(ApiArguments, AllToAllvTakesPiecesThatInterleave) {
+  constexpr int kRanks = 3;
+  run_ranks(kRanks, [](int rank, moecclComm_t comm) {
+    const size_t counts[kRanks] = {5, 5, 5};
+    const size_t apart[kRanks] = {0, 10, 20}, first[kRanks] = {0, 5, 10};
+    const size_t behind[kRanks] = {15, 20, 25}, inside[kRanks] = {5, 15, 25};
+    for (const size_t* recv_at : {behind, inside}) {
+      const size_t* const send_at = recv_at == behind ? first : apart;
+      for (int call = 0; call < 2; ++call) {
+        std::vector<int32_t> data(30, -1);
+        for (int r = 0; r < kRanks; ++r)
+          for (size_t i = 0; i < 5; ++i) data[send_at[r] + i] = 100 * rank + 10 * r + static_cast<int32_t>(i);
+        MOECCL_ASSERT_COMM_OK(
+            moecclAllToAllv(data.data(), counts, send_at, data.data(), counts, recv_at, moecclInt32, comm, nullptr),
+            comm);
+        for (int r = 0; r < kRanks; ++r)
+          for (size_t i = 0; i < 5; ++i)
+            EXPECT_EQ(data[recv_at[r] + i], 100 * r + 10 * rank + static_cast<int32_t>(i)) << r << " " << i;
+      }
+    }
+    std::vector<int32_t> data(30);
+    const size_t touching[kRanks] = {5, 15, 24};
+    expect_refused(
+        moecclAllToAllv(data.data(), counts, apart, data.data(), counts, touching, moecclInt32, comm, nullptr), comm,
+        "overlap");
+    expect_usable(comm, kRanks);
+  });
+}
+
 TEST(ApiArguments, PartialOverlapIsRefused) {
   run_ranks(2, [](int, moecclComm_t comm) {
     float data[16] = {};

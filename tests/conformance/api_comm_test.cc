@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <numeric>
 #include <thread>
 
@@ -173,6 +175,31 @@ TEST(ApiInitAll, OneThreadDrivesAllRanksInAGroup) {
     for (moecclStream_t s : streams) MOECCL_EXPECT_OK(moecclStreamDestroy(s));
     for (moecclComm_t c : comms) MOECCL_EXPECT_OK(moecclCommDestroy(c));
   });
+}
+
+// A meeting point has a thread, which would stay until the init timeout.
+TEST(ApiInitAll, LeavesNoMeetingPointWithoutJoins) {
+  run_ranks(1,
+            [](int, moecclComm_t) {
+              const auto n_threads = [] {
+                const std::filesystem::directory_iterator tasks("/proc/self/task");
+                return std::distance(begin(tasks), end(tasks));
+              };
+              const auto before = n_threads();
+              moecclConfig_t config = MOECCL_CONFIG_INIT;
+              config.staging_bytes = 5;
+              moecclComm_t unset = nullptr;
+              std::memset(&unset, 0x5a, sizeof(unset));
+              moecclComm_t comms[3] = {unset, unset, unset};
+              EXPECT_EQ(moecclCommInitAll(comms, 0, nullptr), moecclInvalidArgument);
+              EXPECT_EQ(moecclCommInitAll(comms, 3, &config), moecclInvalidArgument);
+              for (moecclComm_t comm : comms) EXPECT_EQ(comm, nullptr);
+              MOECCL_ASSERT_OK(moecclGroupStart());
+              MOECCL_EXPECT_OK(moecclCommInitAll(comms, 3, nullptr));
+              MOECCL_ASSERT_OK(moecclGroupCancel());
+              EXPECT_EQ(n_threads(), before);
+            },
+            {.init = false});
 }
 
 TEST(ApiInitAll, Makes256RanksInTwoSeconds) {

@@ -302,6 +302,58 @@ TEST(ApiLifetime, AnAbortDropsWhatWaitsBehindAnotherCommunicator) {
       options);
 }
 
+// Calls of a group on several streams meet, and an abort ends the meeting although one stream is busy with another
+// communicator's work.
+TEST(ApiLifetime, AnAbortEndsAGroupThatWaitsForABusyStream) {
+  for (const bool on_thread : {true, false}) {
+    for (const bool busy_runs : {false, true}) {
+      Meeting aborted;
+      RankOptions options;
+      options.config.timeout_ms = 60'000;
+      run_ranks(
+          2,
+          [&](int rank, moecclComm_t busy) {
+            moecclComm_t comm = nullptr;
+            MOECCL_ASSERT_COMM_OK(moecclCommSplit(busy, 0, rank, &comm, nullptr), busy);
+            const float in = 1;
+            float first = 0, grouped[2] = {};
+            if (rank == 1) {
+              EXPECT_TRUE(aborted.wait_for(1));
+              MOECCL_EXPECT_COMM_OK(all_reduce(&in, &first, busy), busy);
+              MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+              return;
+            }
+            moecclStream_t late = nullptr, other = nullptr;
+            MOECCL_ASSERT_OK(moecclStreamCreate(&late));
+            MOECCL_ASSERT_OK(moecclStreamCreate(&other));
+            MOECCL_ASSERT_OK(all_reduce(&in, &first, busy, late));
+            const moecclStream_t free = on_thread ? nullptr : other;
+            std::thread watchdog([comm] {
+              std::this_thread::sleep_for(std::chrono::milliseconds(100));
+              MOECCL_EXPECT_OK(moecclCommAbort(comm));
+            });
+            const Stopwatch watch;
+            MOECCL_ASSERT_OK(moecclGroupStart());
+            MOECCL_ASSERT_OK(all_reduce(&in, &grouped[0], comm, busy_runs ? late : free));
+            MOECCL_ASSERT_OK(all_reduce(&in, &grouped[1], comm, busy_runs ? free : late));
+            EXPECT_EQ(moecclGroupEnd(), on_thread ? moecclAborted : moecclSuccess);
+            EXPECT_EQ(moecclStreamSynchronize(other), on_thread ? moecclSuccess : moecclAborted);
+            MOECCL_EXPECT_WITHIN(watch, 5000);
+            watchdog.join();
+            MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+            MOECCL_EXPECT_WITHIN(watch, 5000);
+            aborted.arrive();
+            EXPECT_EQ(moecclStreamSynchronize(late), moecclAborted);
+            EXPECT_EQ(first, 2.0f) << "the other communicator's operation";
+            EXPECT_EQ(grouped[0] + grouped[1], 0.0f);
+            MOECCL_EXPECT_OK(moecclStreamDestroy(late));
+            MOECCL_EXPECT_OK(moecclStreamDestroy(other));
+          },
+          options);
+    }
+  }
+}
+
 // One expression may use several communicators' sentences, as in a call of printf.
 TEST(ApiLifetime, LastErrorsStayForTheNextSevenCalls) {
   run_ranks(1, [](int, moecclComm_t comm) {

@@ -371,6 +371,23 @@ TEST(ApiGroup, ThatCannotRunFailsAllItsCommunicators) {
             {.destroy = false});
 }
 
+TEST(ApiGroup, ACommunicatorsLastErrorSaysWhyItsGroupWasNotIssued) {
+  run_ranks(1, [](int, moecclComm_t comm) {
+    int32_t value = 1;
+    const auto end_says = [&](const char* word) {
+      EXPECT_NE(moecclGroupEnd(), moecclSuccess);
+      EXPECT_NE(std::string(moecclGetLastError(comm)).find(word), std::string::npos) << moecclGetLastError(comm);
+    };
+    MOECCL_ASSERT_OK(moecclGroupStart());
+    MOECCL_EXPECT_COMM_OK(moecclSend(&value, 1, moecclInt32, 0, comm, nullptr), comm);
+    end_says("does not send to itself as often");
+    MOECCL_ASSERT_OK(moecclGroupStart());
+    MOECCL_EXPECT_COMM_OK(moecclAllReduce(&value, &value, 1, moecclInt32, moecclSum, comm, nullptr), comm);
+    EXPECT_EQ(moecclAllReduce(&value, &value, 1, moecclInt32, moecclSum, nullptr, nullptr), moecclInvalidArgument);
+    end_says("comm is NULL");
+  });
+}
+
 TEST(ApiGroup, ABadCallInAGroupIssuesNothing) {
   run_ranks(2, [](int rank, moecclComm_t comm) {
     int32_t out = rank, in = -1;

@@ -271,6 +271,9 @@ TEST(Codec, BadArgumentsAreNamed) {
   fails(moecclCodecDecode(&codec, encoded, 1000, v, nullptr), "out is NULL");
   std::memset(encoded, 0, sizeof(encoded));
   fails(moecclCodecDecode(&codec, encoded, 1000, v, v + 50), "not an expert");
+  fails(moecclCodecDecode(&codec, encoded, 1000, v, v), "out overlaps shared");
+  fails(moecclCodecDecode(&codec, encoded, 1000, v, v + 1), "out overlaps shared");
+  fails(moecclCodecDecode(&codec, v + 30, 280, v + 50, v), "out overlaps encoded");
   codec.ratio = 0.5;
   fails(moecclCodecEncode(&codec, v, v, encoded, 1000, nullptr), "ratio is 0.5");
   codec.ratio = 0;

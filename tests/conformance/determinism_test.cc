@@ -56,6 +56,88 @@ TEST_P(Determinism, AllReduceGivesTheSameBitsByEveryPlanAndInEveryRun) {
       options);
 }
 
+// The sum of 8 ranks is out of range, their average is not.
+TEST_P(Determinism, AveragesOfNarrowFloatsDoNotOverflow) {
+  RankOptions options{.mode = GetParam()};
+  options.config.topology = "node:2 gpu:4";
+  run_ranks(
+      8,
+      [&](int, moecclComm_t comm) {
+        const std::pair<moecclDataType_t, float> largest[] = {
+            {moecclFloat16, 65504.0F}, {moecclFloat8e4m3, 448.0F}, {moecclFloat8e5m2, 57344.0F}};
+        for (const auto& [type, value] : largest) {
+          for (const size_t count : {size_t{8}, size_t{4096}, size_t{300001}}) {
+            std::vector<unsigned char> in(count * moecclTypeSize(type)), out(in.size());
+            for (size_t i = 0; i < count; ++i) store(type, in.data(), i, {value, 0});
+            for (const char* plan :
+                 {"auto", "oneshot", "direct", "staged", "rd", "tree", "halving", "flat", "ring", "hier"}) {
+              if (moecclPlanForce(comm, moecclOpAllReduce, plan) != moecclSuccess) continue;
+              MOECCL_ASSERT_COMM_OK(moecclAllReduce(in.data(), out.data(), count, type, moecclAvg, comm, nullptr),
+                                    comm);
+              const double got = load(type, out.data(), count - 1).f;
+              // Partial sums of fp8 are rounded to 3 or 2 bits.
+              EXPECT_NEAR(got, value, type == moecclFloat16 ? 0 : value / 6) << plan << ", " << type_name(type);
+            }
+          }
+        }
+      },
+      options);
+}
+
+// Two slots on each rank hold one expert, so the order of the sum shows.
+TEST_P(Determinism, SumsOfReplicasHaveTheSameBitsWhateverIsForcedAndWhereverBuffersAre) {
+  RankOptions options{.mode = GetParam()};
+  options.config.deterministic = 1;
+  options.config.topology = "node:2 gpu:2";
+  run_ranks(
+      4,
+      [&](int rank, moecclComm_t comm) {
+        constexpr size_t kCount = 70001;
+        const std::vector<int32_t> slot_expert(8, 0);
+        moecclPlacement_t placement = MOECCL_PLACEMENT_INIT;
+        placement.n_experts = 1;
+        placement.slots_per_rank = 2;
+        placement.slot_expert = slot_expert.data();
+        const size_t shard = moecclExpertShard(kCount, 4);
+        for (const moecclDataType_t type : {moecclFloat32, moecclBfloat16}) {
+          const auto in = ragged_input(type, 2 * kCount, mix(test_seed(), static_cast<uint64_t>(rank)));
+          std::vector<unsigned char> first(in.size()), out(in.size());
+          std::vector<unsigned char> sum(shard * moecclTypeSize(type)), again(sum.size());
+          void *heap_in = nullptr, *heap_out = nullptr;
+          ASSERT_EQ(moecclMemAlloc(&heap_in, in.size()), moecclSuccess);
+          ASSERT_EQ(moecclMemAlloc(&heap_out, in.size()), moecclSuccess);
+          memcpy(heap_in, in.data(), in.size());
+          MOECCL_ASSERT_COMM_OK(
+              moecclExpertAllReduce(in.data(), first.data(), kCount, type, moecclSum, &placement, comm, nullptr), comm);
+          MOECCL_ASSERT_COMM_OK(
+              moecclReduceGradients(in.data(), sum.data(), kCount, type, moecclSum, &placement, comm, nullptr), comm);
+          for (const char* kind : {"auto", "direct", "nodes", "flat"}) {
+            const char* const forced = std::string_view(kind) == "auto" ? nullptr : kind;
+            MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpExpertAllReduce, forced), comm);
+            MOECCL_ASSERT_COMM_OK(
+                moecclExpertAllReduce(in.data(), out.data(), kCount, type, moecclSum, &placement, comm, nullptr), comm);
+            EXPECT_EQ(memcmp(first.data(), out.data(), out.size()), 0) << kind << " differs for " << type_name(type);
+            MOECCL_ASSERT_COMM_OK(
+                moecclExpertAllReduce(heap_in, heap_out, kCount, type, moecclSum, &placement, comm, nullptr), comm);
+            EXPECT_EQ(memcmp(first.data(), heap_out, out.size()), 0)
+                << kind << " in the heap differs for " << type_name(type);
+            if (moecclPlanForce(comm, moecclOpReduceGradients, forced) != moecclSuccess) continue;  // no such plan
+            MOECCL_ASSERT_COMM_OK(
+                moecclReduceGradients(in.data(), again.data(), kCount, type, moecclSum, &placement, comm, nullptr),
+                comm);
+            EXPECT_EQ(memcmp(sum.data(), again.data(), sum.size()), 0) << kind << " differs for " << type_name(type);
+          }
+          MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpExpertAllReduce, nullptr), comm);
+          MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpReduceGradients, nullptr), comm);
+          float one = 1;  // no rank frees what a peer may still read
+          MOECCL_ASSERT_COMM_OK(moecclAllReduce(&one, &one, 1, moecclFloat32, moecclSum, comm, nullptr), comm);
+          MOECCL_EXPECT_OK(moecclMemFree(heap_in));
+          MOECCL_EXPECT_OK(moecclMemFree(heap_out));
+        }
+      },
+      options);
+}
+
 // Sums of numbers times a third, which no type holds exactly: a rank rounds its own product as the other ranks do.
 TEST_P(Determinism, ScaledSumsAreTheSameOnEveryRankAndByEveryDeterministicPlan) {
   for (const bool deterministic : {false, true}) {

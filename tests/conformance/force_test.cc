@@ -143,6 +143,27 @@ moecclMoeConfig_t layer_config() {
   return config;
 }
 
+TEST(Force, RanksThatForceDifferentlyHearOfIt) {
+  const auto says_force = [](moecclResult_t got) {
+    EXPECT_EQ(got, moecclMismatch);
+    EXPECT_NE(std::string(moecclGetLastError(nullptr)).find("moecclPlanForce"), std::string::npos)
+        << moecclGetLastError(nullptr);
+  };
+  run_ranks(2, [&](int rank, moecclComm_t comm) {
+    MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpDispatch, rank == 0 ? "flat" : "hier:1"), comm);
+    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+    config.hidden_bytes = 16, config.type = moecclFloat32, config.top_k = 1, config.n_experts = 2;
+    config.max_tokens = 4;
+    moecclMoe_t moe = nullptr;
+    says_force(moecclMoeCreate(&moe, comm, &config));
+  });
+  run_ranks(2, [&](int rank, moecclComm_t comm) {
+    MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpAllReduce, rank == 0 ? "ring" : "tree"), comm);
+    std::vector<float> in(100'000, 1), out(in.size());
+    says_force(moecclAllReduce(in.data(), out.data(), in.size(), moecclFloat32, moecclSum, comm, nullptr));
+  });
+}
+
 TEST(Force, ALayerRunsTheForcedAlgorithmIfItsConfigLeavesTheChoiceOpen) {
   RankOptions options;
   options.config.topology = kTopology;

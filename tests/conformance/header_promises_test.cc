@@ -35,6 +35,31 @@ TEST(HeaderPromises, PopularityLeavesItsCountsToEarlierWorkOfTheStream) {
   });
 }
 
+// codec.h: so is the shared expert, which a group that is cancelled does not touch.
+TEST(HeaderPromises, SharedExpertIsWrittenByItsOperation) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    const std::vector<float> experts(1000, static_cast<float>(2 * rank + 2));
+    std::vector<float> shared(1000, 7), sum(1000);
+    const auto mean = [&](moecclStream_t stream) {
+      return moecclSharedExpert(experts.data(), 1, 2, shared.data(), 1000, moecclFloat32, comm, stream);
+    };
+    MOECCL_ASSERT_OK(moecclGroupStart());
+    MOECCL_EXPECT_COMM_OK(mean(nullptr), comm);
+    MOECCL_ASSERT_OK(moecclGroupCancel());
+    EXPECT_EQ(shared, std::vector<float>(1000, 7));
+    moecclStream_t stream = nullptr;
+    MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
+    if (rank == 1) sleep_ms(200);  // so that rank 0's work waits on its stream
+    MOECCL_EXPECT_COMM_OK(moecclAllReduce(shared.data(), sum.data(), 1000, moecclFloat32, moecclSum, comm, stream),
+                          comm);
+    MOECCL_EXPECT_COMM_OK(mean(stream), comm);
+    MOECCL_EXPECT_OK(moecclStreamSynchronize(stream));
+    EXPECT_EQ(sum, std::vector<float>(1000, 14));
+    EXPECT_EQ(shared, std::vector<float>(1000, 3));
+    MOECCL_EXPECT_OK(moecclStreamDestroy(stream));
+  });
+}
+
 // types.h: Destroy waits for running operations.
 TEST(HeaderPromises, HybridDestroyWaitsForAGatherOnAStream) {
   run_ranks(2, [](int rank, moecclComm_t comm) {

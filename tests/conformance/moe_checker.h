@@ -31,6 +31,7 @@ inline moecclMoeConfig_t config_for(const MoeShape& shape, moecclMoeLayout_t lay
   config.align_rows = layout == moecclLayoutExpertMajor ? shape.align : 0;
   config.capacity = shape.capacity;
   config.algorithm = algorithm;
+  config.staging_bytes = shape.staging_bytes;
   return config;
 }
 

@@ -45,6 +45,8 @@ const MoeShape kShapes[] = {
     {"CapacityDrops", 4, kP, "node:2 gpu:2", 64, moecclFloat32, 4, 8, 40, kEven, kSkewed, kDefault, 0, 5},
     {"CapacityAndAlignment", 5, kT, "", 64, moecclBfloat16, 2, 11, 40, kRagged, kOneExpert, kRoundRobin, 4, 3},
     {"SixteenRanks", 16, kT, "node:4 gpu:4", 64, moecclBfloat16, 8, 64, 12},
+    // Slots of 3 rows: a block of the second hop, with rows of 8 origins, takes 3 of them.
+    {"WideBlocks", 16, kM, "node:8 gpu:2", 512, moecclBfloat16, 2, 32, 40, kRagged, kSkewed, kDefault, 0, 0, 102400},
     {"TwoHostsOfOne", 2, kP, "node:2 gpu:1", 64, moecclFloat32, 3, 6, 30, kRagged},
 };
 
@@ -53,6 +55,7 @@ std::vector<int> groups_of_level_0(const MoeShape& shape) {
   const std::string topology = shape.topology;
   if (topology.starts_with("node:2 gpu:4") || topology == "node:2 socket:2 gpu:2") group = {0, 0, 0, 0, 1, 1, 1, 1};
   if (topology == "node:2 gpu:7+8") group = {0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
+  if (topology == "node:8 gpu:2") group = {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7};
   if (topology == "node:3 gpu:1+4+3") group = {0, 1, 1, 1, 1, 2, 2, 2};
   return group;
 }
@@ -122,6 +125,7 @@ TEST_P(MoeConformance, MatchesTheDefinition) {
   const MoeShape& shape = GetParam();
   RankOptions options{.mode = shape.mode, .deadline_ms = 120'000};
   options.config.topology = shape.topology[0] == 0 ? nullptr : shape.topology;
+  options.config.staging_bytes = shape.staging_bytes;
   SCOPED_TRACE(::testing::Message() << "MOECCL_TEST_SEED=" << test_seed());
   run_ranks(
       shape.n,

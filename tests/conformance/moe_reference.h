@@ -28,6 +28,7 @@ struct MoeShape {
   Choices choices = Choices::kUniform;
   Owners owners = Owners::kDefault;
   int align = 0, capacity = 0;
+  size_t staging_bytes = 0;  // of the communicator; 0: the default
 
   size_t elements() const { return hidden_bytes / moecclTypeSize(type); }
 };

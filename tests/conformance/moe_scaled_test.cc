@@ -21,6 +21,7 @@ struct Case {
   const char* algorithm;
   moecclMoeLayout_t layout;
   size_t hidden_bytes, row_bytes, scale_bytes;
+  size_t staging_bytes = 0;  // of the communicator; 0: the default
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
@@ -31,6 +32,7 @@ constexpr Case kCases[] = {
     {"ThreeLevels", 8, RankMode::kMixed, "node:2 socket:2 gpu:2", "hier:3", moecclLayoutExpertMajor, 96, 96, 3},
     {"UnevenNodes", 5, RankMode::kThreads, "node:2 gpu:3+2", "hier:2", moecclLayoutRows, 130, 65, 5},
     {"OneRank", 1, RankMode::kThreads, nullptr, "auto", moecclLayoutExpertMajor, 64, 32, 4},
+    {"WideBlocks", 16, RankMode::kMixed, "node:8 gpu:2", "hier:2", moecclLayoutRows, 1024, 960, 40, 204800},
 };
 
 moecclMoe_t make_layer(const Case& c, moecclComm_t comm, size_t hidden, size_t row, size_t scale) {
@@ -63,6 +65,7 @@ TEST_P(ScaledDispatch, BringsRowsAndScalesTogether) {
   const Case& c = GetParam();
   RankOptions options{.mode = c.mode, .deadline_ms = 120'000};
   options.config.topology = c.topology;
+  options.config.staging_bytes = c.staging_bytes;
   run_ranks(
       c.n,
       [&](int rank, moecclComm_t comm) {

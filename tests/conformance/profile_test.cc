@@ -361,6 +361,43 @@ TEST(Profile, IsMeasuredWithoutAHeapThatIsTooSmall) {
   });
 }
 
+// The file describes the communicator that grows.
+TEST(Profile, AFileThatDoesNotFitWhatAGrowMakesIsLeftOut) {
+  const Folder folder;
+  write_all(folder.file("p"),
+            "{\"moeccl_profile\": 1, \"machine\": {\"step_ns\": 12345}, \"levels\": [{\"name\": \"node\", "
+            "\"alpha_ns\": 7000, \"bytes_per_ns\": 2}]}");
+  const Variables profile = {{"MOECCL_PROFILE", folder.file("p")}};
+  Shared<moecclUniqueId> id;
+  Meeting made;
+  RankOptions options{.mode = RankMode::kProcesses};
+  options.init = false;
+  run_ranks(
+      3,
+      [&](int rank, moecclComm_t) {
+        moecclConfig_t config = MOECCL_CONFIG_INIT;
+        moecclComm_t old = nullptr, grown = nullptr;
+        if (rank < 2) {
+          config.topology = "node:2(bw=2GB/s,lat=7us)";
+          MOECCL_ASSERT_OK(moecclCommInitRankConfig(&old, 2, unique_id(), rank, &config));
+          if (rank == 0) {
+            MOECCL_ASSERT_COMM_OK(moecclCommGetUniqueId(old, &*id), old);
+            made.arrive();
+          }
+        }
+        EXPECT_TRUE(made.wait_for(1));
+        config.topology = "host:3";
+        MOECCL_ASSERT_COMM_OK(moecclCommGrow(old, 3, rank == 1 ? nullptr : &*id, rank < 2 ? -1 : rank, &grown, &config),
+                              old);
+        check_works(rank, 3, grown);
+        MOECCL_EXPECT_OK(moecclCommDestroy(grown));
+        if (old != nullptr) {
+          MOECCL_EXPECT_OK(moecclCommDestroy(old));
+        }
+      },
+      options);
+}
+
 // A part of the ranks has other levels than the profile's file, and takes the entries that apply.
 TEST(Profile, APartOfTheRanksTakesTheLevelsThatItHas) {
   const Folder folder;

@@ -532,8 +532,16 @@ TEST(Swap, MisuseHasASentence) {
     // An error of one rank makes all ranks fail.
     says(attach({memory, 8, rank == 0 ? 0 : 7, 0}, nullptr), rank == 0 ? moecclRemoteError : moecclInvalidArgument,
          rank == 0 ? "rank 1 fails in moecclExpertSwapAttach" : "at_finish is 7");
+    says(attach({memory, 8, 0, 77}, nullptr), moecclInvalidArgument, "tensors[0].reserved is 77");
+    moecclRouting_t earlier = nullptr;
+    const int32_t first[] = {0};
+    MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&earlier, moe, first, nullptr, 1), comm);
     MOECCL_ASSERT_COMM_OK(attach({memory, 8, 0, 0}, nullptr), comm);
     says(attach({memory, 8, 0, 0}, nullptr), moecclInvalidUsage, "attached");
+    const float token = 0;
+    float arrived[2] = {};
+    says(moecclDispatch(earlier, &token, arrived, nullptr), moecclInvalidUsage, "was attached to expert swap after");
+    MOECCL_EXPECT_OK(moecclRoutingDestroy(earlier));
     says(moecclExpertSwapGetInfo(swap, 1, nullptr), moecclInvalidArgument, "info is NULL");
     moecclExpertSwapInfo_t info{};
     info.size = sizeof(info);
@@ -550,6 +558,9 @@ TEST(Swap, MisuseHasASentence) {
     says(moecclRoutingCreate(&routing, moe, wrong, nullptr, 1), moecclInvalidArgument, "topk_index[0][0] is 4");
     EXPECT_EQ(moecclExpertSwapDestroy(swap), moecclSuccess);
     says(moecclExpertSwapBegin(swap), moecclInvalidArgument, "swap is not a live");
+    MOECCL_ASSERT_COMM_OK(moecclExpertSwapCreate(&swap, comm, &config), comm);
+    says(attach({memory, 8, 0, 0}, nullptr), moecclInvalidUsage, "attached to an object of expert swap before");
+    EXPECT_EQ(moecclExpertSwapDestroy(swap), moecclSuccess);
     EXPECT_EQ(moecclMoeDestroy(one), moecclSuccess);
     EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
   });

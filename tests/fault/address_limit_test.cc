@@ -166,6 +166,37 @@ TEST_F(AddressLimit, AGradientReturnWithoutRoomFailsOnAllRanks) {
             {.mode = RankMode::kProcesses});
 }
 
+// A call of one rank alone that finds no memory only fails: no peer waits for it.
+TEST_F(AddressLimit, AMigrationsSendWithoutRoomLeavesTheCommunicator) {
+  run_ranks(2,
+            [](int rank, moecclComm_t comm) {
+              moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+              config.n_experts = 2;
+              config.n_levels = 1;
+              const int32_t domain[] = {2};
+              config.domain = domain;
+              moecclHybrid_t hybrid = nullptr;
+              MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+              moecclMigrationConfig_t moved = MOECCL_MIGRATION_CONFIG_INIT;
+              moved.count = size_t{1} << 34;
+              moved.ratio = 1;
+              moecclMigration_t migration = nullptr;
+              MOECCL_ASSERT_COMM_OK(moecclMigrationCreate(&migration, hybrid, nullptr, &moved), comm);
+              float value = 1;
+              if (rank == 0) {
+                limit_addresses(size_t{64} << 20);
+                EXPECT_EQ(moecclMigrationSend(migration, 0, &value, nullptr, nullptr), moecclOutOfMemory);
+                const rlimit no_limit{RLIM_INFINITY, RLIM_INFINITY};
+                ASSERT_EQ(setrlimit(RLIMIT_AS, &no_limit), 0);
+              }
+              MOECCL_EXPECT_COMM_OK(moecclAllReduce(&value, &value, 1, moecclFloat32, moecclSum, comm, nullptr), comm);
+              EXPECT_EQ(value, 2);
+              MOECCL_EXPECT_OK(moecclMigrationDestroy(migration));
+              MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+            },
+            {.mode = RankMode::kProcesses});
+}
+
 TEST_F(AddressLimit, ASwapWithoutRoomFailsOnAllRanksAtOnce) {
   for (const int at_finish : {0, 1})
     run_ranks(2, [&](int rank, moecclComm_t comm) { swap_without_room(rank, comm, at_finish); },

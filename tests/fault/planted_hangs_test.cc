@@ -63,6 +63,7 @@ struct Plan {
   int n_hosts, n, victim;
   int before;  // operations that all ranks make first
   size_t count;
+  bool on_stream;
   int delay_ms;  // of a kill, after all ranks have made those operations
   uint64_t seed;
 
@@ -92,13 +93,15 @@ Plan draw(int i, uint64_t seed) {
   p.before = below(80);
   p.count = static_cast<size_t>(1 + below(5000));
   p.delay_ms = below(400);
+  p.on_stream = below(2) == 1;
   return p;
 }
 
 std::string text_of(const Plan& p) {
   return std::string(kKinds[static_cast<int>(p.kind)]) + " (" + kForms[static_cast<int>(p.form)] + ") in " +
          kOpNames[static_cast<int>(p.op)] + ", victim " + std::to_string(p.victim) + " of " + std::to_string(p.n) +
-         " ranks on " + std::to_string(p.n_hosts) + " hosts, after " + std::to_string(p.before) + " operations";
+         " ranks on " + std::to_string(p.n_hosts) + " hosts, after " + std::to_string(p.before) + " operations" +
+         (p.on_stream ? ", on a stream" : "");
 }
 
 // One rank's operations on one communicator.
@@ -107,10 +110,12 @@ class Caller {
   Caller(const Plan& plan, int rank, moecclComm_t comm)
       : plan_(plan), comm_(comm), random_(plan.seed + static_cast<uint64_t>(rank)) {
     EXPECT_EQ(moecclCommCount(comm, &n_), moecclSuccess);
+    if (plan.on_stream) EXPECT_EQ(moecclStreamCreate(&stream_), moecclSuccess);
   }
   ~Caller() {
     EXPECT_EQ(routing_ == nullptr ? moecclSuccess : moecclRoutingDestroy(routing_), moecclSuccess);
     EXPECT_EQ(moe_ == nullptr ? moecclSuccess : moecclMoeDestroy(moe_), moecclSuccess);
+    EXPECT_EQ(stream_ == nullptr ? moecclSuccess : moecclStreamDestroy(stream_), moecclSuccess);
   }
   Caller(const Caller&) = delete;
   Caller& operator=(const Caller&) = delete;
@@ -133,17 +138,17 @@ class Caller {
     out_.resize(std::max(out_.size(), count * n));
     switch (op) {
       case Op::kAllReduce:
-        return moecclAllReduce(in_.data(), out_.data(), count, moecclFloat32, moecclSum, comm_, nullptr);
+        return ended(moecclAllReduce(in_.data(), out_.data(), count, moecclFloat32, moecclSum, comm_, stream_));
       case Op::kAllGather:
-        return moecclAllGather(in_.data(), out_.data(), count, moecclFloat32, comm_, nullptr);
+        return ended(moecclAllGather(in_.data(), out_.data(), count, moecclFloat32, comm_, stream_));
       case Op::kReduceScatter:
-        return moecclReduceScatter(in_.data(), out_.data(), count, moecclFloat32, moecclSum, comm_, nullptr);
+        return ended(moecclReduceScatter(in_.data(), out_.data(), count, moecclFloat32, moecclSum, comm_, stream_));
       case Op::kAllToAll:
-        return moecclAllToAll(in_.data(), out_.data(), count, moecclFloat32, comm_, nullptr);
+        return ended(moecclAllToAll(in_.data(), out_.data(), count, moecclFloat32, comm_, stream_));
       case Op::kBroadcast:
-        return moecclBroadcast(in_.data(), out_.data(), count, moecclFloat32, root, comm_, nullptr);
+        return ended(moecclBroadcast(in_.data(), out_.data(), count, moecclFloat32, root, comm_, stream_));
       case Op::kReduce:
-        return moecclReduce(in_.data(), out_.data(), count, moecclFloat32, moecclSum, root, comm_, nullptr);
+        return ended(moecclReduce(in_.data(), out_.data(), count, moecclFloat32, moecclSum, root, comm_, stream_));
       case Op::kLayer:
         return layer(stages);
     }
@@ -184,14 +189,18 @@ class Caller {
     tokens_.resize(kTokens * kHidden);
     rows_.resize((info.n_rows + 1) * kHidden);
     if (stages < 2) return moecclSuccess;
-    if (const auto r = moecclDispatch(routing_, tokens_.data(), rows_.data(), nullptr)) return r;
-    return stages < 3 ? moecclSuccess : moecclCombine(routing_, rows_.data(), tokens_.data(), nullptr);
+    if (const auto r = ended(moecclDispatch(routing_, tokens_.data(), rows_.data(), stream_))) return r;
+    return stages < 3 ? moecclSuccess : ended(moecclCombine(routing_, rows_.data(), tokens_.data(), stream_));
+  }
+  moecclResult_t ended(moecclResult_t issued) const {
+    return issued != moecclSuccess || stream_ == nullptr ? issued : moecclStreamSynchronize(stream_);
   }
 
   const Plan& plan_;
   moecclComm_t comm_;
   int n_ = 0;
   std::mt19937_64 random_;
+  moecclStream_t stream_ = nullptr;
   moecclMoe_t moe_ = nullptr;
   moecclRouting_t routing_ = nullptr;
   std::vector<int32_t> experts_;

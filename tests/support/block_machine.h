@@ -25,7 +25,7 @@ class BlockMachine {
       in_.push_back(numbers(plan::in_blocks(s) * s.count));
       if (!s.group_of.empty()) in_.back() = in_[first_of_group(s.group_of[r])];
       out_.push_back(numbers(plan::out_blocks(s) * s.count));
-      staging_.push_back(numbers(uint64_t{p.n_slots} * p.depth * bindings_[r].slot_elements));
+      staging_.push_back(numbers(plan::staging_elements(bindings_[r], p)));
       for (const plan::Lane& lane : p.lanes) lanes_.push_back({r, &lane, 0, 0});
     }
   }

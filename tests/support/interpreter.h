@@ -28,8 +28,7 @@ class Interpreter {
       : programs_(programs), bindings_(bindings), buffers_(std::move(buffers)), type_(type), grouped_(grouped) {
     for (size_t r = 0; r < programs.size(); ++r) {
       const plan::Program& p = programs[r];
-      staging_.emplace_back(size_t{p.n_slots} * p.depth * bindings[r].slot_elements * bindings[r].element_bytes,
-                            std::byte{0xCD});
+      staging_.emplace_back(plan::staging_elements(bindings[r], p) * bindings[r].element_bytes, std::byte{0xCD});
       for (const plan::Lane& lane : p.lanes) lanes_.push_back({static_cast<uint32_t>(r), &lane, 0, 0});
     }
   }
@@ -110,11 +109,16 @@ class Interpreter {
     return ref.buffer == plan::Buffer::kInput ? const_cast<std::byte*>(buffers_[ref.rank].in) : buffers_[ref.rank].out;
   }
 
+  // Returns how many rows the block holds that begins at a slot.
+  uint64_t room(const Position& at, const plan::Ref& ref) const {
+    return programs_[at.rank].block_slots(ref.index) * bindings_[at.rank].slot_elements;
+  }
+
   void move_rows(const Position& at, const plan::Step& step, const plan::Ref& src) {
     const plan::Binding& b = bindings_[at.rank];
     const plan::RowBlock& rows = b.rows[step.rows * b.chunking.n_chunks + at.chunk];
     if (step.dst.buffer == plan::Buffer::kStaging) {
-      EXPECT_LE(rows.dst_first + rows.count, b.slot_elements) << "a block overflows its slot";
+      EXPECT_LE(rows.dst_first + rows.count, room(at, step.dst)) << "a block overflows its slots";
     }
     kernels::ScaleRowsArgs args;
     args.rows = {base(at, step.dst), base(at, src),  rows.dst_index, rows.src_index,
@@ -131,7 +135,7 @@ class Interpreter {
     const plan::Binding& b = bindings_[at.rank];
     const plan::SumBlock& sums = b.sums[step.rows * b.chunking.n_chunks + at.chunk];
     if (step.dst.buffer == plan::Buffer::kStaging) {
-      EXPECT_LE(sums.dst_first + sums.count, b.slot_elements) << "a block overflows its slot";
+      EXPECT_LE(sums.dst_first + sums.count, room(at, step.dst)) << "a block overflows its slots";
     }
     ASSERT_EQ(sums.src_first, nullptr) << "stretches are not interpreted here";
     std::vector<const void*> bases;

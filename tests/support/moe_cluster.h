@@ -108,7 +108,6 @@ class MoeCluster {
   // Exchanges records and builds every rank's tables for slots of slot_rows (0: as many as one chunk needs).
   void route(algo::MoeAlgorithm algorithm, uint64_t slot_rows) {
     paths = std::make_unique<algo::Paths>(algorithm, test_case.tree, placement, domains.get());
-    plan_shape = algo::moe_plan_shape(*paths, test_case.shape.expert_major);
     rank_paths.clear();
     writers.assign(n(), {});
     tables = std::vector<algo::RoutingTables>(n());
@@ -140,6 +139,7 @@ class MoeCluster {
       ASSERT_GT(least, 0u) << "slots of " << slot_rows_ << " rows, needs " << needed;
       n_chunks = std::max(n_chunks, least);
     }
+    plan_shape = algo::moe_plan_shape(*paths, test_case.shape.expert_major, slot_rows_);
     for (uint32_t r = 0; r < n(); ++r) tables[r].build(n_chunks);
   }
 

@@ -411,6 +411,90 @@ def results_of_functional_collectives(rank, size, _):
             raises(TypeError, ["DTensor", "to_local"], lambda call=call: call(spread))
 
 
+@test(2, 3)
+def what_torch_negates_when_it_is_read(rank, size, _):
+    """The memory of such a view has other numbers than the view; as an output it is like one with gaps."""
+    def negated(values):
+        view = torch._neg_view(-values)
+        assert view.is_neg() and view.is_contiguous()
+        return view
+
+    def numbers(n):
+        return negated(torch.arange(1.0, n + 1) * (rank + 1))
+
+    every = [torch.arange(1.0, size + 1) * (r + 1) for r in range(size)]
+    total, right = torch.stack(every).sum(0), (rank + 1) % size
+    for asynchronous in (False, True):
+        def done(call, *arguments, asynchronous=asynchronous, **named):
+            work = call(*arguments, async_op=asynchronous, **named)
+            if work is not None:
+                work.wait()
+
+        for op, expected in ((dist.ReduceOp.SUM, total), (dist.ReduceOp.AVG, total / size)):
+            mine = numbers(size)
+            done(dist.all_reduce, mine, op)
+            same(mine, expected, f"all_reduce {op}")
+        mine = numbers(size)
+        done(dist.reduce, mine, size - 1)
+        same(mine, total if rank == size - 1 else every[rank], "reduce")
+        mine = numbers(size)
+        done(dist.broadcast, mine, size - 1)
+        same(mine, every[-1], "broadcast")
+        out = negated(torch.zeros(size * size))
+        done(dist.all_gather_into_tensor, out, numbers(size))
+        same(out, torch.cat(every), "all_gather_into_tensor")
+        parts = [numbers(size) for _unused in range(size)]
+        done(dist.all_gather, parts, numbers(size))
+        same(parts, every, "all_gather")
+        parts = [numbers(size) for _unused in range(size)] if rank == 0 else None
+        done(dist.gather, numbers(size), parts, dst=0)
+        assert rank or same(parts, every, "gather") is None
+        mine = numbers(size)
+        done(dist.scatter, mine, [numbers(size) for _unused in range(size)] if rank == 0 else None, src=0)
+        same(mine, every[0], "scatter")
+        mine = numbers(size)[:1]
+        done(dist.reduce_scatter_tensor, mine, numbers(size))
+        same(mine, total[rank:rank + 1], "reduce_scatter_tensor")
+        mine = numbers(size)
+        done(dist.all_to_all_single, mine, numbers(size))
+        same(mine, torch.stack(every)[:, rank], "all_to_all_single")
+        mine = numbers(size)
+        works = [dist.isend(numbers(size), right), dist.irecv(mine, (rank - 1) % size)]
+        for work in works:
+            work.wait()
+        same(mine, every[rank - 1], "irecv")
+    x = torch.tensor([1 + 1j, 2 - 2j]) * (rank + 1)
+    parts = [torch.zeros_like(x) for _unused in range(size)] if rank == 0 else None
+    dist.gather(x.conj(), parts)
+    assert rank or same(parts, [torch.tensor([1 - 1j, 2 + 2j]) * (r + 1) for r in range(size)]) is None
+    group = dist.distributed_c10d._get_default_group()
+    mine = x.conj()
+    group.allreduce([mine]).wait()
+    same(mine, torch.tensor([1 - 1j, 2 + 2j]) * sum(range(1, size + 1)))
+    mine = [x.conj(), x.clone().conj()[:1]]
+    group.allreduce_coalesced(mine, dist.AllreduceCoalescedOptions()).wait()
+    same(mine[1], mine[0][:1])
+
+
+@test(2)
+def outputs_whose_elements_share_memory(rank, size, _):
+    """They are refused before any rank communicates; as an input one is fine."""
+    def shared():
+        return torch.ones(1).expand(4)
+
+    words = ["shape (4,)", "share memory", "contiguous()"]
+    group = dist.distributed_c10d._get_default_group()
+    for call in (dist.all_reduce, lambda t: dist.all_reduce(t, dist.ReduceOp.AVG), lambda t: dist.broadcast(t, 0) if rank else dist.recv(t, 1),
+                 lambda t: dist.reduce_scatter_tensor(t, torch.ones(8)), lambda t: dist.all_to_all_single(t, torch.ones(4)),
+                 lambda t: dist.all_gather([t, torch.ones(4)], torch.ones(4)),
+                 lambda t: group.allreduce_coalesced([torch.ones(2), t], dist.AllreduceCoalescedOptions())):
+        raises(ValueError, words, lambda call=call: call(shared()))
+    raises(ValueError, words, lambda: dist.all_reduce(torch.ones(1, dtype=torch.int16).expand(4)))
+    out = torch.zeros(8)
+    dist.all_gather_into_tensor(out, shared())
+    same(out, torch.ones(8))
+
+
 @test(2)
 def refusals(rank, size, _):
     raises(TypeError, ["BAND", "float32", "integers"], lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND))

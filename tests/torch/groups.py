@@ -73,9 +73,9 @@ def messages_of_groups_that_are_split_at_once(rank, size, _):
     from moeccl._c10d import meeting
     quick = meeting.prefix
 
-    def slow(store, rank_there):
+    def slow(comm):
         time.sleep(0.5 if rank in (0, 3) else 0)
-        return quick(store, rank_there)
+        return quick(comm)
 
     meeting.prefix = slow
     half = dist.group.WORLD.split_group([0, 1] if rank < 2 else [2, 3])
@@ -118,6 +118,40 @@ def an_instance_of_its_own(rank, size, where):
         dist.destroy_process_group()
         dist.init_process_group("moeccl", store=dist.FileStore(where, size), rank=rank, world_size=size)
     dist.barrier()
+
+
+@test(2, init=False)
+def a_store_with_the_id_of_a_rank_0_that_failed(rank, size, where):
+    """As after a restart by torchrun, which keeps its store: whether that rank died or gave up, the next one meets the others."""
+    from moeccl import _abi
+    from moeccl._c10d import meeting
+    from moeccl._library import lib
+    store = dist.FileStore(where, size)
+
+    def meet(ms):
+        config = _abi.moecclConfig_t()
+        config.init_timeout_ms = ms
+        return meeting.meet(store, "moeccl", size, rank, config)
+
+    for how in ("dies", "gives up"):
+        if rank == 0:
+            alone = os.fork()
+            if alone == 0:
+                try:
+                    meet(60000 if how == "dies" else 300)
+                finally:
+                    os._exit(0)
+            if how == "dies":
+                store.wait(["moeccl/id"])
+                os.kill(alone, signal.SIGKILL)
+            os.waitpid(alone, 0)
+            store.set(f"{how}/over", b"1")
+            time.sleep(0.5)  # rank 1 finds what that one has left
+        store.wait([f"{how}/over"])
+        comm = meet(20000)
+        store.set(f"{how}/{rank}", meeting.prefix(comm))
+        assert store.get(f"{how}/0") == store.get(f"{how}/1")
+        lib.moecclCommDestroy(comm)
 
 
 @test(2, 4)
@@ -246,6 +280,31 @@ def monitored(rank, size, _):
     elif rank == 2:
         raises(RuntimeError, ["Rank 2 successfully reached monitoredBarrier"], lambda: barrier(group, wait))
     dist.barrier()
+
+
+@test(1)
+def monitored_asks_for_all_ranks_at_once(rank, size, _):
+    from moeccl._c10d import barriers
+    from moeccl._c10d.meeting import longest_pause
+
+    class Counting:
+        def __init__(self, there):
+            self.keys, self.checks = {f"barrier/{r}" for r in there}, 0
+
+        def check(self, keys):
+            self.checks += 1
+            return self.keys.issuperset(keys)
+
+        def set(self, key, value):
+            self.keys.add(key)
+
+    everyone = Counting(range(1, 64))
+    barriers.monitored(everyone, "barrier", 0, 64, 5000, False)
+    assert everyone.checks < 8 and "barrier/all" in everyone.keys, everyone.checks
+    absent = Counting(set(range(1, 64)) - {5, 9})
+    raises(RuntimeError, ["Ranks 5, 9 failed to pass"], lambda: barriers.monitored(absent, "barrier", 0, 64, 50, True))
+    raises(RuntimeError, ["Rank 5 failed to pass"], lambda: barriers.monitored(absent, "barrier", 0, 64, 50, False))
+    assert longest_pause(8) == 0.02 and longest_pause(4096) > 0.2
 
 
 @test(3, status={1: -signal.SIGKILL})

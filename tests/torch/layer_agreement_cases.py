@@ -164,6 +164,35 @@ def case_a_scaler_that_is_off_does_nothing(rank, n):
         scaler.update()
 
 
+def case_stages_before_the_last_scale_the_auxiliary_loss(rank, n):
+    """Two stages of a pipeline, both on each rank, with a scaler each, and two micro-batches in flight."""
+    def gradients(enabled):
+        torch.manual_seed(1)
+        first = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=8, max_tokens=TOKENS, seed=1, aux_loss_weight=1.0, trials=-1)
+        last = torch.nn.Linear(HIDDEN, 1)
+        scalers = [mt.GradScaler("cpu", init_scale=1024.0, enabled=enabled) for _ in range(2)]
+        optimizers = [torch.optim.SGD(stage.parameters(), lr=0.1) for stage in (first, last)]
+
+        def forward(micro):
+            y = scalers[0].stage_output((first(torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(10 * rank + micro))),))
+            return y[0], y[0].detach().requires_grad_()
+
+        (y0, sent0), (y1, sent1) = forward(0), forward(1)
+        for y, sent in ((y0, sent0), (y1, sent1)):
+            scalers[1].scale(last(sent).square().mean()).backward()
+            y.backward(sent.grad)
+            forward(2)  # of the next micro-batch
+        for scaler, optimizer in zip(scalers, optimizers):
+            scaler.unscale_(optimizer)
+        got = [p.grad.clone() for stage in (first, last) for p in stage.parameters()]
+        for scaler, optimizer in zip(scalers, optimizers):
+            scaler.step(optimizer)
+            scaler.update()
+        return got
+
+    torch.testing.assert_close(gradients(True), gradients(False), rtol=1e-4, atol=1e-6)
+
+
 def case_ranks_with_other_generators_start_with_the_same_experts(rank, n):
     torch.manual_seed(1000 + rank)
     layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=8, max_tokens=TOKENS, replica_slots=EXPERTS // n + 3)

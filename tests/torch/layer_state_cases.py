@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of layer_test.py about what a layer keeps or repeats: recomputed steps, copies, generators, and handles that end."""
+"""Cases of layer_test.py about what a layer keeps or repeats: recomputed steps, copies, generators, and handles that end; and what
+may change in place."""
 import copy
 import gc
+import weakref
 from unittest import mock
 
 import torch
@@ -54,6 +56,44 @@ def case_a_recomputed_step_moves_the_same_samples(rank, n):
         for reentrant in (False, True):
             got, _ = gradients_of_steps(rank, n, shared, behind, lambda work, x: checkpoint(work, x, use_reentrant=reentrant))
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, msg=lambda m: f"{shared}, {behind}, {reentrant}: {m}")
+
+
+class Fixed(nn.Module):
+    """A router that chooses experts in turn, with weights that need no gradient."""
+
+    def __init__(self, n_experts):
+        super().__init__()
+        self.n_experts = n_experts
+
+    def forward(self, x):
+        return torch.ones(len(x), 1), torch.arange(len(x))[:, None] % self.n_experts, None
+
+
+class Shift(nn.Module):
+    """An expert whose backward pass needs no tensor of the forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.by = nn.Parameter(torch.randn(HIDDEN))
+
+    def forward(self, x):
+        return x + self.by
+
+
+def case_all_ranks_recompute_at_the_same_point(rank, n):
+    """Also one without experts, and where experts save nothing, so that nothing behind the dispatch would need a recomputation."""
+    x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(rank))
+    for n_experts, expert in ((1, lambda: nn.Linear(HIDDEN, HIDDEN)), (1, Shift), (n, Shift)):
+        for options in ({}, {"domains": [1]}, {"sample_tokens": SAMPLE}):
+            layer = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), mt.MoELayer(HIDDEN, n_experts, 1, expert=expert, max_tokens=TOKENS, seed=1,
+                                                                         router=Fixed(n_experts), **options))
+            got = []
+            for run in (layer, lambda given: checkpoint(layer, given, use_reentrant=False)):
+                given = x.clone().requires_grad_()
+                run(run(given)).square().sum().backward()
+                got.append([given.grad, *(p.grad.clone() for p in layer.parameters())])
+                layer.zero_grad()
+            torch.testing.assert_close(got[0], got[1], msg=lambda m: f"{n_experts}, {expert}, {options}: {m}")
 
 
 def case_a_layer_leaves_all_generators_as_they_were(rank, n):
@@ -114,7 +154,7 @@ def case_a_rank_may_keep_the_graphs_of_earlier_steps(rank, n):
     kept = []
     for _ in range(5):
         loss = layer(torch.randn(TOKENS, HIDDEN)).sum()
-        loss.backward()
+        loss.backward(retain_graph=rank == 0)
         if rank == 0:
             kept.append(loss)
 
@@ -130,3 +170,59 @@ def case_garbage_waits_for_no_peer(rank, n):
     assert waiting >= 2, "the routing and the replacement are destroyed where garbage is collected"
     mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=8, max_tokens=TOKENS, seed=1)(torch.randn(TOKENS, HIDDEN))
     assert len(comm._leftovers._handles) == 0
+
+
+def case_a_loss_that_is_kept_keeps_no_routing(rank, n):
+    for options in ({}, {"dispatch_dtype": torch.float8_e4m3fn}, {"sample_tokens": SAMPLE, "norm": nn.LayerNorm(HIDDEN)}):
+        layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=8, max_tokens=TOKENS, seed=1, **options)
+        kept, x, grads = [], torch.randn((TOKENS, HIDDEN), requires_grad=True), []
+        for _ in range(3):
+            loss = layer(x).square().sum()
+            for retain in (True, False):
+                x.grad = None
+                loss.backward(retain_graph=retain)
+                grads.append(x.grad.clone())
+            kept.append((loss, weakref.ref(layer.handle)))
+        torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=0)
+        layer(x)  # the layer itself has kept the last one
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            assert "second time" in str(error), error
+        else:
+            raise AssertionError("a graph that was freed ran again")
+        if hasattr(torch._C._autograd, "_get_current_graph_task_keep_graph"):
+            assert all(handle() is None for _, handle in kept), f"{options}: a loss keeps its routing"
+
+
+def case_results_may_change_in_place(rank, n):
+    for options in ({}, {"shared_expert": 8}, {"sample_tokens": SAMPLE}):
+        for weight in (0, 1.0):
+            layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=8, max_tokens=TOKENS, seed=1, aux_loss_weight=weight, trials=-1, **options)
+            got = []
+            for in_place in (False, True):
+                x = torch.randn((2, TOKENS // 2, HIDDEN), generator=torch.Generator().manual_seed(rank)).requires_grad_()
+                y = layer(x)
+                if in_place:
+                    y += x
+                else:
+                    y = y + x
+                y.square().sum().backward()
+                got.append([y.detach(), x.grad, *(p.grad.clone() for p in layer.parameters())])
+                layer.zero_grad()
+            torch.testing.assert_close(got[0], got[1], rtol=0, atol=0)
+
+
+def case_experts_may_begin_in_place(rank, n):
+    x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(rank))
+    for options in ({}, {"replica_slots": EXPERTS // n + 1}, {"dispatch_dtype": torch.float8_e4m3fn}, {"compute_dtype": torch.float64}):
+        got = []
+        for in_place in (False, True):
+            layer = mt.MoELayer(HIDDEN, EXPERTS, 2, seed=1, trials=-1, max_tokens=TOKENS, **options,
+                                expert=lambda: nn.Sequential(nn.ELU(inplace=in_place), nn.Linear(HIDDEN, HIDDEN)))
+            layer.router.linear.weight.data.fill_(0.1).add_(torch.arange(EXPERTS)[:, None] * 0.01)
+            given = x.clone().requires_grad_()
+            y = layer(given)
+            y.square().sum().backward()
+            got.append([y.detach(), given.grad, *(p.grad for p in layer.parameters())])
+        torch.testing.assert_close(got[0], got[1])

@@ -94,7 +94,7 @@ def all_cases():
     """Returns the names of all cases, as module.function."""
     here, names = os.path.dirname(os.path.realpath(__file__)), []
     for module in ("layer_cases", "layer_model_cases", "layer_state_cases", "layer_agreement_cases", "layer_checkpoint_cases", "layer_placement_cases",
-                   "layer_use_cases"):
+                   "layer_use_cases", "layer_wrapper_cases"):
         with open(os.path.join(here, module + ".py"), encoding="utf-8") as f:
             names += [f"{module}.{line[4:line.index('(')]}" for line in f if line.startswith("def case_")]
     return names
@@ -124,6 +124,32 @@ class ForgottenInit(unittest.TestCase):
             del made
             moeccl.torch.close()
             moeccl.torch.MoELayer(**layer)(torch.zeros(1, 8))
+
+
+class ADefaultGroupThatIsMadeAgain(unittest.TestCase):
+    def test_renew_closes_the_communicators_of_the_one_before(self):
+        import gc
+
+        import moeccl.distributed
+        import moeccl.torch
+        import torch.distributed as dist
+
+        def begin():
+            dist.init_process_group("moeccl", store=dist.HashStore(), rank=0, world_size=1)
+
+        begin()
+        layer = moeccl.torch.MoELayer(hidden=8, n_experts=2, top_k=1, ffn=4)
+        layer(torch.zeros(1, 8))
+        for _ in range(3):  # something in torch may hold one group, but not all of them
+            old = layer.comm
+            dist.destroy_process_group()
+            gc.collect()
+            begin()
+            moeccl.torch.renew(layer)
+            self.assertFalse(old.handle)
+            layer(torch.zeros(1, 8))
+        moeccl.torch.close()
+        dist.destroy_process_group()
 
 
 for _n in WORLDS:

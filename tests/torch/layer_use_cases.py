@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of layer_test.py about how programs use a layer: wrappers, sizes and types of steps, failures, scalers and routers of their own."""
+"""Cases of layer_test.py about how programs use a layer: sizes and types of steps, failures, scalers and routers of their own."""
 import copy
 import os
 import threading
@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 import moeccl
 import moeccl.torch as mt
 from moeccl.torch._group import beside
-from layer_agreement_cases import grid
 from layer_cases import gathered, needs
 from layer_model_cases import EXPERTS, HIDDEN, SAMPLE, TOKENS, Model, alone, go_on, same
 
@@ -43,36 +42,6 @@ def refused(kind, said, run):
         assert said in str(error), error
     else:
         raise AssertionError(f"nothing was said of {said}")
-
-
-def case_a_wrapper_that_takes_the_experts_is_refused(rank, n):
-    options = {"ffn": 32, "max_tokens": TOKENS, "seed": 1}
-    forgotten = DistributedDataParallel(nn.Sequential(nn.Linear(HIDDEN, HIDDEN), mt.MoELayer(HIDDEN, EXPERTS, 2, **options)))
-    for _ in range(2):
-        refused(RuntimeError, "ignore_experts(model)", lambda: forgotten(tokens_of(rank)))
-    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, **options)
-    DistributedDataParallel(mt.ignore_experts(layer))(tokens_of(rank)).sum().backward()
-    same_experts = grid(rank, n)
-    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, group=same_experts["group"], **options)
-    wrapper = DistributedDataParallel(layer, process_group=same_experts["expert_data_group"])  # whose ranks have the same experts
-    wrapper(tokens_of(rank)).sum().backward()
-    DistributedDataParallel(mt.MoELayer(HIDDEN, EXPERTS, 2, group=alone(), **options))(tokens_of(rank)).sum().backward()
-
-
-def case_fully_shard_must_leave_the_experts_out(rank, n):
-    needs((2, 7), "parameters that fully_shard ignores")
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    options = {"ffn": 32, "max_tokens": TOKENS, "seed": 1}
-    mesh, layer = init_device_mesh("cpu", (n,)), mt.MoELayer(HIDDEN, EXPERTS, 2, **options)
-    before = [p.detach().clone() for p in layer.experts.stacked()]
-    refused(ValueError, "ignored_params=set(moeccl.torch.expert_parameters(model))", lambda: fully_shard(layer, mesh=mesh))
-    torch.testing.assert_close([p.detach() for p in layer.experts.stacked()], before, rtol=0, atol=0)  # nothing was lost
-    if n > 2:
-        mesh = init_device_mesh("cpu", (2, n // 2), mesh_dim_names=("same", "ep"))
-        layer = mt.MoELayer(HIDDEN, EXPERTS, 2, group=mesh["ep"].get_group(), **options)
-        fully_shard(layer.experts, mesh=mesh["same"])  # over ranks that have the same experts
-        layer(tokens_of(rank)).sum().backward()
 
 
 def case_steps_may_grow(rank, n):
@@ -321,7 +290,7 @@ def case_a_rank_that_fails_inside_a_layer_ends_the_others_wait(rank, n):
     layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=TOKENS, seed=1, group=group, domains=[1], shared_expert=8)
     x = tokens_of(rank)
     expected = layer(x)
-    for broken in (layer.experts, layer.shared_expert, moeccl.torch.expert_parallel.Dispatch):
+    for broken in (layer.router, layer.experts, layer.shared_expert, moeccl.torch.expert_parallel.Dispatch):
         name = "apply" if isinstance(broken, type) else "forward"
         failure = torch.cuda.OutOfMemoryError("full")
         began = time.monotonic()

@@ -4,11 +4,13 @@ import contextlib
 import ctypes
 import gc
 import os
+import signal
 import time
 import weakref
 
 import torch
 import torch.distributed as dist
+from moeccl._c10d import ending
 from support import VERSION, raises, same, test
 
 PATIENCE = float(os.environ.get("MOECCL_TEST_PATIENCE", "1"))
@@ -220,3 +222,26 @@ def batches_with_coalescing(rank, size, _):
         if direct:
             work, = dist.batch_isend_irecv([dist.P2POp(dist.isend, out, right, group), dist.P2POp(dist.irecv, got, left, group)])
             assert len(work.get_future().wait()) == 2 and until(work.is_completed) and work.is_success()
+
+
+@test(2)
+def a_child_that_is_forked(rank, size, where):
+    """It ends as any process does, although a thread of its parent's was waiting for an operation."""
+    forked = where + ".forked"
+    if rank == 1:
+        assert until(lambda: os.path.exists(forked), 30)
+        dist.all_reduce(torch.ones(4))
+        return
+    future = dist.all_reduce(torch.ones(4), async_op=True).get_future()
+    time.sleep(0.2)  # the watcher waits now
+    child = os.fork()
+    if child == 0:
+        try:
+            ending._end_all()  # not all exit functions: one of them removes the folder `where`
+        finally:
+            os._exit(0)
+    if not until(lambda: os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
+        os.kill(child, signal.SIGKILL)
+        raise AssertionError("the child waits for a thread of its parent's")
+    os.mkdir(forked)
+    same(future.wait(), [torch.full((4,), 2.0)])

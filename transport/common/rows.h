@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "src/bootstrap/bootstrap.h"
+
 namespace moeccl::transport {
 
 struct Rows {
@@ -23,5 +25,11 @@ struct Rows {
     return in_offer() ? std::vector<std::vector<std::byte>>() : to;
   }
 };
+
+// Returns whether the ranks' meeting point passes the rows on if each rank's rows have `bytes` in all.
+inline bool rows_fit(size_t n_ranks, size_t bytes) {
+  const size_t sent = bytes + n_ranks * sizeof(uint32_t);  // each row has its size before it
+  return sent <= bootstrap::kMaxRowsBytes && n_ranks * sent <= bootstrap::kMaxAllRowsBytes;
+}
 
 }  // namespace moeccl::transport

@@ -91,10 +91,6 @@ Result<bool> CudaNet::drained() const {
   return idle();
 }
 
-bool CudaNet::idle() const {
-  return !board_waits_ && std::all_of(links_.begin(), links_.end(), [](const CudaNetLink* l) { return l->sent_all(); });
-}
-
 void CudaNet::progress(uint32_t awaited) {
   if (unmarked_) {
     const cuda::Current current(s_.context);
@@ -104,9 +100,10 @@ void CudaNet::progress(uint32_t awaited) {
   if (idle()) return;
   if (failed()) return drop();
   const uint64_t stored = passed();
-  for (CudaNetLink* link : links_) {
+  for (CudaNetLink* link : waiting_) {
     if (!link->pump(stored)) return drop();
   }
+  std::erase_if(waiting_, [](const CudaNetLink* l) { return l->sent_all(); });
   if (board_waits_ && board_ticket_ <= stored) {
     board_waits_ = false;
     inner_->board_changed(tell_now_.exchange(false, std::memory_order_relaxed));
@@ -115,6 +112,8 @@ void CudaNet::progress(uint32_t awaited) {
 
 void CudaNet::drop() {
   for (CudaNetLink* link : links_) link->drop();
+  waiting_.clear();
+  leaving_.clear();
   bounce_.give_back_all();
   host_bounce_.give_back_all();
   board_waits_ = false;
@@ -126,7 +125,8 @@ bool CudaNet::arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) {
 }
 
 std::byte* CudaNet::take(size_t bytes) {
-  for (CudaNetLink* link : links_) link->reclaim();
+  if (std::byte* const room = bounce_.take(bytes); room != nullptr) return room;
+  std::erase_if(leaving_, [](CudaNetLink* l) { return l->reclaim(); });
   return bounce_.take(bytes);
 }
 
@@ -154,6 +154,7 @@ void CudaNetLink::push(const Waiting& w) {
   if (first_ == waiting_.size()) {
     waiting_.clear();
     first_ = 0;
+    net_.waiting_.push_back(this);
   }
   waiting_.push_back(w);
 }
@@ -165,11 +166,12 @@ void CudaNetLink::drop() {
   room_ = nullptr;
 }
 
-void CudaNetLink::reclaim() {
+bool CudaNetLink::reclaim() {
   while (!leaving_.empty() && link_->posted_puts()->taken(leaving_.front().first)) {
     net_.bounce_.give_back(leaving_.front().second);
     leaving_.pop_front();
   }
+  return leaving_.empty();
 }
 
 std::byte* CudaNetLink::room(size_t bytes) {
@@ -225,6 +227,7 @@ bool CudaNetLink::pump(uint64_t passed) {
       }
       if (*state != PutState::kDone) return true;
       if (w.give_back != nullptr && posts != nullptr) {
+        if (leaving_.empty()) net_.leaving_.push_back(this);
         leaving_.emplace_back(posts->posted(), w.give_back);
       } else if (w.give_back != nullptr) {
         (w.words ? net_.host_bounce_ : net_.bounce_).give_back(w.give_back);

@@ -78,7 +78,7 @@ class CudaNet final : public Engine, public Arrivals {
   }
   Status mark();  // makes the stream store the number, if some ticket needs it
   uint64_t passed() const;
-  bool idle() const;
+  bool idle() const { return !board_waits_ && waiting_.empty(); }
   bool failed() const { return s_.own.board->health.state.load(std::memory_order_acquire) != 0; }
   Status copy(std::byte* dst, const std::byte* src, size_t bytes, const char* what);
   Status settle(uint32_t rank, Link& link);
@@ -94,6 +94,8 @@ class CudaNet final : public Engine, public Arrivals {
   uint64_t marked_ = 0;
   Status status_;  // the first failure of progress(); stays
   std::vector<CudaNetLink*> links_;
+  std::vector<CudaNetLink*> waiting_;  // those with something that waits for the stream, each once
+  std::vector<CudaNetLink*> leaving_;  // those with rooms that the network still reads, each once
   std::atomic<bool> board_waits_{false};
   uint64_t board_ticket_ = 0;
   std::atomic<bool> tell_now_{false};
@@ -119,7 +121,7 @@ class CudaNetLink final : public Link, private Rooms, private DeviceSide {
   Result<PutState> put_words(uint64_t offset, const void* src, size_t bytes) override;
   Status settle() override { return net_.settle(rank_, *link_); }
   bool sent_all() const override { return first_ == waiting_.size(); }
-  void reclaim();  // gives back rooms whose bytes have left
+  bool reclaim();  // gives back rooms whose bytes have left; true: all have
   // A put, or a signal (src is null), that may be sent once the stream has stored `ticket`.
   struct Waiting {
     uint64_t ticket = 0;

@@ -9,6 +9,7 @@
 #include "src/base/log.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/handshake.h"
+#include "src/bootstrap/messages.h"
 #include "src/driver/thread.h"
 #include "transport/common/still_wanted.h"
 
@@ -121,8 +122,7 @@ Status Connecting::listen() {
   }
   const size_t row_bytes = remote_.size() * (1 + own_.rails.size()) * sizeof(Handle);
   const size_t n_ranks = options_.n_ranks();
-  if (row_bytes + n_ranks * sizeof(uint32_t) > bootstrap::kMaxRowsBytes ||
-      n_ranks * (row_bytes + n_ranks * sizeof(uint32_t)) > bootstrap::kMaxAllRowsBytes) {
+  if (!rows_fit(n_ranks, row_bytes)) {
     return error(moecclUnsupported,
                  "net plugin {}: the handles of {} ranks with {} rails are more than their meeting point passes on",
                  use_->api().text(), n_ranks, own_.rails.size());
@@ -174,11 +174,10 @@ bool Connecting::Peer::proved() const {
 }
 
 std::string Connecting::missing() const {
-  std::string text;
-  for (const auto& p : peers_) {
-    if (!p->proved()) text += format("{}{}", text.empty() ? "" : ", ", p->rank);
-  }
-  return text;
+  std::vector<int> ranks;
+  for (const auto& p : peers_)
+    if (!p->proved()) ranks.push_back(static_cast<int>(p->rank));
+  return bootstrap::describe_ranks(ranks);
 }
 
 Result<std::vector<PeerComms>> Connecting::connect(std::span<const std::vector<std::byte>> offers) {
@@ -216,7 +215,7 @@ Result<std::vector<PeerComms>> Connecting::connect(std::span<const std::vector<s
                  "rank {} has no connection to all other hosts through net plugin {} in time{}: can they reach each "
                  "other over its devices? MOECCL_NET=tcp does without it",
                  options_.rank, use_->api().text(),
-                 in_time ? format("; missing: ranks {}", result_.message())
+                 in_time ? format("; missing: {}", result_.message())
                          : std::string("; it waits in connect or accept, which it must not"));
   }
   MOECCL_TRY(result_);

@@ -200,7 +200,7 @@ void PluginEngine::run() {
       }
       woken_ = false;
     }
-    if (untold_.any()) {
+    if (!links_.empty() && untold_.due(*links_[0]->own_.board)) {
       if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) shielded([&] { tell_boards(); });
     }
   }

@@ -9,6 +9,7 @@
 #include "src/base/log.h"
 #include "src/bootstrap/control.h"
 #include "src/bootstrap/handshake.h"
+#include "src/bootstrap/messages.h"
 #include "transport/common/still_wanted.h"
 
 namespace moeccl::transport::tcp {
@@ -49,14 +50,14 @@ Status Acceptor::run(const std::atomic<bool>& stop) {
     if (stop.load()) return error(moecclAborted, "connecting to other ranks failed first");
     MOECCL_TRY(still_wanted(options_.watch));
     if (options_.deadline.passed()) {
-      std::string missing;
+      std::vector<int> missing;
       for (const auto& [rank, c] : coming_) {
-        if (c.n_there == 0 || c.n_there < c.fds.size()) missing += format("{}{}", missing.empty() ? "" : ", ", rank);
+        if (c.n_there == 0 || c.n_there < c.fds.size()) missing.push_back(static_cast<int>(rank));
       }
       return error(moecclTimeout,
-                   "rank {} got no TCP connection from ranks {}: can they reach its interfaces (MOECCL_SOCKET_IFNAME), "
+                   "rank {} got no TCP connection from {}: can they reach its interfaces (MOECCL_SOCKET_IFNAME), "
                    "and does no firewall close their ports?",
-                   options_.rank, missing);
+                   options_.rank, bootstrap::describe_ranks(missing));
     }
     std::vector<pollfd> entries{{options_.watch.fd, POLLIN, 0}};  // poll() skips a negative descriptor
     for (const Fd& l : listeners_) entries.push_back({l.get(), static_cast<short>(pause_ ? 0 : POLLIN), 0});

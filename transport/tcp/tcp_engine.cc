@@ -248,7 +248,6 @@ void TcpEngine::board_changed(bool now) {
 
 void TcpEngine::run() {
   uint32_t seen = drives_.load(std::memory_order_relaxed) - 1;
-  uint64_t completed = 0;  // at the last look
   while (!stop_.load(std::memory_order_acquire)) {
     const uint32_t drives = drives_.load(std::memory_order_relaxed);
     const bool theirs = driving_.load() > 0 || drives != seen;
@@ -269,13 +268,7 @@ void TcpEngine::run() {
     if (entries[0].revents != 0 && driving_.load() == 0) {
       seen = drives_.load(std::memory_order_relaxed);
     }
-    if (untold_.any() && !links_.empty()) {
-      const Board& own = *links_[0]->own_.board;
-      const uint64_t before = std::exchange(completed, own.progress.completed.load(std::memory_order_acquire));
-      // The board of a rank that finishes many short operations is left to its signals: frames to all peers would take
-      // the lock from them. A peer that waits for that board stops this rank within a few operations, and the next look
-      // tells it.
-      if (completed - before >= kEntries && health_word(own) == 0) continue;
+    if (!links_.empty() && untold_.due(*links_[0]->own_.board)) {
       if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) shielded([&] { tell_boards(); });
     }
   }

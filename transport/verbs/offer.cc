@@ -9,8 +9,9 @@
 namespace moeccl::transport::verbs {
 namespace {
 
-constexpr uint16_t kVersion = 3;
+constexpr uint16_t kVersion = 4;
 constexpr size_t kMaxName = 63;
+static_assert(kAddressBytes == 2 * sizeof(uint32_t));
 
 }  // namespace
 
@@ -18,6 +19,7 @@ PeerMemory Offer::memory_for(uint32_t rank) const {
   PeerMemory m = memory;
   m.signals += rank * kSigsPerPeer * sizeof(SignalLine);
   m.copy += rank * sizeof(PeerCopy);
+  if (m.records != 0) m.records += rank * kPutRecords * sizeof(PutRecord);
   return m;
 }
 
@@ -26,10 +28,9 @@ std::vector<std::byte> write_offer(const Offer& offer) {
   out.u16(kVersion);
   out.u16(static_cast<uint16_t>(offer.n_queues));
   out.u8(offer.ordered ? 1 : 0);
-  out.u8(offer.memory.wants_records ? 1 : 0);
   out.u32(sizeof(PeerCopy));
   for (const uint64_t word : {offer.memory.staging, offer.memory.staging_bytes, offer.memory.signals, offer.memory.copy,
-                              offer.memory.device, offer.memory.device_bytes})
+                              offer.memory.records, offer.memory.device, offer.memory.device_bytes})
     out.u64(word);
   out.u8(static_cast<uint8_t>(offer.rails.size()));
   for (const OfferedRail& r : offer.rails) {
@@ -41,7 +42,7 @@ std::vector<std::byte> write_offer(const Offer& offer) {
     out.u16(r.info.lid);
     out.f64(r.info.gbit);
     out.raw(std::as_bytes(std::span(r.info.gid.gid.raw)));
-    for (const uint32_t key : {r.keys.staging, r.keys.signals, r.keys.copy}) out.u32(key);
+    for (const uint32_t key : {r.keys.staging, r.keys.signals, r.keys.copy, r.keys.records}) out.u32(key);
     for (const uint32_t key : r.keys.device) out.u32(key);
   }
   return out.take();
@@ -67,10 +68,9 @@ Result<Offer> read_offer(std::span<const std::byte> bytes, uint32_t from) {
   if (in.u16() != kVersion) return unreadable;
   o.n_queues = in.u16();
   o.ordered = in.u8() == 1;
-  o.memory.wants_records = in.u8() == 1;
   if (in.u32() != sizeof(PeerCopy)) return unreadable;
   for (uint64_t* word : {&o.memory.staging, &o.memory.staging_bytes, &o.memory.signals, &o.memory.copy,
-                         &o.memory.device, &o.memory.device_bytes})
+                         &o.memory.records, &o.memory.device, &o.memory.device_bytes})
     *word = in.u64();
   const uint64_t n_pieces = o.memory.device_bytes / kDevicePiece + (o.memory.device_bytes % kDevicePiece != 0 ? 1 : 0);
   if (n_pieces > kMaxDevicePieces) return unreadable;
@@ -88,12 +88,12 @@ Result<Offer> read_offer(std::span<const std::byte> bytes, uint32_t from) {
     r.info.gbit = in.f64();
     const auto gid = in.raw(sizeof(r.info.gid.gid.raw));
     if (!gid.empty()) std::memcpy(r.info.gid.gid.raw, gid.data(), gid.size());
-    for (uint32_t* key : {&r.keys.staging, &r.keys.signals, &r.keys.copy}) *key = in.u32();
+    for (uint32_t* key : {&r.keys.staging, &r.keys.signals, &r.keys.copy, &r.keys.records}) *key = in.u32();
     for (uint64_t p = 0; p < n_pieces; ++p) r.keys.device.push_back(in.u32());
     o.rails.push_back(std::move(r));
   }
   const size_t n = in.left() == 0 ? 0 : n_rails * o.n_queues;
-  if (!in.ok() || in.left() != n * 2 * sizeof(uint32_t)) return unreadable;
+  if (!in.ok() || in.left() != n * kAddressBytes) return unreadable;
   for (size_t i = 0; i < n; ++i) {
     const uint32_t number = in.u32(), first = in.u32();
     if (number > 0xffffff || first > 0xffffff) return unreadable;

@@ -18,6 +18,8 @@ struct OfferedRail {
   PeerKeys keys;
 };
 
+inline constexpr size_t kAddressBytes = 8;  // of a queue pair, in a row
+
 struct Offer {
   uint32_t n_queues = 1;  // to each peer on each rail
   bool ordered = true;

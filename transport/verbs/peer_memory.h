@@ -31,20 +31,19 @@ struct PeerCopy {
   Board board;
   BlockWord blocks[2];
   alignas(kLine) std::atomic<uint64_t> n_puts;  // records so far; record number n is at n % kPutRecords
-  PutRecord puts[kPutRecords];
 };
 
 // The keys of one rail, which its NIC must be shown to write there.
 struct PeerKeys {
-  uint32_t staging = 0, signals = 0, copy = 0;
+  uint32_t staging = 0, signals = 0, copy = 0, records = 0;
   std::vector<uint32_t> device;  // of PeerMemory::device, by pieces of kDevicePiece
 };
 // Where a peer keeps what this rank writes, as addresses in the peer's process.
 struct PeerMemory {
   uint64_t staging = 0, staging_bytes = 0;
-  uint64_t signals = 0;  // the lines of this rank's signals, [kSigsPerPeer]
-  uint64_t copy = 0;     // the copy of this rank's words
-  bool wants_records = false;
+  uint64_t signals = 0;                   // the lines of this rank's signals, [kSigsPerPeer]
+  uint64_t copy = 0;                      // the copy of this rank's words
+  uint64_t records = 0;                   // of this rank's puts, [kPutRecords]; 0: they are not wanted
   uint64_t device = 0, device_bytes = 0;  // puts to the first device_bytes of the staging go there instead
 };
 

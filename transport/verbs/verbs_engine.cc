@@ -230,7 +230,7 @@ void VerbsEngine::run() {
       shielded([&] {
         look(events);
         events = false;
-        if (untold_.any()) tell_boards();
+        if (!links_.empty() && untold_.due(*links_[0]->s_.own.board)) tell_boards();
         turn();
       });
       quick = !busy && !waiting_.empty();

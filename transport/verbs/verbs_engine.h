@@ -26,9 +26,9 @@ struct EngineParts {
   std::unique_ptr<driver::IbvApi> api;
   std::vector<std::unique_ptr<Rail>> rails;
   std::unique_ptr<Regions> regions;
-  std::vector<std::unique_ptr<Region>> own;  // staging, signals, copies, rings
+  std::vector<std::unique_ptr<Region>> own;  // staging, signals, copies, rings, records
   std::unique_ptr<DeviceRegions> device;     // null: the NICs do not access CUDA memory
-  size_t memory_bytes = 0;                   // of copies and rings
+  size_t memory_bytes = 0;                   // of copies, rings and records
 };
 
 class VerbsEngine final : public OrderedEngine {

@@ -38,7 +38,7 @@ VerbsLink::VerbsLink(LinkSetting setting, std::vector<Lane> lanes, VerbsEngine& 
   peer_words_.blocks[1] = &s_.copy->blocks[1];
   parts_.rooms = this;
   parts_.posted_puts = this;
-  if (s_.own.arrivals != nullptr) parts_.one_sided = this;
+  if (s_.records != nullptr) parts_.one_sided = this;
 }
 
 VerbsLink::~VerbsLink() = default;
@@ -240,7 +240,7 @@ bool VerbsLink::post_pieces(OpenPut& p) {
     p.posted += n;
     if (p.posted < p.bytes) flush();  // the NIC begins while the next piece is prepared
   }
-  if (p.posted == p.bytes && !p.recorded) p.recorded = !s_.peer.wants_records || record(p);
+  if (p.posted == p.bytes && !p.recorded) p.recorded = s_.peer.records == 0 || record(p);
   return p.posted > before;
 }
 

@@ -48,13 +48,14 @@ struct LinkSetting {
   FarEnd far;
   PeerMemory peer;
   bool ordered = true;
-  size_t copy_bytes = 0;     // puts up to this size are copied
-  PeerCopy* copy = nullptr;  // of the peer's words, at this rank
+  size_t copy_bytes = 0;               // puts up to this size are copied
+  PeerCopy* copy = nullptr;            // of the peer's words, at this rank
+  const PutRecord* records = nullptr;  // of the peer's puts; null: not wanted
   std::byte* ring = nullptr;
   size_t ring_bytes = 0;
   const Region* rings = nullptr;  // holds the ring
-  // Holds the copies and rings of all links. Links may be read after the engine has ended, so the memory lives as long
-  // as its last user.
+  // Holds the copies, rings and records of all links. Links may be read after the engine has ended, so the memory lives
+  // as long as its last user.
   std::shared_ptr<driver::Mapping> memory;
 };
 
@@ -138,7 +139,8 @@ class VerbsLink final : public OrderedLink, private Rooms, private PostedPuts, p
     return s_.device != nullptr && s_.device->source(src, &bytes) != nullptr;
   }
   void tell_board();
-  void write_all(Lane& lane, uint64_t address, const std::byte* from, size_t bytes);
+  QueuePair::Target in_copy(uint64_t at, const Lane& lane) const { return {s_.peer.copy + at, lane.keys.copy}; }
+  void write_all(Lane& lane, QueuePair::Target to, const std::byte* from, size_t bytes);
   void keep_alive();
   bool waits() const { return !down_ && (pending_ != 0 || board_waits_); }
   bool idle() const;

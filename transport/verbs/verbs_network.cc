@@ -99,10 +99,20 @@ class VerbsEndpoint final : public Endpoint {
     }
     size_t n_peers = 0;
     for (uint32_t r = 0; r < options_.n_ranks(); ++r) n_peers += options_.remote(r) ? 1 : 0;
-    const size_t signals = options_.n_ranks() * kSigsPerPeer * sizeof(SignalLine);
-    MOECCL_TRY(
-        may_lock(parts_.rails, options_.memory_bytes + signals + copies_bytes() + n_peers * ring_bytes_for(n_peers)));
     n_queues_ = std::min<uint32_t>(settings_.queue_pairs, kMaxLanes / static_cast<uint32_t>(parts_.rails.size()));
+    const size_t lanes = parts_.rails.size() * n_queues_;
+    if (!rows_fit(options_.n_ranks(), n_peers * lanes * kAddressBytes)) {
+      return error(
+          moecclUnsupported,
+          "the addresses of {} ranks with {} queue pairs to each peer are more than their meeting point passes "
+          "on: lower MOECCL_IB_QPS_PER_CONNECTION ({}), name fewer NICs in MOECCL_IB_HCA ({} are used), or set "
+          "MOECCL_NET=tcp",
+          options_.n_ranks(), lanes, n_queues_, parts_.rails.size());
+    }
+    const size_t signals = options_.n_ranks() * kSigsPerPeer * sizeof(SignalLine);
+    MOECCL_TRY(may_lock(parts_.rails, options_.memory_bytes + signals + copies_bytes() +
+                                          n_peers * ring_bytes_for(n_peers) +
+                                          (options_.wants_arrivals ? records_bytes() : 0)));
     return make_queues();
   }
 
@@ -115,7 +125,7 @@ class VerbsEndpoint final : public Endpoint {
                                std::span<const std::vector<std::byte>> offers) override;
 
  private:
-  enum Own : size_t { kStaging, kSignals, kCopies, kRings };
+  enum Own : size_t { kStaging, kSignals, kCopies, kRings, kRecords };  // no kRecords where they are not wanted
 
   Status make_queues();
   std::vector<FoundRail> own_rails(std::vector<FoundRail> found) const;
@@ -127,13 +137,16 @@ class VerbsEndpoint final : public Endpoint {
   Result<std::vector<Lane>> connect_lanes(uint32_t peer, const Offer& theirs);
   PeerCopy* copies() const { return reinterpret_cast<PeerCopy*>(memory_->data()); }
   size_t copies_bytes() const { return (options_.n_ranks() * sizeof(PeerCopy) + 4095) / 4096 * 4096; }
+  size_t records_bytes() const { return options_.n_ranks() * kPutRecords * sizeof(PutRecord); }
 
   NetworkOptions options_;
   Settings settings_;
   uint32_t n_queues_ = 1;
   size_t ring_bytes_ = 0, n_peers_ = 0;
-  std::shared_ptr<driver::Mapping> memory_;  // copies of the peers' words, then rings; outlives its readers
-  EngineParts parts_;                        // before the queue pairs, so that those end first
+  const PutRecord* records_ = nullptr;  // null: not wanted
+  // Copies of the peers' words, then rings, then records of the peers' puts; outlives its readers.
+  std::shared_ptr<driver::Mapping> memory_;
+  EngineParts parts_;  // before the queue pairs, so that those end first
   Offer mine_;
   std::vector<std::unique_ptr<QueuePair>> queues_;  // [n_ranks][rails][n_queues]; null for ranks of this host
   Rows rows_;                                       // their addresses
@@ -189,7 +202,9 @@ Status VerbsEndpoint::make_queues() {
 Status VerbsEndpoint::register_memory(const LocalMemory& own, std::span<const transport::Region> regions) {
   using namespace driver::ibv_abi;
   ring_bytes_ = ring_bytes_for(n_peers_);
-  MOECCL_ASSIGN_OR_RETURN(driver::Mapping memory, driver::private_memory(copies_bytes() + n_peers_ * ring_bytes_));
+  const size_t rings_bytes = n_peers_ * ring_bytes_, behind = copies_bytes() + rings_bytes;
+  const size_t records = own.arrivals != nullptr ? records_bytes() : 0;
+  MOECCL_ASSIGN_OR_RETURN(driver::Mapping memory, driver::private_memory(behind + records));
   memory_ = std::make_shared<driver::Mapping>(std::move(memory));
   parts_.memory_bytes = memory_->size();
   // What announces bytes is written in order; the bytes themselves may arrive in any order.
@@ -198,11 +213,15 @@ Status VerbsEndpoint::register_memory(const LocalMemory& own, std::span<const tr
   const size_t signals = options_.n_ranks() * kSigsPerPeer * sizeof(SignalLine);
   MOECCL_TRY(add_region(reinterpret_cast<std::byte*>(own.signals), signals, kStrict));
   MOECCL_TRY(add_region(memory_->data(), copies_bytes(), kStrict));
-  MOECCL_TRY(add_region(memory_->data() + copies_bytes(), n_peers_ * ring_bytes_, kLocalWrite));
+  MOECCL_TRY(add_region(memory_->data() + copies_bytes(), rings_bytes, kLocalWrite));
+  if (records > 0) {
+    records_ = reinterpret_cast<const PutRecord*>(memory_->data() + behind);
+    MOECCL_TRY(add_region(memory_->data() + behind, records, kStrict));
+  }
   parts_.regions = std::make_unique<Regions>(parts_.rails);
   for (const transport::Region& r : regions) parts_.regions->add_heap(r);
   mine_.memory = {reinterpret_cast<uint64_t>(own.staging), own.staging_bytes, reinterpret_cast<uint64_t>(own.signals),
-                  reinterpret_cast<uint64_t>(memory_->data()), own.arrivals != nullptr};
+                  reinterpret_cast<uint64_t>(memory_->data()), reinterpret_cast<uint64_t>(records_)};
   return {};
 }
 
@@ -222,7 +241,7 @@ Result<std::vector<std::byte>> VerbsEndpoint::offer() {
   mine_.ordered = keeps_order(settings_, parts_.rails);
   for (size_t i = 0; i < parts_.rails.size(); ++i) {
     const auto key = [&](Own which) { return parts_.own[which]->rkey(i); };
-    PeerKeys keys{key(kStaging), key(kSignals), key(kCopies), {}};
+    PeerKeys keys{key(kStaging), key(kSignals), key(kCopies), records_ != nullptr ? key(kRecords) : 0, {}};
     if (parts_.device != nullptr) keys.device = parts_.device->landing_keys(i);
     mine_.rails.push_back({parts_.rails[i]->info(), std::move(keys)});
   }
@@ -302,16 +321,19 @@ Result<NetworkLinks> VerbsEndpoint::connect(const LocalMemory& own, std::span<co
     setting.ordered = ordered && offer.ordered;
     setting.copy_bytes = kCopyBytes;
     setting.copy = copies() + p.rank;
+    setting.records = records_ != nullptr ? records_ + size_t{p.rank} * kPutRecords : nullptr;
     setting.ring = ring;
     setting.ring_bytes = ring_bytes_;
     setting.rings = rings;
     setting.memory = memory_;
     ring += ring_bytes_;
-    log(LogLevel::kInfo, "rank {} reaches rank {} at {} over {} queue pairs{}", own.rank, p.rank, setting.far.where,
+    log(LogLevel::kTrace, "rank {} reaches rank {} at {} over {} queue pairs{}", own.rank, p.rank, setting.far.where,
         p.lanes.size(), setting.ordered ? "" : ", signals wait for completions");
     made.links[p.rank] = moves.add(std::move(setting), std::move(p.lanes));
   }
   MOECCL_TRY(moves.start());
+  log(LogLevel::kInfo, "rank {} reaches {} ranks of other hosts over up to {} queue pairs each", own.rank, peers.size(),
+      mine_.rails.size() * n_queues_);
   std::vector<double> uplinks;  // by rank: all NICs of its host, whichever ranks use them
   for (const uint32_t host : options_.host_of) {
     const auto& nics = nics_of_host[host];

@@ -33,7 +33,7 @@ Status VerbsLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
   // A failed rank's puts are dropped, see put_some(), so none of its signals may claim that they arrived.
   if (failed_here()) return {};
   if (told_.lacks(*s_.own.board)) tell_board();  // a rank that sees a signal can compare what both ranks run
-  if (s_.peer.wants_records) set_word(kPuts, n_records_);
+  if (s_.peer.records != 0) set_word(kPuts, n_records_);
   set_word(static_cast<Word>(kSignal0 + sig), static_cast<uint64_t>(tag) << 32 | number);
   send_words();
   return {};
@@ -51,7 +51,7 @@ QueuePair::Target VerbsLink::target_of(Word w, const Lane& lane) const {
   if (w == kCompleted) at = offsetof(PeerCopy, board) + offsetof(Board, progress);
   if (w == kHealth) at = offsetof(PeerCopy, board) + offsetof(Board, health);
   if (w == kPuts) at = offsetof(PeerCopy, n_puts);
-  return {s_.peer.copy + at, lane.keys.copy};
+  return in_copy(at, lane);
 }
 
 // Returns a lane that may carry what must come after the marks. Null: none yet, and completions are asked for.
@@ -91,11 +91,11 @@ void VerbsLink::send_words() {
   if (pending_ != 0 && !down_) engine_.queue(*this);
 }
 
-void VerbsLink::write_all(Lane& lane, uint64_t address, const std::byte* from, size_t bytes) {
+void VerbsLink::write_all(Lane& lane, QueuePair::Target to, const std::byte* from, size_t bytes) {
   const size_t most = lane.pair->inline_bytes() / sizeof(uint64_t) * sizeof(uint64_t);
   for (size_t at = 0; at < bytes; at += most) {
     const auto n = static_cast<uint32_t>(std::min(most, bytes - at));
-    lane.pair->write_small({address + at, lane.keys.copy}, from + at, n);
+    lane.pair->write_small({to.address + at, to.key}, from + at, n);
   }
 }
 
@@ -124,10 +124,10 @@ void VerbsLink::tell_board() {
     lane = behind;
     // That word would announce this operation's body as its own.
     pending_ &= ~(1u << (kSeq0 + seq % kEntries));
-    write_all(*lane, s_.peer.copy + offset_of_entry(seq) + sizeof(uint64_t), bytes_at(&entry.signature), kBodyBytes);
+    write_all(*lane, in_copy(offset_of_entry(seq) + sizeof(uint64_t), *lane), bytes_at(&entry.signature), kBodyBytes);
     const std::array<uint64_t, 3> blocks = {entry.block_count, entry.block_displacement, entry.block_expects};
     if (blocks != told_blocks_[seq % 2]) {
-      write_all(*lane, s_.peer.copy + offsetof(PeerCopy, blocks) + (seq % 2) * sizeof(BlockWord),
+      write_all(*lane, in_copy(offsetof(PeerCopy, blocks) + (seq % 2) * sizeof(BlockWord), *lane),
                 bytes_at(blocks.data()), sizeof(blocks));
       told_blocks_[seq % 2] = blocks;
     }
@@ -141,7 +141,7 @@ void VerbsLink::tell_board() {
   }
   if (health_now != told_.health) {
     const WireHealth health = snapshot(b, state_in(health_now));
-    write_all(*lane, s_.peer.copy + offsetof(PeerCopy, board) + offsetof(Board, health) + sizeof(uint64_t),
+    write_all(*lane, in_copy(offsetof(PeerCopy, board) + offsetof(Board, health) + sizeof(uint64_t), *lane),
               bytes_at(health.text), sizeof(health.text));
     set_word(kHealth, health.state | static_cast<uint64_t>(health.code) << 32);
     told_.health = health_now;
@@ -160,8 +160,8 @@ bool VerbsLink::record(const OpenPut& p) {
   Lane& lane = lanes_[0];
   if (lane.pair->room() <= reserve_ / 2) return false;
   const uint64_t words[2] = {p.offset, p.bytes};
-  const uint64_t at = offsetof(PeerCopy, puts) + n_records_ % kPutRecords * sizeof(PutRecord);
-  write_all(lane, s_.peer.copy + at, bytes_at(words), sizeof(words));
+  const uint64_t at = n_records_ % kPutRecords * sizeof(PutRecord);
+  write_all(lane, {s_.peer.records + at, lane.keys.records}, bytes_at(words), sizeof(words));
   ++n_records_;
   return true;
 }
@@ -182,7 +182,7 @@ Status VerbsLink::read_records() {
                  n - records_taken_, kPutRecords);
   }
   for (; records_taken_ < n; ++records_taken_) {
-    const PutRecord& r = s_.copy->puts[records_taken_ % kPutRecords];
+    const PutRecord& r = s_.records[records_taken_ % kPutRecords];
     const uint64_t offset = r.offset.load(std::memory_order_relaxed), bytes = r.bytes.load(std::memory_order_relaxed);
     const bool inside = offset <= s_.own.staging_bytes && bytes <= s_.own.staging_bytes - offset;
     if (!inside || !s_.own.arrivals->arrived(s_.far.rank, offset, bytes)) {

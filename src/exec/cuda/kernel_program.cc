@@ -44,8 +44,12 @@ bool is_rows(const Step& s) {
 // Rows of different lists do not overlap, and a rank reads only slots that others write.
 std::vector<Touch> touches(const plan::Program& program, const Step& s) {
   if (is_rows(s)) return {};
-  std::vector<Touch> out{{s.dst, true}};
-  for (uint32_t i = 0; i < s.n_srcs; ++i) out.push_back({program.srcs[s.first_src + i], false});
+  const auto memory = [&](Ref ref) {
+    if (program.holds_part(ref)) ref.part = 0, ref.parts = 1;  // any part fills the slot
+    return ref;
+  };
+  std::vector<Touch> out{{memory(s.dst), true}};
+  for (uint32_t i = 0; i < s.n_srcs; ++i) out.push_back({memory(program.srcs[s.first_src + i]), false});
   return out;
 }
 

@@ -20,6 +20,8 @@ class KernelTask final : public LaunchTask {
 
   Status diagnose() override;
   std::string describe() const override;
+  uint64_t sequence() const override { return number_; }
+  bool has_entered(uint32_t peer) const override { return number_ > 0 && kernel_.has_launched(peer, number_); }
   bool needs(uint32_t peer) const override;
   void let_go() override;
   void abandon() override;

@@ -271,7 +271,9 @@ void PersistentKernel::fill(const Operation& op, WalkArgs& a) const {
   a.timeout_ns = static_cast<uint64_t>(fabric_->timeout_ms) * 1'000'000;
   a.depth = choice.program->depth;
   a.n_slots = choice.program->n_slots;
+  a.n_part_slots = choice.program->n_part_slots;
   a.element_bytes = static_cast<uint32_t>(op.element_bytes);
+  a.part_slot_elements = plan::part_range(a.slot_elements, a.element_bytes, 0, choice.program->slot_parts).length;
   a.op = static_cast<uint32_t>(op.reduce);
   a.divisor = op.divisor;
   a.scaled = op.scaled;

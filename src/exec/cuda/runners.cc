@@ -29,6 +29,9 @@ class StreamTask final : public Task {
   std::string describe() const override {
     return inner_->describe() + ", on CUDA memory" + (ended_ ? ", which waits for earlier work in its stream" : "");
   }
+  uint64_t sequence() const override { return inner_->sequence(); }
+  uint32_t awaits() const override { return ended_ ? transport::Engine::kAnyone : inner_->awaits(); }
+  bool has_entered(uint32_t peer) const override { return inner_->has_entered(peer); }
   bool needs(uint32_t peer) const override {
     if (!inner_->needs(peer)) return false;
     const transport::DeviceSide* const device = ended_ ? fabric().link(peer).device() : nullptr;

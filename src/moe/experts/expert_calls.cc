@@ -64,10 +64,21 @@ Side side_of(Communicator& comm, bool cuda) {
   return {comm.selector_for(cuda), comm.fabric_for(cuda).half_bytes, cuda};
 }
 
-// Returns success, or why this kind cannot run the call.
+// Returns success, or why this kind cannot run the call. The kinds add in different orders, so a deterministic
+// communicator has one: "nodes" where it can run, else "flat".
 Status runs(algo::ReduceKind kind, const Communicator& comm, const Checked& c, const plan::Shape& shape) {
-  MOECCL_TRY(algo::ReplicaReduce::applies(kind, shape.reach, comm.tree()));
-  return algo::ReplicaReduce(c.placement, shape, comm.tree(), kind, c.average).fits();
+  using algo::ReduceKind;
+  const auto can_run = [&](ReduceKind k) -> Status {
+    MOECCL_TRY(algo::ReplicaReduce::applies(k, shape.reach, comm.tree()));
+    return algo::ReplicaReduce(c.placement, shape, comm.tree(), k, c.average).fits();
+  };
+  if (comm.config().deterministic && kind != ReduceKind::kNodes) {
+    const ReduceKind only = can_run(ReduceKind::kNodes).ok() ? ReduceKind::kNodes : ReduceKind::kFlat;
+    if (kind != only)
+      return error(moecclUnsupported, "a deterministic communicator adds in the order of {}",
+                   algo::reduce_kind_name(only));
+  }
+  return can_run(kind);
 }
 
 // Returns why the forced kind does not run the call. Success: it does, or none is forced. A single rank copies,
@@ -208,7 +219,10 @@ Result<algo::GradientReduce> sum_of(Communicator& comm, const Side& side, const 
     return algo::GradientReduce::make(
         c.placement, comm.tree(), {call.count, c.element_bytes, c.average, side.reach(false), side.staging_bytes, way});
   };
-  if (const std::string& forced = side.selector.forced(call.op); !forced.empty()) {
+  const std::string& forced = side.selector.forced(call.op);
+  if (!forced.empty() && comm.config().deterministic) {
+    *follows = error(moecclUnsupported, "a deterministic communicator adds in the order that the placement gives");
+  } else if (!forced.empty()) {
     Result<algo::GradientReduce> made = make(forced == "direct" ? Way::kDirect : Way::kNodes);
     if (made.ok()) return made;
     if (comm.n_ranks() > 1) *follows = made.status();

@@ -111,7 +111,8 @@ Status ExpertSwap::set_up(Layer& made, const MoeLayer& layer, std::span<const mo
   const algo::Placement& placement = layer.config().placement;
   const auto experts = static_cast<int32_t>(placement.n_experts());
   if (layer.map() != nullptr)
-    return error(moecclInvalidUsage, "moe is attached to an object of expert swap already: make another layer");
+    return error(moecclInvalidUsage,
+                 "moe was attached to an object of expert swap before, and a layer can be once: make another layer");
   if (layer.config().domains != nullptr)
     return error(moecclUnsupported, "moe has expert domains: experts of such layers do not change places");
   if (host.n_ranks() != comm_->n_ranks() || host.rank() != comm_->rank())
@@ -134,6 +135,7 @@ Status ExpertSwap::set_up(Layer& made, const MoeLayer& layer, std::span<const mo
                    t.slot_bytes);
     if (t.at_finish < 0 || t.at_finish > 1)
       return error(moecclInvalidArgument, "tensors[{}].at_finish is {}: give 0 or 1", i, t.at_finish);
+    if (t.reserved != 0) return error(moecclInvalidArgument, "tensors[{}].reserved is {}: give 0", i, t.reserved);
   }
   made.owner = placement.owner;
   made.local_index = placement.local_index;

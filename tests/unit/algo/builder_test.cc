@@ -35,6 +35,16 @@ TEST(Cut, StaysWithinTheStaging) {
   EXPECT_GE(k.chunk * k.n_chunks, 1u << 20);
 }
 
+TEST(Cut, CountsSlotsOfOnePartByTheirPart) {
+  // A rotation holds one slot and 64 / 16 = 4 more.
+  const Chunking k = cut(shape_of(1 << 26, 4, 16 << 20), {1, 2, 64, 16}, 16 << 20);
+  EXPECT_LE(k.chunk * 4 * 5 * 2, 16u << 20);
+  EXPECT_GE(k.chunk * 4 * 5 * 2, 15u << 20);
+  // Every part takes at least a line.
+  EXPECT_TRUE(chunks_fit(shape_of(1000, 4, 2 * (64 + 64 * 64)), {1, 2, 64, 16}).ok());
+  EXPECT_FALSE(chunks_fit(shape_of(1000, 4, 2 * (64 + 64 * 64) - 1), {1, 2, 64, 16}).ok());
+}
+
 TEST(Cut, DoesNotDependOnBlocksOfUnknownLength) {
   Shape shape = shape_of(0, 4);
   shape.op = moecclOpAllToAllv;

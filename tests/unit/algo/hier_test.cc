@@ -43,5 +43,16 @@ TEST(Hierarchical, UnevenNodesSendNoMoreBlocks) {
             6 * 10 * kElement);
 }
 
+TEST(Hierarchical, ChunksOfManyNodesStayLong) {
+  const auto chunk_bytes = [](uint32_t n_nodes, uint32_t size) {
+    plan::Shape shape = shape_of(moecclOpAllReduce, n_nodes * size, (64 << 20) / kElement);
+    return find(moecclOpAllReduce, "hier")->chunking(shape, nodes(std::vector<uint32_t>(n_nodes, size))).chunk *
+           kElement;
+  };
+  EXPECT_EQ(chunk_bytes(2, 4), 1u << 20);
+  EXPECT_EQ(chunk_bytes(8, 8), 1u << 20);
+  EXPECT_GE(chunk_bytes(128, 8), 3u << 20);
+}
+
 }  // namespace
 }  // namespace moeccl::algo::testing

@@ -6,6 +6,7 @@
 #include <functional>
 #include <numeric>
 
+#include "src/world/config.h"
 #include "tests/support/moe_cluster.h"
 #include "tests/support/moe_threads.h"
 
@@ -273,6 +274,25 @@ TEST(MoeConfigTest, ABudgetThatIsTooSmallSaysWhatIsNeeded) {
   EXPECT_EQ(small.status().code(), moecclOutOfMemory);
   EXPECT_NE(small.status().message().find("140000 bytes of staging"), std::string::npos) << small.status().message();
   EXPECT_TRUE(comm::fitting(*config, tree, 140000).ok());
+}
+
+// DeepSeek-V3's rows on hosts of 8 ranks. Blocks of the hop inside a host hold rows of one rank of each host.
+TEST(MoeConfigTest, HierarchyFitsTheDefaultStagingOfAnyNumberOfHosts) {
+  for (const uint32_t hosts : {2u, 11u, 12u, 32u, 128u, 512u}) {
+    const plan::LevelTree tree = test::tree_of({{"node", {}, std::vector<uint32_t>(hosts, 8)}});
+    moecclMoeConfig_t c = config_of(8, static_cast<int32_t>(8 * hosts), 4096, moecclLayoutRows);
+    c.hidden_bytes = 14336;
+    c.algorithm = nullptr;
+    const auto config = comm::MoeConfig::from(&c, tree, false);
+    ASSERT_TRUE(config.ok()) << config.status().message();
+    const auto fit = comm::fitting(*config, tree, comm::granted_staging(comm::Config::staging_on(0, hosts)));
+    ASSERT_TRUE(fit.ok()) << fit.status().message();
+    EXPECT_EQ(fit->left_out, "") << hosts << " hosts";
+    if (hosts < 32) continue;
+    const auto less = comm::fitting(*config, tree, comm::granted_staging(uint64_t{hosts} << 19));
+    ASSERT_TRUE(less.ok()) << less.status().message();
+    EXPECT_EQ(less->left_out.find("hier:2 needs staging_bytes (MOECCL_STAGING_BYTES) of "), 0u) << less->left_out;
+  }
 }
 
 TEST(MoeLayerTest, MemoryStaysBelowTheQueriedSizeAndTheCap) {

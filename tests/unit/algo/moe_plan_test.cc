@@ -20,8 +20,8 @@ using test::random_case;
 
 // Returns slots that force several chunks, but never less than a chunk needs.
 uint64_t tight_slot(const MoeCase& c, const algo::Paths& paths, Random& random) {
-  const uint64_t copies = paths.algorithm().dedup() ? 1 : c.shape.top_k;
-  return paths.max_origins() * copies + random() % 8;
+  const uint64_t least = paths.algorithm().dedup() ? 1 : paths.max_origins() * c.shape.top_k;
+  return least + random() % 8;
 }
 
 void route_tight(MoeCluster& cluster, const MoeAlgorithm& a, Random& random) {
@@ -349,16 +349,15 @@ TEST(MoePlanTest, SlotsFollowTheBudget) {
   const plan::LevelTree tree = test::tree_of({{"node", {}, {4, 4}}});
   const algo::Placement placement = algo::Placement::make(64, 8, nullptr).value();
   const algo::Paths paths({PathKind::kHier, 2}, tree, placement);
-  const algo::MoePlanShape plan = algo::moe_plan_shape(paths, false);
   algo::MoeShape shape;
   shape.row_bytes = 1000;
   shape.max_tokens = 100000;
   for (const uint64_t budget : {uint64_t{0}, uint64_t{20000}, uint64_t{1} << 20, uint64_t{1} << 30}) {
-    const uint64_t rows = algo::moe_slot_rows(shape, paths, plan, budget);
-    EXPECT_LE(algo::moe_staging_bytes(shape, plan, rows), budget);
+    const uint64_t rows = algo::moe_slot_rows(shape, paths, budget);
+    EXPECT_LE(algo::moe_staging_bytes(shape, algo::moe_plan_shape(paths, false, rows), rows), budget);
   }
   shape.max_tokens = 10;
-  EXPECT_LE(algo::moe_slot_rows(shape, paths, plan, uint64_t{1} << 30), 48u);
+  EXPECT_LE(algo::moe_slot_rows(shape, paths, uint64_t{1} << 30), 48u);
 }
 
 }  // namespace

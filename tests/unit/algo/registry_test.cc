@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 
+#include "src/plan/binding.h"
 #include "tests/unit/algo/shapes.h"
 
 namespace moeccl::algo {
@@ -90,9 +91,11 @@ TEST(Registry, ChunkingsCoverBlocksAndFitTheStaging) {
             if (k.n_chunks > 1) {
               EXPECT_EQ(k.chunk * element_bytes % 64, 0u) << what;
             }
-            const uint64_t slot_bytes = (k.chunk * element_bytes + 63) / 64 * 64;
+            plan::Binding binding;
+            binding.element_bytes = element_bytes;
+            binding.slot_elements = plan::whole_lines(k.chunk, element_bytes);
             if (program.n_slots > 0) {
-              EXPECT_LE(slot_bytes * program.n_slots * program.depth, staging) << what;
+              EXPECT_LE(plan::staging_elements(binding, program) * element_bytes, staging) << what;
             }
           }
         }
@@ -111,6 +114,8 @@ TEST(Registry, BuiltProgramsAgreeOnSlotsAndDepth) {
       for (const plan::Program& program : plan.programs) {
         EXPECT_EQ(program.n_slots, plan.programs[0].n_slots) << a.name;
         EXPECT_EQ(program.depth, plan.programs[0].depth) << a.name;
+        EXPECT_EQ(program.n_part_slots, plan.programs[0].n_part_slots) << a.name;
+        EXPECT_EQ(program.slot_parts, plan.programs[0].slot_parts) << a.name;
       }
     }
   }

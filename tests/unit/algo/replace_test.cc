@@ -31,7 +31,6 @@ class Replaced {
         residents_(residents),
         placement(residents != Residents::kNone ? algo::with_residents(plain.placement) : plain.placement),
         paths(algorithm, plain.test_case.tree, placement),
-        shape(algo::moe_plan_shape(paths, plain.test_case.shape.expert_major)),
         samples(algo::Samples::make(kSample, plain.test_case.tokens).value()) {
     const MoeCase& c = plain.test_case;
     const uint64_t most = *std::max_element(c.tokens.begin(), c.tokens.end());
@@ -49,7 +48,8 @@ class Replaced {
     }
     more_shape = c.shape;
     if (residents == Residents::kOfAll) ++more_shape.top_k;
-    slot = std::max<uint64_t>(slot_rows, paths.max_origins() * (paths.algorithm().dedup() ? 1 : more_shape.top_k));
+    slot = std::max<uint64_t>(slot_rows, paths.algorithm().dedup() ? 1 : paths.max_origins() * more_shape.top_k);
+    shape = algo::moe_plan_shape(paths, c.shape.expert_major, slot);
   }
   uint32_t n() const { return plain_.n(); }
 

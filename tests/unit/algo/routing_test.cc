@@ -72,17 +72,25 @@ TEST(PathsTest, DegreesAreThoseOfTheListedEdges) {
     const Placement placement = Placement::make(static_cast<int64_t>(owner.size()), n, owner.data()).value();
     for (const MoeAlgorithm& a : algo::moe_candidates(tree)) {
       const algo::Paths paths(a, tree, placement);
-      size_t max_in = 0, max_out = 0, max_origins = 1;
+      size_t max_in = 0, max_out = 0;
+      std::vector<size_t> max_origins(paths.n_hops(), 1), max_edges(paths.n_hops(), 0);
       for (uint32_t r = 0; r < n; ++r) {
         const algo::RankEdges edges = paths.edges(r);
         max_in = std::max(max_in, edges.in.size());
         max_out = std::max(max_out, edges.out.size());
-        for (const algo::Edge& e : edges.in) max_origins = std::max(max_origins, e.origins.size());
+        for (const algo::Edge& e : edges.in) max_origins[e.hop] = std::max(max_origins[e.hop], e.origins.size());
+        for (const auto* side : {&edges.in, &edges.out})
+          for (uint32_t j = 0; j < side->size(); ++j)
+            max_edges[(*side)[j].hop] =
+                std::max(max_edges[(*side)[j].hop], size_t{1} + algo::RankEdges::place(*side, j));
       }
       SCOPED_TRACE(format("case {}: {} ranks, {}", i, n, a.name()));
       ASSERT_EQ(paths.max_in(), max_in);
       ASSERT_EQ(paths.max_out(), max_out);
-      ASSERT_EQ(paths.max_origins(), max_origins);
+      for (uint32_t h = 0; h < paths.n_hops(); ++h) {
+        ASSERT_EQ(paths.max_origins(h), max_origins[h]);
+        ASSERT_EQ(paths.max_edges(h), max_edges[h]);
+      }
     }
   }
 }
@@ -119,7 +127,8 @@ TEST(PathsTest, EveryPathEndsAndUsesTheListedEdgesInOrderOfHops) {
                                          [&](const algo::Edge& e) { return e.peer == at; });
             ASSERT_NE(in, edges[to].in.end());
             EXPECT_EQ(std::count(in->origins.begin(), in->origins.end(), o), 1) << o << " to " << x;
-            EXPECT_EQ(edges[at].out[in->peer_index].peer, to);
+            const uint32_t hop_now = in->hop, before = hop_now == 0 ? 0 : edges[at].first_out_after(hop_now - 1);
+            EXPECT_EQ(edges[at].out[before + in->peer_place].peer, to);
             at = to;
           }
         }

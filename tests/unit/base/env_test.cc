@@ -34,7 +34,7 @@ TEST(Env, NothingSetGivesTheDefaults) {
   EXPECT_TRUE(p.warnings.empty());
   EXPECT_EQ(p.env.timeout_ms, 600'000);
   EXPECT_EQ(p.env.init_timeout_ms, 60'000);
-  EXPECT_EQ(p.env.staging_bytes, 16 << 20);
+  EXPECT_EQ(p.env.staging_bytes, 0);
   EXPECT_EQ(p.env.moe_memory_cap, 0);
   EXPECT_EQ(p.env.log_level, LogLevel::kWarn);
   EXPECT_EQ(p.env.spin_us, -1);
@@ -97,7 +97,7 @@ TEST(Env, BadValuesKeepTheDefaultAndNameVariableValueAndWhatIsAccepted) {
     EXPECT_NE(p.status.message().find("give "), std::string::npos) << p.status.message();
     EXPECT_EQ(p.warnings.size(), 1u);
     EXPECT_EQ(p.env.timeout_ms, 600'000);
-    EXPECT_EQ(p.env.staging_bytes, 16 << 20);
+    EXPECT_EQ(p.env.staging_bytes, 0);
   }
 }
 

@@ -42,7 +42,8 @@ TEST(Launcher, EachDialectIsUnderstood) {
   EXPECT_EQ(torch->n_local, 2);
   EXPECT_EQ(torch->master_addr, "10.0.0.1");
   EXPECT_EQ(torch->master_port, 29500);
-  EXPECT_EQ(torch->job, "job.2");
+  EXPECT_EQ(torch->job, "job");
+  EXPECT_EQ(torch->restarts, "2");
   EXPECT_TRUE(torch->several_hosts_known());
 
   Result<LauncherInfo> ompi = detect({{"OMPI_COMM_WORLD_RANK", "0"},
@@ -155,6 +156,23 @@ TEST(Launcher, ProcessesMeetAgainAndAgain) {
         (*session)->close();
       }
       return 0;
+    });
+  }
+  for (size_t i = 0; i < children.size(); ++i) EXPECT_EQ(children.wait(i), 0) << "rank " << i;
+}
+
+TEST(Launcher, AMeetingThatFailedIsRepeated) {
+  Children children;
+  for (int rank = 0; rank < 2; ++rank) {
+    children.start([rank] {
+      const LauncherInfo info = job(rank, 2, "repeated");
+      // Rank 0 comes when rank 1 has given up once.
+      if (rank == 0) ::usleep(600'000);
+      if (rank == 1 && meet_from_environment(info, Deadline::after_ms(200)).ok()) return 1;
+      const Deadline deadline = Deadline::after_ms(patient_ms(20'000));
+      Result<moecclUniqueId> id = meet_from_environment(info, deadline);
+      if (!id.ok()) return 2;
+      return Session::join(*id, rank, 2, deadline).ok() ? 0 : 3;
     });
   }
   for (size_t i = 0; i < children.size(); ++i) EXPECT_EQ(children.wait(i), 0) << "rank " << i;
@@ -406,10 +424,17 @@ TEST(Launcher, DISABLED_FarRank) {
   const char* rank_text = std::getenv("MOECCL_TEST_FAR_RANK");
   if (rank_text == nullptr) GTEST_SKIP() << "a part of RanksOfSeveralHostsMeetThroughTheSecret";
   const int rank = std::atoi(rank_text);
-  LauncherInfo info = job(rank, 4, "far");
-  info.n_local = 2;
-  info.master_addr = std::getenv("MOECCL_TEST_FAR_ADDR");
-  info.master_port = static_cast<uint16_t>(std::atoi(std::getenv("MOECCL_TEST_FAR_PORT")));
+  const Result<LauncherInfo> detected = detect({{"RANK", rank_text},
+                                                {"WORLD_SIZE", "4"},
+                                                {"LOCAL_WORLD_SIZE", "2"},
+                                                {"GROUP_WORLD_SIZE", "2"},
+                                                {"MASTER_ADDR", std::getenv("MOECCL_TEST_FAR_ADDR")},
+                                                {"MASTER_PORT", std::getenv("MOECCL_TEST_FAR_PORT")},
+                                                {"TORCHELASTIC_RUN_ID", "far" + std::to_string(::getppid())},
+                                                // The agent of each host counts its own restarts.
+                                                {"TORCHELASTIC_RESTART_COUNT", std::to_string(rank / 2)}});
+  ASSERT_TRUE(detected.ok()) << detected.status().message();
+  const LauncherInfo& info = *detected;
   for (int comm = 0; comm < 2; ++comm) {
     const Deadline deadline = Deadline::after_ms(patient_ms(15'000));
     Result<moecclUniqueId> id = meet_from_environment(info, deadline);

@@ -24,7 +24,8 @@ UniqueId sample(const char* ip) {
 
 TEST(UniqueId, EveryKindOfAddressComesBack) {
   for (const char* ip : {static_cast<const char*>(nullptr), "10.1.2.3:4567", "[fd00::2]:80"}) {
-    const UniqueId id = sample(ip);
+    UniqueId id = sample(ip);
+    id.derived = ip != nullptr;
     Result<moecclUniqueId> bytes = encode_unique_id(id);
     ASSERT_TRUE(bytes.ok()) << bytes.status().message();
     Result<UniqueId> back = decode_unique_id(*bytes);
@@ -33,6 +34,8 @@ TEST(UniqueId, EveryKindOfAddressComesBack) {
     EXPECT_EQ(back->address.length, id.address.length);
     EXPECT_EQ(back->key, id.key);
     EXPECT_EQ(back->host_hash, 77u);
+    EXPECT_EQ(back->derived, id.derived);
+    EXPECT_FALSE(back->at_rank_0);
   }
 }
 

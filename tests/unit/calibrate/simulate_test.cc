@@ -151,6 +151,20 @@ TEST(Simulate, SaysNoGainPlainly) {
   EXPECT_NE(page(c).find("x faster than flat"), std::string::npos);
 }
 
+TEST(Simulate, NamesTheCandidatesThatItDidNotPrice) {
+  moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
+  c.topology = "node:128(bw=50GB/s,lat=5us) gpu:8(bw=150GB/s,lat=1us)";
+  c.op = moecclOpAllReduce;
+  c.count = 1024;
+  const std::string text = page(c);
+  EXPECT_NE(text.find("of the candidates that were simulated: fastest: "), std::string::npos) << text;
+  const size_t at = text.find("Not simulated, because they have too many steps: ");
+  ASSERT_NE(at, std::string::npos) << text;
+  const std::string names = text.substr(at, text.find('\n', at) - at);
+  for (const char* name : {"flat", "ring", "halving", "hier"}) EXPECT_NE(names.find(name), std::string::npos) << names;
+  EXPECT_EQ(names.find("direct"), std::string::npos) << "it cannot run at all: " << names;
+}
+
 TEST(Simulate, PricesCollectivesWithSharedUplinks) {
   moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
   c.topology = "node:4(bw=10GB/s,lat=5us) gpu:8(bw=100GB/s,lat=1us)";

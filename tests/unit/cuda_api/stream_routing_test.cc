@@ -318,8 +318,8 @@ TEST(CudaStreamRouting, WhatCannotBeIsRefusedWithItsReason) {
         moecclRoutingInfo_t info{};
         info.size = sizeof(info);
         says(moecclRoutingGetInfo(rank.routing, &info), moecclInvalidUsage, "on the device alone");
-        std::vector<char> rows(rank.in_bytes);
-        says(moecclDispatch(rank.routing, rows.data(), rows.data() + 1, nullptr), moecclInvalidUsage,
+        std::vector<char> rows(rank.in_bytes), arrived(rank.in_bytes);
+        says(moecclDispatch(rank.routing, rows.data(), arrived.data(), nullptr), moecclInvalidUsage,
              "only CUDA memory can follow");
         rank.device.synchronize(rank.stream);
       },

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "kernels/cuda/walk.cuh"
+#include "src/plan/binding.h"
 #include "tests/unit/cuda_kernels/walk_ranks.h"
 
 namespace moeccl::cuda {
@@ -309,6 +310,48 @@ TEST(Walk, AWaitPollsWithoutAcquires) {
   // At its start it checks that no earlier operation has failed, and that the peer has finished the operation before
   // the last.
   EXPECT_LE(waiting, 2);
+}
+
+// The host lays the staging out, and the network puts data there; the kernel reads and writes it.
+TEST(Walk, SlotsLieWhereThePlanHasThem) {
+  Random random(5);
+  for (int i = 0; i < 2000; ++i) {
+    plan::Program program;
+    program.n_slots = static_cast<uint32_t>(1 + random.below(5));
+    program.depth = static_cast<uint32_t>(1 + random.below(4));
+    program.n_part_slots = static_cast<uint32_t>(random.below(20));
+    program.slot_parts = static_cast<uint32_t>(1 + random.below(20));
+    plan::Binding binding;
+    binding.element_bytes = 1u << random.below(5);
+    binding.chunking = {1 + random.below(3000), 7};
+    binding.slot_elements = plan::whole_lines(binding.chunking.chunk, binding.element_bytes);
+    binding.count = 1 + random.below(7 * binding.chunking.chunk);
+    plan::Ref ref;
+    ref.buffer = plan::Buffer::kStaging;
+    ref.index = static_cast<uint16_t>(random.below(program.n_slots + program.n_part_slots));
+    ref.parts = static_cast<uint16_t>(program.slot_parts);
+    ref.part = static_cast<uint16_t>(random.below(program.slot_parts));
+    const auto chunk = static_cast<uint32_t>(random.below(7));
+
+    std::vector<uint8_t> staging(1);
+    const WalkPeer peer{nullptr, staging.data(), nullptr};
+    WalkArgs a{};
+    a.peers = &peer;
+    a.count = binding.count;
+    a.chunk = binding.chunking.chunk;
+    a.element_bytes = binding.element_bytes;
+    a.slot_elements = binding.slot_elements;
+    a.part_slot_elements = plan::part_slot_elements(binding, program);
+    a.depth = program.depth;
+    a.n_slots = program.n_slots;
+    a.n_part_slots = program.n_part_slots;
+    const WalkSpan got = walk_resolve(a, WalkState{}, {0, ref.index, ref.part, ref.parts, 2, 0}, chunk);
+    const plan::Range want = plan::resolve(binding, program, ref, binding.count, chunk);
+    ASSERT_EQ(reinterpret_cast<uintptr_t>(got.data) - reinterpret_cast<uintptr_t>(staging.data()),
+              want.offset * binding.element_bytes);
+    ASSERT_EQ(got.elements, want.length);
+    ASSERT_LE(want.offset + want.length, plan::staging_elements(binding, program));
+  }
 }
 
 TEST(Walk, TheHostsWordEndsAWait) {

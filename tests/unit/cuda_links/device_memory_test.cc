@@ -228,6 +228,81 @@ TEST_F(DeviceMemoryOverVerbs, ARankThatFailsWhileItPutsEndsWithoutAWait) {
   EXPECT_EQ(ranks[1].own->signal(0, 0).word.load(), 0u);
 }
 
+// A link that counts how often it is asked whether the network still reads what was put.
+class Asked final : public transport::Link, private transport::PostedPuts {
+ public:
+  explicit Asked(const transport::Board& board) {
+    peer_words_ = {&board, {&block_, &block_}};
+    parts_.posted_puts = this;
+  }
+  const char* name() const override { return "asked"; }
+  Result<PutState> put(uint64_t, const void*, size_t) override { return PutState::kDone; }
+  Status signal(uint32_t, uint32_t, uint32_t) override { return {}; }
+  Status check_peer() override { return {}; }
+
+  static inline uint32_t asked = 0;
+  static inline bool read = false;
+
+ private:
+  Result<PutState> post(uint64_t, const void*, size_t) override {
+    ++posted_;
+    return PutState::kDone;
+  }
+  uint64_t posted() const override { return posted_; }
+  bool taken(uint64_t) const override {
+    ++asked;
+    return read;
+  }
+  bool reads_sources() const override { return !read; }
+  void withdraw() override {}
+
+  transport::BlockWord block_ = {};
+  uint64_t posted_ = 0;
+};
+
+class NoEngine final : public transport::Engine {
+ public:
+  void begin() override {}
+  void end() override {}
+  void progress(uint32_t) override {}
+  void board_changed(bool) override {}
+  void operation(uint32_t, bool) override {}
+};
+
+TEST_F(DeviceMemoryOverVerbs, RoomIsAskedForOnlyWhereSomethingIsLeaving) {
+  constexpr uint32_t kRanks = 256;
+  const auto board = std::make_unique<transport::Board>();
+  const EmulatedMemory source(context_, kBytes);
+  const auto stream = std::move(*exec::StreamEngine::create(context_, 0));
+  CudaNet::Staging s;
+  s.context = context_;
+  s.stream = stream->stream();
+  s.own.board = board.get();
+  s.most_put_bytes = kBytes;
+  s.n_ranks = kRanks;
+  const auto net = std::move(*CudaNet::create(s));
+  ASSERT_TRUE(net->device_memory().ok());
+  ASSERT_TRUE(net->use(true).ok());
+  net->set_engine(std::make_unique<NoEngine>());
+  std::vector<std::unique_ptr<transport::Link>> links;
+  for (uint32_t r = 1; r < kRanks; ++r) links.push_back(net->wrap(r, std::make_unique<Asked>(*board)));
+  Asked::asked = 0;
+  Asked::read = false;
+  const auto put = [&](size_t link, size_t bytes) { return *links[link]->put(0, source.device(), bytes); };
+  ASSERT_EQ(put(7, kBytes / 4 * 3), PutState::kDone);
+  ASSERT_TRUE(links[7]->signal(0, 1, 1).ok());
+  ASSERT_TRUE(stream->synchronize().ok());
+  net->progress();
+  ASSERT_TRUE(*net->drained());
+  EXPECT_EQ(put(8, 1000), PutState::kDone);
+  EXPECT_EQ(Asked::asked, 0u) << "there is room";
+  EXPECT_EQ(put(9, kBytes / 2), PutState::kFull);
+  EXPECT_EQ(Asked::asked, 1u);
+  Asked::read = true;
+  EXPECT_EQ(put(9, kBytes / 2), PutState::kDone);
+  ASSERT_TRUE(stream->synchronize().ok());
+}
+
 // The result that a communicator's ranks agree on.
 struct Agreed {
   comm::NetworkResult of[2];

@@ -14,6 +14,9 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <fstream>
+#include <iterator>
+#include <string>
 #include <thread>
 
 #include "src/driver/process.h"
@@ -185,6 +188,18 @@ void watch_until_the_end(bool exec) {
   EXPECT_EQ((*watch)->check().code(), moecclRemoteError) << (exec ? "exec" : "exit");
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
+}
+
+TEST(ProcessWatch, KnowsAProcessThatDumpsCore) {
+  std::ifstream file("/proc/self/status");
+  std::string status{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_FALSE(ProcessWatch::dumps_core(status));
+  const size_t at = status.find("\nCoreDumping:\t0");
+  if (at == std::string::npos) GTEST_SKIP() << "Linux has said it since 4.15";
+  EXPECT_LT(at, 3500u) << "it must be in what is read";
+  status[status.find('0', at)] = '1';
+  EXPECT_TRUE(ProcessWatch::dumps_core(status));
+  EXPECT_FALSE(ProcessWatch::dumps_core(""));
 }
 
 TEST(ProcessWatch, SeesTheEndAndAnotherProgram) {

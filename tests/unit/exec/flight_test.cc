@@ -66,6 +66,38 @@ TEST(Flight, ShowsAnyNumberOfCommunicators) {
   close(ready[1]);
 }
 
+// Texts of any length, one beside the other; the room of those that are gone is used again.
+TEST(Flight, KeepsTheHostsOfLargeWorlds) {
+  const auto hosts_of = [](uint32_t n) {
+    nlohmann::json hosts = nlohmann::json::array();
+    for (uint32_t h = 0; h < n; ++h)
+      hosts.push_back({{"name", "rack-and-node-" + std::to_string(h)},
+                       {"host_id", std::string(16, 'a')},
+                       {"ranks", {{8 * h, 8 * h + 7}}}});
+    return hosts;
+  };
+  const uint32_t sizes[] = {512, 3, 8192, 512, 1};
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::unique_ptr<FlightSlot>> slots(std::size(sizes));
+    for (const size_t i : {4, 2, 0, 1, 3}) {
+      slots[i] = std::make_unique<FlightSlot>();
+      FlightPage& page = **slots[i];
+      page.bytes = sizeof(FlightPage);
+      page.rank = static_cast<uint32_t>(i);
+      slots[i]->note_hosts(hosts_of(sizes[i]).dump());
+      page.magic.store(FlightPage::kMagic);
+    }
+    slots[2] = nullptr;
+    slots[0]->note_hosts(hosts_of(700).dump());
+    const auto all = nlohmann::json::parse(*flight_json(0))["communicators"];
+    ASSERT_EQ(all.size(), 4u);
+    for (const auto& c : all) {
+      ASSERT_TRUE(c.contains("hosts")) << c["rank"];
+      EXPECT_EQ(c["hosts"], hosts_of(c["rank"] == 0 ? 700 : sizes[c["rank"].get<size_t>()])) << c["rank"];
+    }
+  }
+}
+
 TEST(Flight, EachProcessDumpsToAFileOfItsOwn) {
   EXPECT_EQ(dump_path("/d/job", "node1", 7), "/d/job.node1.7.json");
   EXPECT_EQ(dump_path("/d/%p-%h.json", "node1", 7), "/d/7-node1.json");

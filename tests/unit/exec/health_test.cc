@@ -81,5 +81,43 @@ TEST(Health, ARankThatSpinsLooksAtItsDeadlineAndItsPeers) {
   EXPECT_LT(watch.fair_ms(), tests::patient_ms(5'000));
 }
 
+// A rank of another host that has acknowledged nothing for a while.
+class Silent final : public transport::Link {
+ public:
+  Silent(const transport::Board& board, const transport::BlockWord& block, int64_t ms) : ms_(ms) {
+    peer_words_ = {&board, {&block, &block}};
+  }
+  const char* name() const override { return "silent"; }
+  Result<transport::PutState> put(uint64_t, const void*, size_t) override { return transport::PutState::kDone; }
+  Status signal(uint32_t, uint32_t, uint32_t) override { return {}; }
+  Status check_peer() override { return {}; }
+  int64_t unacknowledged_ms() override { return ms_; }
+
+ private:
+  int64_t ms_;
+};
+
+TEST(Health, HostsThatDoNotAnswerAreNamedInFewWords) {
+  constexpr uint32_t kRanks = 1001;
+  const auto board = std::make_unique<transport::Board>();
+  const transport::BlockWord block = {};
+  Fabric fabric(0, kRanks, 4096);
+  for (uint32_t p = 1; p < kRanks; ++p) fabric.links[p] = std::make_unique<Silent>(*board, block, 1000);
+  Waiting task(fabric);
+  const auto late = [&] { return check_health(task, 0, now_ns(), false); };
+  const Status all = late();
+  EXPECT_EQ(all.code(), moecclTimeout);
+  EXPECT_LT(all.message().size(), 4096u);
+  EXPECT_NE(all.message().find("rank 1 (silent, its host has acknowledged nothing for 1000 ms), rank 2 "),
+            std::string::npos)
+      << all.message();
+  EXPECT_NE(all.message().find(" others do not answer either; no other host answers: look at this host's network"),
+            std::string::npos)
+      << all.message();
+  for (uint32_t p = 2; p < kRanks; ++p) fabric.links[p] = std::make_unique<Silent>(*board, block, 0);
+  const std::string one = late().message();
+  EXPECT_TRUE(one.ends_with("unresponsive: rank 1 (silent, its host has acknowledged nothing for 1000 ms)")) << one;
+}
+
 }  // namespace
 }  // namespace moeccl::exec

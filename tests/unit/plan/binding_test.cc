@@ -54,6 +54,31 @@ TEST(Binding, SlotsRotateWithTheChunk) {
   EXPECT_EQ(slot_base(b, program, slot, 1), 32u);
 }
 
+TEST(Binding, SlotsOfOnePartFollowTheWholeSlotsOfTheirRotation) {
+  Program program;
+  program.n_slots = 2;
+  program.depth = 2;
+  program.n_part_slots = 3;
+  program.slot_parts = 4;
+  Binding b;
+  b.element_bytes = 64;
+  b.chunking = {10, 2};
+  b.slot_elements = 10;
+  b.count = 15;
+  EXPECT_EQ(part_slot_elements(b, program), 3u);
+  EXPECT_EQ(rotation_elements(b, program), 2 * 10 + 3 * 3u);
+  EXPECT_EQ(staging_elements(b, program), 2 * 29u);
+  const auto at = [&](uint16_t index, uint16_t part, uint32_t chunk) {
+    return resolve(b, program, {0, Buffer::kStaging, index, part, 4}, b.count, chunk);
+  };
+  EXPECT_EQ(at(1, 2, 0).offset, 10 + 6u);  // where it lies in the chunk
+  EXPECT_EQ(at(3, 2, 0).offset, 23u);      // at the start of its slot
+  EXPECT_EQ(at(3, 2, 0).length, 3u);
+  EXPECT_EQ(at(3, 3, 0).length, 1u);
+  EXPECT_EQ(at(3, 2, 1).offset, 29 + 23u);
+  EXPECT_EQ(at(3, 2, 1).length, 1u);  // the last chunk is short
+}
+
 TEST(Binding, GoverningLengthIsThatOfTheFirstOwnBlock) {
   const uint64_t in_offset[] = {0, 10}, in_length[] = {10, 7}, out_offset[] = {0, 5}, out_length[] = {5, 9};
   Binding b;

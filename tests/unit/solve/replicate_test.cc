@@ -42,6 +42,19 @@ TEST(Replicate, CountsEqualALiteralTranscriptionOn10000RandomVectors) {
 
 TEST(Replicate, NobodyPopularMeansAllAlike) { EXPECT_EQ(counts_of({0, 0, 0}, 6), (std::vector<int32_t>{2, 2, 2})); }
 
+TEST(Replicate, DropsOfCountsThatCannotBeAreRefused) {
+  const double popularity[] = {3, 2, 1};
+  const auto refused = [&](std::vector<int32_t> counts, const char* word) {
+    double drops = 0;
+    EXPECT_EQ(moecclReplicaDrops(popularity, counts.data(), 3, 4, 1.0, &drops), moecclInvalidArgument) << word;
+    EXPECT_NE(std::string(moecclGetLastError(nullptr)).find(word), std::string::npos) << moecclGetLastError(nullptr);
+  };
+  refused({3, 0, 1}, "counts[1] is 0");
+  refused({5, 1, -2}, "counts[2] is -2");
+  refused({2, 2, 1}, "counts sum to 5");
+  refused({INT32_MAX, INT32_MAX, 6}, "counts sum to 4294967300");
+}
+
 TEST(Replicate, FewestDropsAreTheFewestOfAllCounts) {
   SplitMix64 random(testing::seed() + 1);
   for (int round = 0; round < 200; ++round) {

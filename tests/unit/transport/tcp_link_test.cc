@@ -358,36 +358,6 @@ TEST(TcpLinkBoard, ComesWithSignalsAndByItself) {
   EXPECT_TRUE(wait_until([&] { return fabrics[1].link(0).board().progress.completed.load() == 7; }));
 }
 
-// The frames that tell all peers would take the lock from operations that are over before any of them is read.
-TEST(TcpLinkBoard, OfShortOperationsIsToldWhenTheyEnd) {
-  TcpFabrics fabrics(2);
-  ASSERT_TRUE(fabrics.status.ok());
-  exec::Fabric& f = fabrics[0];
-  const auto told = [&] { return fabrics[1].link(0).board().progress.completed.load(std::memory_order_acquire); };
-  uint64_t completed = 0;
-  int least = 100;
-  f.engine->begin();
-  // A busy machine may stop this thread, and the board is then told.
-  for (int round = 0; round < 100 && least > 2; ++round) {
-    int times = 0;
-    uint64_t seen = told();
-    for (int i = 0; i < 100; ++i) {
-      f.own->board().progress.completed.store(completed += 100, std::memory_order_release);
-      f.engine->board_changed(false);
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-      times += std::exchange(seen, told()) != seen ? 1 : 0;
-    }
-    least = std::min(least, times);
-  }
-  EXPECT_LE(least, 2) << "the thread looks every 2 ms, and this takes more than 10";
-  EXPECT_TRUE(wait_until([&] { return told() == completed; }));
-  // A failure is told whatever the pace.
-  f.own->board().progress.completed.store(completed + 100, std::memory_order_release);
-  f.fail(error(moecclTimeout, "the test says so"));
-  EXPECT_TRUE(wait_until([&] { return fabrics[1].link(0).board().health.state.load() != 0; }));
-  f.engine->end();
-}
-
 TEST(TcpLinkBoard, AFailureReachesAllPeersInItsWords) {
   TcpFabrics fabrics(3);
   ASSERT_TRUE(fabrics.status.ok());

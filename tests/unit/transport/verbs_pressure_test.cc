@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// verbs links whose queues are full, whose peers have failed, and whose process has no descriptors left, over the fake
-// libibverbs.
+// verbs links whose queues are full, whose peers have failed, whose process has no descriptors left, or that are very
+// many, over the fake libibverbs.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -12,6 +12,9 @@
 #include "tests/support/fake_verbs.h"
 #include "tests/support/network_fabrics.h"
 #include "tests/support/timing.h"
+#include "transport/common/rows.h"
+#include "transport/shm/segment.h"
+#include "transport/verbs/offer.h"
 
 namespace moeccl::tests {
 namespace {
@@ -103,6 +106,19 @@ TEST_F(VerbsPressure, ARankWithoutDescriptorsIsRefused) {
   EXPECT_FALSE(ranks.status.ok());
 }
 
+TEST_F(VerbsPressure, MoreRanksThanTheMeetingPointServesAreAReasonForAnotherNetwork) {
+  EXPECT_TRUE(transport::rows_fit(18918, size_t{18917} * transport::verbs::kAddressBytes));
+  EXPECT_FALSE(transport::rows_fit(18920, size_t{18919} * transport::verbs::kAddressBytes));
+  transport::NetworkOptions o;
+  for (uint32_t r = 0; r < 9100; ++r) o.host_of.push_back(r);
+  const auto endpoint = fake_verbs::lanes(o);  // two rails
+  EXPECT_EQ(endpoint.status().code(), moecclUnsupported);
+  const std::string& why = endpoint.status().message();
+  EXPECT_TRUE(has(why, "9100 ranks with 6 queue pairs to each peer") && has(why, "MOECCL_IB_QPS_PER_CONNECTION (3)") &&
+              has(why, "MOECCL_IB_HCA (2 are used)"))
+      << why;
+}
+
 struct Counts final : transport::Arrivals {
   bool arrived(uint32_t, uint64_t, uint64_t) override { return true; }
 };
@@ -125,6 +141,27 @@ TEST_F(VerbsPressure, MorePutsThanARankKeepsEndTheLink) {
   f.engine->end();
   EXPECT_FALSE(ranks[1].link(0).one_sided()->catch_up().ok());
   EXPECT_FALSE(ranks[1].link(0).check_peer().ok()) << "its later signals would announce data that nobody has looked at";
+}
+
+// Only ranks that stage CUDA memory in host memory look at them.
+TEST_F(VerbsPressure, RecordsOfPutsTakeMemoryOnlyWhereTheyAreWanted) {
+  constexpr uint32_t kRanks = 1024;
+  transport::NetworkOptions o;
+  o.host_of.resize(kRanks);
+  o.host_of.back() = 1;
+  const auto segment = *transport::shm::Segment::create({kRanks, 0, 1 << 20, 4096}, false);
+  Counts counts;
+  size_t pinned[2] = {};
+  for (const bool wanted : {false, true}) {
+    const auto endpoint = std::move(*fake_verbs::one(o));
+    transport::LocalMemory own = segment->memory(0);
+    own.arrivals = wanted ? &counts : nullptr;
+    ASSERT_TRUE(endpoint->register_memory(own, {}).ok());
+    pinned[wanted] = fake().counts().pinned_bytes - before_.pinned_bytes - own.staging_bytes -
+                     kRanks * transport::kSigsPerPeer * sizeof(transport::SignalLine) - (4 << 20);  // of the ring
+  }
+  EXPECT_LT(pinned[0], size_t{4} << 20);
+  EXPECT_EQ(pinned[1] - pinned[0], size_t{kRanks} * (64 << 10));
 }
 
 }  // namespace

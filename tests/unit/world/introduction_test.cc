@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace moeccl::comm {
 namespace {
 
@@ -36,6 +38,50 @@ TEST(Introduction, CarriesCoresAndQuota) {
   ASSERT_TRUE(got.ok()) << got.status().message();
   EXPECT_EQ(got->cores, sent.cores);
   EXPECT_EQ(got->cpu_quota, 7u);
+}
+
+// Rank 0 sends those of all ranks to all ranks.
+TEST(Introduction, OfAnOrdinaryHostIsShort) {
+  Introduction sent = on_cores(~uint64_t{0}, 0);
+  sent.host_name = "gpu-node-0123";
+  EXPECT_LT(sent.encode().size(), 200u);
+}
+
+TEST(Introduction, CarriesAnySetOfCores) {
+  Introduction sent;
+  EXPECT_EQ(Introduction::decode(sent.encode(), 0)->cores, sent.cores);
+  sent.cores[3] = 1;
+  EXPECT_EQ(Introduction::decode(sent.encode(), 0)->cores, sent.cores);
+  sent.cores.fill(~uint64_t{0});
+  EXPECT_EQ(Introduction::decode(sent.encode(), 0)->cores, sent.cores);
+}
+
+TEST(Introduction, IsReadAsItIsWrittenOnly) {
+  const Introduction sent = on_cores(0x1122334455667788, 7);
+  const std::vector<std::byte> whole = sent.encode();
+  for (size_t n = 0; n < whole.size(); ++n)
+    EXPECT_FALSE(Introduction::decode(std::span(whole).first(n), 3).ok()) << n << " of " << whole.size() << " bytes";
+  std::vector<std::byte> longer = whole;
+  longer.push_back({});
+  EXPECT_FALSE(Introduction::decode(longer, 3).ok());
+
+  constexpr std::byte kWord[] = {std::byte{0x88}, std::byte{0x77}, std::byte{0x66}, std::byte{0x55}};
+  const auto word = std::search(whole.begin(), whole.end(), std::begin(kWord), std::end(kWord));
+  ASSERT_NE(word, whole.end());
+  const auto count = static_cast<size_t>(word - whole.begin()) - 1;
+  ASSERT_EQ(whole[count], std::byte{1});
+  const auto with_words = [&](uint8_t n, size_t more) {
+    std::vector<std::byte> lying = whole;
+    lying[count] = static_cast<std::byte>(n);
+    lying.insert(lying.begin() + static_cast<std::ptrdiff_t>(count) + 9, more * 8, std::byte{0});
+    return Introduction::decode(lying, 3).ok();
+  };
+  EXPECT_TRUE(with_words(1, 0));
+  EXPECT_FALSE(with_words(0, 0));
+  EXPECT_FALSE(with_words(2, 0));
+  EXPECT_FALSE(with_words(2, 1)) << "a zero word at the end";
+  EXPECT_FALSE(with_words(17, 16)) << "more words than a set has";
+  EXPECT_FALSE(with_words(255, 254));
 }
 
 }  // namespace

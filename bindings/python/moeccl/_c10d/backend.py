@@ -3,19 +3,18 @@
 
 A call with asyncOp False runs on the calling thread. Every other call gets its own host stream, and calls with CUDA tensors use
 CUDA streams (cuda.py). The library runs the operations of a group in the order of their calls, whatever they run on."""
-import atexit
 import ctypes
 import threading
 import warnings
 from datetime import timedelta
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
 from .. import _abi
 from .._buffers import address
 from .._library import lib
-from . import barriers, calls, cuda, meeting, reducing, sparse
+from . import barriers, calls, cuda, ending, meeting, reducing, sparse
 from .base import Base
 from .batches import Batch
 from .deadlines import Deadlines
@@ -28,17 +27,6 @@ from .work import DoneWork, StreamWork, Streams, Work, copy_back
 _profiled = torch.autograd._profiler_enabled
 _TOGETHER_BYTES = 1 << 18  # coalesced tensors up to this size are reduced as one
 _DONE = DoneWork("a blocking call", [])  # shared by all calls whose work torch does not pass on
-# Backends live here until they are shut down, because torch's wrapper for DETAIL keeps only the C++ half of a backend.
-_alive: Set[Any] = set()
-
-
-@atexit.register
-def _end_all() -> None:
-    """Ends groups that were not destroyed: their threads must end before the interpreter does."""
-    for backend in list(_alive):
-        if backend._streams.busy():
-            backend.stop()
-        backend.shutdown()
 
 
 class Backend(Base):
@@ -58,19 +46,19 @@ class Backend(Base):
         self._byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
         self._comm_ms: float = milliseconds(options._timeout) or 1800000.0
         self._limit_ms: Optional[float] = None  # set by set_timeout() if shorter than the communicator's
-        self._prefix = meeting.prefix(store, rank)
         self._cuda: Dict[int, int] = {}
         self.cuda_side = cuda.Side()
-        self._handle: int = split_from if split_from is not None else self._meet("cpu")
+        self._handle: int = split_from if split_from is not None else self._meet("moeccl")
+        self._prefix = meeting.prefix(self._handle)
         self._closed = self._aborted = False
         self._monitored = 0
         self._messages = Messages(store, f"{self._prefix}/messages", rank, size, self._comm_ms, config_of(options).get("priority", 0),
                                   self.failed, self.deadlines)
-        _alive.add(self)
+        ending.alive.add(self)
 
-    def _meet(self, what: str) -> int:
+    def _meet(self, key: str) -> int:
         config = configured(self._options, self._comm_ms, self._name)
-        return meeting.meet(self._store, f"{self._prefix}/{what}", self._size, self._rank, config)
+        return meeting.meet(self._store, key, self._size, self._rank, config)
 
     @property
     def options(self) -> Any:
@@ -107,7 +95,7 @@ class Backend(Base):
         if index not in self._cuda:
             with torch.cuda.device(tensor.device):
                 torch.cuda.current_stream().synchronize()  # makes the device's context this thread's
-                self._cuda[index] = self._meet(f"cuda/{len(self._cuda)}")
+                self._cuda[index] = self._meet(f"{self._prefix}/cuda/{len(self._cuda)}")
         return self._cuda[index]
 
     def _check_open(self) -> None:
@@ -169,7 +157,7 @@ class Backend(Base):
         dtype = input.dtype
         return getattr(opts, "asyncOp", True) is False and self._limit_ms is None and dtype in TYPES and output.dtype is dtype and \
             input.is_cpu and output.is_cpu and input.layout is torch.strided and output.layout is torch.strided and \
-            input.is_contiguous() and output.is_contiguous() and not _profiled()
+            input.is_contiguous() and output.is_contiguous() and not input.is_neg() and not output.is_neg() and not _profiled()
 
     def _run_now(self, what: str, function: Any, *arguments: Any) -> Work:
         """Does the work of _issue() for a plain call without the overhead that small calls do not need."""
@@ -225,7 +213,7 @@ class Backend(Base):
         op = OPERATORS.get(kind_of(opts.reduceOp))
         kind = TYPES.get(t.dtype)
         if len(tensors) == 1 and op is not None and kind is not None and t.dtype is not torch.bool and \
-                t.layout is torch.strided and t.is_contiguous():
+                t.layout is torch.strided and t.is_contiguous() and not t.is_neg():  # no type in TYPES is conjugated
             at = address(t)
             if comm == self._handle and self._limit_ms is None and getattr(opts, "asyncOp", True) is False and not _profiled():
                 return self._run_now("allreduce", lib.moecclAllReduce, at, at, t.numel(), kind, op)
@@ -446,7 +434,7 @@ class Backend(Base):
         self.stop()
         try:
             threading.Thread(target=self.shutdown, name="moeccl-abort", daemon=True).start()
-        except RuntimeError:  # at the interpreter's end no thread can start; _end_all() does it then
+        except RuntimeError:  # at the interpreter's end no thread can start; ending.py does it then
             pass
 
     def stop(self) -> None:
@@ -477,7 +465,7 @@ class Backend(Base):
                     comms, self._handle, self._cuda = (self._handle, *self._cuda.values()), 0, {}
                 for comm in comms:
                     lib.moecclCommDestroy(comm)
-            _alive.discard(self)
+            ending.alive.discard(self)
 
     # Helpers.
 

@@ -2,8 +2,8 @@
 """Torch's collectives as calls of the library: which function, on which memory, with which work before and after.
 
 Each function returns (calls, after). calls are tuples (function of the library, its arguments except the stream, objects to keep
-alive); `after` is the work that remains when they have run, or None. A tensor with gaps goes through a dense copy; a list of
-tensors that are adjacent in one storage is used in place."""
+alive); `after` is the work that remains when they have run, or None. A tensor that is not as stored goes through a dense copy; a list
+of tensors that are adjacent in one storage is used in place."""
 import ctypes
 import functools
 import itertools
@@ -17,20 +17,33 @@ from .._library import lib
 from .kinds import BITWISE, TYPES, as_moved, kind_of, reduction
 
 Call = Tuple[Any, ...]
-After = Optional[Callable[[], None]]
+After = Optional[Callable[[], Any]]
 Made = Tuple[List[Call], After]
 
 _NOTHING: After = None
 
 
+def is_as_stored(tensor: torch.Tensor) -> bool:
+    """Returns whether the tensor's elements lie one behind another in memory, and are not conjugated or negated when torch reads them."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
+    return tensor if is_as_stored(tensor) else tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def writable(tensor: torch.Tensor) -> None:
+    """Refuses an output to which torch cannot copy a result later."""
+    if any(extent > 1 and step == 0 for extent, step in zip(tensor.shape, tensor.stride())):
+        raise ValueError(f"an output of shape {tuple(tensor.shape)} and strides {tensor.stride()} has elements that share memory: give one "
+                         "without, such as output.contiguous()")
 
 
 def room_for(tensor: torch.Tensor) -> Tuple[torch.Tensor, After]:
     """Returns dense memory for an output, and the copy from there to the output, or None."""
-    if tensor.is_contiguous():
+    if is_as_stored(tensor):
         return tensor, None
+    writable(tensor)
     made = torch.empty_like(tensor, memory_format=torch.contiguous_format)
     return made, lambda: tensor.copy_(made)
 
@@ -41,7 +54,7 @@ def one_behind_another(tensors: Sequence[torch.Tensor]) -> Optional[torch.Tensor
     first = tensors[0]
     at, total, storage = first.data_ptr(), 0, first.untyped_storage().data_ptr()
     for t in tensors:
-        if t.data_ptr() != at + total * first.element_size() or not t.is_contiguous() or t.dtype != first.dtype or \
+        if t.data_ptr() != at + total * first.element_size() or not is_as_stored(t) or t.dtype != first.dtype or \
                 t.untyped_storage().data_ptr() != storage:
             return None
         total += t.numel()
@@ -61,6 +74,8 @@ def flat_room(tensors: Sequence[torch.Tensor]) -> Tuple[torch.Tensor, After]:
     view = one_behind_another(tensors)
     if view is not None:
         return view, None
+    for t in tensors:
+        writable(t)
     made = torch.empty(sum(t.numel() for t in tensors), dtype=tensors[0].dtype, device=tensors[0].device)
 
     def copies() -> None:
@@ -129,29 +144,23 @@ class Reduced:
         self.bare = kind_of(op)
         self.premul = _factor(op) if self.op is None and self.bare not in BITWISE else None
         self.bitwise = None if self.op is not None or self.premul is not None else BITWISE[self.bare]
+        home, in_place = target, target is source or target is not None and address(target) == address(source) and \
+            target.numel() == source.numel()
+        source, self.after = dense(source), _NOTHING
+        if home is not None:
+            target, self.after = room_for(home)
+            if in_place and self.after is not None:
+                target = source  # a dense copy, reduced in place
+                self.after = functools.partial(home.copy_, source)
         if source.dtype.is_complex:
-            source = torch.view_as_real(source.resolve_conj())
-            target = None if target is None else torch.view_as_real(target)
-        self.after: After = None
-        if as_type is None:
-            same_memory = target is source or target is not None and address(target) == address(source) and \
-                target.numel() == source.numel()
-            self.source = dense(source)
-            self.target: Any = None
-            if target is not None:
-                self.target, self.after = room_for(target)
-                if same_memory and self.after is not None:
-                    self.target = self.source  # a dense copy, reduced in place
-                    made, out = self.source, target
-                    self.after = lambda: out.copy_(made)
-        else:
-            self.source = source.to(as_type).contiguous()
-            self.target = None
-            if target is not None:
-                self.target = made = self.source if target.numel() == source.numel() else torch.empty(
-                    target.shape, dtype=as_type, device=target.device)
-                home = target
-                self.after = lambda: home.copy_(made)
+            source, target = torch.view_as_real(source), None if target is None else torch.view_as_real(target)
+        if as_type is not None:
+            source, room = source.to(as_type), target
+            if room is not None:
+                target = source if room.numel() == source.numel() else torch.empty(room.shape, dtype=as_type, device=room.device)
+                self.after = both(functools.partial(room.copy_, target), self.after)
+        self.source: torch.Tensor = source
+        self.target: Any = target
         self.type = TYPES.get(self.source.dtype, _abi.moecclUint8)  # bitwise operators only move data, as bytes if need be
 
 

@@ -15,7 +15,7 @@ from .._buffers import address, holder
 from .._errors import check
 from .._library import lib
 from ..streams import stream_handle
-from .calls import Made
+from .calls import Made, is_as_stored
 from .failure import BackendError, failure, overdue
 from .work import Work, copy_back
 
@@ -169,8 +169,9 @@ def message(backend: Any, what: str, comm: int, tensor: torch.Tensor, peer: Opti
         raise ValueError("recv of a CUDA tensor from any rank: name the source, or receive into a CPU tensor")
     if tag != 0:
         raise ValueError(f"{what} of a CUDA tensor with tag {tag}: messages of CUDA tensors have no tags: use 0, or a CPU tensor")
-    if not tensor.is_contiguous():
-        raise ValueError(f"{what} of a CUDA tensor with gaps: give a contiguous one")
+    if not is_as_stored(tensor):
+        raise ValueError(f"{what} of a CUDA tensor with gaps, or one that torch conjugates or negates when it is read: give "
+                         "tensor.contiguous().resolve_conj().resolve_neg()")
     call = lib.moecclSend if what == "send" else lib.moecclRecv
     bytes_ = tensor.numel() * tensor.element_size()
     made = (call, address(tensor), bytes_, _abi.moecclUint8, peer, comm, tensor)

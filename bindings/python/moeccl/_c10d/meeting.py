@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes communicators over a torch store, the only means that a group's ranks have to find one another."""
+import contextlib
 import ctypes
+import secrets
 import time
 from typing import Any, Callable, Optional
 
 from .. import _abi
-from .._errors import check
+from .._errors import Error, check
 from .._library import lib
 from ..comm import UniqueId, unique_id
-from .failure import BackendError, expired
+from .failure import BackendError, expired, failure
 
 _MOST_MS = 2**31 - 1
+_GIVEN_UP = b"given up"  # in place of the id of a rank 0 that could not form its group
 
 
 def clamp_ms(ms: float) -> int:
@@ -26,17 +29,28 @@ def own_connection(store: Any) -> Any:
         return store
 
 
-def await_key(store: Any, key: str, what: str, ms: float, give_up: Optional[Callable[[], bool]] = None) -> Optional[bytes]:
-    """Returns the key's value once it is there, polling without blocking the connection; None if give_up() returned True."""
+def longest_pause(n_ranks: int) -> float:
+    """Returns the seconds between two looks at a store that `n_ranks` ranks poll: it serves all of them, some 20,000 a second."""
+    return max(0.02, n_ranks / 20_000)
+
+
+def _look(store: Any, key: str) -> Optional[bytes]:
+    return bytes(store.get(key)) if store.check([key]) else None
+
+
+def await_key(store: Any, key: str, what: str, ms: float, give_up: Optional[Callable[[], bool]] = None,
+              n_ranks: int = 2, unlike: Optional[bytes] = None) -> Optional[bytes]:
+    """Returns the key's value once it is there and is not `unlike`, polling without blocking the connection; None if give_up() returned
+    True. `n_ranks` poll the store for it."""
     until, pause = time.monotonic() + ms / 1000, 0.0002
-    while not store.check([key]):
+    while (found := _look(store, key)) in (None, unlike):
         if give_up is not None and give_up():
             return None
         if time.monotonic() > until:
             raise expired(what, ms, f"no other rank has set {key!r} in the store; look for one that failed or came never")
         time.sleep(pause)
-        pause = min(0.02, pause * 1.5)
-    return bytes(store.get(key))
+        pause = min(longest_pause(n_ranks), pause * 1.5)
+    return found
 
 
 def join(id_bytes: Any, n_ranks: int, rank: int, config: _abi.moecclConfig_t) -> int:
@@ -47,27 +61,67 @@ def join(id_bytes: Any, n_ranks: int, rank: int, config: _abi.moecclConfig_t) ->
     return handle.value or 0
 
 
-def prefix(store: Any, rank: int) -> str:
-    """Returns the prefix of all keys of a group. Each rank counts its groups, because the store may have served an earlier group of
-    the same name."""
-    return f"moeccl/{store.add(f'moeccl/turn/{rank}', 1)}"
+def prefix(comm: int) -> str:
+    """Returns the prefix of a group's keys: rank 0 draws it, because the store may have served groups of the same name."""
+    drawn = ctypes.create_string_buffer(secrets.token_bytes(8), 8)
+    code = lib.moecclBroadcast(drawn, drawn, 8, _abi.moecclUint8, 0, comm, None)
+    if code != 0:
+        failed = failure("forming the group", code, comm)
+        lib.moecclCommAbort(comm)
+        lib.moecclCommDestroy(comm)
+        raise failed
+    return f"moeccl/{drawn.raw.hex()}"
+
+
+def _lead(store: Any, where: str, n_ranks: int, config: _abi.moecclConfig_t) -> int:
+    """Joins as rank 0, whose id replaces that of an earlier group."""
+    made = unique_id()
+    store.set(where, bytes(made))
+    try:
+        return join(made, n_ranks, 0, config)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            store.set(where, _GIVEN_UP)
+        raise
+
+
+def _follow(store: Any, where: str, n_ranks: int, rank: int, config: _abi.moecclConfig_t) -> int:
+    """Joins as another rank. An id that is there from the start may be that of an earlier group: of one that was formed, or whose
+    rank 0 died while it formed, in a job that was restarted with its store."""
+    what = f"joining the group as rank {rank} of {n_ranks}"
+    until = time.monotonic() + config.init_timeout_ms / 1000
+    old = _look(store, where)
+    found = old
+    if old is None or old == _GIVEN_UP:
+        found = await_key(store, where, what, config.init_timeout_ms, n_ranks=n_ranks, unlike=old)
+        old = None
+    try:
+        return join(found, n_ranks, rank, config)
+    except Error as failed:
+        if old is None or failed.code != _abi.moecclRemoteError:
+            raise
+        left_ms = (until - time.monotonic()) * 1000
+        try:
+            found = await_key(store, where, what, left_ms, n_ranks=n_ranks, unlike=old)
+        except RuntimeError:  # the time has passed, or the store has ended with rank 0
+            raise failed from None
+        if found == _GIVEN_UP:
+            raise
+    config.init_timeout_ms = clamp_ms((until - time.monotonic()) * 1000)
+    return join(found, n_ranks, rank, config)
 
 
 def meet(store: Any, key: str, n_ranks: int, rank: int, config: _abi.moecclConfig_t) -> int:
-    """Makes a communicator of all ranks of a group. `key` is prefix() followed by the communicator's purpose."""
+    """Makes a communicator of all ranks of a group. `key` names the group and the communicator's purpose."""
     try:
         if n_ranks == 1:
             return join(unique_id(), 1, 0, config)
-        where = f"{key}/id"
         if rank == 0:
-            made = unique_id()
-            store.set(where, bytes(made))
-            return join(made, n_ranks, rank, config)
-        found = await_key(store, where, f"joining the group as rank {rank} of {n_ranks}", config.init_timeout_ms)
-        return join(found, n_ranks, rank, config)
+            return _lead(store, f"{key}/id", n_ranks, config)
+        return _follow(store, f"{key}/id", n_ranks, rank, config)
     except BackendError:
         raise
-    except RuntimeError as failure:
-        code = getattr(failure, "code", _abi.moecclSystemError)
-        text = str(failure).split(": ", 1)[-1] if hasattr(failure, "code") else str(failure)
+    except RuntimeError as failed:
+        code = getattr(failed, "code", _abi.moecclSystemError)
+        text = str(failed).split(": ", 1)[-1] if hasattr(failed, "code") else str(failed)
         raise BackendError(code, f"joining the group as rank {rank} of {n_ranks}: {text}") from None

@@ -20,6 +20,7 @@ from .. import _abi
 from .._buffers import holder
 from .._library import lib
 from ..comm import unique_id
+from .calls import dense, room_for
 from .deadlines import Deadlines
 from .failure import BackendError, expired, failure
 from .meeting import await_key, clamp_ms, join, own_connection
@@ -282,7 +283,7 @@ class Messages:
         what = f"send of {_bytes_of(tensor)} bytes to rank {peer} with tag {tag}"
         self._check(what, peer)
         tensor = holder(tensor)
-        work = MessageWork(self, what, True, tensor.contiguous(), peer, tag)
+        work = MessageWork(self, what, True, dense(tensor), peer, tag)
         if peer == self.rank:
             copy = work.tensor.clone().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
             with self.changed:
@@ -312,8 +313,8 @@ class Messages:
         if peer is not None:
             self._check(what, peer)
         tensor = holder(tensor)
-        dense = tensor if tensor.is_contiguous() else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        work = MessageWork(self, what, False, dense, peer, tag, None if dense is tensor else tensor)
+        room, _ = room_for(tensor)
+        work = MessageWork(self, what, False, room, peer, tag, None if room is tensor else tensor)
         with self.changed:
             found = self._take_kept(work)
             dead = None

@@ -11,7 +11,7 @@ import torch
 from .._buffers import address
 from .._errors import check
 from .._library import lib
-from .calls import After, Call, Made, Reduced, all_gather, all_to_all_even, both, flat, on_one_device
+from .calls import After, Call, Made, Reduced, all_gather, all_to_all_even, both, flat, on_one_device, writable
 from .kinds import as_moved
 
 
@@ -62,6 +62,8 @@ def all_reduce_coalesced(handle: int, size: int, tensors: Sequence[torch.Tensor]
     on_one_device("all_reduce_coalesced", tensors)
     total = sum(t.numel() for t in tensors)
     if len(tensors) > 1 and total * first.element_size() <= most_bytes and all(t.dtype == first.dtype for t in tensors):
+        for t in tensors:
+            writable(t)
         together = torch.cat([t.detach().reshape(-1) for t in tensors])
         calls, after = all_reduce(handle, size, "all_reduce_coalesced", together, op)
 

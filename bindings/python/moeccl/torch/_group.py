@@ -156,12 +156,16 @@ def revoke(comm):
             one.revoke()
 
 
+def _end(comm):
+    other = _beside.pop(comm, None)
+    if other is not None:
+        other.close()
+    comm.close()
+
+
 def _end_all(made):
     for comm in made.values():
-        other = _beside.pop(comm, None)
-        if other is not None:
-            other.close()
-        comm.close()
+        _end(comm)
     made.clear()
 
 
@@ -183,6 +187,8 @@ def successors(comms, group=None):
     for made in (_alone, *_made.values()):
         if any(known in groups for known in made.values()):
             _end_all(made)
+    for comm in groups:  # those of a default group that was made again are not in _made
+        _end(comm)
     return {comm: comm_of(of, **_origins[comm].asked) for comm, of in groups.items()}
 
 

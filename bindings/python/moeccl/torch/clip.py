@@ -9,6 +9,7 @@ from torch import nn
 from ._group import largest, largest_in
 from .experts import expert_parameters
 from .layer import moe_layers
+from .wrapped import refuse_fsdp1
 
 
 def _sorted(grads):
@@ -70,8 +71,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0, e
     norm_type may be math.inf. The call is collective. Call it where torch's function would be called."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: give the model, not its parameters, because its layers know which are experts")
-    if any(c.__name__ == "FullyShardedDataParallel" for m in model.modules() for c in type(m).__mro__):
-        raise TypeError("FullyShardedDataParallel has parts of gradients that do not say so: use FSDP2's fully_shard")
+    refuse_fsdp1(model, "gradients")
     norm_type = float(norm_type)
     if not norm_type > 0:
         raise ValueError(f"norm_type is {norm_type}: give a number above 0, or math.inf")

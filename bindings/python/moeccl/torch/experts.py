@@ -125,9 +125,9 @@ class Experts(nn.Module):
         return [getattr(self, mine) for mine in self._names.values()]
 
     @functools.partial(uncompiled, recursive=False)  # each expert is compiled by itself: the numbers of rows differ in each step
-    def forward(self, rows: torch.Tensor, rows_per_expert: List[int], weights: Any = None) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, rows_per_expert: List[int], weights: Any = None, in_place: bool = False) -> torch.Tensor:
         """Returns the experts' results for rows[R, hidden] and rows_per_expert[slots]; `weights`, if given, returns what
-        replaces stacked().
+        replaces stacked(). in_place: experts may change `rows`, which nothing else reads.
 
         An expert without rows runs too, on an empty input, so that its parameters have gradients on every rank."""
         weights = self.stacked() if weights is None else weights()
@@ -136,7 +136,8 @@ class Experts(nn.Module):
         weights = [w.unbind(0) for w in weights]
         form = self._form[0].train(self.training)
         done = []
-        for i, part in enumerate(rows.split(rows_per_expert)):
+        split = torch.unsafe_split_with_sizes if in_place else torch.split_with_sizes  # which torch lets nobody change
+        for i, part in enumerate(split(rows, rows_per_expert)):
             run = functional_call if part.shape[0] > 1 else _call_for_few
             done.append(run(form, {name: w[i] for name, w in zip(self._names, weights)}, (part,)))
         return torch.cat(done)
@@ -152,6 +153,9 @@ def ignore_experts(module: _Module) -> _Module:
     """Makes DistributedDataParallel ignore the experts of `module` and returns the module: DDP(ignore_experts(model))."""
     names = [f"{path}.{name}" if path else name for path, m in module.named_modules() if isinstance(m, Experts)
              for name in m._names.values()]
+    # DistributedDataParallel goes by both kinds of names, of which a module such as checkpoint_wrapper's may change one.
+    experts = {id(p) for p in expert_parameters(module)}
+    names += [name for name, p in module.named_parameters() if id(p) in experts]
     known = getattr(module, "_ddp_params_and_buffers_to_ignore", [])
     module._ddp_params_and_buffers_to_ignore = list(dict.fromkeys([*known, *names]))
     return module

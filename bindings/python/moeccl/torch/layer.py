@@ -41,7 +41,8 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, loss):
         ctx.save_for_backward(loss)
-        return y.view_as(y)
+        ctx.mark_dirty(y)  # not y.view_as(y), a view that callers could not change in place
+        return y
 
     @staticmethod
     def backward(ctx, grad):
@@ -316,15 +317,16 @@ class MoELayer(nn.Module):
 
     @uncompiled
     def _failed(self, error):
-        """Ends what the other ranks wait for, if this one leaves the forward pass after its routing. A failure before that is one of all
-        ranks, and of the library's own failures it tells the others."""
+        """Ends what the other ranks wait for, if this one leaves the forward pass. Before its routing, a ValueError or TypeError is for an
+        argument that all ranks give. Of the library's own failures it tells the others."""
         if isinstance(error, getattr(torch.utils.checkpoint, "_StopRecomputationError", ())):
             # A recomputation has all it needs, which may be before combine, where a step decides.
             if self.step is not None:
                 self.step.decide()
             return
-        routed, self.handle, self.step = self.handle is not None, None, None
-        if not routed or isinstance(error, moeccl.Error) or self.comm.size == 1:
+        of_all = (moeccl.Error, ValueError, TypeError) if self.handle is None else moeccl.Error
+        self.handle = self.step = None
+        if isinstance(error, of_all) or self.comm.size == 1:
             return
         try:
             revoke(self.comm)
@@ -349,7 +351,9 @@ class MoELayer(nn.Module):
         self.step = self._replacing.begin(self.handle) if self._replacing else None
         shared = self.shared_expert(seen) if self.shared_expert is not None else None
         given = self.norm(rows) if norm_after else rows
-        out = self.experts(given if cast_to is None else given.to(cast_to), counts, functools.partial(self._weights, cast_to))
+        # A sample's rows are also its residual.
+        out = self.experts(given if cast_to is None else given.to(cast_to), counts, functools.partial(self._weights, cast_to),
+                           in_place=self.step is None)
         out = out.to(rows.dtype)
         if self.step is not None:
             home = tokens if shared is None else tokens + shared.to(tokens.dtype)

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from moeccl import _abi
 from ._calls import Owned, call, int32s, listed, memory, stream_of, uncompiled
 from ._group import largest
-from .functions import combine_gradients
+from .functions import combine_gradients, let_go, save_for_combine
 
 
 class Step:
@@ -100,23 +100,22 @@ class ReplaceCombine(torch.autograd.Function):
         out = torch.empty_like(x)
         call(step.comm, "moecclReplaceCombine", step.replacement, memory(given), memory(out), stream_of(out))
         step.decide()
-        ctx.step, ctx.handle, ctx.n_rows = step, handle, given.shape[0]
-        ctx.weighted = ctx.needs_input_grad[3]
-        if ctx.weighted:
-            ctx.save_for_backward(given)
-            ctx.weight_dtype = weights.dtype
+        ctx.step = step
+        save_for_combine(ctx, given, weights, ctx.needs_input_grad[3], handle)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_out):
+        (saved,) = ctx.saved_tensors
         step, handle = ctx.step, ctx.handle
-        grad, grad_weights = combine_gradients(ctx, grad_out, "moecclReplaceCombineBackward", ctx.n_rows, step.replacement)
+        grad, grad_weights = combine_gradients(ctx, saved, grad_out, "moecclReplaceCombineBackward", step.replacement)
         grad_dispatched = grad.new_zeros((handle.n_rows, grad.shape[1])) if step.residual == 1 else None
         grad_x = grad.new_zeros((handle.n_tokens, grad.shape[1]))
         if grad_dispatched is not None:
             call(step.comm, "moecclReplaceResidualBackward", step.replacement, memory(grad), memory(grad_dispatched), None)
         call(step.comm, "moecclReplaceResidualBackward", step.replacement, memory(grad), None, memory(grad_x))
+        let_go(ctx)
         return grad[:handle.n_rows], grad_dispatched, grad_x, grad_weights, None
 
 

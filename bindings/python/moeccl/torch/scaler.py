@@ -10,7 +10,8 @@ from .layer import set_scaler_scale
 
 
 class _Scaled(torch.autograd.Function):
-    """Returns a scaled loss as it is. Its backward pass begins with this, and gives auxiliary losses the scale until its end."""
+    """Returns a scaled loss, or a stage's output, as it is. Its backward pass begins with this, and gives auxiliary losses the scale
+    until its end."""
 
     @staticmethod
     def forward(ctx, loss, scale):
@@ -36,7 +37,8 @@ class GradScaler(torch.amp.GradScaler):
     """torch.amp.GradScaler that skips a step on all ranks if any rank has an inf or NaN in a gradient. With torch's own, only the rank
     whose expert has it would skip, and parameters and scales that are equal on all ranks would not stay equal.
 
-    In the backward pass of a scaled loss, the gradients of the layers' auxiliary losses have the scale too.
+    In the backward pass of a scaled loss, the gradients of the layers' auxiliary losses have the scale too. A stage of a pipeline before
+    the last has no loss, so it returns scaler.stage_output(y) instead of y.
 
     group: all ranks that train the model, as a ProcessGroup, a moeccl.Comm, or None for the default group. The other arguments are
     torch's. The constructor is collective, and so is unscale_() or, without it, step()."""
@@ -50,6 +52,14 @@ class GradScaler(torch.amp.GradScaler):
     def scale(self, outputs: Any) -> Any:
         scaled = super().scale(outputs)
         return _scaled(scaled, self._scale) if self._enabled else scaled
+
+    def stage_output(self, outputs: Any) -> Any:
+        """Returns what a stage of a pipeline passes to the next one, a tensor or a list or tuple of tensors, as it is. Its gradients come
+        from a scaled loss, so in the backward pass from here the layers' auxiliary losses get the scale as well."""
+        if not self._enabled:
+            return outputs
+        super().scale((outputs if torch.is_tensor(outputs) else outputs[0]).new_ones(()))  # makes the scale, if this is its first use
+        return _scaled(outputs, self._scale)
 
     def update(self, new_scale: Any = None) -> None:
         set_scaler_scale(1.0)  # a backward pass that failed has left its own

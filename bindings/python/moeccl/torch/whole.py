@@ -12,10 +12,19 @@ from ._group import largest
 from .layer import MoELayer, moe_layers
 
 
+_UNNAMED = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module")  # wrappers that state_dict() leaves out of its keys
+
+
+def in_state(path):
+    """Returns a module's or parameter's path in the keys of state_dict()."""
+    return ".".join(part for part in path.split(".") if part not in _UNNAMED)
+
+
 def _layers(model):
     """Returns the layers with the prefixes of their keys; a layer that is used twice has two."""
     moe_layers(model)  # refuses experts of unknown ranks
-    return [(f"{path}." if path else "", m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, MoELayer)]
+    found = [(in_state(path), m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, MoELayer)]
+    return [(f"{path}." if path else "", m) for path, m in found]
 
 
 def _unwrapped(model):
@@ -76,8 +85,8 @@ def full_state_dict(model: nn.Module, root: Optional[int] = None) -> Dict[str, A
     """Returns the state_dict() that one process with all experts would have, on the CPU: an expert's tensors are [n_experts, ...].
 
     load_full_state_dict() loads it on any number of ranks; one process can also load it with load_state_dict(). root: the only rank of
-    the layers' communicators that gets it, the others get {}; None: all. DDP's wrapper leaves no "module." in the keys, and parts of
-    FSDP2's parameters are joined. What compressed gradients have left out (gradient_ratio) is not in it. The call is collective."""
+    the layers' communicators that gets it, the others get {}; None: all. DDP, FSDP1 and checkpoint_wrapper leave nothing in the keys, and
+    parts of FSDP's parameters are joined. What compressed gradients have left out (gradient_ratio) is not in it. The call is collective."""
     model = _unwrapped(model)
     layers, state = _layers(model), model.state_dict()
     for key, value in state.items():
@@ -105,7 +114,7 @@ def _own_rows(layer, key, whole, order):
 def load_full_state_dict(model: nn.Module, state: Dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
     """Loads what full_state_dict() returned: each rank takes the experts in its slots, which may be others than when it was saved. All
     ranks need the state; torch.load(file, mmap=True) reads only what they take. Returns what load_state_dict() does. The call is
-    collective for FSDP2's parameters."""
+    collective for FSDP's parameters."""
     model = _unwrapped(model)
     own, given = model.state_dict(), type(state)(state)
     for prefix, layer in _layers(model):

@@ -7,14 +7,16 @@ import torch
 from torch import nn
 
 from ._agree import texts_of_all
-from .whole import _distributed_as, _gathered, _is_distributed, _is_root, _layers, _own_rows, _places, _unwrapped
+from .whole import _distributed_as, _gathered, _is_distributed, _is_root, _layers, _own_rows, _places, _unwrapped, in_state
+from .wrapped import refuse_fsdp1
 
 
 def _names(model, optimizer):
     """Returns {parameter: name} for the model, which has all of the optimizer's parameters."""
+    refuse_fsdp1(model, "parameters")
     names = {}
     for name, parameter in model.named_parameters():
-        names.setdefault(parameter, name)
+        names.setdefault(parameter, in_state(name))
     for i, group in enumerate(optimizer.param_groups):
         for j, parameter in enumerate(group["params"]):
             if parameter not in names:

@@ -4,10 +4,12 @@ import weakref
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ._group import ranks_of
 
 _checked = weakref.WeakKeyDictionary()  # for each DistributedDataParallel: the layers that are right in it
+_layers = weakref.WeakSet()  # those that have run
 
 
 def _have_other_experts(comm, ranks):
@@ -24,17 +26,49 @@ def check_parameter(parameter, comm):
                          "fully_shard(model, ignored_params=set(moeccl.torch.expert_parameters(model)))")
 
 
+def _is_a(thing, name):
+    """Returns whether an object has a class of this name, which is not imported for that."""
+    return any(c.__name__ == name for c in type(thing).__mro__)
+
+
+def refuse_fsdp1(model, what):
+    """Refuses a model whose parameters, or their gradients, are parts without knowing it."""
+    if any(_is_a(m, "FullyShardedDataParallel") for m in model.modules()):
+        raise TypeError(f"FullyShardedDataParallel has parts of {what} that do not say so: use FSDP2's fully_shard")
+
+
 def check(layer):
     """Refuses a forward pass in a wrapper that does not leave the layer's experts out."""
+    _layers.add(layer)
     experts = layer.experts.stacked()
     for parameter in experts:
         check_parameter(parameter, layer.comm)
+        # Among which ranks is not known here. If they have the same experts, fully_shard can split these.
+        if layer.comm.size > 1 and getattr(parameter._base, "_is_flat_param", False):
+            raise TypeError("FullyShardedDataParallel has split this rank's experts among ranks that have others, and joins the parts. "
+                            "Make the model again, and call FullyShardedDataParallel(model, "
+                            "ignored_states=moeccl.torch.expert_parameters(model)), or use fully_shard")
     wrapper = getattr(DistributedDataParallel, "_active_ddp_module", None)
     if wrapper is None or layer in _checked.setdefault(wrapper, weakref.WeakSet()):
         return
     held = {id(p) for p in getattr(wrapper, "_module_parameters", ())}
     if any(id(p) in held for p in experts) and _have_other_experts(layer.comm, dist.get_process_group_ranks(wrapper.process_group)):
-        raise RuntimeError("DistributedDataParallel does not leave out the experts, which are others on each rank. Its constructor has "
-                           "already replaced those of all ranks by rank 0's: make the model again, or load its checkpoint, and call "
-                           "DistributedDataParallel(moeccl.torch.ignore_experts(model))")
+        raise TypeError("DistributedDataParallel does not leave out the experts, which are others on each rank. Its constructor has "
+                        "already replaced those of all ranks by rank 0's: make the model again, or load its checkpoint, and call "
+                        "DistributedDataParallel(moeccl.torch.ignore_experts(model))")
     _checked[wrapper].add(layer)
+
+
+def _check_optimizer(optimizer, *_):
+    """Refuses a step that would replace experts by those of the rank that keeps their part of the optimizer's state."""
+    if not _is_a(optimizer, "ZeroRedundancyOptimizer"):
+        return
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    ranks = dist.get_process_group_ranks(optimizer.process_group)
+    for layer in _layers:
+        if any(id(p) in held for p in layer.experts.stacked()) and _have_other_experts(layer.comm, ranks):
+            raise TypeError("ZeroRedundancyOptimizer has the experts, which are others on each rank, and would replace those of all ranks by "
+                            "one rank's: give it the other parameters, and give moeccl.torch.expert_parameters(model) to another optimizer")
+
+
+register_optimizer_step_pre_hook(_check_optimizer)

@@ -25,10 +25,15 @@ uint64_t copies_of(const algo::MoeShape& shape, const algo::Paths& paths) {
 
 uint32_t TablePlan::n_chunks_of(const algo::MoeShape& shape, const algo::Paths& paths, uint64_t slot_rows) {
   const uint64_t tokens = std::max<uint64_t>(shape.max_tokens, 1);
-  const uint64_t rows_of_token = paths.max_origins() * copies_of(shape, paths);
+  const uint64_t copies = copies_of(shape, paths);
+  const auto fits = [&](uint64_t chunk_tokens) {
+    for (uint32_t h = 0; h < paths.n_hops(); ++h)
+      if (chunk_tokens * paths.max_origins(h) * copies > paths.widths().rows(h, slot_rows)) return false;
+    return true;
+  };
   uint64_t n_chunks = 1;
-  while (n_chunks < tokens && (tokens + n_chunks - 1) / n_chunks * rows_of_token > slot_rows) n_chunks *= 2;
-  const uint32_t overlap = algo::moe_pipeline_chunks(tokens * rows_of_token * shape.row_bytes);
+  while (n_chunks < tokens && !fits((tokens + n_chunks - 1) / n_chunks)) n_chunks *= 2;
+  const uint32_t overlap = algo::moe_pipeline_chunks(tokens * paths.max_origins() * copies * shape.row_bytes);
   return std::max(static_cast<uint32_t>(n_chunks), overlap);
 }
 
