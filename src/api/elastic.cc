@@ -91,13 +91,13 @@ Status make_id_for_shim(moecclUniqueId* id) {
 
 moecclResult_t moecclCommShrink(moecclComm_t handle, const int* exclude_ranks, int n_exclude, moecclComm_t* new_comm,
                                 const moecclConfig_t* config, int flags) {
-  return with_comm(handle,
-                   [&](Communicator& comm) { return shrink(comm, exclude_ranks, n_exclude, new_comm, config, flags); });
+  return api::member_of_group(with_comm(
+      handle, [&](Communicator& comm) { return shrink(comm, exclude_ranks, n_exclude, new_comm, config, flags); }));
 }
 
 moecclResult_t moecclCommGetUniqueId(moecclComm_t handle, moecclUniqueId* id) {
   if (handle == shim_asks_for_id() && id != nullptr) return api::guarded(nullptr, [&] { return make_id_for_shim(id); });
-  return with_comm(handle, [&](Communicator& comm) -> Status {
+  return with_comm<api::kLocal>(handle, [&](Communicator& comm) -> Status {
     MOECCL_TRY(api::require(id, "id", "the address of a moecclUniqueId"));
     MOECCL_TRY(env_status());
     MOECCL_ASSIGN_OR_RETURN(
@@ -109,9 +109,10 @@ moecclResult_t moecclCommGetUniqueId(moecclComm_t handle, moecclUniqueId* id) {
 moecclResult_t moecclCommGrow(moecclComm_t handle, int n_ranks, const moecclUniqueId* id, int rank,
                               moecclComm_t* new_comm, const moecclConfig_t* config) {
   if (handle == nullptr) {
-    return api::guarded(nullptr, [&] { return grow(n_ranks, id, rank, new_comm, config); });
+    return api::member_of_group(api::guarded(nullptr, [&] { return grow(n_ranks, id, rank, new_comm, config); }));
   }
-  return with_comm(handle, [&](Communicator& comm) { return grow(comm, n_ranks, id, rank, new_comm, config); });
+  return api::member_of_group(
+      with_comm(handle, [&](Communicator& comm) { return grow(comm, n_ranks, id, rank, new_comm, config); }));
 }
 
 moecclResult_t moecclCommRevoke(moecclComm_t handle) {

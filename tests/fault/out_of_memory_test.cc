@@ -73,7 +73,7 @@ Verdict init_all(long nth, long* counted) {
 
 TEST(OutOfMemory, AnyAllocationThatFailsIsAnErrorForAll) { fail_some(scenario, 150, "allocation", 1000); }
 TEST(OutOfMemory, InitAllLeavesNoGroupOpen) {
-  constexpr long kBeforeTheJoins = 60;  // allocations, of which some are made in the group
+  constexpr long kBeforeTheJoins = 16;  // allocations, of which some are made in the group
   for (long nth = 0; nth <= kBeforeTheJoins; ++nth) EXPECT_EQ(in_child(init_all, nth, nullptr), 0) << nth;
 }
 TEST(OutOfMemory, APeerOnAnotherHostHearsOfItToo) { fail_some(between_hosts, 40, "allocation", 1000); }

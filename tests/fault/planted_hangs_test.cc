@@ -110,7 +110,7 @@ class Caller {
   Caller(const Plan& plan, int rank, moecclComm_t comm)
       : plan_(plan), comm_(comm), random_(plan.seed + static_cast<uint64_t>(rank)) {
     EXPECT_EQ(moecclCommCount(comm, &n_), moecclSuccess);
-    if (plan.on_stream) EXPECT_EQ(moecclStreamCreate(&stream_), moecclSuccess);
+    EXPECT_EQ(plan.on_stream ? moecclStreamCreate(&stream_) : moecclSuccess, moecclSuccess);
   }
   ~Caller() {
     EXPECT_EQ(routing_ == nullptr ? moecclSuccess : moecclRoutingDestroy(routing_), moecclSuccess);
