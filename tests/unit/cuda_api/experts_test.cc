@@ -53,7 +53,7 @@ class CudaExperts : public ::testing::TestWithParam<World> {
     RankOptions options = device_options(w.mode);
     options.config.topology = w.topology;
     options.config.staging_bytes = 512 << 10;  // several chunks at the larger sizes
-    ASSERT_EQ(setenv("MOECCL_CUDA_IPC", w.ipc ? "1" : "0", 1), 0);
+    const Setting ipc("MOECCL_CUDA_IPC", w.ipc ? "1" : "0");
     run_on_devices(w.n, options, body);
   }
 };

@@ -98,7 +98,7 @@ template <class Body>
 void on_devices(const World& w, Body&& body) {
   RankOptions options = device_options(w.mode);
   options.config.topology = w.topology;
-  ASSERT_EQ(setenv("MOECCL_CUDA_IPC", w.ipc ? "1" : "0", 1), 0);
+  const Setting ipc("MOECCL_CUDA_IPC", w.ipc ? "1" : "0");
   run_on_devices(w.n, options, body);
 }
 

@@ -175,7 +175,7 @@ TEST_P(CudaWalkRows, GraphsReplayEveryUpdateWithTheBitsOfHostMemory) {
   RankOptions options = row_options(w.topology);
   options.config.deterministic = w.deterministic ? 1 : 0;
   if (w.devices) options.mode = RankMode::kProcesses;
-  ASSERT_EQ(setenv("MOECCL_TEST_CUDA_DEVICES", std::to_string(w.devices ? w.n : 1).c_str(), 1), 0);
+  const Setting devices("MOECCL_TEST_CUDA_DEVICES", std::to_string(w.devices ? w.n : 1).c_str());
   if (w.devices && std::getenv("MOECCL_CUDA_DRIVER") == nullptr)
     GTEST_SKIP() << "processes with a device each: not on one GPU, where they take turns";
   run_ranks(
