@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "src/algo/builder.h"
 #include "src/base/hash.h"
@@ -42,7 +43,7 @@ class RowProgram {
 
   // Returns the block of edge `index` of this rank, or of an edge in the peer's list of the other direction.
   Ref own_block(const std::vector<Edge>& edges, uint32_t index) const {
-    return block(r_.rank, edges[index].hop, RankEdges::place(edges, index));
+    return block(r_.rank, edges[index].hop, place_in_hop(std::span(edges).first(index + 1), &Edge::hop));
   }
   Ref peer_block(const Edge& edge) const { return block(edge.peer, edge.hop, edge.peer_place); }
 
@@ -200,17 +201,6 @@ class CombineBuilder : RowProgram {
 
 }  // namespace
 
-namespace {
-
-// Returns the slots of a rotation.
-uint64_t slots_of(const Paths& paths, uint64_t slot_rows) {
-  uint64_t n = 0;
-  for (uint32_t h = 0; h < paths.n_hops(); ++h) n += uint64_t{paths.max_edges(h)} * paths.widths().slots(h, slot_rows);
-  return std::max<uint64_t>(n, 1);
-}
-
-}  // namespace
-
 MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major, uint64_t slot_rows) {
   MoePlanShape shape;
   uint32_t first = 0;
@@ -245,10 +235,33 @@ uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree&
 
 namespace {
 
-constexpr uint64_t kMostSlots = UINT16_MAX;  // what a Ref can number
+// Returns the slots of a rotation.
+uint64_t slots_of(const Paths& paths, uint64_t slot_rows) {
+  uint64_t n = 0;
+  for (uint32_t h = 0; h < paths.n_hops(); ++h) n += uint64_t{paths.max_edges(h)} * paths.widths().slots(h, slot_rows);
+  return std::max<uint64_t>(n, 1);
+}
+
+// Returns whether a Ref can number the slots of a rotation.
+bool have_numbers(const Paths& paths, uint64_t slot_rows) { return slots_of(paths, slot_rows) <= UINT16_MAX; }
+
+// Returns the rows that a block needs for a token of each origin. Blocks of several slots have at least that.
+uint64_t least_rows(const MoeShape& shape, const Paths& paths) {
+  return paths.algorithm().dedup() ? 1 : uint64_t{paths.max_origins()} * shape.top_k;
+}
 
 // Returns the rows that fill whole cache lines, so that two ranks do not write to one line.
 uint64_t rows_of_lines(const MoeShape& shape) { return 64 / std::gcd<uint64_t>(64, shape.widest_row()); }
+
+uint64_t in_whole_lines(const MoeShape& shape, uint64_t rows) {
+  const uint64_t line = rows_of_lines(shape);
+  return rows > line ? (rows + line - 1) / line * line : rows;
+}
+
+// Returns the staging of a plan whose slots have this many rows.
+uint64_t staging_with(const MoeShape& shape, const Paths& paths, uint64_t slot_rows) {
+  return moe_staging_bytes(shape, moe_plan_shape(paths, false, slot_rows), slot_rows);
+}
 
 }  // namespace
 
@@ -258,33 +271,30 @@ uint64_t moe_slot_rows(const MoeShape& shape, const Paths& paths, uint64_t stagi
   const uint64_t most = std::max<uint64_t>(1, paths.max_origins() * shape.max_tokens * copies);
   uint64_t rows = std::min(budget / slots_of(paths, UINT64_MAX), (most + line - 1) / line * line);
   if (rows >= line) rows -= rows % line;
-  if (!paths.algorithm().dedup()) return rows >= paths.max_origins() * copies ? rows : 0;
+  if (!paths.algorithm().dedup()) return rows >= least_rows(shape, paths) ? rows : 0;
   // More rows in a slot let more tokens cross at once. Blocks of many origins then have few slots to spare for them.
-  while (rows > 0 && (slots_of(paths, rows) > kMostSlots || slots_of(paths, rows) * rows > budget))
+  while (rows > 0 && (!have_numbers(paths, rows) || slots_of(paths, rows) * rows > budget))
     rows -= rows > line ? line : 1;
   return rows;
 }
 
 uint64_t moe_least_staging(const MoeShape& shape, const Paths& paths) {
-  const uint64_t copies = paths.algorithm().dedup() ? 1 : shape.top_k, line = rows_of_lines(shape);
-  uint64_t rows = paths.algorithm().dedup() ? 1 : paths.max_origins() * copies;
-  while (slots_of(paths, rows) > kMostSlots) ++rows;
-  if (rows > line) rows = (rows + line - 1) / line * line;
-  return moe_staging_bytes(shape, moe_plan_shape(paths, false, rows), rows);
+  uint64_t rows = least_rows(shape, paths);
+  while (!have_numbers(paths, rows)) ++rows;
+  return staging_with(shape, paths, in_whole_lines(shape, rows));
 }
 
 uint64_t moe_staging_for(const MoeShape& shape, const Paths& paths, uint64_t n_chunks) {
-  const uint64_t line = rows_of_lines(shape);
-  for (uint64_t rows = 1;; rows *= 2) {
-    const uint64_t whole = rows > line ? (rows + line - 1) / line * line : rows;
-    bool fits = slots_of(paths, whole) <= kMostSlots;
+  const auto suffices = [&](uint64_t slot_rows) {
     for (uint32_t h = 0; h < paths.n_hops(); ++h) {
       const double block = paths.mean_rows(h, shape.top_k) * static_cast<double>(shape.max_tokens);
-      fits = fits && block <= static_cast<double>(n_chunks * whole * paths.widths().slots(h, whole));
+      if (block > static_cast<double>(n_chunks * paths.widths().rows(h, slot_rows))) return false;
     }
-    const uint64_t bytes = moe_staging_bytes(shape, moe_plan_shape(paths, false, whole), whole);
-    if (fits) return std::max(bytes, moe_least_staging(shape, paths));
-  }
+    return have_numbers(paths, slot_rows);
+  };
+  uint64_t rows = 1;
+  while (!suffices(in_whole_lines(shape, rows))) rows *= 2;
+  return std::max(staging_with(shape, paths, in_whole_lines(shape, rows)), moe_least_staging(shape, paths));
 }
 
 uint64_t moe_staging_bytes(const MoeShape& shape, const MoePlanShape& plan, uint64_t slot_rows) {

@@ -2,6 +2,7 @@
 #include "src/algo/moe_price.h"
 
 #include <algorithm>
+#include <span>
 
 namespace moeccl::algo {
 
@@ -9,12 +10,16 @@ namespace {
 
 RankRows rank_rows(const Traffic& t, uint32_t rank) {
   RankEdges edges;
+  const std::span<const TrafficEdge> all(t.edges);
   for (const uint32_t i : t.in_of(rank)) {
-    const TrafficEdge& e = t.edges[i];
-    edges.in.push_back({e.from, e.hop, i - t.out_first[e.from], {}});
+    const uint32_t first = t.out_first[all[i].from];
+    const uint32_t place = place_in_hop(all.subspan(first, i + 1 - first), &TrafficEdge::hop);
+    edges.in.push_back({all[i].from, all[i].hop, place, {}});
   }
-  for (uint32_t i = t.out_first[rank]; i < t.out_first[rank + 1]; ++i)
-    edges.out.push_back({t.edges[i].to, t.edges[i].hop, t.edges[i].in_place, {}});
+  for (const TrafficEdge& e : all.subspan(t.out_first[rank], t.out_first[rank + 1] - t.out_first[rank])) {
+    const uint32_t place = place_in_hop(t.in_of(e.to).first(e.in_place + 1), [&](uint32_t i) { return all[i].hop; });
+    edges.out.push_back({e.to, e.hop, place, {}});
+  }
   return {rank, t.owns[rank], std::move(edges)};
 }
 

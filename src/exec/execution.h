@@ -92,7 +92,7 @@ class Execution final : public AgreedTask {
   // Returns where a plane of a slot begins in its half of the staging, in bytes.
   uint64_t plane_base(const plan::Ref& ref, uint32_t chunk, uint32_t plane) const {
     const plan::Program& p = *choice_.program;
-    const uint64_t rows = plane == 0 ? 0 : uint64_t{p.n_slots} * p.depth * binding_.slot_elements;
+    const uint64_t rows = plane == 0 ? 0 : plan::staging_elements(binding_, p);
     return rows * plane_bytes(0) + plan::slot_base(binding_, p, ref, chunk) * plane_bytes(plane);
   }
   // Returns the plane at which a step resumes after its put found the link full.

@@ -183,7 +183,6 @@ uint64_t record_bytes(const MoeConfig& config, uint64_t n_ranks) {
 MoeSlots::MoeSlots(const MoeConfig& config, const algo::Paths& paths, uint64_t granted)
     : table_bytes(list_bytes(config, paths) + record_bytes(config, paths.n_ranks())), budget(granted) {
   needed_bytes = algo::moe_least_staging(config.shape, paths);
-  useful_bytes = algo::moe_staging_for(config.shape, paths, kFewChunks);
   needed_cap = std::min(2 * needed_bytes, table_bytes + needed_bytes);
   const auto rows_of = [&](uint64_t bytes) { return algo::moe_slot_rows(config.shape, paths, bytes); };
   if (config.memory_cap > 0) {
@@ -209,18 +208,24 @@ Result<Fitting> fitting(const MoeConfig& config, const plan::LevelTree& tree, ui
   Fitting fit;
   uint64_t least = UINT64_MAX, useful = UINT64_MAX, least_cap = UINT64_MAX;
   for (const algo::MoeAlgorithm& a : config.algorithms) {
-    const MoeSlots slots(config, algo::Paths(a, tree, config.placement, config.domains.get()), granted);
+    const algo::Paths paths(a, tree, config.placement, config.domains.get());
+    const MoeSlots slots(config, paths, granted);
     if (slots.enough()) {
       fit.algorithms.push_back(a);
-    } else if (a.dedup() && slots.needed_bytes > granted) {
-      const uint64_t needed = of_communicator(slots.needed_bytes), useful_here = of_communicator(slots.useful_bytes);
-      fit.left_out += format("{}{} needs staging_bytes (MOECCL_STAGING_BYTES) of {}", fit.left_out.empty() ? "" : "; ",
-                             a.name(), needed);
-      if (useful_here > needed) fit.left_out += format(", or of {} for few chunks", useful_here);
+      continue;
     }
     least = std::min(least, slots.needed_bytes);
-    useful = std::min(useful, slots.useful_bytes);
-    if (slots.needed_bytes <= granted) least_cap = std::min(least_cap, slots.needed_cap);
+    if (slots.needed_bytes <= granted) {
+      least_cap = std::min(least_cap, slots.needed_cap);
+      continue;
+    }
+    const uint64_t for_few_chunks = algo::moe_staging_for(config.shape, paths, kFewChunks);
+    useful = std::min(useful, for_few_chunks);
+    if (!a.dedup()) continue;
+    fit.left_out += format("{}{} needs staging_bytes (MOECCL_STAGING_BYTES) of {}", fit.left_out.empty() ? "" : "; ",
+                           a.name(), of_communicator(slots.needed_bytes));
+    if (of_communicator(for_few_chunks) > of_communicator(slots.needed_bytes))
+      fit.left_out += format(", or of {} for few chunks", of_communicator(for_few_chunks));
   }
   if (!fit.algorithms.empty()) return fit;
   if (least > granted)

@@ -55,7 +55,6 @@ struct MoeSlots {
   uint64_t budget = 0;        // bytes that the granted staging and the cap leave to the layer's staging
   uint64_t slot_rows = 0;     // 0: too little staging
   uint64_t needed_bytes = 0;  // staging with which every routing runs, in chunks of one token of each origin
-  uint64_t useful_bytes = 0;  // staging with which a uniform routing takes few chunks
   uint64_t needed_cap = 0;    // the least memory_cap_bytes with which the candidate fits, if enough staging is granted
   MoeSlots(const MoeConfig& config, const algo::Paths& paths, uint64_t granted);
   bool enough() const { return slot_rows > 0; }

@@ -71,12 +71,6 @@ uint32_t RankEdges::first_out_after(uint32_t hop) const {
       std::partition_point(out.begin(), out.end(), [&](const Edge& e) { return e.hop <= hop; }) - out.begin());
 }
 
-uint32_t RankEdges::place(const std::vector<Edge>& edges, uint32_t index) {
-  const auto first = std::partition_point(edges.begin(), edges.begin() + index,
-                                          [&](const Edge& e) { return e.hop < edges[index].hop; });
-  return index - static_cast<uint32_t>(first - edges.begin());
-}
-
 Paths::Paths(MoeAlgorithm algorithm, const plan::LevelTree& tree, const Placement& placement, const Domains* domains)
     : algorithm_(algorithm), tree_(tree.truncated(algorithm.kind == PathKind::k2dh ? 2 : algorithm.dims)) {
   n_hops_ = tree_.depth();

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -65,9 +66,16 @@ struct RankEdges {
   // Edges of smaller hops come first. These return how many of `in` precede a hop, and the first of `out` after it.
   uint32_t n_in_before(uint32_t hop) const;
   uint32_t first_out_after(uint32_t hop) const;
-  // Returns the position of an edge among those of its hop.
-  static uint32_t place(const std::vector<Edge>& edges, uint32_t index);
 };
+// `edges` are some of one rank in one direction, ordered by hop from the first one on. Returns the position of the last
+// one among those of its hop. hop_of: the member or function that gives an edge's hop.
+template <class Edges, class HopOf>
+uint32_t place_in_hop(const Edges& edges, HopOf hop_of) {
+  const auto hop = std::invoke(hop_of, edges.back());
+  const auto first =
+      std::partition_point(edges.begin(), edges.end(), [&](const auto& e) { return std::invoke(hop_of, e) < hop; });
+  return static_cast<uint32_t>(edges.end() - first) - 1;
+}
 
 // How many slots of staging a block takes where a slot has `slot_rows` rows. A block of a later hop carries rows of
 // many origins: with deduplication, one row of each fits. Without, a block has one slot.

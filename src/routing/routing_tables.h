@@ -90,8 +90,9 @@ class RoutingTables {
   Status receive(const RankPaths& paths, const MoeShape& shape, std::span<const RecordView> records,
                  std::span<const uint64_t> n_tokens, bool weighted);
   // Returns the least power of two of chunks with which each block that this rank sends or receives fits its slots of
-  // slot_rows rows (MoePlanShape). Returns 0 if there is none, and sets *needed_rows to the rows of the fullest block.
-  // If C chunks suffice, so do 2C, because the chunks of 2C nest in those of C: ranks agree by taking their maximum.
+  // slot_rows rows (MoePlanShape). Returns 0 if there is none, and sets *needed_rows to the rows that a slot would
+  // need. If C chunks suffice, so do 2C, because the chunks of 2C nest in those of C: ranks agree by taking their
+  // maximum.
   uint32_t min_chunks(uint64_t slot_rows, uint64_t* needed_rows) const;
   void build(uint32_t n_chunks);
   // Called between receive() and build() for a routing whose tokens begin elsewhere than those of `before` (replace.h).

@@ -264,8 +264,9 @@ TEST(ApiLifetime, AnAbortEndsADestroyThatWaits) {
       options);
 }
 
-// What has not begun, because its stream is busy with another communicator's work, does not hold up an abort.
-TEST(ApiLifetime, AnAbortDropsWhatWaitsBehindAnotherCommunicator) {
+// Runs body(comm, stream, aborted) on rank 0. The stream is busy with an operation of another communicator, for which
+// rank 1 comes when the body has let `aborted` know.
+void beside_a_busy_stream(const std::function<void(moecclComm_t, moecclStream_t, Meeting&)>& body) {
   Meeting aborted;
   RankOptions options;
   options.config.timeout_ms = 60'000;
@@ -275,7 +276,7 @@ TEST(ApiLifetime, AnAbortDropsWhatWaitsBehindAnotherCommunicator) {
         moecclComm_t comm = nullptr;
         MOECCL_ASSERT_COMM_OK(moecclCommSplit(busy, 0, rank, &comm, nullptr), busy);
         const float in = 1;
-        float first = 0, second = 0, grouped = 0;
+        float first = 0;
         if (rank == 1) {
           EXPECT_TRUE(aborted.wait_for(1));
           MOECCL_EXPECT_COMM_OK(all_reduce(&in, &first, busy), busy);
@@ -285,21 +286,31 @@ TEST(ApiLifetime, AnAbortDropsWhatWaitsBehindAnotherCommunicator) {
         moecclStream_t stream = nullptr;
         MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
         MOECCL_ASSERT_OK(all_reduce(&in, &first, busy, stream));
-        MOECCL_ASSERT_OK(all_reduce(&in, &second, comm, stream));
-        MOECCL_ASSERT_OK(moecclGroupStart());
-        for (int i = 0; i < 2; ++i) MOECCL_ASSERT_OK(all_reduce(&in, &grouped, comm, stream));
-        MOECCL_ASSERT_OK(moecclGroupEnd());
-        const Stopwatch watch;
-        MOECCL_EXPECT_OK(moecclCommAbort(comm));
-        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
-        MOECCL_EXPECT_WITHIN(watch, 5000);
-        aborted.arrive();
+        body(comm, stream, aborted);
+        if (::testing::Test::HasFatalFailure()) return;
         EXPECT_EQ(moecclStreamSynchronize(stream), moecclAborted);
         EXPECT_EQ(first, 2.0f) << "the other communicator's operation";
-        EXPECT_EQ(second + grouped, 0.0f);
         MOECCL_EXPECT_OK(moecclStreamDestroy(stream));
       },
       options);
+}
+
+// What has not begun, because its stream is busy with another communicator's work, does not hold up an abort.
+TEST(ApiLifetime, AnAbortDropsWhatWaitsBehindAnotherCommunicator) {
+  float second = 0, grouped = 0;
+  beside_a_busy_stream([&](moecclComm_t comm, moecclStream_t stream, Meeting& aborted) {
+    const float in = 1;
+    MOECCL_ASSERT_OK(all_reduce(&in, &second, comm, stream));
+    MOECCL_ASSERT_OK(moecclGroupStart());
+    for (int i = 0; i < 2; ++i) MOECCL_ASSERT_OK(all_reduce(&in, &grouped, comm, stream));
+    MOECCL_ASSERT_OK(moecclGroupEnd());
+    const Stopwatch watch;
+    MOECCL_EXPECT_OK(moecclCommAbort(comm));
+    MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+    MOECCL_EXPECT_WITHIN(watch, 5000);
+    aborted.arrive();
+  });
+  EXPECT_EQ(second + grouped, 0.0f);
 }
 
 // Calls of a group on several streams meet, and an abort ends the meeting although one stream is busy with another
@@ -307,49 +318,30 @@ TEST(ApiLifetime, AnAbortDropsWhatWaitsBehindAnotherCommunicator) {
 TEST(ApiLifetime, AnAbortEndsAGroupThatWaitsForABusyStream) {
   for (const bool on_thread : {true, false}) {
     for (const bool busy_runs : {false, true}) {
-      Meeting aborted;
-      RankOptions options;
-      options.config.timeout_ms = 60'000;
-      run_ranks(
-          2,
-          [&](int rank, moecclComm_t busy) {
-            moecclComm_t comm = nullptr;
-            MOECCL_ASSERT_COMM_OK(moecclCommSplit(busy, 0, rank, &comm, nullptr), busy);
-            const float in = 1;
-            float first = 0, grouped[2] = {};
-            if (rank == 1) {
-              EXPECT_TRUE(aborted.wait_for(1));
-              MOECCL_EXPECT_COMM_OK(all_reduce(&in, &first, busy), busy);
-              MOECCL_EXPECT_OK(moecclCommDestroy(comm));
-              return;
-            }
-            moecclStream_t late = nullptr, other = nullptr;
-            MOECCL_ASSERT_OK(moecclStreamCreate(&late));
-            MOECCL_ASSERT_OK(moecclStreamCreate(&other));
-            MOECCL_ASSERT_OK(all_reduce(&in, &first, busy, late));
-            const moecclStream_t free = on_thread ? nullptr : other;
-            std::thread watchdog([comm] {
-              std::this_thread::sleep_for(std::chrono::milliseconds(100));
-              MOECCL_EXPECT_OK(moecclCommAbort(comm));
-            });
-            const Stopwatch watch;
-            MOECCL_ASSERT_OK(moecclGroupStart());
-            MOECCL_ASSERT_OK(all_reduce(&in, &grouped[0], comm, busy_runs ? late : free));
-            MOECCL_ASSERT_OK(all_reduce(&in, &grouped[1], comm, busy_runs ? free : late));
-            EXPECT_EQ(moecclGroupEnd(), on_thread ? moecclAborted : moecclSuccess);
-            EXPECT_EQ(moecclStreamSynchronize(other), on_thread ? moecclSuccess : moecclAborted);
-            MOECCL_EXPECT_WITHIN(watch, 5000);
-            watchdog.join();
-            MOECCL_EXPECT_OK(moecclCommDestroy(comm));
-            MOECCL_EXPECT_WITHIN(watch, 5000);
-            aborted.arrive();
-            EXPECT_EQ(moecclStreamSynchronize(late), moecclAborted);
-            EXPECT_EQ(first, 2.0f) << "the other communicator's operation";
-            EXPECT_EQ(grouped[0] + grouped[1], 0.0f);
-            MOECCL_EXPECT_OK(moecclStreamDestroy(late));
-            MOECCL_EXPECT_OK(moecclStreamDestroy(other));
-          },
-          options);
+      float grouped[2] = {};
+      beside_a_busy_stream([&](moecclComm_t comm, moecclStream_t late, Meeting& aborted) {
+        const float in = 1;
+        moecclStream_t other = nullptr;
+        MOECCL_ASSERT_OK(moecclStreamCreate(&other));
+        const moecclStream_t free = on_thread ? nullptr : other;
+        std::thread watchdog([comm] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          MOECCL_EXPECT_OK(moecclCommAbort(comm));
+        });
+        const Stopwatch watch;
+        MOECCL_ASSERT_OK(moecclGroupStart());
+        MOECCL_ASSERT_OK(all_reduce(&in, &grouped[0], comm, busy_runs ? late : free));
+        MOECCL_ASSERT_OK(all_reduce(&in, &grouped[1], comm, busy_runs ? free : late));
+        EXPECT_EQ(moecclGroupEnd(), on_thread ? moecclAborted : moecclSuccess);
+        EXPECT_EQ(moecclStreamSynchronize(other), on_thread ? moecclSuccess : moecclAborted);
+        MOECCL_EXPECT_WITHIN(watch, 5000);
+        watchdog.join();
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+        MOECCL_EXPECT_WITHIN(watch, 5000);
+        aborted.arrive();
+        MOECCL_EXPECT_OK(moecclStreamDestroy(other));
+      });
+      EXPECT_EQ(grouped[0] + grouped[1], 0.0f);
     }
   }
 }

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "tests/conformance/two_experts.h"
 #include "tests/support/ranks.h"
 
 namespace moeccl::testing {
@@ -11,13 +12,7 @@ namespace {
 
 void backward(int rank, moecclComm_t comm, bool weighted, bool wants_weights) {
   constexpr size_t kTokens = 4, kWidth = 4;
-  moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
-  config.hidden_bytes = kWidth * sizeof(float);
-  config.type = moecclFloat32;
-  config.top_k = 1;
-  config.n_experts = 2;
-  config.max_tokens = kTokens;
-  config.layout = moecclLayoutExpertMajor;
+  const moecclMoeConfig_t config = two_experts(kTokens, kWidth, moecclLayoutExpertMajor);
   moecclMoe_t layer = nullptr;
   MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&layer, comm, &config), comm);
   const std::vector<int32_t> index{0, 1, 0, 1};

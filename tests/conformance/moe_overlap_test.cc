@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/conformance/two_experts.h"
 #include "tests/support/ranks.h"
 
 namespace moeccl::testing {
@@ -14,13 +15,7 @@ constexpr size_t kTokens = 4, kWidth = 2, kScales = 4;
 
 struct Layer {
   Layer(moecclComm_t comm, moecclMoeLayout_t layout) {
-    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
-    config.hidden_bytes = kWidth * sizeof(float);
-    config.type = moecclFloat32;
-    config.top_k = 1;
-    config.n_experts = 2;
-    config.max_tokens = kTokens;
-    config.layout = layout;
+    moecclMoeConfig_t config = two_experts(kTokens, kWidth, layout);
     config.scale_bytes = kScales;
     MOECCL_EXPECT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
     const std::vector<int32_t> index{0, 1, 0, 1};  // each rank gets two rows of each rank

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "moeccl/moeccl.h"
+#include "tests/conformance/two_experts.h"
 #include "tests/support/ranks.h"
 
 namespace moeccl::testing {
@@ -389,13 +390,7 @@ TEST(ReplaceGain, AWrongCallInASkippedStepIsRepeated) {
 TEST(ReplaceGain, ASkippedStepWaitsForTheListsOfTheLast) {
   run_ranks(2, [](int rank, moecclComm_t comm) {
     constexpr size_t kTokens = 64, kWidth = 8;
-    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
-    config.hidden_bytes = kWidth * sizeof(float);
-    config.type = moecclFloat32;
-    config.top_k = 1;
-    config.n_experts = 2;
-    config.max_tokens = kTokens;
-    config.layout = moecclLayoutRows;
+    const moecclMoeConfig_t config = two_experts(kTokens, kWidth, moecclLayoutRows);
     moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
     replace.sample_tokens = 4;
     replace.residual = 2;

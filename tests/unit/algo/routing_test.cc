@@ -82,7 +82,8 @@ TEST(PathsTest, DegreesAreThoseOfTheListedEdges) {
         for (const auto* side : {&edges.in, &edges.out})
           for (uint32_t j = 0; j < side->size(); ++j)
             max_edges[(*side)[j].hop] =
-                std::max(max_edges[(*side)[j].hop], size_t{1} + algo::RankEdges::place(*side, j));
+                std::max(max_edges[(*side)[j].hop],
+                         size_t{1} + algo::place_in_hop(std::span(*side).first(j + 1), &algo::Edge::hop));
       }
       SCOPED_TRACE(format("case {}: {} ranks, {}", i, n, a.name()));
       ASSERT_EQ(paths.max_in(), max_in);
