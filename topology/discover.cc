@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "topology/discover.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <set>
 
-#include "src/base/fd.h"
+#include "src/driver/file.h"
 #include "src/driver/sysfs.h"
 #include "topology/hwloc_xml.h"
 #include "topology/json.h"
@@ -32,28 +29,6 @@ constexpr Probe kProbes[] = {
      "for NVIDIA GPUs: install their driver; in a container use NVIDIA's runtime (--gpus all)"},
     {"cuda", probe_cuda, "GPUs as CUDA sees them", "for NVIDIA GPUs: install their driver"},
 };
-
-Result<std::string> read_whole(const std::string& path) {
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (fd.get() < 0) return system_error("cannot open the topology " + path, errno);
-  struct stat info = {};
-  if (fstat(fd.get(), &info) != 0) return system_error("cannot read the topology " + path, errno);
-  if (!S_ISREG(info.st_mode)) return error(moecclInvalidArgument, "the topology {} is not a file", path);
-  if (static_cast<uint64_t>(info.st_size) > kMaxJsonBytes)
-    return error(moecclInvalidArgument, "the topology {} has {} bytes, at most {} are read", path, info.st_size,
-                 kMaxJsonBytes);
-  std::string text(static_cast<size_t>(info.st_size), '\0');
-  size_t have = 0;
-  while (have < text.size()) {
-    const ssize_t n = ::read(fd.get(), text.data() + have, text.size() - have);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return system_error("cannot read the topology " + path, errno);
-    if (n == 0) break;
-    have += static_cast<size_t>(n);
-  }
-  text.resize(have);
-  return text;
-}
 
 bool told_by_bus(const Node& node) {
   return std::any_of(node.sources.begin(), node.sources.end(),
@@ -135,7 +110,10 @@ Result<Source> read_source(const std::string& given, uint32_t n_ranks) {
     MOECCL_ASSIGN_OR_RETURN(plan::LevelTree tree, parse_synthetic(given, n_ranks));
     return Source{{}, std::move(tree)};
   }
-  MOECCL_ASSIGN_OR_RETURN(const std::string text, read_whole(given));
+  struct stat info = {};
+  if (::stat(given.c_str(), &info) == 0 && !S_ISREG(info.st_mode))  // reading a pipe might never end
+    return error(moecclInvalidArgument, "the topology {} is not a file", given);
+  MOECCL_ASSIGN_OR_RETURN(const std::string text, driver::read_file(given));
   constexpr const char* kBlanks = " \t\r\n";
   const size_t first = text.find_first_not_of(kBlanks);
   if (first == std::string::npos) return error(moecclInvalidArgument, "{}:1: the topology is empty", given);

@@ -405,6 +405,7 @@ std::string doctor_page(const DoctorFacts& facts) {
   const TransportChoice away = choose_transport(pair);
   text += format("  ranks of other hosts: {}\n", away.transport);
   if (!away.why_not_better.empty()) text += format("        not better because {}\n", away.why_not_better);
+  if (best != nullptr && !best->can.empty()) text += format("        {}: {}\n", best->name, best->can);
   for (const NetworkFacts& n : facts.networks)
     if (!n.usable) text += format("        not {}: {}\n", n.name, n.text);
   text += format("{} problem{}, {} note{}\n", n_problems, n_problems == 1 ? "" : "s", n_notes, n_notes == 1 ? "" : "s");

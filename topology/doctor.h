@@ -42,6 +42,7 @@ struct NetworkFacts {
   bool usable = false;
   std::string text;            // "eth0 (25 Gbit/s)", or why it cannot be used
   bool device_memory = false;  // its NICs may reach CUDA memory
+  std::string can = {};        // "keeps the order of puts, can encrypt"
 };
 
 struct DoctorFacts {

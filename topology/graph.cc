@@ -6,6 +6,8 @@
 #include <cmath>
 #include <unordered_map>
 
+#include "src/base/text.h"
+
 namespace moeccl::topology {
 
 namespace {
@@ -224,8 +226,9 @@ bool parse_cpus(std::string_view text, Cpus* cpus) {
 
 std::string normal_pci(std::string_view text) {
   const auto hex = [](std::string_view digits, uint32_t limit, uint32_t* value) {
-    const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), *value, 16);
-    return code == std::errc() && end == digits.data() + digits.size() && *value <= limit;
+    const auto parsed = parse_number(digits, limit, 16);
+    *value = parsed.value_or(0);
+    return parsed.has_value();
   };
   const size_t dot = text.rfind('.');
   if (dot == std::string_view::npos) return {};

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 
+#include "src/base/text.h"
 #include "topology/contain.h"
 #include "topology/xml.h"
 
@@ -17,9 +18,9 @@ constexpr size_t kMaxDistanceObjects = 1024;
 
 bool starts_number(std::string_view text, std::string_view prefix, int32_t* number) {
   if (!text.starts_with(prefix)) return false;
-  const char* end = text.data() + text.size();
-  const auto [stop, code] = std::from_chars(text.data() + prefix.size(), end, *number);
-  return code == std::errc() && stop == end && *number >= 0;
+  const auto parsed = parse_number<uint32_t>(text.substr(prefix.size()), std::numeric_limits<int32_t>::max());
+  if (parsed.has_value()) *number = static_cast<int32_t>(*parsed);
+  return parsed.has_value();
 }
 
 class HwlocReader {
@@ -66,11 +67,10 @@ class HwlocReader {
   }
   Result<uint64_t> number(const XmlElement& element, std::string_view name, uint64_t limit) const {
     MOECCL_ASSIGN_OR_RETURN(const std::string text, needed(element, name));
-    uint64_t value = 0;
-    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (code != std::errc() || end != text.data() + text.size() || value > limit)
+    const auto value = parse_number(text, limit);
+    if (!value.has_value())
       return wrong(element, format("{} is {}, wanted a number from 0 to {}", name, in_quotes(text), limit));
-    return value;
+    return *value;
   }
 
   // Parses "0x00000003,0xffffffff": words of 32 processors, the highest first.
@@ -81,13 +81,12 @@ class HwlocReader {
       const size_t comma = std::min(text.find(',', at), text.size());
       std::string_view word = std::string_view(text).substr(at, comma - at);
       if (word.starts_with("0x")) word.remove_prefix(2);
-      uint32_t value = 0;
-      const auto [end, code] = std::from_chars(word.data(), word.data() + word.size(), value, 16);
-      // Words that are zero may be empty.
-      if (!word.empty() && (code != std::errc() || end != word.data() + word.size()))
+      const auto value =
+          parse_number<uint32_t>(word.empty() ? "0" : word, ~0u, 16);  // words that are zero may be empty
+      if (!value.has_value())
         return wrong(element,
                      format("cpuset is {}, wanted words such as 0x000000ff separated by commas", in_quotes(text)));
-      words.push_back(value);
+      words.push_back(*value);
       at = comma + 1;
     }
     if (words.size() > kMaxCpus / 32) return wrong(element, format("cpuset has more than {} processors", kMaxCpus));
@@ -363,15 +362,13 @@ class HwlocReader {
         rest.remove_prefix(to);
         if (child.name == "indexes")
           word = word.substr(word.find(':') == std::string_view::npos ? 0 : word.find(':') + 1);
-        uint64_t value = 0;
-        const auto [end, code] = std::from_chars(word.data(), word.data() + word.size(), value);
-        if (code != std::errc() || end != word.data() + word.size())
-          return wrong(child, format("found {}, wanted a number", in_quotes(word)));
+        const auto value = parse_number<uint64_t>(word);
+        if (!value.has_value()) return wrong(child, format("found {}, wanted a number", in_quotes(word)));
         if (child.name == "indexes") {
-          const auto it = by_gp_.find(value);
+          const auto it = by_gp_.find(*value);
           ids.push_back(it == by_gp_.end() ? "" : it->second);
         } else if (child.name == "u64values") {
-          values.push_back(value);
+          values.push_back(*value);
         }
         if (ids.size() > n || values.size() > n * n) return wrong(child, format("more than {} objects", n));
       }

@@ -58,9 +58,9 @@ class LineIterator {
 };
 
 // A JSON object with its position, for errors and strict reading.
-class Reader {
+class JsonReader {
  public:
-  Reader(const Json& json, const std::string& file, std::string where)
+  JsonReader(const Json& json, const std::string& file, std::string where)
       : json_(json), file_(file), where_(std::move(where)) {}
 
   Status wrong(const std::string& what) const {
@@ -145,9 +145,9 @@ class Reader {
     }
     return {};
   }
-  Result<Reader> object(const Json& value, const std::string& where) const {
+  Result<JsonReader> object(const Json& value, const std::string& where) const {
     if (!value.is_object()) return wrong(format("{} is {}, wanted an object", where, shown(value)));
-    return Reader(value, file_, where_.empty() ? where : where_ + "." + where);
+    return JsonReader(value, file_, where_.empty() ? where : where_ + "." + where);
   }
   void name(const std::string& more) { where_ += " (" + in_quotes(more) + ")"; }
 
@@ -163,7 +163,7 @@ class Reader {
   std::string where_;
 };
 
-Status read_port(Reader& in, Node& node) {
+Status read_port(JsonReader& in, Node& node) {
   MOECCL_TRY(in.only({"number", "interface", "layer", "state", "rate", "mtu", "gid", "address"}));
   Port port;
   MOECCL_TRY(in.integer("number", &port.number, 255));
@@ -180,7 +180,7 @@ Status read_port(Reader& in, Node& node) {
   return {};
 }
 
-Status read_node(Reader& in, Node& node) {
+Status read_node(JsonReader& in, Node& node) {
   MOECCL_TRY(in.text("id", &node.id));
   if (node.id.empty()) return in.wrong("there is no id");
   in.name(node.id);
@@ -204,13 +204,13 @@ Status read_node(Reader& in, Node& node) {
   const Json* ports = nullptr;
   MOECCL_TRY(in.list("ports", &ports, kMaxPorts));
   for (size_t i = 0; ports != nullptr && i < ports->size(); ++i) {
-    MOECCL_ASSIGN_OR_RETURN(Reader port, in.object((*ports)[i], format("ports[{}]", i)));
+    MOECCL_ASSIGN_OR_RETURN(JsonReader port, in.object((*ports)[i], format("ports[{}]", i)));
     MOECCL_TRY(read_port(port, node));
   }
   return {};
 }
 
-Status read_link(Reader& in, Link& link) {
+Status read_link(JsonReader& in, Link& link) {
   MOECCL_TRY(in.only({"kind", "a", "b", "count", "bandwidth", "latency", "sources"}));
   if (in.find("kind") == nullptr) return in.wrong("there is no kind");
   MOECCL_TRY(in.word("kind", kLinkKinds, link_name, &link.kind));
@@ -222,7 +222,7 @@ Status read_link(Reader& in, Link& link) {
   return in.texts("sources", &link.sources);
 }
 
-Status read_host(Reader& in, Graph& graph, uint32_t& count) {
+Status read_host(JsonReader& in, Graph& graph, uint32_t& count) {
   MOECCL_TRY(in.only({"count", "nodes", "links", "notes"}));
   MOECCL_TRY(in.integer("count", &count, kMaxHosts));
   if (count == 0) return in.wrong("count is 0, wanted at least 1");
@@ -232,12 +232,12 @@ Status read_host(Reader& in, Graph& graph, uint32_t& count) {
   MOECCL_TRY(in.list("links", &links, kMaxNodes));
   if (nodes == nullptr) return in.wrong("there are no nodes");
   for (size_t i = 0; i < nodes->size(); ++i) {
-    MOECCL_ASSIGN_OR_RETURN(Reader node, in.object((*nodes)[i], format("nodes[{}]", i)));
+    MOECCL_ASSIGN_OR_RETURN(JsonReader node, in.object((*nodes)[i], format("nodes[{}]", i)));
     graph.nodes.emplace_back();
     MOECCL_TRY(read_node(node, graph.nodes.back()));
   }
   for (size_t i = 0; links != nullptr && i < links->size(); ++i) {
-    MOECCL_ASSIGN_OR_RETURN(Reader link, in.object((*links)[i], format("links[{}]", i)));
+    MOECCL_ASSIGN_OR_RETURN(JsonReader link, in.object((*links)[i], format("links[{}]", i)));
     graph.links.emplace_back();
     MOECCL_TRY(read_link(link, graph.links.back()));
   }
@@ -248,14 +248,14 @@ Status read_host(Reader& in, Graph& graph, uint32_t& count) {
 }
 
 Result<std::vector<Graph>> read_document(const Json& json, const std::string& file) {
-  Reader in(json, file, "");
+  JsonReader in(json, file, "");
   const Json* version = in.find("moeccl_topology");
   if (version == nullptr) return in.wrong("there is no field moeccl_topology: 1; is this a topology of MoECCL?");
   if (!version->is_number_unsigned() || version->get<uint64_t>() != 1)
     return in.wrong("moeccl_topology is not 1: this MoECCL reads version 1");
   MOECCL_TRY(in.only({"moeccl_topology", "units", "hosts"}));
   if (const Json* units = in.find("units"); units != nullptr) {
-    MOECCL_ASSIGN_OR_RETURN(const Reader fields, in.object(*units, "units"));
+    MOECCL_ASSIGN_OR_RETURN(const JsonReader fields, in.object(*units, "units"));
     MOECCL_TRY(fields.only({"bandwidth", "latency", "memory", "rate"}));
     for (const auto& [key, unit] : kUnits) {
       std::string given = unit;
@@ -269,7 +269,7 @@ Result<std::vector<Graph>> read_document(const Json& json, const std::string& fi
   std::vector<Graph> all;
   size_t n_nodes = 0;
   for (size_t i = 0; i < hosts->size(); ++i) {
-    MOECCL_ASSIGN_OR_RETURN(Reader host, in.object((*hosts)[i], format("hosts[{}]", i)));
+    MOECCL_ASSIGN_OR_RETURN(JsonReader host, in.object((*hosts)[i], format("hosts[{}]", i)));
     Graph graph;
     uint32_t count = 1;
     MOECCL_TRY(read_host(host, graph, count));

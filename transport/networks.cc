@@ -11,12 +11,27 @@ namespace moeccl::transport {
 namespace {
 
 constexpr Network kNetworks[] = {
-    {"verbs", verbs::kCapabilities, verbs::probe, verbs::open, verbs::check},
+    {"verbs", verbs::kCapabilities, verbs::probe, verbs::open},
     {"plugin", netplugin::kCapabilities, netplugin::probe, netplugin::open},
     {"tcp", tcp::kCapabilities, tcp::probe, tcp::open},
 };
 
 }  // namespace
+
+std::string text_of(const Capabilities& capabilities) {
+  std::string text;
+  const auto add = [&](bool set, const char* what) {
+    if (set) text += (text.empty() ? "" : ", ") + std::string(what);
+  };
+  add(capabilities.ordered, "keeps the order of puts");
+  add(capabilities.views, "loads from and stores to the peer's memory");
+  add(capabilities.reads, "reads the peer's memory");
+  add(capabilities.one_sided, "needs no CPU of the receiver");
+  add(capabilities.device_memory, "may reach CUDA memory");
+  add(capabilities.needs_pump, "moves bytes by a thread of each rank");
+  add(capabilities.encrypts, "can encrypt");
+  return text;
+}
 
 std::span<const Network> networks() { return kNetworks; }
 

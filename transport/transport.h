@@ -39,6 +39,9 @@ struct Capabilities {
   bool encrypts = false;       // with NetworkOptions::encrypt; the other networks are not opened then
 };
 
+// Returns what is set, in words: "keeps the order of puts, may reach CUDA memory".
+std::string text_of(const Capabilities& capabilities);
+
 // What a transport finds on this host, for doctor, explain and the choice of a network.
 struct Probe {
   bool usable = false;
@@ -136,8 +139,6 @@ struct Network {
   // Never fails: a fault is a reason not to use the network.
   Probe (*probe)();
   Result<std::unique_ptr<Endpoint>> (*open)(const NetworkOptions& options);
-  // Checks the network's own variables; null: it has none. A bad value is an error, and no reason to go without it.
-  Status (*check)() = nullptr;
   // Returns why the network is not opened although it may be there; empty: it is opened.
   std::string refused(bool encrypt) const {
     return encrypt && !can.encrypts ? "it cannot encrypt, as MOECCL_ENCRYPT wants" : "";

@@ -48,6 +48,7 @@ struct Run {
 
 double step_ms(const StepReport& s);
 double combine_ms(const StepReport& s);
+double communication_ms(const StepReport& s);
 
 // Prints all runs, compared with runs[0].
 void print_table(const std::vector<Run>& runs);

@@ -88,7 +88,8 @@ MOECCL_API moecclResult_t moecclMoeDestroy(moecclMoe_t moe);
  * has the expert of each choice, -1 for none; a token's experts are distinct. topk_weight[n_tokens][k] may be NULL,
  * which means that all weights are 1; among ranks with tokens, all or none pass NULL, otherwise the result is
  * moecclMismatch. Both are read before the call returns. n_tokens may differ between ranks and be 0. With algorithm
- * "auto" the call also chooses the plan for this routing (HierMoE Eq. 6, Algorithm 1). */
+ * "auto" the call also chooses the plan for this routing, as HierMoE's Algorithm 1 does, but by the library's own
+ * price. moecclMoeExplain shows the d* of the paper's Eq. 1 to 6 beside it. */
 MOECCL_API moecclResult_t moecclRoutingCreate(moecclRouting_t* routing, moecclMoe_t moe, const int32_t* topk_index,
                                               const float* topk_weight, size_t n_tokens);
 /* Does the same for an existing routing. On failure the routing is empty, unless the call was refused because it is

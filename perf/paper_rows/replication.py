@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive expert replication: its communication cost, and the tokens that its counts drop."""
 import array
-import threading
 
-from . import Closed, Program, rows_of
+from . import Closed, Program, on_ranks, rows_of
 
 PAPER = "Adaptive replication"
 row = rows_of(PAPER, "perf/papers --only adaptive", "closed form")
@@ -25,30 +24,19 @@ def counted(n_ranks, slots, n_experts, count):
     # Expert e on ranks e, e + n_experts / slots, ...: no rank holds one twice.
     placement = moeccl.Placement(n_experts, [(r * slots + s) % n_experts for r in range(n_ranks) for s in range(slots)], slots_per_rank=slots)
     assert replicas * n_experts == n_ranks * slots
-    sent, failed = [[0] * n_ranks for _ in range(2)], []
+    sent = [[0] * n_ranks for _ in range(2)]
 
     def work(comm):
-        try:
-            values = array.array("f", bytes(4 * slots * count))
-            shards = array.array("f", bytes(4 * n_experts * moeccl.experts.shard(count, n_ranks)))
-            calls = (lambda: moeccl.experts.reduce_gradients(comm, placement, values, shards),
-                     lambda: moeccl.experts.place_weights(comm, placement, shards, values))
-            for i, call in enumerate(calls):
-                before = sum(to.bytes for to in comm.traffic())
-                call()
-                sent[i][comm.rank] = sum(to.bytes for to in comm.traffic()) - before
-        except BaseException as failure:
-            failed.append(failure)
-            comm.abort()
+        values = array.array("f", bytes(4 * slots * count))
+        shards = array.array("f", bytes(4 * n_experts * moeccl.experts.shard(count, n_ranks)))
+        calls = (lambda: moeccl.experts.reduce_gradients(comm, placement, values, shards),
+                 lambda: moeccl.experts.place_weights(comm, placement, shards, values))
+        for i, call in enumerate(calls):
+            before = sum(to.bytes for to in comm.traffic())
+            call()
+            sent[i][comm.rank] = sum(to.bytes for to in comm.traffic()) - before
 
-    comms = moeccl.init_all(n_ranks, pace=True, topology=f"node:{n_ranks}(bw=10GB/s,lat=1us)")
-    threads = [threading.Thread(target=work, args=(comm,)) for comm in comms]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    if failed:
-        raise RuntimeError(str(failed[0]))
+    on_ranks(n_ranks, f"node:{n_ranks}(bw=10GB/s,lat=1us)", work)
     return sum(sent[0]) / n_ranks, sum(sent[1]) / n_ranks
 
 

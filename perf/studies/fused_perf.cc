@@ -231,22 +231,38 @@ Times in_turns(int iters, const std::function<void()>& alone, const std::functio
   return {median(ms[0]), median(ms[1]), median(ms[2])};
 }
 
-void tell(const std::string& part, const Options& o, size_t mib, double paper, const Times& t) {
-  const double separate = t.separate_ms - t.alone_ms, fused = t.fused_ms - t.alone_ms;
-  const nlohmann::json line = {
-      {"paper", "HybridEP"},
-      {"item", "Fig. 15 " + part + ", experts of " + std::to_string(mib) + " MiB, overhead saved"},
-      {"paper_value", paper},
-      {"ours", 1 - fused / separate},
-      {"how", "run"},
-      {"command", "build/perf/fused_perf"},
-      {"experts", o.experts},
-      {"alone_ms", t.alone_ms},
-      {"separate_ms", t.separate_ms},
-      {"fused_ms", t.fused_ms}};
+nlohmann::json row(const std::string& item, double ours) {
+  return {{"paper", "HybridEP"},    {"item", "Fig. 15 " + item + ", overhead saved"},
+          {"paper_value", nullptr}, {"ours", ours},
+          {"how", "run"},           {"command", "build/perf/fused_perf"}};
+}
+void tell(const nlohmann::json& line) {
   std::printf("%s\n", line.dump().c_str());
   std::fflush(stdout);
 }
+
+// The paper saves "up to" a share, so its figure is for the size of experts that saves most.
+class Part {
+ public:
+  Part(std::string name, double paper) : name_(std::move(name)), paper_(paper) {}
+  void add(size_t mib, const Times& t) {
+    const double separate = t.separate_ms - t.alone_ms, fused = t.fused_ms - t.alone_ms;
+    nlohmann::json line = row(name_ + ", experts of " + std::to_string(mib) + " MiB", 1 - fused / separate);
+    line.update({{"alone_ms", t.alone_ms}, {"separate_ms", t.separate_ms}, {"fused_ms", t.fused_ms}});
+    tell(line);
+    if (best_.is_null() || best_["ours"] < line["ours"]) best_ = row(name_ + ", best size", line["ours"]);
+  }
+  void finish() {
+    if (best_.is_null()) return;
+    best_["paper_value"] = paper_;
+    tell(best_);
+  }
+
+ private:
+  std::string name_;
+  double paper_;
+  nlohmann::json best_;
+};
 
 int fused_main(int argc, char** argv) {
   Options o;
@@ -258,6 +274,7 @@ int fused_main(int argc, char** argv) {
   app.add_option("-n,--iters", o.iters, "timed runs of each")->check(positive())->capture_default_str();
   parse_or_exit(app, argc, argv);
   if (o.tokens == 0 || o.tokens % 4 != 0) fail("--tokens: give a multiple of 4");
+  Part encoding("a, encoding in the optimizer's step", 0.30), decoding("b, decoding in the experts' computation", 0.45);
   for (const size_t mib : o.expert_mib) {
     Layer layer(o, mib);
     if (o.what != "decode") {
@@ -270,7 +287,7 @@ int fused_main(int argc, char** argv) {
             layer.encode_all();
           },
           [&] { layer.step_and_encode(); });
-      tell("a, encoding in the optimizer's step", o, mib, 0.30, t);
+      encoding.add(mib, t);
     }
     if (o.what != "encode") {
       layer.verify_decoding();
@@ -281,9 +298,10 @@ int fused_main(int argc, char** argv) {
             layer.compute_all();
           },
           [&] { layer.decode_and_compute(); });
-      tell("b, decoding in the experts' computation", o, mib, 0.45, t);
+      decoding.add(mib, t);
     }
   }
+  encoding.finish(), decoding.finish();
   return 0;
 }
 

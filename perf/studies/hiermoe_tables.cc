@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computes HierMoE's Table IV and Fig. 11 and 13 in closed form: Eq. 1 to 6 with the AlltoAlls of Fig. 9, over one
-// stated routing for all cells. Prints one JSON line for each number. --search looks for a routing that is closer to
-// the paper's.
+// Computes HierMoE's Table IV and Fig. 11 and 13 in closed form: Eq. 1 to 6 with the AlltoAlls of Fig. 9, over two
+// stated routings for all cells: one for the rows without swaps, and a more skewed one for the rows with swaps, as an
+// even routing leaves nothing to swap. Prints one JSON line for each number. --search looks for a routing that is
+// closer to the paper's.
 #include <moeccl/moeccl.h>
 
 #include <algorithm>
@@ -157,29 +158,53 @@ class Testbed {
   std::vector<double> inter_[2], intra_[2];
 };
 
-void row(const std::string& item, double paper, double ours, const std::string& command) {
+// `more`: further fields of the line, or nothing.
+void row(const std::string& item, double paper, double ours, const std::string& command, const std::string& more = "") {
   std::printf("{\"paper\":\"HierMoE\",\"item\":\"%s\",\"paper_value\":", item.c_str());
   if (paper > 0)
     std::printf("%.2f", paper);
   else
     std::printf("null");
+  std::printf(",\"ours\":%.2f,\"how\":\"closed form\",\"command\":\"%s\"%s}\n", ours, command.c_str(), more.c_str());
+}
+
+// The paper prints one range for its two models.
+void row_in(const std::string& item, double low, double high, double ours, const std::string& command) {
+  std::printf("{\"paper\":\"HierMoE\",\"item\":\"%s\",\"paper_value\":\"%.2f to %.2f\",\"rule\":[\"in\",%.2f,%.2f]",
+              item.c_str(), low, high, low, high);
   std::printf(",\"ours\":%.2f,\"how\":\"closed form\",\"command\":\"%s\"}\n", ours, command.c_str());
 }
 
+// Section V-C: HD2-MoE is the AlltoAll of Fig. 4(b), between nodes and then inside them. One node has only the latter.
+double hd2_us(const Testbed& t, const Cell& c, const std::vector<int32_t>& placement) {
+  return t.us(c.gpus > 8 ? 2 : 1, true, placement);
+}
+
+// By Fig. 9, HD-MoE saves at most this share of Megatron-LM's time over HD2-MoE: docs/performance-papers.md.
+constexpr double kMostOverHd2 = 0.125;
+
 void print_cell(const Cell& c, const Routing& r, int64_t tokens, const std::string& command) {
   const Testbed t(c, r, tokens);
-  const double megatron = t.us(1, false, {}), hd2 = t.us(2, true, {}), hd = t.best_us({});
-  const std::vector<int32_t> placement = t.swapped(false), smart = t.swapped(true);
-  const double hiermoe = t.best_us(placement);
+  const double megatron = t.us(1, false, {}), hd2 = hd2_us(t, c, {}), hd = t.best_us({});
   const std::string item = c.item;
   row(item + ", HD2-MoE", c.hd2, megatron / hd2, command);
   row(item + ", HD-MoE", c.hd, megatron / hd, command);
-  row(item + ", HierMoE", c.hiermoe, megatron / hiermoe, command);
-  row(item + ", HD-MoE over HD2-MoE", c.hd / c.hd2, hd2 / hd, command);
-  row(item + ", HierMoE over HD-MoE", c.hiermoe / c.hd, hd / hiermoe, command);
-  if (c.deepseek || item == "Table IV, K=8 E=128 G=32")
-    row((c.deepseek ? "Fig. 11, DeepSeek-V3" : "Fig. 11, Qwen3-30B-A3B") + std::string(", HierMoE over HD2-MoE-Smart"),
-        0, t.us(2, true, smart) / hiermoe, command);
+  char bound[40] = "";
+  if (c.gpus > 8) std::snprintf(bound, sizeof bound, ",\"bound\":%.2f", 1 + kMostOverHd2 * c.hd);
+  row(item + ", HD-MoE over HD2-MoE", c.hd / c.hd2, hd2 / hd, command, bound);
+}
+
+// The rows of HierMoE, which swaps experts.
+void print_swapped(const Cell& c, const Routing& r, int64_t tokens, const std::string& command) {
+  const Testbed t(c, r, tokens);
+  const double hiermoe = t.best_us(t.swapped(false));
+  const std::string item = c.item;
+  row(item + ", HierMoE", c.hiermoe, t.us(1, false, {}) / hiermoe, command);
+  row(item + ", HierMoE over HD-MoE", c.hiermoe / c.hd, t.best_us({}) / hiermoe, command);
+  if (!c.deepseek && item != "Table IV, K=8 E=128 G=32") return;
+  const std::string model = c.deepseek ? "Fig. 11, DeepSeek-V3" : "Fig. 11, Qwen3-30B-A3B";
+  row_in(model + ", HierMoE over HD2-MoE-Smart", 1.55, 1.64, hd2_us(t, c, t.swapped(true)) / hiermoe, command);
+  row_in(model + ", HierMoE over Tutel-2DH", 2.34, 3.32, t.us(2, false, {}) / hiermoe, command);
 }
 
 // Fig. 13 prints no numbers, so this prints times in ms, of four nodes and of one. H: without deduplication.
@@ -199,7 +224,7 @@ int search(int64_t tokens) {
       for (const Cell& c : kCells) {
         if (c.deepseek) continue;
         const Testbed t(c, {zipf, apart, 1}, tokens);
-        const double hd = t.best_us({}), ratio = t.us(2, true, {}) / hd;
+        const double hd = t.best_us({}), ratio = hd2_us(t, c, {}) / hd;
         worst = std::max(worst, std::fabs(t.us(1, false, {}) / hd / c.hd - 1));
         if (c.gpus == 32) low = std::min(low, ratio), high = std::max(high, ratio);
       }
@@ -215,10 +240,14 @@ int search(int64_t tokens) {
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   Routing r;
+  double swap_zipf = 0.5;
   int64_t tokens = 1024;
   bool searches = false;
   perf::App app("HierMoE's Table IV, Fig. 11 and Fig. 13 by its own Eq. 1-6 and Fig. 9");
   app.add_option("--zipf", r.zipf, "exponent of the experts' popularity")
+      ->check(perf::within(0, 10))
+      ->capture_default_str();
+  app.add_option("--swap-zipf", swap_zipf, "the same in the rows with swaps")
       ->check(perf::within(0, 10))
       ->capture_default_str();
   app.add_option("--apart", r.apart, "share of choices that keep a token's experts in different quarters")
@@ -230,9 +259,11 @@ int main(int argc, char** argv) {
   perf::parse_or_exit(app, argc, argv);
   if (searches) return search(tokens);
   char command[200];
-  std::snprintf(command, sizeof command, "build/perf/hiermoe_tables --zipf %g --apart %g --seed %llu --tokens %lld",
-                r.zipf, r.apart, static_cast<unsigned long long>(r.seed), static_cast<long long>(tokens));
-  for (const Cell& c : kCells) print_cell(c, r, tokens, command);
+  std::snprintf(command, sizeof command,
+                "build/perf/hiermoe_tables --zipf %g --swap-zipf %g --apart %g --seed %llu --tokens %lld", r.zipf,
+                swap_zipf, r.apart, static_cast<unsigned long long>(r.seed), static_cast<long long>(tokens));
+  const Routing skewed{swap_zipf, r.apart, r.seed};
+  for (const Cell& c : kCells) print_cell(c, r, tokens, command), print_swapped(c, skewed, tokens, command);
   for (const Cell& c : {kCells[1], kCells[5]}) print_dimensions(c, r, tokens, command);
   return 0;
 }

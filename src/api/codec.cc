@@ -181,7 +181,7 @@ moecclResult_t moecclCodecDecodeFused(const moecclCodec_t* codec, const void* en
 
 moecclResult_t moecclSharedExpert(const void* experts, size_t n_local, size_t n_total, void* shared, size_t count,
                                   moecclDataType_t type, moecclComm_t comm, moecclStream_t stream) {
-  return api::member_of_group(api::with_comm(comm, [&](comm::Communicator& c) -> Status {
+  return api::collective(comm, [&](comm::Communicator& c) -> Status {
     std::shared_ptr<std::byte[]> own;
     MOECCL_TRY(mean_of_own(c, stream, experts, n_local, n_total, shared, count, type, &own));
     const comm::CollectiveCall sum{.op = moecclOpAllReduce,
@@ -194,5 +194,5 @@ moecclResult_t moecclSharedExpert(const void* experts, size_t n_local, size_t n_
       op.own_input = std::move(own);
       return Status();
     });
-  }));
+  });
 }

@@ -51,7 +51,7 @@ moecclResult_t message(const void* data, size_t count, moecclDataType_t type, in
   if (comm == nullptr) return unknown(comm_handle);
   return api::member_of_group(api::guarded(comm, [&]() -> Status {
     comm::Call made{.comm = comm};
-    MOECCL_TRY(api::find_stream(stream_handle, comm, &made.stream));
+    MOECCL_ASSIGN_OR_RETURN(made.stream, api::find_stream(stream_handle, comm));
     MOECCL_TRY(comm::prepare_message(*comm, data, count, type, peer, is_send, made.message));
     return comm::issue(std::move(made));
   }));
@@ -73,11 +73,11 @@ moecclResult_t moecclTensorAllToAll(const void* send, void* recv, size_t count, 
 
 moecclResult_t moecclTensorAllToAllv(const void* send, void* recv, const size_t* counts, moecclDataType_t type,
                                      moecclComm_t comm_handle, moecclStream_t stream) {
-  return api::member_of_group(api::with_comm(comm_handle, [&](Communicator& comm) {
+  return api::collective(comm_handle, [&](Communicator& comm) {
     return api::issue(comm, stream, nullptr, [&](exec::Operation& op) {
       return comm::prepare_tensor_blocks(comm, {send, recv, counts, type}, op);
     });
-  }));
+  });
 }
 
 moecclResult_t moecclReduce(const void* send, void* recv, size_t count, moecclDataType_t type, moecclRedOp_t op,

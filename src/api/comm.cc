@@ -144,14 +144,14 @@ moecclResult_t moecclCommInitEnv(moecclComm_t* comm, const moecclConfig_t* confi
 
 moecclResult_t moecclCommSplit(moecclComm_t handle, int color, int key, moecclComm_t* new_comm,
                                const moecclConfig_t* config) {
-  return api::member_of_group(with_comm(handle, [&](Communicator& comm) -> Status {
+  return api::collective(handle, [&](Communicator& comm) -> Status {
     MOECCL_TRY(api::outside_groups("moecclCommSplit"));
     MOECCL_TRY(api::clear(new_comm, "new_comm", "the address of a moecclComm_t"));
     MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> made, comm::split(comm, color, key, config));
     if (made == nullptr) return {};
     MOECCL_ASSIGN_OR_RETURN(*new_comm, CommTable::get().add(std::move(made)));
     return {};
-  }));
+  });
 }
 
 moecclResult_t moecclCommFinalize(moecclComm_t handle) {
@@ -248,8 +248,7 @@ moecclResult_t moecclStreamCreate(moecclStream_t* stream) {
 
 moecclResult_t moecclStreamSynchronize(moecclStream_t handle) {
   return api::guarded(nullptr, [&]() -> Status {
-    comm::Stream* stream = nullptr;
-    MOECCL_TRY(api::find_stream(handle, nullptr, &stream));
+    MOECCL_ASSIGN_OR_RETURN(comm::Stream* const stream, api::find_stream(handle, nullptr));
     return stream == nullptr ? Status() : stream->synchronize();  // calls on the NULL stream have finished
   });
 }

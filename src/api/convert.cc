@@ -85,20 +85,21 @@ bool may_be_cuda_stream(moecclStream_t handle) {
 
 }  // namespace
 
-Status find_stream(moecclStream_t handle, const comm::Communicator* comm, comm::Stream** stream) {
-  *stream = nullptr;
-  if (comm != nullptr) comm->hint(*stream);
-  if (handle == nullptr) return {};
-  if (comm::HostStream* found = StreamTable::get().find(handle); found != nullptr) {
-    *stream = found;
-    return found->ready();
+Result<comm::Stream*> find_stream(moecclStream_t handle, const comm::Communicator* comm) {
+  comm::Stream* stream = nullptr;
+  if (comm != nullptr) comm->hint(stream);
+  if (handle == nullptr) return stream;
+  stream = StreamTable::get().find(handle);
+  if (stream != nullptr) {
+    MOECCL_TRY(stream->ready());
+    return stream;
   }
   const comm::CudaSide* cuda = comm != nullptr ? comm->cuda() : nullptr;
   if (may_be_cuda_stream(handle) && (cuda != nullptr || driver::cuda::current_context() != nullptr)) {
-    MOECCL_ASSIGN_OR_RETURN(*stream, comm::CudaStream::of(reinterpret_cast<driver::cuda::Stream>(handle),
-                                                          cuda != nullptr ? cuda->context() : nullptr));
-    if (comm != nullptr) comm->hint(*stream);
-    return {};
+    MOECCL_ASSIGN_OR_RETURN(stream, comm::CudaStream::of(reinterpret_cast<driver::cuda::Stream>(handle),
+                                                         cuda != nullptr ? cuda->context() : nullptr));
+    if (comm != nullptr) comm->hint(stream);
+    return stream;
   }
   const bool no_driver = may_be_cuda_stream(handle) && driver::cuda::loaded() && driver::cuda::driver() == nullptr;
   return error(moecclInvalidArgument, "stream is not a live stream: give NULL or one of moecclStreamCreate{}",

@@ -115,6 +115,7 @@ Status destroy_idle(typename Table::Handle handle) {
 // An object that was made with a communicator.
 template <class T>
 struct OnComm {
+  using Owned = T;
   moecclComm_t comm() const { return comm_handle; }
   T& object() const { return *owned; }
   moecclComm_t comm_handle = nullptr;
@@ -130,9 +131,35 @@ Status give_handle(typename Table::Handle* out, moecclComm_t comm, Result<std::u
   MOECCL_ASSIGN_OR_RETURN(*out, Table::get().add(std::move(handle)));
   return {};
 }
-// NULL is the blocking stream, for which *stream becomes null. `comm` is the communicator that will use the stream;
-// null for none. Its next call, if it has no bytes, is on the stream's kind of memory.
-Status find_stream(moecclStream_t handle, const comm::Communicator* comm, comm::Stream** stream);
+// Returns the stream of a handle, or null for NULL, the blocking stream. `comm` is the communicator that will use the
+// stream; null for none. Its next call, if it has no bytes, is on the stream's kind of memory.
+Result<comm::Stream*> find_stream(moecclStream_t handle, const comm::Communicator* comm);
+// The frame of a call that ranks make together, which may be part of a group; see member_of_group(). `body` gets the
+// communicator; with a table, it gets the object of the handle first.
+template <class Body>
+moecclResult_t collective(moecclComm_t handle, Body&& body) {
+  return member_of_group(with_comm(handle, std::forward<Body>(body)));
+}
+template <class Table, class Body>
+moecclResult_t collective(typename Table::Handle handle, Body&& body) {
+  return member_of_group(with<Table>(handle, std::forward<Body>(body)));
+}
+// For a call `name` that cannot be part of a group.
+template <class Table, class Body>
+moecclResult_t collective(typename Table::Handle handle, const char* name, Body&& body) {
+  return collective<Table>(handle, [&](auto& object, comm::Communicator& comm) -> Status {
+    MOECCL_TRY(outside_groups(name));
+    return body(object, comm);
+  });
+}
+// For a call on a stream, which `body` gets as its last argument.
+template <class Table, class Body>
+moecclResult_t collective_on(typename Table::Handle handle, moecclStream_t stream, Body&& body) {
+  return collective<Table>(handle, [&](auto& object, comm::Communicator& comm) -> Status {
+    MOECCL_ASSIGN_OR_RETURN(comm::Stream* const on, find_stream(stream, &comm));
+    return body(object, comm, on);
+  });
+}
 Status null_argument(const char* name, const char* wanted);
 inline Status require(const void* pointer, const char* name, const char* wanted) {
   return pointer == nullptr ? null_argument(name, wanted) : Status();
@@ -143,6 +170,12 @@ Status clear(T** out, const char* name, const char* type) {
   MOECCL_TRY(require(out, name, type));
   *out = nullptr;
   return {};
+}
+// Begins a call that makes an object and cannot be part of a group.
+template <class Table>
+Status begin_create(typename Table::Handle* out, const char* type) {
+  MOECCL_TRY(clear(out, Table::Object::kWords.name, type));
+  return outside_groups(Table::Object::kWords.maker);
 }
 // Copies a text for people to read, in the manner of snprintf.
 void copy_text(const std::string& text, char* out, size_t out_bytes, size_t* needed);

@@ -91,8 +91,8 @@ Status make_id_for_shim(moecclUniqueId* id) {
 
 moecclResult_t moecclCommShrink(moecclComm_t handle, const int* exclude_ranks, int n_exclude, moecclComm_t* new_comm,
                                 const moecclConfig_t* config, int flags) {
-  return api::member_of_group(with_comm(
-      handle, [&](Communicator& comm) { return shrink(comm, exclude_ranks, n_exclude, new_comm, config, flags); }));
+  return api::collective(
+      handle, [&](Communicator& comm) { return shrink(comm, exclude_ranks, n_exclude, new_comm, config, flags); });
 }
 
 moecclResult_t moecclCommGetUniqueId(moecclComm_t handle, moecclUniqueId* id) {
@@ -111,8 +111,7 @@ moecclResult_t moecclCommGrow(moecclComm_t handle, int n_ranks, const moecclUniq
   if (handle == nullptr) {
     return api::member_of_group(api::guarded(nullptr, [&] { return grow(n_ranks, id, rank, new_comm, config); }));
   }
-  return api::member_of_group(
-      with_comm(handle, [&](Communicator& comm) { return grow(comm, n_ranks, id, rank, new_comm, config); }));
+  return api::collective(handle, [&](Communicator& comm) { return grow(comm, n_ranks, id, rank, new_comm, config); });
 }
 
 moecclResult_t moecclCommRevoke(moecclComm_t handle) {

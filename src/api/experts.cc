@@ -18,10 +18,10 @@ using comm::ExpertCall;
 namespace {
 
 moecclResult_t run(const ExpertCall& call, moecclComm_t comm_handle, moecclStream_t stream) {
-  return api::member_of_group(api::with_comm(comm_handle, [&](Communicator& comm) {
+  return api::collective(comm_handle, [&](Communicator& comm) {
     return api::issue(comm, stream, nullptr,
                       [&](exec::Operation& op) { return comm::prepare_expert_call(comm, call, op); });
-  }));
+  });
 }
 
 Status count_choices(const int32_t* topk_index, size_t n_choices, int n_experts, int64_t* counts) {
@@ -76,11 +76,11 @@ moecclResult_t moecclExpertLayers(moecclOp_t what, const moecclExpertLayer_t* la
                                   moecclDataType_t type, moecclRedOp_t op, moecclComm_t comm_handle,
                                   moecclStream_t stream) {
   const ExpertCall call{what, nullptr, nullptr, count, type, what == moecclOpReduceGradients ? op : moecclSum};
-  return api::member_of_group(api::with_comm(comm_handle, [&](Communicator& comm) {
+  return api::collective(comm_handle, [&](Communicator& comm) {
     return api::issue(comm, stream, nullptr, [&](exec::Operation& operation) {
       return comm::prepare_expert_layers(comm, call, {layers, n_layers}, operation);
     });
-  }));
+  });
 }
 
 size_t moecclExpertShard(size_t count, int n_ranks) {
@@ -107,12 +107,11 @@ moecclResult_t moecclGradientSource(const moecclPlacement_t* placement, int n_ra
 
 moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choices, int n_experts, int64_t* counts,
                                       moecclComm_t comm, moecclStream_t stream) {
-  return api::member_of_group(api::with_comm(comm, [&](Communicator& c) -> Status {
+  return api::collective(comm, [&](Communicator& c) -> Status {
     MOECCL_TRY(c.check_reach({topk_index, counts}));
     std::vector<int32_t> choices;
     if (topk_index != nullptr && c.is_device_memory(topk_index)) {
-      comm::Stream* order = nullptr;
-      MOECCL_TRY(api::find_stream(stream, &c, &order));
+      MOECCL_ASSIGN_OR_RETURN(comm::Stream* const order, api::find_stream(stream, &c));
       if (order != nullptr) MOECCL_TRY(order->ready());
       choices.resize(n_choices);
       MOECCL_TRY(c.copy_across(choices.data(), topk_index, n_choices * sizeof(int32_t), order));
@@ -136,15 +135,15 @@ moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choice
       op.own_input = std::move(own);
       return Status();
     });
-  }));
+  });
 }
 
 moecclResult_t moecclChooseReplicas(const moecclReplicaDispatch_t* dispatch, const int32_t* topk_index, size_t n_tokens,
                                     int32_t* slot_index, int64_t* popularity, int64_t* dropped, moecclComm_t comm) {
-  return api::member_of_group(api::with_comm(comm, [&](Communicator& c) -> Status {
+  return api::collective(comm, [&](Communicator& c) -> Status {
     MOECCL_TRY(api::outside_groups("moecclChooseReplicas"));
     return comm::choose_replicas(c, dispatch, {topk_index, n_tokens, slot_index, popularity, dropped});
-  }));
+  });
 }
 
 moecclResult_t moecclExpertExplain(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type,

@@ -23,14 +23,8 @@ using GradientTable = api::HandleTable<GradientHandle, moecclGradientReturn_t, 0
 
 moecclResult_t moecclGradientReturnCreate(moecclGradientReturn_t* gradients, moecclHybrid_t hybrid,
                                           moecclComm_t comm_handle, const moecclGradientReturnConfig_t* config) {
-  return api::member_of_group(api::with<api::HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator&) -> Status {
-    MOECCL_TRY(api::clear(gradients, "gradients", "the address of a moecclGradientReturn_t"));
-    MOECCL_TRY(api::outside_groups("moecclGradientReturnCreate"));
-    if (comm_handle == nullptr) comm_handle = api::HybridTable::get().find(hybrid)->comm_handle;
-    return api::make_on(comm_handle, [&](Communicator& comm) {
-      return api::give_handle<GradientTable>(gradients, comm_handle, comm::GradientReturn::create(h, comm, config));
-    });
-  }));
+  return api::create_from<GradientTable>(gradients, "the address of a moecclGradientReturn_t", hybrid, comm_handle,
+                                         config);
 }
 
 moecclResult_t moecclGradientReturnDestroy(moecclGradientReturn_t gradients) {
@@ -45,13 +39,11 @@ moecclResult_t moecclGradientReturnGetInfo(moecclGradientReturn_t gradients, int
 
 moecclResult_t moecclGradientReturnReduce(moecclGradientReturn_t gradients, int layer, const void* held, void* own,
                                           moecclStream_t stream_handle) {
-  return api::member_of_group(
-      api::with<GradientTable>(gradients, [&](comm::GradientReturn& g, Communicator& comm) -> Status {
-        MOECCL_TRY(api::outside_groups("moecclGradientReturnReduce"));
-        comm::Stream* stream = nullptr;
-        MOECCL_TRY(api::find_stream(stream_handle, &comm, &stream));
-        return g.reduce(layer, held, own, stream);
-      }));
+  constexpr const char* kName = "moecclGradientReturnReduce";
+  return api::collective<GradientTable>(gradients, kName, [&](comm::GradientReturn& g, Communicator& comm) -> Status {
+    MOECCL_ASSIGN_OR_RETURN(comm::Stream* const stream, api::find_stream(stream_handle, &comm));
+    return g.reduce(layer, held, own, stream);
+  });
 }
 
 moecclResult_t moecclGradientReturnReset(moecclGradientReturn_t gradients, int layer) {

@@ -39,11 +39,10 @@ Status create_layer(const comm::Hybrid& hybrid, moecclMoe_t* moe, moecclComm_t c
 
 moecclResult_t moecclHybridCreate(moecclHybrid_t* hybrid, moecclComm_t comm_handle,
                                   const moecclHybridConfig_t* config) {
-  return api::member_of_group(api::with_comm(comm_handle, [&](Communicator& comm) -> Status {
-    MOECCL_TRY(api::clear(hybrid, "hybrid", "the address of a moecclHybrid_t"));
-    MOECCL_TRY(api::outside_groups("moecclHybridCreate"));
+  return api::collective(comm_handle, [&](Communicator& comm) -> Status {
+    MOECCL_TRY(api::begin_create<HybridTable>(hybrid, "the address of a moecclHybrid_t"));
     return api::give_handle<HybridTable>(hybrid, comm_handle, comm::Hybrid::create(comm, config));
-  }));
+  });
 }
 
 moecclResult_t moecclHybridDestroy(moecclHybrid_t hybrid) {
@@ -59,26 +58,26 @@ moecclResult_t moecclHybridGetInfo(moecclHybrid_t hybrid, moecclHybridInfo_t* in
 
 moecclResult_t moecclHybridMoeCreate(moecclMoe_t* moe, moecclHybrid_t hybrid, moecclComm_t comm_handle,
                                      const moecclMoeConfig_t* config) {
-  return api::member_of_group(api::with<HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator&) {
+  return api::collective<HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator&) {
     return api::make_on(comm_handle,
                         [&](Communicator& comm) { return create_layer(h, moe, comm_handle, comm, config); });
-  }));
+  });
 }
 
 moecclResult_t moecclHybridGather(moecclHybrid_t hybrid, const void* own, void* held, size_t expert_bytes,
                                   moecclStream_t stream) {
-  return api::member_of_group(api::with<HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator& comm) {
+  return api::collective<HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator& comm) {
     return api::issue(comm, stream, &h.group_holds(),
                       [&](exec::Operation& op) { return h.prepare_gather(own, held, expert_bytes, op); });
-  }));
+  });
 }
 
 moecclResult_t moecclHybridReduce(moecclHybrid_t hybrid, const void* held, void* own, size_t count,
                                   moecclDataType_t type, moecclStream_t stream) {
-  return api::member_of_group(api::with<HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator& comm) {
+  return api::collective<HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator& comm) {
     return api::issue(comm, stream, &h.group_holds(),
                       [&](exec::Operation& op) { return h.prepare_reduce(held, own, count, type, op); });
-  }));
+  });
 }
 
 moecclResult_t moecclHybridExplain(moecclHybrid_t hybrid, size_t expert_bytes, char* text, size_t text_bytes,

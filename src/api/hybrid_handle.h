@@ -24,4 +24,17 @@ Status make_on(moecclComm_t comm_handle, Make&& make) {
   return status;
 }
 
+// A call that makes an object of a placement, on its communicator unless another one is given.
+template <class Table, class Config>
+moecclResult_t create_from(typename Table::Handle* out, const char* type, moecclHybrid_t hybrid,
+                           moecclComm_t comm_handle, const Config* config) {
+  return collective<HybridTable>(hybrid, [&](comm::Hybrid& h, comm::Communicator&) -> Status {
+    MOECCL_TRY(begin_create<Table>(out, type));
+    if (comm_handle == nullptr) comm_handle = HybridTable::get().find(hybrid)->comm_handle;
+    return make_on(comm_handle, [&](comm::Communicator& comm) {
+      return give_handle<Table>(out, comm_handle, Table::Object::Owned::create(h, comm, config));
+    });
+  });
+}
+
 }  // namespace moeccl::api

@@ -11,12 +11,12 @@
 
 namespace moeccl::api {
 
-// `prepare(operation)` checks the call and fills the operation. `maker` belongs to the handle other than the
-// communicator's with which the operation was made; null if there is none.
+// `prepare(operation)` checks the call and fills the operation. `maker` belongs to the second handle of the call, such
+// as a layer; null if the call has only a communicator.
 template <class Prepare>
 Status issue(comm::Communicator& comm, moecclStream_t stream_handle, comm::GroupHolds* maker, Prepare&& prepare) {
   comm::Call call{.comm = &comm, .operation = std::make_unique<exec::Operation>(), .maker = maker};
-  MOECCL_TRY(find_stream(stream_handle, &comm, &call.stream));
+  MOECCL_ASSIGN_OR_RETURN(call.stream, find_stream(stream_handle, &comm));
   MOECCL_TRY(prepare(*call.operation));
   return comm::issue(std::move(call));
 }
@@ -24,8 +24,7 @@ Status issue(comm::Communicator& comm, moecclStream_t stream_handle, comm::Group
 // Runs this rank's own work on CUDA memory, at once or in the stream's order.
 inline Status issue_on_device(comm::Communicator& comm, moecclStream_t stream_handle,
                               std::function<void(const kernels::KernelTable&)> body) {
-  comm::Stream* stream = nullptr;
-  MOECCL_TRY(find_stream(stream_handle, &comm, &stream));
+  MOECCL_ASSIGN_OR_RETURN(comm::Stream* const stream, find_stream(stream_handle, &comm));
   if (stream == nullptr) return comm.run_on_device(comm.take_ticket(), body);
   MOECCL_TRY(stream->ready());
   return comm::enqueue_in_turn(

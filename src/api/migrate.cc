@@ -22,14 +22,7 @@ using MigrationTable = api::HandleTable<MigrationHandle, moecclMigration_t, 0xC8
 
 moecclResult_t moecclMigrationCreate(moecclMigration_t* migration, moecclHybrid_t hybrid, moecclComm_t comm_handle,
                                      const moecclMigrationConfig_t* config) {
-  return api::member_of_group(api::with<api::HybridTable>(hybrid, [&](comm::Hybrid& h, Communicator&) -> Status {
-    MOECCL_TRY(api::clear(migration, "migration", "the address of a moecclMigration_t"));
-    MOECCL_TRY(api::outside_groups("moecclMigrationCreate"));
-    if (comm_handle == nullptr) comm_handle = api::HybridTable::get().find(hybrid)->comm_handle;
-    return api::make_on(comm_handle, [&](Communicator& comm) {
-      return api::give_handle<MigrationTable>(migration, comm_handle, comm::Migration::create(h, comm, config));
-    });
-  }));
+  return api::create_from<MigrationTable>(migration, "the address of a moecclMigration_t", hybrid, comm_handle, config);
 }
 
 moecclResult_t moecclMigrationDestroy(moecclMigration_t migration) {
@@ -70,25 +63,22 @@ moecclResult_t moecclMigrationBeginInto(moecclMigration_t migration, int layer, 
 }
 
 moecclResult_t moecclMigrationWaitExpert(moecclMigration_t migration, int layer, int index) {
-  return api::member_of_group(api::with<MigrationTable>(migration, [&](comm::Migration& m, Communicator&) -> Status {
-    MOECCL_TRY(api::outside_groups("moecclMigrationWaitExpert"));
-    return m.wait_expert(layer, index);
-  }));
+  return api::collective<MigrationTable>(
+      migration, "moecclMigrationWaitExpert",
+      [&](comm::Migration& m, Communicator&) { return m.wait_expert(layer, index); });
 }
 
 moecclResult_t moecclMigrationWait(moecclMigration_t migration, int layer, const void* shared, void* held,
                                    uint64_t* epoch) {
-  return api::member_of_group(api::with<MigrationTable>(migration, [&](comm::Migration& m, Communicator&) -> Status {
-    MOECCL_TRY(api::outside_groups("moecclMigrationWait"));
+  return api::collective<MigrationTable>(migration, "moecclMigrationWait", [&](comm::Migration& m, Communicator&) {
     return m.wait(layer, shared, held, epoch);
-  }));
+  });
 }
 
 moecclResult_t moecclMigrationWaitEncoded(moecclMigration_t migration, int layer, const void* shared, uint64_t* epoch) {
-  return api::member_of_group(api::with<MigrationTable>(migration, [&](comm::Migration& m, Communicator&) -> Status {
-    MOECCL_TRY(api::outside_groups("moecclMigrationWaitEncoded"));
-    return m.wait_encoded(layer, shared, epoch);
-  }));
+  return api::collective<MigrationTable>(
+      migration, "moecclMigrationWaitEncoded",
+      [&](comm::Migration& m, Communicator&) { return m.wait_encoded(layer, shared, epoch); });
 }
 
 moecclResult_t moecclMigrationUseExpert(moecclMigration_t migration, int layer, int index,

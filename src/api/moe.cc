@@ -131,8 +131,8 @@ Status api::create_moe(moecclMoe_t* moe, moecclComm_t comm_handle, Communicator&
 }
 
 moecclResult_t moecclMoeCreate(moecclMoe_t* moe, moecclComm_t comm_handle, const moecclMoeConfig_t* config) {
-  return api::member_of_group(api::with_comm(
-      comm_handle, [&](Communicator& comm) { return api::create_moe(moe, comm_handle, comm, config, nullptr); }));
+  return api::collective(comm_handle,
+                         [&](Communicator& comm) { return api::create_moe(moe, comm_handle, comm, config, nullptr); });
 }
 
 moecclResult_t moecclMoeDestroy(moecclMoe_t moe) {
@@ -141,28 +141,27 @@ moecclResult_t moecclMoeDestroy(moecclMoe_t moe) {
 
 moecclResult_t moecclRoutingCreate(moecclRouting_t* routing, moecclMoe_t moe, const int32_t* topk_index,
                                    const float* topk_weight, size_t n_tokens) {
-  return api::member_of_group(
-      api::with<LayerTable>(moe, [&](const std::shared_ptr<Layer>& layer, Communicator& comm) -> Status {
-        MOECCL_TRY(api::clear(routing, "routing", "the address of a moecclRouting_t"));
-        auto made = std::make_unique<RoutingHandle>(layer);
-        MOECCL_TRY(update(made->routing, comm, topk_index, topk_weight, n_tokens));
-        MOECCL_ASSIGN_OR_RETURN(*routing, RoutingTable::get().add(std::move(made)));
-        return {};
-      }));
+  return api::collective<LayerTable>(moe, [&](const std::shared_ptr<Layer>& layer, Communicator& comm) -> Status {
+    MOECCL_TRY(api::clear(routing, "routing", "the address of a moecclRouting_t"));
+    auto made = std::make_unique<RoutingHandle>(layer);
+    MOECCL_TRY(update(made->routing, comm, topk_index, topk_weight, n_tokens));
+    MOECCL_ASSIGN_OR_RETURN(*routing, RoutingTable::get().add(std::move(made)));
+    return {};
+  });
 }
 
 moecclResult_t moecclRoutingUpdate(moecclRouting_t routing, const int32_t* topk_index, const float* topk_weight,
                                    size_t n_tokens) {
-  return api::member_of_group(api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator& comm) {
+  return api::collective<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator& comm) {
     return update(r, comm, topk_index, topk_weight, n_tokens);
-  }));
+  });
 }
 
 moecclResult_t moecclRoutingUpdateOnStream(moecclRouting_t routing, const int32_t* topk_index, const float* topk_weight,
                                            size_t n_tokens, const uint64_t* n_tokens_device, moecclStream_t stream) {
-  return api::member_of_group(api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) {
-    return r.update_on_stream({topk_index, topk_weight, n_tokens, n_tokens_device}, stream);
-  }));
+  return api::collective_on<RoutingTable>(routing, stream, [&](comm::MoeRouting& r, Communicator&, comm::Stream* on) {
+    return r.update_on_stream({topk_index, topk_weight, n_tokens, n_tokens_device}, on);
+  });
 }
 
 moecclResult_t moecclRoutingDestroy(moecclRouting_t routing) {
@@ -180,34 +179,36 @@ moecclResult_t moecclRoutingGetDeviceInfo(moecclRouting_t routing, moecclRouting
 }
 
 moecclResult_t moecclDispatch(moecclRouting_t routing, const void* in, void* out, moecclStream_t stream) {
-  return api::member_of_group(api::with<RoutingTable>(
-      routing, [&](comm::MoeRouting& r, Communicator&) { return r.dispatch(in, out, stream); }));
+  return api::collective_on<RoutingTable>(
+      routing, stream, [&](comm::MoeRouting& r, Communicator&, comm::Stream* on) { return r.dispatch(in, out, on); });
 }
 
 moecclResult_t moecclDispatchScaled(moecclRouting_t routing, const void* in, const void* in_scales, void* out,
                                     void* out_scales, moecclStream_t stream) {
-  return api::member_of_group(api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) {
-    return r.dispatch_scaled(in, out, {in_scales, out_scales, 0}, stream);
-  }));
+  return api::collective_on<RoutingTable>(routing, stream, [&](comm::MoeRouting& r, Communicator&, comm::Stream* on) {
+    return r.dispatch_scaled(in, out, {in_scales, out_scales, 0}, on);
+  });
 }
 
 moecclResult_t moecclCombine(moecclRouting_t routing, const void* in, void* out, moecclStream_t stream) {
-  return api::member_of_group(
-      api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator&) { return r.combine(in, out, stream); }));
+  return api::collective_on<RoutingTable>(
+      routing, stream, [&](comm::MoeRouting& r, Communicator&, comm::Stream* on) { return r.combine(in, out, on); });
 }
 
 moecclResult_t moecclDispatchBackward(moecclRouting_t routing, const void* grad_out, void* grad_in,
                                       moecclStream_t stream) {
-  return api::member_of_group(api::with<RoutingTable>(
-      routing, [&](comm::MoeRouting& r, Communicator&) { return r.dispatch_backward(grad_out, grad_in, stream); }));
+  return api::collective_on<RoutingTable>(routing, stream, [&](comm::MoeRouting& r, Communicator&, comm::Stream* on) {
+    return r.dispatch_backward(grad_out, grad_in, on);
+  });
 }
 
 moecclResult_t moecclCombineBackward(moecclRouting_t routing, const void* grad_out, void* grad_in, const void* in,
                                      float* grad_weight, moecclStream_t stream) {
-  return api::member_of_group(api::with<RoutingTable>(routing, [&](comm::MoeRouting& r, Communicator& comm) {
-    const auto n = [&] { return n_weights(r); };
-    return api::combine_backward(r, comm, {grad_out, grad_in, in, grad_weight}, n, stream);
-  }));
+  return api::collective_on<RoutingTable>(
+      routing, stream, [&](comm::MoeRouting& r, Communicator& comm, comm::Stream* on) {
+        const auto n = [&] { return n_weights(r); };
+        return api::combine_backward(r, comm, {grad_out, grad_in, in, grad_weight}, n, on);
+      });
 }
 
 moecclResult_t moecclMoeExplain(moecclRouting_t routing, char* text, size_t text_bytes, size_t* needed) {

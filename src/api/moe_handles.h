@@ -14,7 +14,7 @@ namespace moeccl::api {
 
 // A layer with the channel on which it runs. Routings share it, so a layer may be destroyed before its routings.
 struct Layer {
-  Layer(moecclComm_t h, comm::Communicator& c) : comm_handle(h), channel(c, find_stream) {}
+  Layer(moecclComm_t h, comm::Communicator& c) : comm_handle(h), channel(c) {}
   moecclComm_t comm_handle;
   comm::CommunicatorHost channel;
   std::unique_ptr<comm::MoeLayer> moe;
@@ -40,7 +40,7 @@ using RoutingTable = HandleTable<RoutingHandle, moecclRouting_t, 0xC4>;
 // host.
 template <class Object, class Count>
 Status combine_backward(Object& object, comm::Communicator& comm, comm::MoeRouting::CombineGradients g,
-                        Count&& n_weights, moecclStream_t stream) {
+                        Count&& n_weights, comm::Stream* stream) {
   MOECCL_TRY(comm.check_reach({g.grad_weight}));
   if (g.grad_weight == nullptr || !comm.is_device_memory(g.grad_weight)) return object.combine_backward(g, stream);
   MOECCL_ASSIGN_OR_RETURN(const size_t n, n_weights());

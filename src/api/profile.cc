@@ -10,7 +10,7 @@ using api::with_comm;
 using comm::Communicator;
 
 moecclResult_t moecclCalibrate(moecclComm_t handle, double budget_ms, size_t max_bytes) {
-  return api::member_of_group(with_comm(handle, [&](Communicator& c) -> Status {
+  return api::collective(handle, [&](Communicator& c) -> Status {
     MOECCL_TRY(api::outside_groups("moecclCalibrate"));
     comm::CalibrateOptions options;
     if (!(budget_ms >= 0 && budget_ms <= 3.6e6))
@@ -21,15 +21,15 @@ moecclResult_t moecclCalibrate(moecclComm_t handle, double budget_ms, size_t max
       return error(moecclInvalidArgument, "max_bytes is {}: give 1024 to 1073741824", max_bytes);
     MOECCL_ASSIGN_OR_RETURN(const plan::Profile profile, comm::calibrate(c, options));
     return comm::use_profile(c, profile, {});
-  }));
+  });
 }
 
 moecclResult_t moecclProfileLoad(moecclComm_t handle, const char* path) {
-  return api::member_of_group(with_comm(handle, [&](Communicator& c) -> Status {
+  return api::collective(handle, [&](Communicator& c) -> Status {
     MOECCL_TRY(api::outside_groups("moecclProfileLoad"));
     if (path == nullptr) return api::null_argument("path", "a profile file");
     return comm::load_profile(c, path);
-  }));
+  });
 }
 
 moecclResult_t moecclProfileSave(moecclComm_t handle, const char* path) {

@@ -39,15 +39,14 @@ moecclResult_t with_replacement(moecclReplacement_t handle, Body&& body, bool be
 
 moecclResult_t moecclReplaceCreate(moecclReplacement_t* replacement, moecclMoe_t moe,
                                    const moecclReplaceConfig_t* config) {
-  return api::member_of_group(
-      api::with<api::LayerTable>(moe, [&](const std::shared_ptr<api::Layer>& layer, Communicator&) -> Status {
-        MOECCL_TRY(api::clear(replacement, "replacement", "the address of a moecclReplacement_t"));
-        MOECCL_TRY(api::outside_groups("moecclReplaceCreate"));
-        auto made = std::make_unique<ReplacementHandle>(ReplacementHandle{layer, nullptr, nullptr});
-        MOECCL_ASSIGN_OR_RETURN(made->replacement, MoeReplacement::create(*made->layer->moe, config));
-        MOECCL_ASSIGN_OR_RETURN(*replacement, ReplacementTable::get().add(std::move(made)));
-        return {};
-      }));
+  const auto create = [&](const std::shared_ptr<api::Layer>& layer, Communicator&) -> Status {
+    MOECCL_TRY(api::begin_create<ReplacementTable>(replacement, "the address of a moecclReplacement_t"));
+    auto made = std::make_unique<ReplacementHandle>(ReplacementHandle{layer, nullptr, nullptr});
+    MOECCL_ASSIGN_OR_RETURN(made->replacement, MoeReplacement::create(*made->layer->moe, config));
+    MOECCL_ASSIGN_OR_RETURN(*replacement, ReplacementTable::get().add(std::move(made)));
+    return {};
+  };
+  return api::collective<api::LayerTable>(moe, create);
 }
 
 moecclResult_t moecclReplaceDestroy(moecclReplacement_t replacement) {
@@ -78,15 +77,18 @@ moecclResult_t moecclReplaceResidual(moecclReplacement_t replacement, const void
 }
 
 moecclResult_t moecclReplaceCombine(moecclReplacement_t replacement, const void* in, void* out, moecclStream_t stream) {
-  return api::member_of_group(
-      with_replacement(replacement, [&](MoeReplacement& r, Communicator&) { return r.combine(in, out, stream); }));
+  return api::member_of_group(with_replacement(replacement, [&](MoeReplacement& r, Communicator& comm) -> Status {
+    MOECCL_ASSIGN_OR_RETURN(comm::Stream* const on, api::find_stream(stream, &comm));
+    return r.combine(in, out, on);
+  }));
 }
 
 moecclResult_t moecclReplaceCombineBackward(moecclReplacement_t replacement, const void* grad_out, void* grad_in,
                                             const void* in, float* grad_weight, moecclStream_t stream) {
-  return api::member_of_group(with_replacement(replacement, [&](MoeReplacement& r, Communicator& comm) {
+  return api::member_of_group(with_replacement(replacement, [&](MoeReplacement& r, Communicator& comm) -> Status {
+    MOECCL_ASSIGN_OR_RETURN(comm::Stream* const on, api::find_stream(stream, &comm));
     const auto n_weights = [&]() -> Result<size_t> { return r.n_choices(); };
-    return api::combine_backward(r, comm, {grad_out, grad_in, in, grad_weight}, n_weights, stream);
+    return api::combine_backward(r, comm, {grad_out, grad_in, in, grad_weight}, n_weights, on);
   }));
 }
 

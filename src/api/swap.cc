@@ -23,11 +23,10 @@ using SwapTable = api::HandleTable<SwapHandle, moecclExpertSwap_t, 0xCA>;
 
 moecclResult_t moecclExpertSwapCreate(moecclExpertSwap_t* swap, moecclComm_t comm_handle,
                                       const moecclExpertSwapConfig_t* config) {
-  return api::member_of_group(api::with_comm(comm_handle, [&](Communicator& comm) -> Status {
-    MOECCL_TRY(api::clear(swap, "swap", "the address of a moecclExpertSwap_t"));
-    MOECCL_TRY(api::outside_groups("moecclExpertSwapCreate"));
+  return api::collective(comm_handle, [&](Communicator& comm) -> Status {
+    MOECCL_TRY(api::begin_create<SwapTable>(swap, "the address of a moecclExpertSwap_t"));
     return api::give_handle<SwapTable>(swap, comm_handle, comm::ExpertSwap::create(comm, config));
-  }));
+  });
 }
 
 moecclResult_t moecclExpertSwapDestroy(moecclExpertSwap_t swap) {
@@ -36,8 +35,7 @@ moecclResult_t moecclExpertSwapDestroy(moecclExpertSwap_t swap) {
 
 moecclResult_t moecclExpertSwapAttach(moecclExpertSwap_t swap, moecclMoe_t moe, const moecclSwapTensor_t* tensors,
                                       int32_t n_tensors, const int32_t* slot_of, int32_t* layer) {
-  return api::member_of_group(api::with<SwapTable>(swap, [&](comm::ExpertSwap& s, Communicator&) -> Status {
-    MOECCL_TRY(api::outside_groups("moecclExpertSwapAttach"));
+  return api::collective<SwapTable>(swap, "moecclExpertSwapAttach", [&](comm::ExpertSwap& s, Communicator&) -> Status {
     MOECCL_ASSIGN_OR_RETURN(api::LayerHandle * found, api::live<api::LayerTable>(moe));
     Communicator* of_layer = nullptr;
     if (Status alive = api::find_comm(found->layer->comm_handle, &of_layer); !alive.ok())
@@ -46,7 +44,7 @@ moecclResult_t moecclExpertSwapAttach(moecclExpertSwap_t swap, moecclMoe_t moe, 
       return error(moecclInvalidArgument, "n_tensors is {}{}: give tensors[n_tensors], or 0", n_tensors,
                    tensors == nullptr ? " and tensors NULL" : "");
     return s.attach(*found->layer->moe, {tensors, static_cast<size_t>(n_tensors)}, slot_of, layer);
-  }));
+  });
 }
 
 moecclResult_t moecclExpertSwapBegin(moecclExpertSwap_t swap) {
@@ -58,10 +56,8 @@ moecclResult_t moecclExpertSwapTest(moecclExpertSwap_t swap, int32_t* done) {
 }
 
 moecclResult_t moecclExpertSwapFinish(moecclExpertSwap_t swap, int32_t* n_swaps) {
-  return api::member_of_group(api::with<SwapTable>(swap, [&](comm::ExpertSwap& s, Communicator&) -> Status {
-    MOECCL_TRY(api::outside_groups("moecclExpertSwapFinish"));
-    return s.finish(n_swaps);
-  }));
+  return api::collective<SwapTable>(swap, "moecclExpertSwapFinish",
+                                    [&](comm::ExpertSwap& s, Communicator&) { return s.finish(n_swaps); });
 }
 
 moecclResult_t moecclExpertSwapGetInfo(moecclExpertSwap_t swap, int32_t layer, moecclExpertSwapInfo_t* info) {

@@ -58,7 +58,7 @@ std::vector<topology::NetworkFacts> networks() {
   for (const transport::Network& n : transport::networks()) {
     const std::string refused = n.refused(env().encrypt);
     const transport::Probe p = refused.empty() ? n.probe() : transport::Probe{false, {}, refused};
-    facts.push_back({n.name, p.usable, p.usable ? p.found : p.why_not, n.can.device_memory});
+    facts.push_back({n.name, p.usable, p.usable ? p.found : p.why_not, n.can.device_memory, transport::text_of(n.can)});
   }
   return facts;
 }

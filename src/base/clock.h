@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Monotonic time and deadlines for waits.
+// The clocks, and deadlines for waits.
 #pragma once
 
 #include <ctime>
@@ -13,6 +13,13 @@ namespace moeccl {
 inline int64_t now_ns() {
   timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+
+// Nanoseconds since 1970, for people and for comparing hosts: the clock may be set back.
+inline int64_t unix_ns() {
+  timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
   return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
 

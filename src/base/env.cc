@@ -5,7 +5,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
+#include <cerrno>
+#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <string_view>
@@ -14,7 +15,9 @@
 #include <vector>
 
 #include "src/base/log.h"
+#include "src/base/name_list.h"
 #include "src/base/nccl_files.h"
+#include "src/base/text.h"
 
 extern "C" char** environ;  // unistd.h declares it only with _GNU_SOURCE
 
@@ -25,10 +28,9 @@ constexpr std::string_view kPrefix = "MOECCL_";
 constexpr int64_t kMaxMs = std::numeric_limits<int32_t>::max();  // moecclConfig_t holds milliseconds in 32 bits
 
 bool parse_integer(std::string_view text, int64_t low, int64_t high, int64_t* value) {
-  int64_t parsed = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), parsed);
-  if (code != std::errc() || end != text.data() + text.size() || parsed < low || parsed > high) return false;
-  *value = parsed;
+  const auto parsed = parse_number<int64_t>(text, high);
+  if (!parsed.has_value() || *parsed < low) return false;
+  *value = *parsed;
   return true;
 }
 
@@ -102,6 +104,50 @@ bool parse_secret(std::string_view text, Env* e) {
   return true;
 }
 
+bool parse_hca(std::string_view text, Env* e) {
+  const NameList list(text);
+  for (const NameList::Name& n : list.names) {
+    const size_t colon = std::min(n.text.find(':'), n.text.size());
+    if (colon == 0 || colon > 63) return false;
+    const std::string_view port = std::string_view(n.text).substr(colon);
+    if (!port.empty() && parse_number<uint32_t>(port.substr(1), 254).value_or(0) == 0) return false;
+  }
+  return !list.names.empty() && words<&Env::ib_hca>(text, e);
+}
+
+bool parse_ib_timeout(std::string_view text, Env* e) {
+  if (text == "-1") return true;
+  return integer<&Env::ib_timeout, 1, 31>(text, e);
+}
+
+// The following functions turn NCCL's values for RDMA into ours. Values that NCCL accepts and that are out of our range
+// count as the nearest one, a timeout as the NIC would take it: they are meant for NCCL, and no reason to go without
+// RDMA.
+
+std::string as_it_is(std::string_view text) { return std::string(text); }
+
+// NCCL reads 0x6a as a number, too, and ignores what follows a number.
+template <int64_t (*kOurs)(int64_t)>
+std::string number(std::string_view text) {
+  const std::string given(text);
+  char* end = nullptr;
+  errno = 0;
+  const int64_t value = std::strtoll(given.c_str(), &end, 0);
+  return errno != 0 || end == given.c_str() ? given : format("{}", kOurs(value));
+}
+
+int64_t same(int64_t value) { return value; }
+// NCCL's default of several variables is -1, which says nothing.
+int64_t zero_if_unset(int64_t value) { return value == -1 ? 0 : value; }
+int64_t automatic_if_negative(int64_t value) { return std::max<int64_t>(value, -1); }
+int64_t queue_pairs_of(int64_t value) { return std::clamp<int64_t>(value, 1, kMaxQueuePairs); }
+// NCCL leaves it to the NIC, which has a field of 5 bits. 0 there means no limit; our longest is 2.4 hours.
+int64_t timeout_of(int64_t value) { return (value & 31) == 0 ? 31 : value & 31; }
+// The field has 3 bits, but a user who asks for 13 retries wants many.
+int64_t retries_of(int64_t value) { return value < 0 ? 7 : std::min<int64_t>(value, 7); }
+// NCCL's default is -2, and each other value but 0 is yes.
+int64_t adaptive_of(int64_t value) { return value < 0 ? -1 : value > 0 ? 1 : 0; }
+
 struct Variable {
   std::string_view name;
   const char* accepted;
@@ -109,6 +155,8 @@ struct Variable {
   enum Kind : uint8_t { kPlain, kSecret, kFile } kind = kPlain;  // kFile: it names code or a file
   // NCCL's variable (nccl_files.h), used where this one is not set; bad values of it are not reported.
   std::string_view alias = {};
+  // For RDMA: turns NCCL's value into one of ours. With a bad one RDMA is not used.
+  std::string (*ours)(std::string_view nccls) = nullptr;
 };
 
 constexpr Variable kVariables[] = {
@@ -160,28 +208,31 @@ constexpr Variable kVariables[] = {
     {"MOECCL_HOST_ID", "a name of at most 64 printable characters", words<&Env::host_id, 64>},
     {"MOECCL_DUMP", "a file name, at most 4096 printable characters", words<&Env::dump>, Variable::kFile},
     {"MOECCL_NO_CMA", "0 or 1", flag<&Env::no_cma>},
+    {"MOECCL_IB_HCA", "names of RDMA devices: mlx5_0:1,mlx5_1; =name for exact ones, ^name for all others", parse_hca,
+     Variable::kPlain, "NCCL_IB_HCA", as_it_is},
+    {"MOECCL_IB_GID_INDEX", "an index of the port's table of GIDs, 0 to 255; -1 for automatic",
+     integer<&Env::ib_gid_index, -1, 255>, Variable::kPlain, "NCCL_IB_GID_INDEX", number<automatic_if_negative>},
+    {"MOECCL_IB_TC", "a traffic class, 0 to 255", integer<&Env::ib_traffic_class, 0, 255>, Variable::kPlain,
+     "NCCL_IB_TC", number<zero_if_unset>},
+    {"MOECCL_IB_SL", "a service level, 0 to 15", integer<&Env::ib_service_level, 0, 15>, Variable::kPlain, "NCCL_IB_SL",
+     number<zero_if_unset>},
+    {"MOECCL_IB_TIMEOUT", "an acknowledgement timeout, 1 to 31: 4.096 us * 2^value; -1 for automatic", parse_ib_timeout,
+     Variable::kPlain, "NCCL_IB_TIMEOUT", number<timeout_of>},
+    {"MOECCL_IB_RETRY_CNT", "retries, 0 to 7", integer<&Env::ib_retry_count, 0, 7>, Variable::kPlain,
+     "NCCL_IB_RETRY_CNT", number<retries_of>},
+    {"MOECCL_IB_PKEY", "an index of the port's table of partition keys, 0 to 65535",
+     integer<&Env::ib_pkey_index, 0, 65535>, Variable::kPlain, "NCCL_IB_PKEY", number<same>},
+    {"MOECCL_IB_QPS_PER_CONNECTION", "queue pairs, 1 to 8", integer<&Env::ib_queue_pairs, 1, kMaxQueuePairs>,
+     Variable::kPlain, "NCCL_IB_QPS_PER_CONNECTION", number<queue_pairs_of>},
+    {"MOECCL_IB_ADAPTIVE_ROUTING",
+     "1 where the network may deliver out of order, 0 where it does not, -1 for automatic",
+     integer<&Env::ib_adaptive_routing, -1, 1>, Variable::kPlain, "NCCL_IB_ADAPTIVE_ROUTING", number<adaptive_of>},
+    {"MOECCL_IB_LIBRARY", "a path, at most 4096 printable characters, or none", words<&Env::ib_library>,
+     Variable::kFile},
 };
 
-// Read elsewhere: the tests' own variables, and those that shim/, plugins/tuner and transport/verbs read and check
-// themselves. Rows for docs/variables.md: variable | its reader | what it accepts | its default | what it does.
-//   MOECCL_IB_HCA | InfiniBand and RoCE | names of RDMA devices, mlx5_0:1,mlx5_1; =name for exact ones, ^name for all
-//     others | empty | Which RDMA devices and ports carry data. Empty: those that the topology assigns to the rank.
-//     NCCL_IB_HCA counts where this one is not set; the same holds for all variables of this section but
-//     MOECCL_IB_LIBRARY.
-//   MOECCL_IB_GID_INDEX | InfiniBand and RoCE | an index of the port's table of GIDs, 0 to 255; -1 for automatic | -1 |
-//     Which address of the port is used. Automatic prefers RoCE v2 over v1, routable over link-local, IPv4 over IPv6.
-//   MOECCL_IB_TC | InfiniBand and RoCE | a traffic class, 0 to 255 | 0 | The traffic class of the global route header.
-//   MOECCL_IB_SL | InfiniBand and RoCE | a service level, 0 to 15 | 0 | The service level of all queue pairs.
-//   MOECCL_IB_TIMEOUT | InfiniBand and RoCE | 1 to 31, for 4.096 us * 2^value | the largest up to 20 with which all
-//     retries end within half of MOECCL_TIMEOUT_MS | How long the NIC waits for an acknowledgement.
-//   MOECCL_IB_RETRY_CNT | InfiniBand and RoCE | 0 to 7 | 7 | How often the NIC retries before the link is lost.
-//   MOECCL_IB_PKEY | InfiniBand and RoCE | an index of the port's table of partition keys, 0 to 65535 | 0 | The
-//     partition, which both ends of a link must share.
-//   MOECCL_IB_QPS_PER_CONNECTION | InfiniBand and RoCE | queue pairs, 1 to 8 | 1 | Queue pairs to each peer and port.
-//   MOECCL_IB_ADAPTIVE_ROUTING | InfiniBand and RoCE | 0, 1 or -1 for automatic | -1 | Whether the network may deliver
-//     out of order. Automatic: 1 on InfiniBand, 0 on RoCE. With 1 a signal waits until its data has arrived.
-//   MOECCL_IB_LIBRARY | InfiniBand and RoCE | a path, or none | empty | The library to open instead of
-//     libibverbs.so.1; none turns RDMA off. Where it is not set and NCCL_IB_DISABLE is 1, RDMA is off, too.
+// Read elsewhere: the tests' own variables, and those that shim/ and plugins/tuner read and check themselves. Rows for
+// docs/variables.md: variable | its reader | what it accepts | its default | what it does.
 //   MOECCL_SHIM_MODE | shims for NCCL and MPI programs | auto, moeccl or nccl | auto | Which library serves an NCCL
 //     program. auto uses MoECCL, and NCCL for jobs whose memory MoECCL cannot serve.
 //   MOECCL_SHIM_NCCL | shims for NCCL and MPI programs | an absolute path | empty | The real NCCL. Empty: the one on
@@ -195,22 +246,8 @@ constexpr Variable kVariables[] = {
 //   MOECCL_TUNER_RAILS | the tuner for NCCL | 1 to 64 | 1 | How many links of the measured kind a host uses at once.
 
 // The variables of the comment above, which tools/check-docs compares with it.
-constexpr std::string_view kElsewhere[] = {"MOECCL_IB_HCA",
-                                           "MOECCL_IB_GID_INDEX",
-                                           "MOECCL_IB_TC",
-                                           "MOECCL_IB_SL",
-                                           "MOECCL_IB_TIMEOUT",
-                                           "MOECCL_IB_RETRY_CNT",
-                                           "MOECCL_IB_PKEY",
-                                           "MOECCL_IB_QPS_PER_CONNECTION",
-                                           "MOECCL_IB_ADAPTIVE_ROUTING",
-                                           "MOECCL_IB_LIBRARY",
-                                           "MOECCL_SHIM_MODE",
-                                           "MOECCL_SHIM_NCCL",
-                                           "MOECCL_SHIM_VERSION",
-                                           "MOECCL_SHIM_QUIET",
-                                           "MOECCL_SHIM_MPI",
-                                           "MOECCL_TUNER_RAILS"};
+constexpr std::string_view kElsewhere[] = {"MOECCL_SHIM_MODE",  "MOECCL_SHIM_NCCL", "MOECCL_SHIM_VERSION",
+                                           "MOECCL_SHIM_QUIET", "MOECCL_SHIM_MPI",  "MOECCL_TUNER_RAILS"};
 
 // How many letters must be added, removed or replaced to turn one name into the other (Levenshtein).
 size_t letters_apart(std::string_view a, std::string_view b) {
@@ -256,6 +293,10 @@ bool names_file(std::string_view entry) {
   });
 }
 
+std::string not_accepted(std::string_view name, const std::string& shown, const Variable& v) {
+  return format("{}: {} is not accepted; give {}", name, shown, v.accepted);
+}
+
 const EnvParse& parsed() {
   // Never destroyed, because threads that outlive main() still read it.
   static const EnvParse* const parse = [] {
@@ -268,6 +309,9 @@ const EnvParse& parsed() {
   if (!said.exchange(true, std::memory_order_relaxed)) {
     for (const std::string& warning : parse->warnings) {
       if (parse->env.log_level >= LogLevel::kWarn) write_log_line(LogLevel::kWarn, warning);
+    }
+    for (const std::string& note : parse->notes) {
+      if (parse->env.log_level >= LogLevel::kInfo) write_log_line(LogLevel::kInfo, note);
     }
   }
   return *parse;
@@ -296,14 +340,25 @@ EnvParse parse_env(std::span<const char* const> given, bool privileged) {
   EnvParse result;
   std::vector<const char*> variables(given.begin(), given.end());
   if (privileged) std::erase_if(variables, names_file);
+  const auto is_set = [&](std::string_view name) {
+    return std::any_of(variables.begin(), variables.end(), [&](std::string_view entry) {
+      return entry.size() > name.size() + 1 && entry.starts_with(name) && entry[name.size()] == '=';
+    });
+  };
   for (const char* entry : variables) {
     const std::string_view text = entry, name = text.substr(0, text.find('='));
     if (!name.starts_with("NCCL_") || name.size() == text.size()) continue;
     std::string_view value = text.substr(name.size() + 1);
     // For NCCL an empty list names no plugin. An empty value of its other variables means unset.
     if (value.empty() && name == "NCCL_NET_PLUGIN") value = "none";
+    if (name == "NCCL_IB_DISABLE" && value == "1") result.env.ib_library = "none";
     for (const Variable& v : kVariables) {
-      if (v.alias == name && !value.empty()) (void)v.parse(value, &result.env);
+      if (v.alias != name || value.empty() || is_set(v.name)) continue;
+      const std::string ours = v.ours != nullptr ? v.ours(value) : std::string(value);
+      const bool good = v.parse(ours, &result.env);
+      if (good && ours != value) result.notes.push_back(format("{}={} counts as {}", name, value.substr(0, 64), ours));
+      if (!good && v.ours != nullptr && result.env.ib_refused.empty())
+        result.env.ib_refused = not_accepted(name, format("\"{}\"", value.substr(0, 64)), v);
     }
   }
   std::string unknown;
@@ -326,7 +381,7 @@ EnvParse parse_env(std::span<const char* const> given, bool privileged) {
     // An empty value means unset: shells cannot unset a variable for one command.
     if (value.empty() || variable->parse(value, &result.env)) continue;
     const std::string shown = variable->kind == Variable::kSecret ? "its value" : format("\"{}\"", value.substr(0, 64));
-    const std::string sentence = format("{}: {} is not accepted; give {}", name, shown, variable->accepted);
+    const std::string sentence = not_accepted(name, shown, *variable);
     if (result.status.ok()) result.status = Status(moecclInvalidArgument, sentence);
     result.warnings.push_back(sentence + "; until then no communicator can be made");
   }

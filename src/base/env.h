@@ -128,12 +128,43 @@ struct Env {
   std::string dump;
   // MOECCL_NO_CMA: with 1, the shared-memory transport does not use process_vm_readv/writev.
   bool no_cma = false;
+  // MOECCL_IB_HCA, else NCCL_IB_HCA: RDMA devices and ports that carry data, as in NCCL: "mlx5" for all names that
+  // begin with it, "=mlx5_0:1,mlx5_1" for these names exactly, "^mlx5_2" or "^=mlx5_2" for all others; ":1" is a port.
+  // Empty: those that the topology assigns to the rank.
+  std::string ib_hca;
+  // MOECCL_IB_GID_INDEX, else NCCL_IB_GID_INDEX: which address of an RDMA port is used. -1: RoCE v2 before v1, routable
+  // before link-local, IPv4 before IPv6.
+  int32_t ib_gid_index = -1;
+  // MOECCL_IB_TC, else NCCL_IB_TC: the traffic class of RDMA's global route header.
+  uint8_t ib_traffic_class = 0;
+  // MOECCL_IB_SL, else NCCL_IB_SL: the service level of RDMA's queue pairs.
+  uint8_t ib_service_level = 0;
+  // MOECCL_IB_TIMEOUT, else NCCL_IB_TIMEOUT: how long an RDMA NIC waits for an acknowledgement. -1: the largest value
+  // up to 20 with which all retries end within half of MOECCL_TIMEOUT_MS.
+  int32_t ib_timeout = -1;
+  // MOECCL_IB_RETRY_CNT, else NCCL_IB_RETRY_CNT: how often an RDMA NIC retries before the link is lost.
+  uint8_t ib_retry_count = 7;
+  // MOECCL_IB_PKEY, else NCCL_IB_PKEY: the partition of RDMA, which both ends of a link must share.
+  uint16_t ib_pkey_index = 0;
+  // MOECCL_IB_QPS_PER_CONNECTION, else NCCL_IB_QPS_PER_CONNECTION: queue pairs of RDMA to each peer and port.
+  uint32_t ib_queue_pairs = 1;
+  // MOECCL_IB_ADAPTIVE_ROUTING, else NCCL_IB_ADAPTIVE_ROUTING: whether RDMA may deliver out of order. With 1 a signal
+  // waits until its data has arrived. -1: 1 on InfiniBand, 0 on RoCE.
+  int32_t ib_adaptive_routing = -1;
+  // MOECCL_IB_LIBRARY: the library to open instead of libibverbs.so.1. none: no RDMA, as with NCCL_IB_DISABLE=1 where
+  // this one is not set.
+  std::string ib_library;
+  // A sentence: the first of NCCL's values for RDMA that is not accepted, for which RDMA is not used. Empty: none.
+  std::string ib_refused;
 };
+
+inline constexpr uint32_t kMaxQueuePairs = 8;  // MOECCL_IB_QPS_PER_CONNECTION
 
 struct EnvParse {
   Env env;
   Status status;                      // the first bad value: variable, value, accepted values; ok() when all are good
   std::vector<std::string> warnings;  // one sentence for each bad value or unknown MOECCL_ variable
+  std::vector<std::string> notes;     // one sentence for each of NCCL's values that counts as another one here
 };
 
 // Returns the names of all variables that parse_env reads.

@@ -36,8 +36,7 @@ Status system_error(const std::string& what, int error_number) {
   if (error_number == EMFILE)
     remedy =
         ": this process may not open more files; raise the limit, also the hard one (ulimit -n). Each communicator "
-        "takes "
-        "up to 16 for each rank of another host, with CUDA memory up to 48";
+        "takes up to 16 for each rank of another host, with CUDA memory up to 48";
   if (error_number == ENFILE) remedy = ": the machine's table of open files is full (fs.file-max)";
   return Status(code, what + ": " + std::generic_category().message(error_number) + remedy);
 }

@@ -24,7 +24,7 @@ inline const char* trusted_variable(const char* name) { return secure_getenv(nam
 // success *file becomes its real path.
 inline std::string why_not_loaded(std::string* file) {
   if (getauxval(AT_SECURE) != 0) return "this program has more rights than its user, who must not choose what it loads";
-  if (file->empty() || (*file)[0] != '/') return "\"" + *file + "\" is no absolute path: give one";
+  if (file->empty() || (*file)[0] != '/') return "\"" + *file + "\" is not an absolute path; give one";
   char real[PATH_MAX];
   if (realpath(file->c_str(), real) == nullptr) return *file + ": " + std::strerror(errno);
   // Check the file and then each folder above it: a user who may write there can replace the library.
@@ -32,7 +32,7 @@ inline std::string why_not_loaded(std::string* file) {
     struct stat st = {};
     const bool folder = at != real;
     if (lstat(at.c_str(), &st) != 0) return at + ": " + std::strerror(errno);
-    if (!folder && !S_ISREG(st.st_mode)) return at + " is no file";
+    if (!folder && !S_ISREG(st.st_mode)) return at + " is not a regular file";
     if (st.st_uid != 0 && st.st_uid != geteuid())
       return at + " belongs to user " + std::to_string(st.st_uid) + ": its owner must be you or root";
     // In a sticky folder such as /tmp, other users can add files but cannot replace those of their owner.

@@ -1,17 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 // Little-endian encoding of small messages. A Reader never reads outside its bytes: missing values read as zero or
 // empty, and ok() becomes false for good. A caller can therefore read a whole message and check it once.
+//
+// A struct lists its fields once for both directions, so that they are read in the order in which they are written:
+//   static void fields(auto& io, auto& self) { io(self.count), io.text(self.name, 64); }
 #pragma once
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace moeccl {
+
+template <class T>
+std::span<const std::byte> as_bytes_of(const T& value) {
+  return std::as_bytes(std::span<const T, 1>(&value, 1));
+}
+
+// How a number travels.
+template <std::integral T>
+struct Wire {
+  using Type = std::make_unsigned_t<T>;
+};
+template <>
+struct Wire<bool> {
+  using Type = uint8_t;
+};
 
 class Writer {
  public:
@@ -32,6 +52,24 @@ class Writer {
   // Appends the length as a u32, then the bytes.
   void bytes(std::span<const std::byte> bytes);
   void string(std::string_view text);
+
+  // Fields, see above: numbers, a number that travels as a `Wire`, the bytes of an object, a text that is cut to `most`
+  // bytes, and what a reader refuses otherwise.
+  template <std::integral T>
+  void operator()(T v) {
+    uint(static_cast<typename Wire<T>::Type>(v));
+  }
+  void operator()(double v) { f64(v); }
+  template <class As, class T>
+  void as(T v) {
+    (*this)(static_cast<As>(v));
+  }
+  template <class T>
+  void object(const T& v) {
+    raw(as_bytes_of(v));
+  }
+  void text(std::string_view v, size_t most) { string(v.substr(0, most)); }
+  void must(bool) {}
 
   size_t size() const { return out_.size(); }
   std::span<const std::byte> view() const { return out_; }
@@ -65,6 +103,26 @@ class Reader {
   std::span<const std::byte> bytes(size_t max);
   std::string string(size_t max);
 
+  // Fields, as Writer has them.
+  template <std::integral T>
+  void operator()(T& v) {
+    v = static_cast<T>(uint<typename Wire<T>::Type>());
+  }
+  void operator()(double& v) { v = f64(); }
+  template <class As, class T>
+  void as(T& v) {
+    As wire{};
+    (*this)(wire);
+    v = static_cast<T>(wire);
+  }
+  template <class T>
+  void object(T& v) {
+    const std::span<const std::byte> from = raw(sizeof(v));
+    if (!from.empty()) std::memcpy(&v, from.data(), sizeof(v));
+  }
+  void text(std::string& v, size_t most) { v = string(most); }
+  void must(bool holds) { ok_ = ok_ && holds; }
+
   bool ok() const { return ok_; }
   // Returns true if nothing was missing and nothing is left over.
   bool done() const { return ok_ && at_ == in_.size(); }
@@ -77,8 +135,18 @@ class Reader {
 };
 
 template <class T>
-std::span<const std::byte> as_bytes_of(const T& value) {
-  return std::as_bytes(std::span<const T, 1>(&value, 1));
+std::vector<std::byte> encode_fields(const T& value) {
+  Writer out;
+  T::fields(out, value);
+  return out.take();
+}
+
+// Returns false unless `bytes` are exactly a T.
+template <class T>
+bool decode_fields(std::span<const std::byte> bytes, T* value) {
+  Reader in(bytes);
+  T::fields(in, *value);
+  return in.done();
 }
 
 }  // namespace moeccl

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -16,6 +15,7 @@
 #include "src/base/env.h"
 #include "src/base/hex.h"
 #include "src/base/log.h"
+#include "src/base/text.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/handout.h"
 #include "src/bootstrap/handshake.h"
@@ -91,14 +91,12 @@ const char* first_set(const EnvironmentReader& read, std::span<const char* const
 Status read_number(const EnvironmentReader& read, const char* name, int low, int high, int* value) {
   const char* text = name != nullptr ? read(name) : nullptr;
   if (text == nullptr) return {};
-  const char* end = text + std::strlen(text);
-  int parsed = 0;
-  const auto [stop, code] = std::from_chars(text, end, parsed);
-  if (code != std::errc() || stop != end || parsed < low || parsed > high) {
+  const auto parsed = parse_number<int>(text, high);
+  if (!parsed.has_value() || *parsed < low) {
     return error(moecclInvalidArgument, "{}: \"{}\" is not accepted; give {} to {}", name,
                  std::string_view(text).substr(0, 64), low, high);
   }
-  *value = parsed;
+  *value = *parsed;
   return {};
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What waits for ranks that may come much later have in common.
+// Shared by everything that waits for ranks which may arrive much later.
 #pragma once
 
 #include <cstdint>

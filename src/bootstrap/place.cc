@@ -4,11 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 
 #include "src/base/hex.h"
 #include "src/base/log.h"
+#include "src/base/text.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/handout.h"
 #include "src/bootstrap/handshake.h"
@@ -32,15 +32,12 @@ struct Place {
 
 Result<Place> parse(const std::string& text) {
   const size_t colon = text.rfind(':');
-  Place place;
-  const char* const end = text.data() + text.size();
   const bool has_port = colon != std::string::npos && colon > 0;
-  const auto parsed = has_port ? std::from_chars(text.data() + colon + 1, end, place.port) : std::from_chars_result{};
-  if (!has_port || parsed.ec != std::errc() || parsed.ptr != end || place.port == 0)
+  const auto port = parse_number<uint16_t>(has_port ? std::string_view(text).substr(colon + 1) : "");
+  if (port.value_or(0) == 0)
     return error(moecclInvalidArgument, "the meeting place \"{}\" is not host:port, 10.0.0.1:4711 or [fd00::1]:4711",
                  text);
-  place.host = text.substr(0, colon);
-  return place;
+  return Place{text.substr(0, colon), *port};
 }
 
 // The listener checks the caller's user, and the caller the listener's, so the name need not be secret. A loopback

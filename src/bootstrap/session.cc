@@ -67,6 +67,7 @@ struct Session::Impl {
   Status greet(const UniqueId& id, Deadline deadline);
   Status attempt_join(const UniqueId& id, Deadline deadline);
   Status attempt_at_each(UniqueId* id, Deadline deadline);
+  const char* hint_for(const UniqueId& id, bool mute, bool waited) const;
   Status take_answer(std::span<const std::byte> answer);
   Status tell_gone();
   Status look_around();
@@ -197,6 +198,27 @@ Status Session::Impl::tell_gone() {
   return send(kGone, encode_ranks(told_gone), {}, Deadline::after_ms(kReasonMs));
 }
 
+// Returns what may be wrong when no attempt to join has led anywhere. mute: the last one found a meeting point that
+// does not answer. waited: for a root that need not have been there yet.
+const char* Session::Impl::hint_for(const UniqueId& id, bool mute, bool waited) const {
+  if (id.address.is_unix() && id.host_hash != driver::host_identity().hash())
+    return ": the id was made on another host or in another container, whose UNIX sockets this one cannot reach; set "
+           "MOECCL_SOCKET_ADDR there";
+  if (mute)
+    return ": the meeting point does not answer: its process is stopped, or this rank does not have its id or its "
+           "MOECCL_SECRET";
+  if (waited && greeted)
+    return ": the meeting point has ended, which is in rank 0's process unless another rank made the id: look at its "
+           "output";
+  if (waited)
+    return ": rank 0 did not listen there in time, or has ended: check that it runs, that MASTER_ADDR is its host, and "
+           "that no firewall is in between";
+  if (!id.address.is_unix() && !nobody_listens)
+    return ": its host cannot be reached from here: check that it runs, that the address is one by which this host "
+           "knows it (MOECCL_SOCKET_ADDR where the id is made), and that no firewall is in between";
+  return ": the meeting point has ended (its process died, its time ran out, or its group is complete)";
+}
+
 Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, int rank, int n_ranks,
                                                Deadline deadline, const JoinOptions& options) {
   if (n_ranks < 1 || n_ranks > kMaxRanks) {
@@ -242,32 +264,10 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
     backoff_us = std::min<int64_t>(backoff_us * 2, 50'000);
   } while (!deadline.passed());
 
-  const char* hint = ": the meeting point has ended (its process died, its time ran out, or its group is complete)";
-  if (id.address.is_unix() && id.host_hash != driver::host_identity().hash()) {
-    hint =
-        ": the id was made on another host or in another container, whose UNIX sockets this one cannot reach; set "
-        "MOECCL_SOCKET_ADDR there";
-  } else if (mute) {
-    hint =
-        ": the meeting point does not answer: its process is stopped, or this rank does not have its id or its "
-        "MOECCL_SECRET";
-  } else if (options.wait_for_root && impl->greeted) {
-    hint =
-        ": the meeting point has ended, which is in rank 0's process unless another rank made the id: look at its "
-        "output";
-  } else if (options.wait_for_root) {
-    hint =
-        ": rank 0 did not listen there in time, or has ended: check that it runs, that MASTER_ADDR is its host, and "
-        "that no firewall is in between";
-  } else if (!id.address.is_unix() && !impl->nobody_listens) {
-    hint =
-        ": its host cannot be reached from here: check that it runs, that the address is one by which this host knows "
-        "it (MOECCL_SOCKET_ADDR where the id is made), and that no firewall is in between";
-  }
   std::string places = id.address.str();
   for (const driver::SocketAddress& other : id.others) places += " or " + other.str();
   return error(deadline.passed() ? moecclTimeout : last.code(), "rank {} cannot join at {}: {}{}", rank, places,
-               last.message(), hint);
+               last.message(), impl->hint_for(id, mute, options.wait_for_root));
 }
 
 Status Session::Impl::send(uint16_t type, std::span<const std::byte> payload, std::span<const int> fds,

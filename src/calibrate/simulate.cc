@@ -501,7 +501,7 @@ Result<std::string> simulate(const moecclSimulateConfig_t& config) {
     return error(moecclInvalidArgument, "n_experts is 0 with expert_rank: give the number of ranks in expert_rank");
   MOECCL_ASSIGN_OR_RETURN(const Cluster cluster, read_cluster(config.topology));
   const plan::LevelTree& tree = cluster.tree;
-  Page page{"", cluster.gpus ? plan::device_hardware() : plan::hardware_of(tree), "", tree, false, true, {}};
+  Page page{"", cluster.gpus ? plan::kernel_hardware() : plan::hardware_of(tree), "", tree, false, true, {}};
   page.op = config.op;
   page.input("algorithms", config.algorithm == nullptr || *config.algorithm == 0 ? "auto" : config.algorithm);
   plan::Profile& profile = page.hardware.profile;

@@ -25,8 +25,8 @@ struct Batch {
     bool comes = true;  // false: the communicator was aborted before the batch began
   };
   std::vector<Communicator::Hold> holds;  // [turns] of a queued batch, until it begins; first, so that they end last
-  // [others] of a communicator whose memory a stream uses until it has come to the batch: after an abort, that may be
-  // when the communicator has ended.
+  // [others] Keeps alive the communicators whose memory the stream uses until it reaches the batch. After an abort,
+  // that can be later than the end of the communicator.
   std::vector<Communicator::Hold> holds_of_others;
   Stream* stream = nullptr;  // where the batch runs; null: on this thread
   std::vector<Call> calls;

@@ -167,8 +167,7 @@ bool Communicator::is_device_memory(const void* p) const {
   return cuda_ != nullptr && driver::cuda::pointed(p).on_device();
 }
 
-// A program may start CUDA after it has joined. To ask costs about a microsecond, so the calls 1, 2, 3, 5, 9 and so on
-// do.
+// A program may start CUDA after it has joined. Asking costs about a microsecond, so only calls 1, 2, 3, 5, 9, ... ask.
 bool Communicator::may_meet_cuda() const {
   if (!why_no_cuda_.empty() || cuda_is_loaded_.load(std::memory_order_relaxed)) return true;
   const uint32_t n = n_asked_.load(std::memory_order_relaxed);

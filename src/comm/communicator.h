@@ -135,7 +135,7 @@ class Communicator {
   bool runs_on_host() const { return cuda_ == nullptr && why_no_cuda_.empty(); }
   // For an AllToAllv whose plans are tried; see Trials.
   exec::Operation::Ran* still_small() { return selector_->trials().still_small(); }
-  // Does the same with an existing plan.
+  // Fills an operation like prepare(), with an existing plan.
   void attach(exec::Operation& op, const std::shared_ptr<PlanSlot>& cached, uint32_t root, bool scaled) const;
   // Sends or receives in its turn.
   Status run_message(const exec::Message& message);
@@ -144,8 +144,7 @@ class Communicator {
   Status refresh(exec::Operation& op);
   // Runs a prepared operation on this thread once its turn has come.
   Status run(exec::Operation& op);
-  // Tells of which kind of memory a call is that may bring no bytes: that of its stream, or of the pointers that it
-  // gives.
+  // Records the kind of memory of a call that may carry no bytes. It is taken from the stream, or from the pointers.
   void hint(Stream* stream) const;
   void hint(const void* a, const void* b) const;
   // The library's own exchanges leave the kind of the program's last call as it was.

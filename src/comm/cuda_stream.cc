@@ -67,7 +67,7 @@ AllWaiting& all_waiting() {
 using Streams = std::multimap<Home, std::unique_ptr<CudaStream>>;
 
 // The objects that threads had for CU_STREAM_PER_THREAD when they ended. Their proxies may still work, so they wait
-// here for another thread. There are as many as such streams were used or worked at the same time.
+// here for another thread. Their number is at most the number of such streams that were in use at once.
 struct Left {
   std::mutex mutex;
   Streams streams;
@@ -159,8 +159,8 @@ Status CudaStream::ready() {
   if (!captured) return {};
   return error(moecclUnsupported,
                "the CUDA stream is being captured into a graph, and this operation is driven by a proxy thread on the "
-               "host, which "
-               "a graph cannot replay: call it outside the capture (docs/cuda.md says what can be captured)");
+               "host, which a graph cannot replay: call it outside the capture (docs/cuda.md says what can be "
+               "captured)");
 }
 
 Result<cuda::Event> CudaStream::take_event() {
@@ -170,7 +170,8 @@ Result<cuda::Event> CudaStream::take_event() {
     free_events_.pop_back();
     return e;
   }
-  return cuda::make_event();
+  MOECCL_ASSIGN_OR_RETURN(cuda::EventOwner made, cuda::make_event());
+  return made.release();  // kept for the stream's later work, as long as the process lives
 }
 
 Stream::Work CudaStream::hold(std::function<Status()> work) {

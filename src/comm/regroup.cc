@@ -16,8 +16,8 @@ namespace {
 
 // The time for a member's end to become visible after something else has shown it.
 constexpr int64_t kSeeMs = 300;
-// An operation that a failure, a revocation or an abort has ended waits for its peers for a second. Its group may go on
-// with other communicators for much longer, of which the shrink needs nothing.
+// An operation that a failure, a revocation or an abort has ended waits for its peers for a second. Its group may
+// continue on other communicators for much longer; the shrink does not wait for those.
 constexpr int64_t kEnds_ns = 2'000'000'000;
 
 // A rank that has destroyed the parent will not come either, but one that has failed will.

@@ -10,13 +10,18 @@
 namespace moeccl::comm {
 namespace {
 
-// A call's plan. Dispatch, combine and both backward passes of a step use the same counts or their transpose, so the
-// plans of the last two kinds of calls are kept.
-struct Kept {
+// What determines a call's plan.
+struct Key {
   std::vector<uint64_t> counts;
   uint32_t element_bytes = 1;
   bool cuda = false;
   uint64_t staging_bytes = 0, plans = 0;  // plans: Selector::version()
+  friend bool operator==(const Key&, const Key&) = default;
+};
+// A call's plan. Dispatch, combine and both backward passes of a step use the same counts or their transpose, so the
+// plans of the last two kinds of calls are kept.
+struct Kept {
+  Key key;
   uint64_t in_bytes = 0, out_bytes = 0;
   algo::BoundRows bound;
   exec::Choice choice;
@@ -51,27 +56,20 @@ Status prepare_tensor_blocks(Communicator& comm, const TensorBlocksCall& call, e
   MOECCL_ASSIGN_OR_RETURN(op.runner, comm.place(call.send, call.recv));
   const bool cuda = op.on_device();
   const Selector& selector = comm.selector_for(cuda);
-  const uint64_t staging = comm.fabric_for(cuda).half_bytes;
   const auto element_bytes = static_cast<uint32_t>(op.element_bytes);
+  Key key{std::move(counts), element_bytes, cuda, comm.fabric_for(cuda).half_bytes, selector.version()};
   std::shared_ptr<const void>& place = comm.kept_plan(kOp);
   LastTwo last;
   if (place != nullptr) last = *static_cast<const LastTwo*>(place.get());
-  const auto fits = [&](const std::shared_ptr<const Kept>& k) {
-    return k != nullptr && k->counts == counts && k->element_bytes == element_bytes && k->cuda == cuda &&
-           k->staging_bytes == staging && k->plans == selector.version();
-  };
+  const auto fits = [&](const std::shared_ptr<const Kept>& k) { return k != nullptr && k->key == key; };
   auto kept = fits(last[0]) ? last[0] : last[1];
   if (!fits(kept)) {
     auto made = std::make_shared<Kept>();
-    made->counts = std::move(counts);
-    made->element_bytes = element_bytes;
-    made->cuda = cuda;
-    made->staging_bytes = staging;
-    made->plans = selector.version();
+    made->key = std::move(key);
+    const plan::Reach reach = selector.shape_of(PlanKey{}, false).reach;
     MOECCL_ASSIGN_OR_RETURN(
         const algo::TensorBlocks plan,
-        algo::TensorBlocks::make(comm.tree(),
-                                 {made->counts, element_bytes, selector.shape_of(PlanKey{}, false).reach, staging}));
+        algo::TensorBlocks::make(comm.tree(), {made->key.counts, element_bytes, reach, made->key.staging_bytes}));
     made->in_bytes = plan.input_elements(comm.rank()) * element_bytes;
     made->out_bytes = plan.output_elements(comm.rank()) * element_bytes;
     made->bound = plan.build(comm.rank());

@@ -169,27 +169,6 @@ Memory::~Memory() {
   });
 }
 
-Result<Event> make_event() {
-  constexpr unsigned kDisableTiming = 2;
-  Event event = nullptr;
-  MOECCL_TRY(check(driver()->cuEventCreate(&event, kDisableTiming), "a CUDA event"));
-  return event;
-}
-
-Result<Stream> make_first_stream() {
-  constexpr unsigned kNonBlocking = 1;
-  int lowest = 0, highest = 0;
-  MOECCL_TRY(check(driver()->cuCtxGetStreamPriorityRange(&lowest, &highest), "the streams' priorities"));
-  Stream stream = nullptr;
-  MOECCL_TRY(check(driver()->cuStreamCreateWithPriority(&stream, kNonBlocking, highest), "a CUDA stream"));
-  return stream;
-}
-
-Status copy(void* to, const void* from, size_t bytes, Stream stream, const std::string& what) {
-  return check(driver()->cuMemcpyAsync(reinterpret_cast<Pointer>(to), reinterpret_cast<Pointer>(from), bytes, stream),
-               what);
-}
-
 Result<Memory> Memory::device(Context context, size_t bytes) {
   const Current current(context);
   Memory m;

@@ -124,7 +124,7 @@ struct Pointed {
   size_t mapping_bytes = 0;
   bool on_device() const { return type >= kDeviceMemory; }
 };
-// Asks only for the type where the driver lacks functions, so that driver() does not use it.
+// Where the driver lacks functions that driver() needs, only the type is known.
 Pointed pointed(const void* pointer);
 
 // Makes a context current on this thread while it lives. Allocations and queries by the library in this time are not
@@ -141,13 +141,6 @@ class Current {
   bool changed_ = false;
   int capture_mode_ = 2;  // relaxed; after the exchange, the thread's own mode
 };
-
-// Makes an event without timing. It belongs to the caller.
-Result<Event> make_event();
-// Makes a stream of the highest priority, which does not share a hardware channel with a program's ordinary streams.
-Result<Stream> make_first_stream();
-// Copies on a stream between any two places that the driver knows.
-Status copy(void* to, const void* from, size_t bytes, Stream stream, const std::string& what);
 
 // Zeroed memory of the context's device. When its owner has gone, on any thread, it is freed as soon as no operation is
 // in flight on the context (cuda/idle.h).

@@ -179,8 +179,8 @@ struct Fabric {
   void log_recorder() const;
   // Records a failure. The first failure stays; peers read it from this rank's board.
   void fail(const Status& status) noexcept;
-  // Fails, and tells the peers of the revocation in any case: an earlier failure, also one that another thread notices
-  // just now, keeps its reason here, but peers may go on after it.
+  // Records the failure and always tells the peers that the communicator is revoked. An earlier failure keeps its
+  // reason here, but it alone would not stop the peers.
   void revoke(const Status& why);
   Status failure() const;
   bool failed() const { return failed_.load(std::memory_order_acquire); }

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <ctime>
 #include <deque>
 #include <map>
 #include <memory>
@@ -19,6 +18,7 @@
 #include <span>
 
 #include "moeccl/moeccl.h"
+#include "src/base/clock.h"
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/base/ticks.h"
@@ -125,12 +125,6 @@ struct Store {
 Store& store() {
   static driver::PerProcess<Store> stores;
   return stores.get();
-}
-
-int64_t unix_ns() {
-  timespec t;
-  clock_gettime(CLOCK_REALTIME, &t);
-  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
 
 // Converts text from another process's memory to one line that ends within its array.

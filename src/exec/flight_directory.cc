@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/exec/flight_directory.h"
 
-#include <time.h>
-
 #include <array>
 #include <cstddef>
 #include <mutex>
 
+#include "src/base/clock.h"
 #include "src/base/data_type.h"
 #include "src/base/ticks.h"
 #include "src/driver/fork_page.h"
@@ -51,12 +50,6 @@ struct Directory {
 constinit Directory directory;
 constinit driver::PerProcess<std::mutex> locks;  // a child may inherit one that another thread held
 
-int64_t since_epoch_ns() {
-  timespec t;
-  clock_gettime(CLOCK_REALTIME, &t);
-  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
-}
-
 }  // namespace
 
 FlightEntry::FlightEntry(const Places& places) : places_(places) {
@@ -66,7 +59,7 @@ FlightEntry::FlightEntry(const Places& places) : places_(places) {
     for (size_t i = 0; i < kOperators; ++i) directory.operators[i] = reduce_name(static_cast<uint8_t>(i));
     directory.ns_per_tick = static_cast<double>(Ticks::to_ns(kMany)) / static_cast<double>(kMany);
     directory.ticks = Ticks::now();
-    directory.since_epoch_ns = since_epoch_ns();
+    directory.since_epoch_ns = unix_ns();
   }
   next_ = directory.first;
   link_ = &directory.first;

@@ -53,8 +53,9 @@ struct Choice {
   plan::Chunking chunking;
   const char* algorithm = "";
   uint64_t plan_hash = 0;
-  uint64_t program_hash =
-      0;  // of this rank's program, which differs in place although the plan hash does not; 0: not distinguished
+  // The hash of this rank's program, which an operation in place changes while the plan hash stays; 0: not
+  // distinguished.
+  uint64_t program_hash = 0;
 };
 
 // Returns 1 as a Scalar of the type.
@@ -100,9 +101,9 @@ struct Operation {
   } scales;
   // Rows on the persistent kernel.
   struct Rows {
-    const cuda::WalkTables* tables = nullptr;  // RowTables::device(); null: only the binding has the lists
-    bool in_tables_alone = false;              // only the tables have the lists that are valid now
-    bool weighted = false;                     // the lists' weights apply
+    const moeccl::cuda::WalkTables* tables = nullptr;  // RowTables::device(); null: only the binding has the lists
+    bool in_tables_alone = false;                      // only the tables have the lists that are valid now
+    bool weighted = false;                             // the lists' weights apply
     // `bytes`: roughly what this rank moves. `most_bytes`: the most that a graph's replay may have to move.
     uint64_t bytes = 0, most_bytes = 0;
   } rows;
@@ -118,8 +119,8 @@ struct Operation {
   struct Ran {
     bool is_timed = false;
     double took_ns = 0;  // on this rank; 0: not timed, or another plan ran than the one chosen beforehand
-    uint64_t largest_block_bytes =
-        0;  // AllToAllv: over all ranks, the same on all; 0: all data went with the first word
+    // AllToAllv: over all ranks, the same on all; 0: all data went with the first word.
+    uint64_t largest_block_bytes = 0;
   };
   Ran* ran = nullptr;
   // AllToAllv: [n_ranks] in elements; owned by the operation because the call may be asynchronous.

@@ -2,8 +2,8 @@
 #include "src/exec/recorder.h"
 
 #include <algorithm>
-#include <ctime>
 
+#include "src/base/clock.h"
 #include "src/base/data_type.h"
 #include "src/base/ticks.h"
 
@@ -59,11 +59,9 @@ void Recorder::note_wait(const FlightWait& wait) {
 }
 
 void Recorder::note_failure(Code code, std::string_view sentence) {
-  timespec t;
-  clock_gettime(CLOCK_REALTIME, &t);
   slot_->code = code;
   copy_text(slot_->failure, sentence);
-  slot_->failed_unix_ns = int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+  slot_->failed_unix_ns = unix_ns();
 }
 
 std::vector<std::string> Recorder::lines(size_t most) const {

@@ -236,9 +236,9 @@ Status check_health(Task& task, int64_t since_ns, int64_t now, bool look_alive) 
 namespace {
 
 // Paces one blocked stretch of drive(): spins briefly, then yields, then sleeps.
-class Patience {
+class BlockedWait {
  public:
-  explicit Patience(Fabric& fabric) : fabric_(fabric) {}
+  explicit BlockedWait(Fabric& fabric) : fabric_(fabric) {}
   void reset() { polls_ = 0; }
   // Returns true when it is time for a health check.
   bool wait() {
@@ -330,8 +330,6 @@ class Patience {
   int64_t since_ = 0, now_ = 0, checked_ = 0, alive_ = 0, noted_ = 0;
 };
 
-}  // namespace
-
 // Tells the fabrics' engines that this thread drives them while this object exists.
 class Engines {
  public:
@@ -363,6 +361,8 @@ class Engines {
   }
   std::span<Task* const> tasks_;
 };
+
+}  // namespace
 
 void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns) {
   for (const int64_t start = now_ns(); in_use() && now_ns() - start < most_ns;) driver::sleep_ns(kShortSleep_ns);
@@ -428,7 +428,7 @@ Status drive(std::span<Task* const> tasks) {
     for (Task* const task : tasks) task->fabric().recorder.clear_waits();
     noted = false;
   };
-  Patience patience(tasks[0]->fabric());
+  BlockedWait blocked(tasks[0]->fabric());
   constexpr uint32_t kRoundsOfMoves = 256;  // between looks for an abort
   for (uint32_t moves = 0; left > 0;) {
     bool moved = false;
@@ -443,7 +443,7 @@ Status drive(std::span<Task* const> tasks) {
       if (p == Progress::kFailed) finish(i, tasks[i]->status());
     }
     if (moved) {
-      patience.reset();
+      blocked.reset();
       if (noted) forget_waits();
       if (++moves % kRoundsOfMoves != 0) continue;
       for (size_t i = 0; i < tasks.size(); ++i) {
@@ -452,22 +452,22 @@ Status drive(std::span<Task* const> tasks) {
       }
       continue;
     }
-    if (!patience.wait()) continue;
-    if (patience.is_long()) {
+    if (!blocked.wait()) continue;
+    if (blocked.is_long()) {
       forget_waits();
       for (size_t i = 0; i < tasks.size(); ++i)
-        if (!ended[i]) (void)contained([&] { return note_wait(*tasks[i], patience.since()), Status(); });
+        if (!ended[i]) (void)contained([&] { return note_wait(*tasks[i], blocked.since()), Status(); });
       noted = true;
     }
-    const bool look_alive = patience.looks_alive();
+    const bool look_alive = blocked.looks_alive();
     for (size_t i = 0; i < tasks.size(); ++i) {
       if (ended[i]) continue;
-      Status s = contained([&] { return check_health(*tasks[i], patience.since(), patience.now(), look_alive); });
+      Status s = contained([&] { return check_health(*tasks[i], blocked.since(), blocked.now(), look_alive); });
       if (s.ok()) continue;
       // What the peer did before it failed is visible now that its failure is, and may be all that was missing.
       const Progress p = poll_contained(*tasks[i]);
       if (p == Progress::kMoved) {
-        patience.reset();
+        blocked.reset();
       } else if (p == Progress::kFailed) {
         finish(i, tasks[i]->status());  // such as a mismatch with what a peer sent before it left
       } else {

@@ -12,21 +12,18 @@
 #include "src/plan/hardware.h"
 
 namespace moeccl::comm {
-CommunicatorHost::CommunicatorHost(Communicator& comm, FindStream find_stream)
-    : comm_(comm), find_stream_(find_stream) {}
 
 std::shared_ptr<const plan::Profile> CommunicatorHost::profile() const {
   std::shared_ptr<const plan::Profile> host = comm_.selector().profile();
   if (comm_.cuda() == nullptr) return host;
   const std::lock_guard lock(mutex_);
   if (host == profile_of_host_) return profile_of_device_;
-  const plan::Hardware device = plan::device_hardware();
-  plan::Profile profile = device.profile;
+  // Dispatch and combine run on the persistent kernel where the communicator has one.
+  plan::Profile profile = (comm_.kernel() != nullptr ? plan::kernel_hardware() : plan::stream_hardware()).profile;
   profile.links = host->links;
   profile.all_to_all = host->all_to_all;
   profile.host_level = host->host_level;
   profile.links_source = host->source;
-  profile.source = format("the constants of a {}", device.name);
   profile_of_host_ = std::move(host);
   return profile_of_device_ = std::make_shared<const plan::Profile>(std::move(profile));
 }
@@ -60,11 +57,10 @@ Status CommunicatorHost::all_to_all_v(const void* send, const size_t* send_bytes
                                 .recv_displs = recv_at.data()});
 }
 
-Result<MoeHost::Place> CommunicatorHost::place(const RowBuffers& buffers, moecclStream_t stream) {
+Result<MoeHost::Place> CommunicatorHost::place(const RowBuffers& buffers, Stream* stream) {
   MOECCL_TRY(comm_.usable());
   MOECCL_TRY(outside_groups("a dispatch or combine"));
-  Place at;
-  MOECCL_TRY(find_stream_(stream, &comm_, &at.stream));
+  Place at{.stream = stream};
   const void *const in = buffers.reads ? buffers.in : nullptr, *const out = buffers.writes ? buffers.out : nullptr;
   if (in == nullptr && out == nullptr) comm_.hint(buffers.in, buffers.out);
   MOECCL_ASSIGN_OR_RETURN(at.runner, comm_.place(in, out));
@@ -103,10 +99,8 @@ void CommunicatorHost::break_off(const Status& why) { comm_.break_off(why); }
 
 exec::PersistentKernel* CommunicatorHost::kernel() { return comm_.kernel(); }
 
-Result<MoeHost::OnStream> CommunicatorHost::on_stream(moecclStream_t stream_handle) {
+Result<MoeHost::OnStream> CommunicatorHost::on_stream(Stream* stream) {
   MOECCL_TRY(comm_.usable());
-  Stream* stream = nullptr;
-  MOECCL_TRY(find_stream_(stream_handle, &comm_, &stream));
   CudaStream* cuda = stream != nullptr ? stream->as_cuda() : nullptr;
   if (cuda == nullptr)
     return error(moecclInvalidArgument,
@@ -119,9 +113,8 @@ Result<MoeHost::OnStream> CommunicatorHost::on_stream(moecclStream_t stream_hand
   return on;
 }
 
-Status CommunicatorHost::all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream_handle) {
-  Call call{.comm = &comm_, .operation = std::make_unique<exec::Operation>()};
-  MOECCL_TRY(find_stream_(stream_handle, &comm_, &call.stream));
+Status CommunicatorHost::all_gather_on(const void* send, void* recv, size_t bytes, Stream* stream) {
+  Call call{.comm = &comm_, .stream = stream, .operation = std::make_unique<exec::Operation>()};
   MOECCL_TRY(prepare_collective(
       comm_, {.op = moecclOpAllGather, .send = send, .recv = recv, .count = bytes, .type = moecclUint8},
       *call.operation));
@@ -135,11 +128,7 @@ Status CommunicatorHost::all_gather_on(const void* send, void* recv, size_t byte
   return issue(std::move(call));
 }
 
-Status CommunicatorHost::needs_host(moecclStream_t stream_handle) {
-  Stream* stream = nullptr;
-  MOECCL_TRY(find_stream_(stream_handle, &comm_, &stream));
-  return stream != nullptr ? stream->ready() : Status();
-}
+Status CommunicatorHost::needs_host(Stream* stream) { return stream != nullptr ? stream->ready() : Status(); }
 
 exec::StreamEngine* CommunicatorHost::engine_for(const void* choices) {
   return comm_.is_device_memory(choices) ? &comm_.cuda()->engine() : nullptr;
@@ -166,7 +155,7 @@ Result<bool> CommunicatorHost::on_device(const char* what, std::initializer_list
 }
 
 Status CommunicatorHost::with_kernels(bool on_device, const WithKernels& body) {
-  if (!on_device) return MoeHost::with_kernels(on_device, body);
+  if (!on_device) return body(kernels::best()), Status();
   // The kernels run in their turn, because the engine belongs to the proxy while an operation runs.
   return comm_.run_on_device(comm_.take_ticket(), body);
 }

@@ -14,9 +14,7 @@ namespace moeccl::comm {
 
 class CommunicatorHost final : public MoeHost {
  public:
-  // `find_stream` turns a C handle into a stream; the result is null for the blocking stream.
-  using FindStream = Status (*)(moecclStream_t, const Communicator*, Stream**);
-  CommunicatorHost(Communicator& comm, FindStream find_stream);
+  explicit CommunicatorHost(Communicator& comm) : comm_(comm) {}
 
   Communicator& communicator() const { return comm_; }
   uint32_t rank() const override { return comm_.rank(); }
@@ -31,16 +29,16 @@ class CommunicatorHost final : public MoeHost {
   Status all_gather(const void* mine, size_t bytes, void* all) override;
   Status all_to_all(const void* send, size_t bytes, void* recv) override;
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override;
-  Result<Place> place(const RowBuffers& buffers, moecclStream_t stream) override;
+  Result<Place> place(const RowBuffers& buffers, Stream* stream) override;
   Status run(std::unique_ptr<exec::Operation> op, const Place& place, bool* captured) override;
   void break_off(const Status& why) override;
   exec::StreamEngine* engine_for(const void* choices) override;
   exec::PersistentKernel* kernel() override;
   bool is_device_memory(const void* pointer) const override { return comm_.is_device_memory(pointer); }
   Status check_reach(std::initializer_list<const void*> pointers) const override { return comm_.check_reach(pointers); }
-  Result<OnStream> on_stream(moecclStream_t stream) override;
-  Status all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream) override;
-  Status needs_host(moecclStream_t stream) override;
+  Result<OnStream> on_stream(Stream* stream) override;
+  Status all_gather_on(const void* send, void* recv, size_t bytes, Stream* stream) override;
+  Status needs_host(Stream* stream) override;
   Status usable() override { return comm_.usable(); }
   void wait_idle() override { comm_.wait_idle(); }
   Result<bool> on_device(const char* what, std::initializer_list<Buffer> buffers) const override;
@@ -48,7 +46,6 @@ class CommunicatorHost final : public MoeHost {
 
  private:
   Communicator& comm_;
-  FindStream find_stream_;
   // If all ranks of the communicator have CUDA memory: what profile() has made, and from which profile.
   mutable std::mutex mutex_;
   mutable std::shared_ptr<const plan::Profile> profile_of_host_, profile_of_device_;

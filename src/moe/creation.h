@@ -10,6 +10,8 @@
 
 #include "moeccl/types.h"
 #include "src/base/status.h"
+#include "src/comm/communicator.h"
+#include "src/comm/split.h"
 
 namespace moeccl::comm {
 
@@ -31,6 +33,13 @@ Result<std::vector<Answer>> gather_answers(uint32_t n_ranks, AllGather&& all_gat
   for (uint32_t r = 0; r < n_ranks; ++r)
     if (all[r].code != moecclSuccess) return failed_there(r, what, all[r].code);
   return all;
+}
+
+template <class Answer>
+Result<std::vector<Answer>> answers_of(Communicator& comm, const Answer& mine, const Status& own,
+                                       const std::string& what) {
+  const auto all_gather = [&](const void* from, size_t n, void* to) { return all_gather_bytes(comm, from, n, to); };
+  return gather_answers(comm.n_ranks(), all_gather, mine, own, what);
 }
 
 template <size_t N>

@@ -8,7 +8,6 @@
 #include "kernels/cuda/args.h"
 #include "src/base/adopt.h"
 #include "src/base/hash.h"
-#include "src/comm/split.h"
 #include "src/moe/creation.h"
 #include "src/plan/cost.h"
 #include "src/plan/printer.h"
@@ -117,9 +116,7 @@ struct HybridAnswer {
 };
 
 Status agree(Communicator& comm, const HybridAnswer& mine, const Status& own) {
-  const auto all_gather = [&](const void* from, size_t n, void* to) { return all_gather_bytes(comm, from, n, to); };
-  MOECCL_ASSIGN_OR_RETURN(const std::vector<HybridAnswer> all, gather_answers(comm.n_ranks(), all_gather, mine, own,
-                                                                              "could not create the hybrid placement"));
+  MOECCL_ASSIGN_OR_RETURN(const auto all, answers_of(comm, mine, own, "could not create the hybrid placement"));
   for (uint32_t r = 0; r < all.size(); ++r) {
     if (all[r].hash == all[0].hash) continue;
     for (uint32_t l = 0; l < MOECCL_MAX_LEVELS; ++l)

@@ -35,17 +35,14 @@ class MoeHost {
   virtual uint32_t n_ranks() const = 0;
   virtual const plan::LevelTree& tree() const = 0;
   // The profile that prices plans; it is the same on all ranks.
-  virtual std::shared_ptr<const plan::Profile> profile() const {
-    static const auto defaults = std::make_shared<const plan::Profile>();
-    return defaults;
-  }
+  virtual std::shared_ptr<const plan::Profile> profile() const = 0;
   virtual bool paced() const = 0;
   virtual bool deterministic() const = 0;
   virtual uint64_t staging_bytes() const = 0;  // the staging of one operation on a rank
 
   // Returns a number for a collective call. Ranks that make these calls in the same order get the same number, and no
   // number comes twice.
-  virtual uint64_t next_number() { return 0; }
+  virtual uint64_t next_number() = 0;
 
   // Blocks. all: [n_ranks][bytes].
   virtual Status all_gather(const void* mine, size_t bytes, void* all) = 0;
@@ -61,7 +58,7 @@ class MoeHost {
     bool tables = false;
     bool reads = true, writes = true;  // false: the buffer has no rows on this rank
 
-    // Those of a dispatch, or of a combine, on a rank with so many tokens and rows.
+    // Returns the buffers of a dispatch or combine on a rank with n_tokens tokens and n_rows rows.
     static RowBuffers of(moecclOp_t kind, const void* in, const void* out, uint64_t n_tokens, uint64_t n_rows) {
       const bool dispatches = kind == moecclOpDispatch;
       return {in, out, {}, false, (dispatches ? n_tokens : n_rows) > 0, (dispatches ? n_rows : n_tokens) > 0};
@@ -73,58 +70,37 @@ class MoeHost {
     Stream* stream = nullptr;
     bool on_kernel() const { return runner != nullptr && runner->kernel() != nullptr; }
   };
-  virtual Result<Place> place(const RowBuffers& buffers, moecclStream_t stream) {
-    (void)buffers, (void)stream;
-    return Place{};
-  }
+  virtual Result<Place> place(const RowBuffers& buffers, Stream* stream) = 0;
   // Runs a dispatch or combine. The caller has filled in everything except what the communicator knows, and keeps alive
   // all that the operation points to until it has run. With a stream, the call returns at once. Sets *captured when the
   // operation became part of a graph.
   virtual Status run(std::unique_ptr<exec::Operation> op, const Place& place, bool* captured = nullptr) = 0;
 
   // Ends the operation that the peers of a rank wait for, when the rank has failed before its own.
-  virtual void break_off(const Status& why) { (void)why; }
+  virtual void break_off(const Status& why) = 0;
 
   // Returns the engine that computes routings of choices in device memory; null: the host reads `choices`.
-  virtual exec::StreamEngine* engine_for(const void* choices) {
-    (void)choices;
-    return nullptr;
-  }
+  virtual exec::StreamEngine* engine_for(const void* choices) = 0;
   // Returns the persistent kernel; null: there is none.
-  virtual exec::PersistentKernel* kernel() { return nullptr; }
-  virtual bool is_device_memory(const void* pointer) const {
-    (void)pointer;
-    return false;
-  }
+  virtual exec::PersistentKernel* kernel() = 0;
+  virtual bool is_device_memory(const void* pointer) const = 0;
   // Returns an error if a pointer is to CUDA memory that neither the host nor an engine can read.
-  virtual Status check_reach(std::initializer_list<const void*> pointers) const {
-    (void)pointers;
-    return {};
-  }
+  virtual Status check_reach(std::initializer_list<const void*> pointers) const = 0;
   // A CUDA stream on which kernels can be launched directly. Other streams get an error that says why.
   struct OnStream {
     driver::cuda::Stream stream = nullptr;
     bool captured = false;
     const exec::StreamEngine* engine = nullptr;
   };
-  virtual Result<OnStream> on_stream(moecclStream_t stream) {
-    (void)stream;
-    return error(moecclUnsupported, "there is no CUDA memory here");
-  }
+  virtual Result<OnStream> on_stream(Stream* stream) = 0;
   // Gathers in the stream's order, on the persistent kernel. recv: [n_ranks][bytes]. Both buffers are in device memory.
-  virtual Status all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream) {
-    (void)send, (void)recv, (void)bytes, (void)stream;
-    return error(moecclUnsupported, "there is no CUDA memory here");
-  }
+  virtual Status all_gather_on(const void* send, void* recv, size_t bytes, Stream* stream) = 0;
   // Returns an error when the stream is being captured. Called before operations that need the host in the middle.
-  virtual Status needs_host(moecclStream_t stream) {
-    (void)stream;
-    return {};
-  }
+  virtual Status needs_host(Stream* stream) = 0;
   // Returns the failure that has ended the communicator, if there is one.
-  virtual Status usable() { return {}; }
+  virtual Status usable() = 0;
   // Waits until this rank has nothing in flight.
-  virtual void wait_idle() {}
+  virtual void wait_idle() = 0;
 
   // A buffer that a call reads or writes, or null. The error of on_device() names it.
   struct Buffer {
@@ -133,17 +109,10 @@ class MoeHost {
   };
   // Returns whether the device's kernels work on these buffers of the call `what`; otherwise the host's do. Buffers of
   // different kinds of memory are an error.
-  virtual Result<bool> on_device(const char* what, std::initializer_list<Buffer> buffers) const {
-    (void)what, (void)buffers;
-    return false;
-  }
+  virtual Result<bool> on_device(const char* what, std::initializer_list<Buffer> buffers) const = 0;
   // Calls `body` with the kernels of the device or of the host; they have run when this returns.
   using WithKernels = std::function<void(const kernels::KernelTable& table)>;
-  virtual Status with_kernels(bool on_device, const WithKernels& body) {
-    (void)on_device;
-    body(kernels::best());
-    return {};
-  }
+  virtual Status with_kernels(bool on_device, const WithKernels& body) = 0;
 };
 
 // gather_answers() over a host.

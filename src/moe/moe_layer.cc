@@ -272,7 +272,7 @@ void bind_lists(exec::Operation& op, const algo::RoutingTables& tables, bool wei
   op.binding.sums = op.signature.op == moecclOpDispatch ? tables.dispatch_sums() : tables.combine_sums(weighted);
 }
 
-Status MoeRouting::run(moecclOp_t kind, bool weighted, const void* in, void* out, moecclStream_t stream,
+Status MoeRouting::run(moecclOp_t kind, bool weighted, const void* in, void* out, Stream* stream,
                        exec::Operation::Measured& measured, const exec::Operation::Scales* scales) {
   const MoeConfig& config = layer_.config();
   const MoeCandidate& plan = *layer_.candidates()[chosen_];
@@ -308,7 +308,7 @@ Status MoeRouting::run(moecclOp_t kind, bool weighted, const void* in, void* out
   return status;
 }
 
-Status MoeRouting::dispatch(const void* in, void* out, moecclStream_t stream) {
+Status MoeRouting::dispatch(const void* in, void* out, Stream* stream) {
   MOECCL_TRY(usable("dispatch"));
   const uint64_t row_bytes = layer_.config().shape.row_bytes;
   MOECCL_TRY(
@@ -316,8 +316,7 @@ Status MoeRouting::dispatch(const void* in, void* out, moecclStream_t stream) {
   return run(moecclOpDispatch, false, in, out, stream, measured_dispatch_);
 }
 
-Status MoeRouting::dispatch_scaled(const void* in, void* out, const exec::Operation::Scales& scales,
-                                   moecclStream_t stream) {
+Status MoeRouting::dispatch_scaled(const void* in, void* out, const exec::Operation::Scales& scales, Stream* stream) {
   MOECCL_TRY(usable("dispatch of scaled rows"));
   const uint64_t row_bytes = layer_.config().scaled_row_bytes, scale_bytes = layer_.config().scale_bytes;
   if (scale_bytes == 0) {
@@ -331,7 +330,7 @@ Status MoeRouting::dispatch_scaled(const void* in, void* out, const exec::Operat
   return run(moecclOpDispatch, false, in, out, stream, measured_dispatch_, &scales);
 }
 
-Status MoeRouting::combine(const void* in, void* out, moecclStream_t stream) {
+Status MoeRouting::combine(const void* in, void* out, Stream* stream) {
   MOECCL_TRY(usable("combine"));
   MOECCL_TRY(needs_elements("combine"));
   const uint64_t row_bytes = layer_.config().shape.row_bytes;
@@ -340,7 +339,7 @@ Status MoeRouting::combine(const void* in, void* out, moecclStream_t stream) {
   return run(moecclOpCombine, true, in, out, stream, measured_combine_);
 }
 
-Status MoeRouting::dispatch_backward(const void* grad_out, void* grad_in, moecclStream_t stream) {
+Status MoeRouting::dispatch_backward(const void* grad_out, void* grad_in, Stream* stream) {
   MOECCL_TRY(usable("dispatch backward"));
   MOECCL_TRY(needs_elements("dispatch backward"));
   const uint64_t row_bytes = layer_.config().shape.row_bytes;
@@ -349,14 +348,14 @@ Status MoeRouting::dispatch_backward(const void* grad_out, void* grad_in, moeccl
   return run(moecclOpCombine, false, grad_out, grad_in, stream, measured_backward_);
 }
 
-Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t stream) {
+Status MoeRouting::combine_backward(const CombineGradients& g, Stream* stream) {
   return combine_gradients("combine backward", g, rows_here(), stream, [&](bool weighted) {
     return run(moecclOpDispatch, weighted, g.grad_out, g.grad_in, stream, measured_backward_);
   });
 }
 
-Status MoeRouting::combine_gradients(const char* what, const CombineGradients& g, uint64_t n_rows,
-                                     moecclStream_t stream, const std::function<Status(bool weighted)>& dispatch) {
+Status MoeRouting::combine_gradients(const char* what, const CombineGradients& g, uint64_t n_rows, Stream* stream,
+                                     const std::function<Status(bool weighted)>& dispatch) {
   MOECCL_TRY(usable(what));
   const algo::MoeShape& shape = layer_.config().shape;
   const bool expert_major = shape.expert_major;

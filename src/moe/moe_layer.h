@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "src/comm/stream.h"
 #include "src/exec/cuda/cuda_routing.h"
 #include "src/exec/cuda/tables/cuda_tables.h"
 #include "src/exec/cuda/tables/row_tables.h"
-#include "src/moe/background.h"
 #include "src/moe/moe_config.h"
 #include "src/moe/moe_host.h"
 #include "src/routing/expert_map.h"
@@ -170,11 +170,11 @@ class MoeRouting {
   Status update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens, const Status& refusal = {});
   // Updates in the stream's order, with the plan of the last update(). It waits for nothing, except that its first call
   // for a plan is collective and allocates memory.
-  Status update_on_stream(const exec::StreamChoices& choices, moecclStream_t stream);
-  Status dispatch(const void* in, void* out, moecclStream_t stream);
-  Status dispatch_scaled(const void* in, void* out, const exec::Operation::Scales& scales, moecclStream_t stream);
-  Status combine(const void* in, void* out, moecclStream_t stream);
-  Status dispatch_backward(const void* grad_out, void* grad_in, moecclStream_t stream);
+  Status update_on_stream(const exec::StreamChoices& choices, Stream* stream);
+  Status dispatch(const void* in, void* out, Stream* stream);
+  Status dispatch_scaled(const void* in, void* out, const exec::Operation::Scales& scales, Stream* stream);
+  Status combine(const void* in, void* out, Stream* stream);
+  Status dispatch_backward(const void* grad_out, void* grad_in, Stream* stream);
   struct CombineGradients {
     const void* grad_out = nullptr;
     void* grad_in = nullptr;
@@ -182,7 +182,7 @@ class MoeRouting {
     float* grad_weight = nullptr;
   };
   // Blocks if grad_weight is given.
-  Status combine_backward(const CombineGradients& g, moecclStream_t stream);
+  Status combine_backward(const CombineGradients& g, Stream* stream);
   Status info(moecclRoutingInfo_t* info) const;
   // Returns what device memory knows of this routing, also after updates. Fails with moecclUnsupported without the
   // persistent kernel.
@@ -195,7 +195,7 @@ class MoeRouting {
   struct Hello;
   struct Agreement;
   // Registers `reader`, whose work reads this routing from now on: update() and the destructor wait for its end.
-  void read_by(const std::shared_ptr<Background>& reader);
+  void read_by(const std::shared_ptr<HostStream>& reader);
   void wait_for_readers();
   Status assign(const algo::TopK& topk);
   Status assign_to_slots(const algo::TopK& topk);
@@ -233,10 +233,10 @@ class MoeRouting {
   uint64_t tokens_here() const { return on_device_ ? layer_.config().shape.max_tokens : own_.n_tokens; }
   uint64_t rows_here() const { return on_device_ ? layer_.most_rows() : tables_.n_rows(); }
   Status needs_elements(const char* what) const;
-  Status run(moecclOp_t kind, bool weighted, const void* in, void* out, moecclStream_t stream,
+  Status run(moecclOp_t kind, bool weighted, const void* in, void* out, Stream* stream,
              exec::Operation::Measured& measured, const exec::Operation::Scales* scales = nullptr);
   // The backward of a combine of `n_rows` rows, which `dispatch` brings back, times their weights if `weighted`.
-  Status combine_gradients(const char* what, const CombineGradients& g, uint64_t n_rows, moecclStream_t stream,
+  Status combine_gradients(const char* what, const CombineGradients& g, uint64_t n_rows, Stream* stream,
                            const std::function<Status(bool weighted)>& dispatch);
   Result<bool> dots_on_device(const char* what, const CombineGradients& g) const;
   Status dot_and_scale(const CombineGradients& g, bool on_device, std::vector<float>& dots) const;
@@ -279,7 +279,7 @@ class MoeRouting {
   // A graph holds an operation on this routing, so updates keep its plan and keep to weights or to none.
   bool captured_ = false, captured_weighted_ = false;
   exec::Operation::Measured measured_dispatch_, measured_combine_, measured_backward_;
-  std::vector<std::weak_ptr<Background>> readers_;
+  std::vector<std::weak_ptr<HostStream>> readers_;
 };
 
 }  // namespace moeccl::comm

@@ -185,8 +185,7 @@ uint64_t MoeReplacement::solver_bytes(const MoeRouting& routing, uint32_t n_samp
 }
 
 Status MoeReplacement::begin(MoeRouting& routing, const int32_t* next, const int32_t* placement) {
-  // The calls that needed an earlier, failed solve have already reported it.
-  (void)background_->wait();
+  (void)prepared();  // the calls that needed an earlier, failed solve have already reported it
   const int64_t begun = now_ns();
   MOECCL_TRY(begin_step(routing, next, placement));
   begin_us_ = static_cast<double>(now_ns() - begun) / 1000;
@@ -219,9 +218,21 @@ Status MoeReplacement::begin_step(MoeRouting& routing, const int32_t* next, cons
   }
   routing_version_ = routing.version_;
   price_links();
-  routing.read_by(background_);
-  background_->start([this] { return solve_and_build(); });
+  start(&MoeReplacement::solve_and_build);
   return {};
+}
+
+void MoeReplacement::start(Status (MoeReplacement::*work)()) {
+  routing_->read_by(background_);
+  (void)background_->enqueue(background_->hold([this, work]() -> Status {
+    prepared_ = contained([&] { return (this->*work)(); });
+    return {};
+  }));
+}
+
+const Status& MoeReplacement::prepared() {
+  (void)background_->synchronize();
+  return prepared_;
 }
 
 // A deterministic communicator must produce the same bits whatever the clock says, but a residual that is added at home
@@ -234,7 +245,8 @@ bool MoeReplacement::skips(const Status& own) {
   return gain_.skips(can);
 }
 
-// Whatever plan the routing runs, so that a rank with a wrong routing comes to the same answer.
+// Looks at all candidates, not only at the routing's plan, so that a rank with a wrong routing comes to the same
+// answer.
 bool MoeReplacement::fits_at_home() const {
   if (residents_ == algo::Residents::kNone) return true;
   return std::equal(candidates_.begin(), candidates_.end(), layer_.candidates().begin(),
@@ -261,8 +273,7 @@ Status MoeReplacement::begin_at_home(MoeRouting& routing) {
   placement_hash_ = hash_bytes(placement_.data(), placement_.size() * sizeof(int32_t), samples_.n() + 1);
   facts_.keep = facts_.skipped = 1;
   facts_.gain = gain_.gain();
-  routing.read_by(background_);
-  background_->start([this] { return build_at_home(); });
+  start(&MoeReplacement::build_at_home);
   return {};
 }
 

@@ -7,7 +7,7 @@
 
 #include "moeccl/replace.h"
 #include "moeccl/solve.h"
-#include "src/moe/background.h"
+#include "src/comm/stream.h"
 #include "src/moe/moe_layer.h"
 #include "src/moe/replace_gain.h"
 #include "src/routing/replace.h"
@@ -24,8 +24,8 @@ class MoeReplacement {
   Status begin(MoeRouting& routing, const int32_t* next, const int32_t* placement);
   Status rows(size_t* n_rows) const;
   Status residual(const void* x, const void* dispatched, void* in);
-  Status combine(const void* in, void* out, moecclStream_t stream);
-  Status combine_backward(const MoeRouting::CombineGradients& g, moecclStream_t stream);
+  Status combine(const void* in, void* out, Stream* stream);
+  Status combine_backward(const MoeRouting::CombineGradients& g, Stream* stream);
   Status residual_backward(const void* grad_in, void* grad_dispatched, void* grad_x);
   Status info(moecclReplaceInfo_t* info);
   // Returns T * k: the number of this rank's choices in the step.
@@ -62,6 +62,10 @@ class MoeReplacement {
   Status take_next();
   Status take_choices();
   algo::CountRequest count_request() const;
+  // Lets the background thread do its part of the step.
+  void start(Status (MoeReplacement::*work)());
+  // Waits for it. Returns its result.
+  const Status& prepared();
   // The background thread's part: the placement, then its lists.
   Status solve_and_build();
   Status solve();
@@ -76,7 +80,7 @@ class MoeReplacement {
   bool combines_plainly() const { return facts_.keep && config_.residual == 0 && config_.mode == moecclReplaceSolve; }
   Status ready(const char* what);
   Status usable(const char* what) const;
-  Status run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream);
+  Status run(moecclOp_t op, bool weighted, const void* in, void* out, Stream* stream);
   using Moves = std::vector<algo::ResidualRows::Move>;
   Status move_rows(const Moves& moves, const void* from, void* to, bool add, bool on_device);
 
@@ -118,8 +122,9 @@ class MoeReplacement {
   ReplaceGain::Times times_;  // of the step, by this rank's clock
   double solve_us_ = 0, wait_us_ = -1, begin_us_ = 0;
   exec::Operation::Measured measured_, measured_backward_;
-  std::shared_ptr<Background> background_ =
-      std::make_shared<Background>();  // last, because its thread uses the other members
+  Status prepared_;  // the result of the step's work, which calls may ask for again
+  // Last, because its thread uses the other members.
+  std::shared_ptr<HostStream> background_ = std::make_shared<HostStream>(/*waiters_run=*/false);
 };
 
 }  // namespace moeccl::comm

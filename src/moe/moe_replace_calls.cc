@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The calls of a re-placing step once it has begun.
-#include <algorithm>
-#include <cstring>
-
 #include "src/base/adopt.h"
 #include "src/base/clock.h"
 #include "src/base/hash.h"
+#include "src/exec/flight.h"
 #include "src/moe/moe_replace.h"
 
 namespace moeccl::comm {
@@ -23,7 +21,7 @@ Status MoeReplacement::usable(const char* what) const {
 Status MoeReplacement::ready(const char* what) {
   MOECCL_TRY(usable(what));
   const int64_t begun = now_ns();
-  if (Status made = background_->wait(); !made.ok()) {
+  if (const Status& made = prepared(); !made.ok()) {
     layer_.host().break_off(made);
     return made;
   }
@@ -41,8 +39,8 @@ size_t MoeReplacement::n_choices() const {
   return routing_ == nullptr ? 0 : tokens_of_[layer_.host().rank()] * layer_.config().shape.top_k;
 }
 
-Status MoeReplacement::run(moecclOp_t kind, bool weighted, const void* in, void* out, moecclStream_t stream) {
-  // The mark catches ranks that came to different placements, and ranks of which some combine plainly.
+Status MoeReplacement::run(moecclOp_t kind, bool weighted, const void* in, void* out, Stream* stream) {
+  // The mark shows when ranks came to different placements, or when only some of them combine plainly.
   const MoeCandidate& plan = *candidates_[routing_->chosen_];
   auto op = rows_operation(moe_config_, plan,
                            {kind, weighted, false, tables_.n_chunks(), hash_combine(placement_hash_, number_)});
@@ -55,7 +53,7 @@ Status MoeReplacement::run(moecclOp_t kind, bool weighted, const void* in, void*
   return layer_.host().run(std::move(op), place);
 }
 
-Status MoeReplacement::combine(const void* in, void* out, moecclStream_t stream) {
+Status MoeReplacement::combine(const void* in, void* out, Stream* stream) {
   const int64_t begun = now_ns();
   MOECCL_TRY(ready("re-placing combine"));
   const uint64_t row_bytes = moe_config_.shape.row_bytes, n_tokens = tokens_of_[layer_.host().rank()];
@@ -69,7 +67,7 @@ Status MoeReplacement::combine(const void* in, void* out, moecclStream_t stream)
   return {};
 }
 
-Status MoeReplacement::combine_backward(const MoeRouting::CombineGradients& g, moecclStream_t stream) {
+Status MoeReplacement::combine_backward(const MoeRouting::CombineGradients& g, Stream* stream) {
   constexpr const char* kWhat = "re-placing combine's backward";
   MOECCL_TRY(ready(kWhat));
   if (combines_plainly()) return routing_->combine_backward(g, stream);
@@ -163,8 +161,7 @@ Status MoeReplacement::info(moecclReplaceInfo_t* out) {
   info.wait_us = wait_us_;
   info.begin_us = begin_us_;
   info.measured_us = measured_.ns / 1e3;
-  const std::string& name = candidates_[routing_->chosen_]->name;
-  std::memcpy(info.algorithm, name.data(), std::min(sizeof(info.algorithm) - 1, name.size()));
+  exec::copy_text(info.algorithm, candidates_[routing_->chosen_]->name);
   give(info, out);
   return {};
 }

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "src/base/adopt.h"
+#include "src/exec/flight.h"
 #include "src/moe/moe_layer.h"
 
 namespace moeccl::comm {
@@ -122,14 +123,14 @@ void MoeRouting::note_routing(const int32_t* topk_index) {
     drop_counts_[e] = own_.drop_counts[static_cast<size_t>(map.slot_of()[e])];
 }
 
-void MoeRouting::read_by(const std::shared_ptr<Background>& reader) {
+void MoeRouting::read_by(const std::shared_ptr<HostStream>& reader) {
   std::erase_if(readers_, [&](const auto& known) { return known.expired() || known.lock() == reader; });
   readers_.push_back(reader);
 }
 
 void MoeRouting::wait_for_readers() {
   for (const auto& known : readers_)
-    if (const std::shared_ptr<Background> reader = known.lock()) (void)reader->wait();  // its owner reports the status
+    if (const std::shared_ptr<HostStream> reader = known.lock()) (void)reader->synchronize();  // its work never fails
   readers_.clear();
 }
 
@@ -200,8 +201,8 @@ Status MoeRouting::agree_on_weights(std::span<const Hello> hellos) {
   return {};
 }
 
-// Runs Algorithm 1 over the counts of all ranks, corrected by the times of earlier steps. All ranks have the same
-// figures and so make the same choice.
+// Prices each plan from the counts of all ranks, corrected by the times of earlier steps, and takes the cheapest. All
+// ranks have the same figures and so make the same choice.
 Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
   MoeHost& host = layer_.host();
   const uint32_t n = host.n_ranks(), depth = host.tree().depth();
@@ -444,16 +445,6 @@ uint64_t MoeRouting::memory_bytes() const {
   return bytes;
 }
 
-namespace {
-
-void copy_name(char* to, size_t size, const std::string& from) {
-  const size_t n = std::min(size - 1, from.size());
-  std::memcpy(to, from.data(), n);
-  to[n] = 0;
-}
-
-}  // namespace
-
 void MoeRouting::fill_levels(moecclRoutingInfo_t& info) const {
   const plan::LevelTree& tree = layer_.host().tree();
   const MoeCandidate& plan = *layer_.candidates()[chosen_];
@@ -463,7 +454,7 @@ void MoeRouting::fill_levels(moecclRoutingInfo_t& info) const {
   };
   info.n_levels = static_cast<int32_t>(std::min<uint32_t>(tree.depth(), MOECCL_MAX_LEVELS));
   for (int32_t l = 0; l < info.n_levels; ++l)
-    copy_name(info.levels[l].name, sizeof(info.levels[l].name), tree.levels[static_cast<size_t>(l)].name);
+    exec::copy_text(info.levels[l].name, tree.levels[static_cast<size_t>(l)].name);
   for (size_t j = 0; j < plan.rank.edges.out.size(); ++j) {
     moecclLevelTraffic_t& level = info.levels[level_of(plan.rank.edges.out[j].peer)];
     level.rows += tables_.rows_out()[j];
@@ -495,7 +486,7 @@ Status MoeRouting::info(moecclRoutingInfo_t* out) const {
   info.n_dropped = own_.n_dropped;
   info.logical_bytes = own_.n_tokens * shape.top_k * shape.row_bytes;
   fill_levels(info);
-  copy_name(info.algorithm, sizeof(info.algorithm), layer_.candidates()[chosen_]->name);
+  exec::copy_text(info.algorithm, layer_.candidates()[chosen_]->name);
   info.emulated = layer_.host().paced();
   if (algo::links_known(layer_.host().tree())) {
     info.predicted_dispatch_us = prices_[chosen_].dispatch_us();

@@ -116,7 +116,7 @@ Status MoeRouting::prepare_stream_updates(driver::cuda::Context context, bool ca
   return all;
 }
 
-Status MoeRouting::update_on_stream(const exec::StreamChoices& choices, moecclStream_t stream) {
+Status MoeRouting::update_on_stream(const exec::StreamChoices& choices, Stream* stream) {
   wait_for_readers();
   MOECCL_TRY(usable("update on a stream"));
   if (layer_.map() != nullptr)

@@ -1,15 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/plan/hardware.h"
 
+#include "src/base/format.h"
+
 namespace moeccl::plan {
 
 namespace {
 
 constexpr const char* kVm = "one core of a 2-core EPYC virtual machine, measured (src/plan/profile.h)";
+// Rates of a GPU are those of the multiprocessors that an engine takes by default.
 constexpr const char* kCopy =
-    "HBM3 of an H100 SXM: 3350 GB/s by its data sheet, nine tenths in reach, each byte read and written";
-constexpr const char* kRead = "the same memory, each byte read";
-constexpr const char* kDirect = "peers' memory is read in place, at most as fast as one's own";
+    "NVLink of an H100 by its data sheet, one direction, because most copies go to a peer; in its own memory, 16 "
+    "multiprocessors of an H200 copy 1288, measured (docs/gpu-results.md, bench16.copy)";
+constexpr const char* kReduce16 =
+    "16 multiprocessors of an H200, measured: 2164 GB/s, of which two thirds are read (docs/gpu-results.md, "
+    "bench16.reduce-2-fp32)";
+constexpr const char* kReduce8 =
+    "arithmetic: half of what 16 multiprocessors of an H200 read (docs/gpu-results.md, bench16.reduce-2-fp32), because "
+    "16 blocks fit on 8";
+constexpr const char* kDirect = "peers' memory is read in place, at the rate of copies";
 constexpr const char* kShared = "an engine of its own for every rank: nothing is shared and nothing takes turns";
 
 constexpr Constant kHost[] = {
@@ -20,38 +29,62 @@ constexpr Constant kHost[] = {
     {"start_ns", &Profile::start_ns, 300, kVm},
 };
 
-constexpr Constant kDevice[] = {
-    {"copy_bytes_per_ns", &Profile::copy_bytes_per_ns, 1500, kCopy},
-    {"stream_bytes_per_ns", &Profile::stream_bytes_per_ns, 1500, kCopy},
-    {"cached_copy_bytes_per_ns", &Profile::cached_copy_bytes_per_ns, 1500, kCopy},
-    {"reduce_bytes_per_ns", &Profile::reduce_bytes_per_ns, 3000, kRead},
-    {"cached_reduce_bytes_per_ns", &Profile::cached_reduce_bytes_per_ns, 3000, kRead},
-    {"read_bytes_per_ns", &Profile::read_bytes_per_ns, 1500, kDirect},
+constexpr Constant kStream[] = {
+    {"copy_bytes_per_ns", &Profile::copy_bytes_per_ns, 450, kCopy},
+    {"stream_bytes_per_ns", &Profile::stream_bytes_per_ns, 450, kCopy},
+    {"cached_copy_bytes_per_ns", &Profile::cached_copy_bytes_per_ns, 450, kCopy},
+    {"reduce_bytes_per_ns", &Profile::reduce_bytes_per_ns, 1443, kReduce16},
+    {"cached_reduce_bytes_per_ns", &Profile::cached_reduce_bytes_per_ns, 1443, kReduce16},
+    {"read_bytes_per_ns", &Profile::read_bytes_per_ns, 450, kDirect},
     {"read_call_ns", &Profile::read_call_ns, 0, kDirect},
-    {"signal_ns", &Profile::signal_ns, 2000,
-     "a flag in a peer's memory over NVLink, where the topology has no latency: a guess of the order that CUDA's "
-     "p2pBandwidthLatencyTest prints"},
-    {"step_ns", &Profile::step_ns, 300,
-     "a step of a persistent kernel reads a flag in device memory: about 480 cycles of 1.7 GHz on an H100 (Luo et al., "
-     "arXiv 2402.13499), and a barrier"},
-    {"start_ns", &Profile::start_ns, 5000, "a kernel launch and its end as a stream sees them: a guess"},
+    {"signal_ns", &Profile::signal_ns, 3900,
+     "a stream's store in host memory until the host sees it, on an H100, measured (docs/gpu-results.md, "
+     "ladder.memfd)"},
+    {"step_ns", &Profile::step_ns, 3000,
+     "a launch: a thread that makes thousands gets one in 2.4 to 3.5 us on an H200, measured (docs/gpu-results.md, 27 "
+     "November, What bounds the figures)"},
+    {"start_ns", &Profile::start_ns, 5000,
+     "the call, a thread that takes the operation, and the stream's end: a guess"},
     {"switch_ns", &Profile::switch_ns, 0, kShared},
 };
+
+constexpr Constant kKernel[] = {
+    {"copy_bytes_per_ns", &Profile::copy_bytes_per_ns, 450, kCopy},
+    {"stream_bytes_per_ns", &Profile::stream_bytes_per_ns, 450, kCopy},
+    {"cached_copy_bytes_per_ns", &Profile::cached_copy_bytes_per_ns, 450, kCopy},
+    {"reduce_bytes_per_ns", &Profile::reduce_bytes_per_ns, 721, kReduce8},
+    {"cached_reduce_bytes_per_ns", &Profile::cached_reduce_bytes_per_ns, 721, kReduce8},
+    {"read_bytes_per_ns", &Profile::read_bytes_per_ns, 450, kDirect},
+    {"read_call_ns", &Profile::read_call_ns, 0, kDirect},
+    {"signal_ns", &Profile::signal_ns, 1000,
+     "a flag in a peer's memory over NVLink, where the topology has no latency: a guess; on one H200, an exchange of "
+     "two "
+     "takes 850 (docs/gpu-results.md, ladder.handshake)"},
+    {"step_ns", &Profile::step_ns, 805,
+     "a meet of 16 blocks on an H200, measured (docs/gpu-results.md, ladder.latencies)"},
+    {"start_ns", &Profile::start_ns, 4000, "a kernel launch and its end as a stream sees them: a guess"},
+    {"switch_ns", &Profile::switch_ns, 0, kShared},
+};
+
+Hardware device(const char* name, std::span<const Constant> constants) {
+  Hardware made{name, constants, {}};
+  for (const Constant& c : constants) made.profile.*c.member = c.value;
+  made.profile.cores = kMaxRanks;  // each rank has its own
+  made.profile.host_copy_bytes_per_ns = made.profile.copy_bytes_per_ns * kMaxRanks;
+  made.profile.source = format("the constants of a {}", name);
+  return made;
+}
 
 }  // namespace
 
 Hardware host_hardware() { return {"host core", kHost, {}}; }
 
-Hardware device_hardware() {
-  Hardware device{"GPU of the H100 class", kDevice, {}};
-  for (const Constant& c : kDevice) device.profile.*c.member = c.value;
-  device.profile.cores = kMaxRanks;  // each rank has its own
-  device.profile.host_copy_bytes_per_ns = device.profile.copy_bytes_per_ns * kMaxRanks;
-  return device;
-}
+Hardware stream_hardware() { return device("GPU of the H100 class (a launch for each step)", kStream); }
+
+Hardware kernel_hardware() { return device("GPU of the H100 class (persistent kernel)", kKernel); }
 
 Hardware hardware_of(const LevelTree& tree) {
-  return tree.levels.back().name == "gpu" ? device_hardware() : host_hardware();
+  return tree.levels.back().name == "gpu" ? kernel_hardware() : host_hardware();
 }
 
 }  // namespace moeccl::plan

@@ -24,11 +24,13 @@ struct Hardware {
 
 // A core of the machine on which Profile's defaults were measured.
 Hardware host_hardware();
-// A GPU of the H100's class: every rank has its own engine and memory, shares no cores and has no scheduler.
-Hardware device_hardware();
-// Chooses by the innermost level of the topology: devices if it is named "gpu".
+// A GPU of the H100's class as each of the two engines for CUDA memory uses it: every rank has its own engine and
+// memory, shares no cores and has no scheduler. The streams' engine launches a kernel for each step; the persistent
+// kernel is launched once for each operation. The first is for operations that run step by step, the second for all
+// others: dispatch and combine run on the persistent kernel where a communicator has one.
+Hardware stream_hardware();
+Hardware kernel_hardware();
+// Chooses by the innermost level of the topology: the persistent kernel if it is named "gpu".
 Hardware hardware_of(const LevelTree& tree);
-
-inline Profile device_profile() { return device_hardware().profile; }
 
 }  // namespace moeccl::plan

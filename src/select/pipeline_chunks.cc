@@ -8,8 +8,8 @@
 namespace moeccl::comm {
 namespace {
 
-// Every chunk costs each lane some passes of its rank through the executor. Where ranks share cores, a pass is a turn
-// of all.
+// Every chunk costs each lane some passes of its rank through the executor. Where ranks share cores, each pass lasts
+// until every rank has had its turn.
 constexpr double kPassesOfAChunk = 2;
 // Below this, a transfer is all overhead on any link that we know of.
 constexpr double kLeastBytes = 4096;

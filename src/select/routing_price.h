@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Algorithm 1 of HierMoE: chooses the algorithm that carries a routing at the least cost.
+// Chooses the algorithm that carries a routing at the least cost, as HierMoE's Algorithm 1 does, but by the library's
+// own price. src/routing/hiermoe_model.h has Eq. 1 to 6, which moecclMoeExplain shows beside it.
 #pragma once
 
 #include <span>

@@ -10,6 +10,7 @@
 #include "src/base/env.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
+#include "src/base/text.h"
 #include "src/exec/eager.h"
 #include "src/routing/routing_paths.h"
 #include "src/select/pipeline_chunks.h"
@@ -18,7 +19,7 @@ namespace moeccl::comm {
 namespace {
 
 constexpr size_t kMostPlans = 1024, kMostChoices = 4096;
-// What is left of an AllToAllv after the first chunk goes the way that is faster for blocks of this size.
+// After its first chunk, an AllToAllv uses the algorithm that is faster for blocks of this size.
 constexpr double kLargeBlockBytes = 1 << 20;
 // Plans that are close to the best for blocks of this size are tried too: trials tell the sizes of an AllToAllv apart.
 constexpr double kMiddleBlockBytes = 256 << 10;
@@ -64,20 +65,18 @@ uint64_t class_hash(const plan::Shape& s) {
 }  // namespace
 
 Status Selector::force_from_text(const std::string& text) {
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    const std::string item = text.substr(at, end - at);
+  for (const std::string_view item : comma_items(text)) {
     const size_t colon = item.find(':');
-    const moecclOp_t op = plan::parse_op(std::string_view(item).substr(0, colon));
-    if (colon == std::string::npos || op == MOECCL_NUM_OPS) {
+    const moecclOp_t op = plan::parse_op(item.substr(0, colon));
+    if (colon == std::string_view::npos || op == MOECCL_NUM_OPS) {
       return error(moecclInvalidArgument,
-                   "MOECCL_PLAN: \"{}\" at position {} is not operation:algorithm, such as allreduce:ring", item, at);
+                   "MOECCL_PLAN: \"{}\" at position {} is not operation:algorithm, such as allreduce:ring", item,
+                   item.data() - text.data());
     }
-    const std::string algorithm = item.substr(colon + 1);
+    const std::string algorithm(item.substr(colon + 1));
     MOECCL_TRY(force(op, algorithm));
     if (const Status never = can_ever_run(op, algorithm); !never.ok())
       log(at_.rank == 0 ? LogLevel::kWarn : LogLevel::kInfo, "MOECCL_PLAN is not followed here: {}", never.message());
-    at = end + 1;
   }
   return {};
 }
@@ -94,10 +93,8 @@ Status check_moe_name(moecclOp_t op, const std::string& algorithm) {
                  algorithm);
   }
   const std::string_view listed = plan::facts(op).algorithms;
-  for (size_t at = 0, end = 0; at < listed.size(); at = end + 1) {
-    end = std::min(listed.find(',', at), listed.size());
-    if (name == listed.substr(at, end - at)) return {};
-  }
+  for (const std::string_view known : comma_items(listed))
+    if (name == known) return {};
   if (!listed.empty())
     return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are {}", algorithm, exec::op_name(op),
                  algo::names_of(op, ", "));
@@ -218,8 +215,8 @@ plan::Shape Selector::shape_of(const PlanKey& key, bool reachable) const {
 }
 
 const char* Selector::cheapest(uint64_t problem_class, std::span<const Offer> offers, bool decides) const {
-  constexpr uint32_t kMostRanks =
-      64;  // with more ranks, building and pricing all programs takes longer than a plan can gain
+  // With more ranks, building and pricing all programs takes longer than a plan can gain.
+  constexpr uint32_t kMostRanks = 64;
   if (offers.size() < 2 || at_.tree.n_ranks > kMostRanks) return offers[0].name;
   const std::lock_guard lock(mutex_);
   if (const auto it = cheapest_.find(problem_class); it != cheapest_.end()) return it->second;
@@ -247,27 +244,29 @@ bool Selector::eager_for(const PlanKey& key, const char* algorithm, std::string_
   return exec::runs_eagerly(key.op, algorithm, at_.tree.n_ranks, key.count * key.element_bytes);
 }
 
+exec::Choice Selector::build_one(const PlanKey& key, plan::Shape shape, const algo::Algorithm& a,
+                                 plan::Plan& built) const {
+  shape.in_place = key.in_place;
+  built = algo::build_for(a, shape, at_.tree, at_.rank);
+  return {&built.programs.back(), built.chunking, a.name, built.hash, hash_combine(built.hash, key.in_place ? 2 : 1)};
+}
+
 std::shared_ptr<PlanSlot> Selector::build_named(const PlanKey& key, const algo::Algorithm& a, bool reachable) const {
   auto made = std::make_shared<PlanSlot>();
-  const auto build_one = [&](const plan::Shape& shape, const algo::Algorithm& which, plan::Plan& built,
-                             exec::Choice& choice) {
-    built = algo::build_for(which, shape, at_.tree, at_.rank);
-    choice = {&built.programs.back(), built.chunking, which.name, built.hash};
-  };
   const plan::Shape ordinary = shape_of(key, false);
   if (reachable && !a.applies(ordinary, at_.tree).ok()) {
     // As in get(): the question is asked, and the answer is yes if all buffers are in the heap.
     for (const algo::Algorithm& other : algo::algorithms()) {
       if (other.op != key.op || !other.applies(ordinary, at_.tree).ok()) continue;
-      build_one(ordinary, other, made->staged, made->choice);
+      made->choice = build_one(key, ordinary, other, made->staged);
       break;
     }
-    build_one(shape_of(key, true), a, made->reachable, made->choice_if_reachable);
+    made->choice_if_reachable = build_one(key, shape_of(key, true), a, made->reachable);
     made->asks_reach = true;
     made->signature = hash_combine(made->choice.plan_hash, made->choice_if_reachable.plan_hash);
     return made;
   }
-  build_one(ordinary, a, made->staged, made->choice);
+  made->choice = build_one(key, ordinary, a, made->staged);
   made->eager = eager_for(key, a.name, forced_[key.op]);
   made->signature = made->choice.plan_hash;
   return made;
@@ -325,25 +324,9 @@ plan::Shape Selector::typical_of_class(plan::Shape shape) const {
   return shape;
 }
 
-Result<Selector::Chosen> Selector::choose(const plan::Shape& shape, std::string_view forced) {
-  if (!forced.empty()) {
-    const algo::Algorithm* a = algo::find(shape.op, forced);
-    if (a->applies(shape, at_.tree).ok()) return Chosen{a, {}};
-  }
-  uint64_t h = hash_combine(class_hash(shape), shape.element_bytes);
-  for (const algo::Algorithm& a : algo::algorithms())
-    if (a.op == shape.op)
-      h = hash_combine(h, (a.applies(shape, at_.tree).ok() ? 1u : 0u) | (is_eager(shape, a) ? 2u : 0u));
-  // A measured choice costs little, and is made for the exact size.
-  if (has_plan_fits_) h = hash_combine(h, shape.count);
-  if (const auto it = choices_.find(h); it != choices_.end()) return it->second;
-  const algo::Algorithm* best = nullptr;
-  double best_ns = 0;
+Result<Selector::Best> Selector::best_of(std::span<const Candidate> all, const plan::Shape& shape) const {
+  Best best;
   std::string reasons;
-  const plan::Shape typical = typical_of_class(shape);
-  std::vector<Candidate> all = priced(typical);
-  for (Candidate& c : all)
-    if (c.applies.ok()) c.applies = c.algorithm->applies(shape, at_.tree);
   const bool small = larger_buffer_bytes(key_of(shape)) <= kTryFromBytes;
   for (const Candidate& c : all) {
     if (!c.applies.ok()) {
@@ -357,43 +340,62 @@ Result<Selector::Chosen> Selector::choose(const plan::Shape& shape, std::string_
     // are.
     const bool less_than_flat = c.measured && small && is_eager(shape, *c.algorithm);
     const double ns = flat || less_than_flat ? kFlatBias * c.predicted_ns : c.at_worst_ns;
-    if (best == nullptr || ns < best_ns) {
-      best = c.algorithm;
-      best_ns = ns;
-    }
+    if (best.algorithm == nullptr || ns < best.ns) best = {c.algorithm, ns};
   }
-  if (best == nullptr) {
-    return error(moecclUnsupported, "no algorithm can run {} on this topology:{}", exec::op_name(shape.op), reasons);
-  }
-  if (choices_.size() >= kMostChoices) choices_.clear();
-  Chosen chosen{best, {}};
+  if (best.algorithm != nullptr) return best;
+  return error(moecclUnsupported, "no algorithm can run {} on this topology:{}", exec::op_name(shape.op), reasons);
+}
+
+std::vector<const char*> Selector::close_to(const Best& best, std::span<const Candidate> all,
+                                            const plan::Shape& shape) const {
   std::vector<std::pair<double, const char*>> others;
-  const bool eager = is_eager(shape, *best);
+  const bool eager = is_eager(shape, *best.algorithm);
   for (const Candidate& c : all) {
-    if (!c.applies.ok() || c.algorithm == best) continue;
+    if (!c.applies.ok() || c.algorithm == best.algorithm) continue;
     const double most = eager || is_eager(shape, *c.algorithm) ? kCloseToEager : kCloseTo;
-    if (c.predicted_ns <= most * best_ns) others.emplace_back(c.predicted_ns, c.algorithm->name);
+    if (c.predicted_ns <= most * best.ns) others.emplace_back(c.predicted_ns, c.algorithm->name);
   }
   if (shape.op == moecclOpAllToAllv) {
-    const std::vector<Candidate> middle = priced(typical, kMiddleBlockBytes);
+    const std::vector<Candidate> middle = priced(typical_of_class(shape), kMiddleBlockBytes);
     double least = 0;
     for (const Candidate& c : middle)
       if (c.applies.ok() && (least == 0 || c.predicted_ns < least)) least = c.predicted_ns;
     for (const Candidate& c : middle) {
       const auto is = [&](const auto& other) { return other.second == c.algorithm->name; };
-      if (!c.applies.ok() || c.algorithm == best || c.predicted_ns > kCloseTo * least) continue;
+      if (!c.applies.ok() || c.algorithm == best.algorithm || c.predicted_ns > kCloseTo * least) continue;
       if (std::none_of(others.begin(), others.end(), is)) others.emplace_back(c.predicted_ns, c.algorithm->name);
     }
   }
   std::stable_sort(others.begin(), others.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
+  std::vector<const char*> close;
   for (const auto& [ns, name] : others) {
-    if (chosen.close.size() + 1 < Trials::kMost) {
-      chosen.close.push_back(name);
+    if (close.size() + 1 < Trials::kMost) {
+      close.push_back(name);
     } else if (std::string_view(plan::kFlatName) == name) {
-      chosen.close.back() = name;
+      close.back() = name;
     }
   }
-  return choices_[h] = std::move(chosen);
+  return close;
+}
+
+Result<Selector::Chosen> Selector::choose(const plan::Shape& shape, std::string_view forced) {
+  if (!forced.empty()) {
+    const algo::Algorithm* a = algo::find(shape.op, forced);
+    if (a->applies(shape, at_.tree).ok()) return Chosen{a, {}};
+  }
+  uint64_t h = hash_combine(class_hash(shape), shape.element_bytes);
+  for (const algo::Algorithm& a : algo::algorithms())
+    if (a.op == shape.op)
+      h = hash_combine(h, (a.applies(shape, at_.tree).ok() ? 1u : 0u) | (is_eager(shape, a) ? 2u : 0u));
+  // A measured choice costs little, and is made for the exact size.
+  if (has_plan_fits_) h = hash_combine(h, shape.count);
+  if (const auto it = choices_.find(h); it != choices_.end()) return it->second;
+  std::vector<Candidate> all = priced(typical_of_class(shape));
+  for (Candidate& c : all)
+    if (c.applies.ok()) c.applies = c.algorithm->applies(shape, at_.tree);
+  MOECCL_ASSIGN_OR_RETURN(const Best best, best_of(all, shape));
+  if (choices_.size() >= kMostChoices) choices_.clear();
+  return choices_[h] = {best.algorithm, close_to(best, all, shape)};
 }
 
 // Reductions give other bits with another plan, unless both are one sum in rank order. Other plans are therefore tried
@@ -430,16 +432,10 @@ Result<std::shared_ptr<PlanSlot>> Selector::build(const PlanKey& key, const std:
       MOECCL_ASSIGN_OR_RETURN(chosen, choose(shape, forced));
       a = chosen.best;
     }
+    choice = build_one(key, shape, *a, built);
     shape.in_place = key.in_place;
-    built = algo::build_for(*a, shape, at_.tree, at_.rank);
     MOECCL_TRY(algo::chunks_cover(shape, built.chunking));
-    if (env().check_plans) MOECCL_TRY(algo::prove(*a, shape, at_.tree));
-    choice.program = &built.programs.back();
-    choice.chunking = built.chunking;
-    choice.algorithm = a->name;
-    choice.plan_hash = built.hash;
-    choice.program_hash = hash_combine(built.hash, key.in_place ? 2 : 1);
-    return {};
+    return env().check_plans ? algo::prove(*a, shape, at_.tree) : Status();
   };
   MOECCL_TRY(make(false, cached->staged, cached->choice));
   cached->signature = cached->choice.plan_hash;

@@ -161,8 +161,14 @@ class Selector {
     const algo::Algorithm* best;
     std::vector<const char*> close;  // others whose predictions are close, cheapest first
   };
+  struct Best {
+    const algo::Algorithm* algorithm = nullptr;
+    double ns = 0;  // by which it is the best
+  };
   // Requires the lock, like the other functions here.
   Result<Chosen> choose(const plan::Shape& shape, std::string_view forced);
+  Result<Best> best_of(std::span<const Candidate> all, const plan::Shape& shape) const;
+  std::vector<const char*> close_to(const Best& best, std::span<const Candidate> all, const plan::Shape& shape) const;
   // Returns the shape for which the choice of all shapes of a class is made.
   plan::Shape typical_of_class(plan::Shape shape) const;
   std::vector<Candidate> priced(const plan::Shape& shape, double block_bytes = kTypicalBlockBytes) const;
@@ -173,6 +179,8 @@ class Selector {
   // `instead` replaces the choice for buffers that peers cannot reach.
   Result<std::shared_ptr<PlanSlot>> build(const PlanKey& key, const std::string& forced,
                                           const algo::Algorithm* instead = nullptr);
+  // Builds a plan of the key. The returned choice refers to it.
+  exec::Choice build_one(const PlanKey& key, plan::Shape shape, const algo::Algorithm& a, plan::Plan& built) const;
   void add_trial(PlanSlot& cached, const Chosen& chosen, uint64_t bytes) const;
   // Returns the curve that calibration measured for this plan, or null.
   const plan::PlanFit* fit_of(const algo::Algorithm& a, const plan::Shape& shape) const;

@@ -9,7 +9,6 @@
 namespace moeccl::comm {
 namespace {
 
-constexpr size_t kMaxText = 4096;
 constexpr uint64_t kLeastStaging = 64 << 10, kMostStaging = uint64_t{1} << 36;
 
 }  // namespace
@@ -67,28 +66,6 @@ Result<uint64_t> Config::staging_of(uint64_t given) {
 Status Config::not_cancelled() const {
   if (cancelled == nullptr || !cancelled->load(std::memory_order_relaxed)) return {};
   return error(moecclAborted, "the communicator was aborted while it was being made");
-}
-
-void Config::write_agreed(Writer& out) const {
-  out.u8(deterministic);
-  out.u8(pace);
-  out.u8(static_cast<uint8_t>(priority));
-  out.u8(graph_mixing);
-  out.u64(staging_bytes);
-  out.string(topology);
-  out.string(plan);
-}
-
-Config Config::read_agreed(Reader& in) {
-  Config c;
-  c.deterministic = in.u8() != 0;
-  c.pace = in.u8() != 0;
-  c.priority = in.u8();
-  c.graph_mixing = in.u8() != 0;
-  c.staging_bytes = in.u64();
-  c.topology = in.string(kMaxText);
-  c.plan = in.string(kMaxText);
-  return c;
 }
 
 std::string Config::difference(const Config& o) const {

@@ -9,11 +9,11 @@
 
 #include "moeccl/comm.h"
 #include "src/base/status.h"
-#include "src/base/wire.h"
 
 namespace moeccl::comm {
 
 struct Config {
+  static constexpr size_t kMaxText = 4096;
   int64_t timeout_ms = 0, init_timeout_ms = 0;
   bool deterministic = false;
   bool pace = false;
@@ -41,9 +41,16 @@ struct Config {
   }
   // Returns the failure if the making of this communicator was cancelled.
   Status not_cancelled() const;
-  // Writes the fields that must be the same on all ranks, for the exchange at init.
-  void write_agreed(Writer& out) const;
-  static Config read_agreed(Reader& in);
+  // The fields that must be the same on all ranks, for the exchange at init (base/wire.h).
+  static void agreed(auto& io, auto& self) {
+    io(self.deterministic);
+    io(self.pace);
+    io.template as<uint8_t>(self.priority);
+    io(self.graph_mixing);
+    io(self.staging_bytes);
+    io.text(self.topology, kMaxText);
+    io.text(self.plan, kMaxText);
+  }
   // Returns "", or the first agreed field that differs, with this one's value and the other's.
   std::string difference(const Config& other) const;
 };

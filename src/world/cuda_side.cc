@@ -13,6 +13,7 @@
 #include "src/driver/process.h"
 #include "src/exec/cuda/runners.h"
 #include "src/exec/task.h"
+#include "src/plan/hardware.h"
 #include "src/world/device_staging.h"
 #include "src/world/gpu_introduction.h"
 #include "src/world/network.h"
@@ -26,24 +27,6 @@ namespace moeccl::comm {
 
 namespace cuda = driver::cuda;
 using transport::shm::Segment;
-
-namespace {
-
-// A GPU compared with the host's defaults, as far as is known without a measurement: device memory at the rate of a
-// limited number of multiprocessors, a launch for each step, signals through host memory.
-plan::Profile device_profile(uint32_t n_ranks) {
-  plan::Profile p;
-  p.copy_bytes_per_ns = p.stream_bytes_per_ns = p.cached_copy_bytes_per_ns = p.host_copy_bytes_per_ns = 500;
-  p.reduce_bytes_per_ns = p.cached_reduce_bytes_per_ns = 800;
-  p.signal_ns = 2500;
-  p.step_ns = 2500;
-  p.start_ns = 5000;
-  p.switch_ns = 0;
-  p.cores = n_ranks;
-  return p;
-}
-
-}  // namespace
 
 class CudaSide::Connector {
  public:
@@ -305,15 +288,11 @@ class CudaSide::Connector {
           std::find(known.begin(), known.end(), other) == known.end())
         known.push_back(other);
     }
+    plan::Profile profile = plan::stream_hardware().profile;
+    profile.host_level = n_.host_level;
     side_->selector_ = std::make_unique<Selector>(Selector::Setting{
-        n_.rank, *n_.tree, reach, false, false, n_.config->deterministic, f.half_bytes, profile(), true});
+        n_.rank, *n_.tree, reach, false, false, n_.config->deterministic, f.half_bytes, std::move(profile), true});
     return side_->selector_->force_from_text(n_.config->plan);
-  }
-
-  plan::Profile profile() const {
-    plan::Profile p = device_profile(n_.n_ranks);
-    p.host_level = n_.host_level;
-    return p;
   }
 
   // Makes separate connections to the ranks of other hosts: to device memory if the NICs of all ranks reach it, and
@@ -362,7 +341,6 @@ class CudaSide::Connector {
     q.unreached = unreached_anywhere();
     q.staging_bytes = std::numeric_limits<uint64_t>::max();
     for (const GpuIntroduction& i : all_) q.staging_bytes = std::min(q.staging_bytes, i.answer.kernel_staging);
-    q.profile = profile();
     std::string why;
     MOECCL_ASSIGN_OR_RETURN(side_->kernel_side_, KernelSide::connect(q, &why));
     if (side_->kernel_side_ != nullptr) return side_->kernel_side_->selector().force_from_text(n_.config->plan);

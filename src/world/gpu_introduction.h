@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "src/base/wire.h"
+#include "src/base/status.h"
 #include "src/driver/cuda/peers.h"
 #include "src/world/device_staging.h"
 
@@ -24,6 +24,7 @@ struct GpuAnswer {
 
   std::vector<std::byte> encode() const;
   static Result<GpuAnswer> decode(std::span<const std::byte> bytes, uint32_t rank);
+  static void fields(auto& io, auto& self);  // base/wire.h
 };
 
 struct GpuIntroduction {
@@ -36,6 +37,7 @@ struct GpuIntroduction {
 
   std::vector<std::byte> encode() const;
   static Result<GpuIntroduction> decode(std::span<const std::byte> bytes, uint32_t rank);
+  static void fields(auto& io, auto& self);  // base/wire.h
 };
 
 }  // namespace moeccl::comm

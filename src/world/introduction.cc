@@ -15,19 +15,14 @@ namespace {
 constexpr size_t kMaxHostName = 64;  // Linux's limit, and MOECCL_HOST_ID's
 
 // Rank 0 sends every introduction to every rank, so zero words at the end are left out.
-void write_cores(Writer& out, const driver::CoreSet& cores) {
+void core_fields(auto& io, auto& cores) {
   size_t n = cores.size();
   while (n > 0 && cores[n - 1] == 0) --n;
-  out.u8(static_cast<uint8_t>(n));
-  for (size_t i = 0; i < n; ++i) out.u64(cores[i]);
-}
-
-// Returns false unless the set is written as write_cores() does.
-bool read_cores(Reader& in, driver::CoreSet& cores) {
-  const size_t n = in.u8();
-  if (n > cores.size()) return false;
-  for (size_t i = 0; i < n; ++i) cores[i] = in.u64();
-  return n == 0 || cores[n - 1] != 0;
+  io.template as<uint8_t>(n);
+  io.must(n <= cores.size());
+  n = std::min(n, cores.size());
+  for (size_t i = 0; i < n; ++i) io(cores[i]);
+  io.must(n == 0 || cores[n - 1] != 0);
 }
 
 }  // namespace
@@ -54,47 +49,30 @@ Result<Introduction> Introduction::of_this_process(const Config& config, uint64_
   return i;
 }
 
-std::vector<std::byte> Introduction::encode() const {
-  Writer out;
-  out.u64(host);
-  out.u64(network);
-  out.string(host_name);
-  out.u64(process);
-  out.i32(pid);
-  out.u64(heap_bytes);
-  out.u64(stamp.address);
-  out.u64(stamp.value);
-  write_cores(out, cores);
-  out.u32(cpu_quota);
-  out.u8(has_profile);
-  out.u64(static_cast<uint64_t>(calibrate_ms));
-  out.u8(trials);
-  out.u8(encrypt);
-  config.write_agreed(out);
-  return out.take();
+void Introduction::fields(auto& io, auto& self) {
+  io(self.host);
+  io(self.network);
+  io.text(self.host_name, kMaxHostName);
+  io(self.process);
+  io(self.pid);
+  io(self.heap_bytes);
+  io(self.stamp.address);
+  io(self.stamp.value);
+  core_fields(io, self.cores);
+  io(self.cpu_quota);
+  io(self.has_profile);
+  io(self.calibrate_ms);
+  io(self.trials);
+  io(self.encrypt);
+  Config::agreed(io, self.config);
 }
 
+std::vector<std::byte> Introduction::encode() const { return encode_fields(*this); }
+
 Result<Introduction> Introduction::decode(std::span<const std::byte> bytes, uint32_t rank) {
-  Reader in(bytes);
   Introduction i;
-  i.host = in.u64();
-  i.network = in.u64();
-  i.host_name = in.string(kMaxHostName);
-  i.process = in.u64();
-  i.pid = in.i32();
-  i.heap_bytes = in.u64();
-  i.stamp.address = in.u64();
-  i.stamp.value = in.u64();
-  const bool has_cores = read_cores(in, i.cores);
-  i.cpu_quota = in.u32();
-  i.has_profile = in.u8() != 0;
-  i.calibrate_ms = static_cast<int64_t>(in.u64());
-  i.trials = in.u8() != 0;
-  i.encrypt = in.u8() != 0;
-  i.config = Config::read_agreed(in);
-  if (!in.done() || !has_cores)
-    return error(moecclRemoteError, "rank {} sent an introduction that this MoECCL cannot read", rank);
-  return i;
+  if (decode_fields(bytes, &i)) return i;
+  return error(moecclRemoteError, "rank {} sent an introduction that this MoECCL cannot read", rank);
 }
 
 uint32_t cores_of(std::span<const Introduction> all, std::span<const uint32_t> ranks) {

@@ -31,6 +31,7 @@ struct Introduction {
   static Result<Introduction> of_this_process(const Config& config, uint64_t heap_bytes);
   std::vector<std::byte> encode() const;
   static Result<Introduction> decode(std::span<const std::byte> bytes, uint32_t rank);
+  static void fields(auto& io, auto& self);  // base/wire.h
 };
 
 // Returns how many cores the given ranks of a host have together. Launchers bind each rank to some cores, and a control

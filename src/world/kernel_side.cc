@@ -12,6 +12,7 @@
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/exec/cuda/runners.h"
+#include "src/plan/hardware.h"
 #include "src/world/device_objects.h"
 #include "src/world/network.h"
 #include "src/world/reserved_blocks.h"
@@ -217,8 +218,7 @@ void warn_of_many_ranks(const Neighbours& n) {
   if (n.rank != 0 || n.n_ranks <= moeccl::cuda::kMaxSources || !env().cuda_persistent || said.exchange(true)) return;
   log(LogLevel::kWarn,
       "{} ranks with CUDA buffers: the persistent kernel serves at most {}. Operations on CUDA memory launch a kernel "
-      "for "
-      "each peer and chunk instead, and cannot be captured in graphs; routing updates on a stream are refused "
+      "for each peer and chunk instead, and cannot be captured in graphs; routing updates on a stream are refused "
       "(docs/cuda.md)",
       n.n_ranks, moeccl::cuda::kMaxSources);
 }
@@ -283,15 +283,10 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
   plan::Reach reach;
   reach.staging = !joining.several_hosts();
   reach.views = reach.reads = reach.staging && !joining.other_processes();
-  // An operation's start costs 1 us less than on the step-by-step path (device_profile() in cuda_side.cc). Within the
-  // kernel, a step costs a barrier of some blocks, and a signal costs a store and a poll. These are guesses until
-  // several GPUs have been measured (docs/gpu-results.md).
-  plan::Profile profile = s.profile;
-  profile.signal_ns = 1000;
-  profile.step_ns = 700;
-  profile.start_ns = 4000;
+  plan::Profile profile = plan::kernel_hardware().profile;
+  profile.host_level = n.host_level;
   w->selector_ = std::make_unique<Selector>(Selector::Setting{
-      n.rank, *n.tree, reach, false, false, n.config->deterministic, w->kernel_->half_bytes(), profile});
+      n.rank, *n.tree, reach, false, false, n.config->deterministic, w->kernel_->half_bytes(), std::move(profile)});
   return w;
 }
 

@@ -38,7 +38,6 @@ class KernelSide {
     std::vector<Seat> seats = {};  // [n_ranks]
     std::string unreached = {};    // a rank that does not reach the device memory of all ranks of its host, and why
     uint64_t staging_bytes = 0;    // the same on all ranks
-    plan::Profile profile = {};
   };
   // Collective call. Returns null, with the reason in *why, if some rank cannot take part.
   static Result<std::unique_ptr<KernelSide>> connect(const Question& question, std::string* why);

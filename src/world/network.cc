@@ -242,12 +242,10 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
   std::vector<std::unique_ptr<Endpoint>> open(all.size());
   std::vector<Answer> mine(all.size());
   std::vector<std::string> whys(all.size());
-  Status own;
   for (size_t i = 0; i < all.size(); ++i) {
     mine[i].has = Answer::kNotWanted;
     whys[i] = format("MOECCL_NET is \"{}\"", env().net);
     if (!wanted(all[i])) continue;
-    if (own.ok() && all[i].check != nullptr) own = contained(all[i].check);
     mine[i].has = Answer::kAbsent;
     if (whys[i] = all[i].refused(options.encrypt); !whys[i].empty()) continue;
     const bool last = i + 1 == all.size();
@@ -261,7 +259,7 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
     whys[i] = status.message();
   }
   for (size_t i = 0; i < all.size(); ++i) mine[i].why = hash_string(whys[i]);
-  MOECCL_ASSIGN_OR_RETURN(const auto answers, exchange(session, std::move(own), mine, options.deadline));
+  MOECCL_ASSIGN_OR_RETURN(const auto answers, exchange(session, {}, mine, options.deadline));
   Chosen chosen;
   std::vector<Lack> lacks;
   for (size_t i = 0; i < all.size() && chosen.network == nullptr; ++i) {

@@ -324,14 +324,14 @@ TEST(ApiLifetime, AnAbortEndsAGroupThatWaitsForABusyStream) {
         moecclStream_t other = nullptr;
         MOECCL_ASSERT_OK(moecclStreamCreate(&other));
         const moecclStream_t free = on_thread ? nullptr : other;
+        MOECCL_ASSERT_OK(moecclGroupStart());
+        MOECCL_ASSERT_OK(all_reduce(&in, &grouped[0], comm, busy_runs ? late : free));
+        MOECCL_ASSERT_OK(all_reduce(&in, &grouped[1], comm, busy_runs ? free : late));
         std::thread watchdog([comm] {
           std::this_thread::sleep_for(std::chrono::milliseconds(100));
           MOECCL_EXPECT_OK(moecclCommAbort(comm));
         });
         const Stopwatch watch;
-        MOECCL_ASSERT_OK(moecclGroupStart());
-        MOECCL_ASSERT_OK(all_reduce(&in, &grouped[0], comm, busy_runs ? late : free));
-        MOECCL_ASSERT_OK(all_reduce(&in, &grouped[1], comm, busy_runs ? free : late));
         EXPECT_EQ(moecclGroupEnd(), on_thread ? moecclAborted : moecclSuccess);
         EXPECT_EQ(moecclStreamSynchronize(other), on_thread ? moecclSuccess : moecclAborted);
         MOECCL_EXPECT_WITHIN(watch, 5000);

@@ -218,7 +218,7 @@ class Command(unittest.TestCase):
         self.refuses(["plan", "alltoallv", "--count", "5"], "--count", "has no meaning for alltoallv")
 
     def test_doctor_reports_settings_with_which_no_communicator_can_be_made(self):
-        for name, value, said in (("MOECCL_TOPOLOGY", "nosuch.json", "MOECCL_TOPOLOGY: cannot open the topology nosuch.json"),
+        for name, value, said in (("MOECCL_TOPOLOGY", "nosuch.json", "MOECCL_TOPOLOGY: nosuch.json: cannot be opened: No such file"),
                                   ("MOECCL_PROFILE", "nosuch", "MOECCL_PROFILE: "), ("MOECCL_SECRET_FILE", "nosuch", "MOECCL_SECRET_FILE: "),
                                   ("MOECCL_DEBUG", "foo", 'MOECCL_DEBUG: "foo" is not accepted')):
             code, out, errors = run("doctor", "--ranks", "2", **{name: value})

@@ -8,7 +8,8 @@ import tempfile
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "../.."))
-from perf.paper_rows import Program, hiermoe  # noqa: E402
+from perf.paper_rows import Program, hiermoe, hybridep  # noqa: E402
+from perf.paper_rows.not_compared import NO_RESULTS, NOT_COMPARED, PRINTED  # noqa: E402
 from perf.paper_rows.page import DOCS, counted, holds, judged, merged, missing, page, picture, text  # noqa: E402
 
 ROW = {"paper": "P", "item": "Table 1", "paper_value": 2.0, "ours": 2.1, "rule": ["within", 0.1], "how": "run", "command": "x"}
@@ -23,6 +24,9 @@ class Papers(unittest.TestCase):
         self.assertTrue(holds(["at least", 1.2], 1.5, 1.2))
         self.assertFalse(holds(["at most", 1.2], 1.5, 1.3))
         self.assertFalse(holds(["equal"], [1, 2], [1, 3]))
+        self.assertTrue(holds(["in", 1.18, 2.57], "1.18 to 2.57", 1.18))
+        self.assertFalse(holds(["in", 1.18, 2.57], "1.18 to 2.57", 1.0))
+        self.assertFalse(holds(["in", 1.18, 2.57], "1.18 to 2.57", 3.9))
         with self.assertRaises(ValueError):
             holds(["nearly"], 1, 1)
 
@@ -38,6 +42,49 @@ class Papers(unittest.TestCase):
         rows = [judged(ROW), judged(ROW | {"ours": 3.0, "why": "another cluster"}), judged(ROW | {"rule": ["at least", 1.5], "ours": 9.0})]
         self.assertEqual(counted(rows), "2 of 3 rows hold their rule: 1 of 2 agree with the paper within a tolerance, and 1 of 1 pass a "
                                         "one-sided rule")
+
+    def test_fitted_rows_and_goals_are_counted_apart(self):
+        rows = [judged(ROW), judged(ROW | {"how": "fitted"}), judged(ROW | {"paper_value": None, "rule": ["at least", 3], "why": "too slow"})]
+        self.assertEqual(counted(rows), "1 of 1 rows hold their rule: 1 of 1 agree with the paper within a tolerance, and 0 of 0 pass a one-sided "
+                                        "rule (counted apart: 1 of 1 fitted rows hold theirs, and 0 of 1 goals of this project are met)")
+
+    def test_a_goal_is_not_in_the_table_of_the_papers_figures(self):
+        goal = judged(ROW | {"item": "as fast as ours", "paper_value": None, "rule": ["at least", 2]})
+        shown = page([judged(ROW), goal], "2026-01-01")
+        self.assertIn("| as fast as ours | at least 2 | 2.1 | met | run |", shown)
+        self.assertLess(shown.index("| Table 1 |"), shown.index("Goals of this project"))
+        self.assertLess(shown.index("Goals of this project"), shown.index("| as fast as ours |"))
+
+    def test_every_table_and_figure_has_a_row_or_a_reason_or_no_results(self):
+        with open(os.path.join(DOCS, "papers.json"), encoding="utf-8") as f:
+            rows = json.load(f)["rows"]
+        for paper, parts in PRINTED.items():
+            items = [row["item"] for row in rows if row["paper"] == paper] + list(NOT_COMPARED[paper])
+            for kind, numbers in parts.items():
+                for number in numbers.split() if isinstance(numbers, str) else range(1, numbers + 1):
+                    name = f"{kind} {number}"
+                    found = any(re.match(re.escape(name) + r"(?![0-9IVX])", item) for item in items)
+                    self.assertNotEqual(found, name in NO_RESULTS[paper], f"{paper}, {name}: give it a row in perf/paper_rows or a place in not_compared.py")
+
+    def test_a_one_sided_threshold_is_a_part_of_the_rows_own_figure(self):
+        with open(os.path.join(DOCS, "papers.json"), encoding="utf-8") as f:
+            rows = [row for row in json.load(f)["rows"] if isinstance(row["paper_value"], (int, float))]
+        for row in rows:
+            if row["rule"][0] == "at least":
+                self.assertGreaterEqual(row["rule"][1], 0.849 * row["paper_value"], row["item"])
+            if row["rule"][0] == "at most":
+                self.assertLessEqual(row["rule"][1], 1.15 * row["paper_value"], row["item"])
+
+    def test_the_gain_of_a_swap_is_judged_and_not_the_ratio(self):
+        given = ROW | {"item": "Table IV, K=8 E=128 G=8, HierMoE over HD-MoE", "paper_value": 1.21, "ours": 1.07}
+        self.assertEqual(judged(given | hiermoe.judge(given))["verdict"], "differs")
+
+    def test_a_cells_own_bound_is_its_reason(self):
+        given = ROW | {"item": "Table IV, K=8 E=128 G=16, HD-MoE over HD2-MoE", "bound": 1.31}
+        self.assertIn("at most about 1.31 ", hiermoe.judge(given)["why"])
+
+    def test_a_compressed_return_is_no_figure_of_the_paper(self):
+        self.assertIsNone(hybridep.judge({"item": "Table VI, Cluster-M, 24 & 8 MB, compressed return", "paper_value": 1.34, "ours": 8.1}))
 
     def test_the_page_is_that_of_the_record(self):
         with open(os.path.join(DOCS, "papers.json"), encoding="utf-8") as f:

@@ -38,14 +38,15 @@ class FakeVerbs {
   fake::IbvCounts counts() const { return counts_(); }
 
   // Returns the settings that a user with these variables would get. MOECCL_IB_LIBRARY is the fake.
-  static transport::verbs::Settings settings(std::map<std::string, std::string> variables = {}) {
+  static Env settings(std::map<std::string, std::string> variables = {}) {
     variables["MOECCL_IB_LIBRARY"] = library();
-    auto made = transport::verbs::read_settings([&](const char* name) {
-      const auto at = variables.find(name);
-      return at == variables.end() ? nullptr : at->second.c_str();
-    });
-    EXPECT_TRUE(made.ok()) << made.status().message();
-    return made.ok() ? *made : transport::verbs::Settings();
+    std::vector<std::string> entries;
+    for (const auto& [name, value] : variables) entries.push_back(name + "=" + value);
+    std::vector<const char*> given;
+    for (const std::string& entry : entries) given.push_back(entry.c_str());
+    EnvParse made = parse_env(given);
+    EXPECT_TRUE(made.status.ok()) << made.status.message();
+    return std::move(made.env);
   }
   // Resets the network to its default behaviour.
   void calm() const {

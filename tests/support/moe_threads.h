@@ -54,14 +54,36 @@ struct HostTraits {
   uint64_t staging = 1 << 20;
 };
 
-class ThreadHost final : public comm::MoeHost {
+// A host without streams and CUDA memory, whose calls never fail.
+class PlainHost : public comm::MoeHost {
+ public:
+  std::shared_ptr<const plan::Profile> profile() const override { return std::make_shared<const plan::Profile>(); }
+  bool paced() const override { return false; }
+  uint64_t next_number() override { return 0; }
+  Result<Place> place(const RowBuffers&, comm::Stream*) override { return Place{}; }
+  void break_off(const Status&) override {}
+  exec::StreamEngine* engine_for(const void*) override { return nullptr; }
+  exec::PersistentKernel* kernel() override { return nullptr; }
+  bool is_device_memory(const void*) const override { return false; }
+  Status check_reach(std::initializer_list<const void*>) const override { return {}; }
+  Result<OnStream> on_stream(comm::Stream*) override { return error(moecclUnsupported, "no CUDA memory"); }
+  Status all_gather_on(const void*, void*, size_t, comm::Stream*) override {
+    return error(moecclUnsupported, "no CUDA memory");
+  }
+  Status needs_host(comm::Stream*) override { return {}; }
+  Status usable() override { return {}; }
+  void wait_idle() override {}
+  Result<bool> on_device(const char*, std::initializer_list<Buffer>) const override { return false; }
+  Status with_kernels(bool, const WithKernels& body) override { return body(kernels::best()), Status(); }
+};
+
+class ThreadHost final : public PlainHost {
  public:
   ThreadHost(MeetingPoint& point, const HostTraits& traits, uint32_t rank)
       : point_(point), traits_(traits), rank_(rank) {}
   uint32_t rank() const override { return rank_; }
   uint32_t n_ranks() const override { return traits_.tree.n_ranks; }
   const plan::LevelTree& tree() const override { return traits_.tree; }
-  bool paced() const override { return false; }
   bool deterministic() const override { return traits_.deterministic; }
   uint64_t staging_bytes() const override { return traits_.staging; }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank's board travels to a peer that cannot read it in memory, and the peer's copy of it. Only changes are sent.
-// A payload consists of
+// How a rank's signals and board travel to a peer that cannot read them in memory, and the peer's copy of the board.
+// Only changes of a board are sent. A payload consists of
 //
 //   completed u64; n entries, each with its block word; with `health`: state, code and text
 //
@@ -28,6 +28,9 @@ struct WireHealth {
   char text[kFailureText];
 };
 static_assert(sizeof(WireHealth) == 8 + kFailureText);
+struct WireSignal {
+  uint64_t sig, word;
+};
 inline constexpr size_t kMaxBoardBytes = sizeof(uint64_t) + kEntries * sizeof(WireEntry) + sizeof(WireHealth);
 
 // The contents of a payload, as announced in the frame's head.

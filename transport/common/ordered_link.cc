@@ -40,4 +40,8 @@ void OrderedLink::lose(const Status& why) noexcept {
   let_go();
 }
 
+Status protocol_error(uint32_t rank, const char* what) {
+  return error(moecclRemoteError, "rank {} sent {}: do all ranks run the same MoECCL?", rank, what);
+}
+
 }  // namespace moeccl::transport

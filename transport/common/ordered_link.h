@@ -39,4 +39,7 @@ class OrderedLink : public Link, private PutTurns {
   bool admitted_ = false;  // the current put may run to its end; only for the thread that puts
 };
 
+// Returns why a link loses a peer that sent what it must not send.
+Status protocol_error(uint32_t rank, const char* what);
+
 }  // namespace moeccl::transport

@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <set>
-#include <string_view>
+
+#include "src/base/name_list.h"
 
 namespace moeccl::transport {
 namespace {
@@ -11,41 +12,12 @@ namespace {
 constexpr int64_t kSlowest = 4;  // a rail may be this many times slower than the best one
 constexpr size_t kMaxName = 64;
 
-// NCCL's rule: a list of prefixes. "=" before it, or before one of its names, makes them exact; "^" at the beginning
-// chooses all other interfaces.
-struct Filter {
-  struct Name {
-    std::string_view text;
-    bool exact = false;
-    bool matches(const std::string& name) const { return exact ? name == text : name.starts_with(text); }
-  };
-  bool all_but = false;
-  std::vector<Name> names;
-
-  explicit Filter(std::string_view text) {
-    const auto take = [](std::string_view* from, char mark) {
-      const bool there = from->starts_with(mark);
-      if (there) from->remove_prefix(1);
-      return there;
-    };
-    all_but = take(&text, '^');
-    const bool all_exact = take(&text, '=');
-    for (size_t at = 0; at < text.size();) {
-      const size_t end = std::min(text.find(',', at), text.size());
-      std::string_view name = text.substr(at, end - at);
-      const bool exact = take(&name, '=') || all_exact;
-      if (!name.empty()) names.push_back({name, exact});
-      at = end + 1;
-    }
-  }
-  bool names_it(const std::string& name) const {
-    return std::any_of(names.begin(), names.end(), [&](const Name& n) { return n.matches(name); });
-  }
-  bool takes(const driver::Interface& i) const {
-    if (names.empty()) return !i.loopback;
-    return all_but ? !i.loopback && !names_it(i.name) : names_it(i.name);
-  }
-};
+bool takes(const NameList& list, const driver::Interface& i) {
+  if (list.names.empty()) return !i.loopback;
+  const bool named =
+      std::any_of(list.names.begin(), list.names.end(), [&](const NameList::Name& n) { return n.matches(i.name); });
+  return list.all_but ? !i.loopback && !named : named;
+}
 
 bool same_address(const driver::SocketAddress& a, const driver::SocketAddress& b) {
   return std::ranges::equal(a.host_bytes(), b.host_bytes());
@@ -85,11 +57,118 @@ void keep_best(const std::string& met_at, std::vector<Nic>* nics) {
   std::erase_if(*nics, [&](const Nic& n) { return kept.count(n.name) == 0; });
 }
 
+class RailChoice {
+ public:
+  RailChoice(std::span<const Nic> own, std::span<const Nic> peer, const Route& route, bool one_machine,
+             const Leaves& leaves)
+      : own_(own),
+        peer_(peer),
+        route_(route),
+        one_machine_(one_machine),
+        leaves_(leaves),
+        used_own_(own.size()),
+        used_peer_(peer.size()) {}
+
+  std::vector<Rail> choose() {
+    add_networks();
+    add_routes();
+    std::stable_sort(rails_.begin(), rails_.end(),
+                     [](const Rail& a, const Rail& b) { return a.spare != b.spare ? b.spare : faster_rail(a, b); });
+    for (Rail& r : rails_) r.spare = r.spare || is_slow(r);
+    return std::move(rails_);
+  }
+
+ private:
+  bool leads_nowhere(const Nic& n) const { return !one_machine_ && has_address(own_, n); }
+  bool is_tunnel(const Rail& r) const { return own_[r.own].tunnel || peer_[r.peer].tunnel; }
+  bool is_known(const Rail& r) const { return known_rates(own_[r.own], peer_[r.peer]); }
+
+  // The causes for which a rail is spare, as the header lists them.
+
+  bool shares_wire(const Rail& r) const {
+    return own_wires_.contains(wire_of(own_[r.own])) || peer_wires_.contains(wire_of(peer_[r.peer]));
+  }
+  // The kernel sends to a network by the first interface there unless its rules say otherwise.
+  bool leaves_by_another(const Rail& r) const {
+    const Nic& nic = own_[r.own];
+    const auto beside = [&](const Nic& n) { return wire_of(n) != wire_of(nic) && share_network(n, nic); };
+    return leaves_ && !one_machine_ && std::any_of(own_.begin(), own_.end(), beside) &&
+           !leaves_(nic, peer_[r.peer].address);
+  }
+  // An interface of unknown rate is often a tunnel, which is no faster than what it leads through.
+  bool is_no_faster_than_network(const Rail& r) const {
+    return network_mbit_ != 0 && (!is_known(r) || r.mbit_per_s <= network_mbit_ || is_tunnel(r));
+  }
+  bool is_doubtful(const Rail& r) const { return !rails_.empty() && (is_tunnel(r) || !is_known(r)); }
+  bool is_slow(const Rail& r) const { return r.mbit_per_s < rails_.front().mbit_per_s / kSlowest; }
+
+  void add(Rail rail) {
+    rail.spare = rail.spare || shares_wire(rail);
+    rails_.push_back(rail);
+    used_own_[rail.own] = used_peer_[rail.peer] = true;
+    if (rail.spare) return;
+    own_wires_.insert(wire_of(own_[rail.own]));
+    peer_wires_.insert(wire_of(peer_[rail.peer]));
+  }
+
+  void add_networks() {
+    std::vector<Rail> last;
+    for (uint32_t o = 0; o < own_.size(); ++o) {
+      for (uint32_t p = 0; p < peer_.size() && !used_own_[o]; ++p) {
+        if (used_peer_[p] || leads_nowhere(peer_[p]) || !share_network(own_[o], peer_[p])) continue;
+        Rail rail{o, p, rate_between(own_[o], peer_[p])};
+        rail.spare = leaves_by_another(rail);
+        families_.insert(is_v4(own_[o].address));
+        if (rail.spare)
+          last.push_back(rail);
+        else
+          add(rail);
+      }
+    }
+    for (const Rail& r : last)
+      if (!used_own_[r.own] && !used_peer_[r.peer]) add(r);
+    for (const Rail& r : rails_) network_mbit_ = std::max(network_mbit_, r.mbit_per_s);
+  }
+
+  void add_routes() {
+    std::vector<Rail> routed;
+    for (uint32_t p = 0; p < peer_.size(); ++p) {
+      if (used_peer_[p] || leads_nowhere(peer_[p])) continue;
+      const Result<driver::SocketAddress> source = route_(peer_[p].address);
+      if (!source.ok()) continue;
+      for (uint32_t o = 0; o < own_.size(); ++o) {
+        if (used_own_[o] || !same_address(own_[o].address, *source)) continue;
+        Rail rail{o, p, rate_between(own_[o], peer_[p])};
+        rail.spare = is_no_faster_than_network(rail);
+        if (!rail.spare || !families_.contains(is_v4(own_[o].address))) routed.push_back(rail);
+      }
+    }
+    std::stable_sort(routed.begin(), routed.end(), [&](const Rail& a, const Rail& b) {
+      if (is_tunnel(a) != is_tunnel(b)) return is_tunnel(b);
+      return a.mbit_per_s != b.mbit_per_s ? faster_rail(a, b) : a.own < b.own;
+    });
+    for (Rail& r : routed) {
+      r.spare = r.spare || is_doubtful(r);
+      add(r);
+    }
+  }
+
+  std::span<const Nic> own_, peer_;
+  const Route& route_;
+  const bool one_machine_;
+  const Leaves& leaves_;
+  std::vector<Rail> rails_;
+  std::vector<bool> used_own_, used_peer_;
+  std::set<std::string> own_wires_, peer_wires_;  // of rails that are not spare
+  std::set<bool> families_;                       // is_v4() of the networks that both hosts are in
+  int64_t network_mbit_ = 0;                      // the fastest rail by a network that both are in; 0: none
+};
+
 }  // namespace
 
 Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfaces, const std::string& filter,
                                      const std::string& met_at) {
-  const Filter chosen(filter);
+  const NameList chosen(filter);
   std::vector<Nic> nics;
   std::vector<std::string> seen;
   const bool v6_first = met_at.find(':') != std::string::npos;
@@ -98,7 +177,7 @@ Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfac
       if (std::find(seen.begin(), seen.end(), i.name) == seen.end()) seen.push_back(i.name);
       const bool known = std::any_of(nics.begin(), nics.end(),
                                      [&](const Nic& n) { return n.name == i.name && is_v4(n.address) == v4; });
-      if (is_v4(i.address) != v4 || known || !chosen.takes(i)) continue;
+      if (is_v4(i.address) != v4 || known || !takes(chosen, i)) continue;
       nics.push_back({i.name, i.address, i.prefix_bits, i.mbit_per_s, i.tunnel, i.wire});
     }
   }
@@ -150,69 +229,7 @@ std::vector<Nic> read_nics(Reader& in) {
 
 std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> peer, const Route& route,
                                bool one_machine, const Leaves& leaves) {
-  std::vector<Rail> rails;
-  std::vector<bool> used_own(own.size()), used_peer(peer.size());
-  std::set<std::string> own_wires, peer_wires;
-  const auto add = [&](const Rail& rail) {
-    rails.push_back(rail);
-    used_own[rail.own] = used_peer[rail.peer] = true;
-    if (rail.spare) return;
-    const std::string &here = wire_of(own[rail.own]), &there = wire_of(peer[rail.peer]);
-    rails.back().spare = own_wires.count(here) > 0 || peer_wires.count(there) > 0;
-    if (rails.back().spare) return;
-    own_wires.insert(here);
-    peer_wires.insert(there);
-  };
-  const auto leads_nowhere = [&](const Nic& n) { return !one_machine && has_address(own, n); };
-  // The kernel sends to a network by the first interface there unless its rules say otherwise.
-  const auto leaves_by = [&](const Nic& nic, const Nic& to) {
-    const auto beside = [&](const Nic& n) { return wire_of(n) != wire_of(nic) && share_network(n, nic); };
-    return !leaves || one_machine || std::none_of(own.begin(), own.end(), beside) || leaves(nic, to.address);
-  };
-  std::set<bool> families;
-  std::vector<Rail> elsewhere;  // their packets leave by another interface
-  for (uint32_t o = 0; o < own.size(); ++o) {
-    for (uint32_t p = 0; p < peer.size() && !used_own[o]; ++p) {
-      if (used_peer[p] || leads_nowhere(peer[p]) || !share_network(own[o], peer[p])) continue;
-      const Rail rail{o, p, rate_between(own[o], peer[p]), !leaves_by(own[o], peer[p])};
-      families.insert(is_v4(own[o].address));
-      if (rail.spare)
-        elsewhere.push_back(rail);
-      else
-        add(rail);
-    }
-  }
-  for (const Rail& r : elsewhere)
-    if (!used_own[r.own] && !used_peer[r.peer]) add(r);
-  const auto is_tunnel = [&](const Rail& r) { return own[r.own].tunnel || peer[r.peer].tunnel; };
-  int64_t shared = 0;
-  for (const Rail& r : rails) shared = std::max(shared, r.mbit_per_s);
-  std::vector<Rail> routed;
-  for (uint32_t p = 0; p < peer.size(); ++p) {
-    if (used_peer[p] || leads_nowhere(peer[p])) continue;
-    const Result<driver::SocketAddress> source = route(peer[p].address);
-    if (!source.ok()) continue;
-    for (uint32_t o = 0; o < own.size(); ++o) {
-      if (used_own[o] || !same_address(own[o].address, *source)) continue;
-      Rail rail{o, p, rate_between(own[o], peer[p])};
-      // An interface of unknown rate is often a tunnel, which is no faster than what it leads through.
-      const bool faster = known_rates(own[o], peer[p]) && rail.mbit_per_s > shared;
-      rail.spare = shared != 0 && (!faster || is_tunnel(rail));
-      if (!rail.spare || families.count(is_v4(own[o].address)) == 0) routed.push_back(rail);
-    }
-  }
-  std::stable_sort(routed.begin(), routed.end(), [&](const Rail& a, const Rail& b) {
-    if (is_tunnel(a) != is_tunnel(b)) return is_tunnel(b);
-    return a.mbit_per_s != b.mbit_per_s ? faster_rail(a, b) : a.own < b.own;
-  });
-  for (Rail& r : routed) {
-    r.spare = r.spare || (!rails.empty() && (is_tunnel(r) || !known_rates(own[r.own], peer[r.peer])));
-    add(r);
-  }
-  std::stable_sort(rails.begin(), rails.end(),
-                   [](const Rail& a, const Rail& b) { return a.spare != b.spare ? b.spare : faster_rail(a, b); });
-  for (Rail& r : rails) r.spare = r.spare || r.mbit_per_s < rails.front().mbit_per_s / kSlowest;
-  return rails;
+  return RailChoice(own, peer, route, one_machine, leaves).choose();
 }
 
 std::optional<Rail> missed_rail(std::span<const Nic> own, std::span<const Nic> peer, std::span<const Rail> rails) {

@@ -49,14 +49,18 @@ using Route = std::function<Result<driver::SocketAddress>(const driver::SocketAd
 using Leaves = std::function<bool(const Nic& own, const driver::SocketAddress& to)>;
 
 // Pairs up addresses: those that share a network, and those that the route to the peer's addresses names. Each is used
-// at most once, fastest first. Spare are rails that share a wire with an earlier one, such as those of the other family
-// or of a VLAN, and those by a further interface in the same network whose packets leave by another one. Beside a
-// shared network the route counts only where it leads to faster interfaces, as where each NIC has a link of its own to
-// its switch and a slower network joins all hosts. Otherwise it may lead through a tunnel in the shared network; in
-// another family than the network's it is spare. Where only routes lead to the peer, tunnels and, beside the first
-// rail, interfaces of unknown rate are spare. Rails with less than a quarter of the best rail's rate are spare, because
-// waiting for their part costs more than it brings. Spare rails come last. The result is empty if there is no way to
-// the peer.
+// at most once, fastest first. Spare rails come last. The result is empty if there is no way to the peer.
+//
+// A rail is spare if
+// - it shares a wire with an earlier one, such as one of the other family or of a VLAN;
+// - its packets leave by another interface of the same network;
+// - a route makes it beside a shared network and it is not known to be faster than the network, or is a tunnel. Such a
+//   route may lead through the shared network itself, so it counts only in another family than the network's. Routes to
+//   faster interfaces are those of hosts where each NIC has a link of its own to its switch and a slower network joins
+//   all hosts;
+// - a route makes it beside an earlier rail, and it is a tunnel or of unknown rate;
+// - it has less than a quarter of the best rail's rate: waiting for its part would cost more than it brings.
+//
 // In each pair of ranks only the one that connects decides. one_machine: both "hosts" share this machine's addresses
 // (containers with its network, MOECCL_HOST_ID).
 std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> peer, const Route& route,

@@ -81,7 +81,7 @@ Connecting::Connecting(std::shared_ptr<PluginUse> use, const NetworkOptions& opt
       ++local_rank;
     }
   }
-  devices_ = choose_rails(use_->devices(), local_rank);
+  devices_ = rails_of_rank(use_->devices(), local_rank);
 }
 
 Connecting::~Connecting() {
@@ -265,7 +265,7 @@ Status Connecting::connect_to(Peer& p, bool* moved) {
     Comm& out = p.comms.pairs[c].out;
     if (out != nullptr) continue;
     const int device = devices_[c == 0 ? 0 : c - 1].number;
-    Result<Comm> made = use_->api().connect(use_->context(), device, abi::kUndefined, &p.offer.handles[c]);
+    Result<Comm> made = use_->api().connect(use_->context(), device, &p.offer.handles[c]);
     if (!made.ok()) return std::move(made).status().with_context(format("rank {}", p.rank));
     out = *made;
     *moved = *moved || out != nullptr;

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "src/base/log.h"
+#include "src/base/text.h"
 #include "src/base/trusted_library.h"
 #include "src/driver/dynamic_library.h"
 
@@ -82,7 +83,7 @@ Registry& registry() {
 }
 
 Result<PluginUse> try_plugin(NetApi& api, const PluginChoice& choice) {
-  MOECCL_ASSIGN_OR_RETURN(void* const context, api.init(choice.comm_id, choice.traffic_class));
+  MOECCL_ASSIGN_OR_RETURN(void* const context, api.init(choice.comm_id));
   PluginUse use(api, context);  // from here on finalize() is called, even when there are no devices
   MOECCL_TRY(use.find_devices());
   return use;
@@ -94,11 +95,8 @@ std::vector<std::string> plugin_list(std::string_view value) {
   if (value.empty()) return {"libnccl-net.so"};
   if (same_name(std::string(value), "none")) return {};
   std::vector<std::string> entries;
-  for (size_t at = 0; at < value.size() && entries.size() < kMaxPlugins;) {
-    const size_t end = std::min(value.find(',', at), value.size());
-    if (end > at && end - at <= kMaxName) entries.emplace_back(value.substr(at, end - at));
-    at = end + 1;
-  }
+  for (const std::string_view item : comma_items(value))
+    if (!item.empty() && item.size() <= kMaxName && entries.size() < kMaxPlugins) entries.emplace_back(item);
   return entries;
 }
 
@@ -137,7 +135,7 @@ Status PluginUse::find_devices() {
   return error(moecclUnsupported, "net plugin {}: none of its {} devices serves{}", api_->text(), n, why_not);
 }
 
-std::vector<PluginUse::Device> choose_rails(std::vector<PluginUse::Device> devices, size_t local_rank) {
+std::vector<PluginUse::Device> rails_of_rank(std::vector<PluginUse::Device> devices, size_t local_rank) {
   int64_t best = 0;
   for (const PluginUse::Device& d : devices) best = std::max(best, d.is.mbit_per_s);
   std::erase_if(devices, [&](const PluginUse::Device& d) { return d.is.mbit_per_s * kSlowest < best; });

@@ -59,13 +59,12 @@ inline constexpr size_t kPieceBytes = 256 << 10;
 // one's rate. Where there are more, the ranks of a host take different ones, and the n-th rank of each host takes the
 // same ones.
 inline constexpr size_t kMaxRails = 4;
-std::vector<PluginUse::Device> choose_rails(std::vector<PluginUse::Device> devices, size_t local_rank);
+std::vector<PluginUse::Device> rails_of_rank(std::vector<PluginUse::Device> devices, size_t local_rank);
 
 struct PluginChoice {
   std::string list = {};    // MOECCL_NET_PLUGIN
   std::string wanted = {};  // MOECCL_NET=plugin:<wanted>, compared with the plugins' names; empty: any
   uint64_t comm_id = 0;     // one for each communicator
-  int traffic_class = -1;   // abi::kUndefined
 };
 // Uses the first plugin of the list that has devices. Unsupported says for each entry why it cannot be used.
 Result<PluginUse> use_plugin(const PluginChoice& choice);

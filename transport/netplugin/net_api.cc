@@ -65,7 +65,7 @@ class Adapter final : public NetApi {
   Adapter(int version, const Net* net, std::string library)
       : NetApi(version, std::move(library), net->name == nullptr ? "unnamed" : net->name), exported_(net) {}
 
-  Result<void*> init(uint64_t comm_id, int traffic_class) override {
+  Result<void*> init(uint64_t comm_id) override {
     const std::lock_guard lock(mutex_);
     void* context = nullptr;
     // Like NCCL, which does not try a plugin again whose init has failed.
@@ -78,7 +78,7 @@ class Adapter final : public NetApi {
     } else {
       Code code = abi::kSuccess;
       if constexpr (kContexts) {
-        abi::CommConfig config{traffic_class};
+        abi::CommConfig config{abi::kUndefined};
         code = exported_->init(&context, comm_id, &config, plugin_log, no_profiler);
       } else if constexpr (kProfiler) {
         code = exported_->init(plugin_log, no_profiler);
@@ -165,7 +165,7 @@ class Adapter final : public NetApi {
     return comm;
   }
 
-  Result<Comm> connect(void* context, int dev, int traffic_class, Handle* handle) override {
+  Result<Comm> connect(void* context, int dev, Handle* handle) override {
     if (net_.connect == nullptr) return missing("connect");
     Comm comm = nullptr;
     void* offload = nullptr;  // no device drives transfers here
@@ -173,7 +173,7 @@ class Adapter final : public NetApi {
     if constexpr (kContexts) {
       code = net_.connect(context, dev, handle->data(), &comm, &offload);
     } else if constexpr (kProfiler) {
-      abi::CommConfig config{traffic_class};
+      abi::CommConfig config{abi::kUndefined};
       code = net_.connect(dev, &config, handle->data(), &comm, &offload);
     } else if constexpr (kDeviceComms) {
       code = net_.connect(dev, handle->data(), &comm, &offload);

@@ -49,7 +49,7 @@ class NetApi {
 
   // Begins a communicator's use of the plugin. Up to v10 there are no contexts: the first init counts, and lasts as
   // long as the process. In all versions an init that fails is the last one.
-  virtual Result<void*> init(uint64_t comm_id, int traffic_class) = 0;
+  virtual Result<void*> init(uint64_t comm_id) = 0;
   virtual Status finalize(void* context) = 0;
   // Called after init: checks that the plugin has every call that a transport makes; Unsupported names the first that
   // is missing. A plugin without devices may lack them.
@@ -58,7 +58,7 @@ class NetApi {
   virtual Result<DeviceProperties> properties(int dev) = 0;
   virtual Result<Comm> listen(void* context, int dev, Handle* handle) = 0;
   // Null: call again, with the same handle at the same address.
-  virtual Result<Comm> connect(void* context, int dev, int traffic_class, Handle* handle) = 0;
+  virtual Result<Comm> connect(void* context, int dev, Handle* handle) = 0;
   virtual Result<Comm> accept(Comm listener) = 0;
   virtual Result<Memory> register_memory(Comm comm, void* data, size_t bytes, int type) = 0;
   virtual Status deregister(Comm comm, Memory memory) = 0;

@@ -27,6 +27,9 @@ constexpr size_t kPiecesPerRail = 4, kLeastPieces = 16, kMostPieces = 128;
 
 }  // namespace
 
+PluginEngine::PluginEngine(std::shared_ptr<PluginUse> use)
+    : OrderedEngine("moeccl-plugin"), use_(std::move(use)), pause_ns_(kShortest_ns) {}
+
 Result<std::unique_ptr<PluginEngine>> PluginEngine::create(std::shared_ptr<PluginUse> use, size_t n_links,
                                                            size_t n_rails) {
   note_in_use();
@@ -56,22 +59,11 @@ Result<std::unique_ptr<PluginLink>> PluginEngine::add(const LocalMemory& own, Pe
   return link;
 }
 
-Status PluginEngine::start() {
-  MOECCL_ASSIGN_OR_RETURN(thread_, driver::start_thread("moeccl-plugin", [this] { run(); }));
-  return {};
-}
-
 PluginEngine::~PluginEngine() {
-  if (process_.forked()) {
-    // After a fork the comms and the thread belong to the parent: the thread's handle can be neither joined nor
-    // destroyed here, nor may the plugin be told that this use of it ends.
-    new std::thread(std::move(thread_));
-    new std::shared_ptr<PluginUse>(std::move(use_));
+  if (!stop()) {
+    new std::shared_ptr<PluginUse>(std::move(use_));  // the plugin may not be told that this use of it ends
     return;
   }
-  stop_.store(true, std::memory_order_release);
-  wake();
-  if (thread_.joinable()) thread_.join();
   const std::lock_guard lock(mutex_);
   shielded([&] { say_farewell(); });
   for (PluginLink* link : links_) link->close();
@@ -96,7 +88,7 @@ void PluginEngine::say_farewell() {
 
 size_t PluginEngine::memory_bytes() const { return pool_.bytes() + links_.size() * 2 * kBuffers * kMessageBytes; }
 
-bool PluginEngine::unsent() const {
+bool PluginEngine::unsent() {
   return std::any_of(links_.begin(), links_.end(), [](const PluginLink* l) { return l->unsent(); });
 }
 
@@ -128,11 +120,6 @@ void PluginEngine::wake() {
   sleep_.notify_one();
 }
 
-void PluginEngine::begin() {
-  driving_.fetch_add(1);
-  drives_.fetch_add(1, std::memory_order_relaxed);
-}
-
 void PluginEngine::end() {
   bool more = true;
   if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
@@ -158,52 +145,27 @@ void PluginEngine::progress(uint32_t awaited) {
   });
 }
 
-void PluginEngine::board_changed(bool now) {
-  untold_.set();
-  if (!now) {
-    if (driving_.load() == 0) wake();
-    return;
+void PluginEngine::step() {
+  int64_t wait_ns = kLookEvery_ns;
+  if (!driven()) {
+    bool any = false;
+    const int64_t begin = now_ns();
+    {
+      const std::lock_guard lock(mutex_);
+      shielded([&] { any = turn(); });
+    }
+    const int64_t took = now_ns() - begin;
+    pause_ns_ = any ? kShortest_ns : std::min(2 * pause_ns_, std::max(kLongest_ns, kShare * took));
+    wait_ns = any ? 0 : std::max(pause_ns_, kShare * took);
+    if (any) std::this_thread::yield();
   }
-  const std::lock_guard lock(mutex_);
-  shielded([&] { tell_boards(); });
-  // It may be that no thread drives this rank any more while part of the board still waits for the plugin.
-  if (unsent()) wake();
-}
-
-void PluginEngine::run() {
-  uint32_t seen = drives_.load(std::memory_order_relaxed) - 1;
-  int64_t pause_ns = kShortest_ns;
-  while (!stop_.load(std::memory_order_acquire)) {
-    const uint32_t drives = drives_.load(std::memory_order_relaxed);
-    const bool theirs = driving_.load() > 0 || drives != seen;
-    seen = drives;
-    int64_t wait_ns = kLookEvery_ns;
-    if (!theirs) {
-      bool any = false;
-      const int64_t begin = now_ns();
-      {
-        const std::lock_guard lock(mutex_);
-        shielded([&] { any = turn(); });
-      }
-      const int64_t took = now_ns() - begin;
-      pause_ns = any ? kShortest_ns : std::min(2 * pause_ns, std::max(kLongest_ns, kShare * took));
-      wait_ns = any ? 0 : std::max(pause_ns, kShare * took);
-      if (any) std::this_thread::yield();
-    }
-    if (wait_ns > 0) {
-      std::unique_lock lock(sleep_mutex_);
-      sleep_.wait_for(lock, std::chrono::nanoseconds(wait_ns), [&] { return woken_; });
-      // A wake-up means that a drive left something behind.
-      if (woken_ && driving_.load() == 0) {
-        seen = drives_.load(std::memory_order_relaxed);
-        pause_ns = kShortest_ns;
-      }
-      woken_ = false;
-    }
-    if (!links_.empty() && untold_.due(*links_[0]->own_.board)) {
-      if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) shielded([&] { tell_boards(); });
-    }
+  if (wait_ns > 0) {
+    std::unique_lock lock(sleep_mutex_);
+    sleep_.wait_for(lock, std::chrono::nanoseconds(wait_ns), [&] { return woken_; });
+    if (woken_ && takes_over()) pause_ns_ = kShortest_ns;
+    woken_ = false;
   }
+  if (!links_.empty()) look_at_board(*links_[0]->own_.board);
 }
 
 }  // namespace moeccl::transport::netplugin

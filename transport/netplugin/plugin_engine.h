@@ -4,16 +4,12 @@
 // thread polls again and again, less often while nothing comes. One lock protects the links and the plugin's comms.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
-#include "src/driver/process.h"
 #include "transport/common/ordered_engine.h"
-#include "transport/common/untold_board.h"
 #include "transport/netplugin/bounce_pool.h"
 #include "transport/netplugin/loader.h"
 #include "transport/netplugin/plugin_link.h"
@@ -30,14 +26,10 @@ class PluginEngine final : public OrderedEngine {
   // Called before start(); the caller owns the link. The engine owns the comms, even if this fails. pieces_only: the
   // peer's staging is CUDA memory.
   Result<std::unique_ptr<PluginLink>> add(const LocalMemory& own, PeerComms peer, int memory_type, bool pieces_only);
-  // Starts the thread. The rank's memory must stay where it is until the engine is destroyed.
-  Status start();
 
   size_t memory_bytes() const override;
-  void begin() override;
   void end() override;
   void progress(uint32_t awaited = kAnyone) override;
-  void board_changed(bool now) override;
 
   NetApi& api() { return use_->api(); }
   BouncePool& pool() { return pool_; }
@@ -45,32 +37,27 @@ class PluginEngine final : public OrderedEngine {
 
  private:
   friend class PluginLink;
-  explicit PluginEngine(std::shared_ptr<PluginUse> use) : use_(std::move(use)) {}
+  explicit PluginEngine(std::shared_ptr<PluginUse> use);
 
-  void run();  // the thread
+  void step() override;
+  void wake() override;
+  void tell_boards() override;
+  bool unsent() override;
   void lose_all(const Status& why) noexcept override {
     for (PluginLink* link : links_) link->lose(why);
   }
-  bool turn();         // under the lock: every link; returns whether something moved
-  void tell_boards();  // under the lock
-  bool unsent() const;
+  bool turn();  // under the lock: every link; returns whether something moved
   void say_farewell();
-  void wake();
 
   std::shared_ptr<PluginUse> use_;
   BouncePool pool_;
   std::vector<PluginLink*> links_, link_of_rank_;
   std::vector<bool> pieces_only_;
   uint32_t turns_ = 0;
-  std::atomic<int> driving_{0};
-  std::atomic<uint32_t> drives_{0};  // counts begin()
-  UntoldBoard untold_;
-  std::atomic<bool> stop_{false};
+  int64_t pause_ns_;  // of the thread, between its polls
   std::mutex sleep_mutex_;
   std::condition_variable sleep_;
   bool woken_ = false;  // under sleep_mutex_
-  driver::ForkGuard process_;
-  std::thread thread_;
 };
 
 }  // namespace moeccl::transport::netplugin

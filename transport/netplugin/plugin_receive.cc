@@ -13,10 +13,6 @@ namespace {
 // The most that one link may take before others have their turn.
 constexpr uint32_t kTurnMessages = 4 * CommQueue::kDepth;
 
-Status protocol_error(uint32_t rank, const char* what) {
-  return error(moecclRemoteError, "rank {} sent {}: do all ranks run the same MoECCL?", rank, what);
-}
-
 }  // namespace
 
 Status PluginLink::turn_receives(bool* moved) {
@@ -48,7 +44,7 @@ Status PluginLink::turn_receives(bool* moved) {
       std::memcpy(&head, t.data, sizeof(head));
       if (head.number != expected_number_++ || head.bytes > kMessageBytes - sizeof(head) ||
           (bytes != 0 && bytes != head.bytes + sizeof(head))) {
-        return protocol_error(peer_.rank, "a message that is none");
+        return protocol_error(peer_.rank, "a malformed message");
       }
       if (head.bytes > 0 && (bye_taken_ || bye_seen_)) return protocol_error(peer_.rank, "frames after its last one");
       take_answer(head);

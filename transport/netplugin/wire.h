@@ -51,9 +51,6 @@ struct FrameHead {
   uint64_t offset;
 };
 static_assert(sizeof(FrameHead) == 16);
-struct WireSignal {
-  uint64_t sig, word;
-};
 inline constexpr size_t kMaxSmallFrame = sizeof(FrameHead) + kMaxBoardBytes;
 static_assert(kMaxSmallFrame >= sizeof(FrameHead) + kSigsPerPeer * sizeof(WireSignal));
 static_assert(kMessageBytes >= sizeof(MessageHead) + sizeof(FrameHead) + kInlinePut + kMaxSmallFrame);

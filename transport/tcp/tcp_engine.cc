@@ -8,7 +8,6 @@
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/driver/socket.h"
-#include "src/driver/thread.h"
 
 namespace moeccl::transport::tcp {
 namespace {
@@ -59,21 +58,8 @@ size_t TcpEngine::memory_bytes() const {
   return bytes;
 }
 
-Status TcpEngine::start() {
-  MOECCL_ASSIGN_OR_RETURN(thread_, driver::start_thread("moeccl-tcp", [this] { run(); }));
-  return {};
-}
-
 TcpEngine::~TcpEngine() {
-  if (process_.forked()) {
-    // After a fork the connections and the thread belong to the parent: its handle can be neither joined nor destroyed
-    // here.
-    new std::thread(std::move(thread_));
-    return;
-  }
-  stop_.store(true, std::memory_order_release);
-  wake_.signal();
-  if (thread_.joinable()) thread_.join();
+  if (!stop()) return;
   const std::lock_guard lock(mutex_);
   shielded([&] {
     for (TcpLink* link : links_) link->abandon_puts();
@@ -197,11 +183,6 @@ void TcpEngine::tell_boards() {
   }
 }
 
-void TcpEngine::begin() {
-  driving_.fetch_add(1);
-  drives_.fetch_add(1, std::memory_order_relaxed);
-}
-
 void TcpEngine::end() {
   bool more = false;
   if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
@@ -234,44 +215,24 @@ void TcpEngine::progress_locked(uint32_t awaited) {
   if (!few || !read_unasked({&link, link != nullptr ? 1u : 0u}, kLookEvery)) turn();
 }
 
-void TcpEngine::board_changed(bool now) {
-  untold_.set();
-  if (!now) {
-    if (driving_.load() == 0) wake_.signal();
-    return;
+void TcpEngine::step() {
+  const bool theirs = driven();
+  pollfd entries[2] = {{wake_.fd(), POLLIN, 0}, {poller_.fd(), POLLIN, 0}};
+  int wait_ms = kLookEveryMs;
+  if (!theirs) {
+    const std::lock_guard lock(mutex_);
+    shielded([&] { turn(); });
+    if (!ready_.empty()) return;
+    asleep_.store(true);
+    if (!untold_.any()) wait_ms = kSleepMs;
   }
-  const std::lock_guard lock(mutex_);
-  shielded([&] { tell_boards(); });
-  // It may be that no thread drives this rank any more while part of the board still waits for a socket.
-  if (unsent()) wake_.signal();
-}
-
-void TcpEngine::run() {
-  uint32_t seen = drives_.load(std::memory_order_relaxed) - 1;
-  while (!stop_.load(std::memory_order_acquire)) {
-    const uint32_t drives = drives_.load(std::memory_order_relaxed);
-    const bool theirs = driving_.load() > 0 || drives != seen;
-    seen = drives;
-    pollfd entries[2] = {{wake_.fd(), POLLIN, 0}, {poller_.fd(), POLLIN, 0}};
-    int wait_ms = kLookEveryMs;
-    if (!theirs) {
-      const std::lock_guard lock(mutex_);
-      shielded([&] { turn(); });
-      if (!ready_.empty()) continue;
-      asleep_.store(true);
-      if (!untold_.any()) wait_ms = kSleepMs;
-    }
-    (void)::poll(entries, theirs ? 1 : 2, wait_ms);
-    asleep_.store(false);
-    if (entries[0].revents != 0) wake_.clear();
-    // A wake-up means that a drive left something behind.
-    if (entries[0].revents != 0 && driving_.load() == 0) {
-      seen = drives_.load(std::memory_order_relaxed);
-    }
-    if (!links_.empty() && untold_.due(*links_[0]->own_.board)) {
-      if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) shielded([&] { tell_boards(); });
-    }
+  (void)::poll(entries, theirs ? 1 : 2, wait_ms);
+  asleep_.store(false);
+  if (entries[0].revents != 0) {
+    wake_.clear();
+    (void)takes_over();
   }
+  if (!links_.empty()) look_at_board(*links_[0]->own_.board);
 }
 
 }  // namespace moeccl::transport::tcp

@@ -9,15 +9,11 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "src/driver/poller.h"
-#include "src/driver/process.h"
 #include "transport/common/ordered_engine.h"
-#include "transport/common/untold_board.h"
 #include "transport/tcp/tcp_link.h"
 
 namespace moeccl::transport::tcp {
@@ -31,30 +27,28 @@ class TcpEngine final : public OrderedEngine {
 
   // Called before start(); the caller owns the link.
   Result<std::unique_ptr<TcpLink>> add(const LocalMemory& own, TcpPeer peer);
-  // Starts the thread. The rank's memory must stay where it is until the engine is destroyed.
-  Status start();
 
   size_t memory_bytes() const override;
-  void begin() override;
   void end() override;
   void progress(uint32_t awaited = kAnyone) override;
-  void board_changed(bool now) override;
 
  private:
   friend class TcpLink;
-  TcpEngine(driver::Poller poller, driver::WakeUp wake) : poller_(std::move(poller)), wake_(std::move(wake)) {}
+  TcpEngine(driver::Poller poller, driver::WakeUp wake)
+      : OrderedEngine("moeccl-tcp"), poller_(std::move(poller)), wake_(std::move(wake)) {}
 
-  void run();  // the thread
+  void step() override;
+  void wake() override { wake_.signal(); }
+  void tell_boards() override;
+  bool unsent() override;
   void lose_all(const Status& why) noexcept override;
   void progress_locked(uint32_t awaited);
   void turn();            // under the lock: events, then every link that can go on
   void drop_satisfied();  // under the lock: removes links from ready_ that have nothing left to do
   // Under the lock. Returns true if that was all there is to do; never at every ask_every-th call.
   bool read_unasked(std::span<TcpLink* const> links, uint32_t ask_every);
-  void tell_boards();  // under the lock
   void queue(TcpLink& link);
   void sends(TcpLink& link);  // under the lock: it may have something to send from now on
-  bool unsent();              // under the lock: whether any link has
   bool unacknowledged() const;
 
   driver::Poller poller_;
@@ -64,13 +58,7 @@ class TcpEngine final : public OrderedEngine {
   uint32_t turns_ = 0;
   std::vector<TcpLink*> ready_, turn_of_;  // links that can go on without a new event; each once (TcpLink::queued_)
   std::vector<TcpLink*> sending_;          // links that unsent() looks at; each once (TcpLink::sending_)
-  std::atomic<int> driving_{0};
-  std::atomic<uint32_t> drives_{0};  // counts begin()
-  UntoldBoard untold_;
-  std::atomic<bool> stop_{false};
-  std::atomic<bool> asleep_{false};  // the thread waits only for sockets
-  driver::ForkGuard process_;
-  std::thread thread_;
+  std::atomic<bool> asleep_{false};        // the thread waits only for sockets
 };
 
 }  // namespace moeccl::transport::tcp

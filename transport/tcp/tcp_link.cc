@@ -26,10 +26,6 @@ constexpr const char* kForQueues = "cubic";
 constexpr int64_t kQueueUs = 500;
 constexpr uint32_t kLooks = 2;  // this often in a row, once each time that the socket is full
 
-Status protocol_error(uint32_t rank, const char* what) {
-  return error(moecclRemoteError, "rank {} sent {}: do all ranks run the same MoECCL?", rank, what);
-}
-
 }  // namespace
 
 TcpLink::TcpLink(const LocalMemory& own, TcpPeer peer, TcpEngine& engine)

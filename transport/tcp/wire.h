@@ -35,10 +35,6 @@ struct FrameHead {
 };
 static_assert(sizeof(FrameHead) == 16);
 
-struct WireSignal {
-  uint64_t sig, word;
-};
-
 inline constexpr size_t kMaxPutBytes = size_t{1} << 30;  // of one frame; longer puts are several
 inline constexpr size_t kMaxSmallFrame = sizeof(FrameHead) + kMaxBoardBytes + kMaxStreams * 8;
 static_assert(kMaxSmallFrame >= sizeof(FrameHead) + kMaxStreams * 8 + kSigsPerPeer * sizeof(WireSignal));

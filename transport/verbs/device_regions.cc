@@ -75,7 +75,7 @@ const Region* DeviceRegions::source(const void* p, size_t* bytes) const {
   return nullptr;
 }
 
-Status DeviceRegions::connect_flush(const Settings& settings, uint8_t timeout_code, uint32_t first_id) {
+Status DeviceRegions::connect_flush(const Env& settings, uint8_t timeout_code, uint32_t first_id) {
   if (writes_ != driver::cuda::RemoteWrites::kRead) return {};
   first_id_ = first_id;
   MOECCL_ASSIGN_OR_RETURN(word_region_,

@@ -34,7 +34,7 @@ class DeviceRegions {
   const Region* source(const void* p, size_t* bytes) const;
 
   // Connects a queue pair of each rail with itself, where a flush needs one. Their ids count up from first_id.
-  Status connect_flush(const Settings& settings, uint8_t timeout_code, uint32_t first_id);
+  Status connect_flush(const Env& settings, uint8_t timeout_code, uint32_t first_id);
   // One flush: begin_flush(), completed() until nothing is missing, and end_flush() for the result, all in one thread.
   Status begin_flush();
   bool flushing() const { return missing_ > 0; }

@@ -2,9 +2,8 @@
 #include "transport/verbs/offer.h"
 
 #include <algorithm>
-#include <cstring>
 
-#include "transport/verbs/settings.h"
+#include "src/base/env.h"
 
 namespace moeccl::transport::verbs {
 namespace {
@@ -12,6 +11,33 @@ namespace {
 constexpr uint16_t kVersion = 4;
 constexpr size_t kMaxName = 63;
 static_assert(kAddressBytes == 2 * sizeof(uint32_t));
+
+void memory_fields(auto& io, auto& m) {
+  io(m.staging);
+  io(m.staging_bytes);
+  io(m.signals);
+  io(m.copy);
+  io(m.records);
+  io(m.device);
+  io(m.device_bytes);
+}
+
+// Without the keys of device memory.
+void rail_fields(auto& io, auto& rail) {
+  io.text(rail.info.device, kMaxName);
+  io(rail.info.port);
+  io(rail.info.ethernet);
+  io(rail.info.needs_route);
+  io(rail.info.mtu_code);
+  io.template as<uint8_t>(rail.info.gid.kind);
+  io(rail.info.lid);
+  io(rail.info.gbit);
+  io.object(rail.info.gid.gid.raw);
+  io(rail.keys.staging);
+  io(rail.keys.signals);
+  io(rail.keys.copy);
+  io(rail.keys.records);
+}
 
 }  // namespace
 
@@ -29,20 +55,10 @@ std::vector<std::byte> write_offer(const Offer& offer) {
   out.u16(static_cast<uint16_t>(offer.n_queues));
   out.u8(offer.ordered ? 1 : 0);
   out.u32(sizeof(PeerCopy));
-  for (const uint64_t word : {offer.memory.staging, offer.memory.staging_bytes, offer.memory.signals, offer.memory.copy,
-                              offer.memory.records, offer.memory.device, offer.memory.device_bytes})
-    out.u64(word);
+  memory_fields(out, offer.memory);
   out.u8(static_cast<uint8_t>(offer.rails.size()));
   for (const OfferedRail& r : offer.rails) {
-    out.string(r.info.device);
-    for (const uint8_t byte :
-         {r.info.port, static_cast<uint8_t>(r.info.ethernet ? 1 : 0), static_cast<uint8_t>(r.info.needs_route ? 1 : 0),
-          r.info.mtu_code, static_cast<uint8_t>(r.info.gid.kind)})
-      out.u8(byte);
-    out.u16(r.info.lid);
-    out.f64(r.info.gbit);
-    out.raw(std::as_bytes(std::span(r.info.gid.gid.raw)));
-    for (const uint32_t key : {r.keys.staging, r.keys.signals, r.keys.copy, r.keys.records}) out.u32(key);
+    rail_fields(out, r);
     for (const uint32_t key : r.keys.device) out.u32(key);
   }
   return out.take();
@@ -69,26 +85,16 @@ Result<Offer> read_offer(std::span<const std::byte> bytes, uint32_t from) {
   o.n_queues = in.u16();
   o.ordered = in.u8() == 1;
   if (in.u32() != sizeof(PeerCopy)) return unreadable;
-  for (uint64_t* word : {&o.memory.staging, &o.memory.staging_bytes, &o.memory.signals, &o.memory.copy,
-                         &o.memory.records, &o.memory.device, &o.memory.device_bytes})
-    *word = in.u64();
+  memory_fields(in, o.memory);
   const uint64_t n_pieces = o.memory.device_bytes / kDevicePiece + (o.memory.device_bytes % kDevicePiece != 0 ? 1 : 0);
   if (n_pieces > kMaxDevicePieces) return unreadable;
   const size_t n_rails = in.u8();
   if (o.n_queues < 1 || o.n_queues > kMaxQueuePairs || n_rails < 1 || n_rails > kMaxRails) return unreadable;
   for (size_t i = 0; i < n_rails; ++i) {
     OfferedRail r;
-    r.info.device = in.string(kMaxName);
-    r.info.port = in.u8();
-    r.info.ethernet = in.u8() == 1;
-    r.info.needs_route = in.u8() == 1;
-    r.info.mtu_code = std::clamp<uint8_t>(in.u8(), 1, 5);
-    r.info.gid.kind = static_cast<GidKind>(std::min<uint8_t>(in.u8(), static_cast<uint8_t>(GidKind::kRoceV2)));
-    r.info.lid = in.u16();
-    r.info.gbit = in.f64();
-    const auto gid = in.raw(sizeof(r.info.gid.gid.raw));
-    if (!gid.empty()) std::memcpy(r.info.gid.gid.raw, gid.data(), gid.size());
-    for (uint32_t* key : {&r.keys.staging, &r.keys.signals, &r.keys.copy, &r.keys.records}) *key = in.u32();
+    rail_fields(in, r);
+    r.info.mtu_code = std::clamp<uint8_t>(r.info.mtu_code, 1, 5);
+    r.info.gid.kind = std::min(r.info.gid.kind, GidKind::kRoceV2);
     for (uint64_t p = 0; p < n_pieces; ++p) r.keys.device.push_back(in.u32());
     o.rails.push_back(std::move(r));
   }

@@ -23,6 +23,16 @@ constexpr int64_t kRetryNs = 100'000'000;
 
 }  // namespace
 
+uint8_t timeout_code(const Env& settings, int64_t operation_timeout_ms) {
+  if (settings.ib_timeout >= 0) return static_cast<uint8_t>(settings.ib_timeout);
+  constexpr int kShortest = 14, kLongest = 20;  // 67 ms, 4.3 s
+  const int tries = settings.ib_retry_count + 1;
+  int code = kLongest;
+  const auto all_tries_ms = [&](int c) { return 0.004096 * static_cast<double>(1u << c) * tries; };
+  while (code > kShortest && all_tries_ms(code) > static_cast<double>(operation_timeout_ms) / 2) --code;
+  return static_cast<uint8_t>(code);
+}
+
 Result<std::unique_ptr<QueuePair>> QueuePair::make(Rail& rail, const QueueOptions& options) {
   std::unique_ptr<QueuePair> q(new QueuePair(rail));
   QueuePairInit init = {};
@@ -80,7 +90,7 @@ Status QueuePair::modify(QueuePairAttr* attr, int mask, const char* to) {
   }
 }
 
-Status QueuePair::connect(const Settings& settings, const ConnectOptions& o) {
+Status QueuePair::connect(const Env& settings, const ConnectOptions& o) {
   const RailInfo& own = rail_.info();
   if (own.ethernet != o.peer_rail.ethernet) {
     return error(moecclRemoteError, "{} is {} and {} of the peer is {}: choose NICs of one kind by MOECCL_IB_HCA",
@@ -89,7 +99,7 @@ Status QueuePair::connect(const Settings& settings, const ConnectOptions& o) {
   }
   QueuePairAttr attr = {};
   attr.qp_state = kStateInit;
-  attr.pkey_index = settings.pkey_index;
+  attr.pkey_index = settings.ib_pkey_index;
   attr.port_num = own.port;
   attr.qp_access_flags = kLocalWrite | kRemoteWrite | kRemoteRead;
   MOECCL_TRY(modify(&attr, kMaskState | kMaskPkey | kMaskPort | kMaskAccess,
@@ -104,7 +114,7 @@ Status QueuePair::connect(const Settings& settings, const ConnectOptions& o) {
   attr.min_rnr_timer = kRnrTimer;
   AddressVector& to = attr.ah_attr;
   to.port_num = own.port;
-  to.sl = settings.service_level;
+  to.sl = settings.ib_service_level;
   const bool other_subnet =
       own.gid.gid.global.subnet_prefix != o.peer_rail.gid.gid.global.subnet_prefix;  // InfiniBand only
   if (own.needs_route || o.peer_rail.needs_route || other_subnet) {
@@ -112,7 +122,7 @@ Status QueuePair::connect(const Settings& settings, const ConnectOptions& o) {
     to.grh.dgid = o.peer_rail.gid.gid;
     to.grh.sgid_index = static_cast<uint8_t>(own.gid.index);
     to.grh.hop_limit = kHopLimit;
-    to.grh.traffic_class = settings.traffic_class;
+    to.grh.traffic_class = settings.ib_traffic_class;
   }
   to.dlid = own.ethernet ? 0 : o.peer_rail.lid;
   MOECCL_TRY(modify(
@@ -121,7 +131,7 @@ Status QueuePair::connect(const Settings& settings, const ConnectOptions& o) {
   attr = {};
   attr.qp_state = kStateSend;
   attr.timeout = o.timeout_code;
-  attr.retry_cnt = settings.retry_count;
+  attr.retry_cnt = settings.ib_retry_count;
   attr.rnr_retry = kRnrRetry;
   attr.sq_psn = address_.first_packet;
   attr.max_rd_atomic = 1;

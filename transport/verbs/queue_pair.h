@@ -34,6 +34,10 @@ struct ConnectOptions {
   uint8_t timeout_code = 18;
 };
 
+// Returns the code of the acknowledgement timeout: MOECCL_IB_TIMEOUT, else the largest up to 20 (the value that users
+// know from NCCL) with which all retries together end within half of an operation's timeout.
+uint8_t timeout_code(const Env& settings, int64_t operation_timeout_ms);
+
 class QueuePair {
  public:
   static Result<std::unique_ptr<QueuePair>> make(Rail& rail, const QueueOptions& options);
@@ -42,7 +46,7 @@ class QueuePair {
   QueuePair& operator=(const QueuePair&) = delete;
 
   QueueAddress address() const { return address_; }
-  Status connect(const Settings& settings, const ConnectOptions& options);
+  Status connect(const Env& settings, const ConnectOptions& options);
 
   Rail& rail() const { return rail_; }
   uint32_t id() const { return id_; }

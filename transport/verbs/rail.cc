@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "src/base/name_list.h"
 #include "src/driver/ibv.h"
 
 namespace moeccl::transport::verbs {
@@ -81,7 +82,19 @@ DeviceList::~DeviceList() {
   if (list_ != nullptr) api_->free_device_list(list_);
 }
 
-void DeviceList::look_at(Device* device, const Settings& settings, std::vector<FoundRail>* out) const {
+bool admits(const std::string& hca, const std::string& device, uint32_t port) {
+  const NameList list(hca);
+  const bool named = std::any_of(list.names.begin(), list.names.end(), [&](NameList::Name n) {
+    const size_t colon = std::min(n.text.find(':'), n.text.size());
+    const bool any_port = colon == n.text.size();
+    const bool same_port = any_port || parse_number<uint32_t>(std::string_view(n.text).substr(colon + 1)) == port;
+    n.text.resize(colon);
+    return same_port && n.matches(device);
+  });
+  return hca.empty() || named != list.all_but;
+}
+
+void DeviceList::look_at(Device* device, const Env& settings, std::vector<FoundRail>* out) const {
   const std::string name(device->name, strnlen(device->name, sizeof(device->name)));
   const std::string path(device->ibdev_path, strnlen(device->ibdev_path, sizeof(device->ibdev_path)));
   FoundRail rail;
@@ -91,7 +104,7 @@ void DeviceList::look_at(Device* device, const Settings& settings, std::vector<F
   if (context == nullptr) {
     rail.problem = format("it cannot be opened ({}): is /dev/infiniband in this container, and may this user open it?",
                           std::strerror(errno));
-    if (settings.hca.admits(name, 1)) out->push_back(rail);
+    if (admits(settings.ib_hca, name, 1)) out->push_back(rail);
     return;
   }
   DeviceAttr attr = {};
@@ -104,7 +117,7 @@ void DeviceList::look_at(Device* device, const Settings& settings, std::vector<F
     (void)api_->dealloc_pd(pd);
   }
   for (uint32_t p = 1; p <= attr.phys_port_cnt && p < 255; ++p) {
-    if (!settings.hca.admits(name, p)) continue;
+    if (!admits(settings.ib_hca, name, p)) continue;
     FoundRail found = rail;
     RailInfo& info = found.info;
     info.port = static_cast<uint8_t>(p);
@@ -123,7 +136,7 @@ void DeviceList::look_at(Device* device, const Settings& settings, std::vector<F
       found.problem = "its port is not active: look at the cable and the switch (ibstat, rdma link)";
     } else {
       Result<GidChoice> gid =
-          choose_gid(gid_table(*api_, context, path, info.port, port), info.ethernet, settings.gid_index);
+          choose_gid(gid_table(*api_, context, path, info.port, port), info.ethernet, settings.ib_gid_index);
       if (gid.ok()) {
         info.gid = *gid;
       } else {
@@ -135,21 +148,22 @@ void DeviceList::look_at(Device* device, const Settings& settings, std::vector<F
   api_->close_device(context);
 }
 
-Result<std::vector<FoundRail>> DeviceList::look(const Settings& settings) const {
+Result<std::vector<FoundRail>> DeviceList::look(const Env& settings) const {
   std::vector<FoundRail> found;
   for (int i = 0; i < n_ && list_[i] != nullptr; ++i) look_at(list_[i], settings, &found);
-  if (found.empty() && n_ > 0 && !settings.hca_text.empty()) {
+  if (found.empty() && n_ > 0 && !settings.ib_hca.empty()) {
     std::string there;
     for (int i = 0; i < n_; ++i)
       there += format("{}{}", i == 0 ? "" : ", ",
                       std::string(list_[i]->name, strnlen(list_[i]->name, sizeof(list_[i]->name))));
-    return error(moecclInvalidArgument, "{} leaves no port of the RDMA devices that are here: {}", settings.hca_text,
-                 there);
+    return error(moecclInvalidArgument,
+                 "MOECCL_IB_HCA (else NCCL_IB_HCA): \"{}\" leaves no port of the RDMA devices that are here: {}",
+                 settings.ib_hca, there);
   }
   return found;
 }
 
-Result<std::vector<FoundRail>> choose_rails(std::vector<FoundRail> found) {
+Result<std::vector<FoundRail>> usable_rails(std::vector<FoundRail> found) {
   std::string problems;
   for (const FoundRail& r : found)
     if (!r.problem.empty()) problems += (problems.empty() ? "" : "; ") + where(r);

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "src/base/env.h"
 #include "src/driver/ibv_api.h"
 #include "transport/verbs/gid.h"
-#include "transport/verbs/settings.h"
 
 namespace moeccl::transport::verbs {
 
@@ -34,6 +34,9 @@ struct FoundRail {
   std::string problem;  // why it cannot be used; "": it can
 };
 
+// Returns whether MOECCL_IB_HCA (`hca`) names the port, or is empty.
+bool admits(const std::string& hca, const std::string& device, uint32_t port);
+
 // Returns success, or why the library or the kernel cannot register a dma-buf.
 Status takes_dmabuf(const driver::IbvApi& api, driver::ibv_abi::ProtectionDomain* pd);
 
@@ -47,11 +50,11 @@ class DeviceList {
   ~DeviceList();
   // Returns every port that the settings admit, with what is wrong with it. InvalidArgument for a filter that leaves
   // none.
-  Result<std::vector<FoundRail>> look(const Settings& settings) const;
+  Result<std::vector<FoundRail>> look(const Env& settings) const;
 
  private:
   DeviceList(const driver::IbvApi& api, driver::ibv_abi::Device** list, int n) : api_(&api), list_(list), n_(n) {}
-  void look_at(driver::ibv_abi::Device* device, const Settings& settings, std::vector<FoundRail>* out) const;
+  void look_at(driver::ibv_abi::Device* device, const Env& settings, std::vector<FoundRail>* out) const;
 
   const driver::IbvApi* api_;
   driver::ibv_abi::Device** list_;
@@ -60,7 +63,7 @@ class DeviceList {
 
 // Chooses the ports to use: usable, of one link layer (that of the highest rate), and none slower than a quarter of the
 // fastest, in the order of their names. Unsupported says what is wrong with each.
-Result<std::vector<FoundRail>> choose_rails(std::vector<FoundRail> found);
+Result<std::vector<FoundRail>> usable_rails(std::vector<FoundRail> found);
 
 class Rail {
  public:

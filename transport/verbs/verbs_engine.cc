@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/verbs/verbs_engine.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <array>
 
@@ -32,7 +30,13 @@ constexpr int64_t kFlushMs = 2000;
 }  // namespace
 
 VerbsEngine::VerbsEngine(EngineParts parts, driver::WakeUp wake)
-    : parts_(std::move(parts)), regions_(parts_.regions.get()), wake_(std::move(wake)) {}
+    : OrderedEngine("moeccl-verbs"),
+      parts_(std::move(parts)),
+      regions_(parts_.regions.get()),
+      wake_(std::move(wake)),
+      entries_{{wake_.fd(), POLLIN, 0}} {
+  for (const auto& rail : parts_.rails) entries_.push_back({rail->event_fd(), POLLIN, 0});
+}
 
 Result<std::unique_ptr<VerbsEngine>> VerbsEngine::create(EngineParts&& parts) {
   MOECCL_ASSIGN_OR_RETURN(driver::WakeUp wake, driver::WakeUp::create());
@@ -50,15 +54,8 @@ std::unique_ptr<VerbsLink> VerbsEngine::add(LinkSetting setting, std::vector<Lan
   return link;
 }
 
-Status VerbsEngine::start() {
-  MOECCL_ASSIGN_OR_RETURN(thread_, driver::start_thread("moeccl-verbs", [this] { run(); }));
-  return {};
-}
-
 VerbsEngine::~VerbsEngine() {
-  if (process_.forked()) {
-    // After a fork the devices, the memory and the thread belong to the parent: nothing of them can be ended here.
-    new std::thread(std::move(thread_));
+  if (!stop()) {
     for (VerbsLink* link : links_) {
       for (Lane& lane : link->lanes_) (void)lane.pair.release();
       link->lanes_.clear();
@@ -70,9 +67,6 @@ VerbsEngine::~VerbsEngine() {
     (void)parts_.api.release();
     return;
   }
-  stop_.store(true, std::memory_order_release);
-  wake_.signal();
-  if (thread_.joinable()) thread_.join();
   const std::lock_guard lock(mutex_);
   shielded([&] {
     for (VerbsLink* link : links_) link->abandon_puts();
@@ -80,7 +74,7 @@ VerbsEngine::~VerbsEngine() {
     // A queue pair that ends drops what it has not sent, so the last signals must have arrived before.
     const Deadline deadline = Deadline::after_ms(kFarewellMs);
     const Deadline for_failed = Deadline::after_ms(kFailedFarewellMs);
-    while (unsent(!for_failed.passed()) && !deadline.passed()) {
+    while (undelivered(!for_failed.passed()) && !deadline.passed()) {
       for (VerbsLink* link : links_) {
         if (!link->down_) link->drain();
       }
@@ -95,7 +89,7 @@ VerbsEngine::~VerbsEngine() {
   parts_.rails.clear();
 }
 
-bool VerbsEngine::unsent(bool also_to_failed) const {
+bool VerbsEngine::undelivered(bool also_to_failed) const {
   return std::any_of(links_.begin(), links_.end(), [&](const VerbsLink* l) {
     // A peer that has left has ended its queue pairs: what goes there is never acknowledged. One that has failed may
     // have ended them.
@@ -198,7 +192,7 @@ void VerbsEngine::end() {
       for (const int64_t until = waiting_.empty() ? 0 : now_ns() + kEndNs; !waiting_.empty() && now_ns() < until;)
         turn();
     });
-    more = !waiting_.empty();
+    more = unsent();
   }
   driving_.fetch_sub(1);
   more = more || untold_.any();
@@ -220,36 +214,31 @@ void VerbsEngine::board_changed(bool now) {
   if (asleep_.load() && asleep_.exchange(false)) wake_.signal();
 }
 
-void VerbsEngine::run() {
-  std::vector<pollfd> entries = {{wake_.fd(), POLLIN, 0}};
-  bool events = true;
-  for (const auto& rail : parts_.rails) entries.push_back({rail->event_fd(), POLLIN, 0});
-  while (!stop_.load(std::memory_order_acquire)) {
-    bool busy = driving_.load() > 0, quick = false;
-    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
-      shielded([&] {
-        look(events);
-        events = false;
-        if (!links_.empty() && untold_.due(*links_[0]->s_.own.board)) tell_boards();
-        turn();
-      });
-      quick = !busy && !waiting_.empty();
-      busy = busy || quick ||
-             std::any_of(links_.begin(), links_.end(), [](const VerbsLink* l) { return l->asked_since_ns_ != 0; });
-    } else {
-      busy = true;
-    }
-    asleep_.store(!busy);
-    // A change that was made before its thread saw this one asleep is noticed here.
-    if (!busy && (driving_.load() > 0 || untold_.any())) busy = true;
-    const timespec wait = {busy ? 0 : kSleepMs / 1000, quick ? kQuickNs : busy ? kLookEveryMs * 1'000'000 : 0};
-    (void)::ppoll(entries.data(), entries.size(), &wait, nullptr);
-    asleep_.store(false);
-    if (entries[0].revents != 0) wake_.clear();
-    for (size_t i = 1; i < entries.size(); ++i) {
-      events = events || entries[i].revents != 0;
-      if ((entries[i].revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) entries[i].fd = -1;  // it says no more
-    }
+void VerbsEngine::step() {
+  bool busy = driving_.load() > 0, quick = false;
+  if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
+    shielded([&] {
+      look(events_);
+      events_ = false;
+      if (!links_.empty() && untold_.due(*links_[0]->s_.own.board)) tell_boards();
+      turn();
+    });
+    quick = !busy && unsent();
+    busy = busy || quick ||
+           std::any_of(links_.begin(), links_.end(), [](const VerbsLink* l) { return l->asked_since_ns_ != 0; });
+  } else {
+    busy = true;
+  }
+  asleep_.store(!busy);
+  // A change that was made before its thread saw this one asleep is noticed here.
+  if (!busy && (driving_.load() > 0 || untold_.any())) busy = true;
+  const timespec wait = {busy ? 0 : kSleepMs / 1000, quick ? kQuickNs : busy ? kLookEveryMs * 1'000'000 : 0};
+  (void)::ppoll(entries_.data(), entries_.size(), &wait, nullptr);
+  asleep_.store(false);
+  if (entries_[0].revents != 0) wake_.clear();
+  for (size_t i = 1; i < entries_.size(); ++i) {
+    events_ = events_ || entries_[i].revents != 0;
+    if ((entries_[i].revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) entries_[i].fd = -1;  // it says no more
   }
 }
 

@@ -6,17 +6,15 @@
 // What arrives does not need this rank: words and bytes land by themselves.
 #pragma once
 
+#include <poll.h>
+
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "src/driver/poller.h"
-#include "src/driver/process.h"
 #include "transport/common/ordered_engine.h"
-#include "transport/common/untold_board.h"
 #include "transport/verbs/verbs_link.h"
 
 namespace moeccl::transport::verbs {
@@ -40,7 +38,6 @@ class VerbsEngine final : public OrderedEngine {
 
   // Called before start(); the caller owns the link. The ids of all queue pairs must differ, and be small.
   std::unique_ptr<VerbsLink> add(LinkSetting setting, std::vector<Lane> lanes);
-  Status start();
 
   size_t memory_bytes() const override { return parts_.memory_bytes; }
   void begin() override;
@@ -56,18 +53,20 @@ class VerbsEngine final : public OrderedEngine {
   friend class VerbsLink;
   VerbsEngine(EngineParts parts, driver::WakeUp wake);
 
-  void run();  // the thread
+  void step() override;
+  void wake() override { wake_.signal(); }
+  void tell_boards() override;
+  bool unsent() override { return !waiting_.empty(); }
   void lose_all(const Status& why) noexcept override {
     for (VerbsLink* link : links_) link->lose(why);
   }
   // Under the lock:
-  void poll();  // takes completions
-  void turn();  // completions, then what waited for them
-  void tell_boards();
+  void poll();             // takes completions
+  void turn();             // completions, then what waited for them
   void look(bool events);  // events, memory that went away, signs of life
   void queue(VerbsLink& link);
   // Returns whether something still has to be posted or completed, and a peer is there to take it.
-  bool unsent(bool also_to_failed) const;
+  bool undelivered(bool also_to_failed) const;
 
   struct Place {
     VerbsLink* link = nullptr;
@@ -77,13 +76,11 @@ class VerbsEngine final : public OrderedEngine {
   Regions* regions_;
   driver::WakeUp wake_;
   std::vector<VerbsLink*> links_, waiting_, turn_of_;
-  std::vector<Place> queues_;  // by id
-  std::atomic<int> driving_{0};
-  UntoldBoard untold_;
-  std::atomic<bool> stop_{false}, asleep_{false};
+  std::vector<Place> queues_;    // by id
+  std::vector<pollfd> entries_;  // wake_, then the rails' events
+  bool events_ = true;           // there may be some
+  std::atomic<bool> asleep_{false};
   int64_t signs_ns_ = 0;  // when signs of life were last sent
-  driver::ForkGuard process_;
-  std::thread thread_;
 };
 
 }  // namespace moeccl::transport::verbs

@@ -48,9 +48,8 @@ Status may_lock(std::span<const std::unique_ptr<Rail>> rails, size_t bytes) {
   return Region::make(rails, memory.data(), memory.size(), driver::ibv_abi::kLocalWrite).status();
 }
 
-bool keeps_order(const Settings& settings, std::span<const std::unique_ptr<Rail>> rails) {
-  if (settings.adaptive_routing != AdaptiveRouting::kAutomatic)
-    return settings.adaptive_routing == AdaptiveRouting::kOff;
+bool keeps_order(const Env& settings, std::span<const std::unique_ptr<Rail>> rails) {
+  if (settings.ib_adaptive_routing >= 0) return settings.ib_adaptive_routing == 0;
   // InfiniBand switches route adaptively unless they are told not to, RoCE switches only where that has been set up.
   return std::all_of(rails.begin(), rails.end(), [](const auto& r) { return r->info().ethernet; });
 }
@@ -61,9 +60,11 @@ struct Opened {
   std::unique_ptr<DeviceList> list;
 };
 
-Result<Opened> look(const Settings& settings) {
-  if (!settings.why_off.empty()) return error(moecclUnsupported, "{}", settings.why_off);
-  MOECCL_ASSIGN_OR_RETURN(driver::IbvApi api, driver::IbvApi::load(settings.library));
+Result<Opened> look(const Env& settings) {
+  if (!settings.ib_refused.empty()) return error(moecclInvalidArgument, "{}", settings.ib_refused);
+  if (settings.ib_library == "none")
+    return error(moecclUnsupported, "MOECCL_IB_LIBRARY is none, or NCCL_IB_DISABLE is 1");
+  MOECCL_ASSIGN_OR_RETURN(driver::IbvApi api, driver::IbvApi::load(settings.ib_library));
   MOECCL_TRY(api.complete());
   // On kernels before 5.9, a write after a fork would go to a copy of a registered page, and the device would send the
   // old one. Elsewhere this does nothing.
@@ -74,7 +75,7 @@ Result<Opened> look(const Settings& settings) {
   MOECCL_ASSIGN_OR_RETURN(DeviceList list, DeviceList::get(*o.api));
   o.list = std::make_unique<DeviceList>(std::move(list));
   MOECCL_ASSIGN_OR_RETURN(std::vector<FoundRail> found, o.list->look(settings));
-  MOECCL_ASSIGN_OR_RETURN(o.rails, choose_rails(std::move(found)));
+  MOECCL_ASSIGN_OR_RETURN(o.rails, usable_rails(std::move(found)));
   return o;
 }
 
@@ -86,7 +87,7 @@ std::string text_of(const RailInfo& r) {
 
 class VerbsEndpoint final : public Endpoint {
  public:
-  VerbsEndpoint(const NetworkOptions& options, const Settings& settings) : options_(options), settings_(settings) {}
+  VerbsEndpoint(const NetworkOptions& options, const Env& settings) : options_(options), settings_(settings) {}
 
   Status open() {
     MOECCL_ASSIGN_OR_RETURN(Opened opened, look(settings_));
@@ -99,7 +100,7 @@ class VerbsEndpoint final : public Endpoint {
     }
     size_t n_peers = 0;
     for (uint32_t r = 0; r < options_.n_ranks(); ++r) n_peers += options_.remote(r) ? 1 : 0;
-    n_queues_ = std::min<uint32_t>(settings_.queue_pairs, kMaxLanes / static_cast<uint32_t>(parts_.rails.size()));
+    n_queues_ = std::min<uint32_t>(settings_.ib_queue_pairs, kMaxLanes / static_cast<uint32_t>(parts_.rails.size()));
     const size_t lanes = parts_.rails.size() * n_queues_;
     if (!rows_fit(options_.n_ranks(), n_peers * lanes * kAddressBytes)) {
       return error(
@@ -140,7 +141,7 @@ class VerbsEndpoint final : public Endpoint {
   size_t records_bytes() const { return options_.n_ranks() * kPutRecords * sizeof(PutRecord); }
 
   NetworkOptions options_;
-  Settings settings_;
+  Env settings_;
   uint32_t n_queues_ = 1;
   size_t ring_bytes_ = 0, n_peers_ = 0;
   const PutRecord* records_ = nullptr;  // null: not wanted
@@ -154,7 +155,7 @@ class VerbsEndpoint final : public Endpoint {
 
 // Returns the NICs near this rank, nearest first. NICs that the user names are used as they are.
 std::vector<FoundRail> VerbsEndpoint::own_rails(std::vector<FoundRail> found) const {
-  if (!settings_.hca_text.empty() || !options_.nearest) return found;
+  if (!settings_.ib_hca.empty() || !options_.nearest) return found;
   std::vector<std::string> devices;
   for (const FoundRail& r : found)
     if (devices.empty() || devices.back() != r.info.device) devices.push_back(r.info.device);
@@ -348,7 +349,7 @@ Result<NetworkLinks> VerbsEndpoint::connect(const LocalMemory& own, std::span<co
 
 }  // namespace
 
-Probe probe_with(const Settings& settings) {
+Probe probe_with(const Env& settings) {
   const Result<Opened> opened = look(settings);
   if (!opened.ok()) return {false, {}, opened.status().message()};
   Probe p{true, {}, {}};
@@ -356,28 +357,14 @@ Probe probe_with(const Settings& settings) {
   return p;
 }
 
-Probe probe() {
-  const Result<Settings> settings = process_settings();
-  return settings.ok() ? probe_with(settings.value()) : Probe{false, {}, settings.status().message()};
-}
+Probe probe() { return probe_with(env()); }
 
-// A value that is meant for NCCL is only a reason not to use the network.
-Status check() {
-  const auto own = [](const char* name) {
-    return std::string_view(name).starts_with("NCCL_") ? nullptr : std::getenv(name);
-  };
-  return read_settings(own).status();
-}
-
-Result<std::unique_ptr<Endpoint>> open_with(const NetworkOptions& options, const Settings& settings) {
+Result<std::unique_ptr<Endpoint>> open_with(const NetworkOptions& options, const Env& settings) {
   auto endpoint = std::make_unique<VerbsEndpoint>(options, settings);
   MOECCL_TRY(endpoint->open());
   return std::unique_ptr<Endpoint>(std::move(endpoint));
 }
 
-Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options) {
-  MOECCL_ASSIGN_OR_RETURN(const Settings settings, process_settings());
-  return open_with(options, settings);
-}
+Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options) { return open_with(options, env()); }
 
 }  // namespace moeccl::transport::verbs

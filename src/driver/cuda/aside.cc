@@ -7,6 +7,7 @@
 #include <mutex>
 #include <utility>
 
+#include "src/driver/cuda/streams.h"
 #include "src/driver/fork_page.h"
 
 namespace moeccl::driver::cuda {
@@ -17,7 +18,7 @@ constexpr size_t kPieceBytes = 256 << 10;
 
 struct Aside {
   std::mutex mutex;  // held by one piece of work at a time
-  Stream stream = nullptr;
+  StreamOwner stream;
   Memory pinned;
 };
 struct Asides {
@@ -50,7 +51,7 @@ Status run_aside(const std::string& what, Body&& body, After&& after) {
   const std::lock_guard one_at_a_time(a.mutex);
   if (a.stream == nullptr) MOECCL_TRY(make(a, context));
   MOECCL_TRY(body(a));
-  MOECCL_TRY(check(driver()->cuStreamSynchronize(a.stream), what));
+  MOECCL_TRY(synchronize(a.stream.get(), what));
   after(a);
   return {};
 }
@@ -63,20 +64,20 @@ Status run_aside(const std::string& what, Body&& body) {
 
 Status zero(Pointer at, size_t bytes) {
   constexpr const char* kWhat = "zeroing device memory";
-  return run_aside(kWhat, [&](Aside& a) { return check(driver()->cuMemsetD8Async(at, 0, bytes, a.stream), kWhat); });
+  return run_aside(kWhat, [&](Aside& a) { return fill(reinterpret_cast<void*>(at), 0, bytes, a.stream.get(), kWhat); });
 }
 
 Status copy_aside(void* to, const void* from, size_t bytes, const std::string& what) {
   const bool down = pointed(to).type == 0, up = pointed(from).type == 0;
-  if (!down && !up) return run_aside(what, [&](Aside& a) { return copy(to, from, bytes, a.stream, what); });
+  if (!down && !up) return run_aside(what, [&](Aside& a) { return copy(to, from, bytes, a.stream.get(), what); });
   for (size_t at = 0, n = 0; at < bytes; at += n) {
     n = std::min(bytes - at, kPieceBytes);
     std::byte* const dst = static_cast<std::byte*>(to) + at;
     const std::byte* const src = static_cast<const std::byte*>(from) + at;
     const auto through = [&](Aside& a) {
-      if (!up) return copy(a.pinned.data(), src, n, a.stream, what);
+      if (!up) return copy(a.pinned.data(), src, n, a.stream.get(), what);
       std::memcpy(a.pinned.data(), src, n);
-      return copy(dst, a.pinned.data(), n, a.stream, what);
+      return copy(dst, a.pinned.data(), n, a.stream.get(), what);
     };
     MOECCL_TRY(run_aside(what, through, [&](const Aside& a) {
       if (!up) std::memcpy(dst, a.pinned.data(), n);

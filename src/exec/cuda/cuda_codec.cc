@@ -37,30 +37,17 @@ CudaCodec::CudaCodec(StreamEngine& engine, const kernels::CodecShape& shape)
 Result<std::unique_ptr<CudaCodec>> CudaCodec::create(StreamEngine& engine, const kernels::CodecShape& shape) {
   std::unique_ptr<CudaCodec> c(new CudaCodec(engine, shape));
   const cuda::Current current(engine.context());
-  MOECCL_ASSIGN_OR_RETURN(c->stream_, create_urgent_stream(engine.context()));
+  MOECCL_ASSIGN_OR_RETURN(c->calls_, create_urgent_stream(engine.context()));
   const size_t bytes = std::max(c->n_blocks_ * sizeof(moeccl::cuda::CodecError), kChecksumBlocks * sizeof(uint64_t));
   MOECCL_ASSIGN_OR_RETURN(c->device_, cuda::Memory::device(engine.context(), bytes));
   MOECCL_ASSIGN_OR_RETURN(c->pinned_, cuda::Memory::pinned(engine.context(), bytes));
   return c;
 }
 
-CudaCodec::~CudaCodec() {
-  if (stream_ == nullptr) return;
-  const cuda::Current current(context_);
-  (void)cuda::driver()->cuStreamSynchronize(stream_);
-  (void)cuda::driver()->cuStreamDestroy_v2(stream_);
-}
-
-void CudaCodec::note(Status status) {
-  if (status_.ok()) status_ = std::move(status);
-}
-void CudaCodec::note(int result, const char* what) { note(cuda::check(result, what)); }
-
-void CudaCodec::after_default_stream() { note(cuda::driver()->cuStreamSynchronize(nullptr), "the default stream"); }
+void CudaCodec::after_default_stream() { calls_.note(cuda::synchronize(nullptr, "the default stream")); }
 
 void CudaCodec::launch(const std::string& kernel, const void* args, size_t blocks) {
-  Status launched = engine_.launch_blocks(stream_, kernel, args, blocks);
-  if (status_.ok()) status_ = std::move(launched);
+  calls_.note(engine_.launch_blocks(stream(), kernel, args, blocks));
 }
 
 std::string CudaCodec::typed(const char* kernel) const {
@@ -68,14 +55,7 @@ std::string CudaCodec::typed(const char* kernel) const {
 }
 
 void CudaCodec::download(size_t bytes) {
-  note(cuda::driver()->cuMemcpyDtoHAsync_v2(pinned_.data(), reinterpret_cast<cuda::Pointer>(device_.data()), bytes,
-                                            stream_),
-       "the codec's results to the host");
-}
-
-Status CudaCodec::finish() {
-  note(cuda::driver()->cuStreamSynchronize(stream_), "the codec on the device");
-  return std::exchange(status_, Status());
+  calls_.copy(pinned_.data(), device_.data(), bytes, "the codec's results to the host");
 }
 
 Status CudaCodec::encode(const void* experts, const void* shared, void* encoded, size_t n,
@@ -87,7 +67,7 @@ Status CudaCodec::encode(const void* experts, const void* shared, void* encoded,
     const std::byte* from = static_cast<const std::byte*>(experts) + e * whole_bytes_;
     std::byte* to = static_cast<std::byte*>(encoded) + e * expert_bytes_;
     if (exact()) {
-      if (whole_bytes_ > 0) note(cuda::copy(to, from, whole_bytes_, stream_, "an expert"));
+      if (whole_bytes_ > 0) calls_.copy(to, from, whole_bytes_, "an expert");
       if (errors != nullptr) errors[e] = {};
       continue;
     }
@@ -96,7 +76,7 @@ Status CudaCodec::encode(const void* experts, const void* shared, void* encoded,
     launch(typed("moeccl_codec_encode"), &args, n_blocks_);
     if (errors == nullptr) continue;
     download(n_blocks_ * sizeof(moeccl::cuda::CodecError));
-    note(cuda::driver()->cuStreamSynchronize(stream_), "the codec on the device");
+    calls_.synchronize("the codec on the device");
     const auto* parts = reinterpret_cast<const moeccl::cuda::CodecError*>(pinned_.data());
     double sum = 0, whole = 0;
     uint32_t dropped = 0;
@@ -118,7 +98,7 @@ Status CudaCodec::decode(const void* encoded, const void* shared, void* held, si
     const std::byte* from = static_cast<const std::byte*>(encoded) + e * expert_bytes_;
     std::byte* to = static_cast<std::byte*>(held) + e * whole_bytes_;
     if (exact()) {
-      note(cuda::copy(to, from, whole_bytes_, stream_, "an expert"));
+      calls_.copy(to, from, whole_bytes_, "an expert");
       continue;
     }
     const CodecDecodeArgs args{to, shared, from, shape_.count, keep_, keep_last_};
@@ -156,7 +136,7 @@ Result<bool> CudaCodec::valid(const void* encoded, size_t n) {
   const std::lock_guard lock(mutex_);
   const cuda::Current current(context_);
   auto* const bad = reinterpret_cast<uint32_t*>(device_.data());
-  note(cuda::driver()->cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(bad), 0, sizeof(*bad), stream_), "zeros");
+  calls_.fill(bad, 0, sizeof(*bad), "zeros");
   const CodecCheckArgs args{encoded, bad, n, expert_bytes_, keep_last_, n_last_, header_};
   launch("moeccl_codec_check", &args, n * (sizeof(header_) + keep_last_) / kThreads + 1);
   download(sizeof(*bad));
@@ -170,9 +150,7 @@ Result<uint64_t> CudaCodec::checksum(const void* shared, bool is_complete) {
   const cuda::Current current(context_);
   if (!is_complete) after_default_stream();
   // There are as many partial sums as the launch may have blocks; those of blocks that are not launched stay zero.
-  note(cuda::driver()->cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(device_.data()), 0,
-                                       kChecksumBlocks * sizeof(uint64_t), stream_),
-       "zeros");
+  calls_.fill(device_.data(), 0, kChecksumBlocks * sizeof(uint64_t), "zeros");
   const ChecksumArgs args{shared, reinterpret_cast<uint64_t*>(device_.data()), whole_bytes_};
   launch("moeccl_checksum", &args, std::min(kChecksumBlocks, whole_bytes_ / (kThreads * 64) + 1));
   download(kChecksumBlocks * sizeof(uint64_t));

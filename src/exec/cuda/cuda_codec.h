@@ -10,7 +10,6 @@
 
 #include "kernels/codec.h"
 #include "kernels/cuda/args.h"
-#include "src/driver/cuda.h"
 #include "src/exec/cuda/stream_engine.h"
 
 namespace moeccl::exec {
@@ -20,7 +19,6 @@ class CudaCodec {
  public:
   // shape: of every expert. With ratio 1 there is no header: an expert is transferred as it is.
   static Result<std::unique_ptr<CudaCodec>> create(StreamEngine& engine, const kernels::CodecShape& shape);
-  ~CudaCodec();
 
   // Computes encoded[n][expert_bytes] = experts[n][count] less shared[count], after the work in the default stream.
   // errors: [n] or null.
@@ -40,7 +38,7 @@ class CudaCodec {
   Status encode_on(driver::cuda::Stream stream, const Gradients& g) const;
   Status keep_on(driver::cuda::Stream stream, const Gradients& g) const;
   Status add_on(driver::cuda::Stream stream, const void* encoded, void* out, uint32_t n) const;
-  driver::cuda::Stream stream() const { return stream_; }
+  driver::cuda::Stream stream() const { return calls_.stream(); }
   // Returns whether decode() can interpret all n.
   Result<bool> valid(const void* encoded, size_t n);
   // Returns kernels::checksum() of shared[count], after the work in the default stream unless shared is complete.
@@ -49,14 +47,12 @@ class CudaCodec {
  private:
   CudaCodec(StreamEngine& engine, const kernels::CodecShape& shape);
   bool exact() const { return shape_.ratio <= 1; }
-  void note(Status status);  // the first failure counts
-  void note(int result, const char* what);
   void after_default_stream();
   void launch(const std::string& kernel, const void* args, size_t blocks);
   std::string typed(const char* kernel) const;
   moeccl::cuda::GradientArgs arguments(const Gradients& g) const;
   void download(size_t bytes);
-  Status finish();
+  Status finish() { return calls_.finish("the codec on the device"); }
 
   StreamEngine& engine_;
   const driver::cuda::Context context_;  // the destructor has no engine any more if the communicator went first
@@ -65,9 +61,8 @@ class CudaCodec {
   uint32_t keep_, keep_last_, n_last_;
   moeccl::cuda::CodecHeaderBits header_{};
   std::mutex mutex_;
-  driver::cuda::Stream stream_ = nullptr;
   driver::cuda::Memory device_, pinned_;  // results on their way to the host
-  Status status_;                         // of the current call
+  StreamCalls calls_;                     // of the current call
 };
 
 }  // namespace moeccl::exec

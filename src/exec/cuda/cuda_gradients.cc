@@ -13,7 +13,6 @@ Result<std::unique_ptr<CudaGradients>> CudaGradients::create(StreamEngine& engin
   std::unique_ptr<CudaGradients> g(new CudaGradients(engine, std::move(shape)));
   const cuda::Context context = engine.context();
   const cuda::Current current(context);
-  const cuda::Driver& d = *cuda::driver();
   const auto allocate = [&](size_t bytes) { return cuda::Memory::device(context, std::max<size_t>(bytes, 1)); };
   MOECCL_ASSIGN_OR_RETURN(g->codec_, CudaCodec::create(engine, g->shape_.codec));
   const size_t n = g->shape_.foreign.size(), list_bytes = 2 * n * sizeof(uint32_t);
@@ -23,9 +22,7 @@ Result<std::unique_ptr<CudaGradients>> CudaGradients::create(StreamEngine& engin
   std::copy(g->shape_.foreign.begin(), g->shape_.foreign.end(), lists);
   std::copy(g->shape_.remainder.begin(), g->shape_.remainder.end(), lists + n);
   if (n > 0)
-    MOECCL_TRY(cuda::check(
-        d.cuMemcpyHtoDAsync_v2(reinterpret_cast<cuda::Pointer>(g->lists_.data()), lists, list_bytes, g->stream()),
-        "the lists of gradients to the device"));
+    MOECCL_TRY(cuda::copy(g->lists_.data(), lists, list_bytes, g->stream(), "the lists of gradients to the device"));
   MOECCL_TRY(g->synchronize());
   g->layers_.resize(n_layers);
   for (size_t l = 0; l < n_layers; ++l) {
@@ -41,17 +38,15 @@ Result<std::unique_ptr<CudaGradients>> CudaGradients::create(StreamEngine& engin
 
 CudaGradients::~CudaGradients() {
   const cuda::Current current(context_);
-  const cuda::Driver& d = *cuda::driver();
   for (const Layer& layer : layers_) {
     if (layer.finished == nullptr) continue;
-    while (d.cuEventQuery(layer.finished) == cuda::kNotReady) driver::sleep_ns(20'000);
-    (void)d.cuEventDestroy_v2(layer.finished);
+    while (cuda::driver()->cuEventQuery(layer.finished.get()) == cuda::kNotReady) driver::sleep_ns(20'000);
   }
 }
 
 Status CudaGradients::synchronize() const {
   const cuda::Current current(context_);
-  return cuda::check(cuda::driver()->cuStreamSynchronize(stream()), "gradients on the device");
+  return cuda::synchronize(stream(), "gradients on the device");
 }
 
 CudaCodec::Gradients CudaGradients::gradients(size_t layer, const void* held) const {
@@ -78,15 +73,13 @@ Status CudaGradients::finish(size_t layer, const void* held, void* own, cuda::St
                               static_cast<uint32_t>(shape_.own.size())));
   MOECCL_TRY(codec_->keep_on(stream, gradients(layer, held)));
   if (captured) return {};
-  return cuda::check(cuda::driver()->cuEventRecord(layers_[layer].finished, stream), "gradients on a stream");
+  return cuda::check(cuda::driver()->cuEventRecord(layers_[layer].finished.get(), stream), "gradients on a stream");
 }
 
 Status CudaGradients::reset(size_t layer) const {
   const cuda::Current current(context_);
   if (remainder_bytes() == 0) return {};
-  MOECCL_TRY(cuda::check(cuda::driver()->cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(remainders(layer)), 0,
-                                                         remainder_bytes(), stream()),
-                         "remainders to 0"));
+  MOECCL_TRY(cuda::fill(remainders(layer), 0, remainder_bytes(), stream(), "remainders to 0"));
   return synchronize();
 }
 

@@ -47,7 +47,7 @@ class CudaGradients {
  private:
   struct Layer {
     driver::cuda::Memory remainders, sent, arrived;
-    driver::cuda::Event finished = nullptr;
+    driver::cuda::EventOwner finished;
   };
   CudaGradients(StreamEngine& engine, Shape shape) : context_(engine.context()), shape_(std::move(shape)) {}
   CudaCodec::Gradients gradients(size_t layer, const void* held) const;

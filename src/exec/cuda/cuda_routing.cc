@@ -46,7 +46,7 @@ Result<std::unique_ptr<CudaRouting>> CudaRouting::create(StreamEngine& engine, c
         "routing on the device of {} tokens a rank with top_k {}: records of up to {} bytes, at most 16 GiB are "
         "possible; give topk_index in host memory or fewer tokens a step",
         setting.shape->max_tokens, setting.shape->top_k, r->end_ - r->words_);
-  MOECCL_ASSIGN_OR_RETURN(r->stream_, create_urgent_stream(engine.context()));
+  MOECCL_ASSIGN_OR_RETURN(r->calls_, create_urgent_stream(engine.context()));
   MOECCL_ASSIGN_OR_RETURN(r->device_, cuda::Memory::device(engine.context(), r->end_));
   MOECCL_ASSIGN_OR_RETURN(r->pinned_, cuda::Memory::pinned(engine.context(), r->pinned_bytes()));
   MOECCL_TRY(r->upload_tables());
@@ -57,13 +57,6 @@ size_t CudaRouting::bytes_of(const Model& setting) {
   CudaRouting r(setting);
   r.lay_out();
   return r.end_ + r.pinned_bytes();
-}
-
-CudaRouting::~CudaRouting() {
-  if (stream_ == nullptr) return;
-  const cuda::Current current(context_);
-  (void)cuda::driver()->cuStreamSynchronize(stream_);
-  (void)cuda::driver()->cuStreamDestroy_v2(stream_);
 }
 
 // The constant tables come first, so that one copy moves them all.
@@ -130,20 +123,9 @@ void CudaRouting::lay_out() {
 
 Status CudaRouting::upload_tables() {
   std::memcpy(pinned_.data(), tables_.data(), tables_.size() * sizeof(uint32_t));
-  note(cuda::driver()->cuMemcpyHtoDAsync_v2(reinterpret_cast<cuda::Pointer>(device_.data()), pinned_.data(),
-                                            tables_.size() * sizeof(uint32_t), stream_),
-       "routing tables to the device");
+  calls_.copy(device_.data(), pinned_.data(), tables_.size() * sizeof(uint32_t), "routing tables to the device");
   tables_ = {};
   return finish();
-}
-
-void CudaRouting::note(int result, const char* what) {
-  if (status_.ok()) status_ = cuda::check(result, what);
-}
-
-Status CudaRouting::finish() {
-  note(cuda::driver()->cuStreamSynchronize(stream_), "routing on the device");
-  return std::exchange(status_, Status());
 }
 
 Status launch_route_order(const StreamEngine& engine, cuda::Stream stream, const RouteOrderKernelArgs& order,
@@ -158,7 +140,7 @@ Status launch_route_order(const StreamEngine& engine, cuda::Stream stream, const
 }
 
 void CudaRouting::launch(StreamEngine& engine, const char* kernel, const void* args, size_t n_threads) {
-  if (status_.ok()) status_ = engine.launch_on(stream_, kernel, args, n_threads);
+  if (calls_.status().ok()) calls_.note(engine.launch_on(calls_.stream(), kernel, args, n_threads));
 }
 
 void CudaRouting::launch_order(StreamEngine& engine) {
@@ -180,7 +162,7 @@ void CudaRouting::launch_order(StreamEngine& engine) {
   lists.bad = at<uint32_t>(bad_);
   const RouteDropKernelArgs drop{lists.first, lists.list,         order.position, n_experts,
                                  top_k,       s_.shape->capacity, order.key,      at<int32_t>(drop_counts_)};
-  if (status_.ok()) status_ = launch_route_order(engine, stream_, order, lists, drop);
+  if (calls_.status().ok()) calls_.note(launch_route_order(engine, calls_.stream(), order, lists, drop));
 }
 
 namespace {
@@ -241,26 +223,23 @@ RouteRecordsKernelArgs CudaRouting::records_args(const Candidate& c) const {
 
 Status CudaRouting::assign(StreamEngine& engine, const algo::TopK& topk) {
   const cuda::Current current(context_);
-  const cuda::Driver& d = *cuda::driver();
   topk_ = topk;
   // Routing calls take no stream, so they come after everything on the default stream.
-  MOECCL_TRY(cuda::check(d.cuStreamSynchronize(nullptr), "the default stream"));
+  MOECCL_TRY(cuda::synchronize(nullptr, "the default stream"));
   if (topk.weight != nullptr && !cuda::pointed(topk.weight).on_device()) {
     // Goes through page-locked memory that nothing uses yet.
     const size_t bytes = topk.n_tokens * s_.shape->top_k * sizeof(float);
     std::byte* staged = pinned_.data() + (own_weight_ - summary_);
     std::memcpy(staged, topk.weight, bytes);
-    note(d.cuMemcpyHtoDAsync_v2(reinterpret_cast<cuda::Pointer>(device_.data() + weight_), staged, bytes, stream_),
-         "weights to the device");
+    calls_.copy(device_.data() + weight_, staged, bytes, "weights to the device");
     topk_.weight = at<float>(weight_);
   }
-  const auto summary = reinterpret_cast<cuda::Pointer>(device_.data() + summary_);
-  note(d.cuMemsetD8Async(summary, 0, results_ - summary_, stream_), "routing on the device");
-  note(d.cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(device_.data() + bad_), 0xff, sizeof(uint32_t), stream_),
-       "routing on the device");
+  std::byte* const summary = device_.data() + summary_;
+  calls_.fill(summary, 0, results_ - summary_, "routing on the device");
+  calls_.fill(device_.data() + bad_, 0xff, sizeof(uint32_t), "routing on the device");
   launch_order(engine);
   launch_counts(engine);
-  note(d.cuMemcpyDtoHAsync_v2(pinned_.data(), summary, results_ - summary_, stream_), "counts of a routing");
+  calls_.copy(pinned_.data(), summary, results_ - summary_, "counts of a routing");
   MOECCL_TRY(finish());
   const uint32_t bad = *seen<uint32_t>(bad_);
   return bad == ~0u ? Status() : check_choices(bad);
@@ -273,10 +252,8 @@ Status CudaRouting::check_choices(uint32_t token) const {
   // Page-locked: see StreamEngine::fetch().
   MOECCL_ASSIGN_OR_RETURN(const cuda::Memory copied, cuda::Memory::pinned(context_, top_k * sizeof(int32_t)));
   auto* const choices = reinterpret_cast<int32_t*>(copied.data());
-  MOECCL_TRY(cuda::check(cuda::driver()->cuMemcpyDtoHAsync_v2(choices, reinterpret_cast<cuda::Pointer>(from),
-                                                              top_k * sizeof(int32_t), stream_),
-                         "choices of a token"));
-  MOECCL_TRY(cuda::check(cuda::driver()->cuStreamSynchronize(stream_), "choices of a token"));
+  MOECCL_TRY(cuda::copy(choices, from, top_k * sizeof(int32_t), calls_.stream(), "choices of a token"));
+  MOECCL_TRY(cuda::synchronize(calls_.stream(), "choices of a token"));
   MOECCL_TRY(algo::check_choices(*s_.order, {choices, top_k}, token));
   return error(moecclInternalError,
                "topk_index[{}] was found wrong on the device, and right on the host: did it change?", token);
@@ -298,9 +275,7 @@ Status CudaRouting::write(StreamEngine& engine, size_t candidate, algo::OwnChoic
   const size_t n_tokens = topk_.n_tokens, n_choices = total[a.n_ranks].choices, n_words = total[a.n_ranks].first_word;
   const auto fetch = [&](size_t offset, size_t bytes) {
     if (bytes == 0) return;
-    note(cuda::driver()->cuMemcpyDtoHAsync_v2(pinned_.data() + (offset - summary_),
-                                              reinterpret_cast<cuda::Pointer>(device_.data() + offset), bytes, stream_),
-         "records of a routing");
+    calls_.copy(pinned_.data() + (offset - summary_), device_.data() + offset, bytes, "records of a routing");
   };
   fetch(own_n_experts_, n_tokens);
   fetch(own_expert_, n_choices * sizeof(uint16_t));

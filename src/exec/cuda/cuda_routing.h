@@ -38,7 +38,6 @@ class CudaRouting {
   };
   // The objects that `setting` points to must outlive the result; the engine need not. Allocates for max_tokens tokens.
   static Result<std::unique_ptr<CudaRouting>> create(StreamEngine& engine, const Model& setting);
-  ~CudaRouting();
 
   // index: device memory, ready when the default stream is; weight: either kind of memory. Waits for the device once.
   // The errors are those of OwnChoices::assign.
@@ -79,8 +78,7 @@ class CudaRouting {
   void launch(StreamEngine& engine, const char* kernel, const void* args, size_t n_threads);
   moeccl::cuda::RouteRecordsKernelArgs records_args(const Candidate& c) const;
   Status check_choices(uint32_t token) const;
-  void note(int result, const char* what);
-  Status finish();
+  Status finish() { return calls_.finish("routing on the device"); }
   template <class T>
   T* at(size_t offset) const {
     return reinterpret_cast<T*>(device_.data() + offset);
@@ -92,9 +90,8 @@ class CudaRouting {
 
   Model s_;
   driver::cuda::Context context_ = nullptr;
-  driver::cuda::Stream stream_ = nullptr;
   driver::cuda::Memory device_, pinned_;
-  Status status_;  // of the work in flight
+  StreamCalls calls_;  // the work in flight
   algo::TopK topk_;
   std::vector<uint32_t> tables_;  // constant, laid out as in device_
   std::vector<Candidate> candidates_;

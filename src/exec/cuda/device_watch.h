@@ -15,7 +15,7 @@ namespace moeccl::exec {
 
 class DeviceWatch {
  public:
-  // Returns the context's, which is made with the first of its owners and ends with the last.
+  // Returns the context's watch. It is made with its first owner and ends with its last.
   static Result<std::shared_ptr<DeviceWatch>> of(driver::cuda::Context context);
   explicit DeviceWatch(driver::cuda::Context context) : context_(context) {}
   ~DeviceWatch();

@@ -6,6 +6,7 @@
 
 namespace moeccl::exec {
 
+using namespace moeccl::cuda;
 using plan::Buffer;
 using plan::Ref;
 using plan::Step;
@@ -14,11 +15,11 @@ using plan::When;
 
 namespace {
 
-static_assert(cuda::kWalkSigs == plan::kMaxSigs);
-static_assert(static_cast<int>(cuda::WalkBuffer::kStaging) == static_cast<int>(Buffer::kStaging));
-static_assert(static_cast<int>(cuda::WalkWhen::kLast) == static_cast<int>(When::kLast));
+static_assert(kWalkSigs == plan::kMaxSigs);
+static_assert(static_cast<int>(WalkBuffer::kStaging) == static_cast<int>(Buffer::kStaging));
+static_assert(static_cast<int>(WalkWhen::kLast) == static_cast<int>(When::kLast));
 
-cuda::WalkRef record(const Ref& r) { return {r.rank, r.index, r.part, r.parts, static_cast<uint8_t>(r.buffer), 0}; }
+WalkRef record(const Ref& r) { return {r.rank, r.index, r.part, r.parts, static_cast<uint8_t>(r.buffer), 0}; }
 
 // Memory that a data step uses. A rank's Input and Output may be the same memory: that depends on the call, not on the
 // plan.
@@ -85,41 +86,41 @@ std::vector<bool> meetings(const plan::Program& program, const plan::Lane& lane)
   return meets;
 }
 
-Result<cuda::WalkStep> record(const Step& s) {
-  cuda::WalkStep out{};
+Result<WalkStep> record(const Step& s) {
+  WalkStep out{};
   switch (s.kind) {
     case StepKind::kSignal:
-      out.kind = static_cast<uint8_t>(cuda::WalkKind::kSignal);
+      out.kind = static_cast<uint8_t>(WalkKind::kSignal);
       break;
     case StepKind::kWait:
-      out.kind = static_cast<uint8_t>(cuda::WalkKind::kWait);
+      out.kind = static_cast<uint8_t>(WalkKind::kWait);
       break;
     case StepKind::kPut:
     case StepKind::kCopy:
-      out.kind = static_cast<uint8_t>(cuda::WalkKind::kCopy);
+      out.kind = static_cast<uint8_t>(WalkKind::kCopy);
       break;
     case StepKind::kReduce:
-      out.kind = static_cast<uint8_t>(cuda::WalkKind::kReduce);
-      if (s.n_srcs > cuda::kMaxSources) {
+      out.kind = static_cast<uint8_t>(WalkKind::kReduce);
+      if (s.n_srcs > kMaxSources) {
         return error(moecclUnsupported, "a reduction of {} buffers: the persistent kernel takes {}", s.n_srcs,
-                     cuda::kMaxSources);
+                     kMaxSources);
       }
       break;
     case StepKind::kGatherRows:
     case StepKind::kScatterRows:
-      out.kind = static_cast<uint8_t>(cuda::WalkKind::kRows);
+      out.kind = static_cast<uint8_t>(WalkKind::kRows);
       break;
     case StepKind::kReduceRows:
-      out.kind = static_cast<uint8_t>(cuda::WalkKind::kRowSums);
-      if (s.n_srcs > cuda::kMaxSources) {
+      out.kind = static_cast<uint8_t>(WalkKind::kRowSums);
+      if (s.n_srcs > kMaxSources) {
         return error(moecclUnsupported, "a sum of rows of {} buffers: the persistent kernel takes {}", s.n_srcs,
-                     cuda::kMaxSources);
+                     kMaxSources);
       }
       break;
   }
   out.when = static_cast<uint8_t>(s.when);
   out.sig = s.sig;
-  out.flags = s.final_reduce ? cuda::kWalkFinal : 0;
+  out.flags = s.final_reduce ? kWalkFinal : 0;
   out.lag = s.lag;
   out.run = 1;
   out.peer = s.peer;
@@ -141,28 +142,28 @@ Result<KernelProgram> compile_kernel_program(const plan::Program& program) {
     const auto first = static_cast<uint32_t>(out.steps.size());
     const std::vector<bool> meets = meetings(program, lane);
     for (size_t i = 0; i < lane.steps.size(); ++i) {
-      MOECCL_ASSIGN_OR_RETURN(cuda::WalkStep step, record(lane.steps[i]));
-      if (meets[i]) step.flags |= cuda::kWalkBarrier;
+      MOECCL_ASSIGN_OR_RETURN(WalkStep step, record(lane.steps[i]));
+      if (meets[i]) step.flags |= kWalkBarrier;
       out.steps.push_back(step);
     }
     // Counts the runs from the end. A device step holds at most 65535, which suffices for a lane of that many ranks.
     for (size_t i = out.steps.size() - 1; i > first; --i) {
-      const cuda::WalkStep& next = out.steps[i];
-      cuda::WalkStep& step = out.steps[i - 1];
-      const bool flag = step.kind <= static_cast<uint8_t>(cuda::WalkKind::kWait);
+      const WalkStep& next = out.steps[i];
+      WalkStep& step = out.steps[i - 1];
+      const bool flag = step.kind <= static_cast<uint8_t>(WalkKind::kWait);
       if (flag && step.kind == next.kind && step.when == next.when && next.run < 0xffff)
         step.run = static_cast<uint16_t>(next.run + 1);
     }
     out.lanes.push_back({first, static_cast<uint32_t>(out.steps.size()) - first});
   }
   if (out.lanes.empty()) out.lanes.push_back({0, 0});  // a rank that has nothing to do enters and leaves
-  if (out.lanes.size() > cuda::kWalkMostLanes) {
+  if (out.lanes.size() > kWalkMostLanes) {
     return error(moecclUnsupported, "a program of {} lanes: the persistent kernel takes {}", out.lanes.size(),
-                 cuda::kWalkMostLanes);
+                 kWalkMostLanes);
   }
   for (const Ref& r : program.srcs) out.refs.push_back(record(r));
   for (const auto& t : program.totals)
-    out.totals.push_back({t.peer * cuda::kWalkSigs + t.sig, t.sent, t.awaited, t.once ? 1u : 0u});
+    out.totals.push_back({t.peer * kWalkSigs + t.sig, t.sent, t.awaited, t.once ? 1u : 0u});
   return out;
 }
 

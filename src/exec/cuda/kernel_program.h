@@ -13,10 +13,10 @@
 namespace moeccl::exec {
 
 struct KernelProgram {
-  std::vector<cuda::WalkLane> lanes;
-  std::vector<cuda::WalkStep> steps;
-  std::vector<cuda::WalkRef> refs;
-  std::vector<cuda::WalkTotal> totals;
+  std::vector<moeccl::cuda::WalkLane> lanes;
+  std::vector<moeccl::cuda::WalkStep> steps;
+  std::vector<moeccl::cuda::WalkRef> refs;
+  std::vector<moeccl::cuda::WalkTotal> totals;
 
   size_t bytes() const;
   // Writes everything as one image of bytes() and returns where each part begins in it.

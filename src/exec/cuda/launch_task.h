@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A launch beside which nothing has to be driven, as the host sees it: deadlines, aborts and lost peers end it as they
-// end every operation.
+// A launch during which the host has nothing to drive. Deadlines, aborts and lost peers end it as they end every
+// operation.
 #pragma once
 
 #include <optional>

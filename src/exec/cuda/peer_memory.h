@@ -17,8 +17,8 @@ class PeerMemory {
     size_t object = 0;  // of an object that processes open by a descriptor; 0: no other process opens it
   };
   PeerMemory() = default;
-  // Allocates zeroed memory: an object if processes share it, which stays until the last of them has closed it. Plain
-  // memory with an IPC handle, where the driver has no such objects, does not.
+  // Allocates zeroed memory. If processes share it, it is an object, which stays until the last of them has closed it.
+  // Where the driver has no such objects, it is plain memory with an IPC handle, which goes with its owner.
   static Result<PeerMemory> create(driver::cuda::Context context, const Bytes& bytes);
   std::byte* data() const;
   size_t bytes() const;  // of an object: mapped_bytes()

@@ -15,7 +15,7 @@
 
 namespace moeccl::exec {
 
-namespace driver_cuda = driver::cuda;
+namespace cuda = driver::cuda;
 using moeccl::cuda::WalkArgs;
 using moeccl::cuda::WalkHeader;
 using moeccl::cuda::WalkPeer;
@@ -57,7 +57,7 @@ moeccl::cuda::ScalarBits bits(const kernels::Scalar& s) {
 
 Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine& engine, const Setting& setting) {
   std::unique_ptr<PersistentKernel> w(new PersistentKernel(engine));
-  const driver_cuda::Current current(engine.context());
+  const cuda::Current current(engine.context());
   w->n_ranks_ = setting.n_ranks;
   w->half_bytes_ = setting.half_bytes / 256 * 256;
   w->most_blocks_ = setting.most_blocks;
@@ -66,8 +66,8 @@ Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine&
   constexpr size_t kCounts = (1 + moeccl::cuda::kMessageChannels) * sizeof(uint32_t);
   const size_t bytes = w->left_at() + kCounts;
   MOECCL_ASSIGN_OR_RETURN(w->memory_, PeerMemory::create(engine.context(), {bytes, setting.for_processes ? bytes : 0}));
-  MOECCL_ASSIGN_OR_RETURN(w->pinned_, driver_cuda::Memory::pinned(engine.context(), kPinnedBytes));
-  MOECCL_ASSIGN_OR_RETURN(w->programs_, driver_cuda::Memory::device(engine.context(), kPinnedBytes));
+  MOECCL_ASSIGN_OR_RETURN(w->pinned_, cuda::Memory::pinned(engine.context(), kPinnedBytes));
+  MOECCL_ASSIGN_OR_RETURN(w->programs_, cuda::Memory::device(engine.context(), kPinnedBytes));
   w->programs_from_ = w->used_ =
       (kMessagesEndedAt + (2 + 2 * size_t{setting.n_ranks}) * sizeof(uint64_t) + 63) / 64 * 64;
   MOECCL_ASSIGN_OR_RETURN(w->upload_stream_, create_urgent_stream(engine.context()));
@@ -75,14 +75,14 @@ Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine&
     MOECCL_ASSIGN_OR_RETURN(w->message_stream_, create_urgent_stream(engine.context()));
   }
   MOECCL_ASSIGN_OR_RETURN(w->watch_, DeviceWatch::of(engine.context()));
-  std::vector<driver_cuda::Event*> events{&w->event_, &w->replayed_};
+  std::vector<cuda::EventOwner*> events{&w->event_, &w->replayed_};
   for (Capture& c : w->captures_) events.push_back(&c.last);
-  for (driver_cuda::Event* event : events) {
-    MOECCL_ASSIGN_OR_RETURN(*event, driver_cuda::make_event());
+  for (cuda::EventOwner* event : events) {
+    MOECCL_ASSIGN_OR_RETURN(*event, cuda::make_event());
   }
   // A graph may be replayed, and wait for both, before any launch or replay has ended.
-  for (const driver_cuda::Event event : {w->event_, w->replayed_})
-    MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuEventRecord(event, w->upload_stream_), "a CUDA event"));
+  for (const cuda::EventOwner* event : {&w->event_, &w->replayed_})
+    MOECCL_TRY(cuda::check(cuda::driver()->cuEventRecord(event->get(), w->upload_stream_.get()), "a CUDA event"));
   return w;
 }
 
@@ -90,20 +90,12 @@ PersistentKernel::~PersistentKernel() {
   // A kernel that still waits for a peer ends now, which frees its stream. This comes before the calls of the driver
   // below: some may not return until the kernel has ended, if another thread frees memory.
   if (pinned_.data() != nullptr) stop();
-  if (watch_ != nullptr) watch_->forget(event_);
-  const driver_cuda::Current current(engine_.context());
-  for (const driver_cuda::Stream stream : {upload_stream_, message_stream_}) {
-    if (stream == nullptr) continue;
-    (void)driver_cuda::driver()->cuStreamSynchronize(stream);
-    (void)driver_cuda::driver()->cuStreamDestroy_v2(stream);
-  }
-  for (const Capture& c : captures_)
-    if (c.last != nullptr) (void)driver_cuda::driver()->cuEventDestroy_v2(c.last);
-  for (const driver_cuda::Event event : {event_, replayed_}) {
-    if (event == nullptr) continue;
-    while (driver_cuda::driver()->cuEventQuery(event) == driver_cuda::kNotReady) driver::sleep_ns(50'000);
-    (void)driver_cuda::driver()->cuEventDestroy_v2(event);
-  }
+  if (watch_ != nullptr) watch_->forget(event_.get());
+  const cuda::Current current(engine_.context());
+  upload_stream_ = nullptr;
+  message_stream_ = nullptr;
+  for (const cuda::EventOwner* event : {&event_, &replayed_})
+    while (*event != nullptr && cuda::driver()->cuEventQuery(event->get()) == cuda::kNotReady) driver::sleep_ns(50'000);
   proxy_ = nullptr;
 }
 
@@ -113,7 +105,7 @@ Status PersistentKernel::connect(Fabric& fabric, std::span<std::byte* const> mem
   proxy_ = std::move(proxy);
   messages_ = std::move(messages);
   memory_.join(memories[head_of(fabric)]);
-  const driver_cuda::Current current(engine_.context());
+  const cuda::Current current(engine_.context());
   std::vector<WalkPeer> peers;
   for (uint32_t r = 0; r < n_ranks_; ++r) {
     if (elsewhere(r)) {
@@ -126,10 +118,8 @@ Status PersistentKernel::connect(Fabric& fabric, std::span<std::byte* const> mem
                      reinterpret_cast<moeccl::cuda::WalkSplit*>(m + splits_at())});
   }
   const auto store = [&](size_t at, const auto& table) {
-    return driver_cuda::check(
-        driver_cuda::driver()->cuMemcpyHtoDAsync_v2(reinterpret_cast<driver_cuda::Pointer>(memory_.data() + at),
-                                                    table.data(), table.size() * sizeof(table[0]), engine_.stream()),
-        "the table of peers to the device");
+    return cuda::copy(memory_.data() + at, table.data(), table.size() * sizeof(table[0]), engine_.stream(),
+                      "the table of peers to the device");
   };
   MOECCL_TRY(store(peers_at(), peers));
   std::vector<moeccl::cuda::MessagePair> pairs;
@@ -212,13 +202,13 @@ Result<PersistentKernel::Placed*> PersistentKernel::place(const Operation& op) {
 // Uses a separate stream, for which nothing waits, even while another is being captured. The stream is urgent: in a
 // hardware channel shared with a caller's stream, the program would arrive after what that stream waits for.
 Status PersistentKernel::upload(std::byte* at, size_t bytes) {
-  MOECCL_TRY(driver_cuda::copy(programs_.data() + (at - pinned_.data()), at, bytes, upload_stream_,
-                               "a program to the device"));
+  MOECCL_TRY(
+      cuda::copy(programs_.data() + (at - pinned_.data()), at, bytes, upload_stream_.get(), "a program to the device"));
   // Everything that the stream did before is visible to all before the number is. uploaded() is read with acquire
   // before the launch that reads the copy.
-  const auto number = reinterpret_cast<driver_cuda::Pointer>(&uploaded());
-  return driver_cuda::check(driver_cuda::driver()->cuStreamWriteValue64_v2(upload_stream_, number, ++uploads_, 0),
-                            "a program to the device");
+  const auto number = reinterpret_cast<cuda::Pointer>(&uploaded());
+  return cuda::check(cuda::driver()->cuStreamWriteValue64_v2(upload_stream_.get(), number, ++uploads_, 0),
+                     "a program to the device");
 }
 
 const std::atomic<uint64_t>& PersistentKernel::uploaded() const {
@@ -328,15 +318,15 @@ moeccl::cuda::WalkSplitsArgs with_splits(const Operation& op, const WalkArgs& wa
 
 }  // namespace
 
-Status PersistentKernel::start(const Operation& op, const WalkArgs& a, driver_cuda::Stream stream) const {
+Status PersistentKernel::start(const Operation& op, const WalkArgs& a, cuda::Stream stream) const {
   const uint32_t lanes = lanes_of(a);
   const uint64_t team =
       std::clamp<uint64_t>(work_of(op, n_ranks_, a.completed == nullptr) / kBlockBytes, 1, most_blocks_ / lanes);
-  const auto launch_kernel = [&](driver_cuda::Function kernel, const void* args) {
+  const auto launch_kernel = [&](cuda::Function kernel, const void* args) {
     void* parameters[] = {const_cast<void*>(args)};
-    return driver_cuda::check(driver_cuda::driver()->cuLaunchKernel(kernel, static_cast<unsigned>(team) * lanes, 1, 1,
-                                                                    kThreads, 1, 1, 0, stream, parameters, nullptr),
-                              "launching the persistent kernel");
+    return cuda::check(cuda::driver()->cuLaunchKernel(kernel, static_cast<unsigned>(team) * lanes, 1, 1, kThreads, 1, 1,
+                                                      0, stream, parameters, nullptr),
+                       "launching the persistent kernel");
   };
   if (op.rows.tables != nullptr) {
     const auto rows = with_rows(op, a);
@@ -353,39 +343,39 @@ Status PersistentKernel::start(const Operation& op, const WalkArgs& a, driver_cu
 // Streams that a capture has forked would run their operations in any order, and ranks must not differ in it. Returns
 // the driver's number of the stream's capture. The first operation of a capture makes each replay wait for what was
 // launched or replayed before it, unless the program has said that it orders them itself.
-Result<uint64_t> PersistentKernel::follow_captured(driver_cuda::Stream stream) {
-  const driver_cuda::Driver& d = *driver_cuda::driver();
+Result<uint64_t> PersistentKernel::follow_captured(cuda::Stream stream) {
+  const cuda::Driver& d = *cuda::driver();
   int capturing = 0;
   uint64_t id = 0;
-  MOECCL_TRY(driver_cuda::check(d.cuStreamGetCaptureInfo_v2(stream, &capturing, &id, nullptr, nullptr, nullptr),
-                                "the capture of a CUDA stream"));
+  MOECCL_TRY(cuda::check(d.cuStreamGetCaptureInfo_v2(stream, &capturing, &id, nullptr, nullptr, nullptr),
+                         "the capture of a CUDA stream"));
   if (id == 0) return id;  // the capture has failed
   constexpr const char* kWhat = "the order of operations in a graph";
   for (const Capture& c : captures_) {
     if (c.id != id) continue;
-    MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, c.last, 0), kWhat));
+    MOECCL_TRY(cuda::check(d.cuStreamWaitEvent(stream, c.last.get(), 0), kWhat));
     return id;
   }
   if (!graph_mixing_) return id;
-  for (const driver_cuda::Event event : {event_, replayed_})
-    MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, event, kExternal), kWhat));
+  for (const cuda::EventOwner* event : {&event_, &replayed_})
+    MOECCL_TRY(cuda::check(d.cuStreamWaitEvent(stream, event->get(), kExternal), kWhat));
   return id;
 }
 
-Status PersistentKernel::note_captured(driver_cuda::Stream stream, uint64_t capture) {
+Status PersistentKernel::note_captured(cuda::Stream stream, uint64_t capture) {
   auto* c = std::find_if(captures_.begin(), captures_.end() - 1, [&](const Capture& x) { return x.id == capture; });
   c->id = 0;
-  const driver_cuda::Driver& d = *driver_cuda::driver();
+  const cuda::Driver& d = *cuda::driver();
   constexpr const char* kWhat = "the order of operations in a graph";
-  if (graph_mixing_) MOECCL_TRY(driver_cuda::check(d.cuEventRecordWithFlags(replayed_, stream, kExternal), kWhat));
-  MOECCL_TRY(driver_cuda::check(d.cuEventRecord(c->last, stream), kWhat));
+  if (graph_mixing_) MOECCL_TRY(cuda::check(d.cuEventRecordWithFlags(replayed_.get(), stream, kExternal), kWhat));
+  MOECCL_TRY(cuda::check(d.cuEventRecord(c->last.get(), stream), kWhat));
   c->id = capture;
   std::rotate(captures_.begin(), c, c + 1);
   return {};
 }
 
-Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream, uint64_t* number) {
-  const driver_cuda::Current current(engine_.context());
+Status PersistentKernel::launch(const Operation& op, cuda::Stream stream, uint64_t* number) {
+  const cuda::Current current(engine_.context());
   const std::lock_guard lock(mutex_);
   MOECCL_ASSIGN_OR_RETURN(Placed * placed, place(op));
   WalkArgs a = program_of(*placed, number == nullptr);
@@ -411,8 +401,8 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
   return after_launch(stream, next, 0);
 }
 
-Status PersistentKernel::launch(std::span<const Message> messages, driver_cuda::Stream stream, uint64_t* number) {
-  const driver_cuda::Current current(engine_.context());
+Status PersistentKernel::launch(std::span<const Message> messages, cuda::Stream stream, uint64_t* number) {
+  const cuda::Current current(engine_.context());
   const std::lock_guard lock(mutex_);
   const uint64_t next = number == nullptr ? 0 : messages_launched_ + 1;
   moeccl::cuda::MessagesArgs a{};
@@ -432,9 +422,9 @@ Status PersistentKernel::launch(std::span<const Message> messages, driver_cuda::
   MOECCL_ASSIGN_OR_RETURN(const uint64_t capture, before_launch(stream, next));
   void* parameters[] = {&a};
   const unsigned blocks = std::clamp(n_works, 1u, most_blocks_);
-  MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuLaunchKernel(engine_.function("moeccl_messages"), blocks, 1, 1,
-                                                                      kThreads, 1, 1, 0, stream, parameters, nullptr),
-                                "launching messages"));
+  MOECCL_TRY(cuda::check(cuda::driver()->cuLaunchKernel(engine_.function("moeccl_messages"), blocks, 1, 1, kThreads, 1,
+                                                        1, 0, stream, parameters, nullptr),
+                         "launching messages"));
   if (number != nullptr) *number = messages_launched_ = next;
   return after_launch(stream, next, capture);
 }
@@ -454,17 +444,17 @@ uint64_t PersistentKernel::messages_ended(uint32_t peer, bool sends) const {
   return load_from_device(std::atomic_ref(ended[2 * size_t{peer} + (sends ? 1 : 0)]));
 }
 
-Result<uint64_t> PersistentKernel::before_launch(driver_cuda::Stream stream, uint64_t number) {
+Result<uint64_t> PersistentKernel::before_launch(cuda::Stream stream, uint64_t number) {
   if (number == 0) return follow_captured(stream);
-  const driver_cuda::Driver& d = *driver_cuda::driver();
+  const cuda::Driver& d = *cuda::driver();
   constexpr const char* kWhat = "the order of operations on two streams";
   if (any_launch_ && StreamName(stream) != last_stream_)
-    MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, event_, 0), kWhat));
-  if (graph_mixing_ && has_captured()) MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, replayed_, 0), kWhat));
+    MOECCL_TRY(cuda::check(d.cuStreamWaitEvent(stream, event_.get(), 0), kWhat));
+  if (graph_mixing_ && has_captured()) MOECCL_TRY(cuda::check(d.cuStreamWaitEvent(stream, replayed_.get(), 0), kWhat));
   return uint64_t{0};
 }
 
-Status PersistentKernel::after_launch(driver_cuda::Stream stream, uint64_t number, uint64_t capture) {
+Status PersistentKernel::after_launch(cuda::Stream stream, uint64_t number, uint64_t capture) {
   if (number == 0) {
     if (!replays_.has_value() && beside_others(*fabric_)) replays_.emplace();
     has_captured_.store(true, std::memory_order_release);
@@ -472,29 +462,26 @@ Status PersistentKernel::after_launch(driver_cuda::Stream stream, uint64_t numbe
   }
   any_launch_ = true;
   last_stream_ = StreamName(stream);
-  return driver_cuda::check(driver_cuda::driver()->cuEventRecord(event_, stream),
-                            "the order of operations on two streams");
+  return cuda::check(cuda::driver()->cuEventRecord(event_.get(), stream), "the order of operations on two streams");
 }
 
-bool PersistentKernel::would_wait(driver_cuda::Stream stream) {
+bool PersistentKernel::would_wait(cuda::Stream stream) {
   const std::lock_guard lock(mutex_);
   const bool other_stream = any_launch_ && last_stream_ != StreamName(stream);
   const bool replays = graph_mixing_ && has_captured();
   if (!other_stream && !replays) return false;
-  const driver_cuda::Current current(engine_.context());
-  const auto runs = [](driver_cuda::Event e) {
-    return driver_cuda::driver()->cuEventQuery(e) == driver_cuda::kNotReady;
-  };
-  if (other_stream && runs(event_)) return true;
-  if (!replays || !runs(replayed_)) return false;
+  const cuda::Current current(engine_.context());
+  const auto runs = [](cuda::Event e) { return cuda::driver()->cuEventQuery(e) == cuda::kNotReady; };
+  if (other_stream && runs(event_.get())) return true;
+  if (!replays || !runs(replayed_.get())) return false;
   // The driver does not say on which stream the replay runs. A stream without work is another one. A caller's stream
   // with work may be the one, and occupies its hardware queue without the wait, too.
-  const bool own = stream == engine_.stream() || stream == message_stream_;
-  return own || driver_cuda::driver()->cuStreamQuery(stream) != driver_cuda::kNotReady;
+  const bool own = stream == engine_.stream() || stream == message_stream();
+  return own || cuda::driver()->cuStreamQuery(stream) != cuda::kNotReady;
 }
 
 Status PersistentKernel::device_state() {
-  return driver_cuda::check(watch_->ask(event_), "the persistent kernel's device");
+  return cuda::check(watch_->ask(event_.get()), "the persistent kernel's device");
 }
 
 void PersistentKernel::stop() {

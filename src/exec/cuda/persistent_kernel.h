@@ -101,7 +101,7 @@ class PersistentKernel {
   }
   StreamEngine& engine() const { return engine_; }
   // Returns the stream for messages that a thread launches.
-  driver::cuda::Stream message_stream() const { return message_stream_; }
+  driver::cuda::Stream message_stream() const { return message_stream_.get(); }
 
  private:
   explicit PersistentKernel(StreamEngine& engine) : engine_(engine) {}
@@ -117,7 +117,7 @@ class PersistentKernel {
   void fill(const Operation& op, moeccl::cuda::WalkArgs& a) const;
   Result<uint64_t> follow_captured(driver::cuda::Stream stream);
   Status note_captured(driver::cuda::Stream stream, uint64_t capture);
-  // All for a launch with this number; 0: in a capture.
+  // Put a launch with this number in order with others; 0: in a capture.
   Result<uint64_t> before_launch(driver::cuda::Stream stream, uint64_t number);
   Status after_launch(driver::cuda::Stream stream, uint64_t number, uint64_t capture);
   Status start(const Operation& op, const moeccl::cuda::WalkArgs& a, driver::cuda::Stream stream) const;
@@ -144,21 +144,21 @@ class PersistentKernel {
   PeerMemory memory_;
   driver::cuda::Memory pinned_;  // report, number of uploads, number of the messages that have ended, programs
   driver::cuda::Memory programs_;
-  driver::cuda::Stream upload_stream_ = nullptr, message_stream_ = nullptr;
+  driver::cuda::StreamOwner upload_stream_, message_stream_;
   uint64_t uploads_ = 0;
   size_t programs_from_ = 0, used_ = 0;
   std::mutex mutex_;
   std::unordered_map<uint64_t, Placed> placed_;  // keyed by the program's bytes
   std::unordered_map<uint64_t, Placed*> known_;  // keyed by Choice::program_hash
   std::shared_ptr<DeviceWatch> watch_;
-  driver::cuda::Event event_ = nullptr;  // the end of the last launch
-  StreamName last_stream_;               // to which it went
+  driver::cuda::EventOwner event_;  // the end of the last launch
+  StreamName last_stream_;          // to which it went
   bool any_launch_ = false;
-  driver::cuda::Event replayed_ = nullptr;  // recorded by graphs: the end of the last operation that one has replayed
+  driver::cuda::EventOwner replayed_;  // recorded by graphs: the end of the last operation that one has replayed
   // A capture with launches of this kernel.
   struct Capture {
-    uint64_t id = 0;                     // the driver's; 0: none
-    driver::cuda::Event last = nullptr;  // after its last launch
+    uint64_t id = 0;                // the driver's; 0: none
+    driver::cuda::EventOwner last;  // after its last launch
   };
   // Several captures may be open at the same time. The one that was used last comes first; the driver does not say when
   // one ends, so the last one makes room.

@@ -110,34 +110,23 @@ Result<std::unique_ptr<StreamEngine>> StreamEngine::create(cuda::Context context
   }
   const auto all = static_cast<uint32_t>(std::max(1, sms));
   e->sm_limit_ = sm_limit > 0 ? std::min(sm_limit, all) : std::max(std::min(16u, all), all / 8);
-  MOECCL_ASSIGN_OR_RETURN(e->stream_, create_urgent_stream(context));
+  MOECCL_ASSIGN_OR_RETURN(e->calls_, create_urgent_stream(context));
   MOECCL_ASSIGN_OR_RETURN(e->pinned_, cuda::Memory::pinned(context, kRingBytes));
   MOECCL_ASSIGN_OR_RETURN(e->device_, cuda::Memory::device(context, kRingBytes));
   return e;
 }
 
-StreamEngine::~StreamEngine() {
-  if (stream_ == nullptr) return;
-  const cuda::Current current(context_);
-  (void)cuda::driver()->cuStreamSynchronize(stream_);
-  (void)cuda::driver()->cuStreamDestroy_v2(stream_);
-}
-
-void StreamEngine::note(Status status) {
-  if (status_.ok() && !status.ok()) status_ = std::move(status);
-}
-
 void StreamEngine::write_word(const void* word, uint64_t value) {
   // With the default flag, everything that the stream did before is visible to all before the value is.
-  note(cuda::check(cuda::driver()->cuStreamWriteValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(word), value, 0),
+  note(cuda::check(cuda::driver()->cuStreamWriteValue64_v2(stream(), reinterpret_cast<cuda::Pointer>(word), value, 0),
                    "a signal from the stream"));
 }
 
 Status StreamEngine::synchronize() {
   const cuda::Current current(context_);
-  note(cuda::check(cuda::driver()->cuStreamSynchronize(stream_), "the operation's kernels"));
+  calls_.synchronize("the operation's kernels");
   used_ = 0;
-  return status_;
+  return status();
 }
 
 cuda::Function StreamEngine::function(const char* name, int type) const {
@@ -158,7 +147,7 @@ Status StreamEngine::launch_blocks(cuda::Stream stream, const std::string& name,
 }
 
 void StreamEngine::launch(const std::string& kernel, const void* args, size_t work_bytes) {
-  note(launch_blocks(stream_, kernel, args, (work_bytes + kBlockBytes - 1) / kBlockBytes));
+  note(launch_blocks(stream(), kernel, args, (work_bytes + kBlockBytes - 1) / kBlockBytes));
 }
 
 Status StreamEngine::launch_on(cuda::Stream stream, const char* kernel, const void* args, size_t n_threads) const {
@@ -168,16 +157,14 @@ Status StreamEngine::launch_on(cuda::Stream stream, const char* kernel, const vo
 void StreamEngine::copy(void* dst, const void* src, size_t bytes) {
   if (bytes == 0) return;
   if (bytes >= kCopyEngineBytes) {
-    note(cuda::copy(dst, src, bytes, stream_, "a copy"));
+    calls_.copy(dst, src, bytes, "a copy");
     return;
   }
   const moeccl::cuda::CopyArgs args{dst, src, bytes};
   launch("moeccl_copy", &args, 2 * bytes);
 }
 
-void StreamEngine::clear(void* dst, size_t bytes) {
-  note(cuda::check(cuda::driver()->cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(dst), 0, bytes, stream_), "zeros"));
-}
+void StreamEngine::clear(void* dst, size_t bytes) { calls_.fill(dst, 0, bytes, "zeros"); }
 
 kernels::Scalar StreamEngine::read_scalar(const void* element, moecclDataType_t type) {
   const cuda::Current current(context_);
@@ -189,9 +176,7 @@ kernels::Scalar StreamEngine::read_scalar(const void* element, moecclDataType_t 
 void StreamEngine::fetch(void* host, const void* device, size_t bytes) {
   size_t at = 0;
   if (!reserve(bytes, &at)) return;
-  note(cuda::check(cuda::driver()->cuMemcpyDtoHAsync_v2(pinned_.data() + at, reinterpret_cast<cuda::Pointer>(device),
-                                                        bytes, stream_),
-                   "results to the host"));
+  calls_.copy(pinned_.data() + at, device, bytes, "results to the host");
   if (synchronize().ok()) std::memcpy(host, pinned_.data() + at, bytes);
 }
 
@@ -212,9 +197,7 @@ const void* StreamEngine::upload(const void* host, size_t bytes) {
   size_t at = 0;
   if (bytes == 0 || !reserve(bytes, &at)) return nullptr;
   std::memcpy(pinned_.data() + at, host, bytes);
-  note(cuda::check(cuda::driver()->cuMemcpyHtoDAsync_v2(reinterpret_cast<cuda::Pointer>(device_.data() + at),
-                                                        pinned_.data() + at, bytes, stream_),
-                   "row lists to the device"));
+  calls_.copy(device_.data() + at, pinned_.data() + at, bytes, "row lists to the device");
   return device_.data() + at;
 }
 

@@ -8,10 +8,12 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/table.h"
 #include "src/driver/cuda/modules.h"
+#include "src/exec/cuda/stream_calls.h"
 
 namespace moeccl::exec {
 
@@ -19,7 +21,6 @@ class StreamEngine {
  public:
   // sm_limit: the most multiprocessors that this rank's kernels use; 0: the engine chooses.
   static Result<std::unique_ptr<StreamEngine>> create(driver::cuda::Context context, uint32_t sm_limit);
-  ~StreamEngine();
 
   // Kernels with the contract of the host tables, for memory that the device can access; row lists and terms are in
   // host memory. They act on the engine of the calling thread's innermost Scope, start work, and do not wait for it.
@@ -35,10 +36,10 @@ class StreamEngine {
   };
 
   driver::cuda::Context context() const { return context_; }
-  driver::cuda::Stream stream() const { return stream_; }
+  driver::cuda::Stream stream() const { return calls_.stream(); }
   uint32_t sm_limit() const { return sm_limit_; }
   // The first failure of a launch. It stays.
-  const Status& status() const { return status_; }
+  const Status& status() const { return calls_.status(); }
 
   // Stores into host memory that the device can write, once everything before is done and visible.
   void write_word(const void* word, uint64_t value);
@@ -64,7 +65,7 @@ class StreamEngine {
   // Returns the kernel `name`_`type` for launches on other streams. Any thread.
   driver::cuda::Function function(const char* name, int type) const;
   driver::cuda::Function function(const char* name) const;  // a kernel without types
-  void note(Status status);
+  void note(Status status) { calls_.note(std::move(status)); }
   size_t memory_bytes() const { return pinned_.bytes() + device_.bytes(); }
 
  private:
@@ -73,13 +74,12 @@ class StreamEngine {
   bool reserve(size_t bytes, size_t* offset);
 
   driver::cuda::Context context_ = nullptr;
-  driver::cuda::Stream stream_ = nullptr;
   uint32_t sm_limit_ = 1;
   std::shared_ptr<const driver::cuda::Modules> modules_;  // of the context: shared with its other engines
-  driver::cuda::Memory pinned_,
-      device_;  // rings of the same size: data in one goes to the same place in the other
+  // Rings of the same size. Data in one goes to the same place in the other.
+  driver::cuda::Memory pinned_, device_;
   size_t used_ = 0;
-  Status status_;
+  StreamCalls calls_;
 };
 
 }  // namespace moeccl::exec

@@ -39,7 +39,7 @@ Result<std::shared_ptr<const EarlierWork>> EarlierWork::of(cuda::Context context
   const cuda::Current current(context);
   std::shared_ptr<EarlierWork> made(new EarlierWork(context));
   MOECCL_ASSIGN_OR_RETURN(made->end_, cuda::make_event());
-  MOECCL_TRY(cuda::check(cuda::driver()->cuEventRecord(made->end_, stream),
+  MOECCL_TRY(cuda::check(cuda::driver()->cuEventRecord(made->end(), stream),
                          stream == nullptr ? "the default stream" : "the given CUDA stream"));
   return std::shared_ptr<const EarlierWork>(std::move(made));
 }
@@ -47,14 +47,10 @@ Result<std::shared_ptr<const EarlierWork>> EarlierWork::of(cuda::Context context
 Status EarlierWork::wait(const Fabric& fabric) const {
   const cuda::Current current(context_);
   StreamWork now;
-  now.ready = end_;
+  now.ready = end();
   return now.wait_ready(fabric);
 }
 
-EarlierWork::~EarlierWork() {
-  const cuda::Current current(context_);
-  if (end_ != nullptr) (void)cuda::driver()->cuEventDestroy_v2(end_);
-}
 void StreamWork::add(StreamEngine* engine) {
   if (std::find(engines.begin(), engines.end(), engine) == engines.end()) engines.push_back(engine);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work on a caller's CUDA stream while a thread drives it.
+// Lets a thread drive work that runs on a caller's CUDA stream.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "src/base/status.h"
-#include "src/driver/cuda.h"
 #include "src/exec/cuda/stream_engine.h"
 
 namespace moeccl::exec {
@@ -44,27 +43,26 @@ struct StreamWork {
   };
 };
 
-// The work that a stream holds when this is made. A call that takes no CUDA stream comes after that of the context's
-// default stream, but not after what is called later: another stream that the default stream waits for may wait for
-// this very call.
+// The work that a stream holds when this is made. A call that takes no CUDA stream comes after the work of the
+// context's default stream, but not after work that is put there later: the default stream may then wait for a stream
+// that waits for this very call.
 class EarlierWork {
  public:
   static Result<std::shared_ptr<const EarlierWork>> of(driver::cuda::Context context, driver::cuda::Stream stream);
   static Result<std::shared_ptr<const EarlierWork>> of_default_stream(driver::cuda::Context context) {
     return of(context, nullptr);
   }
-  ~EarlierWork();
   EarlierWork(const EarlierWork&) = delete;
   EarlierWork& operator=(const EarlierWork&) = delete;
   driver::cuda::Context context() const { return context_; }
-  driver::cuda::Event end() const { return end_; }
+  driver::cuda::Event end() const { return end_.get(); }
   // Waits on the host, or for a failure or an abort of the communicator.
   Status wait(const Fabric& fabric) const;
 
  private:
   explicit EarlierWork(driver::cuda::Context context) : context_(context) {}
   driver::cuda::Context context_;
-  driver::cuda::Event end_ = nullptr;
+  driver::cuda::EventOwner end_;
 };
 
 }  // namespace moeccl::exec

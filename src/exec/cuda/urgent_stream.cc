@@ -24,7 +24,6 @@ namespace cuda = driver::cuda;
 
 namespace {
 
-constexpr unsigned kNonBlocking = 1;
 // More than a device can have hardware queues.
 constexpr size_t kMostStreams = 33, kWordStride = 8;
 // A store takes 4 us on an idle device, but processes that share it take turns of some milliseconds.
@@ -43,17 +42,12 @@ class Waiting {
   ~Waiting() {
     let_go();
     if (timer_.joinable()) timer_.join();
-    for (const cuda::Stream s : streams_) {
-      (void)cuda::driver()->cuStreamSynchronize(s);
-      (void)cuda::driver()->cuStreamDestroy_v2(s);
-    }
   }
   Status create() {
     streams_.reserve(kMostStreams);
     for (size_t i = 0; i < kMostStreams; ++i) {
-      cuda::Stream s = nullptr;
-      MOECCL_TRY(cuda::check(cuda::driver()->cuStreamCreate(&s, kNonBlocking), "a CUDA stream"));
-      streams_.push_back(s);
+      MOECCL_ASSIGN_OR_RETURN(cuda::StreamOwner stream, cuda::make_stream());
+      streams_.push_back(std::move(stream));
     }
     MOECCL_ASSIGN_OR_RETURN(timer_, driver::start_thread("moeccl-try", [this] {
                               {
@@ -67,7 +61,7 @@ class Waiting {
   Status add() {
     constexpr unsigned kGreaterOrEqual = 0;
     const auto word = reinterpret_cast<cuda::Pointer>(go_);
-    return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(streams_[n_waiting_++], word, 1, kGreaterOrEqual),
+    return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(streams_[n_waiting_++].get(), word, 1, kGreaterOrEqual),
                        "a stream that waits");
   }
   // Returns false if the streams were let go before.
@@ -81,7 +75,7 @@ class Waiting {
 
  private:
   uint64_t* go_;
-  std::vector<cuda::Stream> streams_;
+  std::vector<cuda::StreamOwner> streams_;
   size_t n_waiting_ = 0;
   std::mutex mutex_;
   std::condition_variable over_;
@@ -111,7 +105,7 @@ Result<size_t> try_how_many(cuda::Context context, cuda::Stream urgent) {
     whole = waiting.let_go();
   }
   // The last store comes when the streams no longer wait. The words must outlive it.
-  MOECCL_TRY(cuda::check(cuda::driver()->cuStreamSynchronize(urgent), "the urgent stream"));
+  MOECCL_TRY(cuda::synchronize(urgent, "the urgent stream"));
   if (!whole) n = std::min(n, kLeastKnown);
   log(LogLevel::kInfo, "{} CUDA streams may wait at once before they hold up the library's own{}",
       n < kMostStreams ? std::to_string(n) : "any number of", whole ? "" : ", as far as could be tried");
@@ -138,21 +132,17 @@ Tried& tried(cuda::Context context) {
 
 }  // namespace
 
-Result<cuda::Stream> create_urgent_stream(cuda::Context context) {
+Result<cuda::StreamOwner> create_urgent_stream(cuda::Context context) {
   const cuda::Current current(context);
   Tried& t = tried(context);
   // Held until the number is known, because the driver may not return while another thread's streams wait in
   // try_how_many(). Not longer: it may not return while many of the program's streams wait, either.
   std::unique_lock trying(t.trying);
   if (t.known) trying.unlock();
-  MOECCL_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::make_first_stream());
+  MOECCL_ASSIGN_OR_RETURN(cuda::StreamOwner stream, cuda::make_first_stream());
   if (!trying.owns_lock()) return stream;
-  Result<size_t> n = try_how_many(context, stream);
-  if (!n.ok()) {  // the next one tries again
-    (void)cuda::driver()->cuStreamDestroy_v2(stream);
-    return std::move(n).status();
-  }
-  t.result = *n;
+  MOECCL_ASSIGN_OR_RETURN(const size_t n, try_how_many(context, stream.get()));  // after a failure the next one tries
+  t.result = n;
   t.known = true;
   return stream;
 }

@@ -2,12 +2,12 @@
 // The stream for this library's own work, and how many callers' streams may wait for that work on the device.
 #pragma once
 
-#include "src/driver/cuda.h"
+#include "src/driver/cuda/streams.h"
 
 namespace moeccl::exec {
 
 // Creates a stream of the context's highest priority.
-Result<driver::cuda::Stream> create_urgent_stream(driver::cuda::Context context);
+Result<driver::cuda::StreamOwner> create_urgent_stream(driver::cuda::Context context);
 
 // Returns how many streams of the context may wait on the device at the same time while an urgent stream still gets on.
 // A device has a limited number of hardware queues (CUDA_DEVICE_MAX_CONNECTIONS: 8, at most 32), and a stream that

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Why the persistent kernel gave up, in words.
+// Says in words why the persistent kernel gave up.
 #pragma once
 
 #include "kernels/cuda/walk_args.h"

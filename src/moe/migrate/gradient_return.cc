@@ -8,7 +8,6 @@
 #include "src/base/adopt.h"
 #include "src/comm/collective.h"
 #include "src/comm/group.h"
-#include "src/comm/split.h"
 #include "src/driver/cuda.h"
 #include "src/moe/creation.h"
 #include "src/moe/migrate/codec_config.h"
@@ -141,9 +140,7 @@ Result<std::unique_ptr<GradientReturn>> GradientReturn::create(const Hybrid& hyb
     return made->allocate(static_cast<size_t>(c.n_layers), c.device_memory == 1);
   });
   mine.code = own.code();
-  const auto all_gather = [&](const void* from, size_t n, void* to) { return all_gather_bytes(comm, from, n, to); };
-  MOECCL_ASSIGN_OR_RETURN(const auto all,
-                          gather_answers(comm.n_ranks(), all_gather, mine, own, "fails in moecclGradientReturnCreate"));
+  MOECCL_ASSIGN_OR_RETURN(const auto all, answers_of(comm, mine, own, "fails in moecclGradientReturnCreate"));
   MOECCL_TRY(compare("moecclGradientReturnCreate", kFields, all));
   return made;
 }

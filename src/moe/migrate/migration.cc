@@ -9,7 +9,6 @@
 #include "src/base/adopt.h"
 #include "src/comm/collective.h"
 #include "src/comm/cuda_stream.h"
-#include "src/comm/split.h"
 #include "src/moe/creation.h"
 #include "src/moe/migrate/codec_config.h"
 
@@ -51,9 +50,7 @@ Result<std::unique_ptr<Migration>> Migration::create(const Hybrid& hybrid, Commu
     mine = {{static_cast<double>(config->count), static_cast<double>(config->type), config->ratio,
              static_cast<double>(config->n_layers), static_cast<double>(config->depth), placement_field(hybrid)}};
   }
-  const auto all_gather = [&](const void* from, size_t n, void* to) { return all_gather_bytes(comm, from, n, to); };
-  MOECCL_ASSIGN_OR_RETURN(const auto all, gather_answers(comm.n_ranks(), all_gather, mine, config.status(),
-                                                         "fails in moecclMigrationCreate"));
+  MOECCL_ASSIGN_OR_RETURN(const auto all, answers_of(comm, mine, config.status(), "fails in moecclMigrationCreate"));
   MOECCL_TRY(compare("moecclMigrationCreate", kFields, all));
   return std::unique_ptr<Migration>(new Migration(hybrid, comm, *config));
 }

@@ -57,12 +57,6 @@ Result<moecclExpertSwapConfig_t> checked(const moecclExpertSwapConfig_t* given, 
 
 constexpr const char* kFields[] = {"interval", "max_tokens", "max_function", "gamma", "min_gain", "horizon", "swap_us"};
 
-template <class Answer>
-Result<std::vector<Answer>> answers(Communicator& comm, const Answer& mine, const Status& own, const char* what) {
-  const auto all_gather = [&](const void* from, size_t n, void* to) { return all_gather_bytes(comm, from, n, to); };
-  return gather_answers(comm.n_ranks(), all_gather, mine, own, what);
-}
-
 // Fills in alpha and beta of Eq. 8 for each level, in us: inter alpha, inter beta, intra alpha, intra beta. Where links
 // are not known, a byte costs the same at every level.
 void fill_costs(const MoeHost& host, std::vector<double> (&costs)[4]) {
@@ -95,7 +89,7 @@ Result<std::unique_ptr<ExpertSwap>> ExpertSwap::create(Communicator& parent, con
     mine = {{static_cast<double>(config->interval), static_cast<double>(config->max_tokens),
              static_cast<double>(config->max_function), config->gamma, config->min_gain, config->horizon,
              config->swap_us}};
-  MOECCL_ASSIGN_OR_RETURN(const auto all, answers(parent, mine, config.status(), "fails in moecclExpertSwapCreate"));
+  MOECCL_ASSIGN_OR_RETURN(const auto all, answers_of(parent, mine, config.status(), "fails in moecclExpertSwapCreate"));
   MOECCL_TRY(compare("moecclExpertSwapCreate", kFields, all));
   MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm,
                           split(parent, 0, static_cast<int>(parent.rank()), nullptr));
@@ -195,7 +189,7 @@ Status ExpertSwap::agree(Layer& made, const MoeLayer& layer, const Status& own) 
       if (comm_->is_device_memory(made.tensors[i].slots)) mine.on_device |= uint64_t{1} << i;
     }
   }
-  MOECCL_ASSIGN_OR_RETURN(const auto all, answers(*comm_, mine, own, "fails in moecclExpertSwapAttach"));
+  MOECCL_ASSIGN_OR_RETURN(const auto all, answers_of(*comm_, mine, own, "fails in moecclExpertSwapAttach"));
   const struct {
     const char* name;
     uint64_t Answer::*field;
@@ -269,12 +263,11 @@ Status ExpertSwap::start_round() {
   if (round->parts.empty()) return {};
   round->words.assign(words, 0);
   round_ = std::move(round);
-  background_.start([this, at = round_.get()] {
+  return background_.enqueue(background_.hold([this, at = round_.get()] {
     Status status = or_break_off([&] { return run(*at); });
     at->done.store(true, std::memory_order_release);
     return status;
-  });
-  return {};
+  }));
 }
 
 Status ExpertSwap::run(Round& round) {
@@ -457,7 +450,7 @@ Status ExpertSwap::finish(int32_t* n_swaps) {
   if (round_ == nullptr) return {};
   const double begun = now_us();
   const std::unique_ptr<Round> round = std::move(round_);
-  MOECCL_TRY(background_.wait());
+  MOECCL_TRY(background_.synchronize());
   MOECCL_TRY(or_break_off([&]() -> Status {
     MOECCL_TRY(exchange(*round, true));
     for (Part& part : round->parts)

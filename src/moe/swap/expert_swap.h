@@ -10,7 +10,7 @@
 
 #include "moeccl/swap.h"
 #include "src/comm/communicator.h"
-#include "src/moe/background.h"
+#include "src/comm/stream.h"
 #include "src/moe/moe_layer.h"
 #include "src/routing/expert_map.h"
 
@@ -110,7 +110,7 @@ class ExpertSwap {
   bool begun_ = false;
   std::unique_ptr<Round> round_;  // null while no round is under way
   std::vector<Room> spare_;
-  Background background_;  // declared last: its thread uses the other members
+  HostStream background_{/*waiters_run=*/false};  // declared last: its thread uses the other members
 };
 
 }  // namespace moeccl::comm

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks, warps, barriers and the order of threads.
-#include <sched.h>
 #include <time.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -172,6 +172,7 @@ void Block::run(const Kernel& kernel_to_run, const void* its_args, uint32_t bloc
   tsan::release(&began);
   // The order of threads changes with the seed and reverses every second round.
   uint64_t turn = how.seed * 0x9e3779b97f4a7c15ull >> 32;
+  uint32_t idle = 0;
   for (uint32_t left = n_threads; left > 0; turn = turn * 2862933555777941757ull + 3037000493ull) {
     if (abandoned || (how.failed != nullptr && how.failed->load(std::memory_order_relaxed) != 0)) {
       threads.clear();  // stacks that no thread returns to
@@ -199,7 +200,13 @@ void Block::run(const Kernel& kernel_to_run, const void* its_args, uint32_t bloc
       left -= th.fiber.running() ? 0 : 1;
     }
     if (!moved && !paused && !abandoned) deadlock();
-    if (!moved) sched_yield();  // the block waits for something outside
+    // The block waits for something outside. Blocks that only yield keep threads off their core for seconds on some
+    // kernels (decision 137).
+    idle = moved ? 0 : idle + 1;
+    if (idle > 16)
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    else if (idle > 0)
+      std::this_thread::yield();
   }
   tsan::acquire(&ended);
 }

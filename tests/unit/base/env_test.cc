@@ -146,11 +146,12 @@ TEST(Env, GarbageInAnyVariableIsNamedWithWhatIsAccepted) {
 TEST(Env, ProgramsWithMoreRightsThanTheirUserOpenNoFilesThatTheUserNames) {
   const char* given[] = {"MOECCL_DEBUG_FILE=/etc/a", "MOECCL_DUMP=/etc/b",        "MOECCL_PROFILE=/etc/c",
                          "MOECCL_TOPOLOGY=/etc/d",   "MOECCL_SECRET_FILE=/etc/e", "MOECCL_CUDA_DRIVER=/tmp/f",
-                         "MOECCL_NET_PLUGIN=/tmp/g", "NCCL_NET_PLUGIN=/tmp/h",    "MOECCL_TIMEOUT_MS=1500"};
+                         "MOECCL_NET_PLUGIN=/tmp/g", "NCCL_NET_PLUGIN=/tmp/h",    "MOECCL_IB_LIBRARY=/tmp/i",
+                         "MOECCL_TIMEOUT_MS=1500"};
   for (const bool privileged : {false, true}) {
     const Env e = parse_env(given, privileged).env;
     for (const std::string& value :
-         {e.log_file, e.dump, e.profile, e.topology, e.secret_file, e.cuda_driver, e.net_plugin})
+         {e.log_file, e.dump, e.profile, e.topology, e.secret_file, e.cuda_driver, e.net_plugin, e.ib_library})
       EXPECT_EQ(value.empty(), privileged) << value;
     EXPECT_EQ(e.timeout_ms, 1500);
   }
@@ -172,6 +173,70 @@ TEST(Env, NcclsNameCountsWhereOursIsNotGiven) {
   EXPECT_TRUE(parse({"NCCL_GRAPH_MIXING_SUPPORT=0", "MOECCL_CUDA_GRAPH_MIXING=1"}).env.cuda_graph_mixing);
   const EnvParse other = parse({"NCCL_NET_PLUGIN=\x01", "NCCL_DEBUG=INFO", "NCCL_NET_PLUGIN"});
   EXPECT_TRUE(other.status.ok() && other.warnings.empty() && other.env.net_plugin.empty());
+}
+
+TEST(Env, OfRdmaOursCountBeforeNcclsAndBothAreRead) {
+  const EnvParse p =
+      parse({"MOECCL_IB_TC=106", "NCCL_IB_TC=1", "NCCL_IB_GID_INDEX=3", "NCCL_IB_SL=5", "NCCL_IB_TIMEOUT=22",
+             "NCCL_IB_RETRY_CNT=6", "NCCL_IB_PKEY=2", "NCCL_IB_HCA=mlx5_0:1", "NCCL_IB_QPS_PER_CONNECTION=4",
+             "NCCL_IB_ADAPTIVE_ROUTING=1", "NCCL_IB_LIBRARY=/no/alias", "MOECCL_IB_SL="});
+  ASSERT_TRUE(p.status.ok());
+  EXPECT_EQ(p.env.ib_traffic_class, 106);
+  EXPECT_EQ(p.env.ib_gid_index, 3);
+  EXPECT_EQ(p.env.ib_service_level, 5);
+  EXPECT_EQ(p.env.ib_timeout, 22);
+  EXPECT_EQ(p.env.ib_retry_count, 6);
+  EXPECT_EQ(p.env.ib_pkey_index, 2);
+  EXPECT_EQ(p.env.ib_hca, "mlx5_0:1");
+  EXPECT_EQ(p.env.ib_queue_pairs, 4u);
+  EXPECT_EQ(p.env.ib_adaptive_routing, 1);
+  EXPECT_EQ(p.env.ib_library + p.env.ib_refused, "");
+  EXPECT_TRUE(p.notes.empty());
+}
+
+TEST(Env, OfNcclTurnsRdmaOff) {
+  EXPECT_EQ(parse({"NCCL_IB_DISABLE=0"}).env.ib_library, "");
+  EXPECT_EQ(parse({"NCCL_IB_DISABLE=1", "MOECCL_IB_LIBRARY="}).env.ib_library, "none");
+  EXPECT_EQ(parse({"MOECCL_IB_LIBRARY=libibverbs.so.1", "NCCL_IB_DISABLE=1"}).env.ib_library, "libibverbs.so.1");
+}
+
+TEST(Env, BadValuesForRdmaNameTheVariable) {
+  for (const char* entry : {"MOECCL_IB_TC=256", "MOECCL_IB_TC=0x6a", "MOECCL_IB_TIMEOUT=0", "MOECCL_IB_TIMEOUT=22 ",
+                            "MOECCL_IB_RETRY_CNT=8", "MOECCL_IB_PKEY=-1", "MOECCL_IB_HCA=mlx5_0:x", "MOECCL_IB_HCA=:1",
+                            "MOECCL_IB_HCA=mlx5_0:", "MOECCL_IB_QPS_PER_CONNECTION=9", "MOECCL_IB_GID_INDEX=256"})
+    EXPECT_EQ(parse({entry}).status.code(), moecclInvalidArgument) << entry;
+  EXPECT_EQ(parse({"MOECCL_IB_TIMEOUT=-1"}).env.ib_timeout, -1);
+  // NCCL's are only a reason not to use RDMA.
+  for (const auto& entry :
+       {std::pair("NCCL_IB_SL=16", "NCCL_IB_SL: \"16\" is not accepted; give a service level, 0 to 15"),
+        std::pair("NCCL_IB_GID_INDEX=x", "NCCL_IB_GID_INDEX: \"x\" is"),
+        std::pair("NCCL_IB_HCA=^", "NCCL_IB_HCA: \"^\" is")}) {
+    const EnvParse p = parse({entry.first});
+    EXPECT_TRUE(p.status.ok() && p.warnings.empty());
+    EXPECT_TRUE(p.env.ib_refused.starts_with(entry.second)) << p.env.ib_refused;
+  }
+  EXPECT_EQ(parse({"NCCL_IB_SL=16", "MOECCL_IB_SL=2"}).env.ib_refused, "") << "ours counts";
+}
+
+// What NCCL accepts is no reason to go without RDMA.
+TEST(Env, NcclsValuesOutOfOurRangeCountAsTheNearest) {
+  const EnvParse p = parse({"NCCL_IB_QPS_PER_CONNECTION=16", "NCCL_IB_TC=0x6a", "NCCL_IB_SL=-1", "NCCL_IB_TIMEOUT=0",
+                            "NCCL_IB_RETRY_CNT=13", "NCCL_IB_GID_INDEX=-2", "NCCL_IB_ADAPTIVE_ROUTING=-2"});
+  EXPECT_EQ(p.env.ib_refused, "");
+  EXPECT_EQ(p.env.ib_queue_pairs, kMaxQueuePairs);
+  EXPECT_EQ(p.env.ib_traffic_class, 0x6a);
+  EXPECT_EQ(p.env.ib_service_level, 0);
+  EXPECT_EQ(p.env.ib_timeout, 31) << "no limit, as far as the NIC can";
+  EXPECT_EQ(p.env.ib_retry_count, 7);
+  EXPECT_EQ(p.env.ib_gid_index, -1);
+  EXPECT_EQ(p.env.ib_adaptive_routing, -1);
+  ASSERT_EQ(p.notes.size(), 7u);
+  EXPECT_EQ(p.notes.back(), "NCCL_IB_ADAPTIVE_ROUTING=-2 counts as -1");
+  EXPECT_EQ(parse({"NCCL_IB_TC=-1", "NCCL_IB_ADAPTIVE_ROUTING=2"}).env.ib_adaptive_routing, 1);
+  EXPECT_EQ(parse({"NCCL_IB_TIMEOUT=50"}).env.ib_timeout, 18) << "the NIC takes the lowest 5 bits";
+  EXPECT_EQ(parse({"NCCL_IB_TIMEOUT=64"}).env.ib_timeout, 31) << "these are 0";
+  EXPECT_EQ(parse({"NCCL_IB_RETRY_CNT=-1"}).env.ib_retry_count, 7);
+  EXPECT_EQ(parse({"NCCL_IB_TIMEOUT=22 # as on the old cluster"}).env.ib_timeout, 22);
 }
 
 TEST(Env, SecretsAreNeverShown) {

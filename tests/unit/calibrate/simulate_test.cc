@@ -121,7 +121,7 @@ TEST(Simulate, GpusAreBoundByTheLinksBetweenTheirNodes) {
   EXPECT_NEAR(t["flat"] / t["hier:2"], bytes_between_nodes("flat") / bytes_between_nodes("hier:2"), 0.05);
   EXPECT_GT(t["flat"] / t["hier:2"], 1.3);
   c.json = 0;
-  EXPECT_NE(page(c).find("constants: GPU of the H100 class\n"), std::string::npos);
+  EXPECT_NE(page(c).find("constants: GPU of the H100 class (persistent kernel)\n"), std::string::npos);
 }
 
 TEST(Simulate, AProfilesFiguresOverrideTheConstants) {
@@ -133,9 +133,10 @@ TEST(Simulate, AProfilesFiguresOverrideTheConstants) {
   c.profile = slow.c_str();
   EXPECT_GT(times(c)["flat"], 2 * fast);
   const std::string text = page(c);
-  EXPECT_NE(text.find("constants: GPU of the H100 class, overridden by " + slow), std::string::npos) << text;
+  EXPECT_NE(text.find("constants: GPU of the H100 class (persistent kernel), overridden by " + slow), std::string::npos)
+      << text;
   EXPECT_NE(text.find("copy_bytes_per_ns                 1  " + slow), std::string::npos) << text;
-  EXPECT_NE(text.find("reduce_bytes_per_ns            3000  "), std::string::npos) << text;
+  EXPECT_NE(text.find("reduce_bytes_per_ns             721  "), std::string::npos) << text;
 }
 
 TEST(Simulate, SaysNoGainPlainly) {
@@ -328,7 +329,7 @@ TEST(Simulate, ReadsTheTopologyFromAFile) {
       {"id": "pci:0000:02:00.0", "kind": "gpu", "parent": "host", "number": 1, "bandwidth": 25}]}]})");
   c.topology = json.c_str();
   EXPECT_NE(page(c).find("on 6 ranks"), std::string::npos) << page(c);
-  EXPECT_NE(page(c).find("constants: GPU of the H100 class\n"), std::string::npos) << page(c);
+  EXPECT_NE(page(c).find("constants: GPU of the H100 class (persistent kernel)\n"), std::string::npos) << page(c);
   const std::string mixed = file_with("mixed.json", R"({"moeccl_topology": 1, "hosts": [
     {"nodes": [{"id": "host", "kind": "host", "cores": 1}]},
     {"nodes": [{"id": "host", "kind": "host"},

@@ -375,6 +375,20 @@ std::string prices_of(moecclRouting_t routing) {
   return page.substr(from, page.find("chosen:") - from);
 }
 
+TEST(CudaMoeProfile, HasTheConstantsOfTheEngineThatMovesTheRows) {
+  for (const auto& [persistent, engine] : {std::pair("1", "persistent kernel"), {"0", "a launch for each step"}}) {
+    const Setting kernel("MOECCL_CUDA_PERSISTENT", persistent);
+    run_on_devices(2, device_options(RankMode::kThreads), [&](int, moecclComm_t comm, CudaDevice& device, void*) {
+      const Alone a(comm, device);
+      const std::string page = prices_of(a.routing);
+      EXPECT_NE(page.find(std::string("from the constants of a GPU of the H100 class (") + engine + ")"),
+                std::string::npos)
+          << page;
+      all_have_ended(comm);
+    });
+  }
+}
+
 TEST(CudaMoeProfile, IsFollowedByLayersThatWereMadeBefore) {
   const std::string path = ::testing::TempDir() + "moeccl_cuda_profile_" + std::to_string(getpid()) + ".json";
   std::ofstream(path) << R"({"moeccl_profile": 1, "levels": [

@@ -149,7 +149,7 @@ class TwoLayouts : public ::testing::TestWithParam<bool> {
   Placement placement_ = Placement::make(kExperts, 8, nullptr).value();
   CanonicalOrder order_{tree_, placement_};
   GlobalRouting routing_ = make_routing({8, kExperts, kTopK, kTokens, 1}, 0).value();
-  plan::Profile profile_ = plan::device_profile();
+  plan::Profile profile_ = plan::kernel_hardware().profile;
 };
 INSTANTIATE_TEST_SUITE_P(RoutingPrice, TwoLayouts, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "ExpertMajor" : "Rows"; });

@@ -80,7 +80,7 @@ class Layer {
   CanonicalOrder order_;
   GlobalRouting routing_;
   MoeShape shape_;
-  plan::Profile profile_ = plan::device_profile();
+  plan::Profile profile_ = plan::kernel_hardware().profile;
 };
 
 TEST(TableIV, TheChosenPlanIsNearlyTheBest) {

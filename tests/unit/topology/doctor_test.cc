@@ -222,10 +222,13 @@ TEST(Doctor, SaysHowOtherHostsAreReached) {
   Discovery d;
   d.graph = fixture("sub_numa");
   const driver::HostLimits l = good_limits();
-  const std::vector<NetworkFacts> both = {{"verbs", false, "no device"}, {"tcp", true, "eth0 (25 Gbit/s)"}};
+  const std::vector<NetworkFacts> both = {{"verbs", false, "no device"},
+                                          {"tcp", true, "eth0 (25 Gbit/s)", false, "can encrypt"}};
   const std::string page = doctor_page({&d, &l, 2, false, both});
-  EXPECT_NE(page.find("ranks of other hosts: tcp over eth0 (25 Gbit/s)\n        not verbs: no device\n"),
-            std::string::npos)
+  EXPECT_NE(
+      page.find(
+          "ranks of other hosts: tcp over eth0 (25 Gbit/s)\n        tcp: can encrypt\n        not verbs: no device\n"),
+      std::string::npos)
       << page;
   const std::string alone = doctor_page({&d, &l, 2, false, {{"tcp", false, "only loopback is up"}}});
   EXPECT_NE(alone.find("ranks of other hosts: no network\n        not tcp: only loopback is up\n"), std::string::npos)

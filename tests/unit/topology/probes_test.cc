@@ -459,7 +459,8 @@ TEST(Discover, FilesAndTextsGiveLevels) {
   EXPECT_NE(read_source("/dev/null", 0).status().message().find("not a file"), std::string::npos);
   EXPECT_NE(read_source(folder + "/dgx.txt", 0).status().message().find("neither XML"), std::string::npos);
   // A text without a colon is a file, and a file may hold a synthetic text.
-  EXPECT_NE(tree_from_text("nosuch", 2).status().message().find("nosuch: No such file"), std::string::npos);
+  EXPECT_NE(tree_from_text("nosuch", 2).status().message().find("nosuch: cannot be opened: No such file"),
+            std::string::npos);
   const std::string path = testing::TempDir() + "levels.txt";
   std::ofstream(path) << "node:2 gpu:4(lat=2us)\n";
   EXPECT_EQ(to_synthetic(tree_from_text(path, 8).value()), "node:2 gpu:4(lat=2us)");

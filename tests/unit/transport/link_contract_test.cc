@@ -613,6 +613,11 @@ TEST_P(LinkContract, ARankThatHasFailedTellsNobodyThatItsDataCame) {
   EXPECT_FALSE(seen(ranks[1], 0, 5, 1));
 }
 
+TEST(Capabilities, AreNamedForDoctor) {
+  EXPECT_EQ(transport::text_of(transport::tcp::kCapabilities),
+            "keeps the order of puts, moves bytes by a thread of each rank, can encrypt");
+}
+
 // A network's stated capabilities match the parts of its links.
 TEST_P(LinkContract, CapabilitiesAreThePartsOfTheLinks) {
   if (GetParam() == "thread" || GetParam() == "paced" || GetParam().starts_with("cuda")) GTEST_SKIP() << "no network";

@@ -62,12 +62,12 @@ TEST(NetPluginRails, AreTheFastestAndDifferentForTheRanksOfAHost) {
     return all;
   };
   using Numbers = std::vector<int>;
-  EXPECT_EQ(numbers(choose_rails(devices({0}), 3)), Numbers{0});
-  EXPECT_EQ(numbers(choose_rails(devices({1000, 100'000, 25'000, 24'000}), 0)), (Numbers{1, 2}));
+  EXPECT_EQ(numbers(rails_of_rank(devices({0}), 3)), Numbers{0});
+  EXPECT_EQ(numbers(rails_of_rank(devices({1000, 100'000, 25'000, 24'000}), 0)), (Numbers{1, 2}));
   const auto eight = devices(std::vector<int64_t>(8, 400'000));
-  EXPECT_EQ(numbers(choose_rails(eight, 0)), (Numbers{0, 1, 2, 3}));
-  EXPECT_EQ(numbers(choose_rails(eight, 1)), (Numbers{4, 5, 6, 7}));
-  EXPECT_EQ(numbers(choose_rails(eight, 2)), (Numbers{0, 1, 2, 3}));
+  EXPECT_EQ(numbers(rails_of_rank(eight, 0)), (Numbers{0, 1, 2, 3}));
+  EXPECT_EQ(numbers(rails_of_rank(eight, 1)), (Numbers{4, 5, 6, 7}));
+  EXPECT_EQ(numbers(rails_of_rank(eight, 2)), (Numbers{0, 1, 2, 3}));
 }
 
 class EveryVersion : public ::testing::TestWithParam<std::string> {};
@@ -93,7 +93,7 @@ TEST_P(EveryVersion, MovesMessagesThroughOneInterface) {
   ASSERT_TRUE(listener.ok()) << listener.status().message();
   Comm to = nullptr, from = nullptr;
   for (int i = 0; i < 100'000 && (to == nullptr || from == nullptr); ++i) {
-    if (to == nullptr) to = *api.connect(use->context(), 1, -1, &handle);
+    if (to == nullptr) to = *api.connect(use->context(), 1, &handle);
     if (from == nullptr) from = *api.accept(*listener);
   }
   ASSERT_TRUE(to != nullptr && from != nullptr);

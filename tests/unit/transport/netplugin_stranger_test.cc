@@ -41,12 +41,11 @@ std::vector<Lie> lies() {
     return all.back();
   };
   const auto segment_end = 64u << 20;  // beyond any staging and message slots here
-  add("a number that is not its turn", "a message that is none", frame({type(FrameType::kSeen), 0, 0, 0, 0, 0}))
+  add("a number that is not its turn", "a malformed message", frame({type(FrameType::kSeen), 0, 0, 0, 0, 0}))
       .head.number = 3;
-  add("more bytes than a message has", "a message that is none", frame({type(FrameType::kSeen), 0, 0, 0, 0, 0}))
+  add("more bytes than a message has", "a malformed message", frame({type(FrameType::kSeen), 0, 0, 0, 0, 0}))
       .head.bytes = ~0u;
-  add("another size than came", "a message that is none", frame({type(FrameType::kSeen), 0, 0, 0, 0, 0})).head.bytes =
-      8;
+  add("another size than came", "a malformed message", frame({type(FrameType::kSeen), 0, 0, 0, 0, 0})).head.bytes = 8;
   add("half a head", "half a frame", std::vector<std::byte>(7));
   add("a payload beyond the message", "half a frame", frame({type(FrameType::kPut), 0, 0, 0, 4096, 0}, 8));
   add("no bytes", "a put outside of the staging", frame({type(FrameType::kPut), 0, 0, 0, 0, 0}));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Specifics of transport/verbs, on the fake libibverbs: settings, addresses, errors that name their cause, and that
+// Specifics of transport/verbs, on the fake libibverbs: addresses, errors that name their cause, and that
 // nothing is left behind. link_contract_test.cc tests what every link promises.
 #include <gtest/gtest.h>
 
@@ -24,106 +24,19 @@ using namespace transport::verbs;
 using transport::PutState;
 namespace abi = driver::ibv_abi;
 
-Result<Settings> given(std::map<std::string, std::string> variables) {
-  return read_settings([&](const char* name) {
-    const auto at = variables.find(name);
-    return at == variables.end() ? nullptr : at->second.c_str();
-  });
-}
-
-TEST(VerbsSettings, OursCountBeforeNcclsAndBothAreRead) {
-  const auto s = given({{"MOECCL_IB_TC", "106"},
-                        {"NCCL_IB_TC", "1"},
-                        {"NCCL_IB_GID_INDEX", "3"},
-                        {"NCCL_IB_SL", "5"},
-                        {"NCCL_IB_TIMEOUT", "22"},
-                        {"NCCL_IB_RETRY_CNT", "6"},
-                        {"NCCL_IB_PKEY", "2"},
-                        {"NCCL_IB_QPS_PER_CONNECTION", "4"},
-                        {"NCCL_IB_ADAPTIVE_ROUTING", "1"},
-                        {"NCCL_IB_LIBRARY", "/no/alias"},
-                        {"MOECCL_IB_SL", ""}});
-  ASSERT_TRUE(s.ok());
-  EXPECT_EQ(s.value().traffic_class, 106);
-  EXPECT_EQ(s.value().gid_index, 3);
-  EXPECT_EQ(s.value().service_level, 5);
-  EXPECT_EQ(timeout_code(s.value(), 1000), 22) << "what a user says counts";
-  EXPECT_EQ(s.value().retry_count, 6);
-  EXPECT_EQ(s.value().pkey_index, 2);
-  EXPECT_EQ(s.value().queue_pairs, 4u);
-  EXPECT_EQ(s.value().adaptive_routing, AdaptiveRouting::kOn);
-  EXPECT_EQ(s.value().library, "");
-}
-
-TEST(VerbsSettings, NcclsSwitchTurnsRdmaOff) {
-  const auto why_off = [](std::map<std::string, std::string> variables) {
-    const auto read = given(std::move(variables));
-    EXPECT_TRUE(read.ok());
-    return read.ok() ? read->why_off : "";
-  };
-  EXPECT_EQ(why_off({}), "");
-  EXPECT_EQ(why_off({{"NCCL_IB_DISABLE", "0"}}), "");
-  EXPECT_EQ(why_off({{"NCCL_IB_DISABLE", "1"}}), "NCCL_IB_DISABLE is 1");
-  EXPECT_EQ(why_off({{"NCCL_IB_DISABLE", "1"}, {"MOECCL_IB_LIBRARY", "libibverbs.so.1"}}), "") << "ours counts";
-  EXPECT_EQ(why_off({{"MOECCL_IB_LIBRARY", "none"}}), "MOECCL_IB_LIBRARY is none");
-}
-
 TEST(VerbsSettings, RetriesEndWithinHalfOfAnOperationsTimeout) {
-  const Settings s;
+  Env s;
   EXPECT_EQ(timeout_code(s, 600'000), 20);
   for (const int64_t ms : {2'000, 5'000, 20'000, 60'000}) {
     const double all_ms = 0.004096 * static_cast<double>(1u << timeout_code(s, ms)) * 8;
     EXPECT_LE(all_ms, static_cast<double>(ms) / 2);
     EXPECT_GT(all_ms * 2, static_cast<double>(ms) / 2) << "but not earlier than it must";
   }
-}
-
-TEST(VerbsSettings, WhatIsNotAcceptedNamesTheVariable) {
-  const std::pair<const char*, const char*> bad[] = {
-      {"MOECCL_IB_TC", "256"},      {"NCCL_IB_SL", "16"},          {"MOECCL_IB_TIMEOUT", "0"},
-      {"MOECCL_IB_RETRY_CNT", "8"}, {"MOECCL_IB_PKEY", "-1"},      {"NCCL_IB_GID_INDEX", "x"},
-      {"NCCL_IB_HCA", "^"},         {"MOECCL_IB_HCA", "mlx5_0:x"}, {"MOECCL_IB_QPS_PER_CONNECTION", "9"}};
-  for (const auto& [name, value] : bad) {
-    const auto s = given({{name, value}});
-    ASSERT_FALSE(s.ok()) << name;
-    EXPECT_EQ(s.status().code(), moecclInvalidArgument);
-    EXPECT_NE(s.status().message().find(name), std::string::npos) << s.status().message();
-    EXPECT_NE(s.status().message().find(value), std::string::npos) << s.status().message();
-  }
-}
-
-// What NCCL accepts is no reason to go without RDMA.
-TEST(VerbsSettings, NcclsValuesOutOfOurRangeCountAsTheNearest) {
-  const auto s = given({{"NCCL_IB_QPS_PER_CONNECTION", "16"},
-                        {"NCCL_IB_TC", "0x6a"},
-                        {"NCCL_IB_SL", "-1"},
-                        {"NCCL_IB_TIMEOUT", "0"},
-                        {"NCCL_IB_RETRY_CNT", "13"},
-                        {"NCCL_IB_GID_INDEX", "-2"},
-                        {"NCCL_IB_ADAPTIVE_ROUTING", "-2"}});
-  ASSERT_TRUE(s.ok()) << s.status().message();
-  EXPECT_EQ(s->queue_pairs, kMaxQueuePairs);
-  EXPECT_EQ(s->traffic_class, 0x6a);
-  EXPECT_EQ(s->service_level, 0);
-  EXPECT_EQ(s->timeout, 31) << "no limit, as far as the NIC can";
-  EXPECT_EQ(s->retry_count, 7);
-  EXPECT_EQ(s->gid_index, -1);
-  EXPECT_EQ(s->adaptive_routing, AdaptiveRouting::kAutomatic);
-  ASSERT_EQ(s->adapted.size(), 6u);
-  EXPECT_EQ(s->adapted.back(), "NCCL_IB_ADAPTIVE_ROUTING=-2 counts as -1");
-  EXPECT_EQ(given({{"NCCL_IB_TC", "-1"}, {"NCCL_IB_ADAPTIVE_ROUTING", "2"}})->adaptive_routing, AdaptiveRouting::kOn);
-  EXPECT_EQ(given({{"NCCL_IB_TIMEOUT", "50"}})->timeout, 18) << "the NIC takes the lowest 5 bits";
-  EXPECT_EQ(given({{"NCCL_IB_TIMEOUT", "64"}})->timeout, 31) << "these are 0";
-  EXPECT_EQ(given({{"NCCL_IB_RETRY_CNT", "-1"}})->retry_count, 7);
-  EXPECT_EQ(given({{"NCCL_IB_TIMEOUT", "22 # as on the old cluster"}})->timeout, 22);
-  EXPECT_FALSE(given({{"MOECCL_IB_TC", "0x6a"}}).ok()) << "ours are read as documented";
-  EXPECT_FALSE(given({{"MOECCL_IB_TIMEOUT", "22 "}}).ok());
+  s.ib_timeout = 22;
+  EXPECT_EQ(timeout_code(s, 1000), 22) << "what a user says counts";
 }
 
 TEST(VerbsSettings, TheFilterOfDevicesReadsNcclsSyntax) {
-  const auto admits = [](const char* text, const char* device, uint32_t port) {
-    return HcaFilter::parse(text)->admits(device, port);
-  };
   EXPECT_TRUE(admits("", "mlx5_3", 1));
   EXPECT_TRUE(admits("mlx5", "mlx5_10", 2));
   EXPECT_FALSE(admits("mlx5", "bnxt_re0", 1));
@@ -564,9 +477,10 @@ TEST_F(Verbs, TheProbeSaysWhatItFindsAndWhyNot) {
   EXPECT_FALSE(has(probe_with(FakeVerbs::settings()).found, "dma-buf"));
   const auto none = probe_with(FakeVerbs::settings({{"NCCL_IB_HCA", "=mlx5_7"}}));
   EXPECT_FALSE(none.usable);
-  EXPECT_TRUE(has(none.why_not, "NCCL_IB_HCA==mlx5_7") && has(none.why_not, "mlx5_0, mlx5_1")) << none.why_not;
-  Settings missing;
-  missing.library = "/nonexistent/libibverbs.so";
+  EXPECT_TRUE(has(none.why_not, "(else NCCL_IB_HCA): \"=mlx5_7\"") && has(none.why_not, "mlx5_0, mlx5_1"))
+      << none.why_not;
+  Env missing;
+  missing.ib_library = "/nonexistent/libibverbs.so";
   EXPECT_FALSE(probe_with(missing).usable);
   setenv("MOECCL_TEST_MACHINE", "nic mlx5_0 1; port 1 5 2 32 2", 1);
   const auto down = probe_with(FakeVerbs::settings());

@@ -5,7 +5,8 @@ The library matches messages of a pair in the order of their calls, and runs one
 each direction of a pair is a channel: a communicator of two, made at the first message, and a thread at each end. A message is
 a header (tag, bytes, and the data if it is small), the data, and one byte back when the receiver has it. The receiver's thread
 works only while a receive is waiting for a message; it keeps messages with other tags until their receives are posted. Sends and
-receives in any order, tags included, therefore cannot block one another, and a send has ended when its data has arrived."""
+receives in any order, tags included, therefore cannot block one another, and a send has ended when its data has arrived. A thread
+that waits for a send, and finds the channel idle, sends itself: handing it to the channel's thread would take longer than sending."""
 import contextlib
 import ctypes
 import struct
@@ -71,6 +72,8 @@ class MessageWork(Work):
         if ms is not None and ms < left:
             super()._wait(ms)
             return
+        if self.sends and self.owner.send_here(self):
+            return
         with self._ended:
             if self._ended.wait_for(lambda: self.done, left / 1000):
                 return
@@ -94,6 +97,7 @@ class _Channel:
         self.dead: Optional[BaseException] = None
         self.slot = ctypes.create_string_buffer(_SLOT)
         self.thread: Optional[threading.Thread] = None
+        self.woken = threading.Condition(owner.lock)  # by what its thread waits for
 
     def start(self, body: Any) -> None:
         self.thread = threading.Thread(target=self._run, args=(body,), name="moeccl-messages", daemon=True)
@@ -106,7 +110,7 @@ class _Channel:
         except BaseException as raised:  # any error must reach the works that wait on the channel
             self.owner.died(self, raised)
         finally:
-            with self.owner.changed:
+            with self.owner.lock:
                 comm, self.comm = self.comm, None
             if comm is not None:
                 lib.moecclCommDestroy(comm)
@@ -150,7 +154,7 @@ class _Channel:
             if made is None:
                 return False
         comm = join(made, 2, 0 if sends else 1, config)
-        with o.changed:
+        with o.lock:
             self.comm = comm
             closing = o.closed
         if closing:
@@ -174,24 +178,52 @@ class _Outgoing(_Channel):
     def __init__(self, owner: "Messages", receiver: int) -> None:
         super().__init__(owner, owner.rank, receiver)
         self.queue: Deque[MessageWork] = deque()
+        self._busy = True  # a thread uses the channel: at first its own, which connects
         self.start(self._loop)
 
     def _loop(self) -> None:
-        changed = self.owner.changed
         if not self.connect(True, lambda: self.owner.closed):
             return
+        self._leave()
         while True:
-            with changed:
-                while not self.queue and not self.owner.closed:
-                    changed.wait()
-                if not self.queue:
+            with self.woken:
+                while self._busy or not (self.queue or self.owner.closed or self.dead):
+                    self.woken.wait()
+                if self.owner.closed or self.dead:
                     return
                 work = self.queue[0]
-            self._send(work)
-            with changed:
-                if self.queue and self.queue[0] is work:
-                    self.queue.popleft()
-            work.end()
+                self._busy = True
+            self._send_first(work)
+
+    def send_here(self, work: MessageWork) -> bool:
+        """Sends on the calling thread if the channel is idle and `work` is the next. Returns whether it did; the work has then ended."""
+        with self.woken:
+            if self._busy or self.owner.closed or self.dead is not None or not self.queue or self.queue[0] is not work:
+                return False
+            self._busy = True
+        self.owner.deadlines.enter(work)  # while this thread is in the library
+        try:
+            self._send_first(work)
+        except Exception as raised:  # as in _run()
+            self.owner.died(self, raised)
+            self._leave()
+        finally:
+            self.owner.deadlines.leave(work)
+        return True
+
+    def _send_first(self, work: MessageWork) -> None:
+        self._send(work)
+        with self.owner.lock:
+            if self.queue and self.queue[0] is work:
+                self.queue.popleft()
+        self._leave()
+        work.end()
+
+    def _leave(self) -> None:
+        with self.woken:
+            self._busy = False
+            if self.queue or self.owner.closed or self.dead:
+                self.woken.notify()
 
     def _send(self, work: MessageWork) -> None:
         n = _bytes_of(work.tensor)
@@ -215,9 +247,9 @@ class _Incoming(_Channel):
     def _await_wanted(self) -> bool:
         """Waits until this rank expects a message. Returns False once the channels have been closed."""
         o = self.owner
-        with o.changed:
+        with self.woken:
             while not o.wanted(self.sender) and not o.closed:
-                o.changed.wait()
+                self.woken.wait()
             return not o.closed
 
     def _loop(self) -> None:
@@ -232,7 +264,7 @@ class _Incoming(_Channel):
         o = self.owner
         self.move(False, self.slot, _SLOT)
         tag, n = _HEADER.unpack_from(self.slot)
-        with o.changed:
+        with o.lock:
             work = o.match(self.sender, tag)
         fits = work is not None and _bytes_of(work.tensor) == n
         try:
@@ -251,7 +283,7 @@ class _Incoming(_Channel):
                 work.end(raised)
             raise
         if work is None:
-            with o.changed:
+            with o.lock:
                 work = o.match(self.sender, tag)  # a receive may have been posted meanwhile
                 if work is None:
                     self.kept.append((tag, spare))
@@ -272,7 +304,7 @@ class Messages:
         self._failed, self.deadlines = failed, deadlines
         self.store, self.key, self.rank, self.size = own_connection(store), key, rank, size
         self.timeout_ms, self.priority = timeout_ms, priority
-        self.changed = threading.Condition()
+        self.lock = threading.Lock()  # of everything below and of the channels
         self.closed = False
         self._outgoing: Dict[int, _Outgoing] = {}
         self._incoming: Dict[int, _Incoming] = {}
@@ -286,7 +318,7 @@ class Messages:
         work = MessageWork(self, what, True, dense(tensor), peer, tag)
         if peer == self.rank:
             copy = work.tensor.clone().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-            with self.changed:
+            with self.lock:
                 receive = self.match(self.rank, tag)
                 if receive is None:
                     self._own.append((tag, copy))
@@ -294,14 +326,14 @@ class Messages:
                 self.hand_over(receive, self.rank, copy)
             work.end()
             return work
-        with self.changed:
+        with self.lock:
             channel = self._outgoing.get(peer)
             if channel is None:
                 channel = self._outgoing[peer] = _Outgoing(self, peer)
             dead = channel.dead
             if dead is None:
                 channel.queue.append(work)
-                self.changed.notify_all()
+                channel.woken.notify()
         if dead is not None:
             work.end(dead)
         return work
@@ -315,20 +347,21 @@ class Messages:
         tensor = holder(tensor)
         room, _ = room_for(tensor)
         work = MessageWork(self, what, False, room, peer, tag, None if room is tensor else tensor)
-        with self.changed:
+        with self.lock:
             found = self._take_kept(work)
             dead = None
             if found is None:
-                peers = [p for p in range(self.size) if p != self.rank] if peer is None else [peer]
+                peers = [p for p in (range(self.size) if peer is None else [peer]) if p != self.rank]
                 for p in peers:
-                    if p != self.rank and p not in self._incoming:
+                    if p not in self._incoming:
                         self._incoming[p] = _Incoming(self, p)
-                fallen = [self._incoming[p].dead for p in peers if p != self.rank]
+                fallen = [self._incoming[p].dead for p in peers]
                 if fallen and all(d is not None for d in fallen):
                     dead = fallen[0]
                 else:
                     self._posted.append(work)
-                    self.changed.notify_all()
+                    for p in peers:
+                        self._incoming[p].woken.notify()
         if found is not None:
             self.hand_over(work, *found)
         elif dead is not None:
@@ -350,7 +383,7 @@ class Messages:
 
         return ask
 
-    # The caller holds `changed`.
+    # The caller holds `lock`.
 
     def wanted(self, sender: int) -> bool:
         return any(w.peer is None or w.peer == sender for w in self._posted)
@@ -386,7 +419,7 @@ class Messages:
 
     def died(self, channel: _Channel, error: BaseException) -> None:
         """Handles a channel whose thread has ended with an error."""
-        with self.changed:
+        with self.lock:
             channel.dead = error
             if isinstance(channel, _Outgoing):
                 ended = list(channel.queue)
@@ -398,9 +431,13 @@ class Messages:
         for work in ended:
             work.end(error)
 
+    def send_here(self, work: MessageWork) -> bool:
+        channel = self._outgoing.get(work.peer if work.peer is not None else -1)
+        return channel is not None and channel.send_here(work)
+
     def expire(self, work: MessageWork) -> None:
         """Handles a work whose deadline has passed."""
-        with self.changed:
+        with self.lock:
             if work in self._posted:  # none of its data has arrived, so the channel stays usable
                 self._posted.remove(work)
                 return
@@ -415,12 +452,13 @@ class Messages:
             channel.abort()
 
     def abort(self) -> None:
-        with self.changed:
+        with self.lock:
             self.closed = True
             channels: List[Any] = list(self._outgoing.values()) + list(self._incoming.values())
             works = self._posted + [w for c in self._outgoing.values() for w in c.queue]
             self._posted = []
-            self.changed.notify_all()
+            for channel in channels:
+                channel.woken.notify()
         for channel in channels:
             channel.abort()
         for work in works:

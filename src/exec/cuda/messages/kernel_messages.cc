@@ -6,12 +6,12 @@
 
 namespace moeccl::exec {
 
-namespace cuda = moeccl::cuda;
+using namespace moeccl::cuda;
 
 namespace {
 
-cuda::MessageBuffer buffer_of(const Message& m) {
-  return {reinterpret_cast<uint8_t*>(m.data), m.bytes | static_cast<uint64_t>(m.type) << cuda::kMessageTypeShift};
+MessageBuffer buffer_of(const Message& m) {
+  return {reinterpret_cast<uint8_t*>(m.data), m.bytes | static_cast<uint64_t>(m.type) << kMessageTypeShift};
 }
 
 }  // namespace
@@ -25,13 +25,13 @@ size_t KernelMessages::memory_bytes() const {
 }
 
 // A rank's box and slots for a peer stand at the peer's place among the ranks of the host.
-std::vector<cuda::MessagePair> KernelMessages::pairs(std::span<std::byte* const> areas) const {
-  const size_t slots = cuda::kMessageWays * cuda::kMessageBuffers * slot_bytes_;
-  const auto box = [](std::byte* area, size_t place) { return reinterpret_cast<cuda::MessageBox*>(area) + place; };
+std::vector<MessagePair> KernelMessages::pairs(std::span<std::byte* const> areas) const {
+  const size_t slots = kMessageWays * kMessageBuffers * slot_bytes_;
+  const auto box = [](std::byte* area, size_t place) { return reinterpret_cast<MessageBox*>(area) + place; };
   const auto slots_of = [&](std::byte* area, size_t place) {
-    return reinterpret_cast<uint8_t*>(area) + cuda::message_boxes_bytes(here_.size()) + place * slots;
+    return reinterpret_cast<uint8_t*>(area) + message_boxes_bytes(here_.size()) + place * slots;
   };
-  std::vector<cuda::MessagePair> all(areas.size());
+  std::vector<MessagePair> all(areas.size());
   const auto own = static_cast<size_t>(std::find(here_.begin(), here_.end(), fabric_.rank) - here_.begin());
   for (size_t place = 0; place < here_.size(); ++place) {
     std::byte *const mine = areas[fabric_.rank], *const theirs = areas[here_[place]];
@@ -41,19 +41,19 @@ std::vector<cuda::MessagePair> KernelMessages::pairs(std::span<std::byte* const>
 }
 
 Result<uint32_t> KernelMessages::fill(std::span<const Message> messages, driver::cuda::Context context, uint64_t number,
-                                      uint64_t n_ended, cuda::MessagesArgs& a) {
-  if (messages.size() > cuda::kMostMessages) {
+                                      uint64_t n_ended, MessagesArgs& a) {
+  if (messages.size() > kMostMessages) {
     return error(moecclUnsupported, "a group of {} messages on CUDA memory: at most {} are possible", messages.size(),
-                 cuda::kMostMessages);
+                 kMostMessages);
   }
   std::map<std::pair<uint32_t, bool>, std::vector<const Message*>> channels;  // by peer and direction
   for (const Message& m : messages) channels[{m.peer, m.is_send}].push_back(&m);
-  std::vector<cuda::MessageBuffer> buffers;
+  std::vector<MessageBuffer> buffers;
   uint32_t n_works = 0;
   const auto add = [&](uint32_t peer, uint8_t flags, size_t first) {
     uint32_t ways = 1;
     for (size_t i = first; i < buffers.size(); ++i)
-      ways = std::max(ways, cuda::message_ways(cuda::message_bytes(buffers[i]), slot_bytes_));
+      ways = std::max(ways, message_ways(message_bytes(buffers[i]), slot_bytes_));
     n_works += ways;
     a.channels[a.n_channels++] = {static_cast<uint16_t>(peer), static_cast<uint16_t>(first),
                                   static_cast<uint16_t>(buffers.size() - first), flags, static_cast<uint8_t>(ways)};
@@ -69,7 +69,7 @@ Result<uint32_t> KernelMessages::fill(std::span<const Message> messages, driver:
         buffers.push_back(buffer_of(*list[i]));
         buffers.push_back(buffer_of(*sends[i]));
       }
-      add(peer, cuda::kMessageSelf, first);
+      add(peer, kMessageSelf, first);
       continue;
     }
     // Its memory may have gone, and a message that it has sent is here.
@@ -80,10 +80,10 @@ Result<uint32_t> KernelMessages::fill(std::span<const Message> messages, driver:
     }
     for (const Message* m : list) buffers.push_back(buffer_of(*m));
     const bool direct = fabric_.link(peer).view().same_process;
-    add(peer, static_cast<uint8_t>((is_send ? cuda::kMessageSends : 0) | (direct ? cuda::kMessageDirect : 0)), first);
+    add(peer, static_cast<uint8_t>((is_send ? kMessageSends : 0) | (direct ? kMessageDirect : 0)), first);
   }
   a.slot_bytes = slot_bytes_;
-  if (buffers.size() <= cuda::kMessagesInside) {
+  if (buffers.size() <= kMessagesInside) {
     std::copy(buffers.begin(), buffers.end(), a.messages);
   } else {
     MOECCL_ASSIGN_OR_RETURN(a.more, keep(buffers, context, number, n_ended));
@@ -94,16 +94,14 @@ Result<uint32_t> KernelMessages::fill(std::span<const Message> messages, driver:
 Status KernelMessages::prepare(driver::cuda::Context context) {
   constexpr size_t kLists = 2, kMessages = 4096;
   for (size_t i = 0; i < kLists; ++i) {
-    MOECCL_ASSIGN_OR_RETURN(auto memory,
-                            driver::cuda::Memory::pinned(context, kMessages * sizeof(cuda::MessageBuffer)));
+    MOECCL_ASSIGN_OR_RETURN(auto memory, driver::cuda::Memory::pinned(context, kMessages * sizeof(MessageBuffer)));
     lists_.push_back({std::move(memory)});
   }
   return {};
 }
 
-Result<const cuda::MessageBuffer*> KernelMessages::keep(std::span<const cuda::MessageBuffer> messages,
-                                                        driver::cuda::Context context, uint64_t number,
-                                                        uint64_t n_ended) {
+Result<const MessageBuffer*> KernelMessages::keep(std::span<const MessageBuffer> messages,
+                                                  driver::cuda::Context context, uint64_t number, uint64_t n_ended) {
   auto list = std::find_if(lists_.begin(), lists_.end(), [&](const List& l) {
     return !l.captured && l.number <= n_ended && l.memory.bytes() >= messages.size_bytes();
   });
@@ -115,7 +113,7 @@ Result<const cuda::MessageBuffer*> KernelMessages::keep(std::span<const cuda::Me
   list->number = number;
   list->captured = number == 0;
   std::memcpy(list->memory.data(), messages.data(), messages.size_bytes());
-  return reinterpret_cast<const cuda::MessageBuffer*>(list->memory.data());
+  return reinterpret_cast<const MessageBuffer*>(list->memory.data());
 }
 
 }  // namespace moeccl::exec

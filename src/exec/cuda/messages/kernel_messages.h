@@ -16,7 +16,7 @@ namespace moeccl::exec {
 
 class KernelMessages {
  public:
-  // here: the ranks of this host, this one among them. message_bytes: MOECCL_CUDA_MESSAGE_BYTES, the same on all ranks.
+  // here: the ranks on this host, including this one. message_bytes: MOECCL_CUDA_MESSAGE_BYTES, the same on all ranks.
   KernelMessages(const Fabric& fabric, std::vector<uint32_t> here, uint64_t message_bytes)
       : fabric_(fabric), here_(std::move(here)), slot_bytes_(slot_bytes(message_bytes)) {}
   // Half of what a pair of ranks has for one direction is `message_bytes`.

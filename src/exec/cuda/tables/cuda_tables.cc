@@ -28,29 +28,21 @@ Result<std::unique_ptr<CudaTables>> CudaTables::create(cuda::Context context, co
   MOECCL_ASSIGN_OR_RETURN(t->memory_, cuda::Memory::device(context, t->plan_.bytes()));
   MOECCL_ASSIGN_OR_RETURN(const cuda::Memory staged, cuda::Memory::pinned(context, constants.size()));
   std::memcpy(staged.data(), constants.data(), constants.size());
-  const cuda::Driver& d = *cuda::driver();
   MOECCL_ASSIGN_OR_RETURN(t->made_, cuda::make_event());
-  MOECCL_ASSIGN_OR_RETURN(const cuda::Stream stream, create_urgent_stream(context));
-  Status status = cuda::check(d.cuMemcpyHtoDAsync_v2(reinterpret_cast<cuda::Pointer>(t->memory_.data()), staged.data(),
-                                                     constants.size(), stream),
-                              "a plan's tables to the device");
-  Status done = cuda::check(d.cuStreamSynchronize(stream), "a plan's tables to the device");
-  (void)d.cuStreamDestroy_v2(stream);
-  MOECCL_TRY(std::move(status));
-  MOECCL_TRY(std::move(done));
+  MOECCL_ASSIGN_OR_RETURN(const cuda::StreamOwner stream, create_urgent_stream(context));
+  constexpr const char* kWhat = "a plan's tables to the device";
+  MOECCL_TRY(cuda::copy(t->memory_.data(), staged.data(), constants.size(), stream.get(), kWhat));
+  MOECCL_TRY(cuda::synchronize(stream.get(), kWhat));
   return t;
 }
 
 CudaTables::~CudaTables() {
-  if (made_ == nullptr) return;
-  wait();
-  const cuda::Current current(context_);
-  (void)cuda::driver()->cuEventDestroy_v2(made_);
+  if (made_ != nullptr) wait();
 }
 
 void CudaTables::wait() const {
   const cuda::Current current(context_);
-  while (cuda::driver()->cuEventQuery(made_) == cuda::kNotReady) driver::sleep_ns(20'000);
+  while (cuda::driver()->cuEventQuery(made_.get()) == cuda::kNotReady) driver::sleep_ns(20'000);
 }
 
 Status CudaTables::pack(const StreamEngine& engine, cuda::Stream stream, const StreamChoices& choices) {
@@ -81,7 +73,7 @@ Status CudaTables::make(const StreamEngine& engine, cuda::Stream stream, bool ca
   MOECCL_TRY(engine.launch_on(stream, "moeccl_table_blocks", &a, size_t{a.is.n_sources} * a.is.n_chunks));
   MOECCL_TRY(engine.launch_on(stream, "moeccl_table_fill", &a, size_t{plan_.n_tiles()} * kWarp));
   if (captured) return {};
-  return cuda::check(cuda::driver()->cuEventRecord(made_, stream), "a routing's update on a stream");
+  return cuda::check(cuda::driver()->cuEventRecord(made_.get(), stream), "a routing's update on a stream");
 }
 
 }  // namespace moeccl::exec

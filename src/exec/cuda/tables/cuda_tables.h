@@ -61,7 +61,7 @@ class CudaTables {
   size_t candidate_;
   driver::cuda::Context context_ = nullptr;
   driver::cuda::Memory memory_;
-  driver::cuda::Event made_ = nullptr;
+  driver::cuda::EventOwner made_;
 };
 
 }  // namespace moeccl::exec

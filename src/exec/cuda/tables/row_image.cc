@@ -15,9 +15,9 @@ namespace {
 constexpr size_t kAlign = 16;
 
 // Only adds up the sizes of what is put, or writes it as well.
-class Writer {
+class ImageWriter {
  public:
-  Writer(std::byte* image, const std::byte* base) : image_(image), base_(base) {}
+  ImageWriter(std::byte* image, const std::byte* base) : image_(image), base_(base) {}
 
   // Returns the address that [n] elements have on the device, or null if there are none.
   template <class T>
@@ -42,7 +42,7 @@ class Writer {
   size_t used_ = 0;
 };
 
-WalkRowBlock put(Writer& w, const plan::RowBlock& b) {
+WalkRowBlock put(ImageWriter& w, const plan::RowBlock& b) {
   WalkRowBlock out{};
   out.src_index = w.put(b.src_index, b.count);
   out.dst_index = w.put(b.dst_index, b.count);
@@ -54,7 +54,7 @@ WalkRowBlock put(Writer& w, const plan::RowBlock& b) {
 }
 
 // Only the terms of these rows are copied, so offsets start at 0.
-WalkSumBlock put(Writer& w, const plan::SumBlock& b) {
+WalkSumBlock put(ImageWriter& w, const plan::SumBlock& b) {
   static_assert(sizeof(plan::RowTermRef) == sizeof(RowTermBits));
   WalkSumBlock out{};
   out.dst_first = b.dst_first;
@@ -76,7 +76,7 @@ WalkSumBlock put(Writer& w, const plan::SumBlock& b) {
 }
 
 template <class Device, class Block>
-const Device* put_all(Writer& w, std::span<const Block> blocks) {
+const Device* put_all(ImageWriter& w, std::span<const Block> blocks) {
   const size_t at = w.take(blocks.size() * sizeof(Device));
   for (size_t i = 0; i < blocks.size(); ++i) {
     const Device block = put(w, blocks[i]);
@@ -85,7 +85,7 @@ const Device* put_all(Writer& w, std::span<const Block> blocks) {
   return reinterpret_cast<const Device*>(w.base() + at);
 }
 
-WalkTables put(Writer& w, const RowListsOnHost& lists) {
+WalkTables put(ImageWriter& w, const RowListsOnHost& lists) {
   WalkTables t{};
   t.ready = 1;
   t.n_chunks = lists.n_chunks;
@@ -98,13 +98,13 @@ WalkTables put(Writer& w, const RowListsOnHost& lists) {
 }  // namespace
 
 size_t RowImage::bytes(const RowListsOnHost& lists) {
-  Writer counts(nullptr, nullptr);
+  ImageWriter counts(nullptr, nullptr);
   (void)put(counts, lists);
   return counts.used();
 }
 
 WalkTables RowImage::write(const RowListsOnHost& lists, std::byte* image, const std::byte* base) {
-  Writer writer(image, base);
+  ImageWriter writer(image, base);
   return put(writer, lists);
 }
 

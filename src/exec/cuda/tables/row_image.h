@@ -20,7 +20,7 @@ struct RowListsOnHost {
 // All lists as one image, with the addresses that they have if it begins at `base`.
 struct RowImage {
   static size_t bytes(const RowListsOnHost& lists);
-  static cuda::WalkTables write(const RowListsOnHost& lists, std::byte* image, const std::byte* base);
+  static moeccl::cuda::WalkTables write(const RowListsOnHost& lists, std::byte* image, const std::byte* base);
 };
 
 }  // namespace moeccl::exec

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "src/driver/cuda.h"
+#include "src/driver/cuda/streams.h"
 #include "src/exec/cuda/tables/row_image.h"
 
 namespace moeccl::exec {
@@ -13,7 +13,6 @@ namespace moeccl::exec {
 class RowTables {
  public:
   static Result<std::unique_ptr<RowTables>> create(driver::cuda::Context context);
-  ~RowTables();
 
   // Waits until the lists are there. `info`: [info_bytes] that are put at device_info(), always the same number. No
   // launch may use the tables meanwhile. If the upload fails, the tables are empty.
@@ -21,7 +20,9 @@ class RowTables {
   // Empties the tables after an update that failed. Launches fail from then on.
   Status clear();
 
-  const cuda::WalkTables* device() const { return reinterpret_cast<const cuda::WalkTables*>(head_.data()); }
+  const moeccl::cuda::WalkTables* device() const {
+    return reinterpret_cast<const moeccl::cuda::WalkTables*>(head_.data());
+  }
   const std::byte* device_info() const { return head_.data() + kInfoAt; }
   // Returns the most memory that lists of this many bytes take, including the growth of the buffers.
   static uint64_t bytes_bound(uint64_t list_bytes) { return 3 * list_bytes + (uint64_t{1} << 16); }
@@ -34,9 +35,9 @@ class RowTables {
   Status put(std::byte* to, size_t offset, size_t bytes);
 
   driver::cuda::Context context_ = nullptr;
-  driver::cuda::Stream stream_ = nullptr;
   driver::cuda::Memory head_;            // WalkTables, then the bytes of device_info()
   driver::cuda::Memory lists_, staged_;  // these grow; staged_ is page-locked and is copied to lists_ and head_
+  driver::cuda::StreamOwner stream_;     // last, because its end waits for copies
 };
 
 }  // namespace moeccl::exec

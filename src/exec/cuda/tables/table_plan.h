@@ -44,25 +44,25 @@ class TablePlan {
   // Addresses with the image at `base`.
   std::byte* own_block(std::byte* base) const { return base + own_block_; }
   std::byte* blocks(std::byte* base) const { return base + blocks_; }
-  cuda::TableOwnKernelArgs own(std::byte* base) const { return at(base).own; }  // without the caller's buffers
-  cuda::RouteOrderKernelArgs order(std::byte* base, uint32_t n_tokens) const;
-  cuda::RouteKernelArgs lists(std::byte* base, uint32_t n_tokens) const;  // for capacity
-  cuda::RouteDropKernelArgs drop(std::byte* base) const { return at(base).drop; }
+  moeccl::cuda::TableOwnKernelArgs own(std::byte* base) const { return at(base).own; }  // without the caller's buffers
+  moeccl::cuda::RouteOrderKernelArgs order(std::byte* base, uint32_t n_tokens) const;
+  moeccl::cuda::RouteKernelArgs lists(std::byte* base, uint32_t n_tokens) const;  // for capacity
+  moeccl::cuda::RouteDropKernelArgs drop(std::byte* base) const { return at(base).drop; }
   // The head and the description of the routing as a whole are elsewhere.
-  cuda::TablesKernelArgs tables(std::byte* base) const { return at(base).tables; }
+  moeccl::cuda::TablesKernelArgs tables(std::byte* base) const { return at(base).tables; }
   uint32_t n_tiles() const { return is_.n_places * is_.n_chunks * is_.tiles_per_chunk; }
   uint32_t n_counters() const {
-    return 2 * is_.n_out + static_cast<uint32_t>(cuda::TableCounter::kKinds) + 1 + is_.n_local;
+    return 2 * is_.n_out + static_cast<uint32_t>(moeccl::cuda::TableCounter::kKinds) + 1 + is_.n_local;
   }
 
  private:
   // The kernels' arguments. Until at() relocates them, their pointers hold offsets from the image's beginning.
   struct Args {
-    cuda::TableOwnKernelArgs own{};
-    cuda::RouteOrderKernelArgs order{};
-    cuda::RouteKernelArgs lists{};
-    cuda::RouteDropKernelArgs drop{};
-    cuda::TablesKernelArgs tables{};
+    moeccl::cuda::TableOwnKernelArgs own{};
+    moeccl::cuda::RouteOrderKernelArgs order{};
+    moeccl::cuda::RouteKernelArgs lists{};
+    moeccl::cuda::RouteDropKernelArgs drop{};
+    moeccl::cuda::TablesKernelArgs tables{};
   };
   Args at(std::byte* base) const;
   // Reserves room for n elements and makes `field` and `others` point there.
@@ -78,7 +78,7 @@ class TablePlan {
 
   Layer s_;
   Args args_;
-  cuda::TableConstants& is_ = args_.tables.is;
+  moeccl::cuda::TableConstants& is_ = args_.tables.is;
   std::vector<size_t> fields_;  // byte offsets in args_ of the pointers into the image
   std::vector<std::byte> constants_;
   size_t end_ = 0, block_bytes_ = 0, own_block_ = 0, blocks_ = 0;
