@@ -96,11 +96,6 @@ Wish wish() {
   return wished;
 }
 
-// Taking a communicator over costs some milliseconds (docs/shims.md). A communicator that a program makes for a call or
-// two would never earn them back. All ranks make the same calls on a communicator, so their counts agree. Calls that
-// MPI refuses do not count, because one rank may try them alone.
-constexpr uint32_t kCallsForMpi = 8;
-
 // Tells this host from others: FNV-1a of its name and of the number of its boot.
 uint64_t this_host() {
   char text[512] = "";
@@ -114,10 +109,14 @@ uint64_t this_host() {
   return h;
 }
 
+struct Answer {
+  bool yes = false;
+  uint32_t patience = 0;  // the largest of the ranks'
+};
 // Returns whether all ranks want MoECCL to serve comm, and can meet: without an address, MoECCL's ranks meet on one
 // host only. When only a GPU is in the way, the world's rank 0 says so once. Collective. Makes no communicator of
 // MPI's, because other threads of the program may be making theirs.
-bool all_want(MPI_Comm comm) {
+Answer all_want(MPI_Comm comm) {
   enum : uint64_t { kNo, kGpu, kYes };
   const bool mine = can_join() && wish() != Wish::kOff;
   const bool gpu = wish() != Wish::kAlways && may_use_gpu();
@@ -125,10 +124,10 @@ bool all_want(MPI_Comm comm) {
   const uint64_t in[] = {!mine ? kNo
                          : gpu ? kGpu
                                : kYes,
-                         variable("MOECCL_SOCKET_ADDR").empty() ? 0u : 1u, host, ~host};
-  uint64_t least[4] = {};
-  if (mpi().Allreduce(in, least, 4, MPI_UINT64_T, MPI_MIN, comm) != MPI_SUCCESS) return false;
-  if (least[2] != ~least[3] && least[1] == 0) return false;
+                         variable("MOECCL_SOCKET_ADDR").empty() ? 0u : 1u, host, ~host, ~uint64_t{patience()}};
+  uint64_t least[5] = {};
+  if (mpi().Allreduce(in, least, 5, MPI_UINT64_T, MPI_MIN, comm) != MPI_SUCCESS) return {};
+  if (least[2] != ~least[3] && least[1] == 0) return {};
   static std::once_flag once;
   if (least[0] == kGpu && gives_notices()) {
     std::call_once(once, [] {
@@ -140,7 +139,7 @@ bool all_want(MPI_Comm comm) {
           "hides this line\n");
     });
   }
-  return least[0] == kYes;
+  return {least[0] == kYes, static_cast<uint32_t>(~least[4])};
 }
 
 // Collective over comm; every rank comes to the same result.
@@ -150,7 +149,15 @@ void connect(MPI_Comm comm, Served& served) {
   PMPI_Comm_test_inter(comm, &between_groups);
   PMPI_Comm_size(comm, &served.n_ranks);
   PMPI_Comm_rank(comm, &served.rank);
-  if (between_groups == 0 && served.n_ranks > 1 && all_want(comm)) join(comm, served);
+  if (between_groups != 0 || served.n_ranks == 1) return;
+  const Answer answer = all_want(comm);
+  if (!answer.yes) return;
+  if (wish() != Wish::kAlways && served.calls < answer.patience) {
+    served.decided = false;
+    served.ask_at = answer.patience;
+    return;
+  }
+  join(comm, served);
 }
 
 }  // namespace
@@ -200,6 +207,7 @@ Served* find(MPI_Comm comm) {
   auto* served = static_cast<Served*>(value);
   if (found == 0) {
     served = new Served;
+    served->ask_at = kCallsForMpi;
     {
       const std::lock_guard lock(s.mutex);
       s.live.insert(served);
@@ -224,7 +232,7 @@ void served_by_mpi(Served& served, const char* function, MPI_Comm comm, int code
     const std::lock_guard lock(state().mutex);
     if (!state().live.contains(&served)) return;  // the error handler has freed the communicator
   }
-  if (++served.calls >= kCallsForMpi) connect(comm, served);
+  if (++served.calls >= served.ask_at) connect(comm, served);
 }
 
 }  // namespace moeccl::shim

@@ -23,7 +23,9 @@ namespace moeccl::shim {
 struct Served {
   moecclComm_t comm = nullptr;  // null: MPI keeps this communicator
   int rank = 0, n_ranks = 1;
-  uint32_t calls = 0;  // of the shim's functions on this communicator, served by MPI
+  uint32_t calls = 0;   // of the shim's functions on this communicator, served by MPI
+  uint32_t ask_at = 0;  // the ranks decide when `calls` reaches it
+  uint64_t earned = 0;  // calls that MoECCL has served
   bool decided = false;
   bool full_staging = false;         // counted among those that have it
   std::unique_ptr<size_t[]> layout;  // with comm: room for 4 n_ranks numbers, for Alltoallv
@@ -107,6 +109,7 @@ int enter(const char* function, MPI_Comm comm, Serve&& serve, PassOn&& pass_on) 
   });
   if (failed != MPI_SUCCESS) return failed;
   if (outcome.served) {
+    ++served->earned;
     if (outcome.code != MPI_SUCCESS) PMPI_Comm_call_errhandler(comm, outcome.code);
     return outcome.code;
   }

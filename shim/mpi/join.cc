@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/mpi/join.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -37,6 +38,10 @@ std::atomic<int> n_full{0};  // communicators of this process that have the defa
 constexpr int kMostJoined = 16;
 std::atomic<int> n_joined{0};
 std::atomic<bool> failed{false};
+// Taking a communicator over costs up to 20 ms where ranks share cores, and a served call saves some microseconds: so
+// many calls earn it back. A rank that waits for as many calls first loses no more than it would by a useless join.
+constexpr uint32_t kEarns = 1024;
+std::atomic<uint32_t> calls_before{kCallsForMpi};
 
 // What rank 0 tells the others of a communicator.
 struct Invitation {
@@ -56,6 +61,7 @@ moecclConfig_t config_of(const Invitation& invitation) {
 // another thread makes it. This one lets MPI work meanwhile: the invitation may still be on its way to a rank.
 std::string init(Served& served, const Invitation& invitation) {
   const moecclConfig_t config = config_of(invitation);
+  constexpr std::chrono::microseconds kLongNap{320};
   std::string why;
   std::atomic<bool> ended{false};
   try {
@@ -65,9 +71,10 @@ std::string init(Served& served, const Invitation& invitation) {
         why = moecclGetLastError(nullptr);
       ended.store(true, std::memory_order_release);  // acquired below
     });
-    while (!ended.load(std::memory_order_acquire)) {  // released by the thread
+    // The thread may need this core.
+    for (std::chrono::microseconds nap{20}; !ended.load(std::memory_order_acquire); nap = std::min(2 * nap, kLongNap)) {
       progress();
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
+      std::this_thread::sleep_for(nap);
     }
     thread.join();
   } catch (const std::exception& e) {
@@ -77,6 +84,8 @@ std::string init(Served& served, const Invitation& invitation) {
 }
 
 }  // namespace
+
+uint32_t patience() { return calls_before.load(); }
 
 bool can_join() { return n_joined.load() < kMostJoined && !failed.load(); }
 
@@ -107,6 +116,7 @@ void join(MPI_Comm comm, Served& served) {
 }
 
 void leave(Served& served) {
+  calls_before = served.earned >= kEarns ? kCallsForMpi : std::min(2 * calls_before.load(), kEarns);
   if (served.full_staging) --n_full;
   --n_joined;
   (void)moecclCommDestroy(std::exchange(served.comm, nullptr));
