@@ -208,7 +208,7 @@ class Command(unittest.TestCase):
         for command in ["topo"], ["plan", "allreduce", "--topology"], ["simulate", "allreduce", "--topology"], ["check", "--topology"]:
             code, _, errors = run(*command, "nosuch")
             self.assertEqual(code, 1)
-            self.assertIn("nosuch: No such file or directory", errors)
+            self.assertIn("nosuch: cannot be opened: No such file or directory", errors)
 
     def test_plans_have_the_ranks_of_their_topology(self):
         code, out, errors = run("plan", "allreduce", "--topology", "node:2(bw=1GB/s,lat=20us) gpu:4")
