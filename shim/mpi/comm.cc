@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "shim/mpi/gpu.h"
@@ -109,22 +110,18 @@ uint64_t this_host() {
   return h;
 }
 
-struct Answer {
-  bool yes = false;
-  uint32_t patience = 0;  // the largest of the ranks'
-};
-// Returns whether all ranks want MoECCL to serve comm, and can meet: without an address, MoECCL's ranks meet on one
-// host only. When only a GPU is in the way, the world's rank 0 says so once. Collective. Makes no communicator of
-// MPI's, because other threads of the program may be making theirs.
-Answer all_want(MPI_Comm comm) {
+// Returns after how many calls MoECCL serves comm, or nothing if a rank does not want it to, or if the ranks cannot
+// meet: without an address, MoECCL's ranks meet on one host only. When only a GPU is in the way, the world's rank 0
+// says so once. Collective. Makes no communicator of MPI's, because other threads of the program may be making theirs.
+std::optional<uint32_t> all_want(MPI_Comm comm) {
   enum : uint64_t { kNo, kGpu, kYes };
   const bool mine = can_join() && wish() != Wish::kOff;
   const bool gpu = wish() != Wish::kAlways && may_use_gpu();
-  const uint64_t host = this_host();
+  const uint64_t host = this_host(), after = wish() == Wish::kAlways ? 0 : patience();
   const uint64_t in[] = {!mine ? kNo
                          : gpu ? kGpu
                                : kYes,
-                         variable("MOECCL_SOCKET_ADDR").empty() ? 0u : 1u, host, ~host, ~uint64_t{patience()}};
+                         variable("MOECCL_SOCKET_ADDR").empty() ? 0u : 1u, host, ~host, ~after};
   uint64_t least[5] = {};
   if (mpi().Allreduce(in, least, 5, MPI_UINT64_T, MPI_MIN, comm) != MPI_SUCCESS) return {};
   if (least[2] != ~least[3] && least[1] == 0) return {};
@@ -139,7 +136,8 @@ Answer all_want(MPI_Comm comm) {
           "hides this line\n");
     });
   }
-  return {least[0] == kYes, static_cast<uint32_t>(~least[4])};
+  if (least[0] != kYes) return {};
+  return static_cast<uint32_t>(~least[4]);  // the largest of the ranks' numbers
 }
 
 // Collective over comm; every rank comes to the same result.
@@ -150,14 +148,11 @@ void connect(MPI_Comm comm, Served& served) {
   PMPI_Comm_size(comm, &served.n_ranks);
   PMPI_Comm_rank(comm, &served.rank);
   if (between_groups != 0 || served.n_ranks == 1) return;
-  const Answer answer = all_want(comm);
-  if (!answer.yes) return;
-  if (wish() != Wish::kAlways && served.calls < answer.patience) {
-    served.decided = false;
-    served.ask_at = answer.patience;
-    return;
-  }
-  join(comm, served);
+  const std::optional<uint32_t> after = all_want(comm);
+  if (!after.has_value()) return;
+  served.decided = served.calls >= *after;
+  served.ask_at = *after;
+  if (served.decided) join(comm, served);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/plan/hardware.h"
 
+#include <array>
+
 #include "src/base/format.h"
 
 namespace moeccl::plan {
@@ -29,42 +31,49 @@ constexpr Constant kHost[] = {
     {"start_ns", &Profile::start_ns, 300, kVm},
 };
 
-constexpr Constant kStream[] = {
-    {"copy_bytes_per_ns", &Profile::copy_bytes_per_ns, 450, kCopy},
-    {"stream_bytes_per_ns", &Profile::stream_bytes_per_ns, 450, kCopy},
-    {"cached_copy_bytes_per_ns", &Profile::cached_copy_bytes_per_ns, 450, kCopy},
-    {"reduce_bytes_per_ns", &Profile::reduce_bytes_per_ns, 1443, kReduce16},
-    {"cached_reduce_bytes_per_ns", &Profile::cached_reduce_bytes_per_ns, 1443, kReduce16},
-    {"read_bytes_per_ns", &Profile::read_bytes_per_ns, 450, kDirect},
-    {"read_call_ns", &Profile::read_call_ns, 0, kDirect},
-    {"signal_ns", &Profile::signal_ns, 3900,
-     "a stream's store in host memory until the host sees it, on an H100, measured (docs/gpu-results.md, "
-     "ladder.memfd)"},
-    {"step_ns", &Profile::step_ns, 3000,
-     "a launch: a thread that makes thousands gets one in 2.4 to 3.5 us on an H200, measured (docs/gpu-results.md, 27 "
-     "November, What bounds the figures)"},
-    {"start_ns", &Profile::start_ns, 5000,
-     "the call, a thread that takes the operation, and the stream's end: a guess"},
-    {"switch_ns", &Profile::switch_ns, 0, kShared},
+struct Engine {
+  double reduce_bytes_per_ns;
+  const char* reduce_is_from;
+  Constant signal, step, start;
 };
 
-constexpr Constant kKernel[] = {
-    {"copy_bytes_per_ns", &Profile::copy_bytes_per_ns, 450, kCopy},
-    {"stream_bytes_per_ns", &Profile::stream_bytes_per_ns, 450, kCopy},
-    {"cached_copy_bytes_per_ns", &Profile::cached_copy_bytes_per_ns, 450, kCopy},
-    {"reduce_bytes_per_ns", &Profile::reduce_bytes_per_ns, 721, kReduce8},
-    {"cached_reduce_bytes_per_ns", &Profile::cached_reduce_bytes_per_ns, 721, kReduce8},
-    {"read_bytes_per_ns", &Profile::read_bytes_per_ns, 450, kDirect},
-    {"read_call_ns", &Profile::read_call_ns, 0, kDirect},
-    {"signal_ns", &Profile::signal_ns, 1000,
-     "a flag in a peer's memory over NVLink, where the topology has no latency: a guess; on one H200, an exchange of "
-     "two "
-     "takes 850 (docs/gpu-results.md, ladder.handshake)"},
-    {"step_ns", &Profile::step_ns, 805,
-     "a meet of 16 blocks on an H200, measured (docs/gpu-results.md, ladder.latencies)"},
-    {"start_ns", &Profile::start_ns, 4000, "a kernel launch and its end as a stream sees them: a guess"},
-    {"switch_ns", &Profile::switch_ns, 0, kShared},
-};
+// The figures in which the engines differ, among those that they share.
+constexpr std::array<Constant, 11> constants_of(const Engine& e) {
+  return {
+      {{"copy_bytes_per_ns", &Profile::copy_bytes_per_ns, 450, kCopy},
+       {"stream_bytes_per_ns", &Profile::stream_bytes_per_ns, 450, kCopy},
+       {"cached_copy_bytes_per_ns", &Profile::cached_copy_bytes_per_ns, 450, kCopy},
+       {"reduce_bytes_per_ns", &Profile::reduce_bytes_per_ns, e.reduce_bytes_per_ns, e.reduce_is_from},
+       {"cached_reduce_bytes_per_ns", &Profile::cached_reduce_bytes_per_ns, e.reduce_bytes_per_ns, e.reduce_is_from},
+       {"read_bytes_per_ns", &Profile::read_bytes_per_ns, 450, kDirect},
+       {"read_call_ns", &Profile::read_call_ns, 0, kDirect},
+       e.signal,
+       e.step,
+       e.start,
+       {"switch_ns", &Profile::switch_ns, 0, kShared}}};
+}
+
+constexpr std::array<Constant, 11> kStream = constants_of(
+    {1443,
+     kReduce16,
+     {"signal_ns", &Profile::signal_ns, 3900,
+      "a stream's store in host memory until the host sees it, on an H100, measured (docs/gpu-results.md, "
+      "ladder.memfd)"},
+     {"step_ns", &Profile::step_ns, 3000,
+      "a launch: a thread that makes thousands gets one in 2.4 to 3.5 us on an H200, measured (docs/gpu-results.md, 27 "
+      "November, What bounds the figures)"},
+     {"start_ns", &Profile::start_ns, 5000,
+      "the call, a thread that takes the operation, and the stream's end: a guess"}});
+
+constexpr std::array<Constant, 11> kKernel = constants_of(
+    {721,
+     kReduce8,
+     {"signal_ns", &Profile::signal_ns, 1000,
+      "a flag in a peer's memory over NVLink, where the topology has no latency: a guess; on one H200, an exchange of "
+      "two takes 850 (docs/gpu-results.md, ladder.handshake)"},
+     {"step_ns", &Profile::step_ns, 805,
+      "a meet of 16 blocks on an H200, measured (docs/gpu-results.md, ladder.latencies)"},
+     {"start_ns", &Profile::start_ns, 4000, "a kernel launch and its end as a stream sees them: a guess"}});
 
 Hardware device(const char* name, std::span<const Constant> constants) {
   Hardware made{name, constants, {}};

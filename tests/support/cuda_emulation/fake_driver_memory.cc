@@ -334,6 +334,10 @@ int after_pageable(const void* host, size_t bytes, void* stream) {
   s->wait_for(s->submitted());
   return s->context->failed.load();
 }
+bool on_device(uint64_t p) {
+  const std::lock_guard lock(machine().mutex);
+  return find_device(p) != nullptr;
+}
 int copy_now(uint64_t dst, uint64_t src, size_t bytes) {
   count_host_wait();
   if (const int rc = copy_on(nullptr, dst, src, bytes); rc != kOk) return rc;
@@ -368,6 +372,7 @@ EXPORT int cuMemcpyDtoHAsync_v2(void* dst, uint64_t src, size_t bytes, void* str
 }
 // It finds out itself which side is not CUDA memory.
 EXPORT int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void* stream) {
+  if (!on_device(dst)) count_host_wait();  // the host is about to look at it
   MOECCL_IN_CONTEXT(context);
   if (const int rc = copy_on(stream, dst, src, bytes); rc != kOk) return rc;
   if (const int rc = after_pageable(reinterpret_cast<void*>(dst), bytes, stream); rc != kOk) return rc;
