@@ -6,13 +6,15 @@ implementation: sorting and all_to_all_single over torch.distributed's gloo.
     torchrun --nproc-per-node 4 examples/pytorch_moe.py                       # MoECCL
     torchrun --nproc-per-node 4 examples/pytorch_moe.py --backend gloo        # the same model with all_to_all_single
     torchrun --nproc-per-node 4 examples/pytorch_moe.py --backend both        # alternates both: compares losses, shows times side by side
+    torchrun --nproc-per-node 4 examples/pytorch_moe.py --backend both --same-choices   # compares losses where rounding decides no choice
     torchrun --nproc-per-node 4 examples/pytorch_moe.py --backend both --topology 'node:2(bw=0.25GB/s,lat=20us) gpu:2' --pace   # EMULATED links
     perf/compare_net --rate 2gbit --ranks 2+2 --run python3 $PWD/examples/pytorch_moe.py --backend both   # two hosts (namespaces), needs root
 
 The model has 8 experts with top-2 routing, a shared expert and hidden size 256. It learns sequences of a synthetic language: a fixed table
 gives each token from the two before it, except that one token in ten is random. All models start from the same weights and read the same
 batches, so their losses agree to rounding until two of a token's scores are so close that rounding decides between experts. From then on the
-float32 curves differ by about 1e-3. With --dtype float64 that does not happen."""
+float32 curves differ by about 1e-3. With --dtype float64 that does not happen, nor with --same-choices, where MoECCL's tokens go to the experts
+that gloo's have chosen."""
 import argparse
 import importlib.util
 import json
@@ -45,11 +47,12 @@ class AllToAllMoE(nn.Module):
         self.shared_expert = MLP(hidden, shared_expert)
         for p in self.experts.stacked():
             p.register_hook(lambda grad: grad / self.size)
-        self.loss, self.comm = None, comm
+        self.loss, self.comm, self.chosen = None, comm, None
 
     def forward(self, x):
         tokens = x.reshape(-1, self.hidden)
         weights, index, loss = self.router(tokens)
+        self.chosen = index
         self.loss = self.aux_loss_weight * loss
         order = index.reshape(-1).argsort(stable=True)
         counts = torch.bincount(index.reshape(-1), minlength=self.n_experts)
@@ -127,6 +130,20 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+class Following:
+    """Makes a layer's router choose the experts that the leader, an AllToAllMoE, has chosen for the same tokens, with weights of its own."""
+
+    def __init__(self, router, leader):
+        self.own, self.leader, self.n_other, self.n_tokens = router.choose, leader, 0, 0
+        router.choose = self.choose
+
+    def choose(self, probabilities):
+        own, theirs = self.own(probabilities), self.leader.chosen
+        self.n_other += int((own.sort(1).values != theirs.sort(1).values).any(1).sum())
+        self.n_tokens += len(own)
+        return theirs
 
 
 def make_model(options, backend):
@@ -207,17 +224,22 @@ def main():
     parser.add_argument("--sums", choices=["moeccl", "gloo"],
                         default="moeccl" if importlib.util.find_spec("moeccl.distributed") else "gloo",
                         help="backend that sums the gradients of all other parameters (DDP) in MoECCL's run; the other run uses gloo")
+    parser.add_argument("--same-choices", action="store_true", help="MoECCL's tokens go to the experts that gloo's have chosen (--backend both)")
     parser.add_argument("--explain", action="store_true", help="print the plan of the first block's last routing")
     parser.add_argument("--json", help="write losses and times to this file")
     options = parser.parse_args()
     if options.pace and not options.topology:
         parser.error("--pace needs --topology, whose figures it keeps to")
+    if options.same_choices and options.backend != "both":
+        parser.error("--same-choices needs --backend both: it takes the choices of gloo's run")
     torch.set_num_threads(1)
     torch.set_default_dtype(getattr(torch, options.dtype))
     if socket.gethostname().startswith("moeccl-host"):  # perf/compare_net's namespaces
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "eth0")
     dist.init_process_group("gloo")
     runs = {b: Run(options, b) for b in (("gloo", "moeccl") if options.backend == "both" else (options.backend,))}
+    if options.same_choices:
+        following = [Following(mine.moe.router, leader.moe) for mine, leader in zip(runs["moeccl"].model.blocks, runs["gloo"].model.blocks)]
     for _ in range(options.steps):
         for run in runs.values():  # alternates, so that both runs see the same load of the machine
             run.step()
@@ -232,6 +254,11 @@ def main():
         apart = max(abs(a - b) / abs(a) for a, b in zip(results["gloo"][0], results["moeccl"][0]))
         fast, slow = (median(results[b][1][len(results[b][1]) // 10:]) for b in ("moeccl", "gloo"))
         print(f"losses differ by at most {apart:.2e} (relative, {options.steps} steps); gloo / moeccl: {slow / fast:.2f}", flush=True)
+    if options.same_choices:
+        counts = torch.tensor([[f.n_other, f.n_tokens] for f in following]).sum(0)
+        dist.all_reduce(counts)
+        if dist.get_rank() == 0:
+            print(f"{counts[0]} of {counts[1]} times a token's own choice would have been another", flush=True)
     if options.json and dist.get_rank() == 0:
         with open(options.json, "w", encoding="utf-8") as out:
             json.dump({b: {"losses": r[0], "ms": r[1]} for b, r in results.items()}, out)

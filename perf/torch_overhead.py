@@ -4,9 +4,11 @@
 
     PYTHONPATH=build/bindings/python LIBMOECCL=build/libmoeccl.so.0 python3 perf/torch_overhead.py [--ranks 2] [--table FILE]
 
-Each figure is the slowest rank's median over rounds of a round's median call (--rounds; in each round the ways take turns). The C
-call is moecclAllReduce through ctypes in a loop, on the same communicator and the same memory. Results are checked before they are
-timed."""
+The C call is moecclAllReduce through ctypes, on the same communicator and the same memory. It, the call through torch and the C call once more
+take turns call by call, in an order that rotates, so that a change of the cores' speed meets all of them alike. "more than C" is the median of the
+differences within a turn, "C against C" the same of the two C calls: what differs where nothing differs. The asynchronous call and gloo run in
+blocks of their own. Each figure is the median over rounds (--rounds), of the slowest rank or, for differences, of the mean of the ranks: the
+largest of several differences would be above 0 where there is none. Results are checked before they are timed."""
 import argparse
 import datetime
 import math
@@ -20,7 +22,28 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
+DIFFERENCES = ("more", "null")
 SIZES = [8, 64, 512, 4096, 32768, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
+
+
+def in_turns(ways, repeats):
+    """Calls the ways one after another, `repeats` times after a warm-up. Returns the microseconds of each way's calls."""
+    names, times = list(ways), {name: [] for name in ways}
+    for i in range(-3, repeats):
+        for k in range(len(names)):
+            name = names[(i + k) % len(names)]
+            began = time.perf_counter_ns()
+            ways[name]()
+            if i >= 0:
+                times[name].append((time.perf_counter_ns() - began) / 1000)
+    return times
+
+
+def figures_of(times):
+    """Returns medians of the calls, and of the differences within a turn."""
+    def more(name):
+        return statistics.median(a - b for a, b in zip(times[name], times["C"]))
+    return {"C": statistics.median(times["C"]), "torch": statistics.median(times["torch"]), "more": more("torch"), "null": more("C again")}
 
 
 def rank_of(rank, size, where, rounds, results):
@@ -35,30 +58,29 @@ def rank_of(rank, size, where, rounds, results):
         n = bytes_ // 4
         t = torch.ones(n)
         at = t.data_ptr()
-        ways = {"C": lambda: lib.moecclAllReduce(at, at, n, _abi.moecclFloat32, _abi.moecclMax, handle, None),
-                "torch": lambda: dist.all_reduce(t, dist.ReduceOp.MAX),
-                "async": lambda: dist.all_reduce(t, dist.ReduceOp.MAX, async_op=True).wait(),
-                "gloo": lambda: dist.all_reduce(t, dist.ReduceOp.MAX, group=gloo)}
-        for name, call in ways.items():
+        c_call = lambda: lib.moecclAllReduce(at, at, n, _abi.moecclFloat32, _abi.moecclMax, handle, None)  # noqa: E731
+        turns = {"C": c_call, "torch": lambda: dist.all_reduce(t, dist.ReduceOp.MAX), "C again": c_call}
+        blocks = {"async": lambda: dist.all_reduce(t, dist.ReduceOp.MAX, async_op=True).wait(),
+                  "gloo": lambda: dist.all_reduce(t, dist.ReduceOp.MAX, group=gloo)}
+        for name, call in (turns | blocks).items():
             t.fill_(rank)
             call()
             if not t.eq(size - 1).all():
                 raise AssertionError(f"{name} is wrong")
         repeats = max(5, min(400, int(3e7 / (bytes_ + 5e4))))
-        found = {name: [] for name in ways}
+        found = {}
         for _ in range(rounds):
-            for name, call in ways.items():
+            dist.barrier()
+            figures = figures_of(in_turns(turns, max(40, repeats)))
+            for name, call in blocks.items():
                 dist.barrier()
-                for _warm in range(3):
-                    call()
-                times = []
-                for _i in range(repeats):
-                    began = time.perf_counter_ns()
-                    call()
-                    times.append(time.perf_counter_ns() - began)
-                slowest = torch.tensor(statistics.median(times) / 1000)
-                dist.all_reduce(slowest, dist.ReduceOp.MAX)
-                found[name].append(slowest.item())
+                figures[name] = statistics.median(in_turns({name: call}, repeats)[name])
+            slowest = torch.tensor(list(figures.values()), dtype=torch.float64)
+            mean = slowest / size
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            dist.all_reduce(mean)
+            for name, most, us in zip(figures, slowest.tolist(), mean.tolist()):
+                found.setdefault(name, []).append(us if name in DIFFERENCES else most)
         if rank == 0:
             results.put((bytes_, {name: statistics.median(v) for name, v in found.items()}))
     dist.destroy_process_group()
@@ -88,16 +110,16 @@ def main():
             process.join()
     if any(process.exitcode for process in ranks):
         return 1
-    lines = [f"{args.ranks} ranks, medians of {args.rounds} alternating rounds, microseconds, {datetime.date.today()}, load "
+    lines = [f"{args.ranks} ranks, medians of {args.rounds} rounds, microseconds, {datetime.date.today()}, load "
              f"{os.getloadavg()[1]:.1f} on {os.cpu_count()} cores.", "",
-             "| size | C call | torch, moeccl | more than C | torch, async + wait | torch, gloo | gloo / moeccl |", "|-|-|-|-|-|-|-|"]
+             "| size | C call | torch, moeccl | more than C | C against C | torch, async + wait | torch, gloo | gloo / moeccl |", "|-|-|-|-|-|-|-|-|"]
     ratios = []
     for _ in SIZES:
         bytes_, found = results.get()
         ratios.append(found["gloo"] / found["torch"])
-        more = found["torch"] - found["C"]
-        lines.append(f"| {text_of(bytes_)} | {found['C']:.1f} | {found['torch']:.1f} | {more:+.1f} ({100 * more / found['C']:+.0f} %) | "
-                     f"{found['async']:.1f} | {found['gloo']:.1f} | {ratios[-1]:.2f} |")
+        shares = (f"{found[name]:+.1f} ({100 * found[name] / found['C']:+.1f} %)" for name in DIFFERENCES)
+        lines.append(f"| {text_of(bytes_)} | {found['C']:.1f} | {found['torch']:.1f} | {' | '.join(shares)} | {found['async']:.1f} | "
+                     f"{found['gloo']:.1f} | {ratios[-1]:.2f} |")
     lines.append(f"\nGeometric mean of gloo / moeccl: {math.exp(statistics.mean(map(math.log, ratios))):.2f}")
     print("\n".join(lines))
     if args.table:

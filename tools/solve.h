@@ -24,7 +24,8 @@ struct TraceOptions {
   int tokens = 8192, k = 8, experts = 256;  // of a generated trace
   double zipf = 0.8;
 };
-// Which of the choices a command reads: none but the number of tokens, how many rows there are, or the experts.
+// Which of the choices a command reads: none but the number of tokens, how many rows and experts there are, or which
+// experts.
 enum class Reads { kTokens, kRows, kExperts };
 void add_trace_options(perf::App& app, TraceOptions& options, Reads reads = Reads::kExperts);
 // Exits with a message when the file is not a trace or lacks the step.
@@ -48,7 +49,9 @@ inline double change(double before, double after) {
 void add_samples(perf::App& solve, std::function<void()>& run);
 void add_swap(perf::App& solve, std::function<void()>& run);
 void add_replicas(perf::App& solve, std::function<void()>& run);
-void add_cluster(perf::App& solve, std::function<void()>& run);
+void add_domains(perf::App& solve, std::function<void()>& run);
+void add_chunks(perf::App& solve, std::function<void()>& run);
+void add_layout(perf::App& solve, std::function<void()>& run);
 
 inline void add_solve(perf::App& app, std::function<void()>& run) {
   perf::App* solve = app.add_subcommand("solve", "placement solvers: what would be gained, before anything is moved");
@@ -56,7 +59,9 @@ inline void add_solve(perf::App& app, std::function<void()>& run) {
   add_samples(*solve, run);
   add_swap(*solve, run);
   add_replicas(*solve, run);
-  add_cluster(*solve, run);
+  add_domains(*solve, run);
+  add_chunks(*solve, run);
+  add_layout(*solve, run);
 }
 
 }  // namespace tools

@@ -2,6 +2,7 @@
 // `moeccl solve replicate`: replicas by popularity and where they stand.
 #include <numeric>
 
+#include "tools/cluster.h"
 #include "tools/solve.h"
 
 namespace tools {
@@ -14,11 +15,24 @@ const OptionNames kNames = {{"n_experts", "--experts"},        {"n_ranks", "--ra
 
 struct Options {
   TraceOptions trace;
+  Cluster cluster;
   int ranks = 32, slots = 16, nodes = 4;
   double capacity = 1.0, row_bytes = 4096, inter_gbs = 100, compute_us = 0.1;
+  const perf::Option* inter_gbs_given = nullptr;
 };
 
-void run(const Options& o) {
+void read_cluster(Options& o) {
+  Cluster& c = o.cluster;
+  if (!c.given()) return;
+  c.read();
+  o.ranks = c.n_ranks();
+  o.nodes = c.groups(0);
+  fill(o.inter_gbs_given, o.inter_gbs, [&] { return c.node_gbs(0); });
+  std::printf("%s", c.text().c_str());
+}
+
+void run(Options& o) {
+  read_cluster(o);
   const perf::Trace t = load_trace(o.trace);
   const auto experts = static_cast<size_t>(t.n_experts), ranks = static_cast<size_t>(o.ranks);
   const std::vector<int32_t> topk = step_of(t, o.trace.layer, o.trace.step);
@@ -78,12 +92,14 @@ void add_replicas(perf::App& solve, std::function<void()>& chosen) {
   perf::App* app =
       solve.add_subcommand("replicate", "how many replicas each expert gets, and where (adaptive replication)");
   add_trace_options(*app, o->trace);
-  app->add_option("--ranks", o->ranks, "ranks")->check(perf::range(1, 65536));
+  o->cluster.add_options(*app);
+  o->cluster.excludes(app->add_option("--ranks", o->ranks, "ranks")->check(perf::range(1, 65536)));
   app->add_option("--slots", o->slots, "expert slots of a rank")->check(perf::range(1, 1024));
-  app->add_option("--nodes", o->nodes, "nodes")->check(perf::positive());
+  o->cluster.excludes(app->add_option("--nodes", o->nodes, "nodes")->check(perf::positive()));
   app->add_option("--capacity", o->capacity, "capacity factor")->check(perf::positive());
   app->add_option("--row-bytes", o->row_bytes, "bytes of a token's row")->check(perf::positive());
-  app->add_option("--inter-gbs", o->inter_gbs, "GB/s between nodes")->check(perf::positive());
+  o->inter_gbs_given =
+      app->add_option("--inter-gbs", o->inter_gbs, "GB/s between nodes, of a whole node")->check(perf::positive());
   app->add_option("--compute-us", o->compute_us, "us that a rank computes for a token")->check(perf::positive());
   app->callback([o, &chosen] { chosen = [o] { run(*o); }; });
 }

@@ -24,8 +24,8 @@ void add_trace_options(perf::App& app, TraceOptions& o, Reads reads) {
   app.add_option("--layer", o.layer, "layer of the trace");
   app.add_option("--step", o.step, "step of the trace");
   app.add_option("--topk", o.k, "generated trace: experts per token")->check(perf::range(1, 64))->excludes(trace);
-  if (reads == Reads::kRows) return;
   app.add_option("--experts", o.experts, "generated trace: experts")->check(perf::range(1, 8192))->excludes(trace);
+  if (reads == Reads::kRows) return;
   app.add_option("--zipf", o.zipf, "generated trace: exponent of the experts' popularity")
       ->check(perf::within(0, 10))
       ->excludes(trace);

@@ -38,7 +38,12 @@ typedef struct {
   /* With top_k, the sizes are those that minimize the time of this library's whole step (moecclDomainProblem_t in
    * solve.h describes each field), with the latencies of topology and profile. 0: Eq. 8 for the forward pass. */
   int32_t top_k, forward_only;
-  double expert_s, backward_s, gradient_bytes, encode_bandwidth, decode_bandwidth, gradient_ratio;
+  double expert_s, backward_s, gradient_bytes;
+  /* The codec's expert bytes per second on a rank, before compression. 0: the profile's rates, or constants of a host's
+   * core or, if the communicator has CUDA, of a GPU (docs/calibration.md); ranks that share a core share its rate.
+   * Below 0: the codec takes no time. They count only where compression or gradient_ratio is above 1. */
+  double encode_bandwidth, decode_bandwidth;
+  double gradient_ratio;
 } moecclHybridConfig_t;
 #define MOECCL_HYBRID_CONFIG_INIT \
   { sizeof(moecclHybridConfig_t), 0, NULL, 0, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }

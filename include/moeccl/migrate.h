@@ -5,7 +5,8 @@
  *
  *   moecclMigrationSend    encodes this rank's experts into the layer's send queue; local. After the optimizer's step
  *   moecclMigrationBegin   starts the gather of the oldest entry and returns at once. Before the layer's attention
- *   moecclMigrationWait    decodes the gathered experts and switches the layer to them, on all ranks or on none
+ *   moecclMigrationWait    decodes the gathered experts and switches the layer to them, on all ranks or on none; after
+ *                          a failure of the communicator see Epochs
  *
  * With moecclMigrationBeginInto in place of Begin, another thread of the library decodes as soon as the ranks have
  * agreed. Wait then finds the experts in place, and moecclMigrationWaitExpert returns as soon as a given expert is
@@ -19,6 +20,10 @@
  * epoch, and a checksum of the shared expert. Only if all agree and all have received their data does Wait write the
  * experts and raise the epoch. Otherwise it fails on every rank, names the rank that differs, writes nothing, and
  * leaves the epoch as it is.
+ * When a rank dies, is stopped or aborts during Wait, some ranks may have finished that exchange and others not. Ranks
+ * may then be one epoch apart, and each still holds the experts of its own epoch. After a shrink, compare `epoch` of
+ * moecclMigrationInfo_t on the new communicator, its least with its greatest value over all ranks. Where they differ,
+ * go back to what all ranks have, such as a checkpoint or a gather of the owners' experts.
  * Order. Begin takes its place in the order of the communicator's operations, like a call on a stream: all ranks begin
  * the same layers in the same order, and a later operation waits for it. Use a separate communicator (moecclCommSplit)
  * if dispatch and gather should run at the same time.
@@ -88,9 +93,9 @@ MOECCL_API moecclResult_t moecclMigrationBegin(moecclMigration_t migration, int 
 MOECCL_API moecclResult_t moecclMigrationBeginInto(moecclMigration_t migration, int layer, const void* shared,
                                                    void* held);
 /* Waits until expert `index` of the layer's oldest gather is in `held`. The index is 0..n_held-1 in the order of
- * held_experts, which is also the order of decoding. Success means that all ranks switch; the epoch rises at Wait,
- * which must still be called. If this call fails, Wait fails in the same way. Returns moecclInvalidUsage if that gather
- * was not begun by BeginInto. */
+ * held_experts, which is also the order of decoding. Success means that all ranks agree to switch; the epoch rises at
+ * Wait, which must still be called. If this call fails, Wait fails in the same way. Returns moecclInvalidUsage if that
+ * gather was not begun by BeginInto. */
 MOECCL_API moecclResult_t moecclMigrationWaitExpert(moecclMigration_t migration, int layer, int index);
 /* Waits for the layer's oldest begun gather and switches the layer: fills held[n_held][count], in the order of
  * held_experts, and *epoch (may be NULL). shared[count] is the shared expert that was passed to Send; other content is

@@ -149,6 +149,7 @@ typedef struct {
   int32_t emulated;                                   /* 1 when links are paced */
   double predicted_dispatch_us, predicted_combine_us; /* from the profile; 0 when unknown */
   double measured_dispatch_us, measured_combine_us;   /* of the last run on this rank; 0 before the first */
+  const uint64_t* rank_tokens;                        /* [ranks] T of each rank */
 } moecclRoutingInfo_t;
 MOECCL_API moecclResult_t moecclRoutingGetInfo(moecclRouting_t routing, moecclRoutingInfo_t* info);
 

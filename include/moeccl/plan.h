@@ -69,8 +69,8 @@ MOECCL_API moecclResult_t moecclPlanExplain(moecclComm_t comm, moecclOp_t op, si
 /* Proves the plans that moecclPlanExplain would show. It uses symbols instead of numbers to prove that every rank ends
  * with the right bytes in every order that the plan's signals allow, that the plan cannot deadlock, and that it moves
  * nothing in vain. moecclInternalError names the rank, lane and step. Time and memory grow with the square of the
- * number of ranks (64 ranks take about a second). MOECCL_CHECK_PLANS=1 proves each plan of a standard collective when
- * it is built. This call is not collective. */
+ * number of ranks (64 ranks take about a second). MOECCL_CHECK_PLANS=1 proves each plan of a standard collective, of
+ * replicated experts and of expert domains when it is built. This call is not collective. */
 MOECCL_API moecclResult_t moecclPlanProve(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type);
 /* Forces an algorithm for an operation: every call that it applies to uses it, whatever the prices. NULL or "auto"
  * returns to the choice by price. An algorithm may apply only to some sizes and kinds of memory ("oneshot" to data that

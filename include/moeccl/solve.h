@@ -256,7 +256,8 @@ typedef struct {
   double expert_s;         /* n Lat^Ep of Eq. 2, forward; its backward takes twice as long */
   double backward_s;       /* computation that hides the return of the gradients; 0: twice pre_expert_s */
   double gradient_bytes;   /* of all experts of a GPU, returned to their owners; 0: expert_bytes */
-  double encode_bandwidth; /* expert bytes per second of the codec, before compression; 0: takes no time */
+  double encode_bandwidth; /* expert bytes per second of the codec, before compression; 0: takes no time. Experts are
+                              encoded if compression is above 1, gradients if gradient_ratio is */
   double decode_bandwidth;
   int32_t forward_only;  /* 1: no backward pass. 0: includes both backward AlltoAlls, the return of gradients and, with
                             a compression above 1, the AllReduce of one shared expert */

@@ -107,6 +107,24 @@ MOECCL_API moecclResult_t moecclExpertSwapTest(moecclExpertSwap_t swap, int32_t*
 MOECCL_API moecclResult_t moecclExpertSwapFinish(moecclExpertSwap_t swap, int32_t* n_swaps);
 MOECCL_API moecclResult_t moecclExpertSwapGetInfo(moecclExpertSwap_t swap, int32_t layer, moecclExpertSwapInfo_t* info);
 
+/* The levels of a communicator's topology, outermost first, with their figures in Eq. 8, as the object above passes
+ * them to the solver; for a program that calls moecclSolveSwap (solve.h) by itself. The last level has one group for
+ * each rank. The figures are those of the AlltoAlls in the profile or, without these, of the topology's links. Where
+ * neither says anything, alphas are 0 and a byte costs 1 ns at every level. Entries from n_levels on are 0. */
+typedef struct {
+  size_t size; /* sizeof(moecclSwapLevels_t), set by the caller */
+  int32_t n_ranks, n_levels;
+  int32_t n_groups[MOECCL_MAX_LEVELS];
+  double inter_alpha_us[MOECCL_MAX_LEVELS], inter_beta_us[MOECCL_MAX_LEVELS]; /* us, and us per byte */
+  double intra_alpha_us[MOECCL_MAX_LEVELS], intra_beta_us[MOECCL_MAX_LEVELS];
+} moecclSwapLevels_t;
+/* Fills in *levels, the same on all ranks, and group_of_rank[n_levels][n_ranks], the group of each rank at each level.
+ * group_of_rank may be NULL with max_groups 0; max_groups is its number of entries. Returns moecclInvalidArgument if
+ * these are fewer than n_levels * n_ranks, and moecclUnsupported for more than MOECCL_MAX_LEVELS levels. This call is
+ * not collective. */
+MOECCL_API moecclResult_t moecclSwapLevels(moecclComm_t comm, moecclSwapLevels_t* levels, int32_t* group_of_rank,
+                                           size_t max_groups);
+
 #ifdef __cplusplus
 }
 #endif

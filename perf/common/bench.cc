@@ -89,7 +89,7 @@ Line Bench::describe(const Case& c) const {
   line.bytes = std::max(s.send, s.recv) * data_type(c.type).bytes;
   // A matrix of AllToAllv has no count of its own.
   line.count = s.count > 0 ? s.count : std::max(s.send, s.recv);
-  line.type = data_type(c.type).name();
+  line.type = data_type(c.type).nccl_name;
   line.op = collective_.reduces ? red_op_name(c.op) : "none";
   line.root = collective_.rooted ? c.root : -1;
   return line;
@@ -149,20 +149,23 @@ void Bench::issue(const Case& c, bool in_place, size_t iteration) {
   const size_t bytes = std::max(s.send, s.recv) * data_type(c.type).bytes;
   const size_t steps = bytes == 0 ? 1 : std::max<size_t>(1, buffer_bytes_ / bytes);
   const size_t shift = bytes * (iteration % steps);
-  team_.each(collective_.program, [&](size_t i) {
-    const Call call = {.send = send_at(c, i, in_place, shift),
-                       .recv = recv_at(c, i, in_place, shift),
-                       .count = s.count,
-                       .type = c.type,
-                       .op = collective_.reduces ? red_op(c, i) : moecclSum,
-                       .root = c.root,
-                       .rank = team_.rank(i),
-                       .n_ranks = team_.n_ranks(),
-                       .comm = team_.comm(i),
-                       .stream = members_[i].stream};
-    use_device(i);
-    return collective_.run(call);
-  });
+  const int n_rounds = collective_.rounds == nullptr ? 1 : collective_.rounds(team_.n_ranks());
+  for (int round = 0; round < n_rounds; round++)
+    team_.each(collective_.program, [&](size_t i) {
+      const Call call = {.send = send_at(c, i, in_place, shift),
+                         .recv = recv_at(c, i, in_place, shift),
+                         .count = s.count,
+                         .type = c.type,
+                         .op = collective_.reduces ? red_op(c, i) : moecclSum,
+                         .root = c.root,
+                         .rank = team_.rank(i),
+                         .n_ranks = team_.n_ranks(),
+                         .round = round,
+                         .comm = team_.comm(i),
+                         .stream = members_[i].stream};
+      use_device(i);
+      return collective_.run(call);
+    });
 }
 
 void Bench::wait() {
@@ -292,14 +295,16 @@ std::vector<std::vector<double>> Bench::by_process(const std::vector<double>& us
 Measured Bench::measure(const Case& c, bool in_place) {
   Measured m;
   // Verify before timing, so that wrong results are never timed silently. This also warms up this size.
-  if (options_.check > 0) m.n_wrong = 0;
-  for (int i = 0; i < options_.check && *m.n_wrong == 0; i++) *m.n_wrong += verify(c, in_place);
+  const int checks = in_place && collective_.in_place == InPlace::kTimed ? 0 : options_.check;
+  if (checks > 0) m.n_wrong = 0;
+  for (int i = 0; i < checks && *m.n_wrong == 0; i++) *m.n_wrong += verify(c, in_place);
   Samples s = time_iterations(c, in_place);
   combine(s);
   drop_operators();
   m.time_us = options_.report_median ? median(s.iteration_us) : s.total_us;
   const Line line = describe(c);
-  m.alg_bw = m.time_us > 0 ? static_cast<double>(line.bytes) / m.time_us / 1e3 : 0;
+  const double counted = collective_.counted == nullptr ? 1 : collective_.counted(team_.n_ranks());
+  m.alg_bw = m.time_us > 0 ? static_cast<double>(line.bytes) * counted / m.time_us / 1e3 : 0;
   m.bus_bw = m.alg_bw * collective_.bus_factor(team_.n_ranks());
   m.iteration_us = std::move(s.iteration_us);
   m.process_us = std::move(s.process_us);

@@ -29,6 +29,7 @@ struct Call {
   moecclRedOp_t op;
   int root;
   int rank, n_ranks;
+  int round;  // see Collective::rounds
   moecclComm_t comm;
   moecclStream_t stream;
 };
@@ -45,10 +46,14 @@ struct Place {
   size_t element_bytes;
 };
 
+// kTimed: sends what it receives into, so there is no right result, and nccl-tests prints N/A for #wrong.
+enum class InPlace { kNone, kTimed, kChecked };
+
 struct Collective {
   const char* program;  // all_reduce_perf
   moecclOp_t op;
-  bool reduces, rooted, in_place;
+  bool reduces, rooted;
+  InPlace in_place;
   double (*bus_factor)(int n_ranks);
   // elements: the nccl-tests size divided by the element's bytes.
   Shape (*shape)(size_t elements, size_t element_bytes, int n_ranks);
@@ -59,6 +64,10 @@ struct Collective {
   void (*prepare)(const Options& options, int n_ranks) = nullptr;
   // True if a file gives the sizes: then there is one line, whatever -b and -e say.
   bool (*fixed_size)() = nullptr;
+  // The number of calls that one operation consists of, each of which needs the data of the one before. Null: one.
+  int (*rounds)(int n_ranks) = nullptr;
+  // The share of a line's size that algbw counts. Null: all of it.
+  double (*counted)(int n_ranks) = nullptr;
 };
 
 // nccl-tests rounds blocks down to 16 bytes.

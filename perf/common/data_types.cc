@@ -11,18 +11,18 @@ namespace perf {
 namespace {
 
 constexpr std::array<DataType, MOECCL_NUM_DATA_TYPES> kTypes = {{
-    {moecclInt8, 1, false, true, 0, 0, 127},
-    {moecclUint8, 1, false, false, 0, 0, 255},
-    {moecclInt32, 4, false, true, 0, 0, INT32_MAX},
-    {moecclUint32, 4, false, false, 0, 0, UINT32_MAX},
-    {moecclInt64, 8, false, true, 0, 0, INT64_MAX},
-    {moecclUint64, 8, false, false, 0, 0, INT64_MAX},
-    {moecclFloat16, 2, true, true, 5, 10, 1 << 11},
-    {moecclFloat32, 4, true, true, 8, 23, 1 << 24},
-    {moecclFloat64, 8, true, true, 11, 52, int64_t{1} << 53},
-    {moecclBfloat16, 2, true, true, 8, 7, 1 << 8},
-    {moecclFloat8e4m3, 1, true, true, 4, 3, 1 << 4},
-    {moecclFloat8e5m2, 1, true, true, 5, 2, 1 << 3},
+    {moecclInt8, "int8", 1, false, true, 0, 0, 127},
+    {moecclUint8, "uint8", 1, false, false, 0, 0, 255},
+    {moecclInt32, "int32", 4, false, true, 0, 0, INT32_MAX},
+    {moecclUint32, "uint32", 4, false, false, 0, 0, UINT32_MAX},
+    {moecclInt64, "int64", 8, false, true, 0, 0, INT64_MAX},
+    {moecclUint64, "uint64", 8, false, false, 0, 0, INT64_MAX},
+    {moecclFloat16, "half", 2, true, true, 5, 10, 1 << 11},
+    {moecclFloat32, "float", 4, true, true, 8, 23, 1 << 24},
+    {moecclFloat64, "double", 8, true, true, 11, 52, int64_t{1} << 53},
+    {moecclBfloat16, "bfloat16", 2, true, true, 8, 7, 1 << 8},
+    {moecclFloat8e4m3, "f8e4m3", 1, true, true, 4, 3, 1 << 4},
+    {moecclFloat8e5m2, "f8e5m2", 1, true, true, 5, 2, 1 << 3},
 }};
 
 struct Alias {
@@ -30,10 +30,9 @@ struct Alias {
   moecclDataType_t type;
 };
 constexpr Alias kAliases[] = {
-    {"half", moecclFloat16},      {"float", moecclFloat32},  {"double", moecclFloat64}, {"f8e4m3", moecclFloat8e4m3},
-    {"f8e5m2", moecclFloat8e5m2}, {"char", moecclInt8},      {"int", moecclInt32},      {"fp16", moecclFloat16},
-    {"fp32", moecclFloat32},      {"fp64", moecclFloat64},   {"bf16", moecclBfloat16},  {"e4m3", moecclFloat8e4m3},
-    {"e5m2", moecclFloat8e5m2},   {"fp8", moecclFloat8e4m3},
+    {"char", moecclInt8},       {"int", moecclInt32},       {"fp16", moecclFloat16},
+    {"fp32", moecclFloat32},    {"fp64", moecclFloat64},    {"bf16", moecclBfloat16},
+    {"e4m3", moecclFloat8e4m3}, {"e5m2", moecclFloat8e5m2}, {"fp8", moecclFloat8e4m3},
 };
 constexpr const char* kOpNames[] = {"sum", "prod", "max", "min", "avg", "mulsum"};
 
@@ -44,15 +43,15 @@ const DataType& data_type(moecclDataType_t type) { return kTypes[static_cast<siz
 std::vector<moecclDataType_t> parse_data_types(const std::string& name) {
   std::vector<moecclDataType_t> types;
   for (const DataType& t : kTypes)
-    if (name == t.name() || name == "all") types.push_back(t.type);
+    if (name == t.nccl_name || name == t.name() || name == "all") types.push_back(t.type);
   for (const Alias& a : kAliases)
     if (name == a.name) types.push_back(a.type);
   return types;
 }
 
-std::string data_type_names() {
+std::string nccl_type_names() {
   std::string names;
-  for (const DataType& t : kTypes) names += std::string(names.empty() ? "" : "/") + t.name();
+  for (const DataType& t : kTypes) names += std::string(names.empty() ? "" : "/") + t.nccl_name;
   return names;
 }
 

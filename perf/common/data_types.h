@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data types of moeccl/types.h as the perf tools see them: the library's names, sizes, and which numbers are exact.
+// The data types of moeccl/types.h as the perf tools see them: their names, sizes, and which numbers are exact.
 #ifndef PERF_COMMON_DATA_TYPES_H_
 #define PERF_COMMON_DATA_TYPES_H_
 
@@ -14,20 +14,22 @@ namespace perf {
 
 struct DataType {
   moecclDataType_t type;
+  const char* nccl_name;  // in nccl-tests' table and JSON, by which scripts group results
   size_t bytes;
   bool is_float;
   bool is_signed;
   int exponent_bits;  // floats only
   int mantissa_bits;  // stored bits; floats only
   int64_t exact;      // every integer in 0..exact is exact in the type
+  // The library's name.
   const char* name() const { return moecclTypeName(type); }
 };
 
 const DataType& data_type(moecclDataType_t type);
-// Parses "float32", nccl-tests' "float", "bf16", "all", ...; returns nothing when the name is unknown.
+// Parses nccl-tests' "float", the library's "float32", "bf16", "all", ...; returns nothing when the name is unknown.
 std::vector<moecclDataType_t> parse_data_types(const std::string& name);
-// Returns all accepted names, for messages.
-std::string data_type_names();
+// Returns nccl-tests' names of all types, for messages: "int8/uint8/...".
+std::string nccl_type_names();
 
 // Returns the bits of `value`, which must be exact in the type and a normal number or zero (a multiple of 1/2 is).
 uint64_t encode(const DataType& type, double value);

@@ -35,9 +35,9 @@ void add_operation(App& app, Options& o) {
       });
   app.add_option_function<std::string>(
          "-d,--datatype", [&o](const std::string& name) { o.types = parse_data_types(name); },
-         data_type_names() + "/all (float32)")
+         nccl_type_names() + "/all (float)")
       ->check([](const std::string& name) {
-        return parse_data_types(name).empty() ? "\"" + name + "\" is not one of " + data_type_names() + "/all" : "";
+        return parse_data_types(name).empty() ? "\"" + name + "\" is not one of " + nccl_type_names() + "/all" : "";
       });
   app.add_option_function<std::string>(
          "-r,--root", [&o](const std::string& text) { o.root = text == "all" ? -1 : std::atoi(text.c_str()); },
@@ -121,6 +121,8 @@ std::vector<std::string> notes_for(const App& app) {
   std::vector<std::string> notes;
   for (const char* name : {"--stream_null", "--cta_policy", "--device_implementation", "--device_cta_count"})
     if (app.count(name) > 0) notes.push_back(std::string(name) + " has no effect on the host backend");
+  if (std::getenv("NCCL_TESTS_DEVICE") != nullptr)
+    notes.push_back("NCCL_TESTS_DEVICE has no effect: ranks take the devices of CUDA_VISIBLE_DEVICES in turn");
   return notes;
 }
 

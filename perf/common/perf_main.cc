@@ -66,7 +66,7 @@ void run_sizes(const Options& o, const Collective& collective, const Team& team,
       if (report != nullptr && o.explain) report->remark(explain(collective, team, c, line.count));
       if (report != nullptr) report->start(line);
       line.placements[0] = bench.measure(c, false);
-      if (collective.in_place) line.placements[1] = bench.measure(c, true);
+      if (collective.in_place != InPlace::kNone) line.placements[1] = bench.measure(c, true);
       if (report != nullptr) report->finish(line);
     }
 }

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "perf/common/report.h"
 
+#include <fcntl.h>
 #include <moeccl/version.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <sstream>
 #include <utility>
 
+#include "perf/common/fail.h"
 #include "perf/common/stats.h"
 #include "perf/common/text.h"
 
@@ -22,6 +27,24 @@ std::string fit(double value, int width) {
     if (std::snprintf(text, sizeof text, "%*.*f", width, decimals, value) <= width) return text;
   std::snprintf(text, sizeof text, "%*.*e", width, width >= 7 ? 1 : 0, value);
   return text;
+}
+
+bool is_device(const std::string& path) {
+  struct stat found = {};
+  return stat(path.c_str(), &found) == 0 && !S_ISREG(found.st_mode);
+}
+
+// Creates the file, or PATH.0, PATH.1 and so on if there is one: nccl-tests never overwrites a result.
+std::string new_file(const std::string& path) {
+  std::string name = path;
+  for (int n = 0; !is_device(name); name = path + "." + std::to_string(n++)) {
+    const int file = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file < 0 && errno == EEXIST) continue;
+    if (file < 0) fail("cannot write " + name + ": " + std::strerror(errno));
+    close(file);
+    break;
+  }
+  return name;
 }
 
 std::string placement_text(const std::optional<Measured>& m, const Options& o) {
@@ -43,6 +66,9 @@ Report::Report(const Options& options, const Collective& collective, std::vector
   record_.start_time = time_of_day();
   const char* required = std::getenv("NCCL_TESTS_MIN_BW");
   if (required != nullptr) record_.required_bus_bw = std::atof(required);
+  if (!leads_ || options_.output_file.empty()) return;
+  json_file_ = new_file(options_.output_file);
+  std::printf("# Writing JSON output to %s\n", json_file_.c_str());
 }
 
 void Report::print_settings() const {
@@ -141,7 +167,7 @@ bool Report::write_files() {
     std::fprintf(stderr, "# error: %s\n", why.c_str());
     written = false;
   };
-  write(options_.output_file, options_.output_file.empty() ? "" : record_json(record_, options_));
+  write(json_file_, json_file_.empty() ? "" : record_json(record_, options_));
   const std::string note = options_.job.pace ? "EMULATED: paced links, " + options_.job.topology : record_.start_time;
   write(options_.plot_file, options_.plot_file.empty() ? "" : record_plot(record_, collective_.program, note));
   return written;

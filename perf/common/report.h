@@ -39,6 +39,7 @@ class Report {
   const Options& options_;
   const Collective& collective_;
   bool leads_;
+  std::string json_file_;  // empty: none
   Record record_;
   std::mutex writing_;  // failed() may come from another thread
 };

@@ -63,13 +63,12 @@ std::string our_name(std::string_view word) {
 ncclResult_t look(const Call& call, Comm& comm, moecclPlanInfo_t* info) {
   *info = {};
   info->size = sizeof *info;
-  return from_moeccl(
-      moecclPlanQuery(comm.ours, op_of(call.kind), call.count, static_cast<moecclDataType_t>(call.type), info));
+  return from_moeccl(moecclPlanQuery(comm.ours, call.kind, call.count, static_cast<moecclDataType_t>(call.type), info));
 }
 
 // Forces the first of the call's algorithms that can run it, from now on.
 ncclResult_t force_one(const Call& call, Comm& comm) {
-  const moecclOp_t op = op_of(call.kind);
+  const moecclOp_t op = call.kind;
   std::string why;
   for (const std::string_view word : words(call.config->algorithms())) {
     const std::string name = our_name(word);
@@ -132,7 +131,7 @@ ncclResult_t choose_algorithm(const Call& call, Comm& comm) {
   const std::string& wanted = wanted_algorithms(call);
   if (wanted.empty() && !comm.any_chosen.load(std::memory_order_relaxed)) return ncclSuccess;
   const std::lock_guard lock(comm.mutex);
-  const moecclOp_t op = op_of(call.kind);
+  const moecclOp_t op = call.kind;
   Comm::Chosen& chosen = comm.chosen[op];
   if (wanted.empty()) {
     if (!chosen.wanted.empty()) (void)moecclPlanForce(comm.ours, op, chosen.before.c_str());

@@ -8,7 +8,9 @@
 namespace moeccl::shim {
 namespace {
 
-bool reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter; }
+bool reduces(moecclOp_t kind) {
+  return kind == moecclOpAllReduce || kind == moecclOpReduce || kind == moecclOpReduceScatter;
+}
 
 // MoECCL's streams are opaque handles as well, so the number is passed through. NULL blocks in MoECCL, but for NCCL it
 // is the legacy default stream, on which PyTorch's synchronous collectives run. Ranks that are threads of one process
@@ -92,34 +94,19 @@ moecclResult_t run_ours(const Call& c, moecclRedOp_t op, const Comm& in) {
   const moecclComm_t comm = in.ours;
   const moecclStream_t stream = stream_of(c, in);
 #define RUN(ours, nccls, ...) \
-  case Kind::k##ours:         \
+  case moecclOp##ours:        \
     return moeccl##ours(__VA_ARGS__);
   switch (c.kind) {
     COLLECTIVES(RUN)
-    case Kind::kSend:
-      return moecclSend(c.send, c.count, type, c.peer, comm, stream);
-    case Kind::kRecv:
+    default:  // a message
       break;
   }
 #undef RUN
+  if (c.sends) return moecclSend(c.send, c.count, type, c.peer, comm, stream);
   return moecclRecv(c.recv, c.count, type, c.peer, comm, stream);
 }
 
 }  // namespace
-
-moecclOp_t op_of(Kind kind) {
-#define OP(ours, ...) \
-  case Kind::k##ours: \
-    return moecclOp##ours;
-  switch (kind) {
-    COLLECTIVES(OP)
-    case Kind::kSend:
-    case Kind::kRecv:
-      break;
-  }
-#undef OP
-  return moecclOpSendRecv;
-}
 
 ncclResult_t issue_ours(const Call& call, Comm& comm) {
   if (comm.revoked) {
@@ -141,16 +128,15 @@ ncclResult_t issue_real(const Call& c, ncclComm_t comm) {
   const cudaStream_t stream = c.stream;
   const ncclCollConfig_t* const config = c.config != nullptr ? c.config->given() : nullptr;
 #define FORWARD(ours, nccls, ...) \
-  case Kind::k##ours:             \
+  case moecclOp##ours:            \
     return config == nullptr ? MOECCL_FORWARD(nccls, __VA_ARGS__) : MOECCL_FORWARD(nccls##Config, __VA_ARGS__, config);
   switch (c.kind) {
     COLLECTIVES(FORWARD)
-    case Kind::kSend:
-      return MOECCL_FORWARD(Send, c.send, c.count, type, c.peer, comm, stream);
-    case Kind::kRecv:
+    default:  // a message
       break;
   }
 #undef FORWARD
+  if (c.sends) return MOECCL_FORWARD(Send, c.send, c.count, type, c.peer, comm, stream);
   return MOECCL_FORWARD(Recv, c.recv, c.count, type, c.peer, comm, stream);
 }
 
@@ -159,7 +145,7 @@ double predict_us(const Call& call, Comm& comm) {
   moecclPlanInfo_t info = {};
   info.size = sizeof info;
   const moecclResult_t result =
-      moecclPlanQuery(comm.ours, op_of(call.kind), call.count, static_cast<moecclDataType_t>(call.type), &info);
+      moecclPlanQuery(comm.ours, call.kind, call.count, static_cast<moecclDataType_t>(call.type), &info);
   return result == moecclSuccess ? info.predicted_us : 0;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/nccl/comm.h"
 
+#include <algorithm>
 #include <chrono>
 #include <shared_mutex>
 #include <thread>
@@ -61,6 +62,15 @@ void wait_unused(const Comm& comm) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   }
+}
+
+bool others_go_on(const Comm& withdrawn) {
+  const uint64_t group = withdrawn.group.load(std::memory_order_relaxed);
+  if (group == 0) return false;
+  const std::shared_lock lock(registry().mutex);
+  return std::any_of(registry().live.begin(), registry().live.end(), [&](const auto& entry) {
+    return entry.second->group.load(std::memory_order_relaxed) == group && !entry.second->given_up;
+  });
 }
 
 void orphan(Comm& comm) {

@@ -40,6 +40,7 @@ struct Comm {
   std::atomic<bool> suspended{false};
   std::atomic<bool> finalized{false};
   std::atomic<bool> given_up{false};    // aborted, revoked or destroyed: no thread waits on it any longer
+  std::atomic<uint64_t> group{0};       // the last group of several communicators that it was in; 0: called alone since
   std::atomic<int> users{0};            // threads inside a call on it
   std::atomic<bool> any_chosen{false};  // whether `chosen` has held anything
 
@@ -101,6 +102,8 @@ Held hold(ncclComm_t handle);
 CommPtr withdraw(ncclComm_t handle);
 // Waits until no thread is inside a call on a withdrawn communicator.
 void wait_unused(const Comm& comm);
+// Returns whether a communicator of its last group is still in use.
+bool others_go_on(const Comm& withdrawn);
 
 // Takes an aborted communicator off the count of the one that it is made from. Called under its mutex.
 void orphan(Comm& comm);

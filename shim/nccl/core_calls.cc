@@ -6,27 +6,27 @@
 namespace moeccl::shim::core {
 
 // A plain collective calls its form with a config, and gives none.
-#define NCCL_COLLECTIVE(name, kind, op, root, parameters, arguments)                                \
-  ncclResult_t name##Config NCCL_WITH_CONFIG parameters {                                           \
-    const char* const function = config == nullptr ? "nccl" #name : "nccl" #name "Config";          \
-    return submit({Kind::kind, function, send, recv, count, type, op, root, comm, stream}, config); \
-  }                                                                                                 \
-  ncclResult_t name parameters {                                                                    \
-    const ncclCollConfig_t* const config = nullptr;                                                 \
-    return name##Config NCCL_AND_CONFIG arguments;                                                  \
+#define NCCL_COLLECTIVE(name, ours, op, root, parameters, arguments)                                    \
+  ncclResult_t name##Config NCCL_WITH_CONFIG parameters {                                               \
+    const char* const function = config == nullptr ? "nccl" #name : "nccl" #name "Config";              \
+    return submit({moecclOp##ours, function, send, recv, count, type, op, root, comm, stream}, config); \
+  }                                                                                                     \
+  ncclResult_t name parameters {                                                                        \
+    const ncclCollConfig_t* const config = nullptr;                                                     \
+    return name##Config NCCL_AND_CONFIG arguments;                                                      \
   }
 #include "shim/nccl/collectives.def"
 
 ncclResult_t Bcast(void* buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
-  return submit({Kind::kBroadcast, "ncclBcast", buffer, buffer, count, type, ncclSum, root, comm, stream});
+  return submit({moecclOpBroadcast, "ncclBcast", buffer, buffer, count, type, ncclSum, root, comm, stream});
 }
 
 ncclResult_t Send(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
-  return submit({Kind::kSend, "ncclSend", send, nullptr, count, type, ncclSum, peer, comm, stream});
+  return submit({moecclOpSendRecv, "ncclSend", send, nullptr, count, type, ncclSum, peer, comm, stream, true});
 }
 
 ncclResult_t Recv(void* recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
-  return submit({Kind::kRecv, "ncclRecv", nullptr, recv, count, type, ncclSum, peer, comm, stream});
+  return submit({moecclOpSendRecv, "ncclRecv", nullptr, recv, count, type, ncclSum, peer, comm, stream});
 }
 
 ncclResult_t RedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t type, ncclScalarResidence_t residence,

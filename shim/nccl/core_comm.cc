@@ -93,12 +93,12 @@ ncclResult_t split(Comm& parent, int color, int key, Comm& comm) {
   const auto finish = [&](ncclResult_t result) {
     return result == ncclSuccess && comm.ours != nullptr ? adopt(comm) : result;
   };
+  const auto ended = [&] { return comm.cancelled || (parent.given_up && !parent.revoked); };
   // Another rank may have revoked it, or may do so while this one waits, and then splits by the other way.
-  if (!parent.revoked && !was_aborted(parent)) {
-    const moecclResult_t done = split_from(parent.ours);
-    const bool ended = comm.cancelled || (parent.given_up && !parent.revoked);
-    if (done != moecclAborted || ended) return finish(from_moeccl(done));
-  }
+  moecclResult_t done = moecclAborted;
+  if (!ended() && !parent.revoked && !was_aborted(parent)) done = split_from(parent.ours);
+  if (done != moecclAborted) return finish(from_moeccl(done));
+  if (ended()) return fail(ncclInvalidUsage, "the communicator, or the one it is split from, was aborted");
   moecclComm_t again = nullptr;
   ncclResult_t result = from_moeccl(moecclCommShrink(parent.ours, nullptr, 0, &again, &config.config, 0));
   if (result != ncclSuccess) return result;
@@ -145,8 +145,11 @@ bool leave_to_its_maker(Comm& comm, bool abort) {
 
 // Frees a communicator that was aborted or revoked, once nothing uses it any more. A group of another thread uses it
 // until the group's other communicators have ended too, which the program may abort next: that is not waited for.
-void free_ended(CommPtr comm) {
-  constexpr std::chrono::seconds kEnds(3);  // its operations, and then its memory, wait for peers for a second
+// `busy`: some of its operations may not have ended.
+void free_ended(CommPtr comm, bool busy) {
+  constexpr std::chrono::milliseconds kEnds(3000);  // its operations, and then its memory, wait for peers for a second
+  constexpr std::chrono::milliseconds kStops(100);  // its own part of the group does nothing any more
+  const std::chrono::milliseconds wait = busy && others_go_on(*comm) ? kStops : kEnds;
   auto freed = std::make_shared<std::promise<void>>();
   const std::future<void> done = freed->get_future();
   const auto finish = [freed](CommPtr& c) {
@@ -160,7 +163,13 @@ void free_ended(CommPtr comm) {
   } catch (const std::exception&) {
     finish(comm);
   }
-  (void)done.wait_for(kEnds);
+  (void)done.wait_for(wait);
+}
+
+// Returns whether some of its operations may not have ended. After a failure or a revocation that is not known.
+bool may_be_busy(const Comm& comm) {
+  moecclResult_t state = moecclSuccess;
+  return comm.ours != nullptr && moecclCommGetAsyncError(comm.ours, &state) == moecclSuccess && state != moecclSuccess;
 }
 
 // Destroys the communicator, or aborts what MoECCL runs on it. NCCL's abort is NCCL's own.
@@ -183,6 +192,7 @@ ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
     return forward_in_group([&] { return MOECCL_FORWARD(CommAbort, std::exchange(comm->real, nullptr)); });
   }
   comm->given_up = true;
+  const bool busy = may_be_busy(*comm);
   // What was to be made from it may still wait for its other ranks.
   if (abort) cancel_making_from(*comm);
   const bool ends = abort || comm->orphans.load(std::memory_order_acquire) > 0;  // released by orphan()
@@ -190,11 +200,11 @@ ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
   drop_jobs_from(*comm);
   if (abort && group_open()) {
     // What still uses it may end only when the group's other communicators have been aborted too.
-    after_group([comm] { free_ended(comm); });
+    after_group([comm, busy] { free_ended(comm, busy); });
     return ncclSuccess;
   }
   if (abort || was_aborted(*comm)) {
-    free_ended(comm);
+    free_ended(comm, busy);
     return ncclSuccess;  // its operations end in an error, as they should
   }
   wait_unused(*comm);

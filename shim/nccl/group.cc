@@ -175,7 +175,14 @@ void end_all(const std::vector<Chain>& chains, ncclResult_t result, Failure& fai
     failure.text = last_error();
   }
   for (const Chain& chain : chains) {
-    for (const Job& job : chain) cancel(*job.comm);
+    for (const Job& job : chain) {
+      cancel(*job.comm);
+      if (job.parent == nullptr || job.comm->state.load() != ncclInProgress) continue;
+      // Nothing else ends an exchange on the parent. After a revocation its other ranks would wait for this one.
+      Comm& parent = **job.parent;
+      parent.given_up = true;
+      (void)moecclCommAbort(parent.ours);
+    }
   }
 }
 
@@ -219,13 +226,29 @@ ncclResult_t check_selections(const std::vector<Ready>& ready) {
   for (const Ready& r : ready) {
     if (r.target.real != nullptr) continue;
     const std::string& names = wanted_algorithms(*r.call);
-    const auto [at, fresh] = wanted.emplace(std::pair{&*r.target.ours, op_of(r.call->kind)}, &names);
+    const auto [at, fresh] = wanted.emplace(std::pair{&*r.target.ours, r.call->kind}, &names);
     if (fresh || *at->second == names) continue;
     return fail(ncclInvalidUsage,
                 std::string(r.call->function) + ": the configs of one group ask for the algorithms \"" + *at->second +
                     "\" and \"" + names + "\" for the same operation: put the calls into groups of their own");
   }
   return ncclSuccess;
+}
+
+// Notes, for an abort, that the calls on several communicators end together.
+void note_group(const std::vector<Ready>& ready) {
+  static std::atomic<uint64_t> groups{0};
+  const Comm* one = nullptr;
+  bool several = false;
+  for (const Ready& r : ready) {
+    if (r.target.real != nullptr) continue;
+    several |= one != nullptr && one != &*r.target.ours;
+    one = &*r.target.ours;
+  }
+  const uint64_t number = several ? groups.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
+  for (const Ready& r : ready) {
+    if (r.target.real == nullptr) r.target.ours->group.store(number, std::memory_order_relaxed);
+  }
 }
 
 ncclResult_t issue_all(const std::vector<Ready>& ready, ncclSimInfo_t* simulate, double* predicted_us) {
@@ -254,6 +277,7 @@ ncclResult_t issue_all(const std::vector<Ready>& ready, ncclSimInfo_t* simulate,
   }
   const ncclResult_t agreed = check_selections(ready);
   if (agreed != ncclSuccess) return first(result, agreed);
+  note_group(ready);
   result = first(result, from_moeccl(moecclGroupStart()));
   for (const Ready& r : ready) {
     if (r.target.real != nullptr) continue;
@@ -291,7 +315,9 @@ ncclResult_t submit(Call call, const ncclCollConfig_t* config) {
     group.calls.push_back(std::move(call));
     return ncclSuccess;
   }
-  return target.real != nullptr ? issue_real(call, target.real) : issue_ours(call, *target.ours);
+  if (target.real != nullptr) return issue_real(call, target.real);
+  target.ours->group.store(0, std::memory_order_relaxed);
+  return issue_ours(call, *target.ours);
 }
 
 ncclResult_t start(Job job) {

@@ -9,22 +9,9 @@
 
 namespace moeccl::shim {
 
-enum class Kind {
-  kAllReduce,
-  kReduce,
-  kBroadcast,
-  kAllGather,
-  kReduceScatter,
-  kAllToAll,
-  kGather,
-  kScatter,
-  kSend,
-  kRecv,
-};
-
 // One collective or message, as the program called it.
 struct Call {
-  Kind kind = Kind::kAllReduce;
+  moecclOp_t kind = moecclOpAllReduce;
   const char* function = "";  // its public name, for errors
   const void* send = nullptr;
   void* recv = nullptr;
@@ -34,12 +21,12 @@ struct Call {
   int peer = 0;  // root or peer
   ncclComm_t comm = nullptr;
   cudaStream_t stream = nullptr;
+  bool sends = false;                             // of messages: ncclSend
   std::shared_ptr<const CallConfig> config = {};  // null: the function without one was called
 };
 
 // Issues the call now, or keeps it for the end of the thread's group. `config` applies to the call.
 ncclResult_t submit(Call call, const ncclCollConfig_t* config = nullptr);
-moecclOp_t op_of(Kind kind);
 
 // In calls.cc: each hands one call to its library. Calls to MoECCL that belong together are inside
 // moecclGroupStart/End.

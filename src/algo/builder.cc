@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "src/algo/tuning.h"
 #include "src/plan/op.h"
 
 namespace moeccl::algo {
@@ -34,6 +35,31 @@ Status does_not_fit(const Shape& shape, Layout layout, uint64_t slot_bytes) {
 }
 
 }  // namespace
+
+bool crosses_long_line(const Shape& shape, uint64_t chunk_bytes) {
+  const bool unknown = plan::facts(shape.op).private_sizes && shape.count == 0;
+  return shape.long_line.bytes > 0 && (unknown || shape.count > chunk_bytes / shape.element_bytes);
+}
+
+uint64_t far_chunk(const Shape& shape, double streams, uint64_t least) {
+  const double bytes = tuning::kFarLoop * static_cast<double>(shape.long_line.bytes) / (tuning::kFar - 1);
+  return std::max(least, static_cast<uint64_t>(bytes / std::max(1.0, streams)));
+}
+
+Streams streams_across(const Shape& shape, const LevelTree& tree) {
+  const uint32_t l = shape.long_line.level;
+  const plan::Groups groups(tree.levels[l]);
+  const auto above = [&](uint32_t rank) { return l > 0 ? tree.levels[l - 1].group_of_rank[rank] : 0; };
+  std::vector<uint64_t> around(l > 0 ? tree.levels[l - 1].n_groups : 1, 0);  // ranks
+  for (uint32_t r = 0; r < tree.n_ranks; ++r) ++around[above(r)];
+  Streams least{UINT64_MAX, UINT64_MAX, UINT64_MAX};
+  for (uint32_t g = 0; g < tree.levels[l].n_groups; ++g) {
+    const uint64_t inside = groups.size(g), outside = around[above(groups.members(g)[0])] - inside;
+    if (outside == 0) continue;
+    least = {std::min(least.pairs, inside * outside), std::min(least.outside, outside), std::min(least.inside, inside)};
+  }
+  return least;
+}
 
 Chunking cut(const Shape& shape, Layout layout, uint64_t chunk_bytes) {
   uint64_t bytes = chunk_bytes;

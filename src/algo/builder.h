@@ -141,6 +141,20 @@ class ProgramBuilder {
   Program program_;
 };
 
+// Returns whether a message is worth the rotations of a long line: its data crosses one, and it is longer than a chunk
+// of `chunk_bytes`, which suffices elsewhere.
+bool crosses_long_line(const Shape& shape, uint64_t chunk_bytes);
+// Returns the chunk with which kFar rotations keep the long line busy when at least `streams` of them enter a group at
+// the same time, each with a chunk; at least `least`.
+uint64_t far_chunk(const Shape& shape, double streams, uint64_t least);
+// How many ranks send to others across the long line into one group of its level, in the group with the fewest.
+struct Streams {
+  uint64_t pairs = 0;    // where every rank outside sends to every rank inside
+  uint64_t outside = 0;  // where every rank outside sends to one rank inside
+  uint64_t inside = 0;   // where every rank inside receives from one rank outside
+};
+Streams streams_across(const Shape& shape, const LevelTree& tree);
+
 // Cuts blocks of shape.count into even chunks of at most `chunk_bytes` that fit the staging.
 Chunking cut(const Shape& shape, Layout layout, uint64_t chunk_bytes);
 // Fails if cut() gives more chunks than can be counted.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two levels: data is summed or spread inside a node, and each byte crosses between nodes as seldom as possible. All
-// data moves by puts. Nodes may be unequal.
+// data moves by puts. Nodes may be unequal. On a long line between nodes, several chunks must be under way: there are
+// more rotations, and sending, passing on and receiving have separate lanes.
 #include "src/algo/families.h"
 #include "src/algo/nodes.h"
 #include "src/algo/tuning.h"
@@ -13,7 +14,7 @@ constexpr uint32_t kSum = 0;      // inputs or partial sums
 constexpr uint32_t kResult = 1;   // results
 constexpr uint32_t kPartial = 2;  // to itself: partial sums are formed
 constexpr uint32_t kDone = 3;     // to itself: the chunk is finished
-constexpr uint32_t kBlock = 0;
+constexpr uint32_t kBlock = 0, kRelayed = 1;
 
 // dst = the sum of srcs, not yet final.
 void partial_sum(ProgramBuilder& b, Ref dst, const std::vector<Ref>& srcs) {
@@ -153,40 +154,100 @@ void all_reduce(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t
   AllReduceWriter(b, tree, rank).write();
 }
 
+bool far(const Shape& shape) { return crosses_long_line(shape, tuning::kHierBlocks); }
+uint32_t rotations(const Shape& shape) { return far(shape) ? tuning::kFar : tuning::kOverlap; }
+uint64_t block_chunk(const Shape& shape, const LevelTree& tree) {
+  if (!far(shape)) return tuning::kHierBlocks;
+  return far_chunk(shape, static_cast<double>(streams_across(shape, tree).outside), tuning::kHierBlocks);
+}
+
 // Each block goes once to each other node, to the rank that stands for its owner there and passes it on.
-void all_gather(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t rank) {
-  const Nodes nodes(tree);
-  const uint32_t node = nodes.node_of(rank), n_nodes = nodes.n_nodes();
-  const std::vector<uint32_t> peers = nodes.local_peers(rank);
-  for (uint32_t i = 1; i < n_nodes; ++i) {
-    const uint32_t relay = nodes.relay((node + i) % n_nodes, rank);
-    b.put(slot(relay, rank), in(rank));
-    b.signal(relay, kBlock);
+class AllGatherWriter {
+ public:
+  AllGatherWriter(ProgramBuilder& b, const LevelTree& tree, uint32_t rank)
+      : nodes_(tree), b_(b), rank_(rank), peers_(nodes_.local_peers(rank)) {}
+
+  void write() {
+    send();
+    b_.copy(out(rank_, rank_), in(rank_));
+    take_local();
+    relay();
+    take_relayed();
   }
-  for (const uint32_t p : peers) {
-    b.put(slot(p, rank), in(rank));
-    b.signal(p, kBlock);
+
+  // As in flat.cc, a rank sends at most half the rotations ahead of what it has taken and passed on, so no credits are
+  // needed.
+  void write_in_lanes() {
+    b_.lane(LaneKind::kInter);
+    b_.wait(rank_, kDone, b_.depth() / 2);
+    send();
+    b_.lane(LaneKind::kMain);
+    relay();
+    b_.signal(rank_, kPartial);
+    b_.lane(LaneKind::kCopy);
+    b_.copy(out(rank_, rank_), in(rank_));
+    take_local();
+    take_relayed();
+    b_.wait(rank_, kPartial);
+    b_.signal(rank_, kDone);
   }
-  b.copy(out(rank, rank), in(rank));
-  for (const uint32_t p : peers) {
-    b.wait(p, kBlock);
-    b.copy(out(rank, p), slot(rank, p));
-  }
-  for (const uint32_t src : nodes.relayed_by(rank)) {
-    b.wait(src, kBlock);
-    for (const uint32_t p : peers) {
-      b.put(slot(p, src), slot(rank, src));
-      b.signal(p, kBlock);
+
+ private:
+  void send() {
+    const uint32_t node = nodes_.node_of(rank_), n_nodes = nodes_.n_nodes();
+    for (uint32_t i = 1; i < n_nodes; ++i) {
+      const uint32_t relay = nodes_.relay((node + i) % n_nodes, rank_);
+      b_.put(slot(relay, rank_), in(rank_));
+      b_.signal(relay, kBlock);
     }
-    b.copy(out(rank, src), slot(rank, src));
-  }
-  for (const uint32_t p : peers) {
-    for (const uint32_t src : nodes.relayed_by(p)) {
-      b.wait(p, kBlock);
-      b.copy(out(rank, src), slot(rank, src));
+    for (const uint32_t p : peers_) {
+      b_.put(slot(p, rank_), in(rank_));
+      b_.signal(p, kBlock);
     }
+  }
+
+  void take_local() {
+    for (const uint32_t p : peers_) {
+      b_.wait(p, kBlock);
+      b_.copy(out(rank_, p), slot(rank_, p));
+    }
+  }
+
+  void relay() {
+    for (const uint32_t src : nodes_.relayed_by(rank_)) {
+      b_.wait(src, kBlock);
+      for (const uint32_t p : peers_) {
+        b_.put(slot(p, src), slot(rank_, src));
+        b_.signal(p, kRelayed);
+      }
+      b_.copy(out(rank_, src), slot(rank_, src));
+    }
+  }
+
+  void take_relayed() {
+    for (const uint32_t p : peers_) {
+      for (const uint32_t src : nodes_.relayed_by(p)) {
+        b_.wait(p, kRelayed);
+        b_.copy(out(rank_, src), slot(rank_, src));
+      }
+    }
+  }
+
+  Nodes nodes_;
+  ProgramBuilder& b_;
+  uint32_t rank_;
+  std::vector<uint32_t> peers_;
+};
+
+void all_gather(ProgramBuilder& b, const Shape& shape, const LevelTree& tree, uint32_t rank) {
+  AllGatherWriter writer(b, tree, rank);
+  if (far(shape)) {
+    writer.write_in_lanes();
+  } else {
+    writer.write();
   }
 }
+Layout all_gather_slots(const Shape& shape, const LevelTree&) { return {shape.n_ranks, rotations(shape)}; }
 
 // Slots: first those of the relay, then the inputs of the node's members, then the sums of other nodes.
 uint32_t relay_slot(const Nodes& nodes, uint32_t relay, uint32_t k, uint32_t member) {
@@ -224,13 +285,8 @@ void send_sums(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
   }
 }
 
-// Each node sends one sum of each block, from the rank that stands for its owner.
-void reduce_scatter(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t rank) {
-  const Nodes nodes(tree);
+void take_sums(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
   const uint32_t node = nodes.node_of(rank), n_nodes = nodes.n_nodes();
-  send_inputs(b, nodes, rank);
-  for (const uint32_t p : nodes.local_peers(rank)) b.wait(p, kSum);
-  send_sums(b, nodes, rank);
   std::vector<Ref> srcs;
   for (const uint32_t p : nodes.members(node))
     srcs.push_back(p == rank ? in(rank, rank) : slot(rank, member_slot(nodes, p)));
@@ -242,27 +298,58 @@ void reduce_scatter(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint
   b.reduce(out(rank), srcs, true);
 }
 
-Layout all_reduce_slots(const Shape&, const LevelTree& tree) {
+// Each node sends one sum of each block, from the rank that stands for its owner.
+void reduce_scatter(ProgramBuilder& b, const Shape& shape, const LevelTree& tree, uint32_t rank) {
+  const Nodes nodes(tree);
+  const auto wait_for_inputs = [&] {
+    for (const uint32_t p : nodes.local_peers(rank)) b.wait(p, kSum);
+  };
+  if (!far(shape)) {
+    send_inputs(b, nodes, rank);
+    wait_for_inputs();
+    send_sums(b, nodes, rank);
+    return take_sums(b, nodes, rank);
+  }
+  // A rank sends at most half the rotations ahead of what it has finished, as in AllGather.
+  b.lane(LaneKind::kIntra);
+  b.wait(rank, kDone, b.depth() / 2);
+  send_inputs(b, nodes, rank);
+  b.signal(rank, kSum);
+  b.lane(LaneKind::kInter);
+  b.wait(rank, kSum);
+  wait_for_inputs();
+  send_sums(b, nodes, rank);
+  b.signal(rank, kPartial);
+  b.lane(LaneKind::kMain);
+  b.wait(rank, kPartial);
+  take_sums(b, nodes, rank);
+  b.signal(rank, kDone);
+}
+
+Layout all_reduce_slots(const Shape& shape, const LevelTree& tree) {
   const Nodes nodes(tree);
   const uint32_t n_nodes = nodes.n_nodes();
-  return {1, tuning::kOverlap, (nodes.largest() + 1) * n_nodes, nodes.smallest() * n_nodes};
+  return {1, rotations(shape), (nodes.largest() + 1) * n_nodes, nodes.smallest() * n_nodes};
 }
 // Each part takes steps of its own, so a chunk of many parts is longer.
 uint64_t all_reduce_chunk(const Shape& shape, const LevelTree& tree) {
-  return std::max(tuning::kHierAllReduce, all_reduce_slots(shape, tree).slot_parts * tuning::kHierPart);
+  const uint64_t least = std::max(tuning::kHierAllReduce, all_reduce_slots(shape, tree).slot_parts * tuning::kHierPart);
+  // Each node gets the sums of all other nodes for its parts, and their results.
+  const double nodes = Nodes(tree).n_nodes();
+  return far(shape) ? far_chunk(shape, 2 * (nodes - 1) / nodes, least) : least;
 }
-Layout reduce_scatter_slots(const Shape&, const LevelTree& tree) {
+Layout reduce_scatter_slots(const Shape& shape, const LevelTree& tree) {
   const Nodes nodes(tree);
-  return {nodes.relay_slots() + nodes.largest() + nodes.n_nodes(), tuning::kOverlap};
+  return {nodes.relay_slots() + nodes.largest() + nodes.n_nodes(), rotations(shape)};
 }
 
 constexpr Algorithm kAlgorithms[] = {
     {moecclOpAllReduce, "hier", "sum parts inside nodes, then along rails of nodes, and back", kNodes | kAnyOrder,
      all_reduce_slots, tuning::kHierAllReduce, all_reduce, all_reduce_chunk},
-    {moecclOpAllGather, "hier", "each block crosses once to each node, which spreads it", kNodes,
-     rank_slots<0, tuning::kOverlap>, tuning::kHierBlocks, all_gather},
+    {moecclOpAllGather, "hier", "each block crosses once to each node, which spreads it", kNodes, all_gather_slots,
+     tuning::kHierBlocks, all_gather, block_chunk},
     {moecclOpReduceScatter, "hier", "each node sends one sum of each block", kNodes | kAnyOrder, reduce_scatter_slots,
-     tuning::kHierBlocks, reduce_scatter},
+     tuning::kHierBlocks, reduce_scatter, block_chunk},
 };
 
 }  // namespace

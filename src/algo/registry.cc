@@ -111,7 +111,7 @@ uint64_t plan_hash(const Algorithm& algorithm, const plan::Shape& shape, const p
        {static_cast<uint64_t>(shape.op), uint64_t{shape.n_ranks}, uint64_t{shape.root}, shape.count,
         uint64_t{shape.element_bytes}, uint64_t{shape.deterministic}, uint64_t{shape.scaled},
         uint64_t{shape.reach.staging}, uint64_t{shape.reach.views}, uint64_t{shape.reach.reads}, shape.staging_bytes,
-        chunking.chunk, uint64_t{chunking.n_chunks}, tree.hash()})
+        shape.long_line.bytes, chunking.chunk, uint64_t{chunking.n_chunks}, tree.hash()})
     hash = hash_combine(hash, word);
   return hash;
 }

@@ -89,15 +89,20 @@ void broadcast(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t
   if (rank != shape.root) b.signal(prev, kCredit);
 }
 
+bool far(const Shape& shape) { return crosses_long_line(shape, tuning::kChainBroadcast); }
+Layout chain_slot(const Shape& shape, const LevelTree&) { return {1, far(shape) ? tuning::kFar : tuning::kOneWay}; }
+uint64_t chain_chunk(const Shape& shape, const LevelTree&) {
+  return far(shape) ? far_chunk(shape, 1, tuning::kChainBroadcast) : tuning::kChainBroadcast;
+}
+
 // Going round twice proves that the next rank has finished the chunk before, so one rotation suffices.
 constexpr auto kBoth = slots<2, 1>;
-constexpr auto kChain = slots<1, tuning::kOneWay>;
 constexpr auto kRound = rank_slots<-1, tuning::kOverlap>;
 constexpr Algorithm kAlgorithms[] = {
     {moecclOpAllReduce, "ring", "sum parts round the ring, then pass the results round", kAnyOrder, kBoth,
      tuning::kRingAllReduce, all_reduce},
-    {moecclOpBroadcast, "ring", "a chain from the root, chunk after chunk", kNothing, kChain, tuning::kChainBroadcast,
-     broadcast},
+    {moecclOpBroadcast, "ring", "a chain from the root, chunk after chunk", kNothing, chain_slot,
+     tuning::kChainBroadcast, broadcast, chain_chunk},
     {moecclOpAllGather, "ring", "pass blocks round the ring", kNothing, kRound, tuning::kRingBlocks, all_gather},
     {moecclOpReduceScatter, "ring", "sum blocks round the ring", kAnyOrder, kRound, tuning::kRingBlocks,
      reduce_scatter},

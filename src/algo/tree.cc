@@ -38,11 +38,19 @@ uint32_t log2_ceil(uint32_t n) {
   return log;
 }
 
-// Sums arrive in slot k from child k. AllReduce has one more slot, the last, for results.
-Layout sums(const Shape& shape, const LevelTree&) { return {log2_ceil(shape.n_ranks), tuning::kOneWay}; }
-Layout sums_and_result(const Shape& shape, const LevelTree&) {
-  return {log2_ceil(shape.n_ranks) + 1, tuning::kOverlap};
+bool far(const Shape& shape) { return crosses_long_line(shape, tuning::kTree); }
+uint64_t chunk_bytes(const Shape& shape, const LevelTree&) {
+  return far(shape) ? far_chunk(shape, 1, tuning::kTree) : tuning::kTree;
 }
+
+// Sums arrive in slot k from child k. AllReduce has one more slot, the last, for results.
+Layout sums(const Shape& shape, const LevelTree&) {
+  return {log2_ceil(shape.n_ranks), far(shape) ? tuning::kFar : tuning::kOneWay};
+}
+Layout sums_and_result(const Shape& shape, const LevelTree&) {
+  return {log2_ceil(shape.n_ranks) + 1, far(shape) ? tuning::kFar : tuning::kOverlap};
+}
+Layout one_slot(const Shape& shape, const LevelTree&) { return {1, far(shape) ? tuning::kFar : tuning::kOneWay}; }
 
 // Sums this rank's input with its children's slots.
 void sum_up(ProgramBuilder& b, const Place& place, uint32_t rank, Ref sum, bool final) {
@@ -113,9 +121,9 @@ void all_reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_
 
 constexpr Algorithm kAlgorithms[] = {
     {moecclOpAllReduce, "tree", "sum up a binomial tree, then down", kAnyOrder, sums_and_result, tuning::kTree,
-     all_reduce},
-    {moecclOpReduce, "tree", "sum up a binomial tree", kAnyOrder, sums, tuning::kTree, reduce},
-    {moecclOpBroadcast, "tree", "down a binomial tree", kNothing, slots<1, tuning::kOneWay>, tuning::kTree, broadcast},
+     all_reduce, chunk_bytes},
+    {moecclOpReduce, "tree", "sum up a binomial tree", kAnyOrder, sums, tuning::kTree, reduce, chunk_bytes},
+    {moecclOpBroadcast, "tree", "down a binomial tree", kNothing, one_slot, tuning::kTree, broadcast, chunk_bytes},
 };
 
 }  // namespace

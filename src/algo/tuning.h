@@ -67,5 +67,10 @@ inline constexpr uint32_t kTensorChunks = 4;
 inline constexpr uint32_t kOverlap = 2;
 // Where data flows one way only, a credit comes back after this many chunks, so that ranks seldom wait for it.
 inline constexpr uint32_t kOneWay = 4;
+// On a long line (plan/long_line.h): more chunks under way waste less of the staging on the one that is being filled.
+// A paced line keeps the times of no more signals (transport::kVisibleRing).
+inline constexpr uint32_t kFar = 6;
+// All rotations but one cover the round trip and the time that ranks take to copy and to wake up.
+inline constexpr double kFarLoop = 1.5;  // round trips
 
 }  // namespace moeccl::algo::tuning

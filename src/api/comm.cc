@@ -99,9 +99,10 @@ Status init_env(moecclComm_t* out, const moecclConfig_t* given) {
   MOECCL_TRY(api::outside_groups("moecclCommInitEnv"));
   MOECCL_ASSIGN_OR_RETURN(const comm::Config config, comm::Config::from(given));
   MOECCL_ASSIGN_OR_RETURN(const bootstrap::LauncherInfo info, bootstrap::detect_launcher());
-  moecclUniqueId id;
-  MOECCL_ASSIGN_OR_RETURN(id, bootstrap::meet_from_environment(info, Deadline::after_ms(config.init_timeout_ms)));
-  return join(id, info.n_ranks, info.rank, config, out);
+  comm::Parent from;
+  from.until = Deadline::after_ms(config.init_timeout_ms);
+  MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId id, bootstrap::meet_from_environment(info, from.until));
+  return join(id, info.n_ranks, info.rank, config, out, from);
 }
 
 // Reads one figure of a communicator.

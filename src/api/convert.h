@@ -8,6 +8,7 @@
 
 #include "moeccl/moeccl.h"
 #include "src/api/handles.h"
+#include "src/base/uncancelled.h"
 #include "src/comm/communicator.h"
 #include "src/comm/group.h"
 #include "src/comm/stream.h"
@@ -26,9 +27,11 @@ moecclResult_t finish(const Status& status, comm::Communicator* comm = nullptr) 
 // Whether peers may wait for what a call does. If they may, a call that throws ends its communicator.
 enum Scope { kWithPeers, kLocal };
 
-// Runs `body` (which returns a Status) so that nothing is thrown through the C interface.
+// Runs `body` (which returns a Status) so that nothing is thrown through the C interface. A pthread_cancel of the
+// thread acts after the call.
 template <Scope kScope = kWithPeers, class Body>
 moecclResult_t guarded(comm::Communicator* comm, Body&& body) {
+  const Uncancelled uncancelled;
   const bool shields = kScope == kWithPeers && comm != nullptr;
   const Status status = shields ? comm->shielded(body) : contained(body);
   return finish(status, comm);

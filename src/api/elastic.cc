@@ -82,7 +82,8 @@ Status grow(int n_ranks, const moecclUniqueId* id, int rank, moecclComm_t* out, 
 Status make_id_for_shim(moecclUniqueId* id) {
   MOECCL_TRY(env_status());
   const ShimIdRequest asks = ShimIdRequest::of(*id);
-  MOECCL_ASSIGN_OR_RETURN(*id, asks.place[0] != '\0' ? bootstrap::unique_id_of_place(asks.place)
+  const Deadline until = Deadline::after_ms(asks.timeout_ms > 0 ? asks.timeout_ms : env().init_timeout_ms);
+  MOECCL_ASSIGN_OR_RETURN(*id, asks.place[0] != '\0' ? bootstrap::unique_id_of_place(asks.place, until)
                                                      : bootstrap::make_unique_id("", asks.timeout_ms));
   return {};
 }

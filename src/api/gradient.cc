@@ -28,7 +28,13 @@ moecclResult_t moecclGradientReturnCreate(moecclGradientReturn_t* gradients, moe
 }
 
 moecclResult_t moecclGradientReturnDestroy(moecclGradientReturn_t gradients) {
-  return api::guarded(nullptr, [&] { return api::destroy_idle<GradientTable>(gradients); });
+  return api::guarded(nullptr, [&] {
+    return api::destroy<GradientTable>(gradients, GradientHandle::kWords, [](GradientHandle& made) {
+      Communicator* const comm = api::CommTable::get().find(made.comm());
+      if (comm != nullptr) comm->wait_idle();
+      if (comm == nullptr || comm->aborted()) made.object().let_go_of_streams();
+    });
+  });
 }
 
 moecclResult_t moecclGradientReturnGetInfo(moecclGradientReturn_t gradients, int layer,

@@ -2,6 +2,7 @@
 // Entry points of moe.h.
 #include "moeccl/moe.h"
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -48,8 +49,13 @@ Result<Question> question(const moecclMoeConfig_t* given, int n_ranks, const cha
   MOECCL_ASSIGN_OR_RETURN(q.tree, tree_of(n_ranks, topology));
   MOECCL_ASSIGN_OR_RETURN(q.config, comm::MoeConfig::from(&full, q.tree, full.deterministic == 1));
   // The ranks' hosts are not known here; they are taken to be the outermost groups.
-  const uint32_t n_hosts = q.tree.depth() > 1 ? q.tree.levels[0].n_groups : 1;
-  q.granted = comm::granted_staging(comm::Config::staging_on(staging, n_hosts));
+  comm::Config::Around around{1, q.tree.n_ranks};
+  if (q.tree.depth() > 1) {
+    const plan::Groups hosts(q.tree.levels[0]);
+    around = {q.tree.levels[0].n_groups, 1, plan::long_line(q.tree, {})};
+    for (uint32_t h = 0; h < around.n_hosts; ++h) around.most_on_host = std::max(around.most_on_host, hosts.size(h));
+  }
+  q.granted = comm::granted_staging(comm::Config::staging_on(staging, around));
   return q;
 }
 

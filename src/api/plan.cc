@@ -31,17 +31,34 @@ Status check_number(moecclOp_t op) {
   return i >= 0 && i < MOECCL_NUM_OPS ? Status() : error(moecclInvalidArgument, "op is {}: give a moecclOp_t", i);
 }
 
+// Says what determines an operation's plan, if not a call's shape, and which call knows the plan.
+const char* determined_by(moecclOp_t op) {
+  switch (op) {
+    case moecclOpDispatch:
+    case moecclOpCombine:
+      return "its plan depends on the routing, ask moecclMoeExplain or moecclRoutingGetInfo";
+    case moecclOpExpertAllReduce:
+    case moecclOpCollectGradients:
+    case moecclOpPlaceWeights:
+    case moecclOpReduceGradients:
+      return "its plan depends on the placement of replicas, ask moecclExpertExplain";
+    case moecclOpExpertGather:
+    case moecclOpExpertReduce:
+      return "its plan depends on the expert domains, ask moecclHybridExplain";
+    case moecclOpTensorAllToAllv:
+      return "its plan depends on the counts of a call, and there is only one: ask about tensor_alltoall for blocks of "
+             "one size";
+    case moecclOpSendRecv:
+      return "messages need no plan";
+    default:
+      return nullptr;
+  }
+}
+
 Status check_op(moecclOp_t op) {
   MOECCL_TRY(check_number(op));
-  if (plan::facts(op).plan == plan::PlanOf::kRouting)
-    return error(moecclInvalidArgument,
-                 "op is {}: its plan depends on the routing, ask moecclMoeExplain or moecclRoutingGetInfo",
-                 plan::op_name(op));
-  if (plan::facts(op).plan == plan::PlanOf::kPlacement)
-    return error(moecclInvalidArgument, "op is {}: its plan depends on the placement, ask moecclExpertExplain",
-                 plan::op_name(op));
-  if (op == moecclOpSendRecv) return error(moecclInvalidArgument, "op is sendrecv: messages need no plan");
-  return {};
+  const char* const why = determined_by(op);
+  return why == nullptr ? Status() : error(moecclInvalidArgument, "op is {}: {}", plan::op_name(op), why);
 }
 
 Result<Look> look(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t type) {

@@ -2,12 +2,15 @@
 // Entry points of swap.h.
 #include "moeccl/swap.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
 #include "src/api/convert.h"
 #include "src/api/moe_handles.h"
+#include "src/base/adopt.h"
 #include "src/moe/swap/expert_swap.h"
+#include "src/moe/swap/level_costs.h"
 
 using namespace moeccl;
 using comm::Communicator;
@@ -63,4 +66,35 @@ moecclResult_t moecclExpertSwapFinish(moecclExpertSwap_t swap, int32_t* n_swaps)
 moecclResult_t moecclExpertSwapGetInfo(moecclExpertSwap_t swap, int32_t layer, moecclExpertSwapInfo_t* info) {
   return api::with<SwapTable, api::kLocal>(swap,
                                            [&](comm::ExpertSwap& s, Communicator&) { return s.info(layer, info); });
+}
+
+moecclResult_t moecclSwapLevels(moecclComm_t handle, moecclSwapLevels_t* levels, int32_t* group_of_rank,
+                                size_t max_groups) {
+  return api::with_comm<api::kLocal>(handle, [&](Communicator& comm) -> Status {
+    MOECCL_TRY(check_out(levels, "levels"));
+    const plan::LevelTree& tree = comm.tree();
+    const size_t n_levels = tree.depth(), n_groups = n_levels * tree.n_ranks;
+    if (n_levels > MOECCL_MAX_LEVELS)
+      return error(moecclUnsupported, "the topology has {} levels: moecclSwapLevels lists at most {}", n_levels,
+                   MOECCL_MAX_LEVELS);
+    if (group_of_rank == nullptr ? max_groups > 0 : max_groups < n_groups)
+      return error(moecclInvalidArgument, "group_of_rank{} with max_groups {}: give {} entries, or NULL and 0",
+                   group_of_rank == nullptr ? " is NULL" : "", max_groups, n_groups);
+    moecclSwapLevels_t made{};
+    made.n_ranks = static_cast<int32_t>(tree.n_ranks);
+    made.n_levels = static_cast<int32_t>(n_levels);
+    for (size_t l = 0; l < n_levels; ++l) {
+      made.n_groups[l] = static_cast<int32_t>(tree.levels[l].n_groups);
+      if (group_of_rank != nullptr)
+        std::copy(tree.levels[l].group_of_rank.begin(), tree.levels[l].group_of_rank.end(),
+                  group_of_rank + l * tree.n_ranks);
+    }
+    const comm::LevelCosts costs = comm::level_costs(tree, *comm.selector().profile());
+    std::copy(costs.inter_alpha_us.begin(), costs.inter_alpha_us.end(), made.inter_alpha_us);
+    std::copy(costs.inter_beta_us.begin(), costs.inter_beta_us.end(), made.inter_beta_us);
+    std::copy(costs.intra_alpha_us.begin(), costs.intra_alpha_us.end(), made.intra_alpha_us);
+    std::copy(costs.intra_beta_us.begin(), costs.intra_beta_us.end(), made.intra_beta_us);
+    give(made, levels);
+    return {};
+  });
 }

@@ -16,6 +16,7 @@
 #include "src/base/clock.h"
 #include "src/base/fd.h"
 #include "src/base/status.h"
+#include "src/bootstrap/patience.h"
 #include "src/driver/socket.h"
 
 namespace moeccl::bootstrap {
@@ -56,8 +57,9 @@ struct RootOptions {
 class Root {
  public:
   static Result<std::unique_ptr<Root>> start(const RootOptions& options);
-  // Starts a root that ends by itself, and returns its id. While its place is taken, as it is for a moment by the root
-  // of this job's previous communicator, it tries again until `until`; `cancelled`, which may be empty, ends that.
+  // Starts a root that ends by itself, and returns its id; options.timeout_ms counts from this call. While its place is
+  // taken, as it is for a moment by the root of this job's previous communicator, it tries again until `until`;
+  // `cancelled`, which may be empty, ends that. A root of this process at which rank 0 has failed leaves the place.
   static Result<moecclUniqueId> start_detached(const RootOptions& options, Deadline until,
                                                const std::function<Status()>& cancelled = {});
   // Ends the thread at once. Ranks that still need it get an error.
@@ -69,6 +71,7 @@ class Root {
 
  private:
   struct Shared;
+  class Detached;
   explicit Root(std::shared_ptr<Shared> shared);
   std::shared_ptr<Shared> shared_;  // shared with the thread, which outlives a detached Root
 };
@@ -92,7 +95,8 @@ struct Peer {
 };
 
 struct JoinOptions {
-  bool wait_for_root = false;  // keep trying while there is no listener yet
+  // Keep trying while there is no listener yet, or only that of a meeting at which this rank has failed before.
+  bool wait_for_root = false;
   // Called periodically until all ranks have joined: checks that the ranks that the root does not know yet can still
   // come. A failure becomes the session's, and the other ranks are told. May be empty.
   std::function<Status()> others_alive;
@@ -101,13 +105,15 @@ struct JoinOptions {
   // Called periodically as long as the session waits, also for the root's answer and later: a failure ends it, as
   // others_alive does.
   std::function<Status()> cancelled = {};
+  int64_t lost_after_ms = kLostMs;  // gives up when no root has answered for so long
 };
 
 // A rank's end of the rendezvous. Used by one thread at a time. After a failure every further call returns the same
 // failure. All ranks must make the same calls in the same order; a difference is an error that names two of them.
 class Session {
  public:
-  // Blocks until all n_ranks have joined. InvalidArgument: bad id, rank or count. Timeout: names the missing ranks.
+  // Blocks until all n_ranks have joined. InvalidArgument: bad id, rank or count. Timeout: names the missing ranks, or
+  // the place where no root answers.
   // Mismatch: the ranks disagree on n_ranks, or a rank joined twice (names both). RemoteError: a rank or the root died.
   // Unsupported: another protocol version (names both).
   static Result<std::unique_ptr<Session>> join(const moecclUniqueId& id, int rank, int n_ranks, Deadline deadline,

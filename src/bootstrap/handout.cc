@@ -7,6 +7,8 @@
 #include <cstdlib>
 
 #include "src/base/log.h"
+#include "src/bootstrap/failed_meetings.h"
+#include "src/bootstrap/unique_id.h"
 #include "src/driver/socket.h"
 
 namespace moeccl::bootstrap {
@@ -112,6 +114,14 @@ Result<moecclUniqueId> ask_for_handout(const std::string& name, Deadline deadlin
   Result<moecclUniqueId> id = ask_at(driver::unix_address(name), deadline, from_these_pids);
   if (!id.ok() && !last.ok()) return std::move(id).status().with_context(last.message());
   return id;
+}
+
+Result<moecclUniqueId> ask_for_next_handout(const std::string& name, int rank, Deadline deadline,
+                                            bool from_these_pids) {
+  MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId given, ask_for_handout(name, deadline, from_these_pids));
+  MOECCL_ASSIGN_OR_RETURN(const UniqueId id, decode_unique_id(given));
+  if (!FailedMeetings::has(meeting_number(id.key, 0), rank)) return given;
+  return error(moecclRemoteError, "the last meeting has failed, and rank 0 has not come again");
 }
 
 }  // namespace moeccl::bootstrap

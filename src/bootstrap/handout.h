@@ -41,5 +41,8 @@ Result<std::vector<HandoutListener>> listen_for_handouts(const std::string& name
 // Returns the id from the process of this user that listens under the name. With `from_these_pids`, a process of
 // another pid namespace is refused.
 Result<moecclUniqueId> ask_for_handout(const std::string& name, Deadline deadline, bool from_these_pids = false);
+// Refuses, too, the id of a meeting at which this rank has failed: RemoteError.
+Result<moecclUniqueId> ask_for_next_handout(const std::string& name, int rank, Deadline deadline,
+                                            bool from_these_pids = false);
 
 }  // namespace moeccl::bootstrap

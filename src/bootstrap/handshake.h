@@ -31,13 +31,13 @@ namespace moeccl::bootstrap {
 
 // Increased when frames or rounds change. The layout of the frames up to a refusal and its proof (magic, version,
 // claims, nonce, MAC) stays the same forever.
-inline constexpr uint16_t kProtocolVersion = 8;
+inline constexpr uint16_t kProtocolVersion = 9;
 
 enum class Role : uint8_t { kMember = 1, kRoot = 2, kLinkClient = 3, kLinkServer = 4 };
 
 struct Party {
   Role role = Role::kMember;
-  uint32_t rank = 0;
+  uint32_t rank = 0;  // of a root: its number (RootServer::Config)
   uint32_t n_ranks = 0;
   uint32_t library_version = MOECCL_VERSION;
   uint16_t protocol = kProtocolVersion;

@@ -151,18 +151,21 @@ std::string contradiction_of(const EnvironmentReader& read, const LauncherInfo& 
   return "";
 }
 
-bool is_this_host(const std::string& host) {
+// A name that is not known here is that of another host.
+Result<bool> is_this_host(const std::string& host, Deadline deadline) {
   if (host == driver::host_identity().hostname) return true;
-  const auto addresses = driver::resolve_all(host, 0);
+  const auto addresses = driver::resolve_all(host, 0, deadline);
+  if (addresses.status().code() == moecclTimeout) return Status(addresses.status()).with_context("MASTER_ADDR");
   return addresses.ok() && std::any_of(addresses->begin(), addresses->end(), driver::is_local_address);
 }
 
-bool meets_on_one_host(const LauncherInfo& info) {
+Result<bool> meets_on_one_host(const LauncherInfo& info, Deadline deadline) {
   // A launcher with a loopback address runs everything on this machine, whatever it calls a host.
   if (info.one_host_known() || is_loopback_name(info.master_addr)) return true;
   if (info.several_hosts_known()) return false;
   // The number of hosts is unknown. With a secret, the user is prepared for several; otherwise one is the usual case.
-  return !has_secret() && (info.master_addr.empty() || is_this_host(info.master_addr));
+  if (has_secret() || info.master_addr.empty()) return !has_secret();
+  return is_this_host(info.master_addr, deadline);
 }
 
 // Without a job name, the parent's pid identifies the job, because ranks of one launcher are children of one process.
@@ -218,7 +221,7 @@ Result<moecclUniqueId> meet_on_one_host(const LauncherInfo& info, Deadline deadl
     return Root::start_detached(options, deadline);
   }
   for (;;) {
-    Result<moecclUniqueId> id = ask_for_handout(name, deadline, known_by_pid(info));
+    Result<moecclUniqueId> id = ask_for_next_handout(name, info.rank, deadline, known_by_pid(info));
     if (id.ok()) return id;
     if (deadline.passed()) {
       return error(moecclTimeout, "rank {} found no rank 0 of the {} job: {}{}", info.rank, info.launcher,
@@ -280,17 +283,18 @@ Result<UniqueId> wait_for_place_of_rank_0(const LauncherInfo& info, uint16_t por
   constexpr int64_t kMostPauseMs = 1000;  // many ranks ask one name service
   Patience patience;
   for (int64_t pause_ms = kRetryMs;; pause_ms = std::min(2 * pause_ms, kMostPauseMs)) {
-    Result<UniqueId> place = place_of_rank_0("MASTER_ADDR", info.master_addr, port);
-    if (place.ok() || place.status().code() != moecclSystemError) return place;
+    Result<UniqueId> place = place_of_rank_0("MASTER_ADDR", info.master_addr, port, deadline);
+    const Code code = place.status().code();
+    if (code != moecclSystemError && code != moecclTimeout) return place;
     const std::string& why = place.status().message();
-    const bool later = may_be_known_later(info.master_addr);
+    const bool later = code == moecclTimeout || may_be_known_later(info.master_addr);
+    if (later) driver::sleep_ns(std::min(pause_ms, deadline.left_ms()) * 1'000'000);
     if (!later || deadline.passed()) {
       return error(later ? moecclTimeout : moecclInvalidArgument,
                    "rank {} found no rank 0: {}: set MASTER_ADDR to the name or the IP address of rank 0's host",
                    info.rank, why);
     }
     if (patience.ends()) log(LogLevel::kWarn, "rank {} keeps trying to find rank 0 by MASTER_ADDR: {}", info.rank, why);
-    driver::sleep_ns(std::min(pause_ms, deadline.left_ms()) * 1'000'000);
   }
 }
 
@@ -341,14 +345,14 @@ bool is_loopback_name(const std::string& host) {
          host == "::1" || host == "[::1]";
 }
 
-Result<UniqueId> place_of_rank_0(const char* said_by, const std::string& host, uint16_t port) {
-  MOECCL_ASSIGN_OR_RETURN(std::vector<driver::SocketAddress> all, driver::resolve_all(host, port));
+Result<UniqueId> place_of_rank_0(const char* said_by, const std::string& host, uint16_t port, Deadline deadline) {
+  MOECCL_ASSIGN_OR_RETURN(std::vector<driver::SocketAddress> all, driver::resolve_all(host, port, deadline));
   const driver::SocketAddress here = all.front();
   // Many systems give a host's own name a loopback address (127.0.1.1), so where the name has only such, this is rank
   // 0's host. Other hosts may know it by the address of any of its interfaces.
   if (std::all_of(all.begin(), all.end(), std::mem_fn(&driver::SocketAddress::is_loopback))) {
     const std::string& chosen = env().socket_addr;
-    const Result<std::string> own = chosen.empty() ? address_for_other_hosts(LauncherInfo()) : chosen;
+    const Result<std::string> own = chosen.empty() ? address_for_other_hosts(LauncherInfo(), deadline) : chosen;
     if (own.ok()) {
       MOECCL_ASSIGN_OR_RETURN(const driver::SocketAddress address, driver::parse_ip_address(*own));
       all = chosen.empty() ? all_of_interface(address) : std::vector{address};
@@ -385,14 +389,14 @@ RootOptions root_at(const UniqueId& id, Deadline deadline) {
   return options;
 }
 
-Result<std::string> address_for_other_hosts(const LauncherInfo& info) {
+Result<std::string> address_for_other_hosts(const LauncherInfo& info, Deadline deadline) {
   const auto failed = [](Status why) {
     return std::move(why).with_context(
         "choosing an interface for the ranks on other hosts (set MOECCL_SOCKET_ADDR to its address)");
   };
   std::vector<driver::SocketAddress> towards;
   if (!info.master_addr.empty()) {
-    auto found = driver::resolve_all(info.master_addr, 0);
+    auto found = driver::resolve_all(info.master_addr, 0, deadline);
     if (!found.ok()) return failed(std::move(found).status());
     towards = std::move(*found);
   }
@@ -420,7 +424,8 @@ Result<std::string> address_for_other_hosts(const LauncherInfo& info) {
 Result<moecclUniqueId> meet_from_environment(const LauncherInfo& info, Deadline deadline) {
   if (!info.contradiction.empty()) return error(moecclInvalidUsage, "{}", info.contradiction);
   // All of a job's communicators meet at one place, one after another: rank 0 leaves it when all have come.
-  return meets_on_one_host(info) ? meet_on_one_host(info, deadline) : meet_between_hosts(info, deadline);
+  MOECCL_ASSIGN_OR_RETURN(const bool on_one_host, meets_on_one_host(info, deadline));
+  return on_one_host ? meet_on_one_host(info, deadline) : meet_between_hosts(info, deadline);
 }
 
 }  // namespace moeccl::bootstrap

@@ -44,15 +44,15 @@ Result<LauncherInfo> detect_launcher();
 
 // Returns the "ip" of an interface of this host that ranks on other hosts can reach: MASTER_ADDR if it belongs to this
 // host, else the interface towards it, else that of the default route.
-Result<std::string> address_for_other_hosts(const LauncherInfo& info);
+Result<std::string> address_for_other_hosts(const LauncherInfo& info, Deadline deadline);
 
 // Returns true for a name by which every host means itself.
 bool is_loopback_name(const std::string& host);
 
 // Returns the address of rank 0's host, by which all ranks meet there, with its others; the id has no key yet. This
 // host's own addresses come first. `said_by` names the variable in errors. InvalidArgument: no other host can reach any
-// of them.
-Result<UniqueId> place_of_rank_0(const char* said_by, const std::string& host, uint16_t port);
+// of them. Timeout: the name service does not answer.
+Result<UniqueId> place_of_rank_0(const char* said_by, const std::string& host, uint16_t port, Deadline deadline);
 // For rank 0: a root at those of the id's addresses that this host has. Refers to the id's key.
 RootOptions root_at(const UniqueId& id, Deadline deadline);
 

@@ -13,6 +13,10 @@ namespace moeccl::bootstrap {
 // sign of it, it is.
 inline constexpr int64_t kLostMs = 3'600'000;
 
+// How long a root stays after a failure, so that ranks that are still on their way are told the reason instead of being
+// refused.
+inline constexpr int64_t kLingerMs = 5000;
+
 // The pause between two tries.
 inline constexpr int64_t kRetryMs = 5;
 

@@ -48,8 +48,10 @@ std::string handout_name(uint16_t port) {
   return "moeccl-" + hex(std::span(hash).first(12));
 }
 
-bool is_loopback_here(const std::string& host) {
-  const auto all = driver::resolve_all(host, 0);
+// A name that is not known here is not loopback.
+Result<bool> is_loopback_here(const std::string& host, Deadline deadline) {
+  const auto all = driver::resolve_all(host, 0, deadline);
+  if (all.status().code() == moecclTimeout) return all.status();
   return all.ok() && std::all_of(all->begin(), all->end(), std::mem_fn(&driver::SocketAddress::is_loopback));
 }
 
@@ -63,20 +65,24 @@ Result<moecclUniqueId> id_of_handout(uint16_t port) {
 
 }  // namespace
 
-Result<moecclUniqueId> unique_id_of_place(const std::string& text) {
+Result<moecclUniqueId> unique_id_of_place(const std::string& text, Deadline deadline) {
   MOECCL_ASSIGN_OR_RETURN(const Place place, parse(text));
+  if (is_loopback_name(place.host)) return id_of_handout(place.port);
   // A host's own name may be loopback on that host only. With a secret, the user is prepared for several hosts.
-  if (is_loopback_name(place.host) || (!has_secret() && is_loopback_here(place.host))) return id_of_handout(place.port);
   if (!has_secret()) {
+    MOECCL_ASSIGN_OR_RETURN(const bool loopback_here, is_loopback_here(place.host, deadline));
+    if (loopback_here) return id_of_handout(place.port);
     return error(
         moecclInvalidUsage,
         "the ranks are to meet at {}, where other hosts reach them: set MOECCL_SECRET to the same secret of at "
         "least 16 characters on all ranks (it admits them), or MOECCL_SECRET_FILE to a file that holds it",
         text);
   }
-  Result<UniqueId> made = place_of_rank_0("the meeting place", place.host, place.port);
-  // If it fails there, no network leads to other hosts.
-  if (!made.ok() && is_loopback_here(place.host)) return id_of_handout(place.port);
+  Result<UniqueId> made = place_of_rank_0("the meeting place", place.host, place.port, deadline);
+  if (!made.ok()) {
+    MOECCL_ASSIGN_OR_RETURN(const bool loopback_here, is_loopback_here(place.host, deadline));
+    if (loopback_here) return id_of_handout(place.port);  // no network leads to other hosts
+  }
   MOECCL_ASSIGN_OR_RETURN(UniqueId id, std::move(made));
   id.at_rank_0 = true;
   // All ranks have the text in common, and not what their hosts make of it.
@@ -86,7 +92,7 @@ Result<moecclUniqueId> unique_id_of_place(const std::string& text) {
 }
 
 Result<moecclUniqueId> meet_at_place(const UniqueId& id, uint32_t rank, Deadline deadline,
-                                     const std::function<Status()>& cancelled) {
+                                     const std::function<Status()>& cancelled, int64_t lost_after_ms) {
   const std::span<const std::byte> host = id.address.host_bytes();
   const std::string name(reinterpret_cast<const char*>(host.data()), host.size());
   if (rank == 0) {
@@ -97,7 +103,8 @@ Result<moecclUniqueId> meet_at_place(const UniqueId& id, uint32_t rank, Deadline
     } else {
       options = root_at(id, deadline);
     }
-    Result<moecclUniqueId> started = Root::start_detached(options, Deadline::after_ms(kInUseMs), cancelled);
+    const Deadline until = Deadline::earlier(deadline, Deadline::after_ms(kInUseMs));
+    Result<moecclUniqueId> started = Root::start_detached(options, until, cancelled);
     if (!started.ok()) return std::move(started).status().with_context("listening as rank 0");
     return started;
   }
@@ -106,13 +113,14 @@ Result<moecclUniqueId> meet_at_place(const UniqueId& id, uint32_t rank, Deadline
     there.at_rank_0 = false;
     return encode_unique_id(there);
   }
+  const Deadline until = Deadline::earlier(deadline, Deadline::after_ms(lost_after_ms));
   for (Patience patience;;) {
-    Result<moecclUniqueId> real = ask_for_handout(name, deadline);
+    Result<moecclUniqueId> real = ask_for_next_handout(name, static_cast<int>(rank), until);
     if (real.ok() || real.status().code() == moecclInvalidUsage) return real;  // InvalidUsage: another user's
     if (patience.ends())
       log(LogLevel::kWarn, "rank {} finds no rank 0 at its meeting place yet, and keeps trying: {}", rank,
           real.status().message());
-    if (deadline.passed())
+    if (until.passed())
       return error(moecclTimeout, "rank {} found no rank 0 at its meeting place: {}", rank, real.status().message());
     if (cancelled) MOECCL_TRY(cancelled());
     driver::sleep_ns(kRetryMs * 1'000'000);

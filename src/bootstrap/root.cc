@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Root creates the id and the listener, and runs a RootServer on a thread of its own.
 #include <algorithm>
+#include <mutex>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/base/random.h"
 #include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/failed_meetings.h"
 #include "src/bootstrap/launcher.h"
 #include "src/bootstrap/patience.h"
 #include "src/bootstrap/root_server.h"
+#include "src/driver/fork_page.h"
 #include "src/driver/limits.h"
 #include "src/driver/port.h"
 #include "src/driver/process.h"
@@ -61,9 +66,10 @@ Result<std::vector<Fd>> listen_everywhere(std::span<const driver::SocketAddress>
 }  // namespace
 
 struct Root::Shared {
-  explicit Shared(driver::WakeUp wake) : stop(std::move(wake)) {}
-  driver::WakeUp stop;
+  Shared(driver::WakeUp end_it, driver::WakeUp move_it) : end(std::move(end_it)), leave_place(std::move(move_it)) {}
+  driver::WakeUp end, leave_place;
   moecclUniqueId id = {};
+  uint64_t meeting = 0;
   driver::ForkGuard process;
   std::thread thread;
 };
@@ -88,15 +94,25 @@ Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
     MOECCL_ASSIGN_OR_RETURN(handouts, listen_for_handouts(options.handout_name));
   }
 
-  MOECCL_ASSIGN_OR_RETURN(driver::WakeUp stop, driver::WakeUp::create());
-  auto shared = std::make_shared<Shared>(std::move(stop));
+  MOECCL_ASSIGN_OR_RETURN(driver::WakeUp end, driver::WakeUp::create());
+  MOECCL_ASSIGN_OR_RETURN(driver::WakeUp leave_place, driver::WakeUp::create());
+  auto shared = std::make_shared<Shared>(std::move(end), std::move(leave_place));
   MOECCL_ASSIGN_OR_RETURN(shared->id, encode_unique_id(id));
   MOECCL_ASSIGN_OR_RETURN(const Key payload_seed, random_key());
-  const RootServer::Config config = {
-      id.key,       id.address.is_unix(),         options.timeout_ms, shared->id, options.survivors,
-      payload_seed, options.handout_to_these_pids};
+  uint32_t number = 0;
+  if (!options.key.empty()) MOECCL_TRY(random_bytes(&number, sizeof(number)));
+  shared->meeting = meeting_number(id.key, number);
+  const RootServer::Config config = {id.key,
+                                     id.address.is_unix(),
+                                     options.timeout_ms,
+                                     shared->id,
+                                     options.survivors,
+                                     payload_seed,
+                                     options.handout_to_these_pids,
+                                     number};
   MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<RootServer> made,
-                          RootServer::create(config, std::move(listeners), std::move(handouts), shared->stop.fd()));
+                          RootServer::create(config, std::move(listeners), std::move(handouts),
+                                             {shared->end.fd(), shared->leave_place.fd()}));
   std::shared_ptr<RootServer> server = std::move(made);  // std::function requires its target to be copyable
   auto body = [shared, server]() mutable {
     const Status ran = contained([&] { return server->run(), Status(); });
@@ -115,7 +131,7 @@ Root::~Root() {
     new std::shared_ptr<Shared>(std::move(shared_));
     return;
   }
-  shared_->stop.signal();
+  shared_->end.signal();
   shared_->thread.join();
 }
 
@@ -124,17 +140,49 @@ void Root::detach(std::unique_ptr<Root> root) {
   root->shared_.reset();
 }
 
+// The detached roots of this process, by the places where other ranks find them.
+class Root::Detached {
+ public:
+  static Detached& get() {
+    static constinit driver::PerProcess<Detached> all;
+    return all.get();
+  }
+  void add(const std::string& place, const std::shared_ptr<Shared>& root) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(roots_, [](const auto& one) { return one.second.expired(); });
+    roots_.emplace_back(place, root);
+  }
+  // Rank 0 has come to the place again. Where it has failed, only the next meeting is of use.
+  void clear(const std::string& place) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [at, weak] : roots_) {
+      const std::shared_ptr<Shared> root = at == place ? weak.lock() : nullptr;
+      if (root != nullptr && FailedMeetings::has(root->meeting, 0)) root->leave_place.signal();
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::pair<std::string, std::weak_ptr<Shared>>> roots_;
+};
+
 Result<moecclUniqueId> Root::start_detached(const RootOptions& options, Deadline until,
                                             const std::function<Status()>& cancelled) {
+  const Deadline joined = Deadline::after_ms(options.timeout_ms);
+  const std::string& place = options.handout_name.empty() ? options.socket_addr : options.handout_name;
+  RootOptions now = options;
   for (;;) {
-    Result<std::unique_ptr<Root>> root = start(options);
+    Result<std::unique_ptr<Root>> root = start(now);
     if (root.ok()) {
       const moecclUniqueId id = (*root)->id();
+      if (!place.empty()) Detached::get().add(place, (*root)->shared_);
       detach(std::move(*root));
       return id;
     }
     if (root.status().code() != moecclInvalidUsage || until.passed()) return std::move(root).status();
     if (cancelled) MOECCL_TRY(cancelled());
+    Detached::get().clear(place);
+    now.timeout_ms = joined.left_ms();
     driver::sleep_ns(kRetryMs * 1'000'000);
   }
 }
@@ -150,7 +198,8 @@ Result<moecclUniqueId> make_unique_id(const std::string& address, int64_t timeou
   if (options.socket_addr.empty()) {
     Result<LauncherInfo> launcher = detect_launcher();
     if (launcher.ok() && launcher->several_hosts_known()) {
-      MOECCL_ASSIGN_OR_RETURN(options.socket_addr, address_for_other_hosts(*launcher));
+      MOECCL_ASSIGN_OR_RETURN(options.socket_addr,
+                              address_for_other_hosts(*launcher, Deadline::after_ms(options.timeout_ms)));
     }
   }
   Result<moecclUniqueId> id = Root::start_detached(options, Deadline::after_ms(0));

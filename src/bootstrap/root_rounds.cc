@@ -5,15 +5,12 @@
 #include <algorithm>
 
 #include "src/base/log.h"
+#include "src/bootstrap/patience.h"
 #include "src/bootstrap/root_server.h"
 #include "src/driver/process.h"
 
 namespace moeccl::bootstrap {
 namespace {
-
-// How long a root stays after a failure, so that ranks that are still on their way are told the reason instead of being
-// refused.
-constexpr int64_t kLingerMs = 5000;
 
 std::string process_text(const Peer& peer) { return peer.pid > 0 ? format(" (process {})", peer.pid) : ""; }
 

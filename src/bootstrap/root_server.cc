@@ -22,23 +22,24 @@ bool of_this_user(int fd) {
 
 }  // namespace
 
-RootServer::RootServer(const Config& config, std::vector<Fd> listeners, std::vector<HandoutListener> handouts, int stop,
-                       driver::Poller poller)
+RootServer::RootServer(const Config& config, std::vector<Fd> listeners, std::vector<HandoutListener> handouts,
+                       const Wishes& wishes, driver::Poller poller)
     : config_(config),
       listeners_(std::move(listeners)),
       handouts_(std::move(handouts)),
-      stop_fd_(stop),
+      wishes_(wishes),
       poller_(std::move(poller)),
       deadline_(Deadline::after_ms(config.timeout_ms)) {}
 
 Result<std::unique_ptr<RootServer>> RootServer::create(const Config& config, std::vector<Fd> listeners,
-                                                       std::vector<HandoutListener> handouts, int stop) {
+                                                       std::vector<HandoutListener> handouts, const Wishes& wishes) {
   MOECCL_ASSIGN_OR_RETURN(driver::Poller poller, driver::Poller::create());
   for (size_t i = 0; i < listeners.size(); ++i) MOECCL_TRY(poller.add(listeners[i].get(), EPOLLIN, kListener + i));
   for (size_t i = 0; i < handouts.size(); ++i) MOECCL_TRY(poller.add(handouts[i].fd(), EPOLLIN, kHandout + i));
-  MOECCL_TRY(poller.add(stop, EPOLLIN, kStop));
+  MOECCL_TRY(poller.add(wishes.end, EPOLLIN, kEnd));
+  MOECCL_TRY(poller.add(wishes.leave_place, EPOLLIN, kLeavePlace));
   return std::unique_ptr<RootServer>(
-      new RootServer(config, std::move(listeners), std::move(handouts), stop, std::move(poller)));
+      new RootServer(config, std::move(listeners), std::move(handouts), wishes, std::move(poller)));
 }
 
 Connection* RootServer::find(Id id) const {
@@ -59,7 +60,7 @@ void RootServer::run() {
 }
 
 bool RootServer::finished() const {
-  if (stopped_ || over_) return true;
+  if (ended_ || over_) return true;
   if (failure_.ok()) return joined_ && n_left_ == static_cast<int>(members_.size());
   if (linger_.passed()) return true;
   // After a failure, the server ends when every rank has been told and has received it (its connection is then closed).
@@ -77,8 +78,11 @@ Deadline RootServer::next_deadline() const {
 
 void RootServer::on_event(const epoll_event& event) {
   const uint64_t tag = event.data.u64;
-  if (tag == kStop) {
-    stopped_ = true;
+  if (tag == kEnd) {
+    ended_ = true;
+  } else if (tag == kLeavePlace) {
+    poller_.remove(wishes_.leave_place);
+    close_listeners();
   } else if (tag < kListener) {
     hand_out(tag - kHandout);
   } else if (tag < kFirstConnection) {
@@ -208,7 +212,7 @@ void RootServer::on_handshake(Id id, Connection* c, const HandshakeFrame& frame)
   }
   const Result<Fresh> fresh = Fresh::make(!config_.over_unix);
   if (c->state != Connection::State::kHello || !fresh.ok()) return drop(id);
-  c->handshake.emplace(config_.key, Party{Role::kRoot, 0, static_cast<uint32_t>(members_.size())}, *fresh);
+  c->handshake.emplace(config_.key, Party{Role::kRoot, config_.number, static_cast<uint32_t>(members_.size())}, *fresh);
   const ServerHandshake::Answer answer = c->handshake->on_hello(frame, Role::kMember);
   if (answer.verdict == ServerHandshake::Verdict::kStranger) {
     if (answer.wrong_key) refused_ = c->from();

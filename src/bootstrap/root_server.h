@@ -35,18 +35,31 @@ class RootServer {
     bool survivors = false;              // see RootOptions
     Key payload_seed = {};               // known only to this root
     bool handout_to_these_pids = false;  // see RootOptions
+    uint32_t number = 0;                 // tells the roots with one key apart; 0 where no other has the key
+  };
+  // Descriptors that become readable when the owner wants the server to end, or to leave its place to another: it then
+  // takes no further ranks and serves those that are there.
+  struct Wishes {
+    int end = -1;
+    int leave_place = -1;
   };
 
-  // `stop` becomes readable when the owner wants the server to end. There are at most two `handouts`, and
-  // at most kMaxOtherAddresses listeners besides the first.
+  // There are at most two `handouts`, and at most kMaxOtherAddresses listeners besides the first.
   static Result<std::unique_ptr<RootServer>> create(const Config& config, std::vector<Fd> listeners,
-                                                    std::vector<HandoutListener> handouts, int stop);
-  // Runs until all ranks have left, a failure has been told to all, the time is over or `stop` is readable.
+                                                    std::vector<HandoutListener> handouts, const Wishes& wishes);
+  // Runs until all ranks have left, a failure has been told to all, the time is over or the owner wants the end.
   void run();
 
  private:
   using Id = uint64_t;  // of a connection; never reused, so that a late event finds nothing
-  enum Tag : uint64_t { kStop = 0, kHandout = 1, kListener = 3, kFirstConnection = 16, kProcess = uint64_t{1} << 63 };
+  enum Tag : uint64_t {
+    kEnd = 0,
+    kLeavePlace = 1,
+    kHandout = 2,
+    kListener = 4,
+    kFirstConnection = 16,
+    kProcess = uint64_t{1} << 63
+  };
   static_assert(kListener + 1 + kMaxOtherAddresses <= kFirstConnection);
 
   struct Member {
@@ -69,8 +82,8 @@ class RootServer {
     std::vector<Writer> rows;  // of kRows: each rank's answer
   };
 
-  RootServer(const Config& config, std::vector<Fd> listeners, std::vector<HandoutListener> handouts, int stop,
-             driver::Poller poller);
+  RootServer(const Config& config, std::vector<Fd> listeners, std::vector<HandoutListener> handouts,
+             const Wishes& wishes, driver::Poller poller);
 
   // root_server.cc: connections.
   bool finished() const;
@@ -115,7 +128,7 @@ class RootServer {
   Config config_;
   std::vector<Fd> listeners_;
   std::vector<HandoutListener> handouts_;
-  int stop_fd_;
+  Wishes wishes_;
   driver::Poller poller_;
   Id next_id_ = kFirstConnection;
   std::unordered_map<Id, std::unique_ptr<Connection>> connections_;
@@ -124,8 +137,8 @@ class RootServer {
   int64_t accept_again_ns_ = 0;  // 0 while accepting
   std::vector<Id> throttled_;    // wait until descriptors in flight are received
   Deadline deadline_;            // for all to join, and after that for the next round
-  bool stopped_ = false;
-  bool over_ = false;  // nothing more can be sent: end
+  bool ended_ = false;           // by its owner
+  bool over_ = false;            // nothing more can be sent: end
 
   std::vector<Member> members_;  // [n_ranks], known when the first rank joins
   int sized_by_ = -1;            // that rank

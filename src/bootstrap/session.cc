@@ -10,6 +10,7 @@
 #include "src/base/log.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/control.h"
+#include "src/bootstrap/failed_meetings.h"
 #include "src/bootstrap/handshake.h"
 #include "src/bootstrap/messages.h"
 #include "src/bootstrap/patience.h"
@@ -40,10 +41,13 @@ struct Session::Impl {
   Fd root_process;  // its pidfd, if the root is in another process of this host
   int32_t root_pid = 0;
   bool over_unix = false;
-  bool greeted = false;         // the root has shaken hands, so it has been there
+  int n_greetings = 0;          // how often a root has shaken hands
   bool nobody_listens = false;  // at any of the id's addresses, as their hosts say
+  bool waits_for_root = false;
+  uint64_t meeting = 0;  // at the root that has shaken hands
   int rank = 0;
   int n_ranks = 0;
+  bool cut_short = false;  // a message was sent in part, so that no other can follow
   Sealer sealer;
   Opener opener;
   PayloadKeys payload_keys;
@@ -64,6 +68,8 @@ struct Session::Impl {
     std::vector<Fd> fds;
   };
 
+  bool greeted() const { return n_greetings > 0; }  // the root has been there
+  Status meet(UniqueId id, Deadline deadline, const JoinOptions& options);
   Status greet(const UniqueId& id, Deadline deadline);
   Status attempt_join(const UniqueId& id, Deadline deadline);
   Status attempt_at_each(UniqueId* id, Deadline deadline);
@@ -71,8 +77,8 @@ struct Session::Impl {
   Status take_answer(std::span<const std::byte> answer);
   Status tell_gone();
   Status look_around();
+  Status look_around_and_tell();
   Status send(uint16_t type, std::span<const std::byte> payload, std::span<const int> fds, Deadline deadline);
-  Status wait_for_message(Deadline deadline);
   Status receive(std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline);
   Result<Message> next_message(Deadline deadline);
   Status usable() const;
@@ -119,10 +125,17 @@ Status Session::Impl::greet(const UniqueId& id, Deadline deadline) {
   self.exchanges_keys = !over_unix;
   MOECCL_ASSIGN_OR_RETURN(const Authenticated root,
                           client_handshake(fd.get(), id.key, self, Role::kRoot, until, {root_process.get(), look}));
+  const uint64_t found = meeting_number(id.key, root.peer.rank);
+  if (waits_for_root && FailedMeetings::has(found, rank)) {
+    fd.reset();
+    return error(moecclRemoteError, "the last meeting there has failed, and rank 0 has not come again");
+  }
+  meeting = found;
   sealer = Sealer(root.keys.send);
   opener = Opener(root.keys.receive);
+  cut_short = false;
   payload_keys = PayloadKeys(derive_key(root.keys.send, "moeccl payloads"));
-  greeted = true;
+  ++n_greetings;
   return {};
 }
 
@@ -153,17 +166,17 @@ Status Session::Impl::attempt_at_each(UniqueId* id, Deadline deadline) {
   Fd mute;  // a connection without an answer
   // Only MoECCL itself answers so: the meeting point is there, and says that this rank does not fit.
   const auto refused = [&last] { return last.code() == moecclUnsupported || last.code() == moecclMismatch; };
-  for (size_t i = 0; i < id->others.size() && !greeted && !refused() && failure.ok() && !deadline.passed(); ++i) {
+  for (size_t i = 0; i < id->others.size() && !greeted() && !refused() && failure.ok() && !deadline.passed(); ++i) {
     if (fd) mute = std::move(fd);
     at.address = id->others[i];
     Status next = attempt_join(at, deadline);
     // A failure that time may heal counts more than one that it does not, such as a host without IPv6.
     const bool may_heal = last.code() == moecclRemoteError || last.code() == moecclTimeout;
-    if (!next.ok() && !greeted)
+    if (!next.ok() && !greeted())
       next = Status(may_heal ? last.code() : next.code(), last.message() + "; " + next.message());
     last = std::move(next);
   }
-  if (greeted) *id = {at.address, {}, id->key, id->host_hash};
+  if (greeted()) *id = {at.address, {}, id->key, id->host_hash};
   if (!fd) fd = std::move(mute);
   return last;
 }
@@ -204,10 +217,13 @@ const char* Session::Impl::hint_for(const UniqueId& id, bool mute, bool waited) 
   if (id.address.is_unix() && id.host_hash != driver::host_identity().hash())
     return ": the id was made on another host or in another container, whose UNIX sockets this one cannot reach; set "
            "MOECCL_SOCKET_ADDR there";
+  if (mute && waited)
+    return ": what listens there does not answer as rank 0's meeting point: rank 0's process is stopped, or has "
+           "another MOECCL_SECRET";
   if (mute)
     return ": the meeting point does not answer: its process is stopped, or this rank does not have its id or its "
            "MOECCL_SECRET";
-  if (waited && greeted)
+  if (waited && greeted())
     return ": the meeting point has ended, which is in rank 0's process unless another rank made the id: look at its "
            "output";
   if (waited)
@@ -219,6 +235,45 @@ const char* Session::Impl::hint_for(const UniqueId& id, bool mute, bool waited) 
   return ": the meeting point has ended (its process died, its time ran out, or its group is complete)";
 }
 
+// Tries until all ranks have met.
+Status Session::Impl::meet(UniqueId id, Deadline deadline, const JoinOptions& options) {
+  Status last;
+  int64_t backoff_us = 1000;
+  bool mute = false;
+  Deadline lost = Deadline::after_ms(options.lost_after_ms);
+  Patience patience;
+  do {
+    const int before = n_greetings;
+    last = attempt_at_each(&id, deadline);
+    if (last.ok()) return last;
+    if (n_greetings > before) lost = Deadline::after_ms(options.lost_after_ms);
+    const bool may_come = waits_for_root && !greeted();
+    const bool again = last.code() == moecclRemoteError || last.code() == moecclTimeout ||
+                       (last.code() == moecclInvalidUsage && may_come);
+    if (Status why = look_around(); !why.ok()) return why;
+    if (!failure.ok() || !again) return last;  // the root's own failure, or one that time does not heal
+    mute = static_cast<bool>(fd);
+    // What makes a host unreachable may pass. Survivors look for another place instead.
+    const bool is_gone = nobody_listens || gone;
+    if (!fd && last.code() == moecclRemoteError && is_gone && !may_come) break;
+    fd.reset();
+    sealer = {};
+    if (!deadline.passed() && patience.ends()) {
+      log(LogLevel::kWarn, "rank {} cannot join at {} yet, and keeps trying: {}{}", rank, id.address.str(),
+          last.message(), mute ? " (is its MOECCL_SECRET that of rank 0?)" : "");
+    }
+    driver::sleep_ns(backoff_us * 1000);
+    backoff_us = std::min<int64_t>(backoff_us * 2, 50'000);
+  } while (!deadline.passed() && !lost.passed());
+
+  std::string places = id.address.str();
+  for (const driver::SocketAddress& other : id.others) places += " or " + other.str();
+  const bool late = deadline.passed() || lost.passed();
+  return error(late ? moecclTimeout : last.code(), "rank {} cannot join at {}: {}{}{}", rank, places,
+               late && !deadline.passed() ? format("no answer for {} ms: ", options.lost_after_ms) : "", last.message(),
+               hint_for(id, mute, waits_for_root));
+}
+
 Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, int rank, int n_ranks,
                                                Deadline deadline, const JoinOptions& options) {
   if (n_ranks < 1 || n_ranks > kMaxRanks) {
@@ -227,64 +282,42 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
   if (rank < 0 || rank >= n_ranks) {
     return error(moecclInvalidArgument, "rank is {}: give 0 to {}", rank, n_ranks - 1);
   }
-  MOECCL_ASSIGN_OR_RETURN(UniqueId id, decode_unique_id(unique_id));
+  MOECCL_ASSIGN_OR_RETURN(const UniqueId id, decode_unique_id(unique_id));
   driver::raise_file_limit();
   auto impl = std::make_unique<Impl>();
+  impl->waits_for_root = options.wait_for_root;
   impl->rank = rank;
   impl->n_ranks = n_ranks;
   impl->others_alive = options.others_alive;
   impl->gone = options.gone;
   impl->cancelled = options.cancelled;
-  Status last;
-  int64_t backoff_us = 1000;
-  bool mute = false;
-  Patience patience;
-  do {
-    last = impl->attempt_at_each(&id, deadline);
-    if (last.ok()) {
-      impl->others_alive = nullptr;  // from now on the root sees their connections
-      return std::unique_ptr<Session>(new Session(std::move(impl)));
-    }
-    const bool may_come = options.wait_for_root && !impl->greeted;
-    const bool again = last.code() == moecclRemoteError || last.code() == moecclTimeout ||
-                       (last.code() == moecclInvalidUsage && may_come);
-    if (Status why = impl->look_around(); !why.ok()) return why;
-    if (!impl->failure.ok() || !again) return last;  // the root's own failure, or one that time does not heal
-    mute = static_cast<bool>(impl->fd);
-    // What makes a host unreachable may pass. Survivors look for another place instead.
-    const bool gone = impl->nobody_listens || impl->gone;
-    if (!impl->fd && last.code() == moecclRemoteError && gone && !may_come) break;
-    impl->fd.reset();
-    impl->sealer = {};
-    if (!deadline.passed() && patience.ends()) {
-      log(LogLevel::kWarn, "rank {} cannot join at {} yet, and keeps trying: {}{}", rank, id.address.str(),
-          last.message(), mute ? " (is its MOECCL_SECRET that of rank 0?)" : "");
-    }
-    driver::sleep_ns(backoff_us * 1000);
-    backoff_us = std::min<int64_t>(backoff_us * 2, 50'000);
-  } while (!deadline.passed());
-
-  std::string places = id.address.str();
-  for (const driver::SocketAddress& other : id.others) places += " or " + other.str();
-  return error(deadline.passed() ? moecclTimeout : last.code(), "rank {} cannot join at {}: {}{}", rank, places,
-               last.message(), impl->hint_for(id, mute, options.wait_for_root));
+  if (Status met = impl->meet(id, deadline, options); !met.ok()) {
+    // A root lets each rank in once. Survivors go to another place.
+    if (impl->greeted() && !options.gone) FailedMeetings::add(impl->meeting, rank);
+    return met;
+  }
+  impl->others_alive = nullptr;  // from now on the root sees their connections
+  return std::unique_ptr<Session>(new Session(std::move(impl)));
 }
 
 Status Session::Impl::send(uint16_t type, std::span<const std::byte> payload, std::span<const int> fds,
                            Deadline deadline) {
+  if (cut_short) return Status(moecclRemoteError, "the last message was cut short");
   const SealedPayload travels({payload.begin(), payload.end()}, payload_keys.next());
   ControlHead head;
   head.type = type;
   head.n_fds = static_cast<uint16_t>(fds.size());
   travels.announce(&head);
   const ControlHeadBytes sealed = sealer.seal(head);
-  if (!fds.empty()) {
-    MOECCL_TRY(driver::send_fds(fd.get(), sealed, fds, deadline));
-    return driver::send_all(fd.get(), travels.bytes, deadline);
-  }
+  driver::Watch watch(root_process.get());
+  // What has ended the session does not end its last word.
+  if (ended.ok() && (cancelled || others_alive)) watch.cancelled = [this] { return look_around(); };
   std::vector<std::byte> frame(sealed.begin(), sealed.end());  // one system call for the usual small frame
   frame.insert(frame.end(), travels.bytes.begin(), travels.bytes.end());
-  return driver::send_all(fd.get(), frame, deadline, root_process.get());
+  Status sent = fds.empty() ? driver::send_all(fd.get(), frame, deadline, watch)
+                            : driver::send_fds(fd.get(), frame, fds, deadline, watch);
+  cut_short = !sent.ok();
+  return sent;
 }
 
 Status Session::Impl::look_around() {
@@ -293,22 +326,18 @@ Status Session::Impl::look_around() {
   return ended;
 }
 
-// Waits until a message begins.
-Status Session::Impl::wait_for_message(Deadline deadline) {
-  if (!others_alive && !gone && !cancelled) return {};
-  const auto look = [this]() -> Status {
-    MOECCL_TRY(tell_gone());
-    Status why = look_around();
-    if (why.ok()) return why;
-    static_cast<void>(send(kAbandon, encode_failure(why), {}, Deadline::after_ms(kReasonMs)));
-    return failure = why;
-  };
-  const Result<bool> there = driver::wait_fd(fd.get(), POLLIN, deadline, {root_process.get(), look});
-  return there.ok() ? Status() : there.status();
+// Called while this rank waits for the root.
+Status Session::Impl::look_around_and_tell() {
+  MOECCL_TRY(tell_gone());
+  Status why = look_around();
+  if (why.ok()) return why;
+  static_cast<void>(send(kAbandon, encode_failure(why), {}, Deadline::after_ms(kReasonMs)));
+  return failure = why;
 }
 
 Status Session::Impl::receive(std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline) {
-  const int watch = root_process.get();
+  driver::Watch watch(root_process.get());
+  if (others_alive || gone || cancelled) watch.cancelled = [this] { return look_around_and_tell(); };
   if (over_unix) return driver::recv_fds(fd.get(), bytes, fds, deadline, watch);
   return driver::recv_exact(fd.get(), bytes, deadline, watch);
 }
@@ -316,7 +345,6 @@ Status Session::Impl::receive(std::span<std::byte> bytes, std::vector<Fd>* fds, 
 Result<Session::Impl::Message> Session::Impl::next_message(Deadline deadline) {
   Message message;
   ControlHeadBytes head;
-  MOECCL_TRY(wait_for_message(deadline));
   MOECCL_TRY(receive(head, &message.fds, deadline));
   MOECCL_ASSIGN_OR_RETURN(message.head, opener.open(head, kMaxGatheredBytes + kMaxRanks * sizeof(uint32_t)));
   message.payload.resize(message.head.n_bytes);

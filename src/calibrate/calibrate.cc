@@ -112,10 +112,6 @@ Status use_profile(Communicator& comm, const plan::Profile& profile, Status why)
   }
   comm.selector().set_profile(profile);
   if (comm.rank() == 0 && !profile.source.empty()) log(LogLevel::kInfo, "plans are priced by {}", profile.source);
-  // All ranks are here, so this takes effect at the same operation.
-  comm.fabric().on_timing = nullptr;
-  if (!profile.plans.empty())
-    comm.fabric().on_timing = [selector = &comm.selector()](const exec::Timing& t) { selector->observe(t); };
   return {};
 }
 

@@ -130,7 +130,7 @@ class PlanTimer {
         plan::Curve::Point p = i < points.size() ? points[i] : plan::Curve::Point{};
         if (p.ns <= 0) p.ns = p.high_ns = table.first_look[i];
         p.bytes = static_cast<double>(block);
-        if (p.ns > 0) add(fits, {op, table.names[i], table.reach, {}, 1}, p);
+        if (p.ns > 0) add(fits, {op, table.names[i], table.reach, {}}, p);
       }
     }
   }

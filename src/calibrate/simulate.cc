@@ -9,13 +9,14 @@
 
 #include "src/algo/algorithm.h"
 #include "src/algo/builder.h"
-#include "src/algo/expert_gather.h"
-#include "src/algo/expert_return.h"
+#include "src/algo/experts/expert_gather.h"
+#include "src/algo/experts/expert_return.h"
 #include "src/calibrate/layer_prices.h"
 #include "src/comm/collective.h"
 #include "src/driver/file.h"
 #include "src/moe/hybrid.h"
 #include "src/plan/hardware.h"
+#include "src/plan/long_line.h"
 #include "src/plan/printer.h"
 #include "src/plan/profile_file.h"
 #include "src/routing/domains.h"
@@ -253,6 +254,14 @@ void add_elements(const moecclSimulateConfig_t& c, Page& page) {
   page.input("one_host", c.one_host);
 }
 
+// Returns the staging of an operation. Where a line is long, that is half of a communicator's automatic staging, with
+// the outermost groups as hosts.
+uint64_t staging_of_operation(const Page& page) {
+  const plan::LongLine line = plan::long_line(page.tree, page.hardware.profile);
+  const uint32_t hosts = page.tree.depth() > 1 ? page.tree.levels[0].n_groups : 1;
+  return plan::staging_for(line, (page.tree.n_ranks + hosts - 1) / hosts, 2 * plan::Shape{}.staging_bytes) / 2;
+}
+
 // Standard collectives: simulates every algorithm's plan.
 Status simulate_collective(const moecclSimulateConfig_t& c, Page& page) {
   const plan::Profile& profile = page.hardware.profile;
@@ -263,6 +272,8 @@ Status simulate_collective(const moecclSimulateConfig_t& c, Page& page) {
   MOECCL_ASSIGN_OR_RETURN(shape.element_bytes, element_bytes_of(c));
   MOECCL_TRY(check_count(page.tree, c.op, c.count, shape.element_bytes));
   shape.reach = {c.one_host != 0, false, c.one_host != 0};
+  shape.staging_bytes = staging_of_operation(page);
+  if (!shape.reach.staging) shape.long_line = plan::long_line(page.tree, profile);
   if (c.op == moecclOpTensorAllToAll)
     shape.pipeline_chunks = pipeline_chunks(page.tree, profile, c.count * shape.element_bytes);
   const std::string wanted = wanted_of(c);
@@ -329,7 +340,7 @@ Status simulate_exchange(const moecclSimulateConfig_t& c, Page& page) {
   if (c.n_experts < 0) return error(moecclInvalidArgument, "n_experts is {}: give 1 or more", c.n_experts);
   if (c.count > kMostExpertBytes / call.element_bytes)
     return error(moecclInvalidArgument, "count is {}: give the elements of one expert, at most 2^40 bytes", c.count);
-  call.staging_bytes = plan::Shape{}.staging_bytes;
+  call.staging_bytes = staging_of_operation(page);
   call.round_trip_bytes = algo::round_trip_bytes(page.tree, page.hardware.profile);
   MOECCL_ASSIGN_OR_RETURN(const algo::Domains domains, domains_of(c, page.tree));
   MOECCL_ASSIGN_OR_RETURN(const algo::Placement homes,

@@ -2,6 +2,7 @@
 // The calls of a group by stream: which of them run together, and which the device runs at once.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -44,7 +45,11 @@ struct Batch {
   bool in_order = false;    // nothing that was called before still has to be launched, and the stream may wait for it
 
   bool is_launched() const { return !walks.empty() || !launched.ok(); }
-  bool is_queued() const { return stream != nullptr && !is_launched(); }
+  bool is_queued() const { return stream != nullptr; }
+  // Returns whether the communicator's turn comes, or has come.
+  bool comes(const Communicator& comm) const {
+    return std::any_of(turns.begin(), turns.end(), [&](const Turn& t) { return t.comm == &comm && t.comes; });
+  }
   bool has_messages() const { return calls.front().operation == nullptr; }
   std::vector<exec::Message> messages() const;
 };

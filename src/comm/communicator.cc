@@ -10,6 +10,7 @@
 #include "src/comm/cuda_stream.h"
 #include "src/driver/cuda/aside.h"
 #include "src/driver/thread.h"
+#include "src/exec/bounded_run.h"
 #include "src/exec/cuda/runners.h"
 #include "src/exec/cuda/stream_work.h"
 #include "src/exec/revoked.h"
@@ -142,6 +143,16 @@ Communicator::~Communicator() {
   if (birth_.here()) leave();
 }
 
+void Communicator::LetGo::operator()(Communicator* c) const {
+  if (c->n_holds_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  // Launches that an abort has ended need their memory when their place comes, and in its stream a launch may stand
+  // behind one of another communicator, which waits for its own peers.
+  if (c->kernel() != nullptr && c->aborted())
+    exec::bounded_run(kEndsIn_ns, [c] { delete c; });
+  else
+    delete c;
+}
+
 size_t Communicator::memory_bytes() const {
   const exec::Fabric& f = *fabric_;
   return f.own->bytes() + f.scratch_bytes.load(std::memory_order_relaxed) +
@@ -266,7 +277,7 @@ void Communicator::attach(exec::Operation& op, const std::shared_ptr<PlanSlot>& 
   op.scaled = scaled;
   op.priority = priority_of(op.signature.op);
   op.ran = nullptr;
-  op.epoch = op.on_device() ? 0 : cached->epoch;
+  op.is_tried = !op.on_device() && !cached->tried.empty();
   if (op.keep != cached) op.keep = cached;
   run_as(op, *cached);
 }
@@ -282,17 +293,9 @@ void Communicator::run_as(exec::Operation& op, const PlanSlot& cached) const {
 }
 
 Status Communicator::refresh(exec::Operation& op) {
-  if (op.epoch == 0) return {};
-  const auto slot_of = [&] { return static_cast<const PlanSlot*>(op.keep.get()); };
-  if (op.epoch != selector_->epoch()) {
-    MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<PlanSlot> chosen, selector_->choose_again(*slot_of()));
-    const uint8_t priority = op.priority;  // of the time of the call
-    attach(op, chosen, op.signature.root, op.scaled);
-    op.priority = priority;
-  }
-  if (slot_of()->tried.empty()) return {};
-  MOECCL_ASSIGN_OR_RETURN(const Selector::Next next,
-                          selector_->next(*slot_of(), fabric_->sequence + 1, fabric_->ballot));
+  if (!op.is_tried) return {};
+  const auto& slot = *static_cast<const PlanSlot*>(op.keep.get());
+  MOECCL_ASSIGN_OR_RETURN(const Selector::Next next, selector_->next(slot, fabric_->sequence + 1, fabric_->ballot));
   if (next.slot != nullptr) run_as(op, *next.slot);
   op.ran = next.ran;
   return {};

@@ -43,10 +43,10 @@ class Communicator {
   // The communicator's memory stays while there are holds. A handle has one, and so has work on a stream until it
   // begins: after an abort, Destroy does not wait for that work, which then only reports the abort.
   struct LetGo {
-    void operator()(Communicator* c) const {
-      if (c->n_holds_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete c;
-    }
+    void operator()(Communicator* c) const;
   };
+  // The longest wait of an object's end after an abort. The memory that a peer may still use is kept for a second.
+  static constexpr int64_t kEndsIn_ns = 1'500'000'000;
   using Hold = std::unique_ptr<Communicator, LetGo>;
   Hold hold() {
     n_holds_.fetch_add(1, std::memory_order_relaxed);
@@ -139,8 +139,7 @@ class Communicator {
   void attach(exec::Operation& op, const std::shared_ptr<PlanSlot>& cached, uint32_t root, bool scaled) const;
   // Sends or receives in its turn.
   Status run_message(const exec::Message& message);
-  // Called in an operation's turn before it runs: repeats the choice if the profile was corrected since. All ranks have
-  // corrected it after the same operations, so all choose the same.
+  // Called in an operation's turn before it runs: picks the plan that a trial runs next.
   Status refresh(exec::Operation& op);
   // Runs a prepared operation on this thread once its turn has come.
   Status run(exec::Operation& op);
@@ -170,14 +169,14 @@ class Communicator {
   Status run_on_device(uint64_t ticket, const std::function<void(const kernels::KernelTable&)>& body);
 
   // Operations run in the order of their calls, whatever stream they are on.
-  uint64_t take_ticket(bool watches = false) { return turns_.take(watches); }
+  uint64_t take_ticket() { return turns_.take(); }
   // For work on a stream: begin_queued() comes before the wait for the turn. It returns false if the communicator was
   // aborted before; the turn then does not come, and is not ended.
-  uint64_t queue_ticket() { return turns_.take_queued(); }
+  uint64_t queue_ticket(bool watches = false) { return turns_.take_queued(watches); }
   bool begin_queued() { return turns_.begin(); }
   void wait_turn(uint64_t ticket) { turns_.wait(ticket); }
   void end_turn() { turns_.end(); }
-  void wait_idle() { turns_.wait_idle(); }
+  void wait_idle(const std::function<bool()>& given_up = {}) { turns_.wait_idle(given_up); }
   bool idle() const { return turns_.idle(); }
   // Returns true if every operation has run, even if a thread that watches the device has not noticed yet.
   bool settled() const;
@@ -188,6 +187,7 @@ class Communicator {
     return birth_.here() && !fabric_->failed() && !fabric_->aborted.load(std::memory_order_relaxed);
   }
   void abort();
+  bool aborted() const { return fabric_->aborted.load(std::memory_order_relaxed); }
   // Ends all operations on all ranks and forbids further ones; see moecclCommRevoke. Any thread.
   void revoke();
   // Fails this rank too if another one has revoked the communicator, or, where an operation on the device may be

@@ -149,6 +149,8 @@ Status watch(const Batch& batch, Status status) {
   std::vector<exec::Task*> pointers;
   for (size_t i = 0; i < batch.walks.size(); ++i) {
     const Call& c = batch.calls[i];
+    // Its abort has stopped the kernel, and others may be in their turns.
+    if (!batch.comes(*c.comm)) continue;
     exec::Fabric& fabric = c.runner().fabric();
     if (batch.has_messages())
       tasks.push_back(
@@ -242,10 +244,10 @@ void take_turns(Batch& batch) {
     const bool known =
         std::any_of(batch.turns.begin(), batch.turns.end(), [&](const Batch::Turn& t) { return t.comm == c.comm; });
     if (!known && batch.is_queued()) {
-      batch.turns.push_back({c.comm, c.comm->queue_ticket()});
+      batch.turns.push_back({c.comm, c.comm->queue_ticket(batch.is_launched())});
       batch.holds.push_back(c.comm->hold());
     } else if (!known) {
-      batch.turns.push_back({c.comm, c.comm->take_ticket(batch.is_launched())});
+      batch.turns.push_back({c.comm, c.comm->take_ticket()});
     }
     if (exec::PersistentKernel* kernel = kernel_of(c); kernel != nullptr && !batch.is_launched())
       c.promise = kernel->promise();

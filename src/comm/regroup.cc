@@ -45,8 +45,9 @@ Result<bootstrap::RankSet> excluded_ranks(const Communicator& parent, std::span<
 }
 
 // Makes a communicator of the ranks that have met.
-Result<std::unique_ptr<Communicator>> make(Communicator& parent, Reunion& met, const Config& config) {
+Result<std::unique_ptr<Communicator>> make(Communicator& parent, Reunion& met, const Config& config, Deadline until) {
   Parent from;
+  from.until = until;
   if (config.pace && config.topology.empty()) from.uplinks = parent.uplinks()->of_part(met.members);
   MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> made, Communicator::init(met, config, from));
   if (met.root != nullptr) bootstrap::Root::detach(std::move(met.root));  // it ends when all have left it
@@ -67,22 +68,21 @@ Result<std::unique_ptr<Communicator>> shrink(Communicator& parent, std::span<con
   MOECCL_ASSIGN_OR_RETURN(call.excluded, excluded_ranks(parent, exclude));
   MOECCL_ASSIGN_OR_RETURN(const Config config, config_of_part(parent, given));
   if (abort_first) parent.abort();
-  if (!parent.usable().ok()) {
-    exec::wait_for_peers([&parent] { return !parent.idle(); }, kEnds_ns);
-  } else {
-    parent.wait_idle();
-  }
+  call.cancelled = [&config] { return config.not_cancelled(); };
+  if (parent.usable().ok()) parent.wait_idle([&call] { return !call.cancelled().ok(); });
+  call.deadline = Deadline::after_ms(config.init_timeout_ms);
+  const auto waits = [&] { return !parent.idle() && call.cancelled().ok() && !call.deadline.passed(); };
+  if (!parent.usable().ok()) exec::wait_for_peers(waits, kEnds_ns);
+  MOECCL_TRY(call.cancelled());
   call.only_excluded = !exclude.empty();
   call.gone = [&parent](uint32_t r) { return is_gone(parent, r); };
-  call.cancelled = [&config] { return config.not_cancelled(); };
-  call.deadline = Deadline::after_ms(config.init_timeout_ms);
   // A network without connections finds out that a peer has died only by sending to it, which it does while it is used.
   transport::EngineUse use;
   use.begin(parent.fabric().engine.get(), 0);
   for (;;) {
     Result<Reunion> met = meet_again(parent.places(), call);
     if (!met.ok()) return std::move(met).status().with_context("moecclCommShrink");
-    auto made = make(parent, *met, config);
+    auto made = make(parent, *met, config, call.deadline);
     if (made.ok() || made.status().code() != moecclRemoteError) return made;
     // If a rank has died since they met, the others meet again.
     met->root.reset();

@@ -5,8 +5,10 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 
 #include "src/driver/fork_page.h"
@@ -23,8 +25,8 @@ class Turns {
     return ticket;
   }
   // Takes one for work that is put on a stream. The work calls begin() first; if that returns false, it has no turn.
-  uint64_t take_queued() {
-    const uint64_t ticket = take();
+  uint64_t take_queued(bool watches = false) {
+    const uint64_t ticket = take(watches);
     if ((queued_.fetch_add(1, std::memory_order_relaxed) & kClosed) == 0) return ticket;
     const std::lock_guard lock(mutex_);
     skipped_.fetch_add(1, std::memory_order_relaxed);
@@ -55,10 +57,11 @@ class Turns {
     });
     return came || !birth_.here();
   }
-  // Waits until the turns of all tickets so far have ended, as far as they come.
-  void wait_idle() {
+  // Waits until the turns of all tickets so far have ended, as far as they come, or until `given_up`, which is asked
+  // now and then and may be empty, returns true.
+  void wait_idle(const std::function<bool()>& given_up = {}) {
     const uint64_t taken = next_.load(std::memory_order_relaxed);
-    wait_until([&] { return closed() ? idle() : ended() >= taken; });
+    wait_until([&] { return closed() ? idle() : ended() >= taken; }, given_up);
   }
 
   // Without waiters, the exchange is this thread's last access to the object. With waiters, the turn changes under the
@@ -87,11 +90,17 @@ class Turns {
   uint64_t ended() const { return state_.load(std::memory_order_acquire) % kWaiter; }
   bool closed() const { return (queued_.load(std::memory_order_relaxed) & kClosed) != 0; }
   template <class Done>
-  void wait_until(Done done) {
+  void wait_until(Done done, const std::function<bool()>& given_up = {}) {
+    constexpr std::chrono::milliseconds kAskEvery{20};
     if (done() || !birth_.here()) return;
     std::unique_lock lock(mutex_);
     state_.fetch_add(kWaiter, std::memory_order_relaxed);
-    turn_.wait(lock, done);
+    if (given_up) {
+      while (!turn_.wait_for(lock, kAskEvery, done) && !given_up()) {
+      }
+    } else {
+      turn_.wait(lock, done);
+    }
     state_.fetch_sub(kWaiter, std::memory_order_relaxed);
   }
 

@@ -9,7 +9,7 @@
 #include <climits>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
+#include <vector>
 
 #include "src/base/clock.h"
 #include "src/base/fd.h"
@@ -83,17 +83,29 @@ Status replace_file(const std::string& given, std::string_view text) {
   return std::move(status).with_context(beside);
 }
 
+Status check_folder_of(const std::string& path) {
+  const std::string named = folder_of(path), folder = named.empty() ? "." : named;
+  if (faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0) return {};
+  return system_error(format("folder {}", folder), errno);
+}
+
 Result<std::string> read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return error(moecclInvalidArgument, "{}: cannot be opened: {}", path, std::strerror(errno));
+  const Fd fd(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));  // else opening a pipe waits for its writer
+  if (!fd) return error(moecclInvalidArgument, "{}: cannot be opened: {}", path, std::strerror(errno));
+  struct stat there {};
+  if (fstat(fd.get(), &there) != 0) return system_error(path, errno);
+  if (!S_ISREG(there.st_mode))
+    return error(moecclInvalidArgument, "{} is {}: give the name of a file", path, kind_of(there.st_mode));
   std::string text;
-  char block[1 << 16];
-  while (in.read(block, sizeof(block)) || in.gcount() > 0) {
-    text.append(block, static_cast<size_t>(in.gcount()));
+  std::vector<char> block(1 << 16);
+  for (;;) {
+    const ssize_t n = ::read(fd.get(), block.data(), block.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return error(moecclInvalidArgument, "{}: cannot be read: {}", path, std::strerror(errno));
+    if (n == 0) return text;
+    text.append(block.data(), static_cast<size_t>(n));
     if (text.size() > kMaxFile) return error(moecclInvalidArgument, "{}: more than {} bytes", path, kMaxFile);
   }
-  if (in.bad()) return error(moecclInvalidArgument, "{}: cannot be read", path);
-  return text;
 }
 
 }  // namespace moeccl::driver

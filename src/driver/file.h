@@ -15,7 +15,11 @@ namespace moeccl::driver {
 // moecclInvalidArgument for anything but a plain file, such as a device, a pipe or a folder.
 Status replace_file(const std::string& path, std::string_view text);
 
-// Reads a file of at most 256 MiB as text; an error names the file.
+// Returns why this process may make no file in the folder of `path`, or success. Nothing is made.
+Status check_folder_of(const std::string& path);
+
+// Reads a file of at most 256 MiB as text; an error names the file. InvalidArgument for anything but a plain file: a
+// device or a pipe may have no end.
 Result<std::string> read_file(const std::string& path);
 
 }  // namespace moeccl::driver

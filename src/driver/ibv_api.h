@@ -18,7 +18,6 @@ struct IbvApi {
   int (*query_device)(ibv_abi::Context*, ibv_abi::DeviceAttr*);
   int (*query_port)(ibv_abi::Context*, uint8_t, ibv_abi::PortAttr*);
   int (*query_gid)(ibv_abi::Context*, uint8_t, int, uint8_t*);
-  // The functions below are null in a library that can only be queried; see complete().
   ibv_abi::ProtectionDomain* (*alloc_pd)(ibv_abi::Context*);
   int (*dealloc_pd)(ibv_abi::ProtectionDomain*);
   ibv_abi::MemoryRegion* (*reg_mr)(ibv_abi::ProtectionDomain*, void*, size_t, int access);
@@ -43,8 +42,6 @@ struct IbvApi {
   // `library` is a path to use instead of libibverbs.so.1. It is never closed, because providers register themselves in
   // it. Returns Unsupported when there is no such library, or when it is another library of that name.
   static Result<IbvApi> load(const std::string& library = "");
-  // Returns success if all functions that moving data needs are present.
-  Status complete() const;
 };
 
 }  // namespace moeccl::driver

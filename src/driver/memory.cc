@@ -10,12 +10,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <utility>
 
+#include "src/base/clock.h"
 #include "src/base/random.h"
 #include "src/driver/affinity.h"
 #include "src/driver/limits.h"
@@ -145,6 +147,20 @@ Status take_pages(const Fd& fd, size_t offset, size_t bytes) {
   return {};
 }
 
+// A collapse first waits until a kernel thread has run on every core, and all calls of this process that change its
+// mappings wait with it. Beside programs that yield in loops this took up to a minute (decision 137). Small pages cost
+// a third of a copy's rate, so after one such wait the process does without huge pages.
+std::atomic<bool> collapse_stands{false};
+
+// Collapses all pages in one call, because each call waits. The kernel may refuse; the pages then stay small, which
+// works too.
+void collapse(std::byte* first, size_t bytes) {
+  constexpr int64_t kPatience_ns = 500'000'000, kPerByte_ns = 2;  // clearing and copying pages takes far less
+  const int64_t started = now_ns();
+  (void)madvise(first, bytes, kCollapse);
+  if (now_ns() - started > kPatience_ns + static_cast<int64_t>(bytes) * kPerByte_ns) collapse_stands = true;
+}
+
 // The kernel does not refuse pages beyond a control group's limit or the host's memory, but kills a process.
 Status there_is_room_for(size_t bytes) {
   constexpr size_t kWorthAsking = size_t{1} << 20;  // the answer takes some 100 us
@@ -163,11 +179,11 @@ Status reserve_pages(const Fd& fd, size_t offset, size_t bytes) {
 Status reserve_huge_pages(const Fd& fd, const Mapping& mapping, size_t offset, size_t bytes) {
   MOECCL_TRY(there_is_room_for(bytes));
   const size_t first = round_up(offset, kHugePageBytes), end = (offset + bytes) / kHugePageBytes * kHugePageBytes;
-  // A huge page of a file needs one small page to grow from. They are all collapsed in one call, because each call
-  // waits until a kernel thread has run on every core, which takes long next to busy programs with a large share of the
-  // CPU. The kernel may refuse; the pages then stay small, which works too.
-  for (size_t at = first; at < end; at += kHugePageBytes) MOECCL_TRY(take_pages(fd, at, page_bytes()));
-  if (first < end) (void)madvise(mapping.data() + first, end - first, kCollapse);
+  if (first < end && !collapse_stands) {
+    // A huge page of a file needs one small page to grow from.
+    for (size_t at = first; at < end; at += kHugePageBytes) MOECCL_TRY(take_pages(fd, at, page_bytes()));
+    collapse(mapping.data() + first, end - first);
+  }
   return take_pages(fd, offset, bytes);
 }
 

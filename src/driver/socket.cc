@@ -310,12 +310,14 @@ Status recv_exact(int fd, std::span<std::byte> bytes, Deadline deadline, const W
   return receive_all(fd, bytes, deadline, watch, [&](std::span<std::byte> rest) { return recv_now(fd, rest); });
 }
 
-Status send_fds(int fd, std::span<const std::byte> bytes, std::span<const int> fds, Deadline deadline) {
+Status send_fds(int fd, std::span<const std::byte> bytes, std::span<const int> fds, Deadline deadline,
+                const Watch& watch) {
   int backoff_ms = 1;
   for (;;) {
     MOECCL_ASSIGN_OR_RETURN(const IoStep done, send_fds_now(fd, bytes, fds));
-    if (!done.would_block) return send_all(fd, bytes.subspan(done.n), deadline);
+    if (!done.would_block) return send_all(fd, bytes.subspan(done.n), deadline, watch);
     if (deadline.passed()) return timed_out("sending file descriptors");
+    if (watch.cancelled) MOECCL_TRY(watch.cancelled());
     // An excess of references gives no event, so sleep a little, for at most 20 ms.
     ::usleep(static_cast<useconds_t>(backoff_ms) * 1000);
     backoff_ms = std::min(backoff_ms * 2, 20);

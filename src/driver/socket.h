@@ -58,11 +58,10 @@ inline constexpr size_t kMaxSocketPath = 107;
 SocketAddress unix_file_address(std::string_view path);
 // Parses "127.0.0.1", "127.0.0.1:80", "::1" or "[::1]:80". Looks up no names.
 Result<SocketAddress> parse_ip_address(const std::string& text);
-// Accepts "127.0.0.1", "::1" and "[::1]", and otherwise asks the name service (which may block for as long as it
-// likes). Returns all addresses, in its order of preference and at least one.
-Result<std::vector<SocketAddress>> resolve_all(const std::string& host, uint16_t port);
-// Returns the first of them that is not loopback, or else the first.
-Result<SocketAddress> resolve_host(const std::string& host, uint16_t port);
+// Accepts "127.0.0.1", "::1" and "[::1]", and otherwise asks the name service, which takes as long as it likes: a
+// thread of its own asks, which stays until there is an answer. Returns all addresses, in its order of preference and
+// at least one. Timeout: there was no answer until the deadline. SystemError: the answer is that there is no such host.
+Result<std::vector<SocketAddress>> resolve_all(const std::string& host, uint16_t port, Deadline deadline);
 // Returns true if an interface of this host has this IP address.
 bool is_local_address(const SocketAddress& address);
 // Returns the address of the interface through which packets to `peer` leave. Sends nothing.
@@ -119,7 +118,8 @@ Result<IoStep> recv_two_now(int fd, std::span<std::byte> first, std::span<std::b
 inline constexpr size_t kMaxFdsPerMessage = 16;
 Result<IoStep> send_fds_now(int fd, std::span<const std::byte> bytes, std::span<const int> fds);
 Result<IoStep> recv_fds_now(int fd, std::span<std::byte> bytes, std::vector<Fd>* fds);
-Status send_fds(int fd, std::span<const std::byte> bytes, std::span<const int> fds, Deadline deadline);
+Status send_fds(int fd, std::span<const std::byte> bytes, std::span<const int> fds, Deadline deadline,
+                const Watch& watch = {});
 // Receives exactly bytes.size() bytes and all descriptors that come with them.
 Status recv_fds(int fd, std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline, const Watch& watch = {});
 

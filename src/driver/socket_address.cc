@@ -9,11 +9,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <future>
 #include <memory>
 
 #include "src/driver/socket.h"
+#include "src/driver/thread.h"
 
 namespace moeccl::driver {
 namespace {
@@ -42,6 +45,51 @@ SocketAddress from_raw(const sockaddr* address, socklen_t length) {
   std::memcpy(&result.storage, address, length);
   result.length = length;
   return result;
+}
+
+using Addresses = std::vector<SocketAddress>;
+
+// Blocks. `flags` are of addrinfo.
+Result<Addresses> ask_system(const std::string& host, int flags) {
+  const bool in_brackets = host.starts_with('[') && host.ends_with(']');
+  const std::string name = in_brackets ? host.substr(1, host.size() - 2) : host;
+  addrinfo hints = {};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  addrinfo* found = nullptr;
+  const int code = ::getaddrinfo(name.c_str(), nullptr, &hints, &found);
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> list(found, &::freeaddrinfo);
+  if (code != 0 || found == nullptr) {
+    return error(moecclSystemError, "looking up host \"{}\": {}", host, ::gai_strerror(code));
+  }
+  Addresses all;
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    // A hosts file may name one address twice.
+    const bool known = std::any_of(all.begin(), all.end(), [&](const auto& a) { return same_ip(a, at->ai_addr); });
+    if (!known) all.push_back(from_raw(at->ai_addr, at->ai_addrlen));
+  }
+  return all;
+}
+
+// Asks in a thread, which nothing can end: a name server that is silent takes seconds for each try.
+Result<Addresses> ask_name_service(const std::string& host, Deadline deadline) {
+  const auto answer = std::make_shared<std::promise<Result<Addresses>>>();
+  std::future<Result<Addresses>> said = answer->get_future();
+  MOECCL_ASSIGN_OR_RETURN(std::thread thread, start_thread("moeccl-name", [answer, host] {
+                            Result<Addresses> all = Addresses();
+                            const Status status = contained([&] { return (all = ask_system(host, 0)), Status(); });
+                            answer->set_value(status.ok() ? std::move(all) : status);
+                          }));
+  thread.detach();
+  while (said.wait_for(std::chrono::milliseconds(deadline.remaining_ms())) != std::future_status::ready) {
+    if (!deadline.passed()) continue;
+    return error(moecclTimeout,
+                 "looking up host \"{}\": the name service has not answered in time: check the name servers in "
+                 "/etc/resolv.conf, or give an IP address",
+                 host);
+  }
+  return said.get();
 }
 
 }  // namespace
@@ -192,39 +240,16 @@ Result<SocketAddress> parse_ip_address(const std::string& text) {
   return result;
 }
 
-Result<std::vector<SocketAddress>> resolve_all(const std::string& host, uint16_t port) {
+Result<std::vector<SocketAddress>> resolve_all(const std::string& host, uint16_t port, Deadline deadline) {
   if (host == "localhost") {  // RFC 6761: loopback, even if no hosts file says so
     MOECCL_ASSIGN_OR_RETURN(SocketAddress loopback, parse_ip_address("127.0.0.1"));
     loopback.set_port(port);
     return std::vector<SocketAddress>{loopback};
   }
-  const bool in_brackets = host.starts_with('[') && host.ends_with(']');
-  const std::string name = in_brackets ? host.substr(1, host.size() - 2) : host;
-  addrinfo hints = {};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int code = ::getaddrinfo(name.c_str(), nullptr, &hints, &found);
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> list(found, &::freeaddrinfo);
-  if (code != 0 || found == nullptr) {
-    return error(moecclSystemError, "looking up host \"{}\": {}", host, ::gai_strerror(code));
-  }
-  std::vector<SocketAddress> all;
-  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
-    SocketAddress address = from_raw(at->ai_addr, at->ai_addrlen);
-    // A hosts file may name one address twice.
-    const bool known = std::any_of(all.begin(), all.end(), [&](const auto& a) { return same_ip(a, at->ai_addr); });
-    address.set_port(port);
-    if (!known) all.push_back(address);
-  }
+  Result<Addresses> all = ask_system(host, AI_NUMERICHOST);
+  if (!all.ok()) all = ask_name_service(host, deadline);
+  if (all.ok()) std::for_each(all->begin(), all->end(), [port](SocketAddress& a) { a.set_port(port); });
   return all;
-}
-
-Result<SocketAddress> resolve_host(const std::string& host, uint16_t port) {
-  MOECCL_ASSIGN_OR_RETURN(const std::vector<SocketAddress> all, resolve_all(host, port));
-  // A host's own name may have a loopback address besides the one by which others know it.
-  const auto first = std::find_if(all.begin(), all.end(), [](const SocketAddress& a) { return !a.is_loopback(); });
-  return first != all.end() ? *first : all.front();
 }
 
 bool is_local_address(const SocketAddress& address) {

@@ -65,13 +65,8 @@ Progress AgreedTask::enter() {
       f.entered[p] = last;
     }
   }
-  bool heard = true;
-  if (f.on_timing != nullptr && sequence_ % Fabric::kTellEvery == 0) {
-    heard = hear_timings();
-  } else if (f.ballot.at != 0 && sequence_ == f.ballot.at + Ballot::kHeardAfter) {
-    heard = hear_votes();
-  }
-  return heard ? Progress::kMoved : Progress::kBlocked;
+  const bool due = f.ballot.at != 0 && sequence_ == f.ballot.at + Ballot::kHeardAfter;
+  return !due || hear_votes() ? Progress::kMoved : Progress::kBlocked;
 }
 
 // Where not all ranks meet, most would learn of a difference only in a later operation. A rank that sends one operation
@@ -93,39 +88,19 @@ Status AgreedTask::look_around() {
 
 // All ranks have finished operation k = sequence_ - 2, so their entries have arrived or are on their way. They stay
 // until this rank has finished sequence_.
-bool AgreedTask::hear(uint64_t teller, std::span<uint64_t> words) {
+bool AgreedTask::hear_votes() {
   Fabric& f = fabric();
+  std::vector<uint64_t> words(f.n_ranks, f.ballot.word);
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
     if (p == f.rank) continue;
-    if (!has_published(p, teller)) {
+    if (!has_published(p, f.ballot.at)) {
       waiting_peer_ = p;
       return false;
     }
-    const transport::Entry& e = entry_of(p, teller);
+    const transport::Entry& e = entry_of(p, f.ballot.at);
     const auto op = static_cast<moecclOp_t>(e.signature.load(std::memory_order_relaxed) >> 56);
     words[p] = (plan::facts(op).private_sizes ? e.count : e.max_block).load(std::memory_order_relaxed);
   }
-  return true;
-}
-
-// The entry of operation k carries the time that k - 1 took.
-bool AgreedTask::hear_timings() {
-  Fabric& f = fabric();
-  const uint64_t teller = sequence_ - 2;
-  Timing timing = f.timings[(teller - 1) % kTimings];
-  std::vector<uint64_t> words(f.n_ranks);
-  words[f.rank] = timing.sequence == teller - 1 ? timing.took_ns : 0;
-  if (!hear(teller, words)) return false;
-  timing.took_ns = *std::min_element(words.begin(), words.end());
-  if (timing.took_ns > 0) f.on_timing(timing);
-  return true;
-}
-
-bool AgreedTask::hear_votes() {
-  Fabric& f = fabric();
-  std::vector<uint64_t> words(f.n_ranks);
-  words[f.rank] = f.ballot.word;
-  if (!hear(f.ballot.at, words)) return false;
   f.ballot.heard(words);
   return true;
 }
@@ -160,27 +135,23 @@ void AgreedTask::publish() {
   e.plan.store(op_.signature.plan, std::memory_order_relaxed);
   e.input.store(place(op_.input, input_in_heap_), std::memory_order_relaxed);
   e.output.store(place(op_.output, output_in_heap_), std::memory_order_relaxed);
-  const Timing& before = f.timings[(sequence_ - 1) % kTimings];
-  const uint64_t told = before.sequence + 1 == sequence_ ? before.took_ns : 0;
   const bool votes = f.ballot.at == sequence_;
-  const uint64_t word = votes ? f.ballot.word : told;
+  const uint64_t word = votes ? f.ballot.word : 0;
   e.count.store(is_v() ? word : op_.signature.count, std::memory_order_relaxed);
   e.max_block.store(is_v() ? most : word, std::memory_order_relaxed);
   e.history.store(history_, std::memory_order_relaxed);
   // Release: pairs with the acquire in has_published(); the fields and the AllToAllv row are visible there.
   e.seq.store(sequence_, std::memory_order_release);
   entered_ = true;
-  // Two operations later all ranks wait for this entry in hear(), including those that this operation does not signal.
-  const bool heard = votes || (f.on_timing != nullptr && (sequence_ + 2) % Fabric::kTellEvery == 0);
-  if (f.engine != nullptr) f.engine->board_changed(heard);
+  // Two operations later all ranks wait for a vote in hear_votes(), including those that this operation does not
+  // signal.
+  if (f.engine != nullptr) f.engine->board_changed(votes);
 }
 
 // Only every kTimeEvery-th small operation is timed, because reading the clock takes a tenth of its time.
 bool AgreedTask::is_timed() const {
   constexpr uint64_t kTimeEvery = 16;
-  if (!eager_ || (op_.ran != nullptr && op_.ran->is_timed) || fabric().on_timing != nullptr ||
-      sequence_ % kTimeEvery == 0)
-    return true;
+  if (!eager_ || (op_.ran != nullptr && op_.ran->is_timed) || sequence_ % kTimeEvery == 0) return true;
   return op_.measured != nullptr && op_.measured->ns.load(std::memory_order_relaxed) == 0;
 }
 
@@ -213,14 +184,6 @@ Progress AgreedTask::end(uint64_t wire_bytes) {
   f.recorder.end(record_, false);
   // Clocks of cores may differ, and a rank whose time were 0 would count another number of runs than its peers.
   const int64_t took_ns = std::max<int64_t>(Ticks::to_ns(Ticks::now() - began_), 1);
-  // Where not all ranks meet, one rank's time says little about the plan. Timings describe only the ordinary plan.
-  const bool tells = plan::facts(op_.signature.op).meets_all && !is_v() && !ran_in_heap_;
-  f.timings[sequence_ % kTimings] = {sequence_,
-                                     op_.signature.op,
-                                     op_.choice.algorithm,
-                                     eager_,
-                                     op_.signature.count * op_.element_bytes,
-                                     tells ? static_cast<uint64_t>(took_ns) : 0};
   if (op_.ran != nullptr && !ran_in_heap_ && !fitted_) op_.ran->took_ns = static_cast<double>(took_ns);
   if (op_.measured == nullptr) return Progress::kDone;
   op_.measured->ns.store(static_cast<double>(took_ns), std::memory_order_relaxed);

@@ -33,7 +33,7 @@ class AgreedTask : public Task {
     take_number();
     note_begin();
   }
-  // kMoved: all peers are at most one operation behind, and the timings or votes that are due have arrived.
+  // kMoved: all peers are at most one operation behind, and the votes that are due have arrived.
   Progress enter();
   void publish();  // publishes this rank's entry
   static constexpr uint32_t kNobody = Fabric::kAll - 1;
@@ -70,10 +70,8 @@ class AgreedTask : public Task {
     // Acquire: pairs with the release in publish().
     return load_from_device(entry_of(peer, sequence).seq) == sequence;
   }
-  // Reads the word that each other rank's entry of operation `teller` carries, [n_ranks]. Returns false while an entry
-  // has not arrived.
-  bool hear(uint64_t teller, std::span<uint64_t> words);
-  bool hear_timings();
+  // Reads the word that each rank's entry of the ballot's operation carries. Returns false while an entry has not
+  // arrived.
   bool hear_votes();
 
   const Operation& op_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/algo/tuning.h"
 #include "src/base/clock.h"
 #include "src/base/device_order.h"
 #include "src/exec/execution.h"
@@ -15,6 +16,8 @@ using plan::Ref;
 using plan::Step;
 using plan::StepKind;
 using plan::When;
+
+static_assert(algo::tuning::kFar <= transport::kVisibleRing);
 
 Progress Execution::step(const Step& s, uint32_t chunk) {
   switch (s.kind) {

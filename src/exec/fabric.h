@@ -60,17 +60,6 @@ struct Scratch {
   std::vector<uint8_t> slot_readers;
 };
 
-// Identifies an operation that has run in the terms that profiles use.
-struct Timing {
-  uint64_t sequence = 0;
-  moecclOp_t op = moecclOpAllReduce;
-  const char* algorithm = "";
-  bool eager = false;
-  uint64_t block_bytes = 0;
-  uint64_t took_ns = 0;  // 0: says nothing about the plan
-};
-inline constexpr uint32_t kTimings = 4;
-
 // A word from this rank for all ranks, carried by the entry of one operation. Every rank reads all words when it enters
 // the second operation after that one, as kEntries allows. Used by the thread that runs operations.
 struct Ballot {
@@ -127,6 +116,8 @@ struct Fabric {
   transport::Arrivals* arrivals = nullptr;  // is told of puts over the network once it connects; may be null
   transport::DeviceMemory device_memory;    // what NICs may access themselves; then nothing is told of puts
   std::vector<DeviceSlots> device_slots;    // [n_ranks], or empty
+  // [n_ranks] of a message, that one slot of a pair holds at most, the same at both ends; empty: what fits.
+  std::vector<uint64_t> message_bytes;
 
   // Numbers of signals so far, mod 2^32; [peer * kSigsPerPeer + sig].
   std::vector<uint32_t> sent, awaited;
@@ -147,17 +138,11 @@ struct Fabric {
   uint64_t history = 0;          // hash of all operations so far: ranks that ever called different ones differ for good
   Recorder recorder;
   Scratch execution;
-  // Every kTellEvery operations, all ranks tell how long one operation took, in words that they exchange anyway. The
-  // function is called with the minimum over all ranks, which is the time of the rank that came last. The value and its
-  // place in the order of operations are the same on all ranks. Null: not wanted.
-  static constexpr uint64_t kTellEvery = 32;
-  std::function<void(const Timing& timing)> on_timing;
   Ballot ballot;
   // The only rank with which this rank compares its history of operation k, or kAll, at k % kEntries. Peers can write
   // into the entries themselves.
   static constexpr uint32_t kAll = ~0u;
   std::array<uint32_t, transport::kEntries> compare_with = {kAll, kAll, kAll, kAll};
-  Timing timings[kTimings];              // of this rank's last operations, at sequence % kTimings
   std::vector<std::byte> scratch;        // packs rows for links without a view
   std::atomic<size_t> scratch_bytes{0};  // that it holds, for threads that only ask
 

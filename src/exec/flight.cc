@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "moeccl/moeccl.h"
 #include "src/base/clock.h"
@@ -77,6 +78,7 @@ struct Store {
   std::mutex mutex, dump;
   std::string dumped_to;  // the file of the process `dumper`
   pid_t dumper = 0;
+  bool checked_dump = false;
   std::deque<File> files;
 
   bool add_file() {
@@ -323,6 +325,22 @@ std::string dump_path(const std::string& named, const std::string& host, int pid
   if (path == named) return format("{}.{}.{}.json", named, host, pid);
   if (for_process(named, "%h", pid) != named) return path;  // it has %p
   return with_ending(path, format(".{}", pid));
+}
+
+void check_dump() noexcept {
+  if (env().dump.empty()) return;
+  (void)contained([]() -> Status {
+    Store& own = store();
+    const std::lock_guard lock(own.dump);
+    if (std::exchange(own.checked_dump, true)) return {};
+    const Status usable = driver::check_folder_of(dump_path(env().dump, driver::host_identity().hostname, getpid()));
+    if (usable.ok()) return {};
+    log(LogLevel::kWarn,
+        "MOECCL_DUMP={}: {}: a communicator that fails will leave no file; make the folder, or let this user write "
+        "there",
+        env().dump, usable.message());
+    return {};
+  });
 }
 
 void dump_flight() noexcept {

@@ -92,6 +92,9 @@ void copy_text(char (&to)[N], std::string_view text) {
 Result<std::string> flight_json(int pid);
 // Writes this process's JSON to the file that MOECCL_DUMP names, if it names one. Failures are logged.
 void dump_flight() noexcept;
+// Logs a warning if the file that MOECCL_DUMP names could not be made now: once in a process, when its first
+// communicator is made, because a job that fails hours later leaves nothing.
+void check_dump() noexcept;
 // "/tmp/job" -> "/tmp/job.HOST.PID.json"; if the name contains %h or %p, only these are replaced.
 std::string dump_path(const std::string& named, const std::string& host, int pid);
 

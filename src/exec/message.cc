@@ -90,8 +90,10 @@ const MessageSlotHeader* MessageTask::own_slot(uint32_t number) const {
 }
 
 uint64_t MessageTask::room() const {
-  const uint64_t on_device = fabric().slots_with(message_.peer).bytes;
-  return on_device > 0 ? on_device : fabric().own->shape().message_bytes - sizeof(MessageSlotHeader);
+  const Fabric& f = fabric();
+  if (const uint64_t on_device = f.slots_with(message_.peer).bytes; on_device > 0) return on_device;
+  return f.message_bytes.empty() ? f.own->shape().message_bytes - sizeof(MessageSlotHeader)
+                                 : f.message_bytes[message_.peer];
 }
 
 bool MessageTask::direct_possible(uint64_t& kind, uint64_t& place) const {

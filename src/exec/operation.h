@@ -70,9 +70,7 @@ struct Operation {
   const Choice* if_reachable = nullptr;
   // AllToAllv: a rank that neither sends nor receives so many bytes answers that its buffers cannot be reached.
   uint64_t reach_from_bytes = 0;
-  // The epoch of `choice`. If the profile has been corrected since, the choice is made again before the operation runs.
-  // 0: the choice stands.
-  uint32_t epoch = 0;
+  bool is_tried = false;  // its plans are tried against each other: `keep` is a comm::PlanSlot that names them
   // AllToAllv: its size is known only when all ranks have entered. This choice runs what is left after the first chunk
   // of `choice`. Null: `choice` runs to the end.
   const Choice* for_rest = nullptr;
@@ -130,7 +128,7 @@ struct Operation {
   void reset() {
     promise = nullptr;
     binding = {};
-    epoch = 0;
+    is_tried = false;
     reduce = kernels::ReduceOp::kSum;
     divisor = 0;
     scale_at = nullptr;

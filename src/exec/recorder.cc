@@ -10,6 +10,7 @@
 namespace moeccl::exec {
 
 void Recorder::introduce(const Owner& owner) {
+  check_dump();
   FlightPage& p = *slot_;
   p.rank = owner.rank;
   p.n_ranks = owner.n_ranks;

@@ -202,6 +202,7 @@ Status check_peer_state(Task& task, uint32_t peer, bool waits_long) {
   if (was_revoked(board)) return error(moecclAborted, "{}", failure_text(board));
   if (!task.needs(peer) && (!waits_long || state == transport::RankState::kLeft)) return {};
   MOECCL_TRY(how_ended(board, peer));
+  MOECCL_TRY(check_peers(task.fabric(), [](uint32_t) { return true; }));
   return error(moecclRemoteError, "rank {} has destroyed its communicator and will not take part in {}", peer,
                task.describe());
 }
@@ -218,11 +219,14 @@ Status check_health(Task& task, int64_t since_ns, int64_t now, bool look_alive) 
   }
   MOECCL_TRY(task.diagnose());
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
-    if (p != f.rank) MOECCL_TRY(check_peer_state(task, p, now - since_ns > kLastChance_ns));
+    if (p == f.rank) continue;
+    // It may have heard of another rank's end elsewhere, which shows here a moment later.
+    if (task.has_left(p) && task.needs(p) && task.since_peer_left_ns(now) < kLastChance_ns) continue;
+    MOECCL_TRY(check_peer_state(task, p, now - since_ns > kLastChance_ns));
   }
   if (look_alive) {
     for (uint32_t p = 0; p < f.n_ranks; ++p) {
-      if (p == f.rank || !task.needs(p)) continue;
+      if (p == f.rank || task.has_left(p) || !task.needs(p)) continue;
       Status lost = f.link(p).check_peer();
       if (lost.ok()) continue;
       MOECCL_TRY(check_peer_state(task, p));  // its own text says more, if it has arrived since

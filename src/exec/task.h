@@ -61,6 +61,11 @@ class Task {
   }
   // Returns whether `peer` has left in order. What it sent before is here.
   bool has_left(uint32_t peer) const { return exec::has_left(fabric_, peer); }
+  // Returns the time since it was first called. Called when a peer that the task needs has left.
+  int64_t since_peer_left_ns(int64_t now) {
+    if (peer_left_ns_ == 0) peer_left_ns_ = now;
+    return now - peer_left_ns_;
+  }
   const Status& status() const { return status_; }
   Progress fail(Status status) {
     status_ = std::move(status);
@@ -70,6 +75,7 @@ class Task {
  private:
   Fabric& fabric_;
   Status status_;
+  int64_t peer_left_ns_ = 0;
 };
 
 // Calls task.poll(). An exception becomes the task's failure, so that its owner gives back what peers use of it.
@@ -119,7 +125,9 @@ Status give_up(Task& task, const Status& status);
 // Returns why a rank has failed, from its board. The text is a peer's: bounded, printable, never trusted.
 std::string failure_text(const transport::Board& board);
 // Returns how a peer has failed, in the peer's own words if it has any, or success. A peer that has finished its part
-// can no longer fail the task, whatever happens to it; with `waits_long`, however, failures of all peers count.
+// can no longer fail the task, whatever happens to it; with `waits_long`, however, failures of all peers count. A peer
+// that has left may have heard of another rank's end elsewhere, so a rank that has failed or been lost is named
+// instead.
 Status check_peer_state(Task& task, uint32_t peer, bool waits_long = false);
 
 // Returns how any peer for which `counts` returns true has failed or been lost, or success. For operations that no task

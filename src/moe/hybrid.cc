@@ -2,14 +2,20 @@
 #include "src/moe/hybrid.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "kernels/cuda/args.h"
+#include "src/algo/experts/prove_experts.h"
 #include "src/base/adopt.h"
+#include "src/base/env.h"
 #include "src/base/hash.h"
+#include "src/base/log.h"
 #include "src/moe/creation.h"
 #include "src/plan/cost.h"
+#include "src/plan/hardware.h"
 #include "src/plan/printer.h"
 #include "src/solve/domains.h"
 
@@ -17,12 +23,23 @@ namespace moeccl::comm {
 
 namespace {
 
+using Way = algo::ExpertExchange::Way;
+// The first one that applies runs unless the other one gains in price.
+constexpr Way kWays[] = {Way::kDirect, Way::kStaged};
+
 // The stream model's problem for a communicator: its levels, and one rank's bytes per second of each level's uplink.
 struct ModelProblem {
   std::vector<int32_t> sizes;
   std::vector<double> bandwidth, latency_s;
   moecclDomainProblem_t problem = MOECCL_DOMAIN_PROBLEM_INIT;
 };
+
+// Returns the codec's bytes per second on one rank: as given, 0 for one that takes no time, or the profile's rate.
+// Ranks that share a core take turns.
+double codec_bandwidth(double given, double bytes_per_ns, double ranks_per_core) {
+  if (given < 0) return 0;
+  return given != 0 ? given : 1e9 * bytes_per_ns / std::max(1.0, ranks_per_core);
+}
 
 ModelProblem model_of(const Communicator& comm, const moecclHybridConfig_t& c) {
   const plan::LevelTree& tree = comm.tree();
@@ -58,8 +75,11 @@ ModelProblem model_of(const Communicator& comm, const moecclHybridConfig_t& c) {
   m.problem.expert_s = c.expert_s;
   m.problem.backward_s = c.backward_s;
   m.problem.gradient_bytes = c.gradient_bytes;
-  m.problem.encode_bandwidth = c.encode_bandwidth;
-  m.problem.decode_bandwidth = c.decode_bandwidth;
+  // A communicator with CUDA has its experts on the device, as its layers' rows (communicator_host.cc).
+  const plan::Profile codec = comm.cuda() != nullptr ? plan::kernel_hardware().profile : profile;
+  const double ranks_per_core = plan::ranks_per_host(tree, codec) / std::max(1u, codec.cores);
+  m.problem.encode_bandwidth = codec_bandwidth(c.encode_bandwidth, codec.encode_bytes_per_ns, ranks_per_core);
+  m.problem.decode_bandwidth = codec_bandwidth(c.decode_bandwidth, codec.decode_bytes_per_ns, ranks_per_core);
   m.problem.forward_only = c.forward_only;
   m.problem.gradient_ratio = c.gradient_ratio;
   return m;
@@ -196,6 +216,7 @@ algo::ExpertExchange Hybrid::exchange_of(uint64_t count, uint32_t element_bytes,
           shape.reach,
           comm_.fabric_for(cuda).half_bytes,
           algo::round_trip_bytes(comm_.tree(), *comm_.selector_for(cuda).profile()),
+          shape.long_line,
           shape.deterministic,
           cuda ? moeccl::cuda::kMaxSources : 0};
 }
@@ -214,6 +235,41 @@ Status Hybrid::check_buffers(const void* own, const void* held, uint64_t expert_
 }
 
 template <class Exchange>
+Result<Exchange> Hybrid::choose(moecclOp_t kind, algo::ExpertExchange call, bool cuda, bool decides,
+                                Status* follows) const {
+  const Selector& selector = comm_.selector_for(cuda);
+  const std::string& forced = comm_.n_ranks() == 1 ? std::string() : selector.forced(kind);
+  std::vector<Way> ways;
+  std::vector<Selector::Offer> offers;
+  for (const Way way : kWays) {
+    const Status applies = Exchange::applies(kind, way, call.reach, call.deterministic);
+    if (!applies.ok() && forced == Exchange::name_of(way)) *follows = applies;
+    if (!applies.ok()) continue;
+    ways.push_back(way);
+    offers.push_back({Exchange::name_of(way), [this, call, way](const plan::Profile& profile) mutable {
+                        call.way = way;
+                        const Result<Exchange> made = Exchange::make(*domains_, homes_, call);
+                        return made.ok() ? plan::price(made->build_all(), comm_.tree(), profile).total_ns
+                                         : std::numeric_limits<double>::infinity();
+                      }});
+  }
+  uint64_t problem = hash_combine(hash(), static_cast<uint64_t>(kind));
+  problem = hash_combine(problem, static_cast<uint64_t>(std::bit_width(call.count * call.element_bytes)));
+  const bool obeys = !forced.empty() && follows->ok();
+  const std::string_view first = obeys ? forced.c_str() : selector.cheapest(problem, offers, decides);
+  std::ranges::stable_partition(ways, [&](Way way) { return Exchange::name_of(way) == first; });
+  Status why;
+  for (const Way way : ways) {
+    call.way = way;
+    Result<Exchange> made = Exchange::make(*domains_, homes_, call);
+    if (made.ok()) return made;
+    if (forced == Exchange::name_of(way)) *follows = made.status();
+    if (why.ok()) why = made.status();
+  }
+  return why;
+}
+
+template <class Exchange>
 Status Hybrid::prepare(std::shared_ptr<PlanSlot>& last, moecclOp_t kind, const void* in, void* out, uint64_t count,
                        moecclDataType_t type, exec::Operation& op) {
   const auto element_bytes = static_cast<uint32_t>(moecclTypeSize(type));
@@ -223,8 +279,18 @@ Status Hybrid::prepare(std::shared_ptr<PlanSlot>& last, moecclOp_t kind, const v
   MOECCL_ASSIGN_OR_RETURN(op.runner, comm_.place(in, out, direct));
   const bool cuda = op.on_device();
   const auto make = [&]() -> Result<Selector::Made> {
+    Status follows;
     MOECCL_ASSIGN_OR_RETURN(const Exchange exchange,
-                            Exchange::make(*domains_, homes_, exchange_of(count, element_bytes, cuda)));
+                            choose<Exchange>(kind, exchange_of(count, element_bytes, cuda), cuda, true, &follows));
+    if (!follows.ok())
+      comm_.selector_for(cuda).warn_of_force(
+          kind, hash(),
+          format("{} is forced but does not apply to experts of {} bytes: {}; {} runs instead",
+                 comm_.selector_for(cuda).forced(kind), expert_bytes, follows.message(), exchange.name()));
+    if (env().check_plans && comm_.n_ranks() <= algo::kMostProvedRanks) {
+      MOECCL_TRY(algo::prove_blocks(exchange.build_all(), algo::expected_exchange(exchange)));
+      log(LogLevel::kInfo, "the plan {} of {} is proved", exchange.name(), exec::op_name(kind));
+    }
     return Selector::Made{exchange.build(comm_.rank()), exchange.chunking(), exchange.name(), exchange.hash()};
   };
   MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<PlanSlot> slot,
@@ -301,14 +367,34 @@ Status Hybrid::info(moecclHybridInfo_t* out) const {
 }
 
 template <class Exchange>
-Result<std::string> Hybrid::explain_plan(uint64_t count, uint32_t element_bytes, double measured) const {
-  MOECCL_ASSIGN_OR_RETURN(const Exchange exchange,
-                          Exchange::make(*domains_, homes_, exchange_of(count, element_bytes, false)));
-  const plan::Plan plan = exchange.build_all();
-  const plan::Cost cost = plan::price(plan, comm_.tree(), *comm_.selector().profile());
-  const std::vector<plan::PlanCandidate> candidates{{plan.algorithm, cost.total_ns, ""}};
-  return plan::explain(
-      {plan, comm_.tree(), cost, comm_.rank(), "for these domains", candidates, measured, comm_.paced()});
+Result<std::string> Hybrid::explain_plan(moecclOp_t kind, uint64_t count, uint32_t element_bytes,
+                                         double measured) const {
+  algo::ExpertExchange call = exchange_of(count, element_bytes, false);
+  Status follows;
+  MOECCL_ASSIGN_OR_RETURN(const Exchange chosen, choose<Exchange>(kind, call, false, false, &follows));
+  const std::shared_ptr<const plan::Profile> profile = comm_.selector().profile();
+  std::vector<plan::PlanCandidate> candidates;
+  plan::Plan plan;
+  plan::Cost cost;
+  for (const Way way : kWays) {
+    call.way = way;
+    const Result<Exchange> made = Exchange::make(*domains_, homes_, call);
+    if (!made.ok()) {
+      candidates.push_back({Exchange::name_of(way), 0, made.status().message()});
+      continue;
+    }
+    plan::Plan built = made->build_all();
+    plan::Cost price = plan::price(built, comm_.tree(), *profile);
+    candidates.push_back({built.algorithm, price.total_ns, ""});
+    if (std::string_view(made->name()) != chosen.name()) continue;
+    plan = std::move(built);
+    cost = std::move(price);
+  }
+  const std::string& forced = comm_.selector().forced(kind);
+  const std::string why =
+      follows.ok() ? plan.algorithm == forced ? "forced by moecclPlanForce or MOECCL_PLAN" : "for these domains"
+                   : format("for these domains; {} is forced but does not apply: {}", forced, follows.message());
+  return plan::explain({plan, comm_.tree(), cost, comm_.rank(), why, candidates, measured, comm_.paced()});
 }
 
 Result<std::string> Hybrid::explain(uint64_t expert_bytes) const {
@@ -326,11 +412,11 @@ Result<std::string> Hybrid::explain(uint64_t expert_bytes) const {
     page += format("  backward: both AlltoAlls {}, gradients to their owners {}; codec {}\n",
                    plan::time_text(answer_.backward_us * 1e3), plan::time_text(answer_.return_us * 1e3),
                    plan::time_text(answer_.codec_us * 1e3));
-  MOECCL_ASSIGN_OR_RETURN(const std::string there,
-                          explain_plan<algo::ExpertGather>(expert_bytes, 1, measured_ns(gathered_)));
-  MOECCL_ASSIGN_OR_RETURN(
-      const std::string back,
-      explain_plan<algo::ExpertReturn>(expert_bytes / sizeof(float), sizeof(float), measured_ns(returned_)));
+  MOECCL_ASSIGN_OR_RETURN(const std::string there, explain_plan<algo::ExpertGather>(moecclOpExpertGather, expert_bytes,
+                                                                                    1, measured_ns(gathered_)));
+  MOECCL_ASSIGN_OR_RETURN(const std::string back,
+                          explain_plan<algo::ExpertReturn>(moecclOpExpertReduce, expert_bytes / sizeof(float),
+                                                           sizeof(float), measured_ns(returned_)));
   return page + there + "\n" + back;
 }
 

@@ -10,8 +10,8 @@
 
 #include "moeccl/hybrid.h"
 #include "moeccl/solve.h"
-#include "src/algo/expert_gather.h"
-#include "src/algo/expert_return.h"
+#include "src/algo/experts/expert_gather.h"
+#include "src/algo/experts/expert_return.h"
 #include "src/comm/communicator.h"
 
 namespace moeccl::comm {
@@ -47,12 +47,16 @@ class Hybrid {
 
  private:
   algo::ExpertExchange exchange_of(uint64_t count, uint32_t element_bytes, bool cuda) const;
-  // Exchange is algo::ExpertGather or ExpertReturn; `last` receives its plan.
+  // Exchange is algo::ExpertGather or ExpertReturn. Returns the plan of the forced way if it runs the call, or else of
+  // the cheapest. *follows becomes the reason why the forced one does not; decides: as in Selector::cheapest().
+  template <class Exchange>
+  Result<Exchange> choose(moecclOp_t kind, algo::ExpertExchange call, bool cuda, bool decides, Status* follows) const;
+  // `last` receives the plan.
   template <class Exchange>
   Status prepare(std::shared_ptr<PlanSlot>& last, moecclOp_t kind, const void* in, void* out, uint64_t count,
                  moecclDataType_t type, exec::Operation& op);
   template <class Exchange>
-  Result<std::string> explain_plan(uint64_t count, uint32_t element_bytes, double measured_ns) const;
+  Result<std::string> explain_plan(moecclOp_t kind, uint64_t count, uint32_t element_bytes, double measured_ns) const;
   double measured_ns(const std::shared_ptr<PlanSlot>& last) const;
 
   Communicator& comm_;

@@ -470,6 +470,7 @@ Status MoeRouting::info(moecclRoutingInfo_t* out) const {
   const algo::MoeShape& shape = layer_.config().shape;
   moecclRoutingInfo_t info{};
   info.n_tokens = own_.n_tokens;
+  info.rank_tokens = tokens_of_.data();
   info.n_rows = tables_.n_rows();
   info.n_unique = tables_.n_unique();
   info.n_local_experts = static_cast<int32_t>(tables_.local_experts.size());

@@ -135,6 +135,12 @@ struct PipelineChunks {
   uint32_t o2 = 0, o3 = 0, lean = 0;
 };
 
+// The level of a tree whose uplinks have the most bytes under way in a round trip, if that is much; see long_line.h.
+struct LongLine {
+  uint32_t level = 0;
+  uint64_t bytes = 0;  // of one group's uplink in a round trip; 0: no line of the tree is long
+};
+
 // Everything that a builder may know about an operation: what all ranks know alike.
 struct Shape {
   moecclOp_t op = moecclOpAllReduce;
@@ -148,6 +154,7 @@ struct Shape {
   Reach reach;
   bool coarse = false;  // every step starts a kernel: chunks without staging are long, so that there are few
   uint64_t staging_bytes = 16u << 20;  // cap per rank on the slots of all rotations
+  LongLine long_line = {};             // only where staging cannot be read, because then the data crosses it by puts
   // Operations of a placement (experts.h): blocks of each user buffer, the most of any rank. 0: the operation's own
   // number.
   uint32_t most_in_blocks = 0, most_out_blocks = 0;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "src/plan/long_line.h"
+
 namespace moeccl::plan {
 
 std::string time_text(double ns) {
@@ -195,6 +197,26 @@ std::string time_lines(const Explanation& e) {
                        e.measured_ns / e.cost.total_ns);
 }
 
+// Says how well the plan fills a long line, and whether its staging is what limits it: chunks twice as long would not
+// fit.
+std::string long_line_text(const Explanation& e) {
+  const Shape& s = e.plan.shape;
+  const uint32_t l = s.long_line.level;
+  if (s.long_line.bytes == 0 || facts(s.op).private_sizes || l >= e.cost.busiest_ns.size()) return "";
+  const std::string text =
+      format("long line: level {} holds {} in a round trip; ", e.tree.levels[l].name, bytes_text(s.long_line.bytes));
+  const double busy = 100 * e.cost.busiest_ns[l] / e.cost.total_ns;
+  double used = 0;
+  for (const Program& p : e.plan.programs) {
+    const double slots = p.n_slots + static_cast<double>(p.n_part_slots) / p.slot_parts;
+    used = static_cast<double>(e.plan.chunking.chunk * s.element_bytes) * slots * p.depth;
+  }
+  const uint64_t wanted = kStagingRoundTrips * s.long_line.bytes;
+  if (e.plan.chunking.n_chunks < 2 || 2 * used <= static_cast<double>(s.staging_bytes) || 2 * s.staging_bytes >= wanted)
+    return text + format("this plan keeps it busy for {:.0f}% of the time\n", busy);
+  return text + format("the staging limits it to {:.0f}%: give MOECCL_STAGING_BYTES of {}\n", busy, bytes_text(wanted));
+}
+
 std::string reach_text(const Shape& shape) {
   std::string text = shape.reach.staging ? "staging" : "puts only";
   if (shape.reach.reads && !shape.reach.views) text += ", buffers to read";
@@ -231,7 +253,7 @@ std::string explain(const Explanation& e) {
               : format("chunks {} of {} elements, plan {:016x}\n", k.n_chunks, std::min(k.chunk, s.count), e.plan.hash);
   if (!e.candidates.empty()) text += candidates_text(e);
   if (!private_sizes) text += traffic_text(e);
-  text += time_lines(e);
+  text += time_lines(e) + long_line_text(e);
   if (!private_sizes && e.rank < e.cost.sent_bytes.size())
     text += format("rank {} sends {}\n", e.rank, bytes_text(e.cost.sent_bytes[e.rank]));
   for (const Program& program : e.plan.programs) {

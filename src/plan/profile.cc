@@ -139,8 +139,8 @@ uint64_t Profile::hash() const {
   h.add(links);
   h.add(all_to_all.standard), h.add(all_to_all.inter), h.add(all_to_all.intra);
   for (const double v : {copy_bytes_per_ns, stream_bytes_per_ns, cached_copy_bytes_per_ns, reduce_bytes_per_ns,
-                         cached_reduce_bytes_per_ns, read_bytes_per_ns, read_call_ns, host_copy_bytes_per_ns, signal_ns,
-                         step_ns, start_ns, switch_ns})
+                         cached_reduce_bytes_per_ns, encode_bytes_per_ns, decode_bytes_per_ns, read_bytes_per_ns,
+                         read_call_ns, host_copy_bytes_per_ns, signal_ns, step_ns, start_ns, switch_ns})
     h.add(v);
   for (const uint64_t v : {cache_bytes, stream_from_bytes, uint64_t{cores}, static_cast<uint64_t>(host_level),
                            uint64_t{n_ranks}, tree_hash})
@@ -148,7 +148,7 @@ uint64_t Profile::hash() const {
   for (const LevelFit& l : levels) h.add(l.name), h.add(l.curve);
   for (const PlanFit& p : plans) {
     h.add(static_cast<uint64_t>(p.op)), h.add(p.algorithm), h.add(uint64_t{p.reach});
-    h.add(p.curve), h.add(p.correction);
+    h.add(p.curve);
   }
   return h.value();
 }

@@ -59,7 +59,6 @@ struct PlanFit {
   std::string algorithm;
   uint8_t reach = 0;  // reach_bits() of the shape
   Curve curve;
-  double correction = 1;  // learnt at run time, see correct.h
 };
 
 struct Profile {
@@ -76,6 +75,10 @@ struct Profile {
   // One core, bytes read as sources of a reduction (reading alone: 31 GB/s).
   double reduce_bytes_per_ns = 14.0;
   double cached_reduce_bytes_per_ns = 20.0;
+  // One core, bytes of an fp32 expert that the codec (moeccl/codec.h) encodes and decodes at 50x: 32 MiB take 6.2 and
+  // 3.3 ms (docs/performance-papers.md, The codec).
+  double encode_bytes_per_ns = 5.4;
+  double decode_bytes_per_ns = 10.0;
   // One core, process_vm_readv from a peer whose memory can only be read: 4.3 GB/s beyond the cache with 4 KiB pages, 8
   // in it.
   double read_bytes_per_ns = 4.5;

@@ -134,6 +134,8 @@ constexpr NumberField kMachine[] = {
     {"cached_copy_bytes_per_ns", &Profile::cached_copy_bytes_per_ns, true},
     {"reduce_bytes_per_ns", &Profile::reduce_bytes_per_ns, true},
     {"cached_reduce_bytes_per_ns", &Profile::cached_reduce_bytes_per_ns, true},
+    {"encode_bytes_per_ns", &Profile::encode_bytes_per_ns, true},
+    {"decode_bytes_per_ns", &Profile::decode_bytes_per_ns, true},
     {"read_bytes_per_ns", &Profile::read_bytes_per_ns, true},
     {"read_call_ns", &Profile::read_call_ns, false},
     {"host_copy_bytes_per_ns", &Profile::host_copy_bytes_per_ns, true},
@@ -375,9 +377,9 @@ class ProfileReader {
         } else if (name == "reach") {
           MOECCL_TRY(integer(value, name, 0, 7, &fit.reach));
         } else if (name == "correction") {
-          MOECCL_TRY(number(value, name, 1e-3, &fit.correction));
+          continue;  // of earlier versions
         } else {
-          return unknown(name, value, "op, algorithm, reach, alpha_ns, bytes_per_ns, r2, points, correction");
+          return unknown(name, value, "op, algorithm, reach, alpha_ns, bytes_per_ns, r2, points");
         }
       }
       if (!has_op || fit.algorithm.empty()) return wrong(item, "a plan needs \"op\" and \"algorithm\"");
@@ -442,8 +444,8 @@ std::string write_profile(const Profile& p, const std::string& note, const std::
   });
   entries("plans", p.plans.size(), [&](size_t i) {
     const PlanFit& f = p.plans[i];
-    return format("\"op\": {}, \"algorithm\": {}, \"reach\": {}, \"correction\": {}, {}", json_quoted(op_title(f.op)),
-                  json_quoted(f.algorithm), int{f.reach}, number_text(f.correction), curve_text(f.curve));
+    return format("\"op\": {}, \"algorithm\": {}, \"reach\": {}, {}", json_quoted(op_title(f.op)),
+                  json_quoted(f.algorithm), int{f.reach}, curve_text(f.curve));
   });
   return t + "\n}\n";
 }

@@ -37,8 +37,8 @@ std::vector<Candidate> Selector::priced(const plan::Shape& asked, double block_b
     if (c.applies.ok()) {
       if (const plan::PlanFit* fit = fit_of(a, shape); fit != nullptr) {
         c.measured = true;
-        c.predicted_ns = fit->correction * fit->curve.at(curve_bytes(shape));
-        c.at_worst_ns = fit->correction * fit->curve.high_at(curve_bytes(shape));
+        c.predicted_ns = fit->curve.at(curve_bytes(shape));
+        c.at_worst_ns = fit->curve.high_at(curve_bytes(shape));
       } else {
         c.at_worst_ns = c.predicted_ns = price_of(a);
       }
@@ -66,7 +66,7 @@ std::vector<Candidate> Selector::priced(const plan::Shape& asked, double block_b
 double Selector::measured_ns(const algo::Algorithm& a, const plan::Shape& shape) const {
   const std::lock_guard lock(mutex_);
   const plan::PlanFit* fit = fit_of(a, shape);
-  return fit != nullptr ? fit->correction * fit->curve.at(curve_bytes(shape_of_prices(shape, kTypicalBlockBytes))) : 0;
+  return fit != nullptr ? fit->curve.at(curve_bytes(shape_of_prices(shape, kTypicalBlockBytes))) : 0;
 }
 
 const plan::PlanFit* Selector::fit_of(const algo::Algorithm& a, const plan::Shape& shape) const {

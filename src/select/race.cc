@@ -8,6 +8,12 @@
 
 namespace moeccl::comm {
 
+namespace {
+
+double moved(double now, double then) { return then > 0 ? std::max(now / then, then / now) : 1.0; }
+
+}  // namespace
+
 double Race::Entry::typical(uint32_t of_last) const {
   std::array<double, 5> last{};
   const uint32_t n = std::min({n_samples, of_last, static_cast<uint32_t>(samples.size())});
@@ -64,17 +70,22 @@ double Race::expected_best(const Class& c, std::span<const double> prices_us) co
 }
 
 // From now on, every plan except the running one is uncertain.
-void Race::ask_again(Class& c, bool is_certain, bool routing_moved) {
+void Race::ask_again(Class& c, std::span<const double> prices_us, bool is_certain, bool routing_moved) {
   if (c.steps < c.asked_at + (is_certain ? kLeastPause : c.pause)) return;
-  c.pause = c.winner == c.ran ? std::min(2 * c.pause, kMostPause) : kLeastPause;
-  c.again = c.winner == c.ran ? std::min(2 * c.again, kMostAgain) : kFirstAgain;
+  const bool is_winner = c.winner == c.ran;
+  c.pause = is_winner ? std::min(2 * c.pause, kMostPause) : kLeastPause;
+  c.again = is_winner ? std::min(2 * c.again, kMostAgain) : kFirstAgain;
   c.winner = c.ran;
+  c.prices.assign(prices_us.begin(), prices_us.end());
   c.asked_at = c.steps;
   const double before = c.settled_at;
+  if (routing_moved) c.returns = 0;
+  c.is_retried = false;
   for (size_t i = 0; i < n_; ++i) {
     Entry& e = c.entries[i];
     if (i == c.ran) {
       c.settled_at = e.guess = e.typical(3);
+      if (!is_winner) c.won_at = e.guess;
       continue;
     }
     // Other rows mean other errors of the price. Otherwise, a plan that was never measured is no longer expected to
@@ -89,6 +100,44 @@ void Race::ask_again(Class& c, bool is_certain, bool routing_moved) {
   }
 }
 
+void Race::retry_former(Class& c) {
+  --c.returns;
+  c.asked_at = c.steps;
+  c.is_retried = true;
+  Entry& former = c.entries[c.former];
+  c.former_guess = former.guess;
+  former.guess = c.former_won_at;
+  former.is_fresh = false;
+  former.n_samples = 0;
+}
+
+// A step is noted when the next one has its plan already, so the step that retries may be the next but one. Until then,
+// the guess from before prevents a second one.
+void Race::note_retry(Class& c, size_t candidate, std::span<const double> prices_us, double took_us) {
+  Entry& former = c.entries[c.former];
+  if (candidate != c.former) return former.settle(c.former_guess, former.relation);
+  c.is_retried = false;
+  if (took_us > kSlow * expected_best(c, prices_us))
+    return former.settle(took_us / prices_us[candidate], relation(prices_us, candidate));
+  former.guess = c.former_won_at;  // it is tried as any other plan
+  former.is_fresh = false;
+}
+
+void Race::crown(Class& c, size_t candidate, std::span<const double> prices_us) {
+  c.returns = 0;
+  c.is_retried = false;
+  if (c.winner < n_) {
+    const double now = prices_us[candidate] / prices_us[c.winner], then = c.prices[candidate] / c.prices[c.winner];
+    if (moved(now, then) <= kMoved) c.returns = kReturns;
+  }
+  c.former = c.winner;
+  c.former_won_at = c.won_at;
+  c.winner = candidate;
+  c.won_at = c.entries[candidate].guess;
+  c.again = kFirstAgain;
+  c.asked_at = c.steps;
+}
+
 void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> prices_us, double took_us) {
   const bool usable =
       std::all_of(prices_us.begin(), prices_us.end(), [](double p) { return p > 0 && std::isfinite(p); });
@@ -96,6 +145,7 @@ void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> pri
   Class& c = classes_[static_cast<uint64_t>(std::bit_width(n_tokens))];
   c.entries.resize(n_);
   ++c.steps;
+  if (c.is_retried) note_retry(c, candidate, prices_us, took_us);
   Entry& e = c.entries[candidate];
   if (c.ran != candidate) {
     c.ran = candidate;
@@ -108,11 +158,8 @@ void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> pri
     return;
   }
   // This is longer than a trial, so another plan has won.
-  if (++c.runs == kCounted + 2 && c.winner != candidate) {
-    c.winner = candidate;
-    c.again = kFirstAgain;
-    c.asked_at = c.steps;
-  }
+  if (++c.runs == kCounted + 2 && c.winner != candidate) crown(c, candidate, prices_us);
+  if (c.winner == candidate) c.prices.assign(prices_us.begin(), prices_us.end());
   e.samples[e.n_samples++ % e.samples.size()] = took_us / prices_us[candidate];
   if (!e.is_fresh) {
     if (e.n_samples < kCounted && took_us < kSlow * expected_best(c, prices_us)) return;
@@ -121,14 +168,17 @@ void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> pri
     return;
   }
   e.settle(e.typical(5), relation(prices_us, candidate));
-  const auto moved = [](double now, double then) { return then > 0 ? std::max(now / then, then / now) : 1.0; };
   const double by = e.n_samples < 3 ? 1.0 : moved(e.typical(3), c.settled_at);
   double beside_flat = 1;
   for (size_t i = 0; i < n_; ++i)
     if (i != candidate && c.entries[i].is_fresh)
       beside_flat = std::max(beside_flat, moved(relation(prices_us, i), c.entries[i].relation));
   const double most = std::max(by, beside_flat);
-  if (most > kMoved || c.steps >= c.asked_at + c.again) ask_again(c, most > kMovedFar, beside_flat > kMoved);
+  if (most <= kMoved && c.returns > 0 && c.former_won_at * prices_us[c.former] < e.guess * prices_us[candidate]) {
+    if (c.steps >= c.asked_at + kFirstAgain) retry_former(c);
+  } else if (most > kMoved || c.steps >= c.asked_at + c.again) {
+    ask_again(c, prices_us, most > kMovedFar, beside_flat > kMoved);
+  }
 }
 
 }  // namespace moeccl::comm

@@ -32,6 +32,10 @@ class Race {
   // Steps to the next trial when nothing moves. They double each time that the same plan wins, as the first trial may
   // have met a disturbance.
   static constexpr uint64_t kFirstAgain = 16, kMostAgain = 1024;
+  // After times have changed the winner although prices stood still, the former one is retried so often, kFirstAgain
+  // steps apart and for one step each, if it was faster when it won than the new one is now: the new one gives no sign
+  // when whatever disturbed the former one has ended.
+  static constexpr uint32_t kReturns = 8;
   // The fewest steps between two trials that a small change has caused. They double if the trial before changed
   // nothing.
   static constexpr uint64_t kLeastPause = 8, kMostPause = 64;
@@ -62,10 +66,20 @@ class Race {
     std::vector<Entry> entries;
     uint64_t steps = 0, asked_at = 0, pause = kLeastPause, again = kFirstAgain;
     size_t ran = ~size_t{0}, winner = ~size_t{0};
-    uint64_t runs = 0;      // consecutive runs of `ran`
-    double settled_at = 0;  // the running plan's guess when the last trials ended
+    uint64_t runs = 0;           // consecutive runs of `ran`
+    double settled_at = 0;       // the running plan's guess when the last trials ended
+    double won_at = 0;           // the winner's guess when it won
+    std::vector<double> prices;  // when the winner last ran
+    size_t former = ~size_t{0};  // the winner before
+    double former_won_at = 0;
+    uint32_t returns = 0;  // how often `former` is still to be retried
+    bool is_retried = false;
+    double former_guess = 0;  // before the retry
   };
-  void ask_again(Class& c, bool is_certain, bool routing_moved);
+  void ask_again(Class& c, std::span<const double> prices_us, bool is_certain, bool routing_moved);
+  void crown(Class& c, size_t candidate, std::span<const double> prices_us);
+  void retry_former(Class& c);
+  void note_retry(Class& c, size_t candidate, std::span<const double> prices_us, double took_us);
   double expected_best(const Class& c, std::span<const double> prices_us) const;  // infinite if nothing is certain
   double relation(std::span<const double> prices_us, size_t candidate) const;
 

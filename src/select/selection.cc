@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "src/algo/builder.h"
+#include "src/algo/experts/expert_exchange.h"
 #include "src/algo/replica_reduce.h"
 #include "src/algo/tuning.h"
 #include "src/base/env.h"
@@ -12,6 +13,7 @@
 #include "src/base/log.h"
 #include "src/base/text.h"
 #include "src/exec/eager.h"
+#include "src/plan/long_line.h"
 #include "src/routing/routing_paths.h"
 #include "src/select/pipeline_chunks.h"
 
@@ -29,7 +31,9 @@ constexpr double kFlatBias = 0.93;
 
 // A plan that is predicted to take at most this many times as long as the choice is tried against it, in operations
 // between these sizes of a rank's larger buffer. Smaller operations would feel the cost of asking which plan comes
-// next; a program may run so few larger ones that it would feel the trial.
+// next; a program may run so few larger ones that it would feel the trial. A measured profile predicts what plans took
+// then: as soon as the running plan takes longer than that, the same factor of its time counts, and further plans are
+// tried.
 constexpr double kCloseTo = 1.6;
 // The factor if one of the two is eager: an eager operation of such a size takes three times as long with the cores far
 // apart as with the cores near, and others take hardly longer.
@@ -126,9 +130,13 @@ Status Selector::applies_to(const plan::Shape& shape, const std::string& algorit
   if (a != nullptr) return a->applies(shape, at_.tree);
   // Plans of a routing or a placement. Other names were not accepted, or there is none.
   using algo::ReduceKind;
+  using Way = algo::ExpertExchange::Way;
   if (shape.op == moecclOpDispatch && check_moe_name(shape.op, algorithm).ok())
     return algo::parse_moe_algorithm(algorithm, at_.tree).status();
-  if (shape.op == moecclOpReduceGradients && algorithm == "nodes") return algo::needs_nodes(shape, at_.tree);
+  if ((shape.op == moecclOpReduceGradients || shape.op == moecclOpPlaceWeights) && algorithm == "nodes")
+    return algo::needs_nodes(shape, at_.tree);
+  if ((shape.op == moecclOpExpertGather || shape.op == moecclOpExpertReduce) && algorithm == "direct")
+    return algo::ExpertExchangePlan::applies(shape.op, Way::kDirect, at_.reach, at_.deterministic);
   if (shape.op == moecclOpExpertAllReduce)
     for (const ReduceKind kind : {ReduceKind::kDirect, ReduceKind::kNodes, ReduceKind::kFlat})
       if (algorithm == algo::reduce_kind_name(kind)) return algo::ReplicaReduce::applies(kind, shape.reach, at_.tree);
@@ -209,21 +217,20 @@ plan::Shape Selector::shape_of(const PlanKey& key, bool reachable) const {
   if (reachable) s.reach.views = s.reach.reads = true;
   s.coarse = at_.coarse;
   s.staging_bytes = at_.staging_bytes;
+  if (!s.reach.staging) s.long_line = plan::long_line(at_.tree, at_.profile);
   if (key.op == moecclOpTensorAllToAll)
     s.pipeline_chunks = pipeline_chunks(at_.tree, at_.profile, key.count * key.element_bytes);
   return s;
 }
 
 const char* Selector::cheapest(uint64_t problem_class, std::span<const Offer> offers, bool decides) const {
-  // With more ranks, building and pricing all programs takes longer than a plan can gain.
-  constexpr uint32_t kMostRanks = 64;
-  if (offers.size() < 2 || at_.tree.n_ranks > kMostRanks) return offers[0].name;
+  if (offers.size() < 2 || at_.tree.n_ranks > kMostRanksOfOffers) return offers[0].name;
   const std::lock_guard lock(mutex_);
   if (const auto it = cheapest_.find(problem_class); it != cheapest_.end()) return it->second;
   const char* best = offers[0].name;
   double best_ns = 0;
   for (const Offer& o : offers) {
-    const double ns = plan::price(o.build_all(), at_.tree, at_.profile).total_ns;
+    const double ns = o.price_ns(at_.profile);
     if (best_ns > 0 && ns >= kFlatBias * best_ns) continue;
     best = o.name;
     best_ns = ns;
@@ -302,7 +309,6 @@ void Selector::set_profile(const plan::Profile& profile) {
   const int host_level = at_.profile.host_level;
   at_.profile = profile;
   profile_hash_ = profile.hash();
-  corrector_ = {};
   at_.profile.cores = cores;  // this communicator's own
   if (at_.profile.host_level < 0) at_.profile.host_level = host_level;
   at_.profile.forget_links_within_hosts(at_.tree);
@@ -346,14 +352,21 @@ Result<Selector::Best> Selector::best_of(std::span<const Candidate> all, const p
   return error(moecclUnsupported, "no algorithm can run {} on this topology:{}", exec::op_name(shape.op), reasons);
 }
 
-std::vector<const char*> Selector::close_to(const Best& best, std::span<const Candidate> all,
-                                            const plan::Shape& shape) const {
-  std::vector<std::pair<double, const char*>> others;
+std::vector<Trials::Plan> Selector::rivals_of(const Best& best, std::span<const Candidate> all,
+                                              const plan::Shape& shape) const {
+  struct Rival {
+    double from_ns, predicted_ns;
+    const char* name;
+  };
+  std::vector<Rival> others;
   const bool eager = is_eager(shape, *best.algorithm);
+  // Predictions of an AllToAllv are for one typical size, whose time says nothing about the others.
+  const bool comparable = has_plan_fits_ && shape.op != moecclOpAllToAllv;
   for (const Candidate& c : all) {
     if (!c.applies.ok() || c.algorithm == best.algorithm) continue;
     const double most = eager || is_eager(shape, *c.algorithm) ? kCloseToEager : kCloseTo;
-    if (c.predicted_ns <= most * best.ns) others.emplace_back(c.predicted_ns, c.algorithm->name);
+    const bool close = c.predicted_ns <= most * best.ns;
+    if (close || comparable) others.push_back({close ? 0 : c.predicted_ns / most, c.predicted_ns, c.algorithm->name});
   }
   if (shape.op == moecclOpAllToAllv) {
     const std::vector<Candidate> middle = priced(typical_of_class(shape), kMiddleBlockBytes);
@@ -361,21 +374,23 @@ std::vector<const char*> Selector::close_to(const Best& best, std::span<const Ca
     for (const Candidate& c : middle)
       if (c.applies.ok() && (least == 0 || c.predicted_ns < least)) least = c.predicted_ns;
     for (const Candidate& c : middle) {
-      const auto is = [&](const auto& other) { return other.second == c.algorithm->name; };
+      const auto is = [&](const Rival& other) { return other.name == c.algorithm->name; };
       if (!c.applies.ok() || c.algorithm == best.algorithm || c.predicted_ns > kCloseTo * least) continue;
-      if (std::none_of(others.begin(), others.end(), is)) others.emplace_back(c.predicted_ns, c.algorithm->name);
+      if (std::none_of(others.begin(), others.end(), is)) others.push_back({0, c.predicted_ns, c.algorithm->name});
     }
   }
-  std::stable_sort(others.begin(), others.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
-  std::vector<const char*> close;
-  for (const auto& [ns, name] : others) {
-    if (close.size() + 1 < Trials::kMost) {
-      close.push_back(name);
-    } else if (std::string_view(plan::kFlatName) == name) {
-      close.back() = name;
+  std::stable_sort(others.begin(), others.end(), [](const Rival& x, const Rival& y) {
+    return std::pair(x.from_ns, x.predicted_ns) < std::pair(y.from_ns, y.predicted_ns);
+  });
+  std::vector<Trials::Plan> rivals;
+  for (const Rival& r : others) {
+    if (rivals.size() + 1 < Trials::kMost) {
+      rivals.push_back({r.name, r.from_ns});
+    } else if (std::string_view(plan::kFlatName) == r.name) {
+      rivals.back() = {r.name, r.from_ns};
     }
   }
-  return close;
+  return rivals;
 }
 
 Result<Selector::Chosen> Selector::choose(const plan::Shape& shape, std::string_view forced) {
@@ -395,7 +410,7 @@ Result<Selector::Chosen> Selector::choose(const plan::Shape& shape, std::string_
     if (c.applies.ok()) c.applies = c.algorithm->applies(shape, at_.tree);
   MOECCL_ASSIGN_OR_RETURN(const Best best, best_of(all, shape));
   if (choices_.size() >= kMostChoices) choices_.clear();
-  return choices_[h] = {best.algorithm, close_to(best, all, shape)};
+  return choices_[h] = {best.algorithm, rivals_of(best, all, shape)};
 }
 
 // Reductions give other bits with another plan, unless both are one sum in rank order. Other plans are therefore tried
@@ -411,11 +426,11 @@ void Selector::add_trial(PlanSlot& cached, const Chosen& chosen, uint64_t bytes)
   const bool any_bits = !plan::reduces(op) || at_.deterministic || has_plan_fits_;
   const auto in_rank_order = [](const algo::Algorithm& a) { return (a.needs & algo::kAnyOrder) == 0; };
   if (!any_bits && !in_rank_order(*chosen.best)) return;
-  for (const char* name : chosen.close)
-    if (any_bits || in_rank_order(*algo::find(op, name))) cached.tried.push_back(name);
+  for (const Trials::Plan& plan : chosen.rivals)
+    if (any_bits || in_rank_order(*algo::find(op, plan.name))) cached.tried.push_back(plan);
   if (cached.tried.empty()) return;
-  cached.tried.insert(cached.tried.begin(), chosen.best->name);
-  cached.trial_class = hash_combine(hash_combine(class_hash(shape_of(cached.key, false)), plans_epoch_), profile_hash_);
+  cached.tried.insert(cached.tried.begin(), {chosen.best->name});
+  cached.trial_class = hash_combine(class_hash(shape_of(cached.key, false)), profile_hash_);
 }
 
 Result<std::shared_ptr<PlanSlot>> Selector::build(const PlanKey& key, const std::string& forced,
@@ -478,7 +493,7 @@ bool Selector::wants_direct_rest(const PlanSlot& cached, const PlanKey& key, con
   const plan::PlanFit* first = has_plan_fits_ ? at_.profile.find_plan(key.op, cached.choice.algorithm, reach) : nullptr;
   const plan::PlanFit* then = has_plan_fits_ ? at_.profile.find_plan(key.op, direct.name, reach) : nullptr;
   if (first == nullptr || then == nullptr) return shape.reach.views;
-  return then->correction * then->curve.at(kLargeBlockBytes) < first->correction * first->curve.at(kLargeBlockBytes);
+  return then->curve.at(kLargeBlockBytes) < first->curve.at(kLargeBlockBytes);
 }
 
 void Selector::add_direct_rest(PlanSlot& cached, const PlanKey& key, const algo::Algorithm& direct) const {
@@ -493,17 +508,7 @@ Result<std::shared_ptr<PlanSlot>> Selector::get(const PlanKey& key) {
   const std::lock_guard lock(mutex_);
   MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> found, find_or_build(key));
   last_key_ = key;
-  last_epoch_ = plans_epoch_;
   return last_ = found;
-}
-
-Result<std::shared_ptr<PlanSlot>> Selector::choose_again(const PlanSlot& slot) {
-  const std::lock_guard lock(mutex_);
-  forget_older_epochs();
-  if (slot.forced == forced_[slot.key.op]) return find_or_build(slot.key);
-  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> made, build(slot.key, slot.forced));
-  made->epoch = plans_epoch_;
-  return made;
 }
 
 Trials::Class Selector::trial_class(const PlanSlot& slot) const {
@@ -527,7 +532,7 @@ Result<Selector::Next> Selector::next(const PlanSlot& slot, uint64_t sequence, e
   if (pick.plan.empty()) pick = trials_.next(trial_class(slot), sequence, ballot);
   const auto same = [&pick](const char* name) { return name == pick.plan.data() || name == pick.plan; };
   if (same(slot.choice.algorithm)) return Next{nullptr, pick.ran};
-  const auto i = static_cast<size_t>(std::find_if(slot.tried.begin(), slot.tried.end(), same) - slot.tried.begin());
+  const auto i = static_cast<size_t>(std::ranges::find_if(slot.tried, same, &Trials::Plan::name) - slot.tried.begin());
   // The class may have begun with a plan that this key would not try: that one comes last.
   slot.variants.resize(slot.tried.size() + 1);
   std::shared_ptr<PlanSlot>& other = slot.variants[i];
@@ -555,7 +560,6 @@ Result<std::shared_ptr<PlanSlot>> Selector::variant(const PlanSlot& cached, std:
   const algo::Algorithm* a = algo::find(cached.key.op, algorithm);
   if (!a->applies(shape_of(cached.key, false), at_.tree).ok()) return std::shared_ptr<PlanSlot>();
   MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> made, build(cached.key, cached.forced, a));
-  made->epoch = cached.epoch;
   keep(h, made);
   return made;
 }
@@ -565,58 +569,31 @@ void Selector::keep(uint64_t hash, const std::shared_ptr<PlanSlot>& made) {
   slots_.insert_or_assign(hash, made);
 }
 
-void Selector::forget_older_epochs() {
-  if (plans_epoch_ == epoch()) return;
-  slots_.clear();
-  choices_.clear();
-  plans_epoch_ = epoch();
-}
-
 Result<std::shared_ptr<PlanSlot>> Selector::find_or_build(const PlanKey& key) {
-  forget_older_epochs();
   if (pinned_ != nullptr && pinned_key_ == key) return pinned_;
   const uint64_t h = key_hash(key);
   if (const auto it = slots_.find(h); it != slots_.end() && it->second->key == key) return it->second;
   MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> made, build(key, forced_[key.op]));
-  // A forced plan that cannot run here gives way to prices, which change with the epoch.
-  const bool fixed = !forced_[key.op].empty() && made->choice.algorithm == forced_[key.op];
-  made->epoch = fixed ? 0 : plans_epoch_;
   keep(h, made);
   return made;
 }
 
 Result<std::shared_ptr<PlanSlot>> Selector::only(const PlanKey& key, uint64_t problem,
                                                  const std::function<Result<Made>()>& make) {
-  const std::lock_guard lock(mutex_);
-  const uint64_t h = hash_combine(key_hash(key), problem);
-  if (const auto it = slots_.find(h); it != slots_.end() && it->second->key == key) return it->second;
-  MOECCL_ASSIGN_OR_RETURN(Made made, make());
+  const uint64_t h = hash_combine(key_hash(key), problem), before = version();
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto it = slots_.find(h); it != slots_.end() && it->second->key == key) return it->second;
+  }
+  MOECCL_ASSIGN_OR_RETURN(Made made, make());  // without the lock, because it may ask for cheapest()
   auto slot = std::make_shared<PlanSlot>();
   slot->key = key;
   slot->staged.programs.push_back(std::move(made.program));
   slot->choice = {&slot->staged.programs.back(), made.chunking, made.algorithm, made.hash};
   slot->signature = made.hash;
-  keep(h, slot);
-  return slot;
-}
-
-void Selector::observe(const exec::Timing& t) {
   const std::lock_guard lock(mutex_);
-  if (!has_plan_fits_ || pinned_ != nullptr) return;
-  const plan::Observation o{t.op, t.eager ? plan::kEagerName : t.algorithm,
-                            plan::reach_bits(at_.reach.staging, at_.reach.views, at_.reach.reads),
-                            static_cast<double>(t.block_bytes), static_cast<double>(t.took_ns)};
-  const double before = at_.profile.find_plan(o.op, o.algorithm, o.reach) != nullptr
-                            ? at_.profile.find_plan(o.op, o.algorithm, o.reach)->curve.at(o.bytes)
-                            : 0;
-  if (!corrector_.observe(at_.profile, o)) return;
-  show_profile();
-  epoch_.fetch_add(1, std::memory_order_release);
-  version_.fetch_add(1, std::memory_order_release);
-  log(LogLevel::kInfo,
-      "rank {}: {}:{} of {} bytes was predicted to take {:.1f} us and does not: the profile now says {:.1f}", at_.rank,
-      exec::op_name(o.op), o.algorithm, t.block_bytes, before / 1e3,
-      at_.profile.find_plan(o.op, o.algorithm, o.reach)->curve.at(o.bytes) / 1e3);
+  if (version() == before) keep(h, slot);
+  return slot;
 }
 
 }  // namespace moeccl::comm

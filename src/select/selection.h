@@ -16,7 +16,6 @@
 #include "src/algo/algorithm.h"
 #include "src/exec/fabric.h"
 #include "src/exec/operation.h"
-#include "src/plan/correct.h"
 #include "src/plan/cost.h"
 #include "src/plan/profile.h"
 #include "src/select/trials.h"
@@ -52,12 +51,11 @@ struct PlanSlot {
   bool has_rest = false;
   bool eager = false;
   uint64_t signature = 0;  // hash of these plans
-  uint32_t epoch = 0;      // Selector::epoch() at the time of the choice; 0: forced or pinned
   PlanKey key{};
   std::string forced;  // the forced algorithm at the time of the call, which later choices for it keep; "": none
   mutable exec::Operation::Measured measured;
   // Plans to try against each other, the choice first; empty: the choice stands. Their class is the same on all ranks.
-  std::vector<const char*> tried;
+  std::vector<Trials::Plan> tried;
   uint64_t trial_class = 0;
   // The same key with each of `tried`, as far as it has run. Used by the thread that runs operations.
   mutable std::vector<std::shared_ptr<PlanSlot>> variants;
@@ -93,18 +91,10 @@ class Selector {
   Result<std::shared_ptr<PlanSlot>> get(const PlanKey& key);
   // Returns the plan of the last call if this call is alike, or null.
   const std::shared_ptr<PlanSlot>* again(const PlanKey& key) const {
-    return last_ != nullptr && last_key_ == key && last_epoch_ == epoch() ? &last_ : nullptr;
+    return last_ != nullptr && last_key_ == key ? &last_ : nullptr;
   }
-  // Takes the time of an operation, which is the same on all ranks at the same place in the order of operations. May
-  // correct the profile; then epoch() changes and earlier choices are made again. Called by the thread that runs
-  // operations.
-  void observe(const exec::Timing& timing);
-  uint32_t epoch() const { return epoch_.load(std::memory_order_acquire); }
   // Starts at 1, and changes when any call may get another plan than before.
   uint64_t version() const { return version_.load(std::memory_order_acquire); }
-  // Does what get() does when an operation runs, with what was forced when it was called: the caller's thread may make
-  // calls meanwhile.
-  Result<std::shared_ptr<PlanSlot>> choose_again(const PlanSlot& slot);
   // For the next operation, number `sequence`, of a slot whose plans are tried; see Trials::next().
   struct Next {
     const PlanSlot* slot = nullptr;  // the slot that runs instead, owned by the given one; null: the given one runs
@@ -123,11 +113,13 @@ class Selector {
   // profile changes or a plan is forced; the first offer stands unless another gains more than prices err by.
   struct Offer {
     const char* name;
-    std::function<plan::Plan()> build_all;
+    std::function<double(const plan::Profile&)> price_ns;  // infinite: it cannot run
   };
+  // With more ranks, building and pricing all programs takes longer than a plan can gain: the first offer stands.
+  static constexpr uint32_t kMostRanksOfOffers = 64;
   // Without `decides`, one rank alone asks: it gets what was decided for the class, or would be, and decides nothing.
   const char* cheapest(uint64_t problem_class, std::span<const Offer> offers, bool decides) const;
-  // A plan without rivals, kept like the others; `problem` tells routings or placements apart.
+  // A plan that is not tried against others, kept like them; `problem` tells routings or placements apart.
   struct Made {
     plan::Program program;  // of this rank
     plan::Chunking chunking;
@@ -148,7 +140,7 @@ class Selector {
   void set_profile(const plan::Profile& profile);
   bool asks_reach() const { return at_.heap_reach; }
   const plan::LevelTree& tree() const { return at_.tree; }
-  // Returns the profile as it is now. The thread that runs operations may correct it, which makes another one.
+  // Returns the profile as it is now. set_profile() makes another one.
   std::shared_ptr<const plan::Profile> profile() const;
   // For operations whose plan comes from a routing or a placement: logs why the forced algorithm gives way, once for
   // each class of problems.
@@ -159,7 +151,7 @@ class Selector {
  private:
   struct Chosen {
     const algo::Algorithm* best;
-    std::vector<const char*> close;  // others whose predictions are close, cheapest first
+    std::vector<Trials::Plan> rivals;  // in the order in which they come into question
   };
   struct Best {
     const algo::Algorithm* algorithm = nullptr;
@@ -168,7 +160,7 @@ class Selector {
   // Requires the lock, like the other functions here.
   Result<Chosen> choose(const plan::Shape& shape, std::string_view forced);
   Result<Best> best_of(std::span<const Candidate> all, const plan::Shape& shape) const;
-  std::vector<const char*> close_to(const Best& best, std::span<const Candidate> all, const plan::Shape& shape) const;
+  std::vector<Trials::Plan> rivals_of(const Best& best, std::span<const Candidate> all, const plan::Shape& shape) const;
   // Returns the shape for which the choice of all shapes of a class is made.
   plan::Shape typical_of_class(plan::Shape shape) const;
   std::vector<Candidate> priced(const plan::Shape& shape, double block_bytes = kTypicalBlockBytes) const;
@@ -197,7 +189,6 @@ class Selector {
   void show_profile();
   void forget_choices();
   void forget_last();
-  void forget_older_epochs();
   Result<std::shared_ptr<PlanSlot>> find_or_build(const PlanKey& key);
   void keep(uint64_t hash, const std::shared_ptr<PlanSlot>& made);
 
@@ -207,15 +198,12 @@ class Selector {
   std::string forced_[MOECCL_NUM_OPS];
   mutable std::unordered_set<uint64_t> warned_;  // classes of shapes and of problems, since the last force()
 
-  // Choices are made on the caller's thread, and made again on the thread that runs operations.
+  // Choices are made on the caller's thread; the thread that runs operations makes the plans of trials.
   mutable std::mutex mutex_;
   // Inside mutex_, because makers of plans ask for the profile.
   mutable std::mutex shown_mutex_;
   std::shared_ptr<const plan::Profile> shown_;  // a copy of at_.profile
-  std::atomic<uint32_t> epoch_{1};
   std::atomic<uint64_t> version_{1};
-  uint32_t last_epoch_ = 0, plans_epoch_ = 1;
-  plan::Corrector corrector_;
 
   PlanKey last_key_{}, pinned_key_{};
   std::shared_ptr<PlanSlot> pinned_;

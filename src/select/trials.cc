@@ -34,12 +34,25 @@ double Trials::unpack(uint64_t word, size_t plan) {
   return steps == 0 ? 0 : std::exp2(static_cast<double>(steps - 1) / kSteps);
 }
 
+// Plans that seemed too slow come into question as soon as the running one proves to be slower than predicted.
+size_t Trials::State::n_worth_trying() const {
+  const auto too_slow = std::ranges::find_if(plans, [&](const Plan& p) { return p.from_ns > took_ns[runs]; });
+  return std::max(runs + 1, static_cast<size_t>(too_slow - plans.begin()));
+}
+
+void Trials::State::begin() {
+  n = n_worth_trying();
+  begun = 0;
+  voted = false;
+  for (std::vector<double>& times : ns) times.clear();
+}
+
 // A disturbance on one of the ranks is in few of the times, so the median of single operations leaves it out. For
 // blocks, the slowest is left out and the mean of the others counts, because some plans are fast in only one half of
 // them.
 uint64_t Trials::vote_of(State& s) {
   double times[kMost] = {};
-  for (size_t i = 0; i < s.plans.size(); ++i) {
+  for (size_t i = 0; i < s.n; ++i) {
     std::vector<double>& ns = s.ns[i];
     if (ns.empty()) continue;
     std::sort(ns.begin(), ns.end());
@@ -51,7 +64,7 @@ uint64_t Trials::vote_of(State& s) {
     const auto operations = static_cast<double>((last - ns.begin()) * (s.blocks->operations - s.blocks->uncounted));
     times[i] = std::reduce(ns.begin(), last) / operations;
   }
-  return pack({times, s.plans.size()});
+  return pack({times, s.n});
 }
 
 uint64_t Trials::hash_of(const Class& c) const { return c.private_sizes ? hash_combine(c.hash, last_size_) : c.hash; }
@@ -88,7 +101,7 @@ const char* Trials::settled(uint64_t hash) {
   if (s == nullptr || last_.state != nullptr || last_.private_size || !s->decided || !s->voted) return nullptr;
   if (s->begun < s->trial_operations() || s->begun >= kAgain) return nullptr;
   ++s->begun;
-  return s->plans[s->runs];
+  return s->plans[s->runs].name;
 }
 
 exec::Operation::Ran* Trials::still_small() {
@@ -103,9 +116,9 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
   exec::Operation::Ran* const ran = c.private_sizes ? &last_.ran : nullptr;
   uint64_t bytes = c.bytes;
   if (c.private_sizes) {
-    if (last_size_ == 0) return {c.plans[0], ran};
+    if (last_size_ == 0) return {c.plans[0].name, ran};
     bytes = c.n_ranks << (last_size_ - 1);
-    if (bytes > kMostPrivateBytes) return {c.plans[0], ran};
+    if (bytes > kMostPrivateBytes) return {c.plans[0].name, ran};
   }
   const uint64_t hash = hash_of(c);
   State& s = state_of(hash);
@@ -118,14 +131,11 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
     } else if (bytes > kLargeBytes) {
       s.blocks = !c.exchanges ? &kLargeBlocks : bytes > kHugeBytes ? &kHugeExchanges : &kLargeExchanges;
     }
+    s.begin();
   }
-  if (s.begun >= kAgain) {
-    s.begun = 0;
-    s.voted = false;
-    for (std::vector<double>& ns : s.ns) ns.clear();
-  }
+  if (s.begun >= kAgain) s.begin();
   const Blocks& block = *s.blocks;
-  const size_t n = s.plans.size();
+  const size_t n = s.n;
   const uint64_t at = s.begun++;
   if (at < s.trial_operations()) {
     const uint64_t round = at / (block.operations * n);
@@ -135,18 +145,16 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
     last_.ran.is_timed = true;
     if (at % block.operations >= block.uncounted) last_.counts = &s.ns[plan];
     last_.goes_on = !s.one_by_one && at % block.operations > block.uncounted;
-    return {s.plans[plan], &last_.ran};
+    return {s.plans[plan].name, &last_.ran};
   }
-  // Only one vote is under way at a time; at some operations the entry's word belongs to a timing.
-  const bool free = sequence > ballot.at + exec::Ballot::kHeardAfter;
-  const bool timing = (sequence + 2) % exec::Fabric::kTellEvery == 0;
-  if (!s.voted && free && !timing) {
+  // Only one vote is under way at a time.
+  if (!s.voted && sequence > ballot.at + exec::Ballot::kHeardAfter) {
     s.voted = true;
     voting_ = hash;
     ballot.at = sequence;
     ballot.word = vote_of(s);
   }
-  return {s.decided ? s.plans[s.runs] : c.plans[0], ran};
+  return {s.decided ? s.plans[s.runs].name : c.plans[0].name, ran};
 }
 
 void Trials::decide(std::span<const uint64_t> votes) {
@@ -154,7 +162,7 @@ void Trials::decide(std::span<const uint64_t> votes) {
   const auto it = classes_.find(voting_);
   if (it == classes_.end()) return;
   State& s = it->second;
-  for (size_t i = 0; i < s.plans.size(); ++i) {
+  for (size_t i = 0; i < s.n; ++i) {
     double ns = unpack(votes[0], i);
     for (const uint64_t vote : votes) {
       const double theirs = unpack(vote, i);
@@ -164,14 +172,15 @@ void Trials::decide(std::span<const uint64_t> votes) {
   }
   s.decided = true;
   const double now = s.took_ns[s.runs];
-  for (size_t i = 0; i < s.plans.size(); ++i) {
+  for (size_t i = 0; i < s.n; ++i) {
     const bool faster = now > 0 && s.took_ns[i] > 0 && s.took_ns[i] < kGain * now;
     if (faster && s.took_ns[i] < s.took_ns[s.runs]) s.runs = i;
   }
-  for (size_t i = 0; i < s.plans.size(); ++i) {
+  for (size_t i = 0; i < s.n; ++i) {
     const bool close = s.took_ns[i] > 0 && kGain * s.took_ns[i] < s.took_ns[s.runs];
-    if (close && std::string_view(s.plans[i]) == plan::kFlatName) s.runs = i;
+    if (close && std::string_view(s.plans[i].name) == plan::kFlatName) s.runs = i;
   }
+  if (s.n_worth_trying() > s.n) s.begin();
 }
 
 Trials::Report Trials::report(const Class& c) const {
@@ -179,8 +188,8 @@ Trials::Report Trials::report(const Class& c) const {
   const auto it = classes_.find(hash_of(c));
   if (it == classes_.end()) return {};
   const State& s = it->second;
-  Report r{s.decided, s.plans[s.runs], {}};
-  for (size_t i = 0; i < s.plans.size(); ++i) r.took_ns.emplace_back(s.plans[i], s.took_ns[i]);
+  Report r{s.decided, s.plans[s.runs].name, {}};
+  for (size_t i = 0; i < s.n; ++i) r.took_ns.emplace_back(s.plans[i].name, s.took_ns[i]);
   return r;
 }
 

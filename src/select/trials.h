@@ -41,10 +41,15 @@ class Trials {
   // If there are more, all are forgotten.
   static constexpr size_t kMostClasses = 256;
 
+  struct Plan {
+    const char* name;
+    // It is tried once the running plan takes longer than this, as its prediction is then close; 0: from the beginning.
+    double from_ns = 0;
+  };
   struct Class {
-    uint64_t hash;  // of what all ranks know alike, including the profile's state
-    std::span<const char* const> plans;
-    uint64_t bytes;  // of a rank's larger buffer
+    uint64_t hash;                // of what all ranks know alike, including the profile
+    std::span<const Plan> plans;  // by `from_ns`
+    uint64_t bytes;               // of a rank's larger buffer
     uint64_t n_ranks;
     bool meets_all;      // each rank's time includes its wait for the last: the least counts; otherwise the most
     bool private_sizes;  // AllToAllv: assumed to have the size of the one before
@@ -84,7 +89,8 @@ class Trials {
 
  private:
   struct State {
-    std::vector<const char*> plans;
+    std::vector<Plan> plans;
+    size_t n = 0;  // of `plans`, the first ones, that are tried
     bool meets_all = true, one_by_one = true;
     const Blocks* blocks = &kBlocks;
     uint64_t begun = 0;  // for the thread that runs operations
@@ -94,7 +100,10 @@ class Trials {
     // one says little: there is one time for each block.
     std::vector<double> ns[kMost];
     double took_ns[kMost] = {};
-    uint64_t trial_operations() const { return blocks->rounds * blocks->operations * plans.size(); }
+    uint64_t trial_operations() const { return blocks->rounds * blocks->operations * n; }
+    // Returns how many of `plans` are worth trying, as far as is known.
+    size_t n_worth_trying() const;
+    void begin();  // a trial
   };
   static uint64_t vote_of(State& s);
   uint64_t hash_of(const Class& c) const;

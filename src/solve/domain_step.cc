@@ -164,8 +164,9 @@ DomainTime DomainModel::step_time(const std::vector<Level>& levels) const {
   t.all_to_all_s = 2 * all_to_all(levels);
   t.all_gather_s = exchange(levels, p_.expert_bytes / p_.compression);
   double encode = 0, decode = 0;
-  if (travels && p_.encode_bandwidth > 0) encode = p_.expert_bytes / p_.encode_bandwidth;
-  if (travels && p_.decode_bandwidth > 0) decode = held * p_.expert_bytes / p_.decode_bandwidth;
+  const bool encoded = travels && p_.compression > 1;
+  if (encoded && p_.encode_bandwidth > 0) encode = p_.expert_bytes / p_.encode_bandwidth;
+  if (encoded && p_.decode_bandwidth > 0) decode = held * p_.expert_bytes / p_.decode_bandwidth;
   t.codec_s = encode + decode;
   // Experts are decoded one after another while others arrive (migrate.h).
   const double experts = std::max(1.0, held * p_.n_experts / n_gpus_);

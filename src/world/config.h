@@ -9,6 +9,7 @@
 
 #include "moeccl/comm.h"
 #include "src/base/status.h"
+#include "src/plan/long_line.h"
 
 namespace moeccl::comm {
 
@@ -35,9 +36,14 @@ struct Config {
   // Returns moecclConfig_t.staging_bytes after environment and checks; 0: automatic.
   static Result<uint64_t> staging_of(uint64_t given);
   // Returns a rank's staging where `staging` is what staging_of() returned. An MoE layer's hops between hosts need
-  // blocks in proportion to the hosts.
-  static uint64_t staging_on(uint64_t staging, uint32_t n_hosts) {
-    return staging > 0 ? staging : std::max<uint64_t>(16, n_hosts) << 20;
+  // blocks in proportion to the hosts, and a long line needs room for what is under way.
+  struct Around {
+    uint32_t n_hosts = 1, most_on_host = 1;  // hosts; ranks of the host that has the most
+    plan::LongLine line = {};                // that the ranks' data crosses
+  };
+  static uint64_t staging_on(uint64_t staging, const Around& around) {
+    if (staging > 0) return staging;
+    return plan::staging_for(around.line, around.most_on_host, std::max<uint64_t>(16, around.n_hosts) << 20);
   }
   // Returns the failure if the making of this communicator was cancelled.
   Status not_cancelled() const;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a unique id to links: finds out where each rank is, maps segments and heaps, and makes the links.
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <span>
 
+#include "src/base/env.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
 #include "src/base/random.h"
@@ -13,7 +15,10 @@
 #include "src/bootstrap/handshake.h"
 #include "src/bootstrap/place.h"
 #include "src/bootstrap/unique_id.h"
+#include "src/driver/file.h"
 #include "src/driver/process.h"
+#include "src/exec/message.h"
+#include "src/plan/profile_file.h"
 #include "src/world/heap.h"
 #include "src/world/host_levels.h"
 #include "src/world/hosts.h"
@@ -42,7 +47,7 @@ class Connector {
         uplinks_(parent.uplinks),
         others_alive_(parent.others_alive),
         still_wanted_(parent.still_wanted),
-        deadline_(Deadline::after_ms(config.init_timeout_ms)) {
+        deadline_(Deadline::earlier(parent.until, Deadline::after_ms(config.init_timeout_ms))) {
     key_ = hash_bytes(&id, sizeof(id));
   }
   Connector(Reunion& met, const Config& config, const Parent& parent)
@@ -126,6 +131,8 @@ class Connector {
     m_.config = config_;
     MOECCL_TRY(introduce());
     MOECCL_TRY(check_hosts());
+    MOECCL_TRY(make_tree());
+    MOECCL_TRY(settle_staging());
     MOECCL_TRY(make_segment());
     MOECCL_ASSIGN_OR_RETURN(host_session_, HostSession::join(*session_, *hosts_, link_key_, deadline_));
     MOECCL_TRY(exchange_memory());
@@ -133,7 +140,6 @@ class Connector {
     prepare_fabric();
     MOECCL_TRY(reach_hosts());
     MOECCL_ASSIGN_OR_RETURN(m_.places, MeetingPlaces::arrange(*session_, link_key_, m_.address, deadline_));
-    MOECCL_TRY(make_tree());
     name_network();
     MOECCL_TRY(make_links());
     MOECCL_TRY(connect_cuda());
@@ -151,14 +157,53 @@ class Connector {
     std::vector<HostOfRank> hosts;
     for (const Introduction& i : all_) hosts.push_back({i.host, i.host_name, i.network});
     hosts_.emplace(hosts);
-    staging_bytes_ = Config::staging_on(config_.staging_bytes, hosts_->n());
-    m_.fabric = std::make_unique<exec::Fabric>(rank_, n_, shape_of(rank_).staging_bytes);
+    around_.n_hosts = hosts_->n();
+    for (const auto& members : hosts_->members)
+      around_.most_on_host = std::max(around_.most_on_host, static_cast<uint32_t>(members.size()));
+    for (const Introduction& i : all_) given_staging_.push_back(i.config.staging_bytes);
+    MOECCL_TRY(agree());
+    // The first rank of a process is its leader. Only this host's processes count: ranks of other hosts are reached
+    // through their links alone.
+    for (const uint32_t r : hosts_->around(rank_)) processes_.emplace(all_[r].process, r);
+    return {};
+  }
+
+  // A rank may give the staging that the others choose automatically.
+  Status agree() {
     for (uint32_t r = 0; r < n_; ++r) {
-      all_[r].config.staging_bytes = Config::staging_on(all_[r].config.staging_bytes, hosts_->n());
+      all_[r].config.staging_bytes = Config::staging_on(given_staging_[r], around_);
       MOECCL_TRY(check_agreement(all_[0], all_[r], r));
-      // The first rank of a process is its leader. Only this host's processes count: ranks of other hosts are reached
-      // through their links alone.
-      if (hosts_->together(r, rank_)) processes_.emplace(all_[r].process, r);
+    }
+    return {};
+  }
+
+  // Data crosses the lines of the topology if its links are a network's or paced.
+  Status settle_staging() {
+    if (hosts_->n() > 1 || config_.pace) {
+      around_.line = plan::long_line(m_.tree, {});
+      if (all_[0].has_profile) MOECCL_TRY(ask_profiles());
+      MOECCL_TRY(agree());
+    }
+    staging_bytes_ = all_[rank_].config.staging_bytes;
+    m_.fabric = std::make_unique<exec::Fabric>(rank_, n_, shape_of(rank_).staging_bytes);
+    m_.fabric->message_bytes = bytes_of_messages();
+    return {};
+  }
+
+  // Contents that differ, or that cannot be used, are reported later, when ranks compare what they have read. Until
+  // then, the shortest line counts.
+  Status ask_profiles() {
+    plan::LongLine line = around_.line;
+    const Result<std::string> text = driver::read_file(env().profile);
+    const Result<plan::Profile> profile =
+        text.ok() ? plan::read_profile(*text, env().profile) : Result<plan::Profile>(text.status());
+    if (profile.ok() && plan::profile_fits(*profile, m_.tree).ok()) line = plan::long_line(m_.tree, *profile);
+    MOECCL_ASSIGN_OR_RETURN(const auto lines, session_->all_gather(std::as_bytes(std::span(&line, 1)), deadline_));
+    around_.line = line;
+    for (uint32_t r = 0; r < n_; ++r) {
+      if (lines[r].size() != sizeof(line)) return error(moecclRemoteError, "rank {} sent no readable line", r);
+      std::memcpy(&line, lines[r].data(), sizeof(line));
+      if (line.bytes < around_.line.bytes) around_.line = line;
     }
     return {};
   }
@@ -177,10 +222,8 @@ class Connector {
     }
     if (config_.topology.empty()) {
       m_.tree = plan::LevelTree::flat(n_);
-      if (hosts_->n() > 1) {
-        m_.host_level = 0;
-        m_.tree.levels.insert(m_.tree.levels.begin(), plan::Level{"node", node_link_, hosts_->host_of, hosts_->n()});
-      }
+      if (hosts_->n() > 1)
+        m_.tree.levels.insert(m_.tree.levels.begin(), plan::Level{"node", {}, hosts_->host_of, hosts_->n()});
       return m_.tree.validate();
     }
     if (config_.topology == "auto") {
@@ -234,10 +277,27 @@ class Connector {
     s.rank = rank;
     // Both halves must start on cache lines.
     s.staging_bytes = staging_bytes_ / 128 * 128;
-    // The messages of all peers share 2 MiB, so that memory does not grow with the square of the ranks.
-    s.message_bytes =
-        std::clamp<uint64_t>((2u << 20) / (n_ * transport::shm::kMessageSlots), 1024, 128 << 10) / 64 * 64;
+    // A long line has room for as much as is under way in a round trip and, again, while ranks copy; but never more
+    // than half as much as the staging, which the user may limit.
+    const uint64_t on_line =
+        std::min(2 * around_.line.bytes, staging_bytes_ / 2) / (n_ * transport::shm::kMessageSlots);
+    s.message_bytes = std::max(usual_message_bytes(), on_line) / 64 * 64;
     return s;
+  }
+
+  // The messages of all peers share 2 MiB, so that memory does not grow with the square of the ranks.
+  uint64_t usual_message_bytes() const {
+    return std::clamp<uint64_t>((2u << 20) / (n_ * transport::shm::kMessageSlots), 1024, 128 << 10) / 64 * 64;
+  }
+
+  // Long parts of a message suit a long line only: elsewhere, the receiver would copy later, and what it can read
+  // directly would be copied twice.
+  std::vector<uint64_t> bytes_of_messages() const {
+    std::vector<uint64_t> bytes(n_, usual_message_bytes() - sizeof(exec::MessageSlotHeader));
+    for (uint32_t r = 0; r < n_; ++r)
+      if (around_.line.bytes > 0 && m_.tree.level_between(rank_, r) <= around_.line.level)
+        bytes[r] = shape_of(rank_).message_bytes - sizeof(exec::MessageSlotHeader);
+    return bytes;
   }
 
   Status make_segment() {
@@ -418,6 +478,7 @@ class Connector {
     n.link_key = link_key_;
     n.host_level = m_.host_level;
     n.shape = shape_of(rank_);
+    n.message_bytes = m_.fabric->message_bytes;
     Config config = config_;
     if (config.pace) config.cuda_context = nullptr;
     n.config = &config;
@@ -444,6 +505,8 @@ class Connector {
   std::string network_text_;
   SymmetricHeap* heap_ = nullptr;
   std::vector<Introduction> all_;
+  std::vector<uint64_t> given_staging_;  // [n_ranks] 0: automatic
+  Config::Around around_;
   std::map<uint64_t, uint32_t> processes_;  // identity of a process -> its lowest rank
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<std::shared_ptr<const driver::ProcessWatch>> watches_;  // [n_ranks], of other processes of this host

@@ -246,6 +246,7 @@ class CudaSide::Connector {
         {n_.rank, n_.n_ranks, bootstrap::public_number(n_.link_key), n_.config->name, true, n_.hosts->json()});
     f.kernels = &exec::StreamEngine::table();
     f.staging = side_->staging_.data();
+    f.message_bytes = n_.message_bytes;
     CudaSide* side = side_.get();
     f.publish_completed = [side](uint64_t sequence) {
       auto& progress = side->fabric_.own->board().progress;

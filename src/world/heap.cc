@@ -97,8 +97,8 @@ Result<void*> SymmetricHeap::allocate(size_t bytes) {
                  whole ? ", the machine's memory"
                        : ": set MOECCL_HEAP_BYTES higher, or raise the limit of addresses (ulimit -v)");
   }
-  const std::lock_guard lock(mutex_);
   const bool large = bytes >= driver::kHugePageBytes;
+  std::unique_lock lock(mutex_);
   const size_t unit = large ? driver::kHugePageBytes : driver::page_bytes();
   const size_t color = large ? next_color() : 0;
   const size_t want = (std::max<size_t>(bytes + color, 1) + unit - 1) / unit * unit;
@@ -106,13 +106,17 @@ Result<void*> SymmetricHeap::allocate(size_t bytes) {
     const auto [start, room] = *it;
     const size_t offset = (start + unit - 1) / unit * unit, skipped = offset - start;
     if (room < want + skipped) continue;
-    if (Status s = driver::reserve_huge_pages(fd_, mapping_, offset, want); !s.ok()) {
-      driver::release_pages(fd_, offset, want);  // it may have got some
-      return s;
-    }
     free_.erase(it);
     if (skipped > 0) free_[start] = skipped;
     if (room > want + skipped) free_[offset + want] = room - want - skipped;
+    lock.unlock();  // the pages may take long, and other threads' allocations need not wait for them
+    const Status reserved = driver::reserve_huge_pages(fd_, mapping_, offset, want);
+    if (!reserved.ok()) driver::release_pages(fd_, offset, want);  // it may have got some
+    lock.lock();
+    if (!reserved.ok()) {
+      add_free(offset, want);
+      return reserved;
+    }
     used_[offset + color] = {offset, want};
     return static_cast<void*>(mapping_.data() + offset + color);
   }

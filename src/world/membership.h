@@ -8,6 +8,7 @@
 #include <string>
 
 #include "moeccl/comm.h"
+#include "src/base/clock.h"
 #include "src/exec/fabric.h"
 #include "src/plan/levels.h"
 #include "src/plan/plan.h"
@@ -24,6 +25,7 @@ struct Parent {
   std::function<Status()> others_alive;          // see bootstrap::JoinOptions; may be empty
   std::function<Status()> still_wanted;          // a failure ends the making of the communicator; may be empty
   bool grows = false;                            // that one becomes this one, which has more ranks
+  Deadline until;                                // of the call that makes this one, as it has begun before
 };
 
 // The results of connect().

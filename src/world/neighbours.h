@@ -29,6 +29,7 @@ struct Neighbours {
   bootstrap::Key link_key = {};                 // of the communicator
   int host_level = -1;                          // the tree's level whose groups are hosts
   transport::shm::SegmentShape shape;           // of this rank; the others' differ only in the rank
+  std::vector<uint64_t> message_bytes;          // Fabric::message_bytes
   const Config* config = nullptr;
   const plan::LevelTree* tree = nullptr;
   Deadline deadline;

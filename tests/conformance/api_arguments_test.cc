@@ -319,6 +319,50 @@ TEST(ApiArguments, OperatorsAreChecked) {
   });
 }
 
+// Where an operation has no plan to ask for, the call that the message names tells about it.
+TEST(ApiArguments, APlanThatNoShapeDeterminesIsKnownToTheCallThatIsNamed) {
+  run_ranks(2, [](int, moecclComm_t comm) {
+    moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+    const int32_t domain[] = {2}, experts[] = {0, 1, 1, 0};
+    config.n_experts = 2, config.domain = domain, config.n_levels = 1;
+    moecclHybrid_t hybrid = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+    char moved[8192];
+    MOECCL_ASSERT_COMM_OK(moecclHybridExplain(hybrid, 64, moved, sizeof(moved), nullptr), comm);
+    moecclPlacement_t placement = MOECCL_PLACEMENT_INIT;
+    placement.n_experts = 2, placement.slots_per_rank = 2, placement.slot_expert = experts;
+    int without = 0;
+    for (int i = 0; i < MOECCL_NUM_OPS; ++i) {
+      const auto op = static_cast<moecclOp_t>(i);
+      moecclPlanInfo_t info{};
+      info.size = sizeof(info);
+      const moecclResult_t asked = moecclPlanQuery(comm, op, 4, moecclFloat32, &info);
+      const std::string text = moecclGetLastError(comm);
+      EXPECT_EQ(moecclPlanExplain(comm, op, 4, moecclFloat32, nullptr, 0, nullptr), asked) << moecclOpName(op);
+      EXPECT_EQ(moecclPlanProve(comm, op, 4, moecclFloat32), asked) << moecclOpName(op);
+      if (asked == moecclSuccess) continue;
+      ++without;
+      EXPECT_EQ(asked, moecclInvalidArgument) << moecclOpName(op);
+      const auto names = [&](const char* call) { return text.find(call) != std::string::npos; };
+      if (names("moecclExpertExplain")) {
+        MOECCL_EXPECT_COMM_OK(moecclExpertExplain(comm, op, 4, moecclFloat32, &placement, nullptr, 0, nullptr), comm);
+      } else if (names("moecclHybridExplain")) {
+        const char* const title = op == moecclOpExpertGather ? "ExpertGather" : "ExpertReduce";
+        EXPECT_NE(std::string(moved).find(title), std::string::npos) << text << "\n" << moved;
+      } else if (names("moecclMoeExplain")) {
+        EXPECT_TRUE(op == moecclOpDispatch || op == moecclOpCombine) << text;
+      } else if (names("tensor_alltoall for blocks")) {
+        MOECCL_EXPECT_COMM_OK(moecclPlanQuery(comm, moecclOpTensorAllToAll, 4, moecclFloat32, &info), comm);
+      } else {
+        EXPECT_EQ(op, moecclOpSendRecv) << text;
+      }
+    }
+    EXPECT_EQ(without, 10);
+    MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+    expect_usable(comm, 2);
+  });
+}
+
 TEST(ApiArguments, EveryResultHasItsName) {
   const char* const names[] = {"moecclSuccess",         "moecclSystemError",  "moecclInternalError",
                                "moecclInvalidArgument", "moecclInvalidUsage", "moecclRemoteError",

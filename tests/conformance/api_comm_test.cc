@@ -243,6 +243,28 @@ TEST(ApiInitEnv, JoinsAsTheLauncherSays) {
             {.mode = RankMode::kProcesses, .init = false});
 }
 
+// Rank 0 comes when rank 1 has waited for nearly all of its time, and rank 2 never comes.
+TEST(ApiInitEnv, FindingRankZeroAndJoiningShareTheTimeout) {
+  const int port = free_port();
+  run_ranks(2,
+            [port](int rank, moecclComm_t) {
+              setenv("RANK", std::to_string(rank).c_str(), 1);
+              setenv("WORLD_SIZE", "3", 1);
+              setenv("MASTER_ADDR", "127.0.0.1", 1);
+              setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
+              moecclConfig_t config = MOECCL_CONFIG_INIT;
+              config.init_timeout_ms = static_cast<int32_t>(patient_ms(2000));
+              const Stopwatch watch;
+              if (rank == 0) usleep(static_cast<useconds_t>(patient_ms(1900) * 1000));
+              moecclComm_t comm = nullptr;
+              EXPECT_EQ(moecclCommInitEnv(&comm, &config), moecclTimeout);
+              EXPECT_NE(std::string(moecclGetLastError(nullptr)).find("rank 2"), std::string::npos)
+                  << moecclGetLastError(nullptr);
+              MOECCL_EXPECT_WITHIN(watch, 2600);
+            },
+            {.mode = RankMode::kProcesses, .init = false});
+}
+
 TEST(ApiPlan, ForcedPlansRunAndAreExplained) {
   RankOptions options;
   options.config.topology = "node:2 gpu:2";

@@ -454,6 +454,12 @@ void Fuzzer::add_questions() {
     char page[300];
     note(moecclExpertExplain(comm(), kind(), any_count(), type(), maybe(&p), page, below(sizeof(page)), nullptr));
   });
+  add("SwapLevels", [this] {
+    moecclSwapLevels_t levels{};
+    levels.size = sizeof(levels);
+    int32_t groups[64];
+    note(moecclSwapLevels(comm(), maybe(&levels), maybe(&groups[0]), below(std::size(groups))));
+  });
   add("TensorGroups", [this] {
     moecclTensorGroups_t groups{};
     groups.size = sizeof(groups);

@@ -113,7 +113,10 @@ TEST_P(Determinism, SumsOfReplicasHaveTheSameBitsWhateverIsForcedAndWhereverBuff
               moecclReduceGradients(in.data(), sum.data(), kCount, type, moecclSum, &placement, comm, nullptr), comm);
           for (const char* kind : {"auto", "direct", "nodes", "flat"}) {
             const char* const forced = std::string_view(kind) == "auto" ? nullptr : kind;
-            MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpExpertAllReduce, forced), comm);
+            const moecclResult_t force = moecclPlanForce(comm, moecclOpExpertAllReduce, forced);
+            // "direct" needs a way from every rank to every other rank's memory, which there is not between hosts.
+            if (force == moecclUnsupported && forced != nullptr) continue;
+            MOECCL_ASSERT_COMM_OK(force, comm);
             MOECCL_ASSERT_COMM_OK(
                 moecclExpertAllReduce(in.data(), out.data(), kCount, type, moecclSum, &placement, comm, nullptr), comm);
             EXPECT_EQ(memcmp(first.data(), out.data(), out.size()), 0) << kind << " differs for " << type_name(type);

@@ -557,7 +557,7 @@ void churn(TestHosts* hosts) {
           }
           EXPECT_LE(fds_now, fds);
           EXPECT_LE(threads_now, threads);
-          if (test_scale() >= 1) {
+          if (!sanitized()) {
             EXPECT_LE(kib_now, kib + 1024);
           }
           printf("rank %d: %d shrinks and grows: descriptors %zu -> %zu, threads %zu -> %zu, memory %ld -> %ld KiB\n",

@@ -273,7 +273,7 @@ const Shape kShapes[] = {
     {"NoElements", 3, kT, "", {3}, evenly(4, 3), 0, 50},
     {"OneElementIsKept", 3, kT, "", {3}, evenly(3, 3), 20, 50, moecclFloat32, 1, true},
     {"NoDomains", 4, kT, "", {1}, evenly(8, 4), 100, 50},
-    {"RanksWithoutExperts", 4, kP, "", {4}, {2, 2, 1}, 512, 4, moecclFloat32, 1, true},
+    {"RanksWithoutExperts", 4, kP, "gpu:4", {4}, {2, 2, 1}, 512, 4, moecclFloat32, 1, true},
     {"Paced", 8, kT, "dc:2(bw=4GB/s,lat=20us) gpu:4", {2, 1}, evenly(16, 8), 20'000, 8, moecclFloat32, 1, false, true},
     {"SixteenRanks", 16, kT, "dc:4 gpu:4", {4, 4}, evenly(16, 16), 600, 50, moecclFloat32, 1, true},
 };

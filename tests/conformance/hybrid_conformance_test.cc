@@ -325,6 +325,44 @@ TEST(HybridChoice, AutoTakesOneDomainOverSlowLinksAndNoneForHugeExperts) {
       options);
 }
 
+// Experts at 50x that take no time to encode and decode make one domain of the data centres. The codec's time at the
+// library's own rates is more than tokens take.
+TEST(HybridChoice, TheCodecCostsWhatTheHardwareTakes) {
+  RankOptions options;
+  options.config.topology = "dc:2(bw=1GB/s) gpu:2(bw=20GB/s)";
+  run_ranks(
+      4,
+      [](int, moecclComm_t comm) {
+        moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+        config.n_experts = 32;
+        config.top_k = 2;
+        config.data_bytes = 2e6;
+        config.expert_bytes = 16e6;
+        config.pre_expert_s = 5e-3;
+        config.compression = config.gradient_ratio = 50;
+        const auto made = [&](double encode, double decode) {
+          config.encode_bandwidth = encode, config.decode_bandwidth = decode;
+          moecclHybrid_t hybrid = nullptr;
+          moecclHybridInfo_t info{};
+          info.size = sizeof(info);
+          MOECCL_EXPECT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+          MOECCL_EXPECT_COMM_OK(moecclHybridGetInfo(hybrid, &info), comm);
+          MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+          return info;
+        };
+        EXPECT_EQ(made(-1, -1).domain[0], 2) << "a codec that takes no time";
+        EXPECT_EQ(made(-1, -1).codec_us, 0);
+        EXPECT_EQ(made(0, 0).domain[0], 1) << "the default rates";
+        EXPECT_EQ(made(1e15, 1e15).domain[0], 2) << "given rates";
+        const int32_t sizes[] = {2, 1};
+        config.domain = sizes, config.n_levels = 2;
+        EXPECT_GT(made(0, 0).codec_us, 16e6 / 30e3);  // 30 GB/s: more than any core
+        config.compression = config.gradient_ratio = 1;
+        EXPECT_EQ(made(0, 0).codec_us, 0) << "nothing is encoded";
+      },
+      options);
+}
+
 TEST(HybridErrors, NameTheArgumentAndTheRemedy) {
   run_ranks(2, [](int rank, moecclComm_t comm) {
     moecclHybrid_t hybrid = nullptr;

@@ -34,7 +34,7 @@ std::ostream& operator<<(std::ostream& out, const Shape& s) { return out << s.na
 
 const Shape kShapes[] = {
     {"OneRank", 1, kT, "", {1}, 2, 1, 2, 100, 1},
-    {"ExactTwoRanks", 2, kP, "", {2}, 4, 2, 3, 1001, 1},
+    {"ExactTwoRanks", 2, kP, "gpu:2", {2}, 4, 2, 3, 1001, 1},
     {"ExactNoElements", 3, kT, "", {3}, 4, 1, 2, 0, 1},
     {"FiftyTimes", 4, kP, "dc:2 gpu:2", {2, 1}, 8, 3, 3, 70'001, 50},
     {"FiftyTimesUneven", 7, kM, "dc:2 gpu:4+3", {2, 2}, 9, 2, 4, 4096, 50},

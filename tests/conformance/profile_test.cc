@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -92,14 +93,21 @@ TEST(Profile, MeasuredOneIsInUseOnAllRanksAndComesBackFromItsFile) {
                 {.mode = mode});
       text = read_all(path);
     }
+    // The codec was timed: its rates are not the constants.
+    if (complete()) {
+      for (const char* constant : {"\"encode_bytes_per_ns\": 5.4,", "\"decode_bytes_per_ns\": 10,"})
+        EXPECT_EQ(text.find(constant), std::string::npos) << text.substr(0, 2000);
+      EXPECT_NE(text.find("\"encode_bytes_per_ns\": "), std::string::npos);
+    }
     // The checks above hold however little was measured and used.
     if (!complete()) GTEST_SKIP() << "the machine was too busy to measure all plans in " << 9 * kBudgetMs << " ms";
   }
 }
 
-// A profile claims that two plans are a thousand times faster than any machine. The library notices this on all ranks
-// after the same operation, however each of them makes its calls.
-TEST(Profile, IsCorrectedAlikeOnAllRanksWhenPlansTakeLonger) {
+// A profile claims that two plans are a thousand times faster than any machine, and one of them by far the faster one.
+// Its time shows that the profile is wrong, and trials let the other one run too, at the same operations on all ranks,
+// however each of them makes its calls.
+TEST(Profile, PlansThatTakeLongerThanItSaysAreTriedAgainstOthers) {
   constexpr int kRanks = 4;
   const Folder folder;
   // In mixed mode, what orders two ranks of one process may have passed through another, where the sanitizer sees
@@ -109,71 +117,70 @@ TEST(Profile, IsCorrectedAlikeOnAllRanksWhenPlansTakeLonger) {
 #else
   constexpr RankMode kMode = RankMode::kMixed;
 #endif
+  Shared<std::array<moecclPlanInfo_t, kRanks>> plans;
   const std::string measured = folder.file("measured"), wrong = folder.file("wrong");
-  run_ranks(
-      kRanks,
-      [&](int rank, moecclComm_t comm) {
-        // Plans that were not timed do not count as zero: the error says how much time is needed.
-        ASSERT_EQ(moecclCalibrate(comm, 0.001, 1024), moecclInvalidArgument);
-        EXPECT_NE(std::string(moecclGetLastError(comm)).find("give at least"), std::string::npos)
-            << moecclGetLastError(comm);
-        MOECCL_ASSERT_COMM_OK(moecclCalibrate(comm, 10'000, 1024), comm);  // for the file's topology
-        if (rank == 0) {
-          MOECCL_ASSERT_COMM_OK(moecclProfileSave(comm, measured.c_str()), comm);
-          std::string text = read_all(measured);
-          text.resize(text.find("\"plans\""));
-          for (const char* name : {"ring", "staged", "flat", "rd", "tree", "direct", "oneshot", "eager"}) {
-            const bool fast = std::strcmp(name, "ring") == 0 || std::strcmp(name, "staged") == 0;
-            for (const int reach : {1, 3, 5, 7}) {
-              text += std::string(text.back() == '}' ? ", " : "\"plans\": [") +
-                      "{\"op\": \"AllReduce\", \"algorithm\": \"" + name + "\", \"reach\": " + std::to_string(reach) +
-                      ", \"points\": [[64, " +
-                      (fast ? (std::strcmp(name, "ring") == 0 ? "1], [1e6, 2" : "3], [1e6, 6") : "1e6], [1e6, 1e6") +
-                      "]]}";
-            }
-          }
-          write_all(wrong, text + "]}");
-        }
-        check_works(rank, kRanks, comm);
-        MOECCL_ASSERT_COMM_OK(moecclProfileLoad(comm, wrong.c_str()), comm);
-        moecclStream_t stream = nullptr;
-        MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
-        constexpr size_t kCount = 8192;
-        std::vector<int32_t> in(kCount, rank + 1), out(kCount);
-        for (int i = 0; i < 340; ++i) {
-          const bool group = (i + rank) % 3 == 0;
-          moecclStream_t where = (i + rank) % 2 == 0 ? stream : nullptr;
-          if (group) {
-            MOECCL_ASSERT_OK(moecclGroupStart());
-          }
-          MOECCL_ASSERT_COMM_OK(moecclAllReduce(in.data(), out.data(), kCount, moecclInt32, moecclSum, comm, where),
-                                comm);
-          if (group) {
-            MOECCL_ASSERT_COMM_OK(moecclGroupEnd(), comm);
-          }
-          // The stream's thread may correct the profile at this moment.
-          MOECCL_ASSERT_COMM_OK(moecclProfileSave(comm, folder.file("meanwhile" + std::to_string(rank)).c_str()), comm);
-          if (i % 50 == 0) {
-            MOECCL_ASSERT_OK(moecclStreamSynchronize(stream));
-            ASSERT_EQ(out[kCount - 1], kRanks * (kRanks + 1) / 2) << i;
-          }
-        }
-        MOECCL_ASSERT_OK(moecclStreamSynchronize(stream));
-        MOECCL_ASSERT_OK(moecclStreamDestroy(stream));
-        check_works(rank, kRanks, comm);
-        const std::string mine = folder.file("corrected" + std::to_string(rank));
-        MOECCL_ASSERT_COMM_OK(moecclProfileSave(comm, mine.c_str()), comm);
-        check_works(rank, kRanks, comm);
-        EXPECT_EQ(read_all(mine), read_all(folder.file("corrected0")));
-        const auto as_fast = [](const std::string& text) {
-          int n = 0;
-          for (size_t at = 0; (at = text.find("[64, 1]", at)) != std::string::npos; ++at) ++n;
-          return n;
-        };
-        EXPECT_EQ(as_fast(read_all(wrong)), 4);
-        EXPECT_EQ(as_fast(read_all(mine)), 3) << "the plan in use was not corrected";
-      },
-      {.mode = kMode});
+  run_ranks(kRanks,
+            [&](int rank, moecclComm_t comm) {
+              // Plans that were not timed do not count as zero: the error says how much time is needed.
+              ASSERT_EQ(moecclCalibrate(comm, 0.001, 1024), moecclInvalidArgument);
+              EXPECT_NE(std::string(moecclGetLastError(comm)).find("give at least"), std::string::npos)
+                  << moecclGetLastError(comm);
+              MOECCL_ASSERT_COMM_OK(moecclCalibrate(comm, 10'000, 1024), comm);  // for the file's topology
+              if (rank == 0) {
+                MOECCL_ASSERT_COMM_OK(moecclProfileSave(comm, measured.c_str()), comm);
+                std::string text = read_all(measured);
+                text.resize(text.find("\"plans\""));
+                for (const char* name : {"ring", "staged", "flat", "rd", "tree", "direct", "oneshot", "eager"}) {
+                  const bool fast = std::strcmp(name, "ring") == 0 || std::strcmp(name, "staged") == 0;
+                  for (const int reach : {1, 3, 5, 7}) {
+                    text +=
+                        std::string(text.back() == '}' ? ", " : "\"plans\": [") +
+                        "{\"op\": \"AllReduce\", \"algorithm\": \"" + name + "\", \"reach\": " + std::to_string(reach) +
+                        ", \"points\": [[64, " +
+                        (fast ? (std::strcmp(name, "ring") == 0 ? "1], [1e6, 2" : "3], [1e6, 6") : "1e6], [1e6, 1e6") +
+                        "]]}";
+                  }
+                }
+                write_all(wrong, text + "]}");
+              }
+              check_works(rank, kRanks, comm);
+              MOECCL_ASSERT_COMM_OK(moecclProfileLoad(comm, wrong.c_str()), comm);
+              moecclStream_t stream = nullptr;
+              MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
+              constexpr size_t kCount = 8192;
+              std::vector<int32_t> in(kCount, rank + 1), out(kCount);
+              for (int i = 0; i < 340; ++i) {
+                const bool group = (i + rank) % 3 == 0;
+                moecclStream_t where = (i + rank) % 2 == 0 ? stream : nullptr;
+                if (group) {
+                  MOECCL_ASSERT_OK(moecclGroupStart());
+                }
+                MOECCL_ASSERT_COMM_OK(
+                    moecclAllReduce(in.data(), out.data(), kCount, moecclInt32, moecclSum, comm, where), comm);
+                if (group) {
+                  MOECCL_ASSERT_COMM_OK(moecclGroupEnd(), comm);
+                }
+                if (i % 50 == 0) {
+                  MOECCL_ASSERT_OK(moecclStreamSynchronize(stream));
+                  ASSERT_EQ(out[kCount - 1], kRanks * (kRanks + 1) / 2) << i;
+                }
+              }
+              MOECCL_ASSERT_OK(moecclStreamSynchronize(stream));
+              MOECCL_ASSERT_OK(moecclStreamDestroy(stream));
+              check_works(rank, kRanks, comm);
+              char text[8192];
+              MOECCL_ASSERT_COMM_OK(
+                  moecclPlanExplain(comm, moecclOpAllReduce, kCount, moecclInt32, text, sizeof(text), nullptr), comm);
+              const std::string page = text;
+              EXPECT_NE(page.find("tried: ring "), std::string::npos) << page;
+              EXPECT_NE(page.find(" us staged "), std::string::npos) << page;
+              moecclPlanInfo_t info{};
+              info.size = sizeof(info);
+              MOECCL_ASSERT_COMM_OK(moecclPlanQuery(comm, moecclOpAllReduce, kCount, moecclInt32, &info), comm);
+              (*plans)[static_cast<size_t>(rank)] = info;
+            },
+            {.mode = kMode});
+  for (const moecclPlanInfo_t& info : *plans) EXPECT_STREQ(info.algorithm, plans->front().algorithm);
 }
 
 TEST(Profile, DifferentFilesAreTheSameErrorOnAllRanks) {

@@ -27,6 +27,8 @@ TEST(Names, AreThoseThatMessagesAndMoecclPlanUse) {
   EXPECT_STREQ(moecclTypeName(static_cast<moecclDataType_t>(-1)), "unknown type");
   EXPECT_NE(algorithms_of(moecclOpAllReduce).find("ring"), std::string::npos);
   EXPECT_EQ(algorithms_of(moecclOpExpertAllReduce), "direct,flat,nodes");
+  EXPECT_EQ(algorithms_of(moecclOpPlaceWeights), "direct,nodes");
+  EXPECT_EQ(algorithms_of(moecclOpExpertGather), "direct,staged");
   EXPECT_EQ(algorithms_of(moecclOpSendRecv), "");
   EXPECT_EQ(moecclPlanList(static_cast<moecclOp_t>(99), nullptr, 0, nullptr), moecclInvalidArgument);
 }

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Abort from another thread at random points: abort and the operation return within 1 s, and the peers learn which rank
-// aborted.
+// Abort from another thread at random points: abort and the operation return within 1 s, also beside a dead or stopped
+// rank, and the peers learn which rank aborted. Also threads that are cancelled inside a call.
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
 
 #include <atomic>
 #include <random>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "tests/support/hosts.h"
 #include "tests/support/ranks.h"
 
 namespace moeccl::testing {
@@ -64,12 +68,76 @@ void abort_once(RankMode mode, uint64_t seed) {
 }
 
 TEST(Abort, FromAnotherThreadEndsEveryRankInTime) {
-  const int n = scaled(100);
+  const int n = scaled(84);
   for (int i = 0; i < n && !::testing::Test::HasFailure(); ++i) {
     SCOPED_TRACE(::testing::Message() << "MOECCL_TEST_SEED=" << test_seed() << ", abort " << i);
     const RankMode mode = i % 3 == 0 ? RankMode::kProcesses : i % 3 == 1 ? RankMode::kThreads : RankMode::kMixed;
     abort_once(mode, test_seed() * 1000 + static_cast<uint64_t>(i));
   }
+}
+
+// A rank aborts whose peer is dead or stopped: no rank waits for it, and the third and fourth rank name one of
+// the two. `signal` is SIGKILL or SIGSTOP.
+void abort_beside(int signal, bool between_hosts, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const int gone = static_cast<int>(random() % kRanks), aborts = (gone + 1 + static_cast<int>(random() % 3)) % kRanks;
+  const size_t count = size_t{1} << (random() % 20);
+  // Before or after the others have noticed a death.
+  const auto delay = std::chrono::milliseconds(signal == SIGKILL ? random() % 40 : 100);
+  SCOPED_TRACE(::testing::Message() << "rank " << gone << " gets signal " << signal << ", rank " << aborts << " aborts "
+                                    << delay.count() << " ms later");
+  std::string why;
+  const auto hosts = between_hosts ? TestHosts::create({.weights = {1, 1}, .named = true}, &why) : nullptr;
+  Shared<std::atomic<int64_t>> signalled_ms;
+  Meeting ended;
+  RankOptions options{.mode = RankMode::kProcesses, .deadline_ms = 40'000};
+  options.hosts = hosts.get();
+  if (signal == SIGKILL) options.may_die = {gone};
+  options.on_running = [&](const std::vector<pid_t>& pids) {
+    const pid_t pid = pids[static_cast<size_t>(gone)];
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    kill(pid, signal);
+    signalled_ms->store(fair_now_ms());
+    EXPECT_TRUE(ended.wait_for(kRanks - 1));
+    if (signal == SIGSTOP) kill(pid, SIGCONT);
+  };
+  run_ranks(
+      kRanks,
+      [&](int rank, moecclComm_t comm) {
+        std::thread killer;
+        if (rank == aborts) {
+          killer = std::thread([&, comm] {
+            while (signalled_ms->load() == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+            std::this_thread::sleep_for(delay);
+            const Stopwatch watch;
+            EXPECT_EQ(moecclCommAbort(comm), moecclSuccess);
+            MOECCL_EXPECT_WITHIN(watch, kLimitMs) << ", abort itself";
+          });
+        }
+        const moecclResult_t result = run_until_failure(comm, count);
+        const std::string text = moecclGetLastError(comm);
+        if (killer.joinable()) killer.join();
+        if (rank == gone) return;  // it goes on when the others have ended
+        EXPECT_LE(fair_now_ms() - signalled_ms->load(), patient_ms(delay.count() + kLimitMs)) << "rank " << rank;
+        EXPECT_TRUE(result == moecclRemoteError || (rank == aborts && result == moecclAborted)) << text;
+        EXPECT_TRUE(rank == aborts || text.find("rank " + std::to_string(aborts)) != std::string::npos ||
+                    (signal == SIGKILL && text.find("rank " + std::to_string(gone)) != std::string::npos))
+            << text;
+        const Stopwatch watch;
+        EXPECT_EQ(moecclCommAbort(comm), moecclSuccess);
+        MOECCL_EXPECT_WITHIN(watch, kLimitMs) << ", abort afterwards";
+        ended.arrive();
+      },
+      options);
+}
+
+TEST(Abort, DoesNotWaitForADeadRank) {
+  for (int i = 0; i < 2 * scaled(8) && !HasFailure(); ++i)
+    abort_beside(SIGKILL, i % 2 == 1, test_seed() * 1000 + static_cast<uint64_t>(i));
+}
+TEST(Abort, DoesNotWaitForAStoppedRank) {
+  for (int i = 0; i < 2 * scaled(8) && !HasFailure(); ++i)
+    abort_beside(SIGSTOP, i % 2 == 1, test_seed() * 1000 + static_cast<uint64_t>(i));
 }
 
 // The peers have not come at all, so the wait that is aborted has no peer to inform.
@@ -226,6 +294,53 @@ TEST(Abort, OrARevocationEndsAGrowThatWaitsForANewRank) {
       MOECCL_EXPECT_WITHIN(watch, 300 + kLimitMs);
       watchdog.join();
     });
+  }
+}
+
+// Rank 0 cancels the thread that calls. The peer gets the answer of each call that has begun.
+void cancel_a_caller(bool between_hosts, int peer_comes_late_ms) {
+  SCOPED_TRACE(::testing::Message() << (between_hosts ? "two hosts" : "one host") << ", the peer comes "
+                                    << peer_comes_late_ms << " ms late");
+  std::string why;
+  const auto hosts = between_hosts ? TestHosts::create({.weights = {1, 1}, .named = true}, &why) : nullptr;
+  RankOptions options{.mode = RankMode::kProcesses, .deadline_ms = 40'000};
+  options.hosts = hosts.get();
+  Shared<std::atomic<int>> begun, answered;  // calls of rank 0, and of rank 1
+  run_ranks(
+      2,
+      [&](int rank, moecclComm_t comm) {
+        std::vector<float> data(1 << 18, 1);
+        const auto call = [&] {
+          return moecclAllReduce(data.data(), data.data(), data.size(), moecclFloat32, moecclMax, comm, nullptr);
+        };
+        const auto late = std::chrono::milliseconds(rank == 1 ? peer_comes_late_ms : 0);
+        if (rank == 1) {
+          for (std::this_thread::sleep_for(late); call() == moecclSuccess; std::this_thread::sleep_for(late))
+            ++*answered;
+          return;
+        }
+        std::thread caller([&] {
+          for (;;) {
+            ++*begun;
+            MOECCL_EXPECT_COMM_OK(call(), comm);
+            pthread_testcancel();
+          }
+        });
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        EXPECT_EQ(pthread_cancel(caller.native_handle()), 0);
+        caller.join();
+        for (int64_t end = fair_now_ms() + patient_ms(5000); *answered < *begun && fair_now_ms() < end;)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        EXPECT_EQ(answered->load(), begun->load());
+        MOECCL_EXPECT_OK(moecclCommAbort(comm));
+      },
+      options);
+}
+
+TEST(Cancellation, ActsWhenTheCallHasEnded) {
+  for (int i = 0; i < scaled(4) && !HasFailure(); ++i) {
+    for (const bool between_hosts : {false, true})
+      for (const int late_ms : {0, 300}) cancel_a_caller(between_hosts, late_ms);
   }
 }
 

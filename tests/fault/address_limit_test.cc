@@ -50,7 +50,7 @@ void join_and_use(int n, int rank) {
 class AddressLimit : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (test_scale() < 1) GTEST_SKIP() << "sanitizers need addresses of their own";
+    if (sanitized()) GTEST_SKIP() << "sanitizers need addresses of their own";
   }
   const RankOptions options_{.mode = RankMode::kProcesses, .init = false, .destroy = false};
 };

@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +14,7 @@
 #include <set>
 #include <thread>
 
+#include "tests/support/hosts.h"
 #include "tests/support/ranks.h"
 
 namespace moeccl::testing {
@@ -161,6 +163,42 @@ TEST(Kill, OfAProcessWithSeveralRanksIsNoticedByTheOthers) {
               EXPECT_TRUE(text.find("rank 1") != std::string::npos || text.find("rank 3") != std::string::npos) << text;
             },
             {.mode = RankMode::kMixed, .may_die = {1, 3}});
+}
+
+// Rank 3 learns of the death on `other` and leaves `comm`, on which rank 2 waits: both ends are news to rank 2, and the
+// death is the reason.
+TEST(Kill, IsNotBlamedOnARankThatHeardOfItOnAnotherCommunicator) {
+  std::string why;
+  const auto hosts = TestHosts::create({.weights = {1, 1}, .named = true}, &why);
+  ASSERT_NE(hosts, nullptr) << why;
+  for (int i = 0; i < 2 * scaled(16) && !HasFailure(); ++i) {
+    SCOPED_TRACE(i % 2 == 0 ? "on one host" : "between hosts");
+    RankOptions options{.mode = RankMode::kProcesses, .destroy = false, .may_die = {1}};
+    options.hosts = i % 2 == 0 ? nullptr : hosts.get();
+    Meeting ready;
+    run_ranks(
+        4,
+        [&](int rank, moecclComm_t comm) {
+          moecclComm_t other = nullptr;
+          MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, 0, rank, &other, nullptr), comm);
+          float value = 1;
+          const auto sum = [&](moecclComm_t c) {
+            return moecclAllReduce(&value, &value, 1, moecclFloat32, moecclSum, c, nullptr);
+          };
+          EXPECT_TRUE(ready.meet(4));
+          if (rank == 1) {
+            usleep(static_cast<useconds_t>(20'000 + 1000 * i));  // the others wait, and look at each other in turn
+            raise(SIGKILL);
+          }
+          moecclComm_t awaited = rank == 2 ? comm : other;
+          EXPECT_EQ(sum(awaited), moecclRemoteError);
+          const std::string text = moecclGetLastError(awaited);
+          EXPECT_NE(text.find("rank 1"), std::string::npos) << text;
+          MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+          MOECCL_EXPECT_OK(moecclCommDestroy(other));
+        },
+        options);
+  }
 }
 
 TEST(Kill, DuringInitIsNamedByTheOthers) {

@@ -191,6 +191,49 @@ TEST(PostMortem, ADumpReplacesNoOtherProcesssFile) {
   unsetenv("MOECCL_DUMP");
 }
 
+// A job that fails hours later would leave nothing.
+TEST(PostMortem, AFolderThatCannotBeWrittenIsAWarningOfTheFirstCommunicator) {
+  namespace fs = std::filesystem;
+  const Folder folder;
+  fs::permissions(folder.path(), fs::perms::all);
+  for (const auto& [name, reason] :
+       {std::pair{"missing", "No such file or directory"}, {"locked", "Permission denied"}, {"usable", ""}}) {
+    SCOPED_TRACE(name);
+    const std::string where = folder.path() + "/" + name, said = folder.path() + "/" + name + ".log";
+    if (std::string_view(name) != "missing") fs::create_directory(where);
+    if (std::string_view(name) == "locked") fs::permissions(where, fs::perms(0555));
+    if (std::string_view(name) == "usable") fs::permissions(where, fs::perms::all);
+    ASSERT_EQ(setenv("MOECCL_DUMP", (where + "/job").c_str(), 1), 0);
+    ASSERT_EQ(setenv("MOECCL_DEBUG_FILE", said.c_str(), 1), 0);
+    run_ranks(1,
+              [&, reason = reason](int, moecclComm_t) {
+                if (geteuid() == 0) {
+                  ASSERT_EQ(seteuid(65534), 0);  // root may write everywhere
+                }
+                for (int i = 0; i < 2; ++i) {  // the second one says nothing more
+                  moecclComm_t comm = nullptr;
+                  moecclUniqueId id;
+                  MOECCL_ASSERT_OK(moecclGetUniqueId(&id));
+                  MOECCL_ASSERT_OK(moecclCommInitRank(&comm, 1, id, 0));
+                  MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+                }
+                std::ifstream file(said);
+                const std::string text((std::istreambuf_iterator<char>(file)), {});
+                const size_t at = text.find("MOECCL_DUMP=" + where + "/job: folder " + where + "/: ");
+                if (*reason == 0) {
+                  EXPECT_EQ(text.find("MOECCL_DUMP"), std::string::npos) << text;
+                  return;
+                }
+                ASSERT_NE(at, std::string::npos) << text;
+                EXPECT_NE(text.find(reason, at), std::string::npos) << text;
+                EXPECT_EQ(text.find("MOECCL_DUMP", at + 1), std::string::npos) << text;
+              },
+              {.mode = RankMode::kProcesses, .init = false});
+  }
+  unsetenv("MOECCL_DUMP");
+  unsetenv("MOECCL_DEBUG_FILE");
+}
+
 TEST(PostMortem, LeavesOutFilesThatItCannotUse) {
   const Folder folder;
   write_large_job(folder, node_names(), [](int rank) { return rank / 8 != 12; });

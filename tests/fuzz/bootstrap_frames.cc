@@ -24,6 +24,19 @@ void payloads(std::span<const std::byte> bytes, size_t n_ranks) {
     FUZZ_CHECK(blobs.size() == n_ranks);
     FUZZ_CHECK(std::ranges::equal(encode_blobs(blobs), bytes));
   }
+  std::vector<std::vector<std::byte>> rows;
+  if (decode_rows(bytes, n_ranks, &rows)) {
+    size_t n = 0;
+    for (const auto& row : rows) n += 2 * sizeof(uint32_t) + row.size();
+    FUZZ_CHECK(rows.size() == n_ranks && n == bytes.size());
+  }
+  std::vector<uint32_t> numbers;
+  std::span<const std::byte> rest;
+  if (decode_numbers(bytes, &numbers, &rest)) {
+    std::vector<std::byte> again = encode_numbers(numbers);
+    again.insert(again.end(), rest.begin(), rest.end());
+    FUZZ_CHECK(std::ranges::equal(again, bytes));
+  }
   RankSet ranks;
   if (decode_ranks(bytes, n_ranks, &ranks)) FUZZ_CHECK(ranks.size() == n_ranks);
 }

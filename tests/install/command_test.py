@@ -2,6 +2,7 @@
 """What the command `moeccl` answers to a newcomer's first calls and mistakes: command_test.py MOECCL"""
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -155,7 +156,11 @@ class Command(unittest.TestCase):
 
     def test_solve_takes_what_it_uses(self):
         self.refuses(["solve", "chunks", "--zipf", "1"], "--zipf")
-        self.refuses(["solve", "domains", "--experts", "16"], "--experts")
+        self.refuses(["solve", "domains", "--zipf", "1"], "--zipf")
+        self.refuses(["solve", "domains", "--forward-only", "--lat-us", "1,2"], "excludes --forward-only")
+        self.refuses(["solve", "sample", "--topology", "node:2 gpu:2", "--nodes", "4"], "excludes --")
+        self.refuses(["solve", "chunks", "--monta", "--tensor", "4"], "excludes --monta")
+        self.refuses(["solve", "chunks", "--r1", "8"], '"8" is not MB:EFFICIENCY')
         self.refuses(["solve", "swap", "--zipf", "nan"], "--zipf", '"nan" is not a number from 0 to 10')
         self.refuses(["solve", "chunks", "--inter-gbs", "-3"], "--inter-gbs", '"-3" is not a number above 0')
         self.refuses(["solve", "layout", "--recompute", "7"], "--recompute")
@@ -243,6 +248,84 @@ class Command(unittest.TestCase):
         code, out, errors = run("solve", "replicate", "--row-bytes", "8192", "--inter-gbs", "50", "--compute-us", "1")
         self.assertEqual(code, 0, errors)
         self.assertIn("predicted for 0.16384 us per token between nodes (8192 bytes at 50 GB/s) and 1 us per token of a rank", out)
+
+    def solved(self, *arguments):
+        code, out, errors = run("solve", *arguments)
+        self.assertEqual(code, 0, errors)
+        return out
+
+    def test_domains_are_chosen_for_a_step_as_the_library_runs_it(self):
+        shape = ["domains", "--tokens", "8192", "--topk", "8", "--experts", "256", "--hidden-bytes", "14336", "--scale", "2,8",
+                 "--gbps", "1.25,128", "--expert-mb", "30", "--pre-ms", "20"]
+        step = self.solved(*shape)
+        self.assertIn("use domains 1x8, gain 0.5 %", step)
+        for part in "AllGather", "AlltoAll", "codec 0;", "backward", "return of the gradients":
+            self.assertIn(part, step)
+        self.assertIn("use domains 2x1, gain 50.7 %", self.solved(*shape, "--forward-only"))  # Eq. 8 counts every row
+        def of_a_step(*more):
+            return float(re.search(r"of a step, top-8 of 256 experts: EP \d+, domains (\d+)", self.solved(*shape, *more)).group(1))
+        for option in ["--lat-us", "1e5,1e5"], ["--expert-ms", "100"], ["--backward-ms", "1000"]:
+            self.assertGreater(of_a_step(*option), of_a_step() + 1e5, option)
+        self.assertGreater(of_a_step("--compression", "50"), of_a_step("--compression", "50", "--codec-gbs", "0,0"))
+        small = ["--compression", "50", "--codec-gbs", "0,0"]
+        self.assertLess(of_a_step(*small, "--gradient-ratio", "50"), of_a_step(*small) / 2)  # the way back was most of the step
+
+    def test_solvers_take_a_cluster_from_a_profile_or_a_topology(self):
+        profile = ["--profile", os.path.join(os.path.dirname(__file__), "../../docs/profiles/hiermoe-a6000.json")]
+        links = "node 1.418 GB/s, 497 us; qpi 4.274 GB/s, 301 us; nvl 24.27 GB/s, 149 us; gpu 30.49 GB/s, 204 us"
+        pages = {name: self.solved(name, *profile) for name in ("sample", "replicate", "domains", "chunks", "layout")}
+        for page in pages.values():
+            self.assertIn(links, page)
+        self.assertIn("32 devices on 4 nodes", pages["sample"])
+        self.assertIn("(32 ranks, 4 nodes)", pages["replicate"])
+        self.assertIn("(4096 bytes at 11.3422 GB/s)", pages["replicate"])  # a node's eight ranks together
+        self.assertIn("level 3: domains of", pages["domains"])
+        self.assertIn("t = 8, e = 4, B1 = 1.418, B2 = 4.274", pages["chunks"])
+        # An option overrides the cluster. A latency counts: Eq. 5 takes 497 us for each of two operations at least.
+        self.assertIn("B1 = 25,", self.solved("chunks", *profile, "--inter-gbs", "25"))
+        predicted = [float(self.solved("sample", *profile, *more).split("predicted us")[1].split()[0]) for more in ([], ["--inter-us", "0"])]
+        self.assertAlmostEqual(predicted[0] - predicted[1], 2 * 497, delta=1)
+        topology = ["--topology", "node:32(bw=8GB/s,lat=20us) gpu:2(bw=100GB/s)"]
+        self.assertIn("node 4 GB/s, 20 us; gpu 100 GB/s, 0 us (the topology)", self.solved("domains", *topology))
+        for name, said in (("layout", "layouts fit"), ("replicate", "at 8 GB/s")):
+            self.assertIn(said, self.solved(name, *topology))
+        for wrong, said in ((["--topology", "node:2 gpu:1+2"], "level gpu differ in size"), (["--topology", "node:2 gpu:2"], "level node has no bandwidth"),
+                            (["--profile", "nosuch"], "--profile nosuch: no such file")):
+            code, _, errors = run("solve", "domains", *wrong)
+            self.assertEqual(code, 1)
+            self.assertIn(said, errors)
+
+    def test_a_profile_that_was_measured_gives_links_between_hosts_their_lines(self):
+        line = {"alpha_ns": 2000, "bytes_per_ns": 10}
+        measured = {"moeccl_profile": 1, "topology": "node:2 gpu:4", "machine": {"host_level": 0, "host_copy_bytes_per_ns": 40, "encode_bytes_per_ns": 3,
+                    "decode_bytes_per_ns": 5}, "levels": [{"name": "node", **line}, {"name": "gpu", "alpha_ns": 500, "bytes_per_ns": 7}]}
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(measured, file)
+            file.flush()
+            # Inside a host a ping-pong of two ranks says nothing of four that copy at the same time.
+            self.assertIn("node 2.5 GB/s, 2 us; gpu 10 GB/s, 0 us", self.solved("domains", "--profile", file.name))
+            code, _, errors = run("solve", "domains", "--profile", file.name, "--topology", "node:2(bw=1GB/s)")
+            self.assertEqual(code, 1)
+            self.assertIn("has 2 levels, the topology 1", errors)
+        for wrong, said in (({**measured, "machine": 3}, "type_error"), ({"topology": "node:2 gpu:2"}, "this is not a profile"),
+                            ({"moeccl_profile": 1}, "names no topology: give --topology")):
+            with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+                json.dump(wrong, file)
+                file.flush()
+                code, _, errors = run("solve", "chunks", "--profile", file.name)
+                self.assertEqual(code, 1)
+                self.assertIn(f"--profile {file.name}", errors)
+                self.assertIn(said, errors)
+
+    def test_chunks_have_efficiencies_and_contention(self):
+        for tokens, strategy in (8192, "O1"), (65536, "O2"), (262144, "O3"):  # MoNTA's own choices
+            self.assertIn(f"take {strategy} with", self.solved("chunks", "--monta", "--tokens", str(tokens)))
+        # Its set, option by option.
+        own = ["--hidden-bytes", "31250", "--r1", "8:0.427,32:0.632,256:0.741", "--r2", "64:0.726,256:0.776,2048:0.803", "--r3", "64:0.8",
+               "--o3-r2", "64:0.60,1024:0.70,2048:0.76", "--start-us", "0", "--chunk-us", "300"]
+        self.assertIn("take O1 with 1 chunk:", self.solved("chunks", *own))
+        self.assertNotIn("without --o3-r2", self.solved("chunks", *own))
+        self.assertIn("without --o3-r2", self.solved("chunks"))
 
     def test_solvers_speak_of_options(self):
         code, out, errors = run("solve", "swap", "--experts", "16", "--tokens", "64")

@@ -27,6 +27,68 @@ class Perf(unittest.TestCase):
         self.assertEqual(code, 1, errors)
         self.assertIn(said, errors)
 
+    def measured(self, program, *arguments, **variables):
+        """Returns the output, its lines of figures and the JSON."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "results.json")
+            code, out, errors = run(program, *arguments, "-J", path, **variables)
+            self.assertEqual(code, 0, out + errors)
+            with open(path, encoding="utf-8") as file:
+                return out, [line for line in out.splitlines() if line[:1] == " "], json.load(file)
+
+    def check_line_of_nccl_tests(self, program, size, count, type_, *arguments, op="none", in_place_checked=True, **bandwidths):
+        """A line and its result are those that nccl-tests 2.19.6 (a0b82b2) writes, apart from the times."""
+        usual = ["--ranks", "4", "-b", "4K", "-e", "4K", "-n", "3"]
+        out, lines, result = self.measured(program, *usual, *arguments)
+        figure, wrong = r" +(\d[\d.e+]*)", ("0", "0" if in_place_checked else "N/A")
+        pattern = rf"{size:12}  {count:12}  {type_:>8}  {op:>6}  {-1:6}{figure * 3} +{wrong[0]}{figure * 3} +{wrong[1]}"
+        self.assertEqual(len(lines), 1, out)
+        self.assertRegex(lines[0], "^" + pattern + "$")
+        self.assertEqual(len(lines[0]), 12 + 14 + 10 + 8 + 8 + 2 * (9 + 8 + 8 + 8))
+        line = result["results"][0]
+        self.assertEqual([line[key] for key in ("size", "count", "type", "redop", "root")], [size, count, type_, op, "    -1"])
+        places = [line["out_of_place"], line["in_place"]]
+        self.assertEqual([set(place) for place in places], [{"time", "alg_bw", "bus_bw", "nwrong"}] * 2)
+        self.assertEqual([place["nwrong"] for place in places], [0, 0 if in_place_checked else None])
+        for place in places:
+            self.assertAlmostEqual(place["alg_bw"] / (size / place["time"] / 1e3), bandwidths.get("alg", 1))
+            self.assertAlmostEqual(place["bus_bw"] / place["alg_bw"], bandwidths.get("bus", 1))
+        self.assertAlmostEqual(result["average_bus_bandwidth"]["bandwidth"], (places[0]["bus_bw"] + places[1]["bus_bw"]) / 2)
+
+    def test_lines_and_json_are_those_of_nccl_tests(self):
+        self.check_line_of_nccl_tests("all_reduce_perf", 4096, 1024, "float", op="sum", bus=1.5)
+        self.check_line_of_nccl_tests("all_reduce_perf", 4096, 2048, "half", "-d", "float16", "-o", "max", op="max", bus=1.5)
+        self.check_line_of_nccl_tests("all_reduce_perf", 4096, 4096, "f8e4m3", "-d", "f8e4m3", op="sum", bus=1.5)
+        self.check_line_of_nccl_tests("sendrecv_perf", 4096, 512, "double", "-d", "float64", in_place_checked=False)
+        self.check_line_of_nccl_tests("hypercube_perf", 4096, 256, "float", alg=0.75)
+        self.check_line_of_nccl_tests("hypercube_perf", 4096, 256, "float", "--ranks", "1", "-g", "4", "--stream", "1", alg=0.75)
+
+    def test_a_hypercube_needs_a_power_of_two(self):
+        for ranks in ("1", "2", "8"):
+            _, _, result = self.measured("hypercube_perf", "--ranks", ranks, "-b", "8", "-e", "64K", "-f", "8", "-n", "3", "-m", "2")
+            self.assertEqual(result["out_of_bounds"]["count"], 0)
+        self.refuses("hypercube_perf", ["--ranks", "6"], "hypercube_perf runs on a power of two of ranks, not on 6")
+
+    def test_results_are_never_overwritten(self):
+        usual = ["--ranks", "1", "-b", "8", "-e", "8", "-n", "1"]
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "r")
+            for name in ("r", "r.0", "r.1"):
+                code, out, errors = run("all_reduce_perf", *usual, "-J", path)
+                self.assertEqual(code, 0, errors)
+                self.assertIn(f"# Writing JSON output to {os.path.join(folder, name)}\n", out)
+            self.assertEqual(sorted(os.listdir(folder)), ["r", "r.0", "r.1"])
+            for name in os.listdir(folder):
+                with open(os.path.join(folder, name), encoding="utf-8") as file:
+                    self.assertEqual(json.load(file)["version"], 3)
+        code, out, errors = run("all_reduce_perf", *usual, "-J", "/dev/null")
+        self.assertEqual(code, 0, errors)
+        self.assertIn("# Writing JSON output to /dev/null\n", out)
+
+    def test_a_device_that_is_not_taken_is_said(self):
+        _, out, _ = run("all_reduce_perf", "--ranks", "1", "-b", "8", "-e", "8", "-n", "1", NCCL_TESTS_DEVICE="1")
+        self.assertIn("# note: NCCL_TESTS_DEVICE has no effect: ranks take the devices of CUDA_VISIBLE_DEVICES in turn", out)
+
     def test_sizes_without_anything_to_measure_are_refused(self):
         self.refuses("expert_all_reduce_perf", ["-b", "8M"], "-b is 8388608 and -e is 4194304: give sizes with -b at most -e")
         self.refuses("alltoall_allgather_perf", ["-b", "512K"], "-b is 524288 and -e is 262144")
@@ -65,10 +127,8 @@ class Perf(unittest.TestCase):
             self.assertIn("top-2 of 4 experts", out)
 
     def test_each_process_has_its_times(self):
-        with tempfile.NamedTemporaryFile() as file:
-            code, _, errors = run("all_reduce_perf", "--procs", "2", "--ranks", "2", "-b", "8", "-e", "8", "-n", "5", "-I", "1", "-J", file.name)
-            self.assertEqual(code, 0, errors)
-            times = json.load(file)["results"][0]["out_of_place_per_iter"]
+        _, _, result = self.measured("all_reduce_perf", "--procs", "2", "--ranks", "2", "-b", "8", "-e", "8", "-n", "5", "-I", "1")
+        times = result["results"][0]["out_of_place_per_iter"]
         rows = times["per_process_max_times_us"]
         self.assertEqual([len(row) for row in rows], [5, 5])
         self.assertEqual([max(both) for both in zip(*rows)], times["times_us"])
@@ -134,10 +194,8 @@ class Perf(unittest.TestCase):
 
     def test_groups_of_processes_run_side_by_side(self):
         usual = ["-b", "64", "-e", "64", "-n", "2"]
-        with tempfile.NamedTemporaryFile() as file:
-            code, out, errors = run("all_reduce_perf", "--procs", "2", "--ranks", "2", *usual, "-J", file.name, NCCL_TESTS_SPLIT="MOD 2")
-            self.assertEqual(code, 0, errors)
-            self.assertEqual([device["group"] for device in json.load(file)["config"]["devices"]], [0, 0, 1, 1])
+        out, _, result = self.measured("all_reduce_perf", "--procs", "2", "--ranks", "2", *usual, NCCL_TESTS_SPLIT="MOD 2")
+        self.assertEqual([device["group"] for device in result["config"]["devices"]], [0, 0, 1, 1])
         self.assertIn("NCCL_TESTS_SPLIT MOD 2: groups of 2 ranks run side by side", out)
         code, out, errors = run("all_reduce_perf", "--procs", "4", *usual, NCCL_TESTS_SPLIT_MASK="1")
         self.assertEqual(code, 0, errors)

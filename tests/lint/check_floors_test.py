@@ -65,6 +65,15 @@ class CheckFloors(unittest.TestCase):
             self.assertEqual((code, len(out.splitlines())), (1, 1), out)
             self.assertIn(name, out)
 
+    def test_the_scale_of_repetitions_is_no_switch(self):
+        good = {"tests/fault/a_test.cc": "for (int i = 0; i < scaled(30); ++i) go();\nif (test_scale() >= 4) counts.push_back(16);\n",
+                "tests/support/b.cc": "int scaled(int n) { return n * test_scale(); }\n"}
+        self.assertEqual(findings(good, ["scale"]), (0, ""))
+        for bad in ("if (test_scale() < 1) GTEST_SKIP();", "if (testing::test_scale() < 1) return;", "if (test_scale() >= 1) {"):
+            code, out = findings({**good, "tests/unit/c_test.cc": bad + "\n"}, ["scale"])
+            self.assertEqual((code, len(out.splitlines())), (1, 1), out)
+            self.assertIn("tests/unit/c_test.cc:1", out)
+
     def test_upstairs(self):
         self.broken("src/base/x.cc", '#include "src/exec/host.h"\n', "downstairs")
 

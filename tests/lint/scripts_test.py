@@ -171,11 +171,55 @@ class Scripts(unittest.TestCase):
         os.close(writer)
         self.assertEqual(done.stderr, "")
 
-    def test_a_line_of_the_scoreboard_that_runs_no_test_fails(self):
+    def scoreboard(self):
         spec = importlib.util.spec_from_loader("scoreboard", importlib.machinery.SourceFileLoader("scoreboard", os.path.join(TOOLS, "scoreboard")))
         scoreboard = importlib.util.module_from_spec(spec)
         sys.dont_write_bytecode = True
         spec.loader.exec_module(scoreboard)
+        return scoreboard
+
+    def test_each_line_of_the_scoreboard_that_ran_says_on_which_commit(self):
+        scoreboard = self.scoreboard()
+        for number, row in scoreboard.read().items():
+            if row["date"] > "2026-11-29":
+                self.assertRegex(row.get("commit", ""), r"^[0-9a-f]{7,40}\+?$", f"line {number}: run it again")
+                self.assertGreater(row.get("cases", 0), 0, f"line {number}: no test of it ran")
+
+    def test_the_scoreboard_records_commit_cases_and_figures(self):
+        scoreboard = self.scoreboard()
+        log = ("[       OK ] A.x (1 ms)\n[          ] 50 trials (AQueuePairBreaks): the last rank returned at most 900 ms after the event\n"
+               "[       OK ] A.y (1 ms)\n[       OK ] A.x (1 ms)\nRan 9 tests in 1.8s\n  faults: 4 cases, ended with 0, 9.1 s\n")
+        self.assertEqual(scoreboard.cases_of(log), 15)
+        with tempfile.TemporaryDirectory() as folder:
+            program = os.path.join(folder, "program")
+            with open(program, "w", encoding="utf-8") as f:
+                f.write("#!/bin/sh\ncat <<'E'\n" + log + 'E\necho "$SCALE trials of scale"\n')
+            os.chmod(program, 0o755)
+            good, figures, cases = scoreboard.Step(program, SCALE=1.0).run(True)
+            self.assertEqual((good, cases), (True, 15))
+            self.assertEqual(figures, "50 trials (AQueuePairBreaks): the last rank returned at most 900 ms after the event")
+            scoreboard.RECORD, scoreboard.PAGE = (os.path.join(folder, name) for name in ("r.json", "r.md"))
+            scoreboard.LINES = {1: ("a promise", [scoreboard.Step(program)])}
+            scoreboard.commit = lambda: "0123abcd+"
+            arguments, sys.argv = sys.argv, ["scoreboard"]
+            try:
+                with self.assertRaises(SystemExit) as end:
+                    scoreboard.main()
+            finally:
+                sys.argv = arguments
+            self.assertEqual(end.exception.code, 0)
+            self.assertEqual([scoreboard.read()["1"][key] for key in ("commit", "cases", "size")], ["0123abcd+", 15, "full"])
+            with open(scoreboard.PAGE, encoding="utf-8") as f:
+                self.assertIn(" | 15 | full | 0123abcd+ | ", f.read())
+
+    def test_the_scoreboard_runs_all_rdma_faults_and_the_checks_of_symbols_and_style(self):
+        lines = self.scoreboard().LINES
+        self.assertEqual(lines[29][1][0].numbers, {"MOECCL_TEST_RDMA_SCALE": 1.0})
+        self.assertEqual([step.command.split()[0] for step in lines[28][1]],
+                         ["tests/abi/interface_test.py", "tools/check-floors", "shim/nccl_preload_test", "tools/tidy"])
+
+    def test_a_line_of_the_scoreboard_that_runs_no_test_fails(self):
+        scoreboard = self.scoreboard()
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "program")
             for said, good in (("[  PASSED  ] 0 tests.", False), ("[  SKIPPED ] a.b\n[  PASSED  ] 0 tests.", None), ("[  PASSED  ] 1 test.", True)):

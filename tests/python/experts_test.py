@@ -8,6 +8,11 @@ import unittest
 import moeccl
 from ranks import in_processes, in_threads
 
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
 TOKENS, HIDDEN, EXPERTS, TOP_K = 6, 4, 4, 2
 
 
@@ -172,6 +177,52 @@ class Experts(unittest.TestCase):
                 moeccl.pipeline.tensor_all_to_all_v(comm, send, floats(1), counts)
 
         in_threads(4, work, topology="node:2 gpu:2")
+
+    @unittest.skipIf(numpy is None, "needs NumPy")
+    def test_a_tensor_parallel_group_sends_each_token_once(self):
+        """The layer of tests/conformance/pipeline_conformance_test.cc, forward and backward, on nodes of two sizes."""
+        n_tokens, hidden, e = 37, 21, 2
+        places, elements = numpy.arange(n_tokens), numpy.arange(hidden)
+        weights = (1 + (places[:, None] + numpy.arange(2)) % 3).astype("f")
+
+        def index_of(group):
+            first = (places * 7 + group * 3) % (2 * e)
+            index = numpy.stack([first, (first + 1 + places % (2 * e - 1)) % (2 * e)], 1)
+            index[5] = -1
+            return index
+
+        def tokens_of(group, what):
+            return ((group * 5 + places[:, None] * 3 + elements * 7 + what) % 11 - 5).astype("f")
+
+        def work(comm):
+            group = min(comm.rank, 1)
+            index, outside = index_of(group), [r for r in range(3) if min(r, 1) != group]
+            crossing = sum(int((index_of(s) // 2 == 1 - s).any(1).sum()) * hidden * 4 for s in range(e))
+
+            def sent():
+                return sum(comm.traffic()[r].bytes for r in outside)
+
+            step = moeccl.pipeline.dispatch(comm, tokens_of(group, 0), index, 2 * e, weights)
+            self.assertEqual(sum(step.row_counts), len(step.rows))
+            factor = ((step.topk_index + 1) * step.topk_weights * (step.topk_index // 2 == group)).sum(1, keepdims=True).astype("f")
+            wanted = ((index + 1) * weights).sum(1, keepdims=True)  # 0 for the token without experts
+            bytes_of = numpy.zeros(2, "q")
+            for what in (0, 1):
+                at = sent()
+                rows = step.send(tokens_of(group, what))
+                bytes_of[0] = sent() - at
+                if what == 0:
+                    numpy.testing.assert_array_equal(rows, step.rows)
+                y = step.combine(rows * factor)
+                bytes_of[1] = sent() - at - bytes_of[0]
+                numpy.testing.assert_array_equal(y, wanted * tokens_of(group, what))
+                comm.all_reduce(bytes_of)
+                self.assertEqual(list(bytes_of), [crossing, crossing])
+            for wrong, words in ((index[:, 0], "give .tokens, hidden"), (index + 2, "give 0 to 3"), (index * 1.0, "holds float64")):
+                with self.assertRaisesRegex(ValueError, words):
+                    moeccl.pipeline.dispatch(comm, tokens_of(group, 0), wrong, 2 * e)
+
+        in_threads(3, work, topology="node:2 gpu:1+2")
 
     def test_choices_go_to_replicas_within_capacity(self):
         placement = moeccl.Placement(2, [0, 0, 0, 1], slots_per_rank=2)

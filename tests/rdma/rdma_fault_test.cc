@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank is killed, a cable is pulled or a rank freezes in the middle of operations between two hosts. Every survivor
-// returns an error that names a culprit within the communicator's timeout plus 2 s, and nothing is left behind: no
-// process, shared memory, queue pair, region or completion queue. Runs in tools/rdma-vm's machine, over the network
-// that MOECCL_NET names.
+// A rank is killed, a cable is pulled, a rank freezes or its queue pair goes to the error state in the middle of
+// operations between two hosts. Every survivor returns an error that names a culprit within the communicator's timeout
+// plus 2 s, and nothing is left behind: no process, shared memory, queue pair, region or completion queue. Runs in
+// tools/rdma-vm's machine, over the network that MOECCL_NET names.
 #include <dirent.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cctype>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <random>
 #include <set>
@@ -65,7 +66,7 @@ struct Outcome {
   std::atomic<int> ended;
 };
 
-enum class Fault { kKill, kCable, kRdmaCable, kFreeze };
+enum class Fault { kKill, kCable, kRdmaCable, kFreeze, kQueuePair };
 
 // One draw: n ranks on two hosts, what they call, which rank fails and when.
 struct Trial {
@@ -74,8 +75,8 @@ struct Trial {
   moecclOp_t op = moecclOpAllReduce;
   size_t count = 1;
   bool on_host_of_victim(int rank) const { return rank * 2 / n == victim * 2 / n; }
-  // The ranks that may be blamed: the victim, or the ranks beyond a pulled cable. A rank that waits only for its own
-  // host is told by others, and they name some rank beyond the cable.
+  // The ranks that may be blamed: the victim, or the ranks beyond a pulled cable or a broken queue pair. A rank that
+  // waits only for its own host is told by others, and they name some rank beyond the cable.
   bool culprit(int rank, int by) const {
     if (fault == Fault::kKill || fault == Fault::kFreeze) return rank == victim;
     return rank * 2 / n != by * 2 / n;
@@ -140,6 +141,9 @@ void strike(const Trial& t, const TestHosts& hosts, pid_t victim, Outcome& outco
     case Fault::kRdmaCable:
       EXPECT_TRUE(hosts.pull_rdma_cable(host));
       break;
+    case Fault::kQueuePair:
+      kill(victim, SIGUSR2);  // see breaking_ibverbs.cc
+      break;
     case Fault::kFreeze:
       kill(victim, SIGSTOP);
       // The victim stays frozen until no rank waits for it. Then it goes, and its own memory with it.
@@ -193,8 +197,8 @@ void run_trials(int n, Fault first, Fault second) {
     longest = std::max(longest, run_trial(t, before));
     if (::testing::Test::HasFailure()) return;
   }
-  printf("[          ] %d trials; the last rank returned at most %lld ms after the event, timeout %d ms\n", n,
-         static_cast<long long>(longest), kTimeoutMs);
+  printf("[          ] %d trials (%s): the last rank returned at most %lld ms after the event, timeout %d ms\n", n,
+         ::testing::UnitTest::GetInstance()->current_test_info()->name(), static_cast<long long>(longest), kTimeoutMs);
 }
 
 bool over_rdma() {
@@ -208,6 +212,15 @@ TEST(RdmaFault, ARankIsKilled) { run_trials(scaled(50), Fault::kKill, Fault::kKi
 // gone.
 TEST(RdmaFault, ACableIsPulled) {
   run_trials(std::max(2, scaled(10)), Fault::kCable, over_rdma() ? Fault::kRdmaCable : Fault::kCable);
+}
+
+// Its NIC has no way to the peer any more; the peer's NIC gets no answers.
+TEST(RdmaFault, AQueuePairBreaks) {
+  if (!over_rdma()) GTEST_SKIP() << "only over RDMA";
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe");
+  setenv("MOECCL_IB_LIBRARY", (self.parent_path() / "libbreaking_ibverbs.so").c_str(), 1);  // read by each rank
+  run_trials(scaled(50), Fault::kQueuePair, Fault::kQueuePair);
+  unsetenv("MOECCL_IB_LIBRARY");
 }
 
 TEST(RdmaFault, ARankFreezes) { run_trials(scaled(5), Fault::kFreeze, Fault::kFreeze); }

@@ -18,6 +18,10 @@ ROOT = HERE.parent.parent
 
 # Set for every program: the network between the hosts, and a longer patience for an emulated processor.
 COMMON = {"MOECCL_NET": "verbs", "MOECCL_TEST_REQUIRE_NET": "verbs", "MOECCL_TEST_PATIENCE": "5"}
+FIGURES = "[          ] "  # begins the lines of a gtest program's log that are shown in any case
+
+# How many of the faults are tried; all of them take half an hour.
+FAULTS = float(os.environ.get("MOECCL_TEST_RDMA_SCALE", os.environ.get("MOECCL_TEST_SCALE", "0.2")))
 
 
 class Program:
@@ -56,16 +60,17 @@ GROUPS = {
              [Program("link_contract", ["tests/unit_transport"], filter="*LinkContract*/verbs:VerbsOnADevice*", NCCL_IB_HCA="rxe0")],
     # The shapes are small, because each MoE shape runs both layouts, forward and backward, with every algorithm.
     "conformance":
-        conformance("1+1", "*_2processes", moe="*TwoHostsOfOne", experts="*TwoRanks", hybrid="*TwoHostsOfOne", replace="*TwoHostsOfOne") +
+        conformance("1+1", "*_2processes", moe="*TwoHostsOfOne", experts="*TwoRanks", hybrid="*TwoHostsOfOne", replace="*TwoHostsOfOne",
+                    pipeline="*ALayer*/2") +
         conformance("2+2", "*_4processes", moe="*ChoicesLeftEmpty:*CapacityDrops", experts="*ManyChunks", hybrid="*LargeExperts",
-                    replace="*TwoNodesOfTwo", migration="*FiftyTimes") +
+                    replace="*TwoNodesOfTwo", migration="*FiftyTimes", swap="*FourRanksAuto", gradient="Shapes*FiftyTimes") +
         conformance("3+1", "*_4processes", moe="*ChoicesLeftEmpty:*NoTokensOnSomeRanks", experts="*ManyChunks", hybrid="*BothLevels",
                     replace="*TwoNodesOfTwo"),
     # These limits are what the library promises, so no patience applies except the caller's. MOECCL_TEST_SCALE=1 kills
-    # 50 ranks, pulls 10 cables and freezes 5 ranks.
-    "faults": [Program("faults", ["tests/rdma/rdma_fault_test"], limit_s=600,
+    # 50 ranks, breaks 50 queue pairs, pulls 10 cables and freezes 5 ranks.
+    "faults": [Program("faults", ["tests/rdma/rdma_fault_test"], limit_s=600 if FAULTS < 0.5 else 3600,
                        MOECCL_TEST_PATIENCE=os.environ.get("MOECCL_FAULT_PATIENCE", "1"),
-                       MOECCL_TEST_SCALE=os.environ.get("MOECCL_TEST_RDMA_SCALE", os.environ.get("MOECCL_TEST_SCALE", "0.2")))],
+                       MOECCL_TEST_SCALE=str(FAULTS))],
     "rates": [Program(name, [f"tests/rdma/{name}", "BUILD"], limit_s=400) for name in ["rates", "dispatch"]],
 }
 
@@ -95,7 +100,7 @@ def suites_of(program, out):
     log = out / f"{program.name}.log"
     text = log.read_text(errors="replace") if log.exists() else "it was not started\n"
     how = "did not end, or was not run" if code is None else f"ended with {code}"
-    print(f"  {program.name}: {how}, {seconds:.1f} s")
+    print("".join(f"{line}\n" for line in text.splitlines() if line.startswith(FIGURES)), end="")
     suites = []
     if report.exists() and not program.script:
         try:
@@ -106,6 +111,8 @@ def suites_of(program, out):
         suite.set("name", f"{program.name}.{suite.get('name')}")
         for case in suite.iter("testcase"):
             case.set("classname", f"{program.name}.{case.get('classname')}")
+    passed = sum(case.find("failure") is None and case.get("status") == "run" for suite in suites for case in suite.iter("testcase"))
+    print(f"  {program.name}: {passed} cases, {how}, {seconds:.1f} s")
     told = any(case.find("failure") is not None for suite in suites for case in suite.iter("testcase"))
     if code != 0 and not told or not suites or not any(True for suite in suites for _ in suite.iter("testcase")):
         # A script, or a program that died or ran no test.

@@ -111,5 +111,37 @@ TEST(ShimAbort, AfterARevocationEndsAGroup) { end_one_after_another(Ends::kRevok
 TEST(ShimAbort, AfterARevocationAndAShrinkEndsAGroup) { end_one_after_another(Ends::kRevokesAndShrinks, false); }
 TEST(ShimAbort, AfterAShrinkEndsAGroup) { end_one_after_another(Ends::kShrinks, false); }
 
+// Until the last of the three is aborted, the group uses them all.
+void abort_three(bool on_stream) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    ncclComm_t comms[3] = {};
+    ASSERT_NCCL(ncclCommInitRank(&comms[0], 2, meet(*board, rank), rank));
+    for (int i = 1; i < 3; ++i) ASSERT_NCCL(ncclCommSplit(comms[0], 0, 0, &comms[i], nullptr));
+    if (rank == 1) {
+      while (board->counters[0].load() == 0) usleep(1000);
+      for (const ncclComm_t comm : comms) EXPECT_NCCL(ncclCommAbort(comm));
+      return;
+    }
+    int32_t one = 1, sums[3] = {};
+    const HostStream stream;
+    std::thread caller([&] {
+      ASSERT_NCCL(ncclGroupStart());
+      for (int i = 0; i < 3; ++i)
+        ASSERT_NCCL(ncclAllReduce(&one, &sums[i], 1, ncclInt32, ncclSum, comms[i], on_stream ? stream.get() : nullptr));
+      EXPECT_EQ(ncclGroupEnd(), on_stream ? ncclSuccess : ncclInvalidUsage);
+    });
+    usleep(100'000);
+    const auto begun = std::chrono::steady_clock::now();
+    for (const ncclComm_t comm : comms) EXPECT_NCCL(ncclCommAbort(comm));
+    EXPECT_LT(seconds_since(begun), patient(1.5));
+    caller.join();
+    board->counters[0].store(1);
+  });
+}
+
+TEST(ShimAbort, OneAfterAnotherDoesNotWaitForTheGroupEachTime) { abort_three(false); }
+TEST(ShimAbort, OneAfterAnotherDoesNotWaitForTheGroupOnAStreamEachTime) { abort_three(true); }
+
 }  // namespace
 }  // namespace moeccl::testing

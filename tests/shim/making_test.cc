@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators that are being made under the shim: how long ranks wait for each other, where they meet, and how an
-// abort ends the wait.
-#include <ifaddrs.h>
-#include <netdb.h>
+// Communicators that are being made under the shim: how long ranks wait for each other, and how an abort or a failure
+// ends the wait.
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
@@ -14,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "src/base/shim_requests.h"
@@ -37,6 +36,8 @@ struct Answers {
   bool earlier = false;               // as a library that does not know the shim's request for an id
   int64_t id_ms = -1;                 // in place of what the shim asks for
   std::atomic<int> threads_left{-1};  // so many can be started; -1: no limit
+  std::atomic<int> threads_held{0};   // so many wait, before they begin, for
+  std::atomic<bool> lets_go{false};
   std::function<void()> on_data_connection;
 } answers;
 
@@ -96,7 +97,18 @@ extern "C" __attribute__((visibility("default"))) int pthread_create(pthread_t* 
     answers.threads_left = 0;
     return EAGAIN;
   }
-  return real(thread, attributes, body, argument);
+  if (answers.threads_held.load() == 0 || answers.threads_held.fetch_sub(1) <= 0)
+    return real(thread, attributes, body, argument);
+  struct Held {
+    void* (*body)(void*);
+    void* argument;
+  };
+  const auto wait = [](void* given) -> void* {
+    const std::unique_ptr<Held> held(static_cast<Held*>(given));
+    while (!answers.lets_go.load()) usleep(1000);
+    return held->body(held->argument);
+  };
+  return real(thread, attributes, wait, new Held{body, argument});
 }
 // The library sets this option on connections between hosts only.
 extern "C" __attribute__((visibility("default"))) int setsockopt(int fd, int level, int name, const void* value,
@@ -194,6 +206,44 @@ TEST(ShimMaking, ARankThatFailsEndsItsGroup) {
       const std::string why = ncclGetLastError(nullptr);
       EXPECT_EQ(why.find("abort"), std::string::npos) << why;
       for (const ncclComm_t comm : comms) EXPECT_EQ(comm, nullptr);
+    });
+  }
+}
+
+// Rank 1 comes too late to what rank 0 makes from the communicator of both.
+TEST(ShimMaking, ARankThatFailsEndsWhatItsGroupMakesFromOthers) {
+  for (const bool grows : {false, true}) {
+    Board* board = new_board();
+    in_processes(2, [&](int rank) {
+      alarm(20);
+      for (const char* name : {"MOECCL_TIMEOUT_MS", "MOECCL_INIT_TIMEOUT_MS"}) unsetenv(name);
+      ncclComm_t comm = nullptr, made = nullptr, other = nullptr;
+      ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+      ncclUniqueId id;
+      const auto make = [&] {
+        return grows ? ncclCommGrow(comm, 3, rank == 0 ? &id : nullptr, -1, &made, nullptr)
+                     : ncclCommSplit(comm, 0, 0, &made, nullptr);
+      };
+      if (rank == 1) {
+        while (board->counters[0].load() == 0) usleep(1000);
+        EXPECT_EQ(make(), ncclRemoteError) << ncclGetLastError(nullptr);
+        EXPECT_NCCL(ncclCommAbort(comm));
+        return;
+      }
+      ASSERT_NCCL(ncclCommGetUniqueId(comm, &id));
+      answers.failing_rank = 0;
+      const auto begun = std::chrono::steady_clock::now();
+      ASSERT_NCCL(ncclGroupStart());
+      ASSERT_NCCL(make());
+      ASSERT_NCCL(ncclCommInitRank(&other, 1, id, 0));
+      EXPECT_EQ(ncclGroupEnd(), ncclSystemError) << ncclGetLastError(nullptr);
+      EXPECT_LT(seconds_since(begun), patient(2));
+      EXPECT_EQ(made, nullptr);
+      // The communicator has ended, for a further split too.
+      EXPECT_EQ(ncclCommSplit(comm, 0, 0, &made, nullptr), ncclInvalidUsage) << ncclGetLastError(nullptr);
+      EXPECT_NCCL(ncclCommDestroy(comm));
+      EXPECT_LT(seconds_since(begun), patient(4));
+      board->counters[0].store(1);
     });
   }
 }
@@ -346,6 +396,24 @@ TEST(ShimMaking, AnAbortedSplitTakesNoOtherWay) {
   });
 }
 
+// The thread that splits begins only after the parent has been aborted, as it would after a revocation.
+TEST(ShimMaking, ASplitThatBeginsAfterAnAbortTakesNoOtherWay) {
+  in_processes(1, [](int) {
+    ncclUniqueId id;
+    ncclComm_t part = nullptr;
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    const ncclComm_t comm = nonblocking(1, id, 0);
+    answers.threads_held = 1;
+    EXPECT_EQ(ncclCommSplit(comm, 0, 0, &part, nullptr), ncclInProgress);
+    EXPECT_NCCL(ncclCommAbort(part));
+    std::thread aborts([&] { EXPECT_NCCL(ncclCommAbort(comm)); });
+    usleep(200'000);
+    answers.lets_go = true;
+    aborts.join();
+    EXPECT_EQ(asked.shrinks, 0);
+  });
+}
+
 // Rank 2 neither shrinks nor dies.
 TEST(ShimMaking, AnAbortEndsWhatIsBeingShrunkFromIt) {
   for (const bool own : {false, true}) {
@@ -418,105 +486,6 @@ TEST(ShimMaking, DeregistrationIsPossibleWhileSuspended) {
     ASSERT_NCCL(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
     EXPECT_NCCL(ncclCommDeregister(comm, handle));
     EXPECT_NCCL(ncclCommAbort(comm));
-  });
-}
-
-// Every process makes the id itself. Rank 1 comes first, and all meet twice.
-void meet_by_place(const std::string& place) {
-  Board* board = new_board();
-  in_processes(3, [&](int rank) {
-    setenv("NCCL_COMM_ID", place.c_str(), 1);
-    if (rank != 1) usleep(300'000);
-    ncclComm_t comms[2] = {};
-    for (ncclComm_t& comm : comms) {
-      ncclUniqueId id;
-      ASSERT_NCCL(ncclGetUniqueId(&id));
-      ASSERT_NCCL(ncclCommInitRank(&comm, 3, id, rank));
-      int32_t sum = 1 << rank;
-      ASSERT_NCCL(ncclAllReduce(&sum, &sum, 1, ncclInt32, ncclSum, comm, nullptr));
-      EXPECT_EQ(sum, 7);
-    }
-    ncclComm_t rest = nullptr;
-    int excluded = 1;
-    if (rank != 1) {
-      ASSERT_NCCL(ncclCommShrink(comms[0], &excluded, 1, &rest, nullptr, NCCL_SHRINK_DEFAULT));
-      EXPECT_NCCL(ncclCommDestroy(rest));
-    }
-    board->counters[0].fetch_add(1);
-    while (board->counters[0].load() < 3) usleep(1000);
-    for (ncclComm_t comm : comms) EXPECT_NCCL(ncclCommDestroy(comm));
-  });
-}
-
-// Returns an address of this host that is not loopback; empty if it has none.
-std::string own_address() {
-  ifaddrs* all = nullptr;
-  if (getifaddrs(&all) != 0) return "";
-  std::string found;
-  for (const ifaddrs* i = all; i != nullptr && found.empty(); i = i->ifa_next) {
-    char text[NI_MAXHOST];
-    if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET) continue;
-    if (getnameinfo(i->ifa_addr, sizeof(sockaddr_in), text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) continue;
-    if (std::strncmp(text, "127.", 4) != 0) found = text;
-  }
-  freeifaddrs(all);
-  return found;
-}
-
-TEST(ShimMaking, RanksMeetAtNcclCommId) { meet_by_place("localhost:" + std::to_string(20000 + getpid() % 10000)); }
-
-TEST(ShimMaking, RanksOfSeveralHostsMeetAtNcclCommIdWithASecret) {
-  const std::string address = own_address();
-  if (address.empty()) GTEST_SKIP() << "this host has only loopback addresses";
-  const std::string place = address + ":" + std::to_string(20000 + getpid() % 10000);
-  in_processes(1, [&](int) {
-    setenv("NCCL_COMM_ID", place.c_str(), 1);
-    ncclUniqueId id;
-    EXPECT_EQ(ncclGetUniqueId(&id), ncclInvalidUsage);
-    const std::string why = ncclGetLastError(nullptr);
-    for (const char* part : {"NCCL_COMM_ID", place.c_str(), "MOECCL_SECRET"})
-      EXPECT_NE(why.find(part), std::string::npos) << why;
-  });
-  setenv("MOECCL_SECRET", "sixteen characters or more", 1);
-  meet_by_place(place);
-  unsetenv("MOECCL_SECRET");
-}
-
-// All ranks but 0 know only the place, at which several communicators meet.
-TEST(ShimMaking, RanksOfOneProcessMeetAtNcclCommId) {
-  std::vector<std::string> hosts = {"localhost"};
-  if (const std::string address = own_address(); !address.empty()) hosts.push_back(address);
-  for (const std::string& host : hosts) {
-    in_processes(1, [&](int) {
-      setenv("NCCL_COMM_ID", (host + ":" + std::to_string(20000 + getpid() % 10000)).c_str(), 1);
-      setenv("MOECCL_SECRET", "sixteen characters or more", 1);
-      for (int round = 0; round < 2; ++round) {
-        ncclUniqueId id;
-        ncclComm_t comms[3] = {};
-        ASSERT_NCCL(ncclGetUniqueId(&id));
-        ASSERT_NCCL(ncclGroupStart());
-        for (int r = 0; r < 3; ++r) ASSERT_NCCL(ncclCommInitRank(&comms[r], 3, id, r));
-        ASSERT_NCCL(ncclGroupEnd());
-        float values[3] = {1, 2, 4};
-        ASSERT_NCCL(ncclGroupStart());
-        for (int r = 0; r < 3; ++r)
-          ASSERT_NCCL(ncclAllReduce(&values[r], &values[r], 1, ncclFloat32, ncclSum, comms[r], nullptr));
-        ASSERT_NCCL(ncclGroupEnd());
-        for (const float v : values) EXPECT_EQ(v, 7);
-        for (const ncclComm_t comm : comms) EXPECT_NCCL(ncclCommDestroy(comm));
-      }
-    });
-  }
-}
-
-TEST(ShimMaking, AnNcclCommIdThatIsNoPlaceIsNamed) {
-  in_processes(1, [](int) {
-    setenv("NCCL_COMM_ID", "here", 1);
-    ncclUniqueId id;
-    EXPECT_EQ(ncclGetUniqueId(&id), ncclInvalidArgument);
-    const std::string why = ncclGetLastError(nullptr);
-    EXPECT_NE(why.find("NCCL_COMM_ID"), std::string::npos) << why;
-    EXPECT_NE(why.find("host:port"), std::string::npos) << why;
   });
 }
 

@@ -165,8 +165,7 @@ std::unique_ptr<TestHosts> TestHosts::create(const HostsOptions& options, std::s
 TestHosts::~TestHosts() {
   // Restores the hosts for the next test.
   for (int host = 0; rdma_ && touched_ && host < n(); ++host) {
-    run(host, "tc qdisc del dev eth0 root 2>/dev/null; true");
-    plug_in(host, "up");
+    repair(host);
   }
   for (int host = 0; rdma_ && touched_ && host < n(); ++host) {
     run(host, "for i in $(seq 100); do ip link show eth0 | grep -q 'state UP' && exit; sleep 0.05; done; exit 1");
@@ -226,6 +225,10 @@ bool TestHosts::plug_in(int host, const char* state) const {
 bool TestHosts::pull_rdma_cable(int host) const { return plug_in_rdma(host, "down"); }
 
 bool TestHosts::pull_cable(int host) const { return plug_in(host, "down"); }
+
+bool TestHosts::repair(int host) const {
+  return run(host, "tc qdisc del dev eth0 root 2>/dev/null; true") && plug_in(host, "up");
+}
 
 int64_t TestHosts::sent_bytes(int host, int interface) const {
   std::string text;

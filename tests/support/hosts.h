@@ -51,6 +51,8 @@ class TestHosts {
   // Pulls the RDMA cable only, in tools/rdma-vm's machine.
   bool pull_rdma_cable(int host) const;
   bool drop_what_it_sends(int host) const { return run(host, "tc qdisc replace dev eth0 root blackhole"); }
+  // Ends what the three have done, on hosts without `rate`.
+  bool repair(int host) const;
   // Returns the bytes that the host's interface has sent since it was created, including frames.
   int64_t sent_bytes(int host, int interface = 0) const;
 

@@ -20,11 +20,6 @@
 #include "tests/support/hosts.h"
 #include "tests/support/report.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define MOECCL_TEST_SANITIZED 1
-#else
-#define MOECCL_TEST_SANITIZED 0
-#endif
 // Present only under LeakSanitizer.
 extern "C" __attribute__((weak)) int __lsan_do_recoverable_leak_check();
 
@@ -439,7 +434,7 @@ bool Meeting::wait_for(int n) const {
 double test_scale() {
   const char* text = getenv("MOECCL_TEST_SCALE");
   if (text != nullptr) return atof(text);
-  return MOECCL_TEST_SANITIZED ? 0.1 : 1.0;
+  return sanitized() ? 0.1 : 1.0;
 }
 
 int scaled(int n) { return std::max(1, static_cast<int>(n * test_scale())); }

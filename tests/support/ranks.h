@@ -32,6 +32,7 @@ using tests::fair_now_ms;
 using tests::free_port;
 using tests::now_ms;
 using tests::patient_ms;
+using tests::sanitized;
 using tests::Stopwatch;
 
 enum class RankMode {
@@ -68,7 +69,7 @@ moecclUniqueId unique_id();
 // Inside fn: sets what this rank is doing, for the report when it hangs or dies. At most 200 bytes are kept.
 void set_note(const std::string& note);
 
-// Scales numbers of repetitions: MOECCL_TEST_SCALE, 1 by default, 0.1 under sanitizers.
+// Scales numbers of repetitions, and nothing else: MOECCL_TEST_SCALE, 1 by default, 0.1 under sanitizers.
 double test_scale();
 int scaled(int n);  // at least 1
 // Returns MOECCL_TEST_SEED, or 1 so that a test's result does not depend on luck; "random" takes one from the clock. It

@@ -13,12 +13,6 @@
 #include <cstdlib>
 #include <new>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define MOECCL_TEST_SANITIZED 1
-#else
-#define MOECCL_TEST_SANITIZED 0
-#endif
-
 namespace moeccl::tests {
 namespace {
 
@@ -62,10 +56,18 @@ const Meter meter;
 int64_t now_ms() { return now_ns() / 1'000'000; }
 int64_t fair_now_ms() { return (now_ns() - meter.late_ns()) / 1'000'000; }
 
+bool sanitized() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return true;
+#else
+  return false;
+#endif
+}
+
 double patience() {
   const char* text = getenv("MOECCL_TEST_PATIENCE");
   const double asked = text == nullptr ? 1.0 : atof(text);
-  return (asked >= 1 ? asked : 1.0) * (MOECCL_TEST_SANITIZED ? 5.0 : 1.0);
+  return (asked >= 1 ? asked : 1.0) * (sanitized() ? 5.0 : 1.0);
 }
 int64_t patient_ms(int64_t limit_ms) { return static_cast<int64_t>(static_cast<double>(limit_ms) * patience()); }
 int32_t capped_ms(int32_t timeout_ms) {

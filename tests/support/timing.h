@@ -19,6 +19,9 @@ int64_t now_ms();
 // in a test's process and all processes that it forked.
 int64_t fair_now_ms();
 
+// Returns whether this program was built with a sanitizer, which needs memory and addresses of its own. Ask this, and
+// not the scale, whether a test can run at all: CI reduces the scale without a sanitizer.
+bool sanitized();
 // Returns the factor of the limits: MOECCL_TEST_PATIENCE, times 5 under sanitizers.
 double patience();
 // Returns a limit times that factor. Also for timeouts that are expected not to pass.

@@ -251,7 +251,7 @@ def case_the_optimizer_of_fsdp2_comes_back(rank, n):
         wrapped = fully_shard(model, mesh=mesh, ignored_params=set(mt.expert_parameters(model)))
         return model, wrapped, torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
 
-    model, wrapped, optimizer = made(swap=True)
+    model, wrapped, optimizer = made(swap=True, swap_horizon=1e12)
     go_on(rank, range(3), model, wrapped, optimizer, rebalance_every=1)
     weights, state = copy.deepcopy(mt.full_state_dict(model)), mt.full_optimizer_state_dict(model, optimizer)
     expected = go_on(rank, range(3, 6), model, wrapped, optimizer)[0]

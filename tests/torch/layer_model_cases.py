@@ -297,7 +297,7 @@ def case_a_norm_may_return_another_type(rank, n):
 
 def case_factored_states_move_with_their_experts(rank, n):
     needs((2, 5), "Adafactor")
-    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=TOKENS, seed=1, swap=True)
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=TOKENS, seed=1, swap=True, swap_horizon=1e12)
     optimizer = torch.optim.Adafactor(layer.parameters())
     x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(rank))
     for _ in range(20):
@@ -346,7 +346,7 @@ def case_fsdp2_wraps_the_rest(rank, n):
 
 
 def case_expert_swap_keeps_the_loss(rank, n):
-    losses, _, moved = train(rank, 9, rebalance_every=2, swap=True)
+    losses, _, moved = train(rank, 9, rebalance_every=2, swap=True, swap_horizon=1e12)
     assert moved > 0, "nothing was swapped"
     same(losses, reference(n, 9)[0])
 
@@ -496,7 +496,7 @@ def case_compressed_gradients_arrive_or_remain(rank, n):
 def case_replaced_samples_keep_the_loss(rank, n):
     options = {"topology": "node:2 gpu:%d" % (n // 2)} if n > 2 else {}
     expected = reference(n, 7, sample_tokens=SAMPLE)[0]
-    for places in ({}, {"swap": True}, {"replica_slots": 2 * EXPERTS // n + 1}):  # samples move, and experts too
+    for places in ({}, {"swap": True, "swap_horizon": 1e12}, {"replica_slots": 2 * EXPERTS // n + 1}):  # samples move, and experts too
         losses, model, moved = train(rank, 7, rebalance_every=2, sample_tokens=SAMPLE, comm_options=options, **places)
         same(losses, expected)
         assert n == 2 or model.moved > 0, "no sample moved, so nothing was followed"

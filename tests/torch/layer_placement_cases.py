@@ -8,12 +8,11 @@ import torch.distributed as dist
 from torch import nn
 
 import moeccl
-import moeccl
 import moeccl.torch as mt
 from layer_agreement_cases import assert_replicas_are_equal, grid
 from layer_cases import gathered, needs
 from layer_checkpoint_cases import refuses
-from moeccl.torch import placement
+from moeccl.torch import placement, swapped
 
 HIDDEN, EXPERTS, TOKENS = 16, 8, 32
 
@@ -25,7 +24,8 @@ def layer_with(n, **options):
 
 
 def moving_kinds(n):
-    return [{"swap": True}, {"replica_slots": EXPERTS // n + 1}]
+    # Swaps at any price, because these tests are about what moves.
+    return [{"swap": True, "swap_horizon": 1e12}, {"replica_slots": EXPERTS // n + 1}]
 
 
 def tokens_of(rank, place=None):
@@ -100,19 +100,6 @@ def case_groups_with_other_experts_are_named(rank, n):
     refuses(words, lambda: other(x).sum().backward())
 
 
-def case_a_swap_is_one_for_the_plan_that_runs(rank, n):
-    """Experts 0 and 3 are on rank 0. Deduplicated, the pairs {0, 1} and {2, 3} should each be on one rank; without, the ranks are balanced."""
-    if n != 2:
-        return
-    pairs = torch.tensor([[0, 1]] * 50 + [[2, 3]] * 30)
-    for algorithm, moved in (("flat", 0), ("hier:1", 2)):
-        layer = mt.MoELayer(HIDDEN, 4, 2, ffn=8, max_tokens=80, seed=1, swap=True, algorithm=algorithm,
-                            router=lambda x: (torch.ones(pairs.shape), pairs, None))
-        layer.placement.slot_of = [0, 2, 3, 1]
-        layer(torch.ones(80, HIDDEN)).sum().backward()
-        assert layer.rebalance() == moved, algorithm
-
-
 def with_call(module, changed, body):
     """Runs body() with another function `call` in the module."""
     call, module.call = module.call, changed
@@ -137,7 +124,7 @@ def case_the_first_rank_decides_for_all(rank, n):
         for kind in moving_kinds(n // 2 if given else n):
             layer, x = layer_with(n, **given, **kind), tokens_of(rank)
             layer(x).sum().backward()
-            with_call(placement, solve, layer.rebalance)
+            with_call(placement, solve, lambda: with_call(swapped, solve, layer.rebalance))
             places = layer.placement.slot_of if "swap" in kind else layer.placement.slot_expert
             for other in gathered(places):
                 assert other.equal(places), f"{kind}, {given}"
@@ -159,17 +146,6 @@ def case_wrong_choices_are_errors_everywhere(rank, n):
         layer(x).sum().backward()
         layer.rebalance()
         layer(x).sum().backward()
-
-
-def case_swaps_count_the_latest_tokens(rank, n):
-    made = {}
-    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=8, max_tokens=3000, seed=1, swap=True, router=lambda _: made["choices"])
-    for step in range(3):
-        index = torch.full((3000, 2), step) + torch.tensor([0, 1])
-        made["choices"] = torch.ones(index.shape), index, None
-        layer(torch.ones(3000, HIDDEN)).sum().backward()
-    seen = layer.placement._seen
-    assert seen.shape == (4096, 2) and seen[:1096, 0].eq(1).all() and seen[1096:, 0].eq(2).all(), seen
 
 
 def case_replicas_take_the_demand_of_long_runs(rank, n):

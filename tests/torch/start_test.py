@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A newcomer's first steps: init_process_group("moeccl") without an import where the package is installed, and the README's example."""
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -36,9 +37,9 @@ print(f"rank {rank}: {x.grad.sum().item()}\\n", end="", flush=True)
 """
 
 
-def torchrun(n, program, **environment):
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", program], check=False,
-                          capture_output=True, text=True, timeout=200, env=os.environ | environment)
+def torchrun(n, program, *arguments, **environment):
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", program, *arguments],
+                          check=False, capture_output=True, text=True, timeout=300, env=os.environ | environment)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -76,6 +77,16 @@ class Start(unittest.TestCase):
         code, said, errors = torchrun(4, os.path.join(ROOT, "examples/first_layer.py"))
         self.assertEqual(code, 0, errors)
         self.assertEqual(sum(said.count(f"rank {r}: |gradient of x| = 0.0") for r in range(4)), 4, said)
+
+    def test_the_training_example_has_gloos_loss_where_rounding_decides_no_choice(self):
+        """In float32 over 200 steps, as issue 17 asks, on a small model."""
+        small = "--layers 2 --hidden 64 --ffn 64 --batch 2 --length 32 --steps 200".split()
+        code, said, errors = torchrun(2, os.path.join(ROOT, "examples/pytorch_moe.py"), "--backend", "both", "--same-choices", *small)
+        self.assertEqual(code, 0, errors)
+        apart = re.search(r"losses differ by at most (\S+)", said)
+        self.assertLess(float(apart[1]), 1e-5, said)
+        tokens = 200 * 2 * 2 * 2 * 32  # steps, ranks, layers, sequences, their length
+        self.assertRegex(said, rf"\d+ of {tokens} times a token's own choice would have been another")
 
 
 if __name__ == "__main__":

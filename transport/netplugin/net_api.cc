@@ -134,7 +134,6 @@ class Adapter final : public NetApi {
   }
 
   Result<DeviceProperties> properties(int dev) override {
-    if (net_.getProperties == nullptr) return missing("getProperties");
     std::remove_pointer_t<PropertiesArgument<decltype(net_.getProperties)>> p = {};
     const Code code = net_.getProperties(dev, &p);
     if (code != abi::kSuccess) return failed("getProperties", code);
@@ -152,7 +151,6 @@ class Adapter final : public NetApi {
   }
 
   Result<Comm> listen(void* context, int dev, Handle* handle) override {
-    if (net_.listen == nullptr) return missing("listen");
     Comm comm = nullptr;
     Code code = abi::kSuccess;
     if constexpr (kContexts) {
@@ -166,7 +164,6 @@ class Adapter final : public NetApi {
   }
 
   Result<Comm> connect(void* context, int dev, Handle* handle) override {
-    if (net_.connect == nullptr) return missing("connect");
     Comm comm = nullptr;
     void* offload = nullptr;  // no device drives transfers here
     Code code = abi::kSuccess;
@@ -185,7 +182,6 @@ class Adapter final : public NetApi {
   }
 
   Result<Comm> accept(Comm listener) override {
-    if (net_.accept == nullptr) return missing("accept");
     Comm comm = nullptr;
     void* offload = nullptr;
     Code code = abi::kSuccess;
@@ -199,7 +195,6 @@ class Adapter final : public NetApi {
   }
 
   Result<Memory> register_memory(Comm comm, void* data, size_t bytes, int type) override {
-    if (net_.regMr == nullptr) return missing("regMr");
     Memory memory = nullptr;
     Code code = abi::kSuccess;
     if constexpr (std::same_as<decltype(net_.regMr), abi::TypesV6::RegMr*>) {

@@ -51,8 +51,8 @@ class NetApi {
   // long as the process. In all versions an init that fails is the last one.
   virtual Result<void*> init(uint64_t comm_id) = 0;
   virtual Status finalize(void* context) = 0;
-  // Called after init: checks that the plugin has every call that a transport makes; Unsupported names the first that
-  // is missing. A plugin without devices may lack them.
+  // Called after init, and before all calls below but devices(): checks that the plugin has every call that a transport
+  // makes; Unsupported names the first that is missing. A plugin without devices may lack them.
   virtual Status complete() const = 0;
   virtual Result<int> devices() = 0;
   virtual Result<DeviceProperties> properties(int dev) = 0;

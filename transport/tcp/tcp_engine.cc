@@ -198,6 +198,12 @@ void TcpEngine::end() {
   if (more || (untold_.any() && asleep_.exchange(false))) wake_.signal();
 }
 
+void TcpEngine::board_changed(bool now) {
+  OrderedEngine::board_changed(now);
+  // A drive that began while the thread slept has not woken it, and may wait for long.
+  if (!now && asleep_.load() && asleep_.exchange(false)) wake_.signal();
+}
+
 void TcpEngine::progress(uint32_t awaited) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;

@@ -31,6 +31,7 @@ class TcpEngine final : public OrderedEngine {
   size_t memory_bytes() const override;
   void end() override;
   void progress(uint32_t awaited = kAnyone) override;
+  void board_changed(bool now) override;
 
  private:
   friend class TcpLink;

@@ -65,7 +65,6 @@ Result<Opened> look(const Env& settings) {
   if (settings.ib_library == "none")
     return error(moecclUnsupported, "MOECCL_IB_LIBRARY is none, or NCCL_IB_DISABLE is 1");
   MOECCL_ASSIGN_OR_RETURN(driver::IbvApi api, driver::IbvApi::load(settings.ib_library));
-  MOECCL_TRY(api.complete());
   // On kernels before 5.9, a write after a fork would go to a copy of a registered page, and the device would send the
   // old one. Elsewhere this does nothing.
   static const int forks = api.fork_init != nullptr ? api.fork_init() : 0;

@@ -5,7 +5,7 @@ Every call on a communicator may take `stream`: a moeccl.Stream, a CUDA stream (
 None, which makes it block without holding the interpreter lock. `type` overrides the buffers' own element type (bfloat16 in a
 uint16 array). A buffer whose size or type does not fit the call raises ValueError or TypeError before anything is sent."""
 import ctypes
-from typing import Any, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from . import _abi
 from ._buffers import Buffer, Held, common_type, plain
@@ -79,7 +79,7 @@ def init_all(n_ranks: int, **options: Any) -> List["Comm"]:
             comm._handle = handle
 
     for rank, comm in enumerate(comms):
-        comm._begin(rank, n_ranks)
+        comm._begin(rank, n_ranks, config.deterministic)
     if in_group():
         at_group_end(joined)
     check(lib.moecclCommInitAll(handles, n_ranks, _byref(config)))
@@ -88,7 +88,7 @@ def init_all(n_ranks: int, **options: Any) -> List["Comm"]:
 
 
 class Comm(OfThisProcess):
-    """One rank's communicator; `rank` is its number, and `size` is the number of ranks.
+    """One rank's communicator; `rank` is its number, `size` the number of ranks, and `deterministic` as the option says.
 
     Options: timeout_ms, init_timeout_ms, deterministic, pace, topology, staging_bytes, name, priority, cuda_sms, as in
     moecclConfig_t (include/moeccl/comm.h). The constructor blocks until all ranks have joined; in a group() they join at its end, and the
@@ -100,7 +100,7 @@ class Comm(OfThisProcess):
         handle, config = ctypes.c_void_p(), _config(options)
         meeting = id if isinstance(id, UniqueId) else UniqueId.from_bytes(id)
         n_ranks, rank = number("n_ranks", n_ranks), number("rank", rank)
-        self._begin(rank, n_ranks)
+        self._begin(rank, n_ranks, config.deterministic)
 
         def joined() -> None:
             self._handle = handle.value
@@ -111,11 +111,11 @@ class Comm(OfThisProcess):
         joined()
 
     @classmethod
-    def _of(cls, handle: Optional[int]) -> "Comm":
+    def _of(cls, handle: Optional[int], deterministic: int) -> "Comm":
         comm, rank, size = cls.__new__(cls), ctypes.c_int(), ctypes.c_int()
         check(lib.moecclCommUserRank(handle, _byref(rank)))
         check(lib.moecclCommCount(handle, _byref(size)))
-        comm._begin(rank.value, size.value)
+        comm._begin(rank.value, size.value, deterministic)
         comm._handle = handle
         return comm
 
@@ -124,14 +124,18 @@ class Comm(OfThisProcess):
         """Joins as the rank that the launcher (torchrun, mpirun, srun) assigned."""
         handle, config = ctypes.c_void_p(), _config(options)
         check(lib.moecclCommInitEnv(_byref(handle), _byref(config)))
-        return cls._of(handle.value)
+        return cls._of(handle.value, config.deterministic)
 
-    def _begin(self, rank: int, size: int) -> None:
+    def _begin(self, rank: int, size: int, deterministic: int) -> None:
         """Sets everything but the handle, which comes when all ranks have joined."""
         self._handle = None
         self._closed, self._leftovers = False, Leftovers()
         self._registrations: Set[Registration] = set()  # those that are not closed, also if the caller keeps none
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.deterministic = rank, size, bool(deterministic)
+
+    def _successor(self, handle: Optional[int], options: Dict[str, Any]) -> "Comm":
+        """Returns the communicator of a handle that was made from this one, whose options it has unless some were given."""
+        return Comm._of(handle, options.get("deterministic", 0) if options else self.deterministic)
 
     @property
     def handle(self) -> int:
@@ -153,7 +157,7 @@ class Comm(OfThisProcess):
         made = ctypes.c_void_p()
         config = _byref(_config(options)) if options else None
         self._check(lib.moecclCommSplit(self._handle, number("color", color), number("key", key), _byref(made), config))
-        return Comm._of(made.value) if made.value else None
+        return self._successor(made.value, options) if made.value else None
 
     def shrink(self, exclude: Sequence[int] = (), abort: bool = False, **options: Any) -> "Comm":
         """Makes a new communicator of the ranks that stay, in their order: all except `exclude`, or all that are not gone if it is empty.
@@ -165,7 +169,7 @@ class Comm(OfThisProcess):
         config = _byref(_config(options)) if options else None
         flags = _abi.MOECCL_SHRINK_ABORT if abort else _abi.MOECCL_SHRINK_DEFAULT
         self._check(lib.moecclCommShrink(self._handle, ranks, len(gone), _byref(made), config, flags))
-        return Comm._of(made.value)
+        return self._successor(made.value, options)
 
     def unique_id(self) -> UniqueId:
         """Makes the id under which new ranks and this communicator's ranks meet. Call it on one rank, for one grow()."""
@@ -182,7 +186,7 @@ class Comm(OfThisProcess):
         config = _byref(_config(options)) if options else None
         self._check(lib.moecclCommGrow(self._handle, number("n_ranks", n_ranks), _byref(meeting) if meeting else None, -1,
                                        _byref(made), config))
-        return Comm._of(made.value)
+        return self._successor(made.value, options)
 
     def revoke(self) -> None:
         """Ends operations on all ranks and forbids later ones. Any thread may call it. Call shrink() or close() afterwards."""

@@ -28,7 +28,8 @@ class Hybrid(OfThisProcess):
     first. With None the stream model chooses the sizes of least latency from data_bytes (a rank's tokens times top_k times row),
     expert_bytes (all experts of a rank), pre_expert_s (seconds of computation before the experts), compression and min_gain; or,
     with top_k, those of least time of a whole step. step: top_k, forward_only, expert_s, backward_s, gradient_bytes,
-    encode_bandwidth, decode_bandwidth, gradient_ratio."""
+    encode_bandwidth and decode_bandwidth (expert bytes per second of the codec; 0: the profile's, below 0: it takes no time),
+    gradient_ratio."""
 
     def __init__(self, comm: Comm, n_experts: int, expert_rank: Optional[Sequence[int]] = None, domain: Optional[Sequence[int]] = None,
                  data_bytes: float = 0, expert_bytes: float = 0, pre_expert_s: float = 0, compression: float = 0,

@@ -120,7 +120,10 @@ class Migration(OfThisProcess):
 
     def wait(self, held: Any = None, shared: Any = None, layer: int = 0) -> int:
         """Waits for the oldest gather, writes held[n_held, count] and returns the new epoch, on all ranks or on none. If begin_into()
-        started that gather, pass no buffers, or those that it got."""
+        started that gather, pass no buffers, or those that it got.
+
+        When a rank dies, is stopped or aborts meanwhile, ranks may be one epoch apart, each with the experts of its own
+        epoch: after a shrink, compare the least and the greatest epoch over the new communicator."""
         epoch, out, base = ctypes.c_uint64(), Buffer(held, True), Buffer(shared)
         flights = self._flights.get(layer)
         try:

@@ -67,4 +67,40 @@ struct BoundRows {
   plan::Binding binding;            // points to `rows` and `sums`
 };
 
+// How large a call's experts are: the lists of rows depend on it.
+struct RowSize {
+  uint64_t count = 0;  // elements of an expert
+  uint32_t element_bytes = 0;
+  uint64_t staging_bytes = 0;
+};
+
+// All ranks' programs, with the lists that they read. Not copied, as the bindings point to the lists.
+struct WholeRows {
+  plan::Plan plan;
+  std::vector<BoundRows> bound;         // [n_ranks]
+  std::vector<plan::Binding> bindings;  // [n_ranks]
+
+  WholeRows() = default;
+  WholeRows(const WholeRows&) = delete;
+  WholeRows(WholeRows&&) = default;
+  WholeRows& operator=(const WholeRows&) = delete;
+  WholeRows& operator=(WholeRows&&) = default;
+};
+
+// `rows` must have name(), shape(), chunking(), hash() and build(rank).
+template <class Rows>
+WholeRows whole_rows(const Rows& rows) {
+  WholeRows whole;
+  whole.plan.algorithm = rows.name();
+  whole.plan.shape = rows.shape();
+  whole.plan.chunking = rows.chunking();
+  whole.plan.hash = rows.hash();
+  for (uint32_t r = 0; r < whole.plan.shape.n_ranks; ++r) {
+    whole.bound.push_back(rows.build(r));
+    whole.plan.programs.push_back(whole.bound.back().program);
+    whole.bindings.push_back(whole.bound.back().binding);
+  }
+  return whole;
+}
+
 }  // namespace moeccl::algo

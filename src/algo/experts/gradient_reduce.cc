@@ -51,6 +51,19 @@ void GradientReduce::number_places() {
   n_places_ = n == 1 ? 0 : n_passed_ + arriving;
 }
 
+bool GradientReduce::nodes_save_bytes(const ReplicaPlacement& placement, const LevelTree& tree) {
+  Shape shape;
+  shape.n_ranks = placement.n_ranks;
+  if (!needs_nodes(shape, tree).ok()) return false;
+  const std::vector<uint32_t>& node_of = tree.levels.front().group_of_rank;
+  for (uint32_t e = 0; e < placement.n_experts; ++e) {
+    const std::vector<const ExpertHost*> hosts = hosts_by_node(placement, e, &node_of);
+    for (size_t i = 1; i < hosts.size(); ++i)
+      if (node_of[hosts[i]->rank] == node_of[hosts[i - 1]->rank]) return true;
+  }
+  return false;
+}
+
 Result<GradientReduce> GradientReduce::make(const ReplicaPlacement& placement, const LevelTree& tree,
                                             const Settings& settings) {
   MOECCL_TRY(every_expert_has_a_slot(placement));
@@ -61,24 +74,12 @@ Result<GradientReduce> GradientReduce::make(const ReplicaPlacement& placement, c
               .element_bytes = settings.element_bytes,
               .reach = settings.reach,
               .staging_bytes = settings.staging_bytes};
-  const Status nodes = needs_nodes(r.shape_, tree);
-  if (settings.way == Way::kNodes) MOECCL_TRY(nodes);
-  if (settings.way != Way::kDirect && nodes.ok()) {
+  if (settings.way == Way::kNodes) MOECCL_TRY(needs_nodes(r.shape_, tree));
+  if (settings.way == Way::kNodes || (settings.way == Way::kFewerBytes && nodes_save_bytes(placement, tree))) {
     r.node_of_ = &tree.levels.front().group_of_rank;
     r.tree_hash_ = tree.hash();
   }
   r.group_hosts();
-  // If no two ranks of a node hold the same expert, as many bytes leave nodes without relays.
-  const auto shares = [](const Expert& e) {
-    return std::any_of(e.groups.begin(), e.groups.end(), [](const Group& g) { return g.size() > 1; });
-  };
-  if (settings.way == Way::kFewerBytes && std::none_of(r.experts_.begin(), r.experts_.end(), shares) &&
-      r.node_of_ != nullptr) {
-    r.node_of_ = nullptr;
-    r.tree_hash_ = 0;
-    r.experts_.clear();
-    r.group_hosts();
-  }
   r.number_places();
   MOECCL_ASSIGN_OR_RETURN(
       r.places_, StagedPlaces::make(r.shape_, r.n_places_, tuning::kExpertMove / std::max(1u, placement.most_experts)));

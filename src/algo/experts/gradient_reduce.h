@@ -26,6 +26,8 @@ class GradientReduce {
     uint64_t staging_bytes = 0;
     Way way = Way::kFewerBytes;
   };
+  // Returns whether "nodes" puts fewer bytes between nodes, as two ranks of a node hold the same expert.
+  static bool nodes_save_bytes(const ReplicaPlacement& placement, const LevelTree& tree);
   // Fails if an expert has no replica. `placement` and `tree` must outlive this object.
   static Result<GradientReduce> make(const ReplicaPlacement& placement, const LevelTree& tree,
                                      const Settings& settings);

@@ -9,6 +9,7 @@
 #include "src/comm/collective.h"
 #include "src/comm/group.h"
 #include "src/driver/cuda.h"
+#include "src/exec/bounded_run.h"
 #include "src/moe/creation.h"
 #include "src/moe/migrate/codec_config.h"
 
@@ -63,6 +64,8 @@ GradientReturn::GradientReturn(const Hybrid& hybrid, Communicator& comm, const m
 GradientReturn::~GradientReturn() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return n_flying_ == 0; });
+  if (lets_go_ && device_ != nullptr)
+    exec::bounded_run(Communicator::kEndsIn_ns, [device = device_.release()] { delete device; });
 }
 
 void GradientReturn::lay_out() {

@@ -22,6 +22,8 @@ class GradientReturn {
   static Result<std::unique_ptr<GradientReturn>> create(const Hybrid& hybrid, Communicator& comm,
                                                         const moecclGradientReturnConfig_t* config);
   ~GradientReturn();  // waits for calls on streams
+  // The end waits only for a while for work on CUDA streams, which may stand behind other work there.
+  void let_go_of_streams() { lets_go_ = true; }
 
   // A null stream is the calling thread.
   Status reduce(int layer, const void* held, void* own, Stream* stream);
@@ -92,6 +94,7 @@ class GradientReturn {
   std::vector<Layer> layers_;
   std::vector<std::byte> zeros_;                 // [count]: the shared expert of gradients
   std::unique_ptr<exec::CudaGradients> device_;  // null: gradients and remainders are in host memory
+  bool lets_go_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;
   uint32_t n_flying_ = 0;  // guarded by mutex_, as is spare_

@@ -15,7 +15,6 @@
 #include "src/comm/group.h"
 #include "src/comm/split.h"
 #include "src/moe/creation.h"
-#include "src/routing/hiermoe_model.h"
 #include "src/solve/checks.h"
 #include "src/solve/swap.h"
 
@@ -56,27 +55,6 @@ Result<moecclExpertSwapConfig_t> checked(const moecclExpertSwapConfig_t* given, 
 }
 
 constexpr const char* kFields[] = {"interval", "max_tokens", "max_function", "gamma", "min_gain", "horizon", "swap_us"};
-
-// Fills in alpha and beta of Eq. 8 for each level, in us: inter alpha, inter beta, intra alpha, intra beta. Where links
-// are not known, a byte costs the same at every level.
-void fill_costs(const MoeHost& host, std::vector<double> (&costs)[4]) {
-  const plan::LevelTree& tree = host.tree();
-  const std::shared_ptr<const plan::Profile> profile = host.profile();
-  const bool measured = profile->all_to_all.standard.bytes_per_ns > 0;
-  const plan::AllToAllCosts fits = measured ? profile->all_to_all : algo::all_to_all_of_links(tree);
-  const uint32_t depth = tree.depth();
-  const bool known = algo::hiermoe_knows({algo::PathKind::kHier, depth}, fits).ok() &&
-                     algo::hiermoe_knows({algo::PathKind::kHier, 1}, fits).ok() && fits.intra.size() + 1 >= depth;
-  const auto add = [&](size_t at, const plan::AllToAllCosts::Fit* fit) {
-    const bool says = known && fit != nullptr && fit->bytes_per_ns > 0;
-    costs[at].push_back(says ? fit->alpha_ns / 1e3 : 0);
-    costs[at + 1].push_back(says ? 1e-3 / fit->bytes_per_ns : 1e-3);
-  };
-  for (uint32_t l = 0; l < depth; ++l) {
-    add(0, l < fits.inter.size() ? &fits.inter[l] : nullptr);
-    add(2, l == 0 ? &fits.standard : l - 1 < fits.intra.size() ? &fits.intra[l - 1] : nullptr);
-  }
-}
 
 }  // namespace
 
@@ -139,7 +117,7 @@ Status ExpertSwap::set_up(Layer& made, const MoeLayer& layer, std::span<const mo
     for (const uint32_t rank : made.owner)
       made.group_of_slot.push_back(static_cast<int32_t>(level.group_of_rank[rank]));
   }
-  fill_costs(host, made.costs);
+  made.costs = level_costs(host.tree(), *host.profile());
   moecclSwapProblem_t& p = made.problem;
   p.n_experts = experts;
   p.top_k = static_cast<int32_t>(layer.config().shape.top_k);
@@ -147,8 +125,8 @@ Status ExpertSwap::set_up(Layer& made, const MoeLayer& layer, std::span<const mo
   p.n_groups = made.n_groups.data();
   p.group_of_slot = made.group_of_slot.data();
   p.row_bytes = static_cast<double>(layer.config().shape.row_bytes);
-  p.inter_alpha_us = made.costs[0].data(), p.inter_beta_us = made.costs[1].data();
-  p.intra_alpha_us = made.costs[2].data(), p.intra_beta_us = made.costs[3].data();
+  p.inter_alpha_us = made.costs.inter_alpha_us.data(), p.inter_beta_us = made.costs.inter_beta_us.data();
+  p.intra_alpha_us = made.costs.intra_alpha_us.data(), p.intra_beta_us = made.costs.intra_beta_us.data();
   p.max_function = config_.max_function;
   p.gamma = config_.gamma;
   p.min_gain = config_.min_gain;

@@ -12,6 +12,7 @@
 #include "src/comm/communicator.h"
 #include "src/comm/stream.h"
 #include "src/moe/moe_layer.h"
+#include "src/moe/swap/level_costs.h"
 #include "src/routing/expert_map.h"
 
 namespace moeccl::comm {
@@ -34,7 +35,7 @@ class ExpertSwap {
     std::vector<uint32_t> owner;                         // [E] the rank of each slot
     std::vector<uint32_t> local_index;                   // [E] the slot's place among its rank's
     std::vector<int32_t> n_groups, group_of_slot, kind;  // of the problem; slots of one kind may swap
-    std::vector<double> costs[4];
+    LevelCosts costs;
     moecclSwapProblem_t problem = MOECCL_SWAP_PROBLEM_INIT;
     uint64_t slot_bytes = 0;  // of all tensors, on the rank with the most
     std::vector<moecclSwapTensor_t> tensors;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "src/algo/expert_exchange.h"
+#include "src/algo/experts/expert_exchange.h"
 #include "src/plan/checker.h"
 #include "tests/support/moe_cluster.h"
 #include "tests/support/mutate.h"

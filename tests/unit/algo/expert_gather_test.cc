@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/algo/expert_gather.h"
+#include "src/algo/experts/expert_gather.h"
 
-#include "src/algo/expert_return.h"
+#include "src/algo/experts/expert_return.h"
 #include "src/plan/cost.h"
 #include "tests/unit/algo/expert_exchange.h"
 

@@ -285,7 +285,7 @@ TEST(MoeConfigTest, HierarchyFitsTheDefaultStagingOfAnyNumberOfHosts) {
     c.algorithm = nullptr;
     const auto config = comm::MoeConfig::from(&c, tree, false);
     ASSERT_TRUE(config.ok()) << config.status().message();
-    const auto fit = comm::fitting(*config, tree, comm::granted_staging(comm::Config::staging_on(0, hosts)));
+    const auto fit = comm::fitting(*config, tree, comm::granted_staging(comm::Config::staging_on(0, {hosts, 8})));
     ASSERT_TRUE(fit.ok()) << fit.status().message();
     EXPECT_EQ(fit->left_out, "") << hosts << " hosts";
     if (hosts < 32) continue;

@@ -72,21 +72,34 @@ bool accepted(Plan plan) {
 
 class Mutation : public ::testing::TestWithParam<const Algorithm*> {};
 
-void reject_mutants(const Algorithm& a, const plan::Reach& reach, bool in_place) {
+struct Setting {
+  plan::Reach reach;
+  bool in_place = false;
+  plan::LongLine long_line = {};
+};
+
+void reject_mutants(const Algorithm& a, const Setting& setting) {
   const std::string name = a.name;
   const bool two_levels = name == "2dh" || name == "hier";
+  const bool far = setting.long_line.bytes > 0;
   // TensorAllToAll: uses even nodes, where no credit is implied by another.
   const plan::LevelTree tree = a.op == moecclOpTensorAllToAll ? nodes({2, 2})
                                : two_levels                   ? nodes({2, 3})
+                               : far && name == "rd"          ? plan::LevelTree::flat(4)
                                                               : plan::LevelTree::flat(5);
   plan::Shape shape = shape_of(a.op, tree.n_ranks, 1 << 20);
-  shape.reach = reach;
+  shape.reach = setting.reach;
+  shape.long_line = setting.long_line;
+  if (far) {
+    shape.element_bytes = 8 << 20;  // a block of one element is longer than any usual chunk
+    shape.staging_bytes = uint64_t{1} << 50;
+  }
   if (!a.applies(shape, tree).ok()) return;
   shape.root = has_root(a.op) ? 1 : 0;
-  shape.in_place = in_place;
+  shape.in_place = setting.in_place;
   // Enough chunks for every slot to be reused, with a short last one; one chunk where plans have no more.
   const uint64_t chunk = 23;
-  const uint32_t n_chunks = a.chunking(shape, tree).n_chunks == 1 || name == "oneshot" ? 1 : 10;
+  const uint32_t n_chunks = a.chunking(shape, tree).n_chunks == 1 || name == "oneshot" ? 1 : 10 + 6 * far;
   shape.count = n_chunks == 1 ? chunk : chunk * n_chunks - 14;
   const Plan plan = plan_of(a, shape, tree, chunk, n_chunks);
   ASSERT_TRUE(plan::check(plan).ok()) << plan::check(plan).message();
@@ -115,9 +128,14 @@ void reject_mutants(const Algorithm& a, const plan::Reach& reach, bool in_place)
 
 TEST_P(Mutation, IsRejected) {
   for (const plan::Reach& reach : {plan::Reach{true, true, true}, plan::Reach{true, false, true}}) {
-    reject_mutants(*GetParam(), reach, false);
-    if (looks_at_in_place(GetParam()->op, GetParam()->name)) reject_mutants(*GetParam(), reach, true);
+    reject_mutants(*GetParam(), {reach});
+    if (looks_at_in_place(GetParam()->op, GetParam()->name)) reject_mutants(*GetParam(), {reach, true});
   }
+}
+
+TEST_P(Mutation, IsRejectedOnALongLine) {
+  if (GetParam()->op == moecclOpTensorAllToAll) return;  // its plans are those of any line
+  reject_mutants(*GetParam(), {{false, false, false}, false, {0, uint64_t{50} << 20}});
 }
 
 std::string name_of(const ::testing::TestParamInfo<const Algorithm*>& info) {

@@ -125,6 +125,28 @@ TEST_P(Proof, HoldsForDeterministicAndScaledShapes) {
   }
 }
 
+// On a long line, plans that cross it by puts have more rotations and lanes.
+TEST_P(Proof, HoldsOnLongLines) {
+  const Algorithm& a = *GetParam();
+  for (uint32_t n = 1; n <= 16; n = next(n)) {
+    for (const NamedTree& tree : trees(n)) {
+      for (const uint32_t root : roots(a.op, n)) {
+        for (const bool in_place : {false, true}) {
+          if (in_place && (a.op == moecclOpAllToAllv || a.op == moecclOpTensorAllToAll)) continue;
+          plan::Shape shape = shape_of(a.op, n, 0);
+          shape.root = root;
+          shape.in_place = in_place;
+          shape.reach = {false, false, false};
+          shape.element_bytes = 8 << 20;  // a block of one element is longer than any usual chunk
+          shape.staging_bytes = uint64_t{1} << 50;
+          shape.long_line = {0, uint64_t{50} << 20};
+          ASSERT_NO_FATAL_FAILURE(prove(shape, tree));
+        }
+      }
+    }
+  }
+}
+
 // Blocks of 0 elements, of one element, and of several chunks, at places with gaps between them.
 class UnequalBlocks {
  public:

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "src/bootstrap/place.h"
 #include "tests/unit/bootstrap/group.h"
 
 namespace moeccl::bootstrap {
@@ -279,6 +280,28 @@ TEST(Rendezvous, ADetachedRootServesItsGroupAndEnds) {
   const Status late = Session::join(id, 0, 3, soon()).status();
   EXPECT_EQ(late.code(), moecclRemoteError);
   EXPECT_TRUE(contains(late.message(), "has ended")) << late.message();
+}
+
+// A job without a time limit whose rank 0 never comes, or has ended, must end too.
+TEST(Rendezvous, WhereNoRootAnswersForLongARankGivesUp) {
+  const std::unique_ptr<Root> other = start_root(patient_ms(20'000), "127.0.0.1");  // with another key
+  UniqueId with_other = decode_unique_id(other->id()).value(), nobody, handout;
+  with_other.key = random_key().value();
+  nobody.address = driver::parse_ip_address("127.0.0.1:" + std::to_string(tests::free_port())).value();
+  handout.address = driver::unix_address(format("moeccl-nobody-{}", ::getpid()));
+  JoinOptions options;
+  options.wait_for_root = true;
+  options.lost_after_ms = patient_ms(300);
+  for (const UniqueId& id : {with_other, nobody, handout}) {
+    const Stopwatch watch;
+    const Status s = id.address.is_unix()
+                         ? meet_at_place(id, 2, Deadline::never(), {}, options.lost_after_ms).status()
+                         : Session::join(encode_unique_id(id).value(), 2, 3, Deadline::never(), options).status();
+    EXPECT_EQ(s.code(), moecclTimeout) << s.message();
+    for (const std::string& part : {id.address.str(), std::string("rank 2 "), std::string("rank 0")})
+      EXPECT_TRUE(contains(s.message(), part)) << s.message();
+    MOECCL_EXPECT_WITHIN(watch, 1300);
+  }
 }
 
 // Most systems allow 1024 descriptors and many more to those that ask. Rank 0 and the others need them.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rank 0's host has several addresses, and each host's name service knows others of them.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <netdb.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -8,6 +10,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <string_view>
 #include <thread>
 
 #include "src/bootstrap/handshake.h"
@@ -18,10 +21,22 @@
 #include "tests/support/hosts.h"
 #include "tests/unit/bootstrap/group.h"
 
+// The name service of this program is silent about one host, as one whose server has gone is for all.
+extern "C" int getaddrinfo(const char* host, const char* service, const addrinfo* hints, addrinfo** found) {
+  static const auto next = reinterpret_cast<decltype(&getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
+  const bool asks = hints == nullptr || (hints->ai_flags & AI_NUMERICHOST) == 0;
+  if (asks && host != nullptr && std::string_view(host) == "silent.test") ::sleep(5);
+  return next(host, service, hints, found);
+}
+
 namespace moeccl::bootstrap {
 namespace {
 
+Deadline soon() { return Deadline::after_ms(patient_ms(5000)); }
+
 constexpr const char* kMaster = "test-master";
+
+constexpr const char* kSilent = "silent.test";
 
 // Gives the calling process a hosts file of its own.
 bool use_hosts_file(const std::string& text) {
@@ -96,7 +111,7 @@ TEST(SeveralAddresses, DISABLED_RankOfAPlace) {
   if (rank == nullptr) GTEST_SKIP() << "a part of OfAPlaceNeedNotBeTheSameOnAllHosts";
   const Deadline deadline = Deadline::after_ms(patient_ms(10'000));
   for (int comm = 0; comm < 2; ++comm) {
-    const Result<moecclUniqueId> place = unique_id_of_place(format("{}:4711", kMaster));
+    const Result<moecclUniqueId> place = unique_id_of_place(format("{}:4711", kMaster), deadline);
     ASSERT_TRUE(place.ok()) << place.status().message();
     const UniqueId id = decode_unique_id(*place).value();
     join_and_leave(meet_at_place(id, static_cast<uint32_t>(std::atoi(rank)), deadline, {}), std::atoi(rank), deadline);
@@ -113,7 +128,7 @@ TEST(SeveralAddresses, APlaceOnLoopbackBelongsToItsNetwork) {
   Children ranks;
   ranks.start([&] {
     if (!hosts->enter(0)) return 10;
-    const UniqueId id = decode_unique_id(unique_id_of_place(place).value()).value();
+    const UniqueId id = decode_unique_id(unique_id_of_place(place, soon()).value()).value();
     const auto real = meet_at_place(id, 0, Deadline::after_ms(patient_ms(20'000)), {});
     const std::byte ready{real.ok()};
     (void)driver::send_all(waits.second.get(), {&ready, 1}, Deadline::after_ms(1000));
@@ -125,7 +140,7 @@ TEST(SeveralAddresses, APlaceOnLoopbackBelongsToItsNetwork) {
   for (int host = 0; host < 2; ++host) {
     ranks.start([&, host] {
       if (!hosts->enter(host)) return 10;
-      const UniqueId id = decode_unique_id(unique_id_of_place(place).value()).value();
+      const UniqueId id = decode_unique_id(unique_id_of_place(place, soon()).value()).value();
       return meet_at_place(id, 1, Deadline::after_ms(300), {}).ok() ? 1 : 0;
     });
   }
@@ -188,6 +203,61 @@ TEST(SeveralAddresses, DISABLED_EarlyRank) {
   name_service.join();
   ASSERT_TRUE(id.ok()) << id.status().message();
   EXPECT_EQ(decode_unique_id(*id)->address.host(), "10.77.0.1");
+}
+
+TEST(SeveralAddresses, ANameServiceThatIsSilentIsNotWaitedForBeyondTheDeadline) {
+  LauncherInfo info;
+  info.launcher = "torchrun";
+  info.rank = 1;
+  info.n_ranks = 2;
+  info.master_addr = kSilent;
+  const std::string place = format("{}:4711", kSilent);
+  const std::function<Status(Deadline)> calls[] = {
+      [&](Deadline d) { return meet_from_environment(info, d).status(); },
+      [&](Deadline d) { return place_of_rank_0("MASTER_ADDR", kSilent, 4711, d).status(); },
+      [&](Deadline d) { return address_for_other_hosts(info, d).status(); },
+      [&](Deadline d) { return unique_id_of_place(place, d).status(); },
+  };
+  for (const auto& call : calls) {
+    const Stopwatch watch;
+    const Status s = call(Deadline::after_ms(patient_ms(300)));
+    EXPECT_EQ(s.code(), moecclTimeout) << s.message();
+    for (const char* part : {kSilent, "name service", "or give an IP address"})
+      EXPECT_TRUE(contains(s.message(), part)) << s.message();
+    MOECCL_EXPECT_WITHIN(watch, 900);
+  }
+}
+
+// The root of an earlier communicator leaves the place soon; another program does not.
+TEST(SeveralAddresses, APlaceThatIsInUseIsNotWaitedForBeyondTheDeadline) {
+  const auto taken = driver::listen_at(driver::parse_ip_address("127.0.0.1").value());
+  ASSERT_TRUE(taken.ok());
+  UniqueId id;
+  id.address = driver::local_address(taken->get()).value();
+  id.at_rank_0 = true;
+  const Stopwatch watch;
+  const Status s = meet_at_place(id, 0, Deadline::after_ms(patient_ms(300)), {}).status();
+  EXPECT_EQ(s.code(), moecclInvalidUsage) << s.message();
+  EXPECT_TRUE(contains(s.message(), id.address.str())) << s.message();
+  MOECCL_EXPECT_WITHIN(watch, 1000);
+}
+
+TEST(SeveralAddresses, TheTimeOfARootIncludesTheWaitForItsPlace) {
+  Result<Fd> taken = driver::listen_at(driver::parse_ip_address("127.0.0.1").value());
+  ASSERT_TRUE(taken.ok());
+  RootOptions options;
+  options.timeout_ms = patient_ms(800);
+  options.socket_addr = driver::local_address(taken->get())->str();
+  std::thread earlier([&] {
+    driver::sleep_ns(patient_ms(600) * 1'000'000);
+    taken->reset();
+  });
+  const Stopwatch watch;
+  const Result<moecclUniqueId> id = Root::start_detached(options, soon());
+  earlier.join();
+  ASSERT_TRUE(id.ok()) << id.status().message();
+  EXPECT_EQ(Session::join(*id, 0, 2, Deadline::never()).status().code(), moecclTimeout);
+  MOECCL_EXPECT_WITHIN(watch, 1100);
 }
 
 TEST(SeveralAddresses, OneThatIsInUseIsLeftOut) {

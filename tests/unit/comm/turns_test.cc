@@ -91,6 +91,18 @@ TEST(Turns, AfterCloseOnlyWhatHasBegunIsWaitedFor) {
   EXPECT_TRUE(turns.idle());
 }
 
+TEST(Turns, TheWaitForAllCanBeGivenUp) {
+  Turns turns;
+  const uint64_t ticket = turns.take();
+  int asked = 0;
+  turns.wait_idle([&asked] { return ++asked == 3; });
+  EXPECT_EQ(asked, 3);
+  EXPECT_FALSE(turns.idle());
+  turns.wait(ticket);
+  turns.end();
+  turns.wait_idle([] { return false; });
+}
+
 // Another thread may still use what this turn would change, and a later turn's end says nothing of an earlier one.
 TEST(Turns, AfterCloseATurnThatHasNotComeIsKnown) {
   Turns turns;

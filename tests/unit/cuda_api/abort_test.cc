@@ -171,5 +171,36 @@ TEST(CudaAbort, CallsMayOutliveTheirCommunicator) {
                  });
 }
 
+// In their one stream, a launch of the aborted communicator stands behind one of another, which waits for rank 1.
+TEST(CudaAbort, DestroyDoesNotWaitForAnotherCommunicatorsLaunch) {
+  Meeting destroyed;
+  run_on_devices(2, device_options(RankMode::kThreads),
+                 [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+                   moecclComm_t aborted = nullptr;
+                   MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, rank, &aborted, nullptr));
+                   DeviceBuffer x(device, kCount * 4), y(device, kCount * 4);
+                   if (rank == 0) {
+                     MOECCL_EXPECT_OK(sum(x, comm, as_stream(stream)));
+                     MOECCL_EXPECT_OK(sum(y, aborted, as_stream(stream)));
+                     usleep(100'000);
+                   } else {
+                     EXPECT_TRUE(destroyed.wait_for(1));
+                   }
+                   const Stopwatch watch;
+                   MOECCL_EXPECT_OK(moecclCommAbort(aborted));
+                   (void)moecclCommDestroy(aborted);  // may return the abort
+                   MOECCL_EXPECT_WITHIN(watch, 2000);
+                   if (rank == 0) {
+                     destroyed.arrive();
+                   } else {
+                     MOECCL_EXPECT_OK(sum(x, comm, as_stream(stream)));
+                   }
+                   device.synchronize(stream);
+                   moecclResult_t state = moecclInternalError;
+                   MOECCL_EXPECT_OK(moecclCommGetAsyncError(comm, &state));
+                   MOECCL_EXPECT_OK(state);
+                 });
+}
+
 }  // namespace
 }  // namespace moeccl::testing

@@ -3,6 +3,7 @@
 // thread, on a stream of the library and in a graph.
 #include <limits>
 #include <random>
+#include <utility>
 
 #include "tests/support/cuda_ranks.h"
 
@@ -260,6 +261,44 @@ TEST(CudaGradientReturnGraph, ReplaysCarryTheRemaindersOn) {
     MOECCL_EXPECT_OK(moecclStreamSynchronize(as_stream(stream)));
     device.end_graph(graph, instance);
     all_have_ended(comm);
+  });
+}
+
+// In their one stream, the call of the aborted communicator stands behind a launch of another, which waits for rank 1.
+TEST(CudaGradientReturnEnd, AfterAnAbortDestroyDoesNotWaitForAnotherCommunicatorsLaunch) {
+  const World w{2, RankMode::kThreads, nullptr, {2}, {0, 1, 1}};
+  Meeting destroyed;
+  on_devices(w, [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+    moecclComm_t aborted = nullptr;
+    MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, rank, &aborted, nullptr));
+    Both both(w, aborted, device, {moecclFloat32, 50, 3000}, 1);
+    DeviceBuffer d_held(device, both.n_held * both.whole() + 1), d_own(device, both.n_own * both.whole() + 1);
+    DeviceBuffer x(device, 4);
+    const auto sum = [&] {
+      MOECCL_EXPECT_OK(moecclAllReduce(x.data(), x.data(), 1, moecclFloat32, moecclSum, comm, as_stream(stream)));
+    };
+    if (rank == 0) {
+      sum();
+      MOECCL_EXPECT_OK(moecclGradientReturnReduce(both.on_device, 0, d_held.data(), d_own.data(), as_stream(stream)));
+      usleep(100'000);
+    } else {
+      EXPECT_TRUE(destroyed.wait_for(1));
+    }
+    const Stopwatch watch;
+    MOECCL_EXPECT_OK(moecclCommAbort(aborted));
+    MOECCL_EXPECT_OK(moecclGradientReturnDestroy(std::exchange(both.on_device, nullptr)));
+    MOECCL_EXPECT_WITHIN(watch, 2000);
+    (void)moecclCommDestroy(aborted);  // may return the abort
+    MOECCL_EXPECT_WITHIN(watch, 4000);
+    if (rank == 0) {
+      destroyed.arrive();
+    } else {
+      sum();
+    }
+    device.synchronize(stream);
+    moecclResult_t state = moecclInternalError;
+    MOECCL_EXPECT_OK(moecclCommGetAsyncError(comm, &state));
+    MOECCL_EXPECT_OK(state);
   });
 }
 

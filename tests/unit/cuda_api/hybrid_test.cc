@@ -424,5 +424,22 @@ INSTANTIATE_TEST_SUITE_P(
                       ReplaceWorld{4, RankMode::kProcesses, "node:2 gpu:2", moecclLayoutRows, {3, 0, 5, 2}, true},
                       ReplaceWorld{3, RankMode::kMixed, nullptr, moecclLayoutExpertMajor, {0, 0, 4}, true}));
 
+// Experts of a communicator with CUDA are on the device, whose codec is an H200's until something else is given.
+TEST(CudaHybridChoice, TheCodecIsTheDevices) {
+  on_devices({2, RankMode::kThreads, "", {}, 2}, [](int, moecclComm_t comm, CudaDevice&, void*) {
+    moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+    const int32_t domain[] = {2};
+    config.n_experts = 2, config.domain = domain, config.n_levels = 1;
+    config.data_bytes = 1e6, config.expert_bytes = 26e6, config.top_k = 1, config.compression = 50;
+    moecclHybrid_t hybrid = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+    moecclHybridInfo_t info{};
+    info.size = sizeof(info);
+    MOECCL_EXPECT_OK(moecclHybridGetInfo(hybrid, &info));
+    EXPECT_NEAR(info.codec_us, 26e6 / 26e3 + 2 * 26e6 / 264e3, 1);
+    MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+  });
+}
+
 }  // namespace
 }  // namespace moeccl::testing

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/driver/file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <thread>
+
+#include "src/base/fd.h"
 
 namespace moeccl::driver {
 namespace {
@@ -81,6 +86,26 @@ TEST_F(ReplaceFile, RefusesWhatIsNoFile) {
   refuses(path("loop"), moecclSystemError, "loop");
   refuses(path("none/file"), moecclSystemError, "none/file");
   EXPECT_TRUE(fs::is_character_file("/dev/null"));
+}
+
+// A program that reads a pipe waits for one that writes, which need not be there.
+TEST_F(ReplaceFile, WhatIsNoFileIsNotRead) {
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+  std::thread rescue([&] {  // opening the pipe waits for this
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    const Fd writer(open(path("pipe").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  });
+  const std::pair<std::string, const char*> others[] = {
+      {path("pipe"), "is a pipe"}, {"/dev/zero", "is a device"}, {folder_.string(), "is a folder"}};
+  for (const auto& [name, said] : others) {
+    const Status s = read_file(name).status();
+    EXPECT_EQ(s.code(), moecclInvalidArgument) << name;
+    EXPECT_NE(s.message().find(said), std::string::npos) << s.message();
+  }
+  rescue.join();
+  ASSERT_TRUE(replace_file(path("a"), std::string(200'000, 'x')).ok());
+  EXPECT_EQ(read_file(path("a")).value().size(), 200'000u);
+  EXPECT_EQ(read_file("/proc/self/comm").status().code(), moecclSuccess) << "whose size is 0";
 }
 
 }  // namespace

@@ -31,11 +31,14 @@ class Waiting final : public Task {
   int n_left_ = 3;
 };
 
-// The peer ends between a rank's look at what it has done and the look at its process. `last` is what it does before.
+// The peer ends between a rank's look at what it has done and the look at its process. `last` is what it does before,
+// and `ended` returns whether it does so at this look already.
 class Ending final : public transport::Link {
  public:
-  Ending(std::unique_ptr<transport::Link> inner, std::function<void()> last)
-      : inner_(std::move(inner)), last_(std::move(last)) {
+  Ending(
+      std::unique_ptr<transport::Link> inner, std::function<void()> last,
+      std::function<bool()> ended = [] { return true; })
+      : inner_(std::move(inner)), last_(std::move(last)), ended_(std::move(ended)) {
     peer_words_ = {&inner_->board(), {&inner_->block(0), &inner_->block(1)}};
   }
   const char* name() const override { return "ending"; }
@@ -44,6 +47,7 @@ class Ending final : public transport::Link {
   }
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override { return inner_->signal(sig, number, tag); }
   Status check_peer() override {
+    if (!ended_()) return {};
     last_();
     return error(moecclRemoteError, "rank 1 died");
   }
@@ -51,6 +55,7 @@ class Ending final : public transport::Link {
  private:
   std::unique_ptr<transport::Link> inner_;
   std::function<void()> last_;
+  std::function<bool()> ended_;
 };
 
 TEST(Health, APeerThatDidItsPartBeforeItEndedIsNotMissed) {
@@ -68,6 +73,28 @@ TEST(Health, APeerThatEndedBeforeItsPartIsNamed) {
   const Status s = drive(task);
   EXPECT_EQ(s.code(), moecclRemoteError);
   EXPECT_EQ(s.message(), "rank 1 died");
+}
+
+// Rank 2 hears elsewhere that rank 1 has died, and leaves. The death shows here a moment later, and is the reason.
+TEST(Health, ADeathIsNamedRatherThanARankThatLeftBecauseOfIt) {
+  Fabrics fabrics(3);
+  Waiting task(fabrics[0]);
+  const tests::Stopwatch watch;
+  fabrics[0].links[1] = std::make_unique<Ending>(
+      std::move(fabrics[0].links[1]), [] {}, [&] { return watch.ms() > 50; });
+  fabrics[2].publish_state(transport::RankState::kLeft, moecclSuccess, "");
+  const Status s = drive(task);
+  EXPECT_EQ(s.code(), moecclRemoteError);
+  EXPECT_EQ(s.message(), "rank 1 died");
+}
+
+TEST(Health, ARankThatLeavesIsNamedWhereNobodyDies) {
+  Fabrics fabrics(3);
+  Waiting task(fabrics[0]);
+  fabrics[2].publish_state(transport::RankState::kLeft, moecclSuccess, "");
+  const Status s = drive(task);
+  EXPECT_EQ(s.code(), moecclRemoteError);
+  EXPECT_TRUE(s.message().starts_with("rank 2 has destroyed its communicator")) << s.message();
 }
 
 TEST(Health, ARankThatSpinsLooksAtItsDeadlineAndItsPeers) {

@@ -41,7 +41,13 @@ TEST(DataTypes, StoresNegativeIntegersInTheirWidth) {
 }
 
 TEST(DataTypes, NamesAreThoseOfNcclTests) {
-  EXPECT_EQ(parse_data_types("half"), std::vector{moecclFloat16});
+  // The order in which nccl-tests runs -d all.
+  EXPECT_EQ(nccl_type_names(), "int8/uint8/int32/uint32/int64/uint64/half/float/double/bfloat16/f8e4m3/f8e5m2");
+  for (int t = 0; t < MOECCL_NUM_DATA_TYPES; t++) {
+    const DataType& type = data_type(static_cast<moecclDataType_t>(t));
+    EXPECT_EQ(parse_data_types(type.nccl_name), std::vector{type.type});
+    EXPECT_EQ(parse_data_types(type.name()), std::vector{type.type});
+  }
   EXPECT_EQ(parse_data_types("bf16"), std::vector{moecclBfloat16});
   EXPECT_EQ(parse_data_types("all").size(), size_t{MOECCL_NUM_DATA_TYPES});
   EXPECT_TRUE(parse_data_types("complex").empty());

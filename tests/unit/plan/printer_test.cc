@@ -61,6 +61,21 @@ TEST(Printer, ExplainsAPlan) {
   EXPECT_TRUE(has(emulated, "2.00 times the prediction")) << emulated;
 }
 
+TEST(Printer, SaysWhenTheStagingLimitsALongLine) {
+  Plan plan = direct_all_reduce(8, 800, 8);
+  const LevelTree tree = *LevelTree::from_sizes({{"node", {20e6, 1.25}, {4, 4}}});
+  const Cost cost = price(plan, tree, Profile());
+  EXPECT_FALSE(has(explain({plan, tree, cost}), "long line"));
+  plan.shape.long_line = {0, 50 << 20};
+  EXPECT_TRUE(
+      has(explain({plan, tree, cost}), "long line: level node holds 50.00 MiB in a round trip; this plan keeps"));
+  for (Program& program : plan.programs) program.n_slots = 1, program.depth = 2;
+  plan.shape.staging_bytes = 3 * plan.chunking.chunk * plan.shape.element_bytes;
+  const std::string text = explain({plan, tree, cost});
+  EXPECT_TRUE(has(text, "the staging limits it to ")) << text;
+  EXPECT_TRUE(has(text, "%: give MOECCL_STAGING_BYTES of 250.00 MiB")) << text;
+}
+
 TEST(Printer, SizesThatEachRankKeepsToItselfAreNotTakenForZero) {
   Plan plan = flat_all_to_all(8, 4, 1);
   plan.shape.op = moecclOpAllToAllv;

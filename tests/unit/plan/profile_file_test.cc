@@ -28,7 +28,6 @@ Profile sample() {
   fit.algorithm = "ring";
   fit.reach = 5;
   fit.curve = {{3000, 4}, 0.99, {{0, 2900}, {1024, 3300, 3500.5}, {1 << 20, 260000}}};
-  fit.correction = 1.25;
   p.plans.push_back(fit);
   return p;
 }
@@ -42,10 +41,22 @@ TEST(ProfileFile, ComesBackToTheBit) {
   EXPECT_EQ(write_profile(*back, "a \"note\"", "node:2 gpu:2"), text);
 }
 
+// Earlier versions wrote a factor that nothing ever set.
+TEST(ProfileFile, ACorrectionOfAnEarlierVersionIsIgnored) {
+  const Profile p = sample();
+  std::string text = write_profile(p, "a note", "node:2 gpu:2");
+  const size_t at = text.find("\"reach\": 5, ");
+  ASSERT_NE(at, std::string::npos);
+  text.insert(at, "\"correction\": 1.25, ");
+  const auto back = read_profile(text, "p.json");
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_EQ(back->hash(), p.hash());
+}
+
 TEST(ProfileFile, HashDiffersWithEveryFigure) {
   const Profile p = sample();
   Profile q = p;
-  q.plans[0].correction = 1.5;
+  q.plans[0].curve.points[0].ns += 1;
   EXPECT_NE(p.hash(), q.hash());
   q = p;
   q.step_ns += 1;

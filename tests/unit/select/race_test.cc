@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "src/base/random.h"
@@ -17,6 +18,11 @@ class World {
   Race race{3, 0};
   std::vector<double> prices{100, 100, 100}, truth{1, 1, 1};
   uint64_t tokens = 64;
+  bool notes_late = false;  // as in a layer: a step is noted when the next one has its plan
+  struct {
+    size_t ran = 0;
+    double took = 0;
+  } late;
   double noise = 0, spikes = 0;  // the share of steps that take three times as long
   SplitMix64 random{7};
 
@@ -25,7 +31,9 @@ class World {
     const size_t ran = race.pick(prices, guesses);
     const double took =
         prices[ran] * truth[ran] * (1 + noise * (random.unit() - 0.5)) * (random.unit() < spikes ? 3 : 1);
-    race.note(tokens, ran, prices, took);
+    if (notes_late && late.took > 0) race.note(tokens, late.ran, prices, late.took);
+    if (!notes_late) race.note(tokens, ran, prices, took);
+    late = {ran, took};
     total += took;
     const std::vector<double> all = costs();
     best += *std::min_element(all.begin(), all.end());
@@ -86,7 +94,55 @@ TEST(Race, FollowsTimesThatNoPriceKnowsWithinTwentySteps) {
   w.truth = {1, 3, 1};
   EXPECT_LE(w.settle(0), 20);
   for (int i = 0; i < 60; ++i) w.step();
-  EXPECT_LT(w.total / w.best, 1.10);
+  w.truth = {3, 1, 1};
+  EXPECT_LE(w.settle(1), 20);
+  for (int i = 0; i < 60; ++i) w.step();
+  w.truth = {1, 1, 1};  // plan 1, which runs, is as fast as before
+  EXPECT_LE(w.settle(0), 20);
+  for (int i = 0; i < 60; ++i) w.step();
+  EXPECT_LT(w.total / w.best, 1.12);
+}
+
+// The load ends: the plan that runs is as fast as before and gives no sign, and a step that the other one runs under
+// load costs much.
+TEST(Race, ReturnsToTheFormerWinnerWithinTwentySteps) {
+  for (const bool late : {false, true}) {
+    for (int loaded_for = 40; loaded_for < 110; loaded_for += 7) {
+      World w;
+      w.notes_late = late;
+      w.noise = 0.1;
+      w.prices = {100, 120, 400};
+      w.settle(0);
+      for (int i = 0; i < 60; ++i) w.step();
+      w.truth = {3, 1, 1};
+      EXPECT_LE(w.settle(1), 20);
+      for (int i = 0; i < loaded_for; ++i) w.step();
+      w.truth = {1, 1, 1};
+      EXPECT_LE(w.settle(0), 20) << "after " << loaded_for << " steps under load";
+    }
+  }
+}
+
+// Each step of the former winner takes longer: a retry is one step, and they become rare.
+TEST(Race, RetriesOfTheFormerWinnerAreShortAndBecomeRare) {
+  for (const bool late : {false, true}) {
+    for (const double load : {1.9, 3.0}) {
+      World w;
+      w.notes_late = late;
+      w.prices = {100, 120, 400};
+      w.settle(0);
+      w.truth = {load, 1, 1};
+      w.settle(1);
+      const auto of_retries = [&](int steps) {
+        int n = 0;
+        for (int i = 0; i < steps; ++i) n += w.step() == 0 ? 1 : 0;
+        return n;
+      };
+      EXPECT_LE(of_retries(96), 6) << load;
+      of_retries(32);
+      EXPECT_LE(of_retries(900), 30) << load;
+    }
+  }
 }
 
 // The other plan was expected to be too slow to try, until the running plan has become slower than that.
@@ -149,6 +205,24 @@ TEST(Race, TakesAnyWords) {
   const std::vector<double> prices{100, 120, 140};
   const std::vector<float> strange{std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -1};
   EXPECT_LT(race.pick(prices, strange), 3U);
+}
+
+// Ranks agree on the plan, which need not be the one that this rank's times speak for.
+TEST(Race, TakesAnySequenceOfStepsAndPrices) {
+  SplitMix64 random(11);
+  for (int round = 0; round < 200; ++round) {
+    Race race(3, round % 4);
+    std::vector<double> prices{100, 100, 100};
+    size_t ran = 0;
+    for (int step = 0; step < 200; ++step) {
+      if (random.unit() < 0.2) ran = random() % 3;
+      if (random.unit() < 0.1) prices[random() % 3] = 50 + 200 * random.unit();
+      race.note(64, ran, prices, prices[ran] * (1 + 4 * random.unit()));
+      const std::vector<float> guesses = race.guesses(64);
+      EXPECT_TRUE(std::ranges::all_of(guesses, [](float g) { return std::isfinite(g); }));
+      EXPECT_LT(race.pick(prices, guesses), 3U);
+    }
+  }
 }
 
 TEST(Race, WithoutTrialsPricesDecide) {

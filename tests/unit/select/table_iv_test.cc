@@ -86,6 +86,8 @@ class Layer {
 TEST(TableIV, TheChosenPlanIsNearlyTheBest) {
   constexpr Shape kShapes[] = {{32, 128, 6, 1.05}, {32, 128, 8, 1.05}, {32, 128, 10, 1.05}, {32, 64, 8, 1.05},
                                {32, 256, 8, 1.05}, {8, 128, 8, 1.05},  {16, 128, 8, 1.05}};
+  int cases = 0, best_ones = 0;
+  double largest = 0;
   for (const double zipf : {0.0, 0.5}) {
     for (const Shape& s : kShapes) {
       const std::vector<Candidate> all = Layer(s, zipf).candidates();
@@ -94,16 +96,24 @@ TEST(TableIV, TheChosenPlanIsNearlyTheBest) {
       const Candidate& chosen = all[cheapest(prices)];
       const Candidate& best = *std::min_element(
           all.begin(), all.end(), [](const auto& a, const auto& b) { return a.simulated_ns < b.simulated_ns; });
-      std::string line =
-          format("G {:2} E {:3} K {:2} zipf {:.1f}: chosen {}, best {}, regret {:.3f}; simulated (priced) ms",
-                 s.n_ranks, s.n_experts, s.top_k, zipf, chosen.price.algorithm.name(), best.price.algorithm.name(),
-                 chosen.simulated_ns / best.simulated_ns);
+      const double regret = chosen.simulated_ns / best.simulated_ns;
+      ++cases, best_ones += &chosen == &best;
+      largest = std::max(largest, regret);
+      std::string line = format(
+          "G {:2} E {:3} K {:2} zipf {:.1f}: chosen {}, best {}, regret {:.3f}; simulated (priced) ms", s.n_ranks,
+          s.n_experts, s.top_k, zipf, chosen.price.algorithm.name(), best.price.algorithm.name(), regret);
       for (const Candidate& c : all)
         line += format(" {} {:.2f} ({:.2f})", c.price.algorithm.name(), c.simulated_ns / 1e6, c.price.both_us() / 1e3);
       std::printf("%s\n", line.c_str());
-      EXPECT_LE(chosen.simulated_ns, s.limit * best.simulated_ns) << line;
+      EXPECT_LE(regret, s.limit) << line;
     }
   }
+  // docs/performance.md, docs/performance-papers.md and docs/simulation.md quote this line.
+  const std::string summary =
+      format("the chosen plan is the best simulated one in {} of {} cases; the largest regret is {:.3f}", best_ones,
+             cases, largest);
+  std::printf("%s\n", summary.c_str());
+  EXPECT_EQ(summary, "the chosen plan is the best simulated one in 14 of 14 cases; the largest regret is 1.000");
 }
 
 }  // namespace

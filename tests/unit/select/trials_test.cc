@@ -12,7 +12,7 @@
 namespace moeccl::comm {
 namespace {
 
-const char* const kPlans[] = {"staged", "flat", "direct"};
+const Trials::Plan kPlans[] = {{"staged"}, {"flat"}, {"direct"}};
 
 // Ranks that run one operation after another. Votes arrive two operations after they were sent.
 class Ranks {
@@ -57,7 +57,7 @@ class Ranks {
 
   Trials::Pick next_shortly(Rank& r, const Trials::Class& c) {
     if (c.private_sizes) {
-      if (exec::Operation::Ran* ran = r.trials.still_small()) return {c.plans[0], ran};
+      if (exec::Operation::Ran* ran = r.trials.still_small()) return {c.plans[0].name, ran};
     } else if (const char* plan = r.trials.settled(c.hash)) {
       ++n_settled_;
       return {plan};
@@ -100,7 +100,7 @@ TEST(Trials, AllRanksGoOnWithTheFastest) {
   };
   std::map<std::string, int> ran;
   for (int i = 0; i < 5 * 3 * 6; ++i) ++ran[ranks.run(of(1), time)];
-  for (const char* plan : kPlans) EXPECT_EQ(ran[plan], 5 * 6) << plan;
+  for (const Trials::Plan& plan : kPlans) EXPECT_EQ(ran[plan.name], 5 * 6) << plan.name;
   EXPECT_FALSE(ranks.report(of(1)).decided);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(ranks.run(of(1), time), i < 3 ? "staged" : "direct") << i;
   const Trials::Report report = ranks.report(of(1));
@@ -213,6 +213,38 @@ TEST(Trials, TheyAreRepeated) {
   for (uint64_t i = 0; i < Trials::kAgain + 110; ++i) ranks.run(of(1), after);
   EXPECT_EQ(ranks.report(of(1)).plan, "flat");
   EXPECT_GT(ranks.n_settled(), Trials::kAgain - 200);  // all except those of the two trials
+}
+
+// A measured profile has promised that `staged` takes 60 us and `flat` 160: far apart, so that only `staged` is timed.
+TEST(Trials, APlanThatIsSlowerThanPredictedIsTriedAgainstWhatSeemedTooSlow) {
+  const Trials::Plan plans[] = {{"staged"}, {"flat", 100e3}, {"direct", 400e3}};
+  Trials::Class c = of(1);
+  c.plans = plans;
+  for (const bool slow : {false, true}) {
+    Ranks ranks(3);
+    std::map<std::string, int> ran;
+    const auto time = [&](size_t, std::string_view plan) { return by_plan(plan, slow ? 300e3 : 60e3, 160e3, 640e3); };
+    for (int i = 0; i < 200; ++i) ++ran[ranks.run(c, time)];
+    EXPECT_TRUE(ranks.report(c).decided);
+    EXPECT_EQ(ranks.report(c).plan, slow ? "flat" : "staged");
+    EXPECT_EQ(ran["flat"] > 0, slow);
+    EXPECT_EQ(ran["direct"], 0) << "its prediction is still far from what runs";
+  }
+}
+
+// Once a plan runs whose time keeps others away, the next trial leaves them out.
+TEST(Trials, WhatIsFarAgainIsNoLongerTried) {
+  const Trials::Plan plans[] = {{"staged"}, {"flat", 100e3}, {"direct", 200e3}};
+  Trials::Class c = of(1);
+  c.plans = plans;
+  Ranks ranks(2);
+  std::map<std::string, int> ran;
+  const auto time = [&](size_t, std::string_view plan) { return by_plan(plan, 300e3, 160e3, 320e3); };
+  for (int i = 0; i < 300; ++i) ++ran[ranks.run(c, time)];
+  EXPECT_EQ(ranks.report(c).plan, "flat");
+  EXPECT_EQ(ran["direct"], 5 * 6);
+  for (uint64_t i = 0; i < Trials::kAgain + 110; ++i) ++ran[ranks.run(c, time)];
+  EXPECT_EQ(ran["direct"], 5 * 6);
 }
 
 // Another plan ran than the one to be tried, for example because of heap buffers.

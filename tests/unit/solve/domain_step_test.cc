@@ -128,6 +128,8 @@ TEST(DomainStep, BackwardIsTwoAlltoAllsAndTheReturn) {
   s.p.decode_bandwidth = 8e9;
   EXPECT_NEAR(s.of({4}).codec_us, 1000 + 2000, 1);
   EXPECT_EQ(s.of({1}).codec_us, 0) << "nothing travels";
+  s.p.compression = 1;
+  EXPECT_EQ(s.of({4}).codec_us, 0) << "nothing is encoded";
 }
 
 // With 3 of 4 data centres behind a link and 8 holders in each, the link carries 24 encoded gradients of an expert for

@@ -78,6 +78,30 @@ TEST_P(EngineOfManyShortOperations, TellsTheBoardWhenTheyStop) {
   f.engine->end();
 }
 
+// An operation begins while the engine's thread sleeps, and then waits for a peer.
+TEST_P(EngineOfManyShortOperations, TellsTheBoardOfAnOperationThatWaits) {
+  if (const transport::Probe probe = GetParam()->probe(); !probe.usable) GTEST_SKIP() << probe.why_not;
+  NetworkFabrics fabrics(*GetParam(), 2);
+  ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
+  exec::Fabric& f = fabrics[0];
+  const auto& copy = fabrics[1].link(0).board().progress.completed;
+  int64_t least_ms = 1000;
+  for (uint64_t round = 1; round <= 5 && least_ms > 100; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    f.engine->begin();
+    f.own->board().progress.completed.store(round, std::memory_order_release);
+    const int64_t began = now_ns();
+    f.engine->board_changed(false);
+    for (const Deadline d = Deadline::after_ms(patient_ms(20'000)); copy.load() != round && !d.passed();) {
+      fabrics[1].engine->progress();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    least_ms = std::min(least_ms, (now_ns() - began) / 1'000'000);
+    f.engine->end();
+  }
+  EXPECT_LE(least_ms, 100);
+}
+
 INSTANTIATE_TEST_SUITE_P(Networks, EngineOfManyShortOperations,
                          ::testing::Values(transport::find_network("tcp"), transport::find_network("plugin"),
                                            &fake_verbs::kNetworks[0]),

@@ -46,6 +46,18 @@ TEST(Connect, EndsWhenItIsNoLongerWantedThoughAllRanksHaveJoined) {
   other.join();
 }
 
+// The call that makes it has spent some of its time before, such as on finding rank 0.
+TEST(Connect, EndsWithTheCallOfWhichItIsAPart) {
+  const auto id = bootstrap::make_unique_id();
+  ASSERT_TRUE(id.ok()) << id.status().message();
+  Parent from;
+  from.until = Deadline::after_ms(patient_ms(300));
+  const Deadline soon = Deadline::after_ms(patient_ms(1300));
+  const Result<Membership> made = connect(*id, 2, 0, config_of_test(), from);
+  EXPECT_FALSE(soon.passed());
+  EXPECT_EQ(made.status().code(), moecclTimeout) << made.status().message();
+}
+
 // Each rank has made the id by itself, so that two communicators have it.
 TEST(Connect, CommunicatorsOfOneDerivedIdHaveKeysOfTheirOwn) {
   const Config config = config_of_test();
@@ -65,6 +77,71 @@ TEST(Connect, CommunicatorsOfOneDerivedIdHaveKeysOfTheirOwn) {
     one = made->fabric->recorder.group();
   }
   EXPECT_NE(group[0], group[1]);
+}
+
+// Connects thread ranks, each with its own staging_bytes, on a topology of two nodes of equal size.
+std::vector<Result<Membership>> connect_nodes(const char* topology, bool pace, const std::vector<size_t>& staging) {
+  const auto id = bootstrap::make_unique_id();
+  EXPECT_TRUE(id.ok()) << id.status().message();
+  std::vector<Result<Membership>> made;
+  for (size_t r = 0; r < staging.size(); ++r) made.emplace_back(error(moecclInternalError, "not run"));
+  std::vector<std::thread> ranks;
+  for (uint32_t r = 0; r < staging.size(); ++r)
+    ranks.emplace_back([&, r] {
+      Config config = config_of_test();
+      config.topology = topology;
+      config.pace = pace;
+      config.staging_bytes = staging[r];
+      made[r] = connect(*id, static_cast<uint32_t>(staging.size()), r, config, {});
+    });
+  for (std::thread& t : ranks) t.join();
+  return made;
+}
+
+constexpr const char* kLongLine = "node:2(bw=1.25GB/s,lat=20ms) gpu:2";
+
+TEST(Connect, StagingAndMessagesGrowOnALongLine) {
+  const auto made = connect_nodes(kLongLine, true, {0, 0, 0, 0});
+  for (uint32_t r = 0; r < 4; ++r) {
+    ASSERT_TRUE(made[r].ok()) << made[r].status().message();
+    const exec::Fabric& f = *made[r]->fabric;
+    EXPECT_NEAR(static_cast<double>(f.half_bytes), 125e6, 1e3);
+    for (uint32_t p = 0; p < 4; ++p) {
+      if (p / 2 == r / 2)
+        EXPECT_LE(f.message_bytes[p], 128u << 10) << "to a rank of the same node";
+      else
+        EXPECT_GT(f.message_bytes[p], 10'000'000u);
+    }
+  }
+}
+
+TEST(Connect, StagingStaysSmallOnShortLinesAndWhereTheUserLimitsIt) {
+  struct Case {
+    const char* topology;
+    bool pace;
+    size_t staging;
+  };
+  for (const Case& c : {Case{"node:2(bw=50GB/s,lat=5us) gpu:1", true, 0},
+                        {kLongLine, true, 16 << 20},
+                        {kLongLine, false, 0}}) {  // without pace, the line is only described
+    const size_t n = std::string_view(c.topology) == kLongLine ? 4 : 2;
+    const auto made = connect_nodes(c.topology, c.pace, std::vector<size_t>(n, c.staging));
+    for (const auto& m : made) {
+      ASSERT_TRUE(m.ok()) << m.status().message();
+      EXPECT_EQ(m->fabric->half_bytes, uint64_t{8} << 20) << c.topology;
+    }
+  }
+}
+
+TEST(Connect, RanksMustAgreeWhetherTheStagingGrows) {
+  const auto made = connect_nodes("node:2(bw=1.25GB/s,lat=20ms) gpu:1", true, {0, 16 << 20});
+  for (const auto& m : made) {
+    EXPECT_EQ(m.status().code(), moecclMismatch);
+    EXPECT_NE(m.status().message().find("staging_bytes (250000000 and 16777216)"), std::string::npos)
+        << m.status().message();
+  }
+  for (const auto& m : connect_nodes("node:2(bw=50GB/s,lat=5us) gpu:1", true, {0, 16 << 20}))
+    EXPECT_TRUE(m.ok()) << m.status().message();
 }
 
 }  // namespace

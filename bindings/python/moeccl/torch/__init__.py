@@ -9,9 +9,10 @@ from .experts import MLP, Experts, expert_parameters, ignore_experts
 from .layer import MoELayer, Router, rebalance, set_aux_loss_scale
 from ._renew import renew
 from .scaler import GradScaler
+from .tensor_parallel import TensorDispatched, tensor_dispatch
 from .whole import full_state_dict, load_full_state_dict
 from .whole_optimizer import full_optimizer_state_dict, load_full_optimizer_state_dict
 
-__all__ = ["ExpertParallel", "Experts", "GradScaler", "Handle", "MLP", "MoELayer", "Router", "abort", "clip_grad_norm_", "close",
+__all__ = ["ExpertParallel", "Experts", "GradScaler", "Handle", "MLP", "MoELayer", "Router", "TensorDispatched", "abort", "clip_grad_norm_", "close",
            "comm_of", "empty_cache", "expert_parameters", "full_optimizer_state_dict", "full_state_dict", "ignore_experts",
-           "load_full_optimizer_state_dict", "load_full_state_dict", "rebalance", "renew", "set_aux_loss_scale"]
+           "load_full_optimizer_state_dict", "load_full_state_dict", "rebalance", "renew", "set_aux_loss_scale", "tensor_dispatch"]

@@ -74,7 +74,7 @@ class Layer(Owned):
     """A MoE layer of the C interface for one element type, with unused routings, whose memory the next step reuses."""
 
     def __init__(self, comm, config, dtype, hybrid=None):
-        self.top_k, self.dtype, self._free = config.top_k, dtype, []
+        self.top_k, self.row_bytes, self.dtype, self._free = config.top_k, config.hidden_bytes, dtype, []
         if hybrid is None:
             super().__init__(comm, "moecclMoeCreate", "moecclMoeDestroy", comm.handle, ctypes.byref(config))
         else:

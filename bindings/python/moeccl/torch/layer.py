@@ -17,8 +17,9 @@ from ._group import Group, comm_of, largest, largest_in, revoke
 from .expert_parallel import ExpertParallel
 from .experts import MLP, Experts, seeded
 from .moving import move_experts, several
-from .placement import Fixed, Hybrid, Replicated, Swapped
+from .placement import Fixed, Hybrid, Replicated
 from .replace import Replacing, follow, replace_combine
+from .swapped import Swapped
 
 _loss_scale = [1.0]
 _scaler_scale = [1.0]  # a tensor in the backward pass of a loss that moeccl.torch.GradScaler has scaled
@@ -104,12 +105,17 @@ class Router(nn.Module):
         self.linear = nn.Linear(hidden, n_experts, bias=False, device=device, dtype=dtype)
         self.top_k, self.normalize = top_k, normalize
 
+    def choose(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """Returns the distinct experts [T, top_k] of tokens with probabilities[T, n_experts]. A subclass may choose otherwise."""
+        return probabilities.topk(self.top_k, dim=-1).indices
+
     def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns weights[T, k], experts[T, k] and the loss: the number of experts times the sum over experts of the share of choices
         times the mean probability."""
         with torch.autocast(x.device.type, enabled=False):
             probabilities = torch.softmax(nn.functional.linear(x.float(), self.linear.weight.float()), dim=-1)
-        weights, index = probabilities.topk(self.top_k, dim=-1)
+        index = self.choose(probabilities)
+        weights = probabilities.gather(-1, index)
         if self.normalize and self.top_k > 1:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         n_experts = probabilities.shape[-1]
@@ -147,9 +153,12 @@ class MoELayer(nn.Module):
 
     The papers' features, at most one of the first three:
     swap:            True: rebalance() swaps the two experts whose exchange reduces the tokens' traffic most (HierMoE).
-                     swap_levels: groups of ranks at each level, outermost first; None: only the ranks
+                     It does so where the predicted share of the measured time of the layer's operations, over swap_horizon passes,
+                     exceeds the time of a swap. swap_levels: groups of ranks at each level, outermost first, each byte then costs the
+                     same at every level; None: the levels of the communicator's topology, with the links of profile or topology
     replica_slots:   slots of each rank, more than its share of experts: popular experts get replicas, and rebalance() computes a
-                     new placement (adaptive replication). n_nodes: nodes over which the replicas' traffic is balanced
+                     new placement (adaptive replication). n_nodes: nodes over which the replicas' traffic is balanced, with as many
+                     ranks each; None: the groups of the topology's outermost level
     domains:         S_ED of each level of the communicator's topology, outermost first: experts travel inside domains, tokens
                      between them (HybridEP). "auto": the sizes of least step time, from max_tokens, the bytes of an expert and the
                      links of topology and profile; `layer.placement.domains` has them. codec_ratio: above 1, experts travel
@@ -157,8 +166,9 @@ class MoELayer(nn.Module):
                      leaves out stays with this rank for the next step, and belongs to its checkpoint (state_dict() has it)
     sample_tokens:   tokens of a sample: y = x + experts(norm(x)) for the samples that are best placed here (NetMoE), where the layer
                      applies `norm` instead of the caller; plus shared_expert(norm(x)), which then travels with x as a separate row.
-                     To make labels follow, call `layer.follow(labels)`. Prices alone choose places and plans (trials=-1), so that a
-                     forward pass that checkpointing repeats decides as before
+                     To make labels follow, call `layer.follow(labels)`. Samples stay where moving them takes longer by the clock, which
+                     decides once per training step. Prices alone choose places and plans (trials=-1), so that a forward pass that
+                     checkpointing repeats decides as before. On GPUs and with deterministic=1 they also decide whether samples move
     """
 
     def __init__(self, hidden: int, n_experts: int, top_k: int, ffn: Optional[int] = None, *, group: Group = None,
@@ -167,7 +177,7 @@ class MoELayer(nn.Module):
                  aux_loss_weight: float = 0.01, capacity_factor: Optional[float] = None, align_rows: int = 1, algorithm: Optional[str] = "auto",
                  trials: int = 0, average: Union[bool, float] = True, expert_data_group: Optional[torch.distributed.ProcessGroup] = None,
                  seed: Optional[int] = None, device: Any = None, dtype: Optional[torch.dtype] = None, swap: bool = False,
-                 swap_levels: Optional[Sequence[int]] = None, replica_slots: int = 0, n_nodes: int = 1,
+                 swap_levels: Optional[Sequence[int]] = None, swap_horizon: float = 100, replica_slots: int = 0, n_nodes: Optional[int] = None,
                  domains: Union[Sequence[int], str, None] = None, codec_ratio: float = 1, gradient_ratio: float = 1, sample_tokens: int = 0,
                  norm: Optional[Callable[[torch.Tensor], torch.Tensor]] = None, dispatch_dtype: Optional[torch.dtype] = None,
                  comm_options: Optional[Dict[str, Any]] = None, compute_dtype: Optional[torch.dtype] = None,
@@ -202,7 +212,7 @@ class MoELayer(nn.Module):
         make = expert or (lambda: MLP(hidden, ffn, activation, bias, **kind))
         if domains == "auto":
             domains = self._step_bytes(make, max_tokens, compute_dtype or dtype)
-        self.placement = self._place(swap, swap_levels, replica_slots, n_nodes, domains, (codec_ratio, gradient_ratio))
+        self.placement = self._place(swap and (swap_levels, swap_horizon), replica_slots, n_nodes, domains, (codec_ratio, gradient_ratio))
         if domains:
             self.remainders = self.placement.remainders
         capacity = 0 if capacity_factor is None else self.placement.limit(capacity_factor * top_k * max_tokens)
@@ -241,9 +251,9 @@ class MoELayer(nn.Module):
         return {"top_k": self.top_k, "data_bytes": max_tokens * self.top_k * row_bytes,
                 "expert_bytes": expert_bytes * -(-self.n_experts // self.comm.size)}
 
-    def _place(self, swap, levels, slots, n_nodes, domains, ratios):
+    def _place(self, swap, slots, n_nodes, domains, ratios):
         if swap:
-            return Swapped(self.n_experts, self.comm, self.top_k, levels)
+            return Swapped(self.n_experts, self.comm, self.top_k, *swap)
         if slots:
             return Replicated(self.n_experts, self.comm, slots, n_nodes)
         if domains:
@@ -308,6 +318,7 @@ class MoELayer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             raise ValueError(f"x has shape {tuple(x.shape)}: give [..., {self.hidden}]")
+        self.placement.passed(self)
         self.handle = self.step = None  # frees their memory for this step, unless a backward pass still needs it
         try:
             return self._run(x.reshape(-1, self.hidden)).view(x.shape)
@@ -323,6 +334,7 @@ class MoELayer(nn.Module):
             # A recomputation has all it needs, which may be before combine, where a step decides.
             if self.step is not None:
                 self.step.decide()
+                self.step.ran()
             return
         of_all = (moeccl.Error, ValueError, TypeError) if self.handle is None else moeccl.Error
         self.handle = self.step = None
@@ -348,7 +360,7 @@ class MoELayer(nn.Module):
         norm_after = self.norm is not None and self.shared_expert is None
         # The residual joins the experts' rows in combine, so a norm that returns another type, as with autocast, decides nothing.
         rows, counts = self._dispatch((tokens if norm_after else seen).to(travels), slots, weights)
-        self.step = self._replacing.begin(self.handle) if self._replacing else None
+        self.step = self._replacing.begin(self.handle, tokens) if self._replacing else None
         shared = self.shared_expert(seen) if self.shared_expert is not None else None
         given = self.norm(rows) if norm_after else rows
         # A sample's rows are also its residual.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks hold which experts: each on one rank, in slots that change places, in several replicas, or in expert domains."""
+"""Which ranks hold which experts: each on one rank, in several replicas, or in expert domains. swapped.py has slots that change places."""
 import copy
 import ctypes
 import math
@@ -10,15 +10,13 @@ from torch.autograd.function import once_differentiable
 from moeccl import _abi, _library
 from ._calls import Owned, as_int32, call, dtype_of, int32s, int32s_of, is_whole, listed, memory, numbers_of, uncompiled
 from ._group import beside, largest
+from ._levels import levels_of
 from .gradient import Remainders
 
 # By how many units in the last place of a tensor's largest element replicas may differ, by the bits of the type. A fused CPU optimizer
 # rounds elements otherwise in a vector than in the rest at a tensor's end: 3000 steps of AdamW on 263 elements came to 3 in float32
 # parameters, 12 in their moments and 0 in bfloat16, which it computes in float32.
 _ULPS = {16: 4, 32: 64, 64: 64}
-
-_LATEST_TOKENS, _LEAST_GAIN = 4096, 0.001  # of a swap: docs/decisions/110-swap-window.md, 094-expert-swap-runtime.md
-
 
 class Fixed:
     """Each expert stays on one rank."""
@@ -48,6 +46,9 @@ class Fixed:
     def routed(self, index, handle):
         """Takes what slots() got when dispatch has accepted it."""
 
+    def passed(self, layer):
+        """Takes the layer's last forward pass, whose rows have all moved, before the next one begins."""
+
     def reduce(self, grad):
         """Returns the gradient [slots, ...] of a parameter, summed over all slots that hold the same expert."""
         return grad
@@ -74,120 +75,6 @@ class Fixed:
         """Moves experts between steps, with all tensors [slots, ...], and returns how many slots have changed. layer: the MoELayer, with
         which all expert-parallel groups with the same experts decide alike. The call is collective."""
         return 0
-
-
-class Swapped(Fixed):
-    """HierMoE's expert swap: rebalance() swaps the two experts whose exchange reduces the traffic of the last steps' tokens most,
-    together with the optimizer's state."""
-    moves = True
-
-    def __init__(self, n_experts, comm, top_k, levels):
-        super().__init__(n_experts, comm)
-        if n_experts % comm.size:
-            raise ValueError(f"swap: n_experts is {n_experts}: give a multiple of the {comm.size} ranks")
-        self.top_k = top_k
-        self.levels = [int(v) for v in (levels or [comm.size])]
-        if self.levels[-1] != comm.size or any(b % a for a, b in zip(self.levels, self.levels[1:])):
-            raise ValueError(f"swap_levels is {levels}: give the groups of each level, outermost first, the last one {comm.size}")
-        self._slot_of = torch.arange(n_experts, dtype=torch.int32, device="cpu")
-        self._algorithm = "flat"  # of the last step
-        self._forget()
-
-    def _forget(self):
-        self._seen = torch.empty((0, self.top_k), dtype=torch.int32, device="cpu")
-
-    @property
-    def slot_of(self):
-        """The slot of each expert, a copy. Setting it, on all ranks alike and before load_state_dict(), moves no weights."""
-        return self._slot_of.clone()
-
-    @slot_of.setter
-    def slot_of(self, given):
-        given = numbers_of("slot_of", given, self.n_experts, self.n_experts)
-        if len(given.unique()) < self.n_experts:
-            raise ValueError(f"slot_of has two experts in one slot: give each of the {self.n_experts} slots once")
-        self._slot_of = given
-
-    def numbers(self, local_slots):
-        return torch.argsort(self._slot_of)[list(local_slots)].tolist()
-
-    @uncompiled
-    def slots(self, index):
-        if not is_whole(index):
-            return index  # which dispatch refuses, as it does numbers that are no expert's
-        known, index = (index >= 0) & (index < self.n_experts), index.long()
-        return self._slot_of.to(index.device, torch.int64)[index.clamp(0, self.n_experts - 1)].where(known, index)
-
-    @uncompiled
-    def routed(self, index, handle):
-        if torch.is_grad_enabled():
-            latest = index[-_LATEST_TOKENS:].to(device="cpu", dtype=torch.int32)
-            self._seen = torch.cat([self._seen, latest])[-_LATEST_TOKENS:]
-            self._algorithm = handle.algorithm
-
-    def same_as(self, other):
-        return isinstance(other, Swapped) and self._slot_of.equal(other._slot_of)
-
-    def follow(self, other):
-        """Takes another layer's placement, of which this one's is a copy."""
-        self._slot_of = other.slot_of
-        self._forget()
-
-    def _solve(self, layer):
-        """Returns the best pair of experts, the same on all ranks; None if no pair gains."""
-        problem = _abi.moecclSwapProblem_t(n_experts=self.n_experts, top_k=self.top_k, n_levels=len(self.levels), min_gain=_LEAST_GAIN,
-                                           row_bytes=1e9)  # only rows count, not the start of a message, which no swap saves
-        kind, _, dimensions = self._algorithm.partition(":")  # Eq. 8 is about the plan that runs
-        problem.count_duplicates = int(kind != "hier")
-        problem.dimension = min(len(self.levels), int(dimensions or (2 if kind == "2dh" else 1)))
-        groups = int32s(self.levels)
-        problem.n_groups, problem.placement = groups, int32s_of(self._slot_of)
-        n = ctypes.c_size_t()
-        call(None, "moecclSwapCountsLength", ctypes.byref(problem), ctypes.byref(n))
-        topk = self._seen[-((2**31 - 1) // layer.n_ranks):]  # the counts of all ranks add up in words of 32 bits
-        counts = torch.zeros(n.value, dtype=torch.int32, device="cpu")
-        call(None, "moecclSwapCount", ctypes.byref(problem), memory(topk), topk.shape[0], memory(counts), None, 0)
-        self.comm.all_reduce(counts)
-        counts = layer.over_data_groups(counts)
-        pair, answer = torch.empty(2, dtype=torch.int32, device="cpu"), _abi.moecclSwapAnswer_t()
-        call(None, "moecclSolveSwap", ctypes.byref(problem), memory(counts), memory(pair), ctypes.byref(answer), None, 0)
-        pair = layer.of_the_first(pair).tolist()
-        return None if pair[0] < 0 else pair
-
-    def rebalance(self, tensors, layer):
-        try:
-            pair = self._solve(layer)
-        finally:  # a failure must not leave one rank with other tokens than the others' next rebalance() counts
-            self._forget()
-        if pair is None:
-            return 0
-        a, b = (int(self._slot_of[e]) for e in pair)
-        self._exchange(a, b, tensors)
-        self._slot_of[pair[0]], self._slot_of[pair[1]] = b, a
-        return 2
-
-    def _exchange(self, a, b, tensors):
-        share = self.n_experts // self.comm.size
-        here = [s for s in (a, b) if s // share == self.comm.rank]
-        if len(here) == 2:
-            for t in tensors:
-                t[[a % share, b % share]] = t[[b % share, a % share]]
-        elif here:
-            mine, peer = here[0] % share, (b if here[0] == a else a) // share
-            given = [t[mine].contiguous() for t in tensors]
-            got = [torch.empty_like(g) for g in given]
-            call(None, "moecclGroupStart")
-            try:
-                for g, r in zip(given, got):
-                    kind = dtype_of(g)
-                    call(self.comm, "moecclSend", memory(g), g.numel(), kind, peer, self.comm.handle, None)
-                    call(self.comm, "moecclRecv", memory(r), r.numel(), kind, peer, self.comm.handle, None)
-            except BaseException:
-                _library.lib.moecclGroupCancel()
-                raise
-            call(self.comm, "moecclGroupEnd")
-            for t, r in zip(tensors, got):
-                t[mine] = r
 
 
 class Replicated(Fixed):
@@ -331,9 +218,13 @@ class Replicated(Fixed):
         if not demand.any():
             return 0
         demand = (demand // (1 + int(demand.max()) // 2**31)).to(torch.int32)  # the solver's words have 32 bits
-        problem = _abi.moecclReplicaProblem_t(n_experts=self.n_experts, n_ranks=size, slots_per_rank=self.per_rank,
-                                              n_nodes=self.n_nodes)
+        problem = _abi.moecclReplicaProblem_t(n_experts=self.n_experts, n_ranks=size, slots_per_rank=self.per_rank)
         problem.demand = int32s_of(demand)
+        if self.n_nodes is None:
+            problem.n_nodes, rank_node = levels_of(self.comm).nodes()
+            problem.rank_node = int32s_of(rank_node)
+        else:
+            problem.n_nodes = self.n_nodes
         slot_expert, answer = torch.empty(self.n_slots, dtype=torch.int32, device="cpu"), _abi.moecclReplicaAnswer_t()
         call(None, "moecclSolveReplicas", ctypes.byref(problem), memory(slot_expert), ctypes.byref(answer))
         slot_expert = layer.of_the_first(slot_expert)

@@ -10,6 +10,8 @@
 namespace moeccl::algo {
 
 struct ExpertExchange {
+  // kDirect: peers' buffers are read, each expert at once from where it is. kAny: that where it can run.
+  enum class Way : uint8_t { kAny, kDirect, kStaged };
   uint64_t count = 0;  // elements of an expert
   uint32_t element_bytes = 1;
   plan::Reach reach;
@@ -17,9 +19,11 @@ struct ExpertExchange {
   // [levels] bytes that a rank's share of a level's uplink carries in a round trip: this much must be under way at once
   // to keep the line busy. Empty: little.
   std::vector<double> round_trip_bytes = {};
+  plan::LongLine long_line = {};  // for explain
   // For data that is summed.
   bool deterministic = false;  // the same bits whatever can be reached
   uint32_t most_sources = 0;   // the most of one reduction; 0: any number
+  Way way = Way::kAny;
 };
 
 // Returns ExpertExchange::round_trip_bytes for the tree's or the profile's links.
@@ -27,8 +31,12 @@ std::vector<double> round_trip_bytes(const plan::LevelTree& tree, const plan::Pr
 
 class ExpertExchangePlan {
  public:
-  // "direct": peers' buffers are read, each expert at once from where it is; otherwise "staged".
-  const char* name() const { return direct_ ? "direct" : "staged"; }
+  static const char* name_of(ExpertExchange::Way way) {
+    return way == ExpertExchange::Way::kDirect ? "direct" : "staged";
+  }
+  // Returns success, or why this way cannot run, whatever the domains.
+  static Status applies(moecclOp_t op, ExpertExchange::Way way, const plan::Reach& reach, bool deterministic);
+  const char* name() const { return name_of(direct_ ? ExpertExchange::Way::kDirect : ExpertExchange::Way::kStaged); }
   const Shape& shape() const { return shape_; }
   const Placement& homes() const { return homes_; }
   Chunking chunking() const { return cut(shape_, layout_, chunk_bytes_); }

@@ -7,7 +7,7 @@
 // Output is what a MoE layer of the same domains calls its local experts.
 #pragma once
 
-#include "src/algo/expert_exchange.h"
+#include "src/algo/experts/expert_exchange.h"
 
 namespace moeccl::algo {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/algo/expert_return.h"
+#include "src/algo/experts/expert_return.h"
 
 #include <algorithm>
 
@@ -26,8 +26,10 @@ ExpertReturn::ExpertReturn(const Domains& domains, const Placement& homes, const
   const uint32_t n = domains.n_ranks();
   for (uint32_t r = 0; r < n; ++r)
     for (const uint32_t home : domains.held(r, domains.tree().depth())) holders_[home].push_back(r);
-  bool direct = s.reach.views && !s.deterministic;
-  for (const auto& h : holders_) direct = direct && (s.most_sources == 0 || h.size() <= s.most_sources);
+  using Way = ExpertExchange::Way;
+  bool direct = s.way != Way::kStaged && s.reach.views && !s.deterministic;
+  for (const auto& h : holders_)
+    direct = direct && (s.way == Way::kDirect || s.most_sources == 0 || h.size() <= s.most_sources);
   std::vector<uint32_t> used(n, 0), level_slots(domains.tree().depth(), 0);
   // The gather's links are ordered by level, then rank.
   for (const Domains::Send& send : domains.sends()) {
@@ -56,6 +58,7 @@ ExpertReturn::ExpertReturn(const Domains& domains, const Placement& homes, const
 
 Result<ExpertReturn> ExpertReturn::make(const Domains& domains, const Placement& homes,
                                         const ExpertExchange& settings) {
+  MOECCL_TRY(applies(moecclOpExpertReduce, settings.way, settings.reach, settings.deterministic));
   ExpertReturn r(domains, homes, settings);
   if (std::max(r.shape_.most_in_blocks, r.layout_.n_slots) > kMostBlocks)
     return error(moecclUnsupported,

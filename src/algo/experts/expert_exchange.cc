@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/algo/expert_exchange.h"
+#include "src/algo/experts/expert_exchange.h"
 
 #include <algorithm>
 
@@ -17,6 +17,16 @@ std::vector<double> round_trip_bytes(const plan::LevelTree& tree, const plan::Pr
     bytes.push_back(2 * link.alpha_ns * link.bytes_per_ns / *std::max_element(members.begin(), members.end()));
   }
   return bytes;
+}
+
+Status ExpertExchangePlan::applies(moecclOp_t op, ExpertExchange::Way way, const plan::Reach& reach,
+                                   bool deterministic) {
+  if (way != ExpertExchange::Way::kDirect) return {};
+  if (op == moecclOpExpertReduce && deterministic)
+    return error(moecclUnsupported, "a deterministic communicator adds in the order of staged, whatever can be read");
+  Shape shape;
+  shape.reach = reach;
+  return needs_views(shape);
 }
 
 ExpertExchangePlan::ExpertExchangePlan(moecclOp_t op, const Domains& domains, const Placement& homes,
@@ -37,6 +47,7 @@ ExpertExchangePlan::ExpertExchangePlan(moecclOp_t op, const Domains& domains, co
             .deterministic = call.deterministic && !gathers,
             .reach = call.reach,
             .staging_bytes = call.staging_bytes,
+            .long_line = call.long_line,
             .most_in_blocks = gathers ? most_own : most_held,
             .most_out_blocks = gathers ? most_held : most_own};
 }

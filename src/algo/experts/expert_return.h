@@ -10,7 +10,7 @@
 // Input is [held experts][count], Output [own experts][count]; both are ordered by ascending expert number.
 #pragma once
 
-#include "src/algo/expert_exchange.h"
+#include "src/algo/experts/expert_exchange.h"
 
 namespace moeccl::algo {
 

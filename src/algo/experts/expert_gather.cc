@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/algo/expert_gather.h"
+#include "src/algo/experts/expert_gather.h"
 
 #include <algorithm>
 
@@ -25,11 +25,13 @@ ExpertGather::ExpertGather(const Domains& domains, const Placement& homes, const
       if (a.level == send.level) here += static_cast<uint32_t>(a.experts.size());
     level_slots[send.level] = std::max(level_slots[send.level], here);
   }
-  set_layout(s.reach.views, *std::max_element(used.begin(), used.end()), tuning::kDirectAllGather, level_slots);
+  const bool direct = s.way != ExpertExchange::Way::kStaged && s.reach.views;
+  set_layout(direct, *std::max_element(used.begin(), used.end()), tuning::kDirectAllGather, level_slots);
 }
 
 Result<ExpertGather> ExpertGather::make(const Domains& domains, const Placement& homes,
                                         const ExpertExchange& settings) {
+  MOECCL_TRY(applies(moecclOpExpertGather, settings.way, settings.reach, settings.deterministic));
   ExpertGather gather(domains, homes, settings);
   if (gather.shape_.most_out_blocks > kMostBlocks)
     return error(moecclUnsupported, "a rank would hold {} experts, at most {} are possible: use smaller domains",

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations over a long line, 10 Gbit/s and 20 ms one way, with default settings: results, and that several round
+// trips of data are under way at once. With the chunks of short lines, each took more than ten times as long.
+#include <gtest/gtest.h>
+#include <moeccl/moeccl.h>
+
+#include <functional>
+#include <vector>
+
+#include "tests/support/ranks.h"
+
+namespace {
+
+using moeccl::testing::run_ranks;
+using moeccl::testing::Stopwatch;
+
+constexpr size_t kCount = 8 << 20;  // 32 MiB: 27 ms of the line
+
+void over_the_line(const std::function<void(int rank, moecclComm_t comm)>& body) {
+  moeccl::testing::RankOptions options;
+  options.config.topology = "node:2(bw=1.25GB/s,lat=20ms) gpu:1";
+  options.config.pace = 1;
+  run_ranks(2, body, options);
+}
+
+// `operation` must take far less than it did with one or two usual chunks in each round trip.
+void timed(moecclComm_t comm, const std::function<moecclResult_t()>& operation) {
+  ASSERT_EQ(operation(), moecclSuccess) << moecclGetLastError(comm);  // touches the memory
+  const Stopwatch watch;
+  ASSERT_EQ(operation(), moecclSuccess) << moecclGetLastError(comm);
+  MOECCL_EXPECT_WITHIN(watch, 200);
+}
+
+TEST(LongLine, AllReduce) {
+  over_the_line([](int rank, moecclComm_t comm) {
+    std::vector<float> in(kCount), out(kCount);
+    for (size_t i = 0; i < kCount; ++i) in[i] = static_cast<float>(rank + 1) * static_cast<float>(i % 1000);
+    timed(comm,
+          [&] { return moecclAllReduce(in.data(), out.data(), kCount, moecclFloat32, moecclSum, comm, nullptr); });
+    for (size_t i = 0; i < kCount; ++i) ASSERT_EQ(out[i], 3 * static_cast<float>(i % 1000)) << i;
+  });
+}
+
+TEST(LongLine, AllGather) {
+  over_the_line([](int rank, moecclComm_t comm) {
+    std::vector<int32_t> in(kCount), out(2 * kCount);
+    for (size_t i = 0; i < kCount; ++i) in[i] = static_cast<int32_t>(i) * (rank + 1);
+    timed(comm, [&] { return moecclAllGather(in.data(), out.data(), kCount, moecclInt32, comm, nullptr); });
+    for (size_t i = 0; i < 2 * kCount; ++i)
+      ASSERT_EQ(out[i], static_cast<int32_t>(i % kCount) * static_cast<int32_t>(i / kCount + 1)) << i;
+  });
+}
+
+TEST(LongLine, SendAndReceive) {
+  over_the_line([](int rank, moecclComm_t comm) {
+    std::vector<int32_t> data(kCount);
+    if (rank == 0)
+      for (size_t i = 0; i < kCount; ++i) data[i] = static_cast<int32_t>(i);
+    timed(comm, [&] {
+      return rank == 0 ? moecclSend(data.data(), kCount, moecclInt32, 1, comm, nullptr)
+                       : moecclRecv(data.data(), kCount, moecclInt32, 0, comm, nullptr);
+    });
+    for (size_t i = 0; i < kCount; ++i) ASSERT_EQ(data[i], static_cast<int32_t>(i));
+  });
+}
+
+}  // namespace
