@@ -137,7 +137,7 @@ TEST(Connect, RanksMustAgreeWhetherTheStagingGrows) {
   const auto made = connect_nodes("node:2(bw=1.25GB/s,lat=20ms) gpu:1", true, {0, 16 << 20});
   for (const auto& m : made) {
     EXPECT_EQ(m.status().code(), moecclMismatch);
-    EXPECT_NE(m.status().message().find("staging_bytes (250000000 and 16777216)"), std::string::npos)
+    EXPECT_NE(m.status().message().find("staging_bytes (268435456 and 16777216)"), std::string::npos)
         << m.status().message();
   }
   for (const auto& m : connect_nodes("node:2(bw=50GB/s,lat=5us) gpu:1", true, {0, 16 << 20}))
