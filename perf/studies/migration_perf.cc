@@ -221,7 +221,7 @@ int migration_main(int argc, char** argv) {
   Options o;
   o.job.threads = 0;
   App app("What migration leaves to the caller, and how full a long line is; JSON lines", "migration_perf");
-  app.add_option("--what", o.what, "wait or line; line wants MOECCL_STAGING_BYTES=256M")
+  app.add_option("--what", o.what, "wait or line")
       ->check(is_member({"wait", "line"}))
       ->capture_default_str();
   add_size(app, "-x,--expert", o.expert_bytes, "wait: one expert (bytes)");
