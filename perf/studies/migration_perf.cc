@@ -221,9 +221,7 @@ int migration_main(int argc, char** argv) {
   Options o;
   o.job.threads = 0;
   App app("What migration leaves to the caller, and how full a long line is; JSON lines", "migration_perf");
-  app.add_option("--what", o.what, "wait or line")
-      ->check(is_member({"wait", "line"}))
-      ->capture_default_str();
+  app.add_option("--what", o.what, "wait or line")->check(is_member({"wait", "line"}))->capture_default_str();
   add_size(app, "-x,--expert", o.expert_bytes, "wait: one expert (bytes)");
   app.add_option("-e,--experts", o.experts, "wait: experts that a rank decodes")->check(positive());
   add_size(app, "-b,--bytes", o.line_bytes, "line: what each rank sends (bytes)");

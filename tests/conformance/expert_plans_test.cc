@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -25,7 +25,8 @@ Names listed(moecclOp_t op) {
   char text[512];
   EXPECT_EQ(moecclPlanList(op, text, sizeof(text), nullptr), moecclSuccess);
   Names names;
-  for (const char* at = std::strtok(text, ","); at != nullptr; at = std::strtok(nullptr, ",")) names.insert(at);
+  std::istringstream list(text);
+  for (std::string name; std::getline(list, name, ',');) names.insert(name);
   return names;
 }
 
