@@ -219,7 +219,7 @@ TEST(RdmaFault, AQueuePairBreaks) {
   if (!over_rdma()) GTEST_SKIP() << "only over RDMA";
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe");
   setenv("MOECCL_IB_LIBRARY", (self.parent_path() / "libbreaking_ibverbs.so").c_str(), 1);  // read by each rank
-  run_trials(scaled(50), Fault::kQueuePair, Fault::kQueuePair);
+  run_trials(scaled(25), Fault::kQueuePair, Fault::kQueuePair);
   unsetenv("MOECCL_IB_LIBRARY");
 }
 

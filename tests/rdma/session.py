@@ -63,7 +63,7 @@ GROUPS = {
         conformance("1+1", "*_2processes", moe="*TwoHostsOfOne", experts="*TwoRanks", hybrid="*TwoHostsOfOne", replace="*TwoHostsOfOne",
                     pipeline="*ALayer*/2") +
         conformance("2+2", "*_4processes", moe="*ChoicesLeftEmpty:*CapacityDrops", experts="*ManyChunks", hybrid="*LargeExperts",
-                    replace="*TwoNodesOfTwo", migration="*FiftyTimes", swap="*FourRanksAuto", gradient="Shapes*FiftyTimes") +
+                    replace="*TwoNodesOfTwo", migration="*FiftyTimes", swap="*FourRanksAuto") +
         conformance("3+1", "*_4processes", moe="*ChoicesLeftEmpty:*NoTokensOnSomeRanks", experts="*ManyChunks", hybrid="*BothLevels",
                     replace="*TwoNodesOfTwo"),
     # These limits are what the library promises, so no patience applies except the caller's. MOECCL_TEST_SCALE=1 kills

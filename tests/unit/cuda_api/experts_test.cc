@@ -133,7 +133,7 @@ TEST_P(CudaExperts, GradientsAreCollectedAndWeightsPlaced) {
       MOECCL_ASSERT_COMM_OK(
           moecclPlaceWeights(want_shards.data(), want_slots.data(), count, moecclBfloat16, &next.given, comm, nullptr),
           comm);
-      // Of the same plan, which adds in the same order.
+      // Both run the same plan, which adds in the same order.
       const char* const name = GetParam().topology != nullptr && step % 2 == 0 ? "nodes" : "direct";
       MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpReduceGradients, name), comm);
       MOECCL_ASSERT_COMM_OK(moecclReduceGradients(slots.data(), want_sums.data(), count, moecclBfloat16, moecclSum,
