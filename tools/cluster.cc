@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "tools/solve.h"
@@ -50,6 +49,12 @@ double number(const Json& object, const char* name) { return object.value(name, 
 
 }  // namespace
 
+Json read_profile_file(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) fail("--profile " + path + ": no such file, or it cannot be read");
+  return Json::parse(file, nullptr, false);
+}
+
 void Cluster::add_options(perf::App& app) {
   options_ = {app.add_option("--topology", topology_,
                              "the cluster, such as 'node:4(bw=25GB/s,lat=5us) gpu:8(bw=200GB/s)', or a file: such a "
@@ -66,9 +71,7 @@ void Cluster::excludes(perf::Option* shape) {
 void Cluster::read() {
   std::string topology = topology_;
   if (!profile_.empty()) {
-    std::ifstream file(profile_);
-    if (!file) fail("--profile " + profile_ + ": no such file, or it cannot be read");
-    text_.assign(std::istreambuf_iterator<char>(file), {});
+    json_ = std::make_shared<const Json>(read_profile_file(profile_));
     read_profile([&](const Json& profile) {
       if (topology.empty()) topology = profile.value("topology", "");
     });
@@ -80,11 +83,10 @@ void Cluster::read() {
 
 template <class Read>
 void Cluster::read_profile(const Read& read) const {
-  const Json profile = Json::parse(text_, nullptr, false);
-  if (!profile.is_object() || !profile.contains("moeccl_profile"))
+  if (!json_->is_object() || !json_->contains("moeccl_profile"))
     fail("--profile " + profile_ + ": this is not a profile: moeccl calibrate makes one");
   try {
-    read(profile);
+    read(*json_);
   } catch (const Json::exception& e) {
     fail("--profile " + profile_ + ": " + e.what());
   }

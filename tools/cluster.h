@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -12,6 +13,9 @@
 #include "perf/common/cli.h"
 
 namespace tools {
+
+// Reads a profile's file. Exits with a message if it cannot be read; what is no JSON is returned as discarded.
+nlohmann::json read_profile_file(const std::string& path);
 
 class Cluster {
  public:
@@ -54,7 +58,8 @@ class Cluster {
   template <class Read>
   void read_profile(const Read& read) const;
 
-  std::string topology_, profile_, text_;  // text_: of the profile's file
+  std::string topology_, profile_;
+  std::shared_ptr<const nlohmann::json> json_;  // of the profile's file
   std::vector<perf::Option*> options_;
   std::vector<Level> levels_;
 };

@@ -4,9 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tools/cluster.h"
 #include "tools/solve.h"
 
 namespace tools {
@@ -46,9 +46,7 @@ struct Costs {
 };
 
 Costs read_costs(const std::string& path, size_t n_levels) {
-  std::ifstream file(path);
-  if (!file) fail("--profile " + path + ": no such file, or it cannot be read");
-  const nlohmann::json profile = nlohmann::json::parse(file, nullptr, false);
+  const nlohmann::json profile = read_profile_file(path);
   Costs costs;
   try {
     const nlohmann::json& all = profile.at("alltoall");

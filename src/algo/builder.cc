@@ -41,6 +41,10 @@ bool crosses_long_line(const Shape& shape, uint64_t chunk_bytes) {
   return shape.long_line.bytes > 0 && (unknown || shape.count > chunk_bytes / shape.element_bytes);
 }
 
+uint32_t rotations(const Shape& shape, uint64_t chunk_bytes, uint32_t usual) {
+  return crosses_long_line(shape, chunk_bytes) ? tuning::kFar : usual;
+}
+
 uint64_t far_chunk(const Shape& shape, double streams, uint64_t least) {
   const double bytes = tuning::kFarLoop * static_cast<double>(shape.long_line.bytes) / (tuning::kFar - 1);
   return std::max(least, static_cast<uint64_t>(bytes / std::max(1.0, streams)));

@@ -144,6 +144,8 @@ class ProgramBuilder {
 // Returns whether a message is worth the rotations of a long line: its data crosses one, and it is longer than a chunk
 // of `chunk_bytes`, which suffices elsewhere.
 bool crosses_long_line(const Shape& shape, uint64_t chunk_bytes);
+// Returns the rotations for a message: kFar if it crosses one, else `usual`.
+uint32_t rotations(const Shape& shape, uint64_t chunk_bytes, uint32_t usual);
 // Returns the chunk with which kFar rotations keep the long line busy when at least `streams` of them enter a group at
 // the same time, each with a chunk; at least `least`.
 uint64_t far_chunk(const Shape& shape, double streams, uint64_t least);

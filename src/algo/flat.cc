@@ -36,7 +36,9 @@ Layout block_slots(const Shape& shape, const LevelTree&) {
 Ref slot_from(const Shape& shape, uint32_t at, uint32_t from) {
   return slot(at, far(shape) ? (from + shape.n_ranks - at) % shape.n_ranks - 1 : from);
 }
-Layout one_slot(const Shape& shape, const LevelTree&) { return {1, far(shape) ? tuning::kFar : tuning::kOneWay}; }
+Layout one_slot(const Shape& shape, const LevelTree&) {
+  return {1, rotations(shape, tuning::kFlatBlocksFar, tuning::kOneWay)};
+}
 
 uint64_t chunk_bytes(const Shape& shape, const LevelTree& tree) {
   if (shape.reach.staging) return tuning::kFlatBlocks;

@@ -155,7 +155,7 @@ void all_reduce(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t
 }
 
 bool far(const Shape& shape) { return crosses_long_line(shape, tuning::kHierBlocks); }
-uint32_t rotations(const Shape& shape) { return far(shape) ? tuning::kFar : tuning::kOverlap; }
+uint32_t depth_of(const Shape& shape) { return rotations(shape, tuning::kHierBlocks, tuning::kOverlap); }
 uint64_t block_chunk(const Shape& shape, const LevelTree& tree) {
   if (!far(shape)) return tuning::kHierBlocks;
   return far_chunk(shape, static_cast<double>(streams_across(shape, tree).outside), tuning::kHierBlocks);
@@ -247,7 +247,7 @@ void all_gather(ProgramBuilder& b, const Shape& shape, const LevelTree& tree, ui
     writer.write();
   }
 }
-Layout all_gather_slots(const Shape& shape, const LevelTree&) { return {shape.n_ranks, rotations(shape)}; }
+Layout all_gather_slots(const Shape& shape, const LevelTree&) { return {shape.n_ranks, depth_of(shape)}; }
 
 // Slots: first those of the relay, then the inputs of the node's members, then the sums of other nodes.
 uint32_t relay_slot(const Nodes& nodes, uint32_t relay, uint32_t k, uint32_t member) {
@@ -329,7 +329,7 @@ void reduce_scatter(ProgramBuilder& b, const Shape& shape, const LevelTree& tree
 Layout all_reduce_slots(const Shape& shape, const LevelTree& tree) {
   const Nodes nodes(tree);
   const uint32_t n_nodes = nodes.n_nodes();
-  return {1, rotations(shape), (nodes.largest() + 1) * n_nodes, nodes.smallest() * n_nodes};
+  return {1, depth_of(shape), (nodes.largest() + 1) * n_nodes, nodes.smallest() * n_nodes};
 }
 // Each part takes steps of its own, so a chunk of many parts is longer.
 uint64_t all_reduce_chunk(const Shape& shape, const LevelTree& tree) {
@@ -340,7 +340,7 @@ uint64_t all_reduce_chunk(const Shape& shape, const LevelTree& tree) {
 }
 Layout reduce_scatter_slots(const Shape& shape, const LevelTree& tree) {
   const Nodes nodes(tree);
-  return {nodes.relay_slots() + nodes.largest() + nodes.n_nodes(), rotations(shape)};
+  return {nodes.relay_slots() + nodes.largest() + nodes.n_nodes(), depth_of(shape)};
 }
 
 constexpr Algorithm kAlgorithms[] = {

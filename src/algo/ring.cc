@@ -89,10 +89,12 @@ void broadcast(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t
   if (rank != shape.root) b.signal(prev, kCredit);
 }
 
-bool far(const Shape& shape) { return crosses_long_line(shape, tuning::kChainBroadcast); }
-Layout chain_slot(const Shape& shape, const LevelTree&) { return {1, far(shape) ? tuning::kFar : tuning::kOneWay}; }
+Layout chain_slot(const Shape& shape, const LevelTree&) {
+  return {1, rotations(shape, tuning::kChainBroadcast, tuning::kOneWay)};
+}
 uint64_t chain_chunk(const Shape& shape, const LevelTree&) {
-  return far(shape) ? far_chunk(shape, 1, tuning::kChainBroadcast) : tuning::kChainBroadcast;
+  return crosses_long_line(shape, tuning::kChainBroadcast) ? far_chunk(shape, 1, tuning::kChainBroadcast)
+                                                           : tuning::kChainBroadcast;
 }
 
 // Going round twice proves that the next rank has finished the chunk before, so one rotation suffices.

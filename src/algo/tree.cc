@@ -38,19 +38,18 @@ uint32_t log2_ceil(uint32_t n) {
   return log;
 }
 
-bool far(const Shape& shape) { return crosses_long_line(shape, tuning::kTree); }
 uint64_t chunk_bytes(const Shape& shape, const LevelTree&) {
-  return far(shape) ? far_chunk(shape, 1, tuning::kTree) : tuning::kTree;
+  return crosses_long_line(shape, tuning::kTree) ? far_chunk(shape, 1, tuning::kTree) : tuning::kTree;
 }
 
 // Sums arrive in slot k from child k. AllReduce has one more slot, the last, for results.
 Layout sums(const Shape& shape, const LevelTree&) {
-  return {log2_ceil(shape.n_ranks), far(shape) ? tuning::kFar : tuning::kOneWay};
+  return {log2_ceil(shape.n_ranks), rotations(shape, tuning::kTree, tuning::kOneWay)};
 }
 Layout sums_and_result(const Shape& shape, const LevelTree&) {
-  return {log2_ceil(shape.n_ranks) + 1, far(shape) ? tuning::kFar : tuning::kOverlap};
+  return {log2_ceil(shape.n_ranks) + 1, rotations(shape, tuning::kTree, tuning::kOverlap)};
 }
-Layout one_slot(const Shape& shape, const LevelTree&) { return {1, far(shape) ? tuning::kFar : tuning::kOneWay}; }
+Layout one_slot(const Shape& shape, const LevelTree&) { return {1, rotations(shape, tuning::kTree, tuning::kOneWay)}; }
 
 // Sums this rank's input with its children's slots.
 void sum_up(ProgramBuilder& b, const Place& place, uint32_t rank, Ref sum, bool final) {

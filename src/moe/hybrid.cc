@@ -10,10 +10,9 @@
 #include "kernels/cuda/args.h"
 #include "src/algo/experts/prove_experts.h"
 #include "src/base/adopt.h"
-#include "src/base/env.h"
 #include "src/base/hash.h"
-#include "src/base/log.h"
 #include "src/moe/creation.h"
+#include "src/moe/experts/expert_choice.h"
 #include "src/plan/cost.h"
 #include "src/plan/hardware.h"
 #include "src/plan/printer.h"
@@ -282,15 +281,10 @@ Status Hybrid::prepare(std::shared_ptr<PlanSlot>& last, moecclOp_t kind, const v
     Status follows;
     MOECCL_ASSIGN_OR_RETURN(const Exchange exchange,
                             choose<Exchange>(kind, exchange_of(count, element_bytes, cuda), cuda, true, &follows));
-    if (!follows.ok())
-      comm_.selector_for(cuda).warn_of_force(
-          kind, hash(),
-          format("{} is forced but does not apply to experts of {} bytes: {}; {} runs instead",
-                 comm_.selector_for(cuda).forced(kind), expert_bytes, follows.message(), exchange.name()));
-    if (env().check_plans && comm_.n_ranks() <= algo::kMostProvedRanks) {
-      MOECCL_TRY(algo::prove_blocks(exchange.build_all(), algo::expected_exchange(exchange)));
-      log(LogLevel::kInfo, "the plan {} of {} is proved", exchange.name(), exec::op_name(kind));
-    }
+    if (!follows.ok()) warn_of_force(comm_.selector_for(cuda), kind, hash(), expert_bytes, follows, exchange.name());
+    MOECCL_TRY(prove_if_asked(comm_.n_ranks(), kind, exchange.name(), [&] {
+      return algo::prove_blocks(exchange.build_all(), algo::expected_exchange(exchange));
+    }));
     return Selector::Made{exchange.build(comm_.rank()), exchange.chunking(), exchange.name(), exchange.hash()};
   };
   MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<PlanSlot> slot,
@@ -390,10 +384,7 @@ Result<std::string> Hybrid::explain_plan(moecclOp_t kind, uint64_t count, uint32
     plan = std::move(built);
     cost = std::move(price);
   }
-  const std::string& forced = comm_.selector().forced(kind);
-  const std::string why =
-      follows.ok() ? plan.algorithm == forced ? "forced by moecclPlanForce or MOECCL_PLAN" : "for these domains"
-                   : format("for these domains; {} is forced but does not apply: {}", forced, follows.message());
+  const std::string why = why_chosen(comm_.selector(), kind, plan.algorithm, follows, "for these domains");
   return plan::explain({plan, comm_.tree(), cost, comm_.rank(), why, candidates, measured, comm_.paced()});
 }
 

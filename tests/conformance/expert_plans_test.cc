@@ -2,7 +2,6 @@
 // The ways of operations whose plan comes from a placement: they are listed, priced, forced and proved. The environment
 // is read once per process, so this file runs twice: with MOECCL_CHECK_PLANS (tests/meson.build) and without it.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <functional>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "moeccl/moeccl.h"
+#include "tests/support/captured.h"
 #include "tests/support/ranks.h"
 
 namespace moeccl::testing {
@@ -177,21 +177,6 @@ TEST_P(ExpertPlans, ForceReachesEachOfThem) {
 
 INSTANTIATE_TEST_SUITE_P(, ExpertPlans, ::testing::Values(RankMode::kThreads, RankMode::kProcesses),
                          [](const auto& info) { return std::string(mode_name(info.param)); });
-
-// Returns what this process writes to stderr during `body`.
-template <class Body>
-std::string log_of(Body&& body) {
-  std::FILE* const kept = std::tmpfile();
-  const int before = dup(STDERR_FILENO);
-  dup2(fileno(kept), STDERR_FILENO);
-  body();
-  dup2(before, STDERR_FILENO);
-  close(before);
-  std::string text(static_cast<size_t>(lseek(fileno(kept), 0, SEEK_END)), '\0');
-  EXPECT_EQ(pread(fileno(kept), text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
-  std::fclose(kept);
-  return text;
-}
 
 // What a proof refuses is shown by tests/unit/algo/prove_experts_test.cc.
 TEST(ExpertPlanProofs, AreMadeWhereTheyAreAskedFor) {

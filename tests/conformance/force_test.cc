@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forced algorithms that do not apply, either to this call or at all.
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <cstdio>
 #include <string>
 #include <vector>
 
+#include "tests/support/captured.h"
 #include "tests/support/ranks.h"
 
 namespace moeccl::testing {
@@ -25,21 +23,6 @@ std::string page_of(moecclComm_t comm, moecclOp_t op, size_t count) {
   MOECCL_EXPECT_COMM_OK(moecclPlanExplain(comm, op, count, moecclFloat32, nullptr, 0, &needed), comm);
   std::string text(needed, '\0');
   MOECCL_EXPECT_COMM_OK(moecclPlanExplain(comm, op, count, moecclFloat32, text.data(), needed, nullptr), comm);
-  return text;
-}
-
-// Returns the lines that this process writes to stderr during `body`.
-template <class Body>
-std::string log_of(Body&& body) {
-  std::FILE* const kept = std::tmpfile();
-  const int before = dup(STDERR_FILENO);
-  dup2(fileno(kept), STDERR_FILENO);
-  body();
-  dup2(before, STDERR_FILENO);
-  close(before);
-  std::string text(static_cast<size_t>(std::ftell(kept) >= 0 ? lseek(fileno(kept), 0, SEEK_END) : 0), '\0');
-  EXPECT_EQ(pread(fileno(kept), text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
-  std::fclose(kept);
   return text;
 }
 

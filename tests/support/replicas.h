@@ -9,6 +9,7 @@
 
 #include "src/algo/experts/expert_rows.h"
 #include "src/algo/replica_placement.h"
+#include "src/base/format.h"
 #include "src/plan/checker.h"
 #include "src/plan/discipline.h"
 #include "src/plan/levels.h"
@@ -80,39 +81,35 @@ inline NodeBytes node_bytes(const algo::ReplicaPlacement& placement, const plan:
 }
 
 // All ranks' programs and the tables that they read.
-struct BuiltRows {
+struct BuiltRows : algo::WholeRows {
   template <class Rows>
-  BuiltRows(const Rows& rows, uint32_t n_ranks) {
-    plan.algorithm = rows.name();
-    plan.shape = rows.shape();
-    plan.chunking = rows.chunking();
-    bound.reserve(n_ranks);
-    for (uint32_t r = 0; r < n_ranks; ++r) {
-      bound.push_back(rows.build(r));
-      plan.programs.push_back(bound.back().program);
-      bindings.push_back(bound.back().binding);
-    }
-  }
+  explicit BuiltRows(const Rows& rows) : algo::WholeRows(algo::whole_rows(rows)) {}
   Status check(const plan::RowExpectation& expected) const { return plan::check({plan, bindings, &expected}); }
-  plan::Plan plan;
-  std::vector<algo::BoundRows> bound;
-  std::vector<plan::Binding> bindings;
 };
+
+// Calls visit(plan, "rank R: " and the step's name) with each plan that lacks one step.
+template <class Visit>
+void without_each_step(const plan::Plan& plan, Visit&& visit) {
+  for (size_t r = 0; r < plan.programs.size(); ++r)
+    for (size_t l = 0; l < plan.programs[r].lanes.size(); ++l)
+      for (size_t s = 0; s < plan.programs[r].lanes[l].steps.size(); ++s) {
+        plan::Plan changed = plan;
+        std::vector<plan::Step>& steps = changed.programs[r].lanes[l].steps;
+        steps.erase(steps.begin() + static_cast<std::ptrdiff_t>(s));
+        changed.programs[r].finalize();
+        visit(changed, format("rank {}: {}", r,
+                              plan::step_name(plan.programs[r], static_cast<uint32_t>(l), static_cast<uint32_t>(s))));
+      }
+}
 
 // Returns how many single steps can be left out unnoticed by the checker. `what` names the last one.
 inline int unnoticed_losses(const BuiltRows& built, const plan::RowExpectation& expected, std::string* what) {
   int unnoticed = 0;
-  for (size_t r = 0; r < built.plan.programs.size(); ++r)
-    for (size_t l = 0; l < built.plan.programs[r].lanes.size(); ++l)
-      for (size_t s = 0; s < built.plan.programs[r].lanes[l].steps.size(); ++s) {
-        plan::Plan changed = built.plan;
-        std::vector<plan::Step>& steps = changed.programs[r].lanes[l].steps;
-        steps.erase(steps.begin() + static_cast<std::ptrdiff_t>(s));
-        changed.programs[r].finalize();
-        if (!plan::check({changed, built.bindings, &expected}).ok()) continue;
-        ++unnoticed;
-        *what = plan::step_name(built.plan.programs[r], static_cast<uint32_t>(l), static_cast<uint32_t>(s));
-      }
+  without_each_step(built.plan, [&](const plan::Plan& changed, const std::string& step) {
+    if (!plan::check({changed, built.bindings, &expected}).ok()) return;
+    ++unnoticed;
+    *what = step;
+  });
   return unnoticed;
 }
 

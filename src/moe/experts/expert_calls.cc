@@ -9,6 +9,7 @@
 #include "src/base/adopt.h"
 #include "src/base/hash.h"
 #include "src/comm/collective.h"
+#include "src/moe/experts/expert_choice.h"
 #include "src/moe/experts/expert_layers.h"
 #include "src/moe/experts/expert_plans.h"
 
@@ -102,9 +103,7 @@ struct Kept {
 // Logs why a forced algorithm does not run the call.
 void warn_of_force(const Side& side, const CheckedCall& c, const Status& why, const std::string& instead) {
   const uint64_t bytes = c.count * c.element_bytes;
-  side.selector.warn_of_force(c.op, static_cast<uint64_t>(std::bit_width(bytes)),
-                              format("{} is forced but does not apply to experts of {} bytes: {}; {} runs instead",
-                                     side.selector.forced(c.op), bytes, why.message(), instead));
+  warn_of_force(side.selector, c.op, static_cast<uint64_t>(std::bit_width(bytes)), bytes, why, instead);
 }
 
 Status keep_reduce(const Communicator& comm, const Side& side, const ExpertPlans& plans, const CheckedCall& c,
@@ -262,11 +261,8 @@ Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& ca
   const Side side = side_of(comm, false);
   const ExpertPlans plans(comm, side, c);
   MOECCL_ASSIGN_OR_RETURN(const ExpertPlans::Page page, plans.page());
-  const Status follows = plans.obeys_force();
-  const std::string& forced = side.selector.forced(call.op);
   const std::string why =
-      follows.ok() ? page.plan.algorithm == forced ? "forced by moecclPlanForce or MOECCL_PLAN" : "for this placement"
-                   : format("for this placement; {} is forced but does not apply: {}", forced, follows.message());
+      why_chosen(side.selector, call.op, page.plan.algorithm, plans.obeys_force(), "for this placement");
   return plan::explain({page.plan, comm.tree(), page.cost, comm.rank(), why, page.candidates, 0, comm.paced()}) +
          format("Figures: {}.\n", plan::figures_text(*side.selector.profile(), comm.tree()));
 }

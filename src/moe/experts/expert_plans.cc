@@ -5,9 +5,8 @@
 #include <limits>
 
 #include "src/algo/experts/prove_experts.h"
-#include "src/base/env.h"
 #include "src/base/hash.h"
-#include "src/base/log.h"
+#include "src/moe/experts/expert_choice.h"
 
 namespace moeccl::comm {
 namespace {
@@ -164,26 +163,21 @@ Result<ExpertRows> ExpertPlans::choose_rows(bool decides) const {
   return why;
 }
 
-bool ExpertPlans::proves() const { return env().check_plans && comm_.n_ranks() <= algo::kMostProvedRanks; }
-
 Status ExpertPlans::check_reduce(ReduceKind kind, bool reachable) const {
-  if (!proves()) return {};
-  const plan::Shape shape = reduce_shape(reachable);
-  const ReplicaReduce reduce(call_.placement, shape, comm_.tree(), kind, call_.average);
-  MOECCL_TRY(algo::prove_blocks(reduce.build_all(), algo::expected_sums(call_.placement, call_.average)));
-  log(LogLevel::kInfo, "the plan {} of {} is proved", reduce.name(), exec::op_name(call_.op));
-  return {};
+  return prove_if_asked(comm_.n_ranks(), call_.op, algo::reduce_kind_name(kind), [&] {
+    const plan::Shape shape = reduce_shape(reachable);
+    const ReplicaReduce reduce(call_.placement, shape, comm_.tree(), kind, call_.average);
+    return algo::prove_blocks(reduce.build_all(), algo::expected_sums(call_.placement, call_.average));
+  });
 }
 
 Status ExpertPlans::check_rows(const std::string& name) const {
-  if (!proves()) return {};
   const auto make = [&](const algo::RowSize& size) -> Result<algo::WholeRows> {
     MOECCL_ASSIGN_OR_RETURN(const ExpertRows rows, make_rows(name, size));
     return whole(rows);
   };
-  MOECCL_TRY(algo::prove_rows(call_.placement, call_.average, make));
-  log(LogLevel::kInfo, "the plan {} of {} is proved", name, exec::op_name(call_.op));
-  return {};
+  return prove_if_asked(comm_.n_ranks(), call_.op, name,
+                        [&] { return algo::prove_rows(call_.placement, call_.average, make); });
 }
 
 Result<ExpertPlans::Page> ExpertPlans::page() const {

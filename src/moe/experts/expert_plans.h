@@ -77,7 +77,6 @@ class ExpertPlans {
   Result<Page> reduce_page() const;
   Result<Page> rows_page() const;
   const char* cheapest(const std::vector<Selector::Offer>& offers, const plan::Reach& reach, bool decides) const;
-  bool proves() const;
 
   const Communicator& comm_;
   const Side& side_;

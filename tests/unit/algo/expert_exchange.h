@@ -8,41 +8,20 @@
 #include <string>
 #include <vector>
 
-#include "src/algo/experts/expert_exchange.h"
+#include "src/algo/experts/prove_experts.h"
 #include "src/plan/checker.h"
 #include "tests/support/moe_cluster.h"
 #include "tests/support/mutate.h"
+#include "tests/support/replicas.h"
 
 namespace moeccl::algo::testing {
-
-// Returns what every rank ends with: the gathered experts, or the sums over all holders.
-inline plan::BlockExpectation expectation(const ExpertExchangePlan& exchange) {
-  const Placement& homes = exchange.homes();
-  const bool gathers = exchange.shape().op == moecclOpExpertGather;
-  plan::BlockExpectation expected;
-  for (uint32_t r = 0; r < homes.n_ranks; ++r) {
-    const std::vector<uint32_t>& held = exchange.held(r);
-    expected.input_blocks.push_back(gathers ? homes.n_local(r) : static_cast<uint32_t>(held.size()));
-    std::vector<plan::ExpectedRow>& rows = expected.output.emplace_back();
-    for (const uint32_t e : gathers ? std::span<const uint32_t>(held) : homes.experts_of(r)) {
-      plan::ExpectedRow& row = rows.emplace_back();
-      if (gathers) row.terms.push_back({homes.owner[e], homes.local_index[e], 1});
-      for (uint32_t holder = 0; holder < homes.n_ranks && !gathers; ++holder) {
-        const std::vector<uint32_t>& theirs = exchange.held(holder);
-        const auto at = std::find(theirs.begin(), theirs.end(), e);
-        if (at != theirs.end()) row.terms.push_back({holder, static_cast<uint32_t>(at - theirs.begin()), 1});
-      }
-    }
-  }
-  return expected;
-}
 
 template <class Exchange>
 class ExpertExchangeTest : public ::testing::Test {
  protected:
   static Status check(const plan::Plan& plan, const Exchange& exchange) {
     const std::vector<plan::Binding> bindings = plan::uniform_bindings(plan);
-    const plan::BlockExpectation expected = expectation(exchange);
+    const plan::BlockExpectation expected = expected_exchange(exchange);
     plan::CheckInput input{plan, bindings};
     input.blocks = &expected;
     return plan::check(input);
@@ -123,16 +102,9 @@ TYPED_TEST_P(ExpertExchangeTest, LosesItsProofWithoutAnyOneStep) {
     if (!views) {
       ASSERT_GT(whole.chunking.n_chunks, whole.programs[0].depth);
     }
-    for (uint32_t r = 0; r < whole.programs.size(); ++r)
-      for (uint32_t l = 0; l < whole.programs[r].lanes.size(); ++l)
-        for (uint32_t s = 0; s < whole.programs[r].lanes[l].steps.size(); ++s) {
-          plan::Plan broken = whole;
-          auto& steps = broken.programs[r].lanes[l].steps;
-          steps.erase(steps.begin() + s);
-          broken.programs[r].finalize();
-          EXPECT_FALSE(this->check(broken, *made).ok())
-              << made->name() << ", rank " << r << ": without " << plan::step_name(whole.programs[r], l, s);
-        }
+    test::without_each_step(whole, [&](const plan::Plan& broken, const std::string& step) {
+      EXPECT_FALSE(this->check(broken, *made).ok()) << made->name() << ", without " << step;
+    });
   }
 }
 

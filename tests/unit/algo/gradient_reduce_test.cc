@@ -3,6 +3,7 @@
 
 #include <ctime>
 
+#include "src/algo/experts/prove_experts.h"
 #include "src/plan/cost.h"
 #include "tests/support/replicas.h"
 #include "tests/support/timing.h"
@@ -10,6 +11,7 @@
 namespace moeccl {
 namespace {
 
+using algo::expected_rows;
 using algo::GradientReduce;
 using algo::ReplicaPlacement;
 using plan::LevelTree;
@@ -21,27 +23,6 @@ GradientReduce make(const ReplicaPlacement& placement, const LevelTree& tree, Gr
   auto made = GradientReduce::make(placement, tree, settings);
   EXPECT_TRUE(made.ok()) << made.status().message();
   return std::move(*made);
-}
-
-// Every rank's shard of each expert is the sum over all replicas, or their mean.
-plan::RowExpectation expectation(const GradientReduce& sum, const ReplicaPlacement& p, uint64_t count, bool average) {
-  plan::RowExpectation expected;
-  const uint64_t shard = algo::shard_elements(count, p.n_ranks);
-  for (uint32_t r = 0; r < p.n_ranks; ++r) {
-    expected.input_rows.push_back(sum.input_elements(r));
-    std::vector<plan::ExpectedRow>& rows = expected.output.emplace_back(sum.output_elements(r));
-    for (plan::ExpectedRow& row : rows) row.any = true;
-    for (uint32_t e = 0; e < p.n_experts; ++e)
-      for (uint64_t i = r * shard; i < std::min(count, (r + 1) * shard); ++i) {
-        plan::ExpectedRow& row = rows[e * shard + i - r * shard];
-        row.any = false;
-        for (const algo::ExpertHost& host : p.hosts[e])
-          for (const uint32_t s : host.slots)
-            row.terms.push_back({host.rank, static_cast<uint32_t>(s * count + i),
-                                 average ? 1.0f / static_cast<float>(p.n_replicas(e)) : 1.0f});
-      }
-  }
-  return expected;
 }
 
 TEST(GradientReduce, IsProvedForRandomPlacements) {
@@ -62,7 +43,7 @@ TEST(GradientReduce, IsProvedForRandomPlacements) {
           continue;
         }
         const GradientReduce sum = make(placement, tree, settings);
-        const Status status = BuiltRows(sum, n).check(expectation(sum, placement, count, average));
+        const Status status = BuiltRows(sum).check(expected_rows(moecclOpReduceGradients, placement, count, average));
         ASSERT_TRUE(status.ok()) << status.message() << "; " << sum.name() << " ranks " << n << " count " << count;
       }
     }
@@ -79,8 +60,8 @@ TEST(GradientReduce, LosesItsProofWithoutAnyOneStep) {
     constexpr uint64_t kCount = 24;
     const GradientReduce sum = make(placement, tree, {kCount, 64, true, {}, 64u * 2 * 12, way});
     ASSERT_GT(sum.chunking().n_chunks, 3u);
-    const plan::RowExpectation expected = expectation(sum, placement, kCount, true);
-    const BuiltRows built(sum, 4);
+    const plan::RowExpectation expected = expected_rows(moecclOpReduceGradients, placement, kCount, true);
+    const BuiltRows built(sum);
     ASSERT_TRUE(built.check(expected).ok());
     std::string what;
     EXPECT_EQ(test::unnoticed_losses(built, expected, &what), 0) << what;
@@ -88,7 +69,7 @@ TEST(GradientReduce, LosesItsProofWithoutAnyOneStep) {
 }
 
 uint64_t between_nodes(const GradientReduce& sum, const LevelTree& tree) {
-  const BuiltRows built(sum, tree.n_ranks);
+  const BuiltRows built(sum);
   return plan::price(built.plan, built.bindings, tree, plan::Profile{}).level_bytes[0];
 }
 

@@ -32,20 +32,6 @@ Result<WholeRows> rows_of(moecclOp_t op, const ReplicaPlacement& p, const plan::
   return whole_rows(made);
 }
 
-// Calls refused(plan) with each plan that lacks one step.
-template <class Refused>
-void without_each_step(const plan::Plan& plan, Refused&& refused) {
-  for (size_t r = 0; r < plan.programs.size(); ++r)
-    for (size_t l = 0; l < plan.programs[r].lanes.size(); ++l)
-      for (size_t s = 0; s < plan.programs[r].lanes[l].steps.size(); ++s) {
-        plan::Plan changed = plan;
-        std::vector<plan::Step>& steps = changed.programs[r].lanes[l].steps;
-        steps.erase(steps.begin() + static_cast<std::ptrdiff_t>(s));
-        changed.programs[r].finalize();
-        refused(changed, plan::step_name(plan.programs[r], static_cast<uint32_t>(l), static_cast<uint32_t>(s)));
-      }
-}
-
 TEST(ProveExperts, RightPlansPass) {
   std::mt19937 random(11);
   for (const plan::LevelTree& tree : test::replica_trees()) {
@@ -89,14 +75,14 @@ TEST(ProveExperts, APlanThatLacksAnyOneStepIsRefused) {
     EXPECT_NE(status.message().find("the plan is wrong, please report it"), std::string::npos) << status.message();
   };
   const plan::Shape shape = replica_shape(p, kCount, 4, {}, kStaging);
-  without_each_step(ReplicaReduce(p, shape, tree, ReduceKind::kNodes, true).build_all(),
-                    [&](const plan::Plan& plan, const std::string& step) {
-                      refuses(prove_blocks(plan, expected_sums(p, true)), step);
-                    });
+  test::without_each_step(ReplicaReduce(p, shape, tree, ReduceKind::kNodes, true).build_all(),
+                          [&](const plan::Plan& plan, const std::string& step) {
+                            refuses(prove_blocks(plan, expected_sums(p, true)), step);
+                          });
   const Placement homes = *Placement::make(4, 4, nullptr);
   const Domains domains = *Domains::make(tree, {2, 2});
   const ExpertReturn back = *ExpertReturn::make(domains, homes, {kCount, 4, {}, kStaging});
-  without_each_step(back.build_all(), [&](const plan::Plan& plan, const std::string& step) {
+  test::without_each_step(back.build_all(), [&](const plan::Plan& plan, const std::string& step) {
     refuses(prove_blocks(plan, expected_exchange(back)), step);
   });
   constexpr uint64_t kElements = 24;
@@ -104,7 +90,7 @@ TEST(ProveExperts, APlanThatLacksAnyOneStepIsRefused) {
     WholeRows rows = std::move(*rows_of(op, p, tree, true, {kElements, 64, 64 * 2 * 12}));
     ASSERT_GT(rows.plan.chunking.n_chunks, 3u);
     ASSERT_TRUE(prove_rows(rows, p, kElements, true).ok());
-    without_each_step(plan::Plan(rows.plan), [&](const plan::Plan& plan, const std::string& step) {
+    test::without_each_step(plan::Plan(rows.plan), [&](const plan::Plan& plan, const std::string& step) {
       rows.plan = plan;
       refuses(prove_rows(rows, p, kElements, true), step);
     });

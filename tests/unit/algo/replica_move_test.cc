@@ -3,6 +3,7 @@
 
 #include <ctime>
 
+#include "src/algo/experts/prove_experts.h"
 #include "src/plan/checker.h"
 #include "src/plan/cost.h"
 #include "tests/support/replicas.h"
@@ -14,33 +15,6 @@ namespace {
 using algo::ReplicaMove;
 using algo::ReplicaPlacement;
 using test::random_placement;
-
-plan::RowExpectation expectation(const ReplicaMove& move, const ReplicaPlacement& p, moecclOp_t op, uint64_t count) {
-  plan::RowExpectation expected;
-  const uint64_t shard = algo::shard_elements(count, p.n_ranks);
-  for (uint32_t r = 0; r < p.n_ranks; ++r) {
-    expected.input_rows.push_back(move.input_elements(r));
-    std::vector<plan::ExpectedRow>& rows = expected.output.emplace_back(move.output_elements(r));
-    for (plan::ExpectedRow& row : rows) row.any = true;
-    if (op == moecclOpCollectGradients) {
-      for (uint32_t e = 0; e < p.n_experts; ++e) {
-        const uint32_t source = algo::gradient_source(p, e, r);
-        const uint64_t first = p.host(e, source)->slots[0] * count;
-        for (uint64_t i = r * shard; i < std::min(count, (r + 1) * shard); ++i)
-          rows[e * shard + i - r * shard] = {{{source, static_cast<uint32_t>(first + i), 1}}, false};
-      }
-    } else {
-      for (uint32_t s = 0; s < p.n_slots(r); ++s) {
-        const int32_t e = p.slot_expert[p.first_slot[r] + s];
-        for (uint64_t i = 0; e >= 0 && i < count; ++i)
-          rows[s * count + i] = {{{static_cast<uint32_t>(i / shard),
-                                   static_cast<uint32_t>(static_cast<uint64_t>(e) * shard + i % shard), 1}},
-                                 false};
-      }
-    }
-  }
-  return expected;
-}
 
 using Built = test::BuiltRows;
 
@@ -58,8 +32,8 @@ TEST(ReplicaMove, IsProvedForRandomPlacements) {
         const ReplicaMove::Settings settings{op, count, 64, {}, 64u * 2 * places * (1 + random() % 3)};
         auto made = ReplicaMove::make(placement, tree, settings);
         ASSERT_TRUE(made.ok()) << made.status().message();
-        const Built built(*made, n);
-        const plan::RowExpectation expected = expectation(*made, placement, op, count);
+        const Built built(*made);
+        const plan::RowExpectation expected = algo::expected_rows(op, placement, count, false);
         const Status status = plan::check({built.plan, built.bindings, &expected});
         ASSERT_TRUE(status.ok()) << status.message() << "; op " << op << " ranks " << n << " count " << count;
       }
@@ -79,7 +53,7 @@ TEST(ReplicaMove, WeightsEnterANodeOnce) {
     auto made = ReplicaMove::make(placement, tree, {moecclOpPlaceWeights, kCount, kElement, {}, 1 << 20});
     ASSERT_TRUE(made.ok()) << made.status().message();
     EXPECT_STREQ(made->name(), tree.levels[0].n_groups < n ? "nodes" : "direct");
-    const Built built(*made, n);
+    const Built built(*made);
     const plan::Cost cost = plan::price(built.plan, built.bindings, tree, plan::Profile{});
     const auto [once, each] = test::node_bytes(placement, tree, kCount * kElement, kElement);
     EXPECT_EQ(cost.level_bytes[0], once) << "ranks " << n;

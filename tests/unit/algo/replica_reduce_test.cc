@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/algo/replica_reduce.h"
 
+#include "src/algo/experts/prove_experts.h"
 #include "src/plan/checker.h"
 #include "src/plan/cost.h"
 #include "tests/support/replicas.h"
@@ -13,25 +14,6 @@ using algo::ReplicaReduce;
 using test::random_placement;
 
 constexpr algo::ReduceKind kKinds[] = {algo::ReduceKind::kDirect, algo::ReduceKind::kFlat, algo::ReduceKind::kNodes};
-
-plan::BlockExpectation expectation(const ReplicaPlacement& p, bool average) {
-  plan::BlockExpectation expected;
-  for (uint32_t r = 0; r < p.n_ranks; ++r) {
-    expected.input_blocks.push_back(p.n_slots(r));
-    std::vector<plan::ExpectedRow>& rows = expected.output.emplace_back(p.n_slots(r));
-    for (uint32_t s = 0; s < p.n_slots(r); ++s) {
-      const int32_t expert = p.slot_expert[p.first_slot[r] + s];
-      rows[s].any = expert < 0;
-      if (expert < 0) continue;
-      const auto e = static_cast<uint32_t>(expert);
-      const uint32_t n = p.n_replicas(e);
-      for (const algo::ExpertHost& host : p.hosts[e])
-        for (const uint32_t slot : host.slots)
-          rows[s].terms.push_back({host.rank, slot, average && n > 1 ? 1.0f / static_cast<float>(n) : 1.0f});
-    }
-  }
-  return expected;
-}
 
 struct Case {
   const ReplicaPlacement& placement;
@@ -62,7 +44,7 @@ Status prove(const Case& c) {
   MOECCL_TRY(reduce.fits());
   const plan::Plan plan = reduce.build_all();
   const std::vector<plan::Binding> bindings = plan::uniform_bindings(plan);
-  const plan::BlockExpectation expected = expectation(c.placement, c.average);
+  const plan::BlockExpectation expected = algo::expected_sums(c.placement, c.average);
   plan::CheckInput input{plan, bindings};
   input.blocks = &expected;
   return plan::check(input);
@@ -209,19 +191,13 @@ TEST(ReplicaReduce, LosesItsProofWithoutAnyOneStep) {
     if (kind != kKinds[0]) {
       ASSERT_GT(whole.chunking.n_chunks, 3u);
     }
-    const plan::BlockExpectation expected = expectation(placement, true);
+    const plan::BlockExpectation expected = algo::expected_sums(placement, true);
     const std::vector<plan::Binding> bindings = plan::uniform_bindings(whole);
-    for (uint32_t r = 0; r < 4; ++r)
-      for (size_t l = 0; l < whole.programs[r].lanes.size(); ++l)
-        for (size_t s = 0; s < whole.programs[r].lanes[l].steps.size(); ++s) {
-          plan::Plan broken = whole;
-          auto& steps = broken.programs[r].lanes[l].steps;
-          steps.erase(steps.begin() + static_cast<std::ptrdiff_t>(s));
-          broken.programs[r].finalize();
-          plan::CheckInput input{broken, bindings};
-          input.blocks = &expected;
-          EXPECT_FALSE(plan::check(input).ok()) << "views " << views << " rank " << r << " lane " << l << " step " << s;
-        }
+    test::without_each_step(whole, [&](const plan::Plan& broken, const std::string& step) {
+      plan::CheckInput input{broken, bindings};
+      input.blocks = &expected;
+      EXPECT_FALSE(plan::check(input).ok()) << "views " << views << ", without " << step;
+    });
   }
 }
 

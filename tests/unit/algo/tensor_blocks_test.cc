@@ -51,7 +51,7 @@ TEST(TensorBlocks, IsProvedForRandomBlocks) {
       const uint64_t slots = 2 * uint64_t{tree.n_tensor_groups()} * tree.n_ranks;
       auto made = TensorBlocks::make(tree, {counts, 64, {}, 64 * slots * (1 + random() % 3)});
       ASSERT_TRUE(made.ok()) << made.status().message();
-      const Status status = BuiltRows(*made, tree.n_ranks).check(expectation(*made, tree, counts, 64));
+      const Status status = BuiltRows(*made).check(expectation(*made, tree, counts, 64));
       ASSERT_TRUE(status.ok()) << status.message() << "; ranks " << tree.n_ranks;
     }
   }
@@ -64,7 +64,7 @@ TEST(TensorBlocks, LosesItsProofWithoutAnyOneStep) {
   ASSERT_TRUE(made.ok()) << made.status().message();
   ASSERT_GT(made->chunking().n_chunks, 3u);
   const plan::RowExpectation expected = expectation(*made, tree, counts, 64);
-  const BuiltRows built(*made, tree.n_ranks);
+  const BuiltRows built(*made);
   ASSERT_TRUE(built.check(expected).ok());
   std::string what;
   EXPECT_EQ(test::unnoticed_losses(built, expected, &what), 0) << what;
@@ -79,7 +79,7 @@ TEST(TensorBlocks, EachElementCrossesBetweenNodesOnce) {
     const std::vector<uint64_t> counts = draw(random, e, 10'007);
     auto made = TensorBlocks::make(tree, {counts, 2, {}, 1 << 20});
     ASSERT_TRUE(made.ok()) << made.status().message();
-    const BuiltRows built(*made, tree.n_ranks);
+    const BuiltRows built(*made);
     const plan::Cost cost = plan::price(built.plan, built.bindings, tree, plan::Profile{});
     uint64_t once = 0, inside = 0;
     for (uint32_t s = 0; s < e; ++s)

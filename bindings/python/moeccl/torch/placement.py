@@ -18,6 +18,7 @@ from .gradient import Remainders
 # parameters, 12 in their moments and 0 in bfloat16, which it computes in float32.
 _ULPS = {16: 4, 32: 64, 64: 64}
 
+
 class Fixed:
     """Each expert stays on one rank."""
     hybrid = None
