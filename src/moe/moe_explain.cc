@@ -30,7 +30,7 @@ std::string long_line_text(const MoeHost& host, uint64_t slot_bytes) {
                             plan::bytes_text(line.bytes));
   if (share >= 100) return text + "; the staging has room for that\n";
   return text + format("; the staging limits it to {:.0f}%: give MOECCL_STAGING_BYTES of {}\n", share,
-                       plan::bytes_text(plan::kStagingRoundTrips * line.bytes));
+                       plan::bytes_text(plan::staging_of_line(line)));
 }
 
 }  // namespace

@@ -17,9 +17,11 @@ LongLine long_line(const LevelTree& tree, const Profile& profile) {
   return longest;
 }
 
+uint64_t staging_of_line(const LongLine& line) { return std::bit_ceil(kStagingRoundTrips * line.bytes); }
+
 uint64_t staging_for(const LongLine& line, uint32_t ranks_on_host, uint64_t usual) {
   constexpr uint64_t kMostOfRank = uint64_t{256} << 20, kMostOfHost = uint64_t{1} << 30;
-  const uint64_t wanted = std::min(std::bit_ceil(kStagingRoundTrips * line.bytes), kMostOfRank);
+  const uint64_t wanted = std::min(staging_of_line(line), kMostOfRank);
   return std::max(usual, std::min(wanted, kMostOfHost / std::max(1u, ranks_on_host)));
 }
 

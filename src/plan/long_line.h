@@ -19,8 +19,12 @@ inline constexpr uint64_t kLongLineBytes = (uint64_t{16} << 20) / kStagingRoundT
 // Returns the level whose uplinks have the most bytes in a round trip, by the profile's or the tree's figures.
 LongLine long_line(const LevelTree& tree, const Profile& profile);
 
+// Returns the staging of a rank that keeps the line busy: a power of two, as the chunks of a layer are, which
+// would leave a half of 250 MB unused.
+uint64_t staging_of_line(const LongLine& line);
+
 // Returns a rank's staging where `usual` is enough for a short line. It grows up to 256 MiB, and up to 1 GiB for all
-// ranks of a host. It is a power of two, as the chunks of a layer are: of 250 MB, they would leave a half unused.
+// ranks of a host.
 uint64_t staging_for(const LongLine& line, uint32_t ranks_on_host, uint64_t usual);
 
 }  // namespace moeccl::plan

@@ -211,7 +211,7 @@ std::string long_line_text(const Explanation& e) {
     const double slots = p.n_slots + static_cast<double>(p.n_part_slots) / p.slot_parts;
     used = static_cast<double>(e.plan.chunking.chunk * s.element_bytes) * slots * p.depth;
   }
-  const uint64_t wanted = kStagingRoundTrips * s.long_line.bytes;
+  const uint64_t wanted = staging_of_line(s.long_line);
   if (e.plan.chunking.n_chunks < 2 || 2 * used <= static_cast<double>(s.staging_bytes) || 2 * s.staging_bytes >= wanted)
     return text + format("this plan keeps it busy for {:.0f}% of the time\n", busy);
   return text + format("the staging limits it to {:.0f}%: give MOECCL_STAGING_BYTES of {}\n", busy, bytes_text(wanted));

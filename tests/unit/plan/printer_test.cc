@@ -73,7 +73,7 @@ TEST(Printer, SaysWhenTheStagingLimitsALongLine) {
   plan.shape.staging_bytes = 3 * plan.chunking.chunk * plan.shape.element_bytes;
   const std::string text = explain({plan, tree, cost});
   EXPECT_TRUE(has(text, "the staging limits it to ")) << text;
-  EXPECT_TRUE(has(text, "%: give MOECCL_STAGING_BYTES of 250.00 MiB")) << text;
+  EXPECT_TRUE(has(text, "%: give MOECCL_STAGING_BYTES of 256.00 MiB")) << text;
 }
 
 TEST(Printer, SizesThatEachRankKeepsToItselfAreNotTakenForZero) {
