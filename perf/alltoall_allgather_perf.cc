@@ -411,11 +411,8 @@ uint64_t run_rank(const TensorOptions& o, const Team& team, bool leads) {
 int tensor_main(int argc, char** argv) {
   const TensorOptions o = parse(argc, argv);
   Job job(o.job);
-  uint64_t wrong = 0;
-  job.run(true, [&](int thread, const Team& team) {
-    const uint64_t mine = run_rank(o, team, job.leads() && thread == 0);
-    if (thread == 0) wrong = mine;
-  });
+  const auto wrong = job.run<uint64_t>(
+      true, [&](int thread, const Team& team) { return run_rank(o, team, job.leads() && thread == 0); });
   return wrong == 0 ? 0 : 1;
 }
 

@@ -98,14 +98,10 @@ void bench_driver(Bench& bench, const Buffers& m) {
 
 void bench_copies(Bench& bench, const Buffers& m) {
   exec::StreamEngine& e = *bench.engine;
-  const auto same = [&] { return fetch(e, m.b.data(), m.bytes()) == m.host; };
-  const auto moved = static_cast<double>(2 * m.bytes());
-  for (const char* kernel : {"moeccl_copy", "moeccl_copy_bulk"}) {
-    (void)cu::driver()->cuMemsetD8Async(reinterpret_cast<cu::Pointer>(m.b.data()), 0, m.bytes(), e.stream());
-    const cuda::CopyArgs args{m.b.data(), m.a.data(), m.bytes()};
-    const double ns = bench.time([&] { e.launch(kernel, &args, 2 * m.bytes()); });
-    bench.report(kernel + std::strlen("moeccl_"), moved, ns, same());
-  }
+  (void)cu::driver()->cuMemsetD8Async(reinterpret_cast<cu::Pointer>(m.b.data()), 0, m.bytes(), e.stream());
+  const cuda::CopyArgs args{m.b.data(), m.a.data(), m.bytes()};
+  const double ns = bench.time([&] { e.launch("moeccl_copy", &args, 2 * m.bytes()); });
+  bench.report("copy", static_cast<double>(2 * m.bytes()), ns, fetch(e, m.b.data(), m.bytes()) == m.host);
 }
 
 void bench_rows(Bench& bench, const Buffers& m) {

@@ -3,9 +3,11 @@
 
     PYTHONPATH=build/bindings/python:bindings/deep_ep python3 perf/deep_ep_bench.py [--num-processes 4] [--num-tokens 4096] ...
 
-Three implementations take turns: deep_ep; gloo with a row for each pair of token and rank, as deep_ep sends them; gloo with a row
-for each choice, as the all-to-all dispatchers of training frameworks send them. A figure is the median of --runs runs, each of which
-counts the slowest rank. Dispatch transfers rows, choices and weights; combine sums rows. Results are compared before the timing."""
+Seven implementations take turns: deep_ep's Buffer; its ElasticBuffer, without and with do_expand; its HybridEPBuffer, without and
+with permutation; gloo with a row for each pair of token and rank, as deep_ep sends them; gloo with a row for each choice, as the
+all-to-all dispatchers of training frameworks send them. A figure is the median of --runs runs, each of which counts the slowest rank.
+Dispatch transfers rows, choices and weights; combine sums rows. Results are compared before the timing. --processor-time counts that of
+the calling thread instead, which other jobs on the machine hardly change; it leaves out gloo's threads."""
 import argparse
 import statistics
 import tempfile
@@ -32,6 +34,53 @@ class DeepEp:
 
     def combine(self, rows):
         return self.buffer.combine(rows, self.handle)[0]
+
+
+class Elastic:
+    name, expand = "deep_ep, V2", False
+
+    def __init__(self, group, args):
+        self.buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=args.num_tokens, hidden=args.hidden, explicitly_destroy=True)
+        self.n_experts = args.num_experts
+
+    def dispatch(self, x, idx, weights):
+        rows, _, _, self.handle, _ = self.buffer.dispatch(x, topk_idx=idx, topk_weights=weights, num_experts=self.n_experts,
+                                                          do_expand=self.expand)
+        return rows
+
+    def combine(self, rows):
+        return self.buffer.combine(rows, self.handle)[0]
+
+
+class ElasticExpanded(Elastic):
+    name, expand = "deep_ep, V2, do_expand", True
+
+
+class Hybrid:
+    name = "deep_ep, HybridEP"
+
+    def __init__(self, group, args):
+        self.buffer = deep_ep.HybridEPBuffer(group, args.hidden, args.num_tokens, args.num_experts // group.size())
+        self.n_experts = args.num_experts
+
+    def dispatch(self, x, idx, weights):
+        rows, _, _, self.handle = self.buffer.dispatch(x, topk_idx=idx, topk_weights=weights, num_of_experts=self.n_experts)
+        return rows
+
+    def combine(self, rows):
+        return self.buffer.combine(rows, None, self.handle)[0]
+
+
+class HybridPermuted(Hybrid):
+    name = "deep_ep, HybridEP permuted"
+
+    def dispatch(self, x, idx, weights):
+        rows, *_, self.handle = self.buffer.dispatch_with_permute(hidden=x, topk_idx=idx, topk_weights=weights,
+                                                                  num_of_experts=self.n_experts)
+        return rows
+
+    def combine(self, rows):
+        return self.buffer.combine_with_unpermute(hidden=rows, handle=self.handle)[0]
 
 
 class Gloo:
@@ -80,7 +129,7 @@ def check(ways, x, idx, weights, n_ranks, n_local):
     """Checks that combining untouched rows gives x times the number of rows that a token was sent in."""
     for way in ways:
         out = way.combine(way.dispatch(x, idx, weights))
-        if isinstance(way, GlooByChoice):
+        if isinstance(way, (ElasticExpanded, HybridPermuted, GlooByChoice)):
             times = torch.full((x.size(0), 1), float(idx.size(1)))
         else:
             times = torch.zeros((x.size(0), n_ranks)).scatter_(1, idx // n_local, 1.0).sum(1, keepdim=True)
@@ -96,9 +145,10 @@ def run(rank, n, meeting, args):
     x = torch.randn((args.num_tokens, args.hidden), generator=random).bfloat16()
     idx = torch.rand((args.num_tokens, args.num_experts), generator=random).topk(args.num_topk, dim=1).indices
     weights = torch.rand((args.num_tokens, args.num_topk), generator=random)
-    ways = [DeepEp(group, args), GlooByRank(group, args), GlooByChoice(group, args)]
+    ways = [way(group, args) for way in (DeepEp, Elastic, ElasticExpanded, Hybrid, HybridPermuted, GlooByRank, GlooByChoice)]
     check(ways, x, idx, weights, n, args.num_experts // n)
     took = {way.name: ([], []) for way in ways}
+    clock = time.thread_time if args.processor_time else time.perf_counter
     for _ in range(args.runs):
         for way in ways:
             marks = []
@@ -106,9 +156,9 @@ def run(rank, n, meeting, args):
                 step = []
                 dist.barrier()
                 for call in (lambda: way.dispatch(x, idx, weights), lambda: way.combine(rows)):
-                    began = time.perf_counter()
+                    began = clock()
                     result = call()
-                    step.append(time.perf_counter() - began)
+                    step.append(clock() - began)
                     rows = result
                     dist.barrier()
                 marks.append(step)
@@ -121,8 +171,10 @@ def run(rank, n, meeting, args):
               f"{args.num_experts} experts; ms, median of {args.runs} alternating runs of {args.steps} steps (least, most)")
         for name, sides in took.items():
             dispatch, combine = (f"{statistics.median(s):8.1f} ({min(s):.1f}, {max(s):.1f})" for s in sides)
-            print(f"{name:22} dispatch {dispatch}   combine {combine}")
-    ways[0].buffer.destroy()
+            print(f"{name:26} dispatch {dispatch}   combine {combine}")
+    for way in ways:
+        if not isinstance(way, Gloo):
+            way.buffer.destroy()
     dist.destroy_process_group()
 
 
@@ -131,6 +183,7 @@ def main():
     for name, default in (("num-processes", 4), ("num-tokens", 4096), ("hidden", 2048), ("num-experts", 64), ("num-topk", 8),
                           ("runs", 5), ("steps", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--processor-time", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.start_processes(run, (args.num_processes, folder + "/meeting", args), args.num_processes,

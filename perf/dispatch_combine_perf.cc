@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times MoE dispatch and combine with several algorithms in turn, after checking every row and value.
-#include <utility>
-
 #include "perf/common/text.h"
 #include "perf/moe/moe_bench.h"
 #include "perf/moe/moe_report.h"
@@ -15,13 +13,11 @@ int dispatch_combine_main(int argc, char** argv) {
   const std::vector<RankRouting> routing = make_routing(options, job.n_ranks());
   const std::vector<int32_t> expert_rank = contiguous_owners(options.n_experts, job.n_ranks());
   const std::string description = describe(options, routing);
-  std::vector<MoeResult> results;  // thread 0 writes them
-  job.run(options.job.pace, [&](int thread, const Team& team) {
+  const auto results = job.run<std::vector<MoeResult>>(options.job.pace, [&](int thread, const Team& team) {
     const bool leads = job.leads() && thread == 0;
     Progress progress(leads);
     MoeBench bench(options, routing, expert_rank, team, leads ? &progress : nullptr);
-    std::vector<MoeResult> mine = bench.run();
-    if (thread == 0) results = std::move(mine);
+    return bench.run();
   });
   uint64_t wrong = 0;
   for (const MoeResult& r : results) wrong += r.n_wrong;

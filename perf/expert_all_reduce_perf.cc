@@ -258,11 +258,8 @@ uint64_t run_rank(const ExpertOptions& o, const Team& team, bool leads) {
 int expert_main(int argc, char** argv) {
   const ExpertOptions o = parse(argc, argv);
   Job job(o.job);
-  uint64_t wrong = 0;
-  job.run(o.job.pace, [&](int thread, const Team& team) {
-    const uint64_t mine = run_rank(o, team, job.leads() && thread == 0);
-    if (thread == 0) wrong = mine;
-  });
+  const auto wrong = job.run<uint64_t>(
+      o.job.pace, [&](int thread, const Team& team) { return run_rank(o, team, job.leads() && thread == 0); });
   return wrong == 0 ? 0 : 1;
 }
 

@@ -84,12 +84,7 @@ T on_ranks(JobOptions job_options, int n_ranks, const std::string& topology, Bod
   job_options.pace = true;
   job_options.memory = Memory::kMalloc;
   Job job(job_options);
-  T value{};
-  job.run(true, [&](int thread, const Team& team) {
-    T mine = body(team);
-    if (thread == 0) value = std::move(mine);
-  });
-  return value;
+  return job.run<T>(true, [&](int, const Team& team) { return body(team); });
 }
 
 // ---- Table VII ----

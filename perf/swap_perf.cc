@@ -199,11 +199,7 @@ int swap_main(int argc, char** argv) {
   const int n_experts = o.n_experts > 0 ? o.n_experts : 8 * job.n_ranks();
   if (n_experts % job.n_ranks() != 0 || o.top_k > n_experts)
     fail(std::to_string(n_experts) + " experts: give a multiple of the ranks, and at least --topk");
-  Line line;
-  job.run(true, [&](int thread, const Team& team) {
-    const Line mine = Bench(o, n_experts, team).run();
-    if (thread == 0) line = mine;
-  });
+  const auto line = job.run<Line>(true, [&](int, const Team& team) { return Bench(o, n_experts, team).run(); });
   if (!job.leads()) return 0;
   std::printf(
       "# swap_perf: %d ranks, %d layers of %d experts of 4 x %zu bytes, %zu tokens, top-%d, zipf %.2f%s\n"

@@ -115,9 +115,9 @@ void Cluster::read_levels(const std::string& text) {
   for (Level& level : levels_) level.gbs /= n_ranks();
 }
 
-// As the library does (plan::link_of), a level that the topology has as a link, or that joins hosts, has the line of
-// its ping-pong. Ping-pongs inside a host say nothing of the time when all ranks copy: the AlltoAlls do, or the rate of
-// a whole host.
+// A level that the topology has as a link, or that joins hosts, has the line of its ping-pong if that has a bandwidth
+// (the library does the same in plan::link_of). Ping-pongs inside a host say nothing of the time when all ranks copy:
+// the AlltoAlls do, or the rate of a whole host.
 void Cluster::read_links(const Json& profile) {
   const Json lines = profile.value("levels", Json::array());
   if (!lines.empty() && lines.size() != depth())
@@ -164,16 +164,37 @@ double Cluster::gbs(size_t level) const {
   return l.gbs;
 }
 
+size_t Cluster::node_level() const {
+  for (size_t l = 0; l < depth(); ++l)
+    if (levels_[l].name == "node" || levels_[l].name == "host") return l;
+  return 0;
+}
+
+double Cluster::between_gbs(double otherwise) const {
+  double least = 0;
+  for (size_t l = 0; l <= node_level(); ++l)
+    if (crossed(l)) least = least > 0 ? std::min(least, gbs(l)) : gbs(l);
+  return least > 0 ? least : otherwise;
+}
+
+double Cluster::between_alpha_us() const {
+  double most = 0;
+  for (size_t l = 0; l <= node_level(); ++l) most = std::max(most, alpha_us(l));
+  return most;
+}
+
 double Cluster::inside_gbs() const {
-  if (depth() < 2) fail("--topology has one level: give one of nodes and one inside them, such as node:2 gpu:8");
-  double least = gbs(1);
-  for (size_t l = 2; l < depth(); ++l) least = std::min(least, gbs(l));
+  const size_t first = node_level() + 1;
+  if (first >= depth())
+    fail("--topology has no level inside its nodes: give one of nodes and one inside them, such as node:2 gpu:8");
+  double least = gbs(first);
+  for (size_t l = first + 1; l < depth(); ++l) least = std::min(least, gbs(l));
   return least;
 }
 
 double Cluster::inside_alpha_us() const {
   double most = 0;
-  for (size_t l = 1; l < depth(); ++l) most = std::max(most, alpha_us(l));
+  for (size_t l = node_level() + 1; l < depth(); ++l) most = std::max(most, alpha_us(l));
   return most;
 }
 
@@ -184,13 +205,15 @@ double Cluster::machine(const std::string& name) const {
   return value;
 }
 
-std::string Cluster::text() const {
-  std::string links;
+std::string Cluster::text(const std::vector<std::pair<const char*, const perf::Option*>>& options) const {
+  std::string links, given;
+  for (const auto& [name, option] : options)
+    if (!option->empty()) given += fmt::format("{}{}", given.empty() ? "; the page goes by " : " and ", name);
   for (const Level& l : levels_) {
     const std::string rate = l.gbs > 0 ? fmt::format("{:.4g} GB/s", l.gbs) : "no figure";
     links += fmt::format("{}{} {}, {:.4g} us", links.empty() ? "" : "; ", l.name, rate, l.alpha_us);
   }
-  return fmt::format("links of a rank: {} ({})\n", links, profile_.empty() ? "the topology" : profile_);
+  return fmt::format("links of a rank: {} ({}{})\n", links, profile_.empty() ? "the topology" : profile_, given);
 }
 
 }  // namespace tools

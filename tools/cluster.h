@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "perf/common/cli.h"
@@ -32,18 +33,27 @@ class Cluster {
   int32_t scale(size_t level) const { return levels_[level].scale; }
   int32_t groups(size_t level) const;  // on the whole cluster
   int32_t n_ranks() const { return groups(depth() - 1); }
+  // Whether ranks meet across the level: it has several groups in one of the level above.
+  bool crossed(size_t level) const { return scale(level) > 1; }
+  // The level whose groups are nodes: the one named node or host, or else the outermost.
+  size_t node_level() const;
+  int32_t nodes() const { return groups(node_level()); }
   // GB/s of a rank between groups of the level while all ranks use it. Exits with a message if it is not known.
   double gbs(size_t level) const;
   // The same of all ranks of an outermost group together.
   double node_gbs(size_t level) const { return gbs(level) * n_ranks() / groups(0); }
   double alpha_us(size_t level) const { return levels_[level].alpha_us; }
-  // The slowest level inside a group of the outermost one.
+  // The slowest level that ranks cross between nodes, or `otherwise` if there is one node; and the slowest inside a
+  // node.
+  double between_gbs(double otherwise) const;
+  double between_alpha_us() const;
   double inside_gbs() const;
   double inside_alpha_us() const;
   // A figure of the profile's "machine", such as copy_bytes_per_ns; 0: not known.
   double machine(const std::string& name) const;
-  // A line: "links of a rank: node 1.42 GB/s, 497 us; gpu 30.5 GB/s, 204 us (FILE)".
-  std::string text() const;
+  // A line: "links of a rank: node 1.42 GB/s, 497 us; gpu 30.5 GB/s, 204 us (FILE)". Names those of the options that
+  // the command line has, because they replace figures of the line.
+  std::string text(const std::vector<std::pair<const char*, const perf::Option*>>& options = {}) const;
 
  private:
   struct Level {

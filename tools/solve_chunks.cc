@@ -63,14 +63,14 @@ void read_cluster(Options& o) {
   Cluster& c = o.cluster;
   if (!c.given()) return;
   c.read();
-  fill(o.expert_given, o.expert, [&] { return c.groups(0); });
-  fill(o.tensor_given, o.tensor, [&] { return c.n_ranks() / c.groups(0); });
-  fill(o.inter_given, o.inter_gbs, [&] { return c.gbs(0); });
+  fill(o.expert_given, o.expert, [&] { return c.nodes(); });
+  fill(o.tensor_given, o.tensor, [&] { return c.n_ranks() / c.nodes(); });
+  fill(o.inter_given, o.inter_gbs, [&] { return c.between_gbs(o.inter_gbs); });
   fill(o.intra_given, o.intra_gbs, [&] { return c.inside_gbs(); });
-  fill(o.start_given, o.start_us, [&] { return std::max(c.alpha_us(0), c.inside_alpha_us()); });
+  fill(o.start_given, o.start_us, [&] { return std::max(c.between_alpha_us(), c.inside_alpha_us()); });
   if (const double copy = c.machine("copy_bytes_per_ns"); copy > 0)
     fill(o.copy_given, o.copy_gbs, [&] { return copy; });
-  std::printf("%s", c.text().c_str());
+  std::printf("%s", c.text({{"--inter-gbs", o.inter_given}, {"--intra-gbs", o.intra_given}}).c_str());
 }
 
 void run(Options& o) {

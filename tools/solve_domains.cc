@@ -38,6 +38,8 @@ struct Options {
   const perf::Option *gbps_given = nullptr, *lat_given = nullptr, *codec_given = nullptr;
 };
 
+constexpr double kNotCrossed = 1;  // Gbit/s of a level that no data crosses; the solver wants a figure
+
 void read_cluster(Options& o) {
   Cluster& c = o.cluster;
   if (!c.given()) return;
@@ -46,7 +48,7 @@ void read_cluster(Options& o) {
   o.scale.clear();
   for (size_t l = 0; l < c.depth(); ++l) {
     o.scale.push_back(c.scale(l));
-    if (o.gbps_given->empty()) gbps.push_back(c.gbs(l) * 8);
+    if (o.gbps_given->empty()) gbps.push_back(c.crossed(l) ? c.gbs(l) * 8 : kNotCrossed);
     lat_us.push_back(c.alpha_us(l));
   }
   fill(o.gbps_given, o.gbps, [&] { return gbps; });
@@ -54,7 +56,7 @@ void read_cluster(Options& o) {
   if (!o.forward_only) fill(o.lat_given, o.lat_us, [&] { return lat_us; });
   const double encode = c.machine("encode_bytes_per_ns"), decode = c.machine("decode_bytes_per_ns");
   if (encode > 0 && decode > 0) fill(o.codec_given, o.codec_gbs, [&] { return std::vector{encode, decode}; });
-  fmt::print("{}", c.text());
+  fmt::print("{}", c.text({{"--gbps", o.gbps_given}, {"--lat-us", o.lat_given}}));
 }
 
 void run(Options& o) {

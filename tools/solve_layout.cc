@@ -42,10 +42,12 @@ void read_cluster(Options& o) {
   if (!c.given()) return;
   c.read();
   fill(o.gpus_given, o.p.n_gpus, [&] { return c.n_ranks(); });
-  fill(o.per_node_given, o.p.gpus_per_node, [&] { return c.n_ranks() / c.groups(0); });
-  fill(o.inter_given, o.inter_gbs, [&] { return c.gbs(0); });
+  fill(o.per_node_given, o.p.gpus_per_node, [&] { return c.n_ranks() / c.nodes(); });
+  fill(o.inter_given, o.inter_gbs, [&] { return c.between_gbs(o.inter_gbs); });
   fill(o.intra_given, o.intra_gbs, [&] { return c.inside_gbs(); });
-  std::printf("%s", c.text().c_str());
+  std::printf("%s", c.text({{"--inter-gbs", o.inter_given}, {"--intra-gbs", o.intra_given}}).c_str());
+  std::printf("%d nodes of %d GPUs, %.4g GB/s of a GPU between nodes and %.4g inside\n", o.p.n_gpus / o.p.gpus_per_node,
+              o.p.gpus_per_node, o.inter_gbs, o.intra_gbs);
 }
 
 void run(Options& o) {

@@ -92,8 +92,10 @@ MOECCL_API moecclResult_t moecclCodecDecodeFused(const moecclCodec_t* codec, con
 /* shared[count] = the mean over all ranks' experts[n_local][count]; n_total is the number of experts on all ranks. The
  * call is collective. With a stream, the sum over this rank's experts is formed before the call returns (on CUDA
  * memory, with at most 64 experts per rank, on the stream), and the AllReduce runs on the stream, in parallel with the
- * backward pass. Host memory of `shared` is written only then; until then the library holds the sum. Sums are formed in
- * fp32 and rounded to `type` between ranks. */
+ * backward pass. Host memory of `shared` is written only then; until then the library holds the sum. CUDA memory of
+ * `shared` holds this rank's part of the mean from the call on, also in a group: after moecclGroupCancel, or a
+ * moecclGroupEnd that is refused, it still holds that part. Sums are formed in fp32 and rounded to `type` between
+ * ranks. */
 MOECCL_API moecclResult_t moecclSharedExpert(const void* experts, size_t n_local, size_t n_total, void* shared,
                                              size_t count, moecclDataType_t type, moecclComm_t comm,
                                              moecclStream_t stream);

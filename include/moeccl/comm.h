@@ -43,8 +43,11 @@ typedef struct {
   int32_t pace;            /* 1: links are slowed down to the topology's figures (results are EMULATED) */
   const char* topology;    /* "node:2(bw=1GB/s,lat=20us) gpu:4", a file (docs/topology.md) or "auto" */
   size_t staging_bytes;    /* cap on this rank's staging, the library's memory into which other ranks write; default
-                              MOECCL_STAGING_BYTES, or 1 MiB for each host and at least 16 MiB. Messages of Send/Recv
-                              take 2 MiB more; moecclCommMemoryUsage() counts all of it */
+                              MOECCL_STAGING_BYTES, or 1 MiB for each host and at least 16 MiB. On a long line it is up
+                              to 256 MiB, as far as the ranks' hosts have room: a line is long if its bandwidth times
+                              its round trip, by topology or profile, exceeds 3.2 MiB. Messages of Send/Recv take 2 MiB
+                              more, on a long line up to half of the staging; moecclCommMemoryUsage() counts all of
+                              it */
   const char* name;        /* shown in errors and the flight recorder; the first 31 bytes are kept */
   int32_t priority;        /* of this communicator's traffic: a moecclPriority_t or another number up to 8 */
   int32_t cuda_sms;        /* most multiprocessors that this rank's kernels use at a time; default MOECCL_CUDA_SMS or
@@ -74,8 +77,8 @@ MOECCL_API moecclResult_t moecclCommInitEnv(moecclComm_t* comm, const moecclConf
 
 /* Splits by color: ranks with the same color >= 0 form a new communicator, ordered by (key, rank). A rank with a
  * negative color joins none and gets NULL. The call is collective over comm. A NULL config inherits comm's settings
- * except topology and pace. With config->pace 1 and no topology, the new communicator's ranks keep their places in
- * comm's topology and share its paced links. */
+ * except topology and pace. Without a topology in config, the new communicator's ranks keep their places in comm's
+ * topology: if comm is paced, only with config->pace 1, and then they share its paced links. */
 MOECCL_API moecclResult_t moecclCommSplit(moecclComm_t comm, int color, int key, moecclComm_t* new_comm,
                                           const moecclConfig_t* config);
 
@@ -131,10 +134,10 @@ MOECCL_API moecclResult_t moecclStreamDestroy(moecclStream_t stream);
  * issues the calls.
  *
  * A group accepts the operations of collectives.h and pipeline.h, and those of experts.h except moecclChooseReplicas.
- * It accepts moecclSharedExpert (its own sum is formed at the call), moecclHybridGather and -Reduce, and
- * moecclCommInitRank, -InitRankConfig and -InitAll (their communicators exist once the group has ended). All other
- * calls that wait for other ranks return moecclInvalidUsage: dispatch and combine, splits, waits for migrations, and
- * calls that create layers, routings, placements or profiles. Every other call takes effect at once.
+ * It accepts moecclSharedExpert (its own sum is formed at the call, on CUDA memory in `shared`), moecclHybridGather and
+ * -Reduce, and moecclCommInitRank, -InitRankConfig and -InitAll (their communicators exist once the group has ended).
+ * All other calls that wait for other ranks return moecclInvalidUsage: dispatch and combine, splits, waits for
+ * migrations, and calls that create layers, routings, placements or profiles. Every other call takes effect at once.
  *
  * Calls on one stream, or on none, run beside each other. In CUDA memory, however, a communicator's Sends and Recvs
  * between ranks of a host come after its collectives of the group, as in NCCL. If the calls of a communicator lie on

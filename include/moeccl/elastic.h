@@ -54,8 +54,9 @@ MOECCL_API moecclResult_t moecclCommGetUniqueId(moecclComm_t comm, moecclUniqueI
  *
  * On the ranks of comm: comm must be working (shrink first after a failure) and must not be used for anything else
  * meanwhile; rank is -1; id is passed by the rank that has it from moecclCommGetUniqueId and is NULL on the others
- * (several ranks may pass the same id). A NULL config inherits comm's settings except topology and pace.
- * On new ranks: comm is NULL; id is required; rank is between the old number of ranks and n_ranks - 1; config is as for
+ * (several ranks may pass the same id). A NULL config inherits comm's settings except topology and pace. comm's
+ * topology says nothing about new ranks, so *new_comm has one only if all ranks give the same in config. On new ranks:
+ * comm is NULL; id is required; rank is between the old number of ranks and n_ranks - 1; config is as for
  * moecclCommInitRankConfig, with the same deterministic, staging_bytes and priority as comm's.
  *
  * Blocks until all n_ranks have come. comm stays as it is and must still be destroyed. The call is not allowed in a

@@ -56,8 +56,9 @@ typedef struct {
   size_t scaled_row_bytes; /* bytes of such a row without its scales (fp8 rows of a bf16 layer have half of
                               hidden_bytes); 0: hidden_bytes */
   size_t staging_bytes;    /* for moecclMoeCheck and -QuerySize: as in the future communicator's moecclConfig_t; 0:
-                              MOECCL_STAGING_BYTES or its default, where the topology's outermost groups count as hosts.
-                              For moecclMoeCreate: 0 or the communicator's value */
+                              MOECCL_STAGING_BYTES or its default, where the groups of the topology's level named node
+                              or host, or else the outermost groups, count as hosts, which have room for all of it. For
+                              moecclMoeCreate: 0 or the communicator's value */
   int32_t deterministic;   /* for moecclMoeCheck and -QuerySize: 1 if the communicator will have deterministic sums. For
                               moecclMoeCreate: 0, or 1 with such a communicator */
   int32_t trials;          /* 0: updates may try plans with similar prices, and measured times correct the prices

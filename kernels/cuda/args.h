@@ -145,19 +145,4 @@ struct ChecksumArgs {
   size_t bytes;
 };
 
-// Routing on the device. A map gives each expert a group (or -1): the experts themselves, their ranks, or the groups of
-// a level. Slot (map, group) gets the tokens that chose at least one of its experts, each once (HierMoE Eq. 7), in
-// ascending order: list[first[slot] .. first[slot + 1]). There are three launches: count, scan, fill.
-inline constexpr uint32_t kRouteTile = 256;  // tokens of a block
-struct RouteKernelArgs {
-  const int32_t* topk;       // [n_tokens][top_k], -1: none
-  const int32_t* map;        // [n_maps][n_experts]: slot, or -1
-  uint32_t n_tokens, top_k;  // top_k <= 64
-  uint32_t n_experts, n_maps, n_slots, n_tiles;
-  uint32_t* tile_count;  // [n_tiles][n_slots]; after the scan: position of the tile's first token in `list`
-  uint32_t* first;       // [n_slots + 1]
-  uint32_t* list;        // first[n_slots] tokens: at most n_tokens * top_k * n_maps
-  uint32_t* bad;         // the first token with a choice that names no expert, or one twice; ~0 (set beforehand): none
-};
-
 }  // namespace moeccl::cuda

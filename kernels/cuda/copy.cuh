@@ -49,36 +49,6 @@ MOECCL_DEVICE void copy_span(void* dst, const void* src, size_t bytes, size_t th
     copy_aligned<uint8_t>(d, s, bytes, thread, n_threads);
 }
 
-// Moves tiles through shared memory by bulk copies. One thread keeps kBulkStages - 1 loads in flight while it stores,
-// which needs no registers and no other thread.
-inline constexpr uint32_t kBulkTile = 8192, kBulkStages = 4;
-MOECCL_DEVICE void copy_bulk(const CopyArgs& a) {
-  alignas(128) MOECCL_SHARED uint8_t tiles[kBulkStages][kBulkTile];
-  MOECCL_SHARED uint64_t barrier[kBulkStages];
-  if (thread_index() == 0) {
-    for (uint32_t s = 0; s < kBulkStages; ++s) bulk_init(&barrier[s]);
-    bulk_init_done();
-    const size_t n_tiles = a.bytes / kBulkTile, stride = grid_blocks();
-    const auto load = [&](size_t i) {
-      const size_t tile = block_index() + i * stride;
-      if (tile < n_tiles)
-        bulk_load(tiles[i % kBulkStages], at(a.src, tile * kBulkTile), kBulkTile, &barrier[i % kBulkStages]);
-    };
-    for (size_t i = 0; i + 1 < kBulkStages; ++i) load(i);
-    for (size_t i = 0, tile = block_index(); tile < n_tiles; ++i, tile += stride) {
-      bulk_wait_load(&barrier[i % kBulkStages], static_cast<uint32_t>(i / kBulkStages % 2));
-      bulk_store(at(a.dst, tile * kBulkTile), tiles[i % kBulkStages], kBulkTile);
-      // The next load overwrites the tile of the previous store but one.
-      bulk_wait_stores_read();
-      load(i + kBulkStages - 1);
-    }
-    bulk_wait_stores();
-  }
-  const size_t done = a.bytes / kBulkTile * kBulkTile;
-  const Team team = whole_grid();
-  copy_span(at(a.dst, done), at(a.src, done), a.bytes - done, team.thread, team.n_threads);
-}
-
 // Calls body(row, piece) for the share of the `lanes` threads around this one: neighbouring pieces, so that they read a
 // row's indices once, and later from the cache.
 template <class Body>

@@ -110,52 +110,6 @@ MOECCL_DEVICE void pause() {
 #endif
 }
 
-// Bulk asynchronous copies (Hopper and later): one thread moves whole 16-byte aligned tiles between global and shared
-// memory, while its barrier counts the bytes. On other devices kHasBulk is false, and nothing calls these functions.
-#if __CUDA_ARCH__ >= 900
-inline constexpr bool kHasBulk = true;
-MOECCL_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-MOECCL_DEVICE void bulk_init(uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
-}
-MOECCL_DEVICE void bulk_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-MOECCL_DEVICE void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-               : "memory");
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(shared)),
-               "l"(global), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
-}
-MOECCL_DEVICE void bulk_wait_load(uint64_t* barrier, uint32_t phase) {
-  uint32_t done = 0;
-  while (done == 0) {
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(shared_address(barrier)), "r"(phase)
-                 : "memory");
-  }
-}
-MOECCL_DEVICE void bulk_store(void* global, const void* shared, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(shared)),
-               "r"(bytes)
-               : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-// Waits until all stores but the newest one have read their tiles.
-MOECCL_DEVICE void bulk_wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory"); }
-MOECCL_DEVICE void bulk_wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-#else
-inline constexpr bool kHasBulk = false;
-MOECCL_DEVICE void bulk_init(uint64_t*) {}
-MOECCL_DEVICE void bulk_init_done() {}
-MOECCL_DEVICE void bulk_load(void*, const void*, uint32_t, uint64_t*) {}
-MOECCL_DEVICE void bulk_wait_load(uint64_t*, uint32_t) {}
-MOECCL_DEVICE void bulk_store(void*, const void*, uint32_t) {}
-MOECCL_DEVICE void bulk_wait_stores_read() {}
-MOECCL_DEVICE void bulk_wait_stores() {}
-#endif
-
 }  // namespace moeccl::cuda
 
 #else

@@ -24,7 +24,18 @@ struct RouteOrderKernelArgs {
   uint32_t* bad;  // the first token with a choice that names no expert, or one twice; ~0 (set beforehand): none
 };
 
-// The first `capacity` tokens of each expert stay. first and list are those of RouteKernelArgs, with experts as slots.
+// Lists the tokens that chose each expert in ascending order: list[first[e] .. first[e + 1]). A token that names an
+// expert twice, which route_order reports, is in its list once. There are three launches: count, scan, fill.
+inline constexpr uint32_t kRouteTile = 256;  // tokens of a block
+struct RouteKernelArgs {
+  const int32_t* topk;  // [n_tokens][top_k], -1: none
+  uint32_t n_tokens, top_k, n_experts, n_tiles;
+  uint32_t* tile_count;  // [n_tiles][n_experts]; after the scan: position of the tile's first token in `list`
+  uint32_t* first;       // [n_experts + 1]
+  uint32_t* list;        // at most n_tokens * top_k tokens
+};
+
+// The first `capacity` tokens of each expert stay. first and list are those of RouteKernelArgs.
 struct RouteDropKernelArgs {
   const uint32_t *first, *list;
   const uint32_t* position;  // [n_experts]

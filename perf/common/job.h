@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "perf/common/grouping.h"
@@ -58,6 +59,16 @@ class Job {
 
   // Joins all ranks and runs body(thread, its ranks) on each thread, thread 0 on the caller's. apart: as Team has it.
   void run(bool apart, const std::function<void(int thread, const Team& team)>& body);
+  // Does the same with a body that returns a T, and returns thread 0's.
+  template <class T, class Body>
+  T run(bool apart, Body&& body) {
+    T first{};
+    run(apart, [&](int thread, const Team& team) {
+      T own = body(thread, team);
+      if (thread == 0) first = std::move(own);
+    });
+    return first;
+  }
 
   // Returns the configuration of the ranks, which borrows from this object.
   moecclConfig_t config() const;

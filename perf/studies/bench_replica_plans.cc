@@ -55,13 +55,17 @@ LevelTree tree_of(uint32_t n_ranks, bool nodes) {
 }
 
 ReplicaMove make(const ReplicaPlacement& placement, const LevelTree& tree, moecclOp_t op, uint64_t count) {
-  auto made = ReplicaMove::make(placement, tree, {op, count, 2, {}, kStaging});
+  const bool nodes = op == moecclOpPlaceWeights && tree.depth() > 1;
+  auto made = ReplicaMove::make(
+      placement, tree, {op, count, 2, {}, kStaging, nodes ? ReplicaMove::Way::kNodes : ReplicaMove::Way::kDirect});
   if (!made.ok()) perf::fail(made.status().message());
   return *made;
 }
 
 GradientReduce make_sum(const ReplicaPlacement& placement, const LevelTree& tree, uint64_t count) {
-  auto made = GradientReduce::make(placement, tree, {count, 2, true, {}, kStaging});
+  const auto way =
+      GradientReduce::nodes_save_bytes(placement, tree) ? GradientReduce::Way::kNodes : GradientReduce::Way::kDirect;
+  auto made = GradientReduce::make(placement, tree, {count, 2, true, {}, kStaging, way});
   if (!made.ok()) perf::fail(made.status().message());
   return std::move(*made);
 }

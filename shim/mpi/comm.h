@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "shim/mpi/table.h"
+#include "src/base/uncancelled.h"
 
 namespace moeccl::shim {
 
@@ -81,10 +82,12 @@ struct Outcome {
 // The shim's own exceptions may not reach the C program. What the peers wait for will not come, so this goes to the
 // error handler of the whole job, which ends the job by default.
 int no_memory(const char* function, const std::exception& thrown);
-// Runs a part of the shim's work and returns its error. Other exceptions are those of an error handler that a C++
-// program has given to MPI, which MPI's functions may call at any time; they are the program's to catch.
+// Runs a part of the shim's work and returns its error. A pthread_cancel of the thread acts after it. Other exceptions
+// are those of an error handler that a C++ program has given to MPI, which MPI's functions may call at any time; they
+// are the program's to catch.
 template <class Body>
 int contained(const char* function, Body&& body) {
+  const Uncancelled uncancelled;
   try {
     body();
     return MPI_SUCCESS;

@@ -5,11 +5,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
 
 #include "shim/mpi/progress.h"
+#include "src/base/blocked_signals.h"
+#include "src/base/shim_requests.h"
 
 namespace moeccl::shim {
 namespace {
@@ -50,33 +53,57 @@ struct Invitation {
 };
 
 // MPI sets no limit to waiting, so MoECCL does only where the user asks for one.
-moecclConfig_t config_of(const Invitation& invitation) {
-  moecclConfig_t config = MOECCL_CONFIG_INIT;
-  if (variable("MOECCL_TIMEOUT_MS").empty()) config.timeout_ms = INT32_MAX;
-  config.staging_bytes = invitation.staging_bytes;
+ShimConfig config_of(const Invitation& invitation) {
+  ShimConfig config;
+  if (variable("MOECCL_TIMEOUT_MS").empty()) config.config.timeout_ms = INT32_MAX;
+  config.config.staging_bytes = invitation.staging_bytes;
   return config;
+}
+
+// A thread that has ended when this object has. If an exception ends this object first, it cancels the thread's call.
+class Joined {
+ public:
+  Joined(std::thread thread, std::atomic<bool>& cancelled) : thread_(std::move(thread)), cancelled_(cancelled) {}
+  ~Joined() {
+    cancelled_ = true;
+    thread_.join();
+  }
+  Joined(const Joined&) = delete;
+  Joined& operator=(const Joined&) = delete;
+
+ private:
+  std::thread thread_;
+  std::atomic<bool>& cancelled_;
+};
+
+std::thread start_without_signals(const std::function<void()>& body) {
+  const BlockedSignals blocked;
+  return std::thread(body);
 }
 
 // Returns the reason why not, or nothing. In a group of the calling thread's, MoECCL would only queue the call, so
 // another thread makes it. This one lets MPI work meanwhile: the invitation may still be on its way to a rank.
 std::string init(Served& served, const Invitation& invitation) {
-  const moecclConfig_t config = config_of(invitation);
+  ShimConfig config = config_of(invitation);
+  std::atomic<bool> ended{false}, cancelled{false};
+  config.cancelled = &cancelled;
   constexpr std::chrono::microseconds kLongNap{320};
   std::string why;
-  std::atomic<bool> ended{false};
   try {
     served.layout.reset(new size_t[4 * static_cast<size_t>(served.n_ranks)]);
-    std::thread thread([&] {
-      if (moecclCommInitRankConfig(&served.comm, served.n_ranks, invitation.id, served.rank, &config) != moecclSuccess)
+    const auto work = [&] {
+      if (moecclCommInitRankConfig(&served.comm, served.n_ranks, invitation.id, served.rank, &config.config) !=
+          moecclSuccess) {
         why = moecclGetLastError(nullptr);
+      }
       ended.store(true, std::memory_order_release);  // acquired below
-    });
+    };
+    const Joined thread(start_without_signals(work), cancelled);
     // The thread may need this core.
     for (std::chrono::microseconds nap{20}; !ended.load(std::memory_order_acquire); nap = std::min(2 * nap, kLongNap)) {
       progress();
       std::this_thread::sleep_for(nap);
     }
-    thread.join();
   } catch (const std::exception& e) {
     why = std::string("no memory or no thread: ") + e.what();
   }

@@ -6,8 +6,12 @@
 
 #include "shim/nccl/device.h"
 #include "shim/nccl/join.h"
+#include "src/base/uncancelled.h"
 
 namespace moeccl::shim {
+
+extern const moecclNcclHooks kHooks;  // core_hooks.cc
+
 namespace {
 
 // NCCL calls some of its functions by their public names. Such calls come back here, and go straight back to it.
@@ -16,6 +20,7 @@ namespace entry {
   result name parameters {                                                               \
     const Real* real = InReal::now() ? real_if_open() : nullptr;                         \
     if (real != nullptr && real->call.name != nullptr) return real->call.name arguments; \
+    const Uncancelled uncancelled;                                                       \
     try {                                                                                \
       return core::name arguments;                                                       \
     } catch (const std::exception& e) {                                                  \
@@ -39,7 +44,7 @@ constexpr moecclNcclTable kTable = {
 #undef NCCL_DEVICE_FUNCTION
 #undef NCCL_FUNCTION
 #undef MEMBER
-};
+    &kHooks};
 
 }  // namespace
 

@@ -13,6 +13,7 @@
 #include "shim/nccl/core.h"
 #include "shim/nccl/device.h"
 #include "shim/nccl/join.h"
+#include "src/base/blocked_signals.h"
 
 namespace moeccl::shim {
 namespace {
@@ -159,6 +160,7 @@ void free_ended(CommPtr comm, bool busy) {
     freed->set_value();
   };
   try {
+    const BlockedSignals blocked;
     std::thread([finish, c = comm]() mutable { finish(c); }).detach();
   } catch (const std::exception&) {
     finish(comm);

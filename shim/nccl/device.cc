@@ -30,6 +30,11 @@ struct Driver {
   int (*copy_to_device)(uint64_t, const void*, size_t, void*) = nullptr;
   int (*record_event)(void*, void*) = nullptr;
   int (*exchange_capture_mode)(int*) = nullptr;
+  int (*copy_on_device)(uint64_t, uint64_t, size_t, void*) = nullptr;
+  int (*fill)(uint64_t, unsigned char, size_t, void*) = nullptr;
+  int (*capture)(void*, int*) = nullptr;
+  int (*allocate_on)(uint64_t*, size_t, void*) = nullptr;
+  int (*release_on)(uint64_t, void*) = nullptr;
   int devices = 0;
   bool usable = false;
 };
@@ -63,6 +68,11 @@ const Driver& driver() {
     (void)find(library, "cuEventRecord", d.record_event);
     (void)find(library, "cuMemcpyHtoDAsync_v2", d.copy_to_device);
     (void)find(library, "cuThreadExchangeStreamCaptureMode", d.exchange_capture_mode);
+    (void)find(library, "cuMemcpyDtoDAsync_v2", d.copy_on_device);
+    (void)find(library, "cuMemsetD8Async", d.fill);
+    (void)find(library, "cuStreamIsCapturing", d.capture);
+    (void)find(library, "cuMemAllocAsync", d.allocate_on);
+    (void)find(library, "cuMemFreeAsync", d.release_on);
     d.usable = find(library, "cuInit", d.init) && find(library, "cuDeviceGetCount", d.device_count) &&
                find(library, "cuCtxGetDevice", d.context_device) &&
                find(library, "cuDevicePrimaryCtxRetain", d.retain_primary) &&
@@ -168,6 +178,29 @@ bool write(void* to, const void* from, size_t bytes) {
          driver().synchronize(nullptr) == 0;
 }
 
+bool put(void* to, const void* from, size_t bytes, void* stream) {
+  const DuringCaptures relaxed;
+  return present() && driver().copy_to_device != nullptr &&
+         driver().copy_to_device(reinterpret_cast<uint64_t>(to), from, bytes, stream) == 0 &&
+         driver().synchronize(stream) == 0;
+}
+
+bool copy(void* to, const void* from, size_t bytes, void* stream) {
+  return present() && driver().copy_on_device != nullptr &&
+         driver().copy_on_device(reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from), bytes, stream) == 0;
+}
+
+bool fill(void* to, unsigned char value, size_t bytes, void* stream) {
+  return present() && driver().fill != nullptr &&
+         driver().fill(reinterpret_cast<uint64_t>(to), value, bytes, stream) == 0;
+}
+
+bool captures(void* stream) {
+  int status = 0;
+  return may_be_stream(stream) && present() && driver().capture != nullptr && driver().capture(stream, &status) == 0 &&
+         status != 0;
+}
+
 bool synchronize(void* stream) {
   const DuringCaptures relaxed;
   return may_be_stream(stream) && present() && driver().synchronize(stream) == 0;
@@ -189,6 +222,18 @@ void* allocate(size_t bytes) {
 bool release(void* pointer) {
   const DuringCaptures relaxed;
   return present() && driver().release(reinterpret_cast<uint64_t>(pointer)) == 0;
+}
+
+void* allocate_on(size_t bytes, void* stream) {
+  uint64_t address = 0;
+  if (!present() || driver().allocate_on == nullptr) return nullptr;
+  return driver().allocate_on(&address, bytes > 0 ? bytes : 1, stream) == 0 ? reinterpret_cast<void*>(address)
+                                                                            : nullptr;
+}
+
+bool release_on(void* pointer, void* stream) {
+  return present() && driver().release_on != nullptr &&
+         driver().release_on(reinterpret_cast<uint64_t>(pointer), stream) == 0;
 }
 
 Probe::Probe() {

@@ -46,6 +46,13 @@ bool read(void* to, const void* from, size_t bytes, void* stream);
 
 // Copies host memory to the device, at once. Returns false on failure.
 bool write(void* to, const void* from, size_t bytes);
+// The rest of the copies and fills are in the order of the stream, and return false on failure. put() copies from
+// memory that may change as soon as it returns.
+bool put(void* to, const void* from, size_t bytes, void* stream);
+bool copy(void* to, const void* from, size_t bytes, void* stream);
+bool fill(void* to, unsigned char value, size_t bytes, void* stream);
+// Returns whether the stream is being captured into a graph.
+bool captures(void* stream);
 // Waits for the work on a CUDA stream. Returns false without CUDA, and for anything but such a stream.
 bool synchronize(void* stream);
 // Records a CUDA event on the stream. Returns false without CUDA, and for anything but a CUDA stream.
@@ -54,6 +61,9 @@ bool record(void* event, void* stream);
 // Returns memory of the current device, making one current if none was; null when none is left. release() frees it.
 void* allocate(size_t bytes);
 bool release(void* pointer);
+// The same in the order of a stream, from the device's pool, which waits for no kernel.
+void* allocate_on(size_t bytes, void* stream);
+bool release_on(void* pointer, void* stream);
 
 // A word of memory and a stream of the current device, which is current for the calling thread during the object's
 // lifetime.

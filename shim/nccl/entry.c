@@ -92,6 +92,8 @@ static inline const moecclNcclTable* table(void) {
   return atomic_load_explicit(&loaded, memory_order_acquire);
 }
 
+EXPORT const moecclNcclHooks* moecclNcclHooksOfShim(void) { return table()->hooks; }
+
 /* As in NCCL, pnccl* are the functions and nccl* weak aliases, so that a profiler can wrap one with the other. */
 #define ENTRY(result, name, parameters, arguments, failure)                \
   EXPORT result pnccl##name parameters { return table()->name arguments; } \

@@ -10,6 +10,7 @@
 
 #include "shim/nccl/device.h"
 #include "shim/nccl/real.h"
+#include "src/base/blocked_signals.h"
 
 namespace moeccl::shim {
 namespace {
@@ -147,6 +148,7 @@ void run_in_background(const Chain& chain) {
     }
   };
   try {
+    const BlockedSignals blocked;
     std::thread(background).detach();
   } catch (const std::exception& e) {
     const ncclResult_t refused = fail_thrown(e);
@@ -194,6 +196,7 @@ ncclResult_t run_jobs(std::vector<Job> jobs) {
   threads.reserve(chains.size());
   for (const Chain& chain : chains) {
     const ncclResult_t started = contained([&] {
+      const BlockedSignals blocked;
       threads.emplace_back([&] {
         for (const Job& job : chain) {
           if (const ncclResult_t result = run(job); !good(result)) end_all(chains, result, failure);

@@ -3,7 +3,7 @@
 #ifndef MOECCL_SHIM_NCCL_TABLE_H_
 #define MOECCL_SHIM_NCCL_TABLE_H_
 
-#include "shim/nccl/abi.h"
+#include "shim/nccl/hooks.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -14,6 +14,7 @@ extern "C" {
 #define NCCL_DEVICE_FUNCTION MOECCL_NCCL_MEMBER
 typedef struct {
 #include "shim/nccl/functions.def"
+  const moecclNcclHooks* hooks;
 } moecclNcclTable;
 #undef NCCL_DEVICE_FUNCTION
 #undef NCCL_FUNCTION

@@ -250,21 +250,12 @@ void all_gather(ProgramBuilder& b, const Shape& shape, const LevelTree& tree, ui
 Layout all_gather_slots(const Shape& shape, const LevelTree&) { return {shape.n_ranks, depth_of(shape)}; }
 
 // Slots: first those of the relay, then the inputs of the node's members, then the sums of other nodes.
-uint32_t relay_slot(const Nodes& nodes, uint32_t relay, uint32_t k, uint32_t member) {
-  return k * nodes.size(nodes.node_of(relay)) + member;
-}
 uint32_t member_slot(const Nodes& nodes, uint32_t rank) { return nodes.relay_slots() + nodes.index_of(rank); }
 uint32_t node_slot(const Nodes& nodes, uint32_t node) { return nodes.relay_slots() + nodes.largest() + node; }
 
 // Sends inputs to the local peer that owns their block, or that stands for its owner in another node.
 void send_inputs(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
-  for (const uint32_t p : nodes.local_peers(rank)) {
-    const std::vector<uint32_t> relayed = nodes.relayed_by(p);
-    for (uint32_t k = 0; k < relayed.size(); ++k)
-      b.put(slot(p, relay_slot(nodes, p, k, nodes.index_of(rank))), in(rank, relayed[k]));
-    b.put(slot(p, member_slot(nodes, rank)), in(rank, p));
-    b.signal(p, kSum);
-  }
+  send_local(b, nodes, rank, member_slot(nodes, rank), kSum);
 }
 
 // Sends the node's sum of each block that this rank relays to the block's owner.

@@ -66,4 +66,21 @@ class Nodes : public plan::Groups {
   std::vector<uint32_t> node_of_;  // [n_ranks]
 };
 
+// A relay's first slots take the blocks of the members of its node for the ranks that it relays: returns that of member
+// `index` for the k-th of them.
+inline uint32_t relay_slot(const Nodes& nodes, uint32_t relay, uint32_t k, uint32_t index) {
+  return k * nodes.size(nodes.node_of(relay)) + index;
+}
+
+// Sends each local peer the blocks that it relays and, into slot `own`, its own block.
+inline void send_local(ProgramBuilder& b, const Nodes& nodes, uint32_t rank, uint32_t own, uint32_t sig) {
+  for (const uint32_t p : nodes.local_peers(rank)) {
+    const std::vector<uint32_t> relayed = nodes.relayed_by(p);
+    for (uint32_t k = 0; k < relayed.size(); ++k)
+      b.put(slot(p, relay_slot(nodes, p, k, nodes.index_of(rank))), in(rank, relayed[k]));
+    b.put(slot(p, own), in(rank, p));
+    b.signal(p, sig);
+  }
+}
+
 }  // namespace moeccl::algo

@@ -33,8 +33,8 @@ Result<ReplicaMove> ReplicaMove::make(const ReplicaPlacement& placement, const L
               .staging_bytes = settings.staging_bytes};
   const uint32_t pieces = collects ? 1 : std::max(1u, placement.most_experts);  // in what one rank sends to another
   MOECCL_ASSIGN_OR_RETURN(m.places_, StagedPlaces::make(m.shape_, places, tuning::kExpertMove / pieces));
-  if (settings.way == Way::kNodes) MOECCL_TRY(needs_nodes(m.shape_, tree));
-  if (!collects && settings.way != Way::kDirect && needs_nodes(m.shape_, tree).ok()) {
+  if (settings.way == Way::kNodes) {
+    MOECCL_TRY(needs_nodes(m.shape_, tree));
     m.node_of_ = &tree.levels.front().group_of_rank;
     m.tree_hash_ = tree.hash();
   }

@@ -20,14 +20,14 @@ namespace moeccl::algo {
 
 class ReplicaMove {
  public:
-  enum class Way : uint8_t { kAny, kDirect, kNodes };  // kAny: through the nodes where there are any
+  enum class Way : uint8_t { kDirect, kNodes };
   struct Settings {
     moecclOp_t op = moecclOpCollectGradients;  // or moecclOpPlaceWeights
     uint64_t count = 0;                        // elements of an expert
     uint32_t element_bytes = 1;
     plan::Reach reach;
     uint64_t staging_bytes = 0;
-    Way way = Way::kAny;  // of Place: Collect has "direct" alone
+    Way way = Way::kDirect;  // Collect has this one alone
   };
   // Collect fails if an expert has no replica. `placement` and `tree` must outlive this object.
   static Result<ReplicaMove> make(const ReplicaPlacement& placement, const LevelTree& tree, const Settings& settings);

@@ -13,32 +13,18 @@ namespace {
 constexpr uint32_t kLocal = 0;   // between ranks of a node
 constexpr uint32_t kRemote = 0;  // between ranks of different nodes: other pairs, so the same number
 
-// Slot s < n: the block from rank s. Behind these, at a relay: from member i of its node for its k-th relayed rank.
-uint32_t relay_slot(const Nodes& nodes, uint32_t relay, uint32_t k, uint32_t member) {
-  return nodes.n_ranks() + k * nodes.size(nodes.node_of(relay)) + member;
-}
-
+// Slots: first those of the relay, then one for the block from each rank.
 Layout layout(const Shape& shape, const LevelTree& tree) {
-  return {shape.n_ranks + Nodes(tree).relay_slots(), tuning::kOverlap};
+  return {Nodes(tree).relay_slots() + shape.n_ranks, tuning::kOverlap};
 }
 
-// Sends each local peer its own block and the blocks that it relays.
-void send_local(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
-  for (const uint32_t p : nodes.local_peers(rank)) {
-    const std::vector<uint32_t> relayed = nodes.relayed_by(p);
-    for (uint32_t k = 0; k < relayed.size(); ++k)
-      b.put(slot(p, relay_slot(nodes, p, k, nodes.index_of(rank))), in(rank, relayed[k]));
-    b.put(slot(p, rank), in(rank, p));
-    b.signal(p, kLocal);
-  }
-}
-
-void send_remote(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
+// blocks: the first of the slots for the blocks.
+void send_remote(ProgramBuilder& b, const Nodes& nodes, uint32_t rank, uint32_t blocks) {
   const std::vector<uint32_t> relayed = nodes.relayed_by(rank);
   const auto& members = nodes.members(nodes.node_of(rank));
   for (uint32_t k = 0; k < relayed.size(); ++k) {
     for (uint32_t i = 0; i < members.size(); ++i)
-      b.put(slot(relayed[k], members[i]),
+      b.put(slot(relayed[k], blocks + members[i]),
             members[i] == rank ? in(rank, relayed[k]) : slot(rank, relay_slot(nodes, rank, k, i)));
     b.signal(relayed[k], kRemote);
   }
@@ -48,17 +34,17 @@ void send_remote(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
 // finished chunk c; a relay's kRemote says so for its whole node.
 void all_to_all(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t rank) {
   const Nodes nodes(tree);
-  const uint32_t node = nodes.node_of(rank);
+  const uint32_t node = nodes.node_of(rank), blocks = nodes.relay_slots();
   const std::vector<uint32_t> peers = nodes.local_peers(rank);
-  send_local(b, nodes, rank);
+  send_local(b, nodes, rank, blocks + rank, kLocal);
   for (const uint32_t p : peers) b.wait(p, kLocal);
-  send_remote(b, nodes, rank);
+  send_remote(b, nodes, rank, blocks);
   b.copy(out(rank, rank), in(rank, rank));
-  for (const uint32_t p : peers) b.copy(out(rank, p), slot(rank, p));
+  for (const uint32_t p : peers) b.copy(out(rank, p), slot(rank, blocks + p));
   for (uint32_t i = 1; i < nodes.n_nodes(); ++i) {
     const uint32_t other = (node + nodes.n_nodes() - i) % nodes.n_nodes();
     b.wait(nodes.relay(other, rank), kRemote);
-    for (const uint32_t p : nodes.members(other)) b.copy(out(rank, p), slot(rank, p));
+    for (const uint32_t p : nodes.members(other)) b.copy(out(rank, p), slot(rank, blocks + p));
   }
 }
 

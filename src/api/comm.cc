@@ -101,7 +101,8 @@ Status init_env(moecclComm_t* out, const moecclConfig_t* given) {
   MOECCL_ASSIGN_OR_RETURN(const bootstrap::LauncherInfo info, bootstrap::detect_launcher());
   comm::Parent from;
   from.until = Deadline::after_ms(config.init_timeout_ms);
-  MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId id, bootstrap::meet_from_environment(info, from.until));
+  from.ask_again = [&info, until = from.until] { return bootstrap::meet_from_environment(info, until); };
+  MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId id, from.ask_again());
   return join(id, info.n_ranks, info.rank, config, out, from);
 }
 

@@ -2,7 +2,6 @@
 // Entry points of moe.h.
 #include "moeccl/moe.h"
 
-#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "src/base/env.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/world/config.h"
+#include "src/world/staging.h"
 #include "topology/discover.h"
 
 using namespace moeccl;
@@ -48,13 +48,8 @@ Result<Question> question(const moecclMoeConfig_t* given, int n_ranks, const cha
   Question q;
   MOECCL_ASSIGN_OR_RETURN(q.tree, tree_of(n_ranks, topology));
   MOECCL_ASSIGN_OR_RETURN(q.config, comm::MoeConfig::from(&full, q.tree, full.deterministic == 1));
-  // The ranks' hosts are not known here; they are taken to be the outermost groups.
-  comm::Config::Around around{1, q.tree.n_ranks};
-  if (q.tree.depth() > 1) {
-    const plan::Groups hosts(q.tree.levels[0]);
-    around = {q.tree.levels[0].n_groups, 1, plan::long_line(q.tree, {})};
-    for (uint32_t h = 0; h < around.n_hosts; ++h) around.most_on_host = std::max(around.most_on_host, hosts.size(h));
-  }
+  q.tree.n_far_levels = plan::far_levels_by_name(q.tree);
+  const auto around = comm::Config::Around::of(q.tree, comm::profile_of_variable(q.tree));
   q.granted = comm::granted_staging(comm::Config::staging_on(staging, around));
   return q;
 }

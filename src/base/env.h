@@ -26,7 +26,8 @@ struct Env {
   // MOECCL_INIT_TIMEOUT_MS: milliseconds after which init or split fails because a rank is missing.
   int64_t init_timeout_ms = 60'000;
   // MOECCL_STAGING_BYTES: cap on a rank's staging memory in a communicator. Accepts K, M, G (powers of 1024). The same
-  // on all ranks. 0: 1M for each host of the communicator, and at least 16M.
+  // on all ranks. 0: 1M for each host of the communicator, and at least 16M; on a long line up to 256M, as far as the
+  // ranks' hosts have room (docs/guides/tuning.md, Long lines).
   int64_t staging_bytes = 0;
   // MOECCL_HEAP_BYTES: size of the address range of this process's symmetric heap (moecclMemAlloc), which every process
   // of the host maps; memory is used only where something is allocated. Accepts K, M, G. 0: the machine's memory size,
@@ -56,8 +57,9 @@ struct Env {
   // MOECCL_KERNELS: forces a table of host kernels by name. Empty: the fastest that this machine runs.
   std::string kernels;
   // MOECCL_TOPOLOGY: a synthetic topology, a file or "auto" (what each host finds). Empty: one flat level, and a level
-  // of nodes where ranks are on several hosts. It does not apply to communicators that come from others (split, shrink,
-  // grow). The same on all ranks.
+  // of nodes where ranks are on several hosts. Communicators that come from others by split or shrink do not read it:
+  // their ranks keep their places in the topology of the communicator that they come from. Neither do those that grow.
+  // The same on all ranks.
   std::string topology;
   // MOECCL_SECRET: admits ranks of other hosts when a launcher starts them (CommInitEnv). Never logged, never in an
   // error.

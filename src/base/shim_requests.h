@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the NCCL shim asks of the library beyond the public interface. The library exports nothing but that interface,
-// so the requests travel in arguments of its functions. This is a header of its own because the library and the shim
+// What the shims ask of the library beyond the public interface. The library exports nothing but that interface,
+// so the requests travel in arguments of its functions. This is a header of its own because the library and the shims
 // share only this; both come in one package.
 #pragma once
 

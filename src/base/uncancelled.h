@@ -11,7 +11,8 @@ namespace moeccl {
 class Uncancelled {
  public:
   Uncancelled() { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }
-  ~Uncancelled() { pthread_setcancelstate(before_, nullptr); }
+  // A thread with PTHREAD_CANCEL_ASYNCHRONOUS is cancelled here, so that the stack unwinds through this destructor.
+  ~Uncancelled() noexcept(false) { pthread_setcancelstate(before_, nullptr); }
   Uncancelled(const Uncancelled&) = delete;
   Uncancelled& operator=(const Uncancelled&) = delete;
 

@@ -17,6 +17,7 @@
 #include "src/base/fd.h"
 #include "src/base/status.h"
 #include "src/bootstrap/patience.h"
+#include "src/bootstrap/unique_id.h"
 #include "src/driver/socket.h"
 
 namespace moeccl::bootstrap {
@@ -66,6 +67,8 @@ class Root {
   ~Root();
   // Lets the root end by itself, without an owner.
   static void detach(std::unique_ptr<Root> root);
+  // Called when rank 0 has given up before the detached root of this process that has the id has met it.
+  static void without_rank_0(const UniqueId& id);
 
   const moecclUniqueId& id() const;
 
@@ -97,6 +100,9 @@ struct Peer {
 struct JoinOptions {
   // Keep trying while there is no listener yet, or only that of a meeting at which this rank has failed before.
   bool wait_for_root = false;
+  // Called when the root that the id names has gone before it has met this rank, for ids that rank 0's process hands
+  // out anew for each of its roots: returns the next one's. May be empty.
+  std::function<Result<moecclUniqueId>()> ask_again = {};
   // Called periodically until all ranks have joined: checks that the ranks that the root does not know yet can still
   // come. A failure becomes the session's, and the other ranks are told. May be empty.
   std::function<Status()> others_alive;

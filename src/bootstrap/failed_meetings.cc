@@ -8,14 +8,10 @@
 #include "src/base/clock.h"
 #include "src/base/hash.h"
 #include "src/bootstrap/handshake.h"
-#include "src/bootstrap/patience.h"
 #include "src/driver/fork_page.h"
 
 namespace moeccl::bootstrap {
 namespace {
-
-// A root notices the failure when the rank does, up to the time that its process does not run.
-constexpr int64_t kRememberMs = 4 * kLingerMs;
 
 struct Failed {
   std::mutex mutex;
@@ -31,15 +27,16 @@ Failed& failed() {
 
 uint64_t meeting_number(const Key& key, uint32_t root_number) { return hash_combine(public_number(key), root_number); }
 
-void FailedMeetings::add(uint64_t meeting, int rank) {
+void FailedMeetings::add(uint64_t meeting, int rank, int64_t remember_ms) {
   const std::lock_guard lock(failed().mutex);
   std::erase_if(failed().of_rank, [](const auto& one) { return one.second.passed(); });
-  failed().of_rank[{meeting, rank}] = Deadline::after_ms(kRememberMs);
+  failed().of_rank[{meeting, rank}] = Deadline::after_ms(remember_ms);
 }
 
 bool FailedMeetings::has(uint64_t meeting, int rank) {
   const std::lock_guard lock(failed().mutex);
-  return failed().of_rank.contains({meeting, rank});
+  const auto found = failed().of_rank.find({meeting, rank});
+  return found != failed().of_rank.end() && !found->second.passed();
 }
 
 }  // namespace moeccl::bootstrap

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "src/bootstrap/patience.h"
 #include "src/bootstrap/unique_id.h"
 
 namespace moeccl::bootstrap {
@@ -13,10 +14,12 @@ namespace moeccl::bootstrap {
 // apart (RootServer::Config).
 uint64_t meeting_number(const Key& key, uint32_t root_number);
 
-// The failed meetings of this process's ranks. Any thread. They are forgotten when no root can be left of them.
+// The failed meetings of this process's ranks. Any thread. They are forgotten when no root can be left of them: a root
+// notices the failure when the rank does, up to the time that its process does not run.
 class FailedMeetings {
  public:
-  static void add(uint64_t meeting, int rank);
+  static constexpr int64_t kRememberMs = 4 * kLingerMs;
+  static void add(uint64_t meeting, int rank, int64_t remember_ms = kRememberMs);
   static bool has(uint64_t meeting, int rank);
 };
 

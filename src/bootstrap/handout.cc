@@ -5,6 +5,9 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
 
 #include "src/base/log.h"
 #include "src/bootstrap/failed_meetings.h"
@@ -16,6 +19,9 @@ namespace {
 
 constexpr int64_t kAnswerMs = 2000;  // rank 0's root answers at once
 constexpr int64_t kLookMs = 200;     // for finding out whether anything listens on this host
+// The age of files that are looked at. No process that is about to listen has made one so long ago.
+constexpr int64_t kOldNs = 86'400'000'000'000;
+constexpr std::string_view kPrefix = "moeccl-";  // of all names of handouts
 
 // Returns true if no other user can write in the folder or put a link in its place.
 bool of_this_user_alone(const std::string& folder) {
@@ -44,6 +50,24 @@ Result<Fd> listen_at_file(const std::string& path) {
   if (fd.ok() || fd.status().code() != moecclInvalidUsage || listener_at(address).ok()) return fd;
   ::unlink(path.c_str());  // left behind by a process that was killed
   return driver::listen_at(address);
+}
+
+// A process that ends before its root leaves the root's file behind, whose name may never be used again.
+void remove_leftovers(const std::string& folder) {
+  std::error_code failed;
+  for (std::filesystem::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
+    const std::string path = at->path().string();
+    struct stat info = {};
+    if (!at->path().filename().string().starts_with(kPrefix) || path.size() > driver::kMaxSocketPath ||
+        ::lstat(path.c_str(), &info) != 0 || !S_ISSOCK(info.st_mode) ||
+        unix_ns() - int64_t{info.st_mtim.tv_sec} * 1'000'000'000 < kOldNs) {
+      continue;
+    }
+    bool nobody_listens = false;
+    (void)driver::connect_to(driver::unix_file_address(path), Deadline::after_ms(0),
+                             {.nobody_listens = &nobody_listens});
+    if (nobody_listens) ::unlink(path.c_str());
+  }
 }
 
 Result<moecclUniqueId> ask_at(const driver::SocketAddress& address, Deadline deadline, bool from_these_pids) {
@@ -80,6 +104,7 @@ std::string private_folder() {
 Result<std::vector<HandoutListener>> listen_for_handouts(const std::string& name) {
   std::vector<HandoutListener> made;
   if (const std::string path = file_of(name); !path.empty()) {
+    remove_leftovers(private_folder());
     Result<Fd> fd = listen_at_file(path);
     if (!fd.ok() && fd.status().code() == moecclInvalidUsage) return std::move(fd).status();
     if (fd.ok()) made.emplace_back(std::move(*fd), path);

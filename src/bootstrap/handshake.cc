@@ -236,16 +236,17 @@ bool ServerHandshake::on_proof(HandshakeFrameView proof) {
                      session_keys(key_, hello_, challenge_, fresh_, peers_nonce_, false, &result_.keys));
 }
 
-Result<Authenticated> client_handshake(int fd, const Key& key, const Party& self, Role expected, Deadline deadline,
-                                       const driver::Watch& watch) {
+Result<Authenticated> client_handshake(int fd, const Key& key, const Party& self, const Wanted& wanted,
+                                       Deadline deadline, const driver::Watch& watch) {
   MOECCL_ASSIGN_OR_RETURN(const Fresh fresh, Fresh::make(self.exchanges_keys));
   ClientHandshake client(key, self, fresh);
   MOECCL_TRY(driver::send_all(fd, client.hello(), deadline, watch));
   HandshakeFrame challenge;
   MOECCL_TRY(driver::recv_exact(fd, challenge, deadline, watch));
-  const Result<HandshakeFrame> proof = client.answer(challenge, expected);
+  const Result<HandshakeFrame> proof = client.answer(challenge, wanted.role);
   if (client.last_word()) static_cast<void>(driver::send_all(fd, *client.last_word(), deadline, watch));
   if (!proof.ok()) return proof.status();
+  if (wanted.accepts) MOECCL_TRY(wanted.accepts(client.result().peer));
   MOECCL_TRY(driver::send_all(fd, proof.value(), deadline, watch));
   return client.result();
 }

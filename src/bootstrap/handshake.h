@@ -17,6 +17,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -140,10 +141,17 @@ bool starts_like_handshake(std::span<const std::byte> bytes);
 // "protocol 2 (library 10203)"
 std::string version_text(const Party& party);
 
+// The server that a client looks for. `accepts`, which may be empty, is asked once the server has proved that it holds
+// the key. After its failure the server gets no proof, and does not count the client among those that have come.
+struct Wanted {
+  Role role = Role::kRoot;
+  std::function<Status(const Party& server)> accepts = {};
+};
+
 // Runs the client's side over a connected socket and blocks. RemoteError: the peer closed the connection without an
 // answer.
-Result<Authenticated> client_handshake(int fd, const Key& key, const Party& self, Role expected, Deadline deadline,
-                                       const driver::Watch& watch = {});
+Result<Authenticated> client_handshake(int fd, const Key& key, const Party& self, const Wanted& wanted,
+                                       Deadline deadline, const driver::Watch& watch = {});
 
 // Returns HMAC-SHA256(key, label), an independent key for another purpose.
 Key derive_key(std::span<const std::byte> key, std::string_view label);

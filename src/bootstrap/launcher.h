@@ -56,8 +56,9 @@ Result<UniqueId> place_of_rank_0(const char* said_by, const std::string& host, u
 // For rank 0: a root at those of the id's addresses that this host has. Refers to the id's key.
 RootOptions root_at(const UniqueId& id, Deadline deadline);
 
-// Returns the id of this process's next communicator made from launcher variables, for Session::join(..., wait_for_root
-// = true). All ranks make their communicators in the same order; one that could not be made may be tried again.
+// Returns the id of this process's next communicator made from launcher variables. Session::join() takes it with
+// wait_for_root if it is derived, and otherwise, on ranks other than 0, with this function as ask_again. All ranks make
+// their communicators in the same order; one that could not be made may be tried again.
 //
 // On one host, rank 0 starts the root and hands the id out over an abstract UNIX socket, named after user and job, to
 // processes of the same user. Between hosts, the root listens at MASTER_ADDR, port MASTER_PORT + 1, at each of its

@@ -22,8 +22,9 @@ namespace moeccl::bootstrap {
 Result<moecclUniqueId> unique_id_of_place(const std::string& place, Deadline deadline);
 
 // Returns the id under which the ranks of such an id meet this time; rank 0 starts its root and detaches it. The others
-// may have to wait for that, here or in Session::join(..., wait_for_root = true). `cancelled` ends the wait here, and
-// so does `lost_after_ms` (JoinOptions).
+// may have to wait for that: here for a handout, which they ask again when that root has gone (JoinOptions::ask_again),
+// and otherwise in Session::join(..., wait_for_root = true). `cancelled` ends the wait here, and so does
+// `lost_after_ms` (JoinOptions).
 Result<moecclUniqueId> meet_at_place(const UniqueId& id, uint32_t rank, Deadline deadline,
                                      const std::function<Status()>& cancelled, int64_t lost_after_ms = kLostMs);
 

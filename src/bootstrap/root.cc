@@ -39,6 +39,8 @@ Result<driver::SocketAddress> own_address(const std::string& text) {
 }
 
 constexpr int64_t kOtherMs = 100;
+// A root that is to leave its place closes its listeners on its own thread.
+constexpr int64_t kLeavesMs = 500;
 
 // Listens at the id's address and at those of `others` that this host has, which become the id's others.
 Result<std::vector<Fd>> listen_everywhere(std::span<const driver::SocketAddress> others, UniqueId* id) {
@@ -160,6 +162,16 @@ class Root::Detached {
       if (root != nullptr && FailedMeetings::has(root->meeting, 0)) root->leave_place.signal();
     }
   }
+  void without_rank_0(const UniqueId& id) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [at, weak] : roots_) {
+      const std::shared_ptr<Shared> root = weak.lock();
+      if (root == nullptr) continue;
+      const Result<UniqueId> its = decode_unique_id(root->id);
+      if (its.ok() && its->key == id.key && its->address.str() == id.address.str())
+        FailedMeetings::add(root->meeting, 0);
+    }
+  }
 
  private:
   std::mutex mutex_;
@@ -179,13 +191,16 @@ Result<moecclUniqueId> Root::start_detached(const RootOptions& options, Deadline
       detach(std::move(*root));
       return id;
     }
-    if (root.status().code() != moecclInvalidUsage || until.passed()) return std::move(root).status();
-    if (cancelled) MOECCL_TRY(cancelled());
+    if (root.status().code() != moecclInvalidUsage) return std::move(root).status();
     Detached::get().clear(place);
+    if (until.passed()) return std::move(root).status();
+    if (cancelled) MOECCL_TRY(cancelled());
     now.timeout_ms = joined.left_ms();
     driver::sleep_ns(kRetryMs * 1'000'000);
   }
 }
+
+void Root::without_rank_0(const UniqueId& id) { Detached::get().without_rank_0(id); }
 
 const moecclUniqueId& Root::id() const { return shared_->id; }
 
@@ -202,7 +217,7 @@ Result<moecclUniqueId> make_unique_id(const std::string& address, int64_t timeou
                               address_for_other_hosts(*launcher, Deadline::after_ms(options.timeout_ms)));
     }
   }
-  Result<moecclUniqueId> id = Root::start_detached(options, Deadline::after_ms(0));
+  Result<moecclUniqueId> id = Root::start_detached(options, Deadline::after_ms(kLeavesMs));
   if (id.ok()) return id;
   return std::move(id).status().with_context(env().socket_addr.empty() ? "starting the meeting point"
                                                                        : "MOECCL_SOCKET_ADDR");

@@ -82,6 +82,7 @@ void RootServer::on_event(const epoll_event& event) {
     ended_ = true;
   } else if (tag == kLeavePlace) {
     poller_.remove(wishes_.leave_place);
+    if (!joined_) fail(error(moecclRemoteError, "rank 0 has given up, and tries again at this meeting place"));
     close_listeners();
   } else if (tag < kListener) {
     hand_out(tag - kHandout);

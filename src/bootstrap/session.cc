@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "src/base/log.h"
+#include "src/base/random.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/control.h"
 #include "src/bootstrap/failed_meetings.h"
@@ -31,6 +32,15 @@ constexpr int64_t kReasonMs = 200;
 // The time to connect to one of several addresses before the next is tried, as a firewall may swallow what is sent to
 // this one. TCP repeats its first packet after a second.
 constexpr int64_t kConnectMs = 1500;
+// How long a rank sleeps without looking whether it is still wanted.
+constexpr int64_t kLookNs = 50'000'000;
+
+// The pause of a rank that has found only its last meeting. That one's root makes a public key (40 us, Fresh::publish)
+// for each rank that asks. Pauses that differ, of 125 us for each rank on average, leave it two thirds of its thread.
+int64_t pause_at_last_meeting_ns(int n_ranks) {
+  const uint64_t most_ns = std::max<uint64_t>(50'000'000, uint64_t{250'000} * static_cast<uint64_t>(n_ranks));
+  return static_cast<int64_t>(SplitMix64(static_cast<uint64_t>(now_ns())).below(most_ns));
+}
 
 Deadline with_grace(Deadline deadline) { return deadline.is_never() ? deadline : Deadline{deadline.at_ns + kGraceNs}; }
 
@@ -44,7 +54,8 @@ struct Session::Impl {
   int n_greetings = 0;          // how often a root has shaken hands
   bool nobody_listens = false;  // at any of the id's addresses, as their hosts say
   bool waits_for_root = false;
-  uint64_t meeting = 0;  // at the root that has shaken hands
+  bool found_last = false;  // the last attempt found only the meeting at which this rank has failed
+  uint64_t meeting = 0;     // at the root that has shaken hands
   int rank = 0;
   int n_ranks = 0;
   bool cut_short = false;  // a message was sent in part, so that no other can follow
@@ -78,6 +89,7 @@ struct Session::Impl {
   Status tell_gone();
   Status look_around();
   Status look_around_and_tell();
+  void rest(int64_t ns, Deadline deadline);
   Status send(uint16_t type, std::span<const std::byte> payload, std::span<const int> fds, Deadline deadline);
   Status receive(std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline);
   Result<Message> next_message(Deadline deadline);
@@ -97,6 +109,7 @@ Status Session::Impl::greet(const UniqueId& id, Deadline deadline) {
   const Deadline until = Deadline::earlier(deadline, Deadline::after_ms(kGreetingMs));
   const Deadline connected = id.others.empty() ? until : Deadline::earlier(until, Deadline::after_ms(kConnectMs));
   over_unix = id.address.is_unix();
+  found_last = false;
   root_process.reset();
   root_pid = 0;
   const auto look = [this] { return look_around(); };
@@ -123,13 +136,17 @@ Status Session::Impl::greet(const UniqueId& id, Deadline deadline) {
   }
   Party self = {Role::kMember, static_cast<uint32_t>(rank), static_cast<uint32_t>(n_ranks)};
   self.exchanges_keys = !over_unix;
-  MOECCL_ASSIGN_OR_RETURN(const Authenticated root,
-                          client_handshake(fd.get(), id.key, self, Role::kRoot, until, {root_process.get(), look}));
-  const uint64_t found = meeting_number(id.key, root.peer.rank);
-  if (waits_for_root && FailedMeetings::has(found, rank)) {
-    fd.reset();
-    return error(moecclRemoteError, "the last meeting there has failed, and rank 0 has not come again");
-  }
+  uint64_t found = 0;
+  const auto accepts = [&](const Party& root) {
+    found = meeting_number(id.key, root.rank);
+    found_last = waits_for_root && FailedMeetings::has(found, rank);
+    return found_last ? error(moecclRemoteError, "the last meeting there has failed, and rank 0 has not come again")
+                      : Status();
+  };
+  Result<Authenticated> met =
+      client_handshake(fd.get(), id.key, self, {Role::kRoot, accepts}, until, {root_process.get(), look});
+  if (found_last) fd.reset();  // it is not mute
+  MOECCL_ASSIGN_OR_RETURN(const Authenticated root, std::move(met));
   meeting = found;
   sealer = Sealer(root.keys.send);
   opener = Opener(root.keys.receive);
@@ -217,9 +234,12 @@ const char* Session::Impl::hint_for(const UniqueId& id, bool mute, bool waited) 
   if (id.address.is_unix() && id.host_hash != driver::host_identity().hash())
     return ": the id was made on another host or in another container, whose UNIX sockets this one cannot reach; set "
            "MOECCL_SOCKET_ADDR there";
-  if (mute && waited)
+  if (mute && waited && !greeted())
     return ": what listens there does not answer as rank 0's meeting point: rank 0's process is stopped, or has "
            "another MOECCL_SECRET";
+  if (mute && greeted())
+    return ": the meeting point has accepted this rank and does not answer any more: its process, which is rank 0's "
+           "unless another rank made the id, is stopped or has lost its network";
   if (mute)
     return ": the meeting point does not answer: its process is stopped, or this rank does not have its id or its "
            "MOECCL_SECRET";
@@ -237,6 +257,7 @@ const char* Session::Impl::hint_for(const UniqueId& id, bool mute, bool waited) 
 
 // Tries until all ranks have met.
 Status Session::Impl::meet(UniqueId id, Deadline deadline, const JoinOptions& options) {
+  if (cancelled) MOECCL_TRY(cancelled());
   Status last;
   int64_t backoff_us = 1000;
   bool mute = false;
@@ -255,14 +276,18 @@ Status Session::Impl::meet(UniqueId id, Deadline deadline, const JoinOptions& op
     mute = static_cast<bool>(fd);
     // What makes a host unreachable may pass. Survivors look for another place instead.
     const bool is_gone = nobody_listens || gone;
-    if (!fd && last.code() == moecclRemoteError && is_gone && !may_come) break;
+    if (!fd && last.code() == moecclRemoteError && is_gone && !may_come) {
+      if (!options.ask_again || greeted()) break;
+      MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId next, options.ask_again());
+      MOECCL_ASSIGN_OR_RETURN(id, decode_unique_id(next));
+    }
     fd.reset();
     sealer = {};
     if (!deadline.passed() && patience.ends()) {
       log(LogLevel::kWarn, "rank {} cannot join at {} yet, and keeps trying: {}{}", rank, id.address.str(),
           last.message(), mute ? " (is its MOECCL_SECRET that of rank 0?)" : "");
     }
-    driver::sleep_ns(backoff_us * 1000);
+    rest(found_last ? pause_at_last_meeting_ns(n_ranks) : backoff_us * 1000, deadline);
     backoff_us = std::min<int64_t>(backoff_us * 2, 50'000);
   } while (!deadline.passed() && !lost.passed());
 
@@ -292,8 +317,12 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
   impl->gone = options.gone;
   impl->cancelled = options.cancelled;
   if (Status met = impl->meet(id, deadline, options); !met.ok()) {
-    // A root lets each rank in once. Survivors go to another place.
-    if (impl->greeted() && !options.gone) FailedMeetings::add(impl->meeting, rank);
+    if (options.gone) return met;  // survivors go to another place
+    // A root lets each rank in once. One that has not seen this process's rank 0 does not know that it gave up.
+    if (impl->greeted())
+      FailedMeetings::add(impl->meeting, rank);
+    else if (rank == 0)
+      Root::without_rank_0(id);
     return met;
   }
   impl->others_alive = nullptr;  // from now on the root sees their connections
@@ -324,6 +353,12 @@ Status Session::Impl::look_around() {
   if (ended.ok() && cancelled) ended = cancelled();
   if (ended.ok() && others_alive) ended = others_alive();
   return ended;
+}
+
+// Sleeps, but not beyond the deadline or the end of the session.
+void Session::Impl::rest(int64_t ns, Deadline deadline) {
+  const Deadline until = Deadline::earlier(deadline, {now_ns() + ns});
+  while (!until.passed() && look_around().ok()) driver::sleep_ns(std::min(until.at_ns - now_ns(), kLookNs));
 }
 
 // Called while this rank waits for the root.

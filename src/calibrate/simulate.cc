@@ -15,6 +15,7 @@
 #include "src/comm/collective.h"
 #include "src/driver/file.h"
 #include "src/moe/hybrid.h"
+#include "src/moe/moe_config.h"
 #include "src/plan/hardware.h"
 #include "src/plan/long_line.h"
 #include "src/plan/printer.h"
@@ -25,6 +26,7 @@
 #include "src/select/pipeline_chunks.h"
 #include "src/select/routing_price.h"
 #include "src/select/selection.h"
+#include "src/world/config.h"
 #include "topology/discover.h"
 #include "topology/synthetic.h"
 #include "topology/tree.h"
@@ -254,12 +256,9 @@ void add_elements(const moecclSimulateConfig_t& c, Page& page) {
   page.input("one_host", c.one_host);
 }
 
-// Returns the staging of an operation. Where a line is long, that is half of a communicator's automatic staging, with
-// the outermost groups as hosts.
+// Returns the staging of an operation in a communicator that chooses its staging automatically.
 uint64_t staging_of_operation(const Page& page) {
-  const plan::LongLine line = plan::long_line(page.tree, page.hardware.profile);
-  const uint32_t hosts = page.tree.depth() > 1 ? page.tree.levels[0].n_groups : 1;
-  return plan::staging_for(line, (page.tree.n_ranks + hosts - 1) / hosts, 2 * plan::Shape{}.staging_bytes) / 2;
+  return granted_staging(Config::staging_on(0, Config::Around::of(page.tree, page.hardware.profile)));
 }
 
 // Standard collectives: simulates every algorithm's plan.
@@ -359,6 +358,7 @@ Status simulate_exchange(const moecclSimulateConfig_t& c, Page& page) {
   for (const bool views : {false, true}) {
     if (!wanted.empty() && (wanted == "direct") != views) continue;
     const char* name = views ? "direct" : "staged";
+    call.way = Exchange::way_of(name);
     call.reach = {c.one_host != 0, views, views || c.one_host != 0};
     if (views && c.one_host == 0) {
       page.refuse(name, "ranks of several hosts cannot read each other's buffers");
@@ -511,7 +511,9 @@ Result<std::string> simulate(const moecclSimulateConfig_t& config) {
   if (config.expert_rank != nullptr && config.n_experts == 0)
     return error(moecclInvalidArgument, "n_experts is 0 with expert_rank: give the number of ranks in expert_rank");
   MOECCL_ASSIGN_OR_RETURN(const Cluster cluster, read_cluster(config.topology));
-  const plan::LevelTree& tree = cluster.tree;
+  plan::LevelTree tree = cluster.tree;
+  // Ranks that can only put are on several hosts, whatever the topology calls its levels.
+  tree.n_far_levels = config.one_host != 0 ? 0 : std::max(1u, plan::far_levels_by_name(tree));
   Page page{"", cluster.gpus ? plan::kernel_hardware() : plan::hardware_of(tree), "", tree, false, true, {}};
   page.op = config.op;
   page.input("algorithms", config.algorithm == nullptr || *config.algorithm == 0 ? "auto" : config.algorithm);

@@ -87,6 +87,7 @@ Communicator::Communicator(Membership&& m) noexcept
       places_(std::move(m.places)),
       fabric_(std::move(m.fabric)),
       uplinks_(std::move(m.uplinks)),
+      described_(std::move(m.described)),
       cuda_(std::move(m.cuda)),
       why_no_cuda_(std::move(m.why_no_cuda)) {}
 

@@ -93,6 +93,7 @@ class Communicator {
   const plan::LevelTree& tree() const { return selector_->tree(); }
   bool paced() const { return config_.pace; }
   const std::shared_ptr<const SharedUplinks>& uplinks() const { return uplinks_; }
+  const std::shared_ptr<const plan::LevelTree>& described() const { return described_; }  // see Membership
   // Sets the class of calls from now on; 0 means by operation.
   void set_priority(int priority);
   uint8_t priority_of(moecclOp_t op) const;  // for a call made now
@@ -242,6 +243,7 @@ class Communicator {
   std::unique_ptr<exec::Fabric> fabric_;
   std::unique_ptr<exec::Runner> host_runner_, eager_runner_;
   std::shared_ptr<const SharedUplinks> uplinks_;
+  std::shared_ptr<const plan::LevelTree> described_;
   std::unique_ptr<CudaSide> cuda_;
   std::string why_no_cuda_;
   mutable std::atomic<uint32_t> n_asked_{0};  // see may_meet_cuda()

@@ -48,7 +48,7 @@ Result<bootstrap::RankSet> excluded_ranks(const Communicator& parent, std::span<
 Result<std::unique_ptr<Communicator>> make(Communicator& parent, Reunion& met, const Config& config, Deadline until) {
   Parent from;
   from.until = until;
-  if (config.pace && config.topology.empty()) from.uplinks = parent.uplinks()->of_part(met.members);
+  hand_down(parent, config, met.members, from);
   MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> made, Communicator::init(met, config, from));
   if (met.root != nullptr) bootstrap::Root::detach(std::move(met.root));  // it ends when all have left it
   inherit_profile(parent, config, *made);

@@ -19,7 +19,8 @@
 namespace moeccl::comm {
 namespace {
 
-// The time for a peer's end to become visible after something else has shown it.
+// The time for a peer's end to become visible after something else has shown it, such as a rank that has heard of it
+// and leaves (docs/decisions/142-a-peer-that-leaves.md).
 constexpr int64_t kSeeMs = 200;
 
 // The place where a part meets, or the reason why it cannot. Sent as raw bytes.
@@ -48,24 +49,40 @@ Offer make_offer(const std::string& address, int64_t timeout_ms) {
   return offer;
 }
 
-// Checks the members as the parent sees them, by the parent's rank numbers.
-Status members_alive(Communicator& parent, std::span<const uint32_t> members) {
-  for (size_t i = 0; i < members.size(); ++i) {
-    const uint32_t r = members[i];
-    if (r == parent.rank()) continue;
-    transport::Link& link = parent.fabric().link(r);
-    const auto state = static_cast<transport::RankState>(link.board().health.state.load(std::memory_order_acquire));
-    Status status = link.check_peer();
-    if (state != transport::RankState::kRunning)
-      status = error(moecclRemoteError, "rank {} has failed in the parent communicator or left it: {}", r,
-                     exec::failure_text(link.board()));
-    if (status.ok()) continue;
-    status = std::move(status).with_context(format("joining a part, whose rank {} it was to be", i));
-    parent.fabric().fail(status);  // as the next operation would; the other parts thus learn which rank it was
+// The members of a part as the parent sees them, by the parent's rank numbers.
+class Members {
+ public:
+  Members(Communicator& parent, std::span<const uint32_t> members) : parent_(parent), members_(members) {
+    is_member_.resize(parent.n_ranks());
+    for (const uint32_t r : members) is_member_[r] = true;
+  }
+
+  // Returns how one of them has failed or been lost, or that the parent was revoked, or success.
+  Status alive() const {
+    Status status = exec::check_peers(parent_.fabric(), [this](uint32_t r) { return is_member_[r]; });
+    // As the next operation would; the other parts thus learn which rank it was.
+    if (!status.ok() && status.code() != moecclAborted) parent_.fabric().fail(status);
     return status;
   }
-  return {};
-}
+
+  // The same while they meet, for which each of them has to stay.
+  Status can_come() {
+    MOECCL_TRY(alive());
+    const auto left = std::find_if(members_.begin(), members_.end(), [this](uint32_t r) {
+      return r != parent_.rank() && exec::has_left(parent_.fabric(), r);
+    });
+    if (left == members_.end()) return {};
+    if (left_seen_.is_never()) left_seen_ = Deadline::after_ms(kSeeMs);
+    if (!left_seen_.passed()) return {};
+    return error(moecclRemoteError, "rank {} has destroyed its communicator and will not join its part", *left);
+  }
+
+ private:
+  Communicator& parent_;
+  std::span<const uint32_t> members_;
+  std::vector<bool> is_member_;
+  Deadline left_seen_;  // when it counts that one has left
+};
 
 }  // namespace
 
@@ -100,11 +117,31 @@ Result<Config> config_of_part(Communicator& parent, const moecclConfig_t* given)
   return config;
 }
 
-void inherit_profile(Communicator& parent, const Config& config, Communicator& part) {
-  // If the part has its own topology, that says nothing about the parent's levels.
+namespace {
+
+// Returns what the parent's profile says of the part's tree; without a source, nothing. If the part has its own
+// topology, that says nothing about the parent's levels.
+plan::Profile profile_for(Communicator& parent, const Config& config, const plan::LevelTree& tree) {
   const std::shared_ptr<const plan::Profile> profile = parent.selector().profile();
-  if (!config.topology.empty() || profile->source.empty()) return;
-  plan::Profile of_part = plan::profile_of_part(*profile, parent.tree(), part.tree());
+  if (!config.topology.empty() || profile->source.empty()) return {};
+  return plan::profile_of_part(*profile, parent.tree(), tree);
+}
+
+}  // namespace
+
+void hand_down(Communicator& parent, const Config& config, const std::vector<uint32_t>& members, Parent& from) {
+  from.profile_for = [&](const plan::LevelTree& tree) { return profile_for(parent, config, tree); };
+  if (!config.topology.empty()) return;
+  if (config.pace) {
+    from.uplinks = parent.uplinks()->of_part(members);
+  } else if (parent.described() != nullptr) {
+    from.described = std::make_shared<const plan::LevelTree>(parent.described()->part(members));
+  }
+}
+
+void inherit_profile(Communicator& parent, const Config& config, Communicator& part) {
+  plan::Profile of_part = profile_for(parent, config, part.tree());
+  if (of_part.source.empty()) return;
   of_part.source += ", of the communicator that this one comes from";
   of_part.host_level = part.selector().profile()->host_level;
   part.selector().set_profile(of_part);
@@ -139,25 +176,25 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
   MOECCL_TRY(all_gather_bytes(parent, &offer, sizeof(offer), offers.data()));
   if (members.empty()) return std::unique_ptr<Communicator>();
   const auto at = std::find(members.begin(), members.end(), parent.rank());
-  std::shared_ptr<const SharedUplinks> uplinks;
-  if (config.pace && config.topology.empty()) uplinks = parent.uplinks()->of_part(members);
+  Parent from;
+  hand_down(parent, config, members, from);
   const Offer& chosen = offers[members[0]];
   if (chosen.code != 0) {
     return error(members[0] == parent.rank() ? static_cast<Code>(chosen.code) : moecclRemoteError,
                  "rank {}, the first of the part, cannot make its meeting point: {}", members[0],
                  std::string_view(chosen.why, strnlen(chosen.why, sizeof(chosen.why))));
   }
-  Parent from;
-  from.uplinks = std::move(uplinks);
   from.still_wanted = [&] { return still_wanted(parent); };
-  from.others_alive = [&] { return members_alive(parent, members); };
+  Members those(parent, members);
+  from.others_alive = [&] { return those.can_come(); };
   auto made = Communicator::init(chosen.id, static_cast<int>(members.size()), static_cast<int>(at - members.begin()),
                                  config, from);
   if (!made.ok() && made.status().code() == moecclRemoteError) {
     // The part has new rank numbers. If the parent knows which rank is gone, report its number there.
     const Deadline deadline = Deadline::after_ms(kSeeMs);
     do {
-      MOECCL_TRY(members_alive(parent, members));
+      MOECCL_TRY(still_wanted(parent));  // this rank may have revoked the parent, and another heard of it first
+      MOECCL_TRY(those.alive());
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     } while (!deadline.passed());
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "src/comm/communicator.h"
 
@@ -15,6 +16,9 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
 Status still_wanted(Communicator& parent);
 // Returns the configuration for a communicator that is made from `parent`. If `given` is null, it is inherited.
 Result<Config> config_of_part(Communicator& parent, const moecclConfig_t* given);
+// Gives the part of these members of `parent`, in this order, what it takes over: their places in the parent's topology
+// unless `config` has another one, and the measurements of the lines that its data crosses. Refers to all arguments.
+void hand_down(Communicator& parent, const Config& config, const std::vector<uint32_t>& members, Parent& from);
 // The measurements of the parent's links also hold for those of the part.
 void inherit_profile(Communicator& parent, const Config& config, Communicator& part);
 

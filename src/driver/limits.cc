@@ -15,11 +15,9 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
-#include <sstream>
+#include <optional>
 
 #include "src/driver/affinity.h"
 #include "src/driver/sysfs.h"
@@ -36,17 +34,6 @@ std::string chosen(const std::string& text) {
   return open == std::string::npos || close == std::string::npos || close < open
              ? ""
              : text.substr(open + 1, close - open - 1);
-}
-
-// Returns an entry such as "MemTotal:  15427688 kB" in bytes. Counts without a unit are returned as they are.
-uint64_t entry(const std::string& meminfo, const char* name) {
-  std::istringstream lines(meminfo);
-  for (std::string line; std::getline(lines, line);) {
-    if (!line.starts_with(name)) continue;
-    const uint64_t value = std::strtoull(line.c_str() + std::strlen(name) + 1, nullptr, 10);
-    return line.ends_with("kB") ? value << 10 : value;
-  }
-  return 0;
 }
 
 // The memory that the two children share with this process. Between fork() and _exit() they make only system calls,
@@ -118,59 +105,6 @@ Status try_cma() {
   return status;
 }
 
-constexpr const char* kGroups = "sys/fs/cgroup";
-
-struct GroupFiles {
-  const char *controller, *folder, *limit, *used, *files;  // `files` begins the names in memory.stat
-};
-constexpr GroupFiles kVersion1 = {"memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                  "total_"};
-constexpr GroupFiles kVersion2 = {"", kGroups, "memory.max", "memory.current", ""};
-
-// Returns the folders below `top` of the control groups around this process, its own first: each of them may have a
-// limit. `controller` is "" in version 2, which has one hierarchy for all.
-std::vector<std::string> group_folders(const Sysfs& files, const std::string& controller, const std::string& top) {
-  std::string group;
-  std::istringstream lines(files.read("proc/self/cgroup"));
-  // "4:cpu,cpuacct:/job/step" in version 1, "0::/job/step" in version 2; both may be there.
-  for (std::string line; std::getline(lines, line);) {
-    const size_t first = line.find(':') + 1, end = line.find(':', first);
-    if (end == std::string::npos) continue;
-    const std::string list = format(",{},", line.substr(first, end - first));
-    if (list.find(format(",{},", controller)) != std::string::npos) group = line.substr(end + 1);
-  }
-  // In a container, the top may show the process's own group, while these folders are those of the host.
-  std::vector<std::string> folders;
-  for (group = group == "/" ? "" : group; !group.empty(); group.resize(std::min(group.size() - 1, group.rfind('/'))))
-    folders.push_back(top + group);
-  folders.push_back(top);
-  return folders;
-}
-
-Status group_has(uint64_t bytes, const Sysfs& files, const GroupFiles& names, const std::string& folder) {
-  const std::string limit_file = format("{}/{}", folder, names.limit);
-  const int64_t limit = files.number(limit_file, -1), used = files.number(format("{}/{}", folder, names.used), -1);
-  if (limit < 0 || used < 0) return {};  // not there, or "max"
-  const auto fits = [&](int64_t room) { return room >= 0 && static_cast<uint64_t>(room) >= bytes; };
-  if (fits(limit - used)) return {};
-  const std::string stat = files.read(folder + "/memory.stat");
-  uint64_t free = 0;
-  for (const char* kind : {"active_file", "inactive_file", "slab_reclaimable"})
-    free += entry(stat, format("{}{}", names.files, kind).c_str());
-  const int64_t swap_left = files.number(folder + "/memory.swap.max", std::numeric_limits<int64_t>::max()) -
-                            files.number(folder + "/memory.swap.current", 0);
-  free +=
-      std::min(entry(files.read("proc/meminfo"), "SwapFree:"), static_cast<uint64_t>(std::max<int64_t>(swap_left, 0)));
-  const int64_t left = limit - used + static_cast<int64_t>(free);
-  if (fits(left)) return {};
-  return error(
-      moecclOutOfMemory,
-      "{} bytes of memory: this process's control group may use {} bytes (/{}) and has {} left: raise its limit "
-      "(docker -m, Kubernetes' limits.memory, srun --mem), or use less; MOECCL_STAGING_BYTES lowers what each "
-      "communicator holds",
-      bytes, limit, limit_file, std::max<int64_t>(left, 0));
-}
-
 // The kernel looks for this capability in the first user namespace only, which maps all users to themselves.
 bool locks_without_limit(const Sysfs& files) {
   constexpr int kIpcLock = 14;  // CAP_IPC_LOCK
@@ -182,42 +116,18 @@ bool locks_without_limit(const Sysfs& files) {
 
 }  // namespace
 
-uint32_t cpu_quota(const std::string& root) {
+uint64_t lockable_left(const std::string& root) {
   const Sysfs files(root.empty() ? "/" : root);
-  long long least = 0;
-  const auto take = [&least](long long quota_us, long long period_us) {
-    if (quota_us <= 0 || period_us <= 0) return;
-    const long long cpus = std::clamp<long long>(quota_us / period_us, 1, UINT32_MAX);
-    least = least == 0 ? cpus : std::min(least, cpus);
-  };
-  for (const std::string& folder : group_folders(files, "", kGroups)) {
-    long long quota_us = 0, period_us = 0;
-    // "max 100000" does not match.
-    if (std::sscanf(files.read(folder + "/cpu.max").c_str(), "%lld %lld", &quota_us, &period_us) == 2)
-      take(quota_us, period_us);
-  }
-  for (const std::string& folder : group_folders(files, "cpu", "sys/fs/cgroup/cpu"))
-    take(files.number(folder + "/cpu.cfs_quota_us", -1), files.number(folder + "/cpu.cfs_period_us", 0));
-  return static_cast<uint32_t>(least);
+  rlimit limit = {};
+  if (!files.exists("dev/infiniband") || locks_without_limit(files) || getrlimit(RLIMIT_MEMLOCK, &limit) != 0)
+    return kUnlimited;
+  const uint64_t most = limit_of(limit.rlim_cur), pinned = entry(files.read("proc/self/status"), "VmPin:");
+  return most == kUnlimited ? most : most - std::min(most, pinned);
 }
 
-Status control_groups_have(uint64_t bytes, const std::string& root) {
-  const Sysfs files(root.empty() ? "/" : root);
-  for (const GroupFiles& names : {kVersion1, kVersion2})
-    for (const std::string& folder : group_folders(files, names.controller, names.folder))
-      MOECCL_TRY(group_has(bytes, files, names, folder));
-  return {};
-}
-
-Status host_has(uint64_t bytes, const std::string& root) {
-  const std::string meminfo = Sysfs(root.empty() ? "/" : root).read("proc/meminfo");
-  const uint64_t available = entry(meminfo, "MemAvailable:"), swap = entry(meminfo, "SwapFree:");
-  if (available == 0 || available + swap >= bytes) return {};
-  return error(
-      moecclOutOfMemory,
-      "{} bytes of memory: the host has {} available, and {} of swap: use less (MOECCL_STAGING_BYTES lowers what "
-      "each communicator holds), or start fewer ranks here",
-      bytes, available, swap);
+uint64_t file_bytes_limit() {
+  rlimit limit = {};
+  return getrlimit(RLIMIT_FSIZE, &limit) == 0 ? limit_of(limit.rlim_cur) : kUnlimited;
 }
 
 void raise_file_limit() {
@@ -237,13 +147,7 @@ HostLimits host_limits(const std::string& root) {
   if (const std::optional<Affinity> own = Affinity::of_this_thread(); own.has_value()) l.n_usable_cpus = own->count();
   const std::string meminfo = files.read("proc/meminfo");
   l.memory_bytes = entry(meminfo, "MemTotal:");
-  for (const GroupFiles& names : {kVersion1, kVersion2})
-    for (const std::string& folder : group_folders(files, names.controller, names.folder)) {
-      const int64_t bytes = files.number(format("{}/{}", folder, names.limit), -1);
-      // Version 1 expresses "no limit" as a number near 2^63.
-      if (bytes > 0 && bytes < int64_t{1} << 60)
-        l.cgroup_bytes = std::min(l.cgroup_bytes, static_cast<uint64_t>(bytes));
-    }
+  l.cgroup_bytes = memory_limit(root);
   struct statvfs shm = {};
   if (statvfs((root + "/dev/shm").c_str(), &shm) == 0) {
     l.has_shm = true;

@@ -7,12 +7,11 @@
 #include <string>
 
 #include "src/base/status.h"
+#include "src/driver/limits/control_groups.h"
 #include "src/driver/memory.h"
 #include "src/driver/mps.h"
 
 namespace moeccl::driver {
-
-inline constexpr uint64_t kUnlimited = ~uint64_t{0};
 
 struct HostLimits {
   std::string kernel;  // "6.1.0-13-amd64"
@@ -41,15 +40,11 @@ struct HostLimits {
 
 // `root` is put in front of /proc, /sys and /dev in tests. The limits of the process are always its own.
 HostLimits host_limits(const std::string& root = "");
-// Returns how many processors' worth of time this process's control groups may use (docker --cpus, Kubernetes' limits),
-// rounded down, but at least 1; 0: no limit. A group that spins on more processors is stopped for the rest of each
-// period.
-uint32_t cpu_quota(const std::string& root = "");
-// OutOfMemory, with the limit, if the control groups of this process (docker -m, Kubernetes' limits, Slurm's --mem)
-// have less than `bytes` left. What the kernel can drop or swap out counts as free.
-Status control_groups_have(uint64_t bytes, const std::string& root = "");
-// The same for the host's memory and swap.
-Status host_has(uint64_t bytes, const std::string& root = "");
+// Returns how many bytes this process may still lock for RDMA, which counts a piece of memory once for each device;
+// kUnlimited if nothing limits that, or if the host has no RDMA device.
+uint64_t lockable_left(const std::string& root = "");
+// Returns the size that the files of this process, and its shared segments, may have (ulimit -f).
+uint64_t file_bytes_limit();
 
 // Raises this process's limit of open files to its hard limit, but to at most kMostFiles: connections to many hosts
 // need more than the usual 1024.

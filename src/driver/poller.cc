@@ -39,14 +39,6 @@ Result<std::span<const epoll_event>> Poller::wait(Deadline deadline) {
   }
 }
 
-Result<std::span<const epoll_event>> Poller::look() {
-  for (;;) {
-    const int n = ::epoll_wait(epoll_.get(), ready_.data(), static_cast<int>(ready_.size()), 0);
-    if (n >= 0) return std::span<const epoll_event>(ready_.data(), static_cast<size_t>(n));
-    if (errno != EINTR) return system_error("epoll_wait", errno);
-  }
-}
-
 Result<WakeUp> WakeUp::create() {
   Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!fd) return system_error("eventfd", errno);

@@ -27,7 +27,7 @@ class Poller {
   // Returns the events that are ready by the deadline, or none if it has passed. The span is valid until the next wait.
   Result<std::span<const epoll_event>> wait(Deadline deadline);
   // Returns the events that are ready now.
-  Result<std::span<const epoll_event>> look();
+  Result<std::span<const epoll_event>> look() { return wait({.at_ns = 0}); }
   // Readable while events are pending, for a thread that waits for them without taking them.
   int fd() const { return epoll_.get(); }
 

@@ -3,7 +3,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -14,26 +13,22 @@
 #include <new>
 #include <system_error>
 
+#include "src/base/blocked_signals.h"
 #include "src/driver/affinity.h"
 
 namespace moeccl::driver {
 
 Result<std::thread> start_thread(const char* name, std::function<void()> body) {
-  // Signals are blocked before the thread exists. It inherits the mask, so no signal can reach it in between.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   std::thread thread;
   int failure = 0;
   try {
+    const BlockedSignals blocked;
     thread = std::thread(std::move(body));
   } catch (const std::system_error& e) {
     failure = e.code().value();
   } catch (const std::bad_alloc&) {
     failure = ENOMEM;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (failure != 0) return system_error(format("starting thread {}", name), failure);
   char short_name[16] = {};  // from here on nothing may throw, because an unjoined thread would end the process
   std::strncpy(short_name, name, sizeof(short_name) - 1);

@@ -99,9 +99,11 @@ class Execution final : public AgreedTask {
   uint32_t first_plane(const plan::Step& s, uint32_t chunk) const {
     return packed_ == &s && packed_chunk_ == chunk ? packed_plane_ : 0;
   }
-  // Sends `count` rows to the slot, from row `first` on. `pack` writes them into scratch memory first.
-  template <class Pack>
-  Progress put_rows(const plan::Step& s, uint32_t chunk, uint32_t plane, uint64_t first, uint64_t count, Pack&& pack);
+  // Writes `count` rows of the destination, from row `first` on, by write(base, first row). Where this rank cannot
+  // write to it, `base` is scratch memory, from which the rows are put.
+  template <class Write>
+  Progress write_rows(const plan::Step& s, uint32_t chunk, uint32_t plane, uint64_t first, uint64_t count,
+                      Write&& write);
   // Puts the bytes at `from`. If this blocks, the same step must be repeated.
   Progress put(uint32_t rank, uint64_t offset, const std::byte* from, uint64_t bytes);
   // Returns whether the step may run while sources of its lane's earlier puts are still being read: the memory that it

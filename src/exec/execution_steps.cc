@@ -379,10 +379,15 @@ std::byte* Execution::row_base(const Ref& ref, uint32_t chunk, uint32_t plane) {
   return static_cast<std::byte*>(const_cast<void*>(base));
 }
 
-template <class Pack>
-Progress Execution::put_rows(const Step& s, uint32_t chunk, uint32_t plane, uint64_t first, uint64_t count,
-                             Pack&& pack) {
+template <class Write>
+Progress Execution::write_rows(const Step& s, uint32_t chunk, uint32_t plane, uint64_t first, uint64_t count,
+                               Write&& write) {
   const uint64_t bytes = count * plane_bytes(plane);
+  if (std::byte* const base = row_base(s.dst, chunk, plane); base != nullptr) {
+    write(base, first);
+    account(s.dst.rank, bytes, true);
+    return Progress::kMoved;
+  }
   bool packed = false;
   std::byte* scratch = scratch_for(s, chunk, bytes, &packed);
   if (scratch == nullptr) {
@@ -394,7 +399,7 @@ Progress Execution::put_rows(const Step& s, uint32_t chunk, uint32_t plane, uint
     return Progress::kBlocked;
   }
   packed_plane_ = plane;
-  if (!packed) pack(scratch);
+  if (!packed) write(scratch, 0);
   const uint64_t offset = plane_base(s.dst, chunk, plane) + first * plane_bytes(plane);
   return put(s.dst.rank, half_ + offset, scratch, bytes);
 }
@@ -409,24 +414,18 @@ Progress Execution::gather_rows(const Step& s, uint32_t chunk) {
     args.src_first = block.src_first;
     args.count = block.count;
     args.row_bytes = plane_bytes(plane);
-    args.dst = row_base(s.dst, chunk, plane);
-    args.dst_first = block.dst_first;
-    if (args.dst != nullptr) {
-      fabric().kernels->copy_rows(args);
-      account(s.dst.rank, block.count * args.row_bytes, true);
-      continue;
-    }
-    if (args.src_index == nullptr && n_planes() == 1) {  // as they lie
+    if (row_base(s.dst, chunk, plane) == nullptr && args.src_index == nullptr && n_planes() == 1) {  // as they lie
       const uint64_t offset = plan::slot_base(binding_, *choice_.program, s.dst, chunk) + block.dst_first;
       return put(s.dst.rank, half_ + offset * op_.element_bytes,
                  static_cast<const std::byte*>(args.src) + block.src_first * args.row_bytes,
                  block.count * args.row_bytes);
     }
-    const Progress p = put_rows(s, chunk, plane, block.dst_first, block.count, [&](std::byte* scratch) {
-      args.dst = scratch;
-      args.dst_first = 0;
+    const auto copy_to = [&](std::byte* base, uint64_t first) {
+      args.dst = base;
+      args.dst_first = first;
       fabric().kernels->copy_rows(args);
-    });
+    };
+    const Progress p = write_rows(s, chunk, plane, block.dst_first, block.count, copy_to);
     if (p != Progress::kMoved) return p;
   }
   return Progress::kMoved;
@@ -456,36 +455,28 @@ Progress Execution::scatter_rows(const Step& s, uint32_t chunk) {
 }
 
 Progress Execution::reduce_rows(const Step& s, uint32_t chunk) {
-  Fabric& f = fabric();
   const plan::SumBlock& block = binding_.sums[static_cast<size_t>(s.rows) * binding_.chunking.n_chunks + chunk];
   if (block.count == 0) return Progress::kMoved;
   if (block.src_first != nullptr) return reduce_stretches(s, chunk, block);
   srcs_.resize(s.n_srcs);
   for (uint32_t plane = first_plane(s, chunk); plane < n_planes(); ++plane) {
     for (uint32_t i = 0; i < s.n_srcs; ++i) srcs_[i] = row_base(choice_.program->srcs[s.first_src + i], chunk, plane);
-    const uint64_t bytes = block.count * plane_bytes(plane);
     kernels::ReduceRowsArgs args;
     args.bases = srcs_.data();
     args.offsets = block.offsets;
     args.terms = block.terms;
     args.weights = block.weights;
     args.dst_index = block.dst_index;
-    args.dst_first = block.dst_first;
     args.count = block.count;
     args.row_elements = plane_bytes(plane) / moecclTypeSize(op_.signature.type);
     args.grouped = op_.grouped;
-    args.dst = row_base(s.dst, chunk, plane);
-    args.stream = uses_stream(s.dst, bytes);
-    if (args.dst != nullptr) {
-      f.kernels->reduce_rows[op_.signature.type](args);
-      account(s.dst.rank, bytes, true);
-      continue;
-    }
-    const Progress p = put_rows(s, chunk, plane, block.dst_first, block.count, [&](std::byte* scratch) {
-      args.dst = scratch;
-      args.dst_first = 0;
-      f.kernels->reduce_rows[op_.signature.type](args);
-    });
+    args.stream = uses_stream(s.dst, block.count * plane_bytes(plane));
+    const auto sum_to = [&](std::byte* base, uint64_t first) {
+      args.dst = base;
+      args.dst_first = first;
+      fabric().kernels->reduce_rows[op_.signature.type](args);
+    };
+    const Progress p = write_rows(s, chunk, plane, block.dst_first, block.count, sum_to);
     if (p != Progress::kMoved) return p;
   }
   return Progress::kMoved;
@@ -502,15 +493,10 @@ Progress Execution::reduce_stretches(const Step& s, uint32_t chunk, const plan::
   args.n_srcs = s.n_srcs;
   args.divisor = s.final_reduce ? s.divisor : 0;
   args.stream = uses_stream(s.dst, bytes);
-  const auto sum_into = [&](std::byte* to) {
-    args.dst = to;
+  return write_rows(s, chunk, 0, block.dst_first, block.count, [&](std::byte* base, uint64_t first) {
+    args.dst = base + first * op_.element_bytes;
     fabric().kernels->reduce[op_.signature.type][static_cast<size_t>(op_.reduce)](args);
-  };
-  std::byte* const base = row_base(s.dst, chunk, 0);
-  if (base == nullptr) return put_rows(s, chunk, 0, block.dst_first, block.count, sum_into);
-  sum_into(base + block.dst_first * op_.element_bytes);
-  account(s.dst.rank, bytes, true);
-  return Progress::kMoved;
+  });
 }
 
 }  // namespace moeccl::exec

@@ -49,8 +49,9 @@ struct AgreedFields {
   int32_t padding = 0;
 };
 
-template <size_t N>
-Status compare(const char* function, const char* const (&names)[N], const std::vector<AgreedFields<N>>& all) {
+// An answer has `fields`, one for each name.
+template <size_t N, class Answer>
+Status compare(const char* function, const char* const (&names)[N], const std::vector<Answer>& all) {
   for (uint32_t r = 1; r < all.size(); ++r)
     for (size_t i = 0; i < N; ++i)
       if (all[r].fields[i] != all[0].fields[i])

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "kernels/cuda/args.h"
@@ -12,19 +11,12 @@
 #include "src/base/adopt.h"
 #include "src/base/hash.h"
 #include "src/moe/creation.h"
-#include "src/moe/experts/expert_choice.h"
-#include "src/plan/cost.h"
 #include "src/plan/hardware.h"
-#include "src/plan/printer.h"
 #include "src/solve/domains.h"
 
 namespace moeccl::comm {
 
 namespace {
-
-using Way = algo::ExpertExchange::Way;
-// The first one that applies runs unless the other one gains in price.
-constexpr Way kWays[] = {Way::kDirect, Way::kStaged};
 
 // The stream model's problem for a communicator: its levels, and one rank's bytes per second of each level's uplink.
 struct ModelProblem {
@@ -234,38 +226,36 @@ Status Hybrid::check_buffers(const void* own, const void* held, uint64_t expert_
 }
 
 template <class Exchange>
+std::vector<Way> Hybrid::ways(moecclOp_t kind, algo::ExpertExchange call) const {
+  std::vector<Way> ways;
+  for (const auto way : {algo::ExpertExchange::Way::kDirect, algo::ExpertExchange::Way::kStaged}) {
+    call.way = way;
+    ways.push_back({Exchange::name_of(way), Exchange::applies(kind, way, call.reach, call.deterministic),
+                    [this, call]() -> Result<algo::WholeRows> {
+                      MOECCL_ASSIGN_OR_RETURN(const Exchange exchange, Exchange::make(*domains_, homes_, call));
+                      return whole_blocks(exchange.build_all());
+                    }});
+  }
+  return ways;
+}
+
+template <class Exchange>
 Result<Exchange> Hybrid::choose(moecclOp_t kind, algo::ExpertExchange call, bool cuda, bool decides,
                                 Status* follows) const {
   const Selector& selector = comm_.selector_for(cuda);
-  const std::string& forced = comm_.n_ranks() == 1 ? std::string() : selector.forced(kind);
-  std::vector<Way> ways;
-  std::vector<Selector::Offer> offers;
-  for (const Way way : kWays) {
-    const Status applies = Exchange::applies(kind, way, call.reach, call.deterministic);
-    if (!applies.ok() && forced == Exchange::name_of(way)) *follows = applies;
-    if (!applies.ok()) continue;
-    ways.push_back(way);
-    offers.push_back({Exchange::name_of(way), [this, call, way](const plan::Profile& profile) mutable {
-                        call.way = way;
-                        const Result<Exchange> made = Exchange::make(*domains_, homes_, call);
-                        return made.ok() ? plan::price(made->build_all(), comm_.tree(), profile).total_ns
-                                         : std::numeric_limits<double>::infinity();
-                      }});
-  }
+  const std::string forced = comm_.n_ranks() == 1 ? "" : selector.forced(kind);
+  const auto make = [&](const char* name) {
+    call.way = Exchange::way_of(name);
+    Result<Exchange> made = Exchange::make(*domains_, homes_, call);
+    if (name == forced) *follows = made.status();
+    return made;
+  };
   uint64_t problem = hash_combine(hash(), static_cast<uint64_t>(kind));
   problem = hash_combine(problem, static_cast<uint64_t>(std::bit_width(call.count * call.element_bytes)));
-  const bool obeys = !forced.empty() && follows->ok();
-  const std::string_view first = obeys ? forced.c_str() : selector.cheapest(problem, offers, decides);
-  std::ranges::stable_partition(ways, [&](Way way) { return Exchange::name_of(way) == first; });
-  Status why;
-  for (const Way way : ways) {
-    call.way = way;
-    Result<Exchange> made = Exchange::make(*domains_, homes_, call);
-    if (made.ok()) return made;
-    if (forced == Exchange::name_of(way)) *follows = made.status();
-    if (why.ok()) why = made.status();
-  }
-  return why;
+  const std::vector<Way> all = ways<Exchange>(kind, call);
+  for (const Way& way : all)
+    if (way.name == forced) *follows = way.applies;
+  return make_first(in_order(selector, forced, problem, all, decides), make);
 }
 
 template <class Exchange>
@@ -363,29 +353,13 @@ Status Hybrid::info(moecclHybridInfo_t* out) const {
 template <class Exchange>
 Result<std::string> Hybrid::explain_plan(moecclOp_t kind, uint64_t count, uint32_t element_bytes,
                                          double measured) const {
-  algo::ExpertExchange call = exchange_of(count, element_bytes, false);
+  const algo::ExpertExchange call = exchange_of(count, element_bytes, false);
   Status follows;
   MOECCL_ASSIGN_OR_RETURN(const Exchange chosen, choose<Exchange>(kind, call, false, false, &follows));
-  const std::shared_ptr<const plan::Profile> profile = comm_.selector().profile();
-  std::vector<plan::PlanCandidate> candidates;
-  plan::Plan plan;
-  plan::Cost cost;
-  for (const Way way : kWays) {
-    call.way = way;
-    const Result<Exchange> made = Exchange::make(*domains_, homes_, call);
-    if (!made.ok()) {
-      candidates.push_back({Exchange::name_of(way), 0, made.status().message()});
-      continue;
-    }
-    plan::Plan built = made->build_all();
-    plan::Cost price = plan::price(built, comm_.tree(), *profile);
-    candidates.push_back({built.algorithm, price.total_ns, ""});
-    if (std::string_view(made->name()) != chosen.name()) continue;
-    plan = std::move(built);
-    cost = std::move(price);
-  }
-  const std::string why = why_chosen(comm_.selector(), kind, plan.algorithm, follows, "for these domains");
-  return plan::explain({plan, comm_.tree(), cost, comm_.rank(), why, candidates, measured, comm_.paced()});
+  const WaysPage page = page_of(comm_.selector(), ways<Exchange>(kind, call), chosen.name());
+  const std::string why = why_chosen(comm_.selector(), kind, chosen.name(), follows, "for these domains");
+  return plan::explain(
+      {page.plan, comm_.tree(), page.cost, comm_.rank(), why, page.candidates, measured, comm_.paced()});
 }
 
 Result<std::string> Hybrid::explain(uint64_t expert_bytes) const {

@@ -13,6 +13,7 @@
 #include "src/algo/experts/expert_gather.h"
 #include "src/algo/experts/expert_return.h"
 #include "src/comm/communicator.h"
+#include "src/moe/experts/expert_choice.h"
 
 namespace moeccl::comm {
 
@@ -47,7 +48,10 @@ class Hybrid {
 
  private:
   algo::ExpertExchange exchange_of(uint64_t count, uint32_t element_bytes, bool cuda) const;
-  // Exchange is algo::ExpertGather or ExpertReturn. Returns the plan of the forced way if it runs the call, or else of
+  // Exchange is algo::ExpertGather or ExpertReturn.
+  template <class Exchange>
+  std::vector<Way> ways(moecclOp_t kind, algo::ExpertExchange call) const;
+  // Returns the plan of the forced way if it runs the call, or else of
   // the cheapest. *follows becomes the reason why the forced one does not; decides: as in Selector::cheapest().
   template <class Exchange>
   Result<Exchange> choose(moecclOp_t kind, algo::ExpertExchange call, bool cuda, bool decides, Status* follows) const;

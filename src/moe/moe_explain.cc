@@ -17,20 +17,21 @@ std::string guess_text(float guess) {
   return format("steps took {:.2f} of it{}", std::abs(guess), guess < 0 ? " before, to be tried again" : "");
 }
 
-// Says how much of a long line can be under way at once if an operation's slots take `slot_bytes` on each rank.
-std::string long_line_text(const MoeHost& host, uint64_t slot_bytes) {
+// Says how much of a long line can be under way at once if an operation's slots take `slot_bytes` on each rank. A layer
+// that fits one chunk needs no more, and staging that the line has already is not advised.
+std::string long_line_text(const MoeHost& host, uint32_t n_chunks, uint64_t slot_bytes) {
   const plan::LevelTree& tree = host.tree();
   const plan::LongLine line = plan::long_line(tree, *host.profile());
-  if (line.bytes == 0 || !(host.paced() || !tree.levels[line.level].network.empty())) return "";
+  if (line.bytes == 0) return "";
   uint64_t most = 0;
   const plan::Groups groups(tree.levels[line.level]);
   for (uint32_t g = 0; g < tree.levels[line.level].n_groups; ++g) most = std::max<uint64_t>(most, groups.size(g));
   const double share = 100.0 * static_cast<double>(most * slot_bytes) / static_cast<double>(line.bytes);
-  std::string text = format("long line: level {} holds {} in a round trip", tree.levels[line.level].name,
-                            plan::bytes_text(line.bytes));
-  if (share >= 100) return text + "; the staging has room for that\n";
-  return text + format("; the staging limits it to {:.0f}%: give MOECCL_STAGING_BYTES of {}\n", share,
-                       plan::bytes_text(plan::staging_of_line(line)));
+  const bool staging_limits =
+      share < 100 && n_chunks >= 2 && 4 * host.staging_bytes() < plan::staging_of_line(line);  // both halves, twice
+  return plan::long_line_text(tree, line, staging_limits, share,
+                              share >= 100 ? "the staging has room for that"
+                                           : format("this layer has {:.0f}% of that under way at once", share));
 }
 
 }  // namespace
@@ -103,7 +104,8 @@ Result<std::string> MoeRouting::explain() const {
   text += format("\nchosen: {}, {}{}; {}\n", i.algorithm, why_chosen(),
                  layer_.follows_force().ok() ? "" : "; " + layer_.follows_force().message(),
                  cut(host_chunks_, plan.slots.plan, plan.slots.slot_rows));
-  text += long_line_text(host, algo::moe_staging_bytes(layer_.config().shape, plan.slots.plan, plan.slots.slot_rows));
+  text += long_line_text(host, host_chunks_,
+                         algo::moe_staging_bytes(layer_.config().shape, plan.slots.plan, plan.slots.slot_rows));
   if (device_tables_ != nullptr)
     text += format("on CUDA memory {}\n", cut(kernel_chunks_, plan.on_kernel.shape, plan.kernel_rows));
   text += format("this rank would send {} bytes without dedup (T * k * row)\n", i.logical_bytes);

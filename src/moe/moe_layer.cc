@@ -39,7 +39,7 @@ MoeCandidate::Programs MoeCandidate::build(const MoeConfig& config, const plan::
 
 namespace {
 
-// The fields that an error can name; the hash covers all others.
+// The fields that an error can name, as the layer understands them; the hash covers all fields.
 constexpr const char* kFields[] = {"hidden_bytes",     "type",       "top_k",    "n_experts",        "max_tokens",
                                    "layout",           "align_rows", "capacity", "memory_cap_bytes", "scale_bytes",
                                    "scaled_row_bytes", "trials"};
@@ -55,9 +55,9 @@ LayerAnswer answer_of(const MoeConfig& config, const moecclMoeConfig_t& given, u
   return {config.hash(),
           staging,
           {static_cast<int64_t>(given.hidden_bytes), static_cast<int64_t>(given.type), given.top_k, given.n_experts,
-           static_cast<int64_t>(given.max_tokens), static_cast<int64_t>(given.layout), given.align_rows, given.capacity,
-           static_cast<int64_t>(config.memory_cap), static_cast<int64_t>(config.scale_bytes),
-           static_cast<int64_t>(config.scaled_row_bytes), given.trials}};
+           static_cast<int64_t>(given.max_tokens), static_cast<int64_t>(given.layout), config.shape.align_rows,
+           given.capacity, static_cast<int64_t>(config.memory_cap), static_cast<int64_t>(config.scale_bytes),
+           static_cast<int64_t>(config.scaled_row_bytes), config.trials ? 0 : -1}};
 }
 
 // Checks that what the config told moecclMoeCheck about a communicator is true of this one.
@@ -74,15 +74,10 @@ Status agree_with_communicator(const moecclMoeConfig_t& given, const MoeHost& ho
   return {};
 }
 
-Status compare(const std::vector<LayerAnswer>& all, uint32_t rank) {
+Status agree(const std::vector<LayerAnswer>& all, uint32_t rank) {
+  MOECCL_TRY(compare("moecclMoeCreate", kFields, all));
   for (uint32_t r = 0; r < all.size(); ++r) {
     if (all[r].hash == all[0].hash && all[r].staging == all[0].staging) continue;
-    for (size_t i = 0; i < std::size(kFields); ++i) {
-      if (all[r].fields[i] == all[0].fields[i]) continue;
-      return error(moecclMismatch,
-                   "ranks disagree on the config's {} in moecclMoeCreate: rank 0 gives {}, rank {} gives {}",
-                   kFields[i], all[0].fields[i], r, all[r].fields[i]);
-    }
     return error(moecclMismatch, "rank {} and rank 0 give different {} to moecclMoeCreate (this is rank {}): {}", r,
                  all[r].hash != all[0].hash ? "expert placements or algorithms" : "staging sizes", rank,
                  all[r].hash != all[0].hash ? "give equal expert_rank and algorithm, and force alike (moecclPlanForce)"
@@ -131,7 +126,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMo
   if (own.ok()) mine = answer_of(*config, *full, host.staging_bytes());
   mine.code = own.code();
   MOECCL_ASSIGN_OR_RETURN(const auto all, answers_of(host, mine, own, "could not create the layer"));
-  MOECCL_TRY(compare(all, host.rank()));
+  MOECCL_TRY(agree(all, host.rank()));
   std::unique_ptr<MoeLayer> layer(new MoeLayer(host, std::move(*config)));
   layer->follows_force_ = std::move(follows);
   const exec::PersistentKernel* kernel = host.kernel();

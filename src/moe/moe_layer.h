@@ -262,8 +262,7 @@ class MoeRouting {
   std::vector<float> guesses_;            // by candidate, see Race
   MoeStep step_;                          // of the last update
   size_t chosen_ = 0;
-  uint64_t number_ = 0;             // MoeHost::next_number() of the last update
-  std::optional<size_t> prepared_;  // the candidate that writer_ is prepared for
+  uint64_t number_ = 0;  // MoeHost::next_number() of the last update
   algo::RecordWriter writer_;
   std::vector<uint32_t> received_;  // records of all ranks
   std::vector<size_t> received_bytes_;

@@ -273,11 +273,7 @@ Status MoeRouting::keep_captured(std::span<const Hello> hellos) {
 
 Status MoeRouting::write_records() {
   if (engine_ != nullptr) return cuda_->write(*engine_, chosen_, own_, writer_);
-  if (prepared_ != chosen_) {
-    writer_.prepare(layer_.candidates()[chosen_]->paths, layer_.placement(), layer_.host().rank());
-    prepared_ = chosen_;
-  }
-  writer_.write(layer_.placement(), own_);
+  writer_.write(layer_.candidates()[chosen_]->ways, layer_.placement(), own_);
   return {};
 }
 

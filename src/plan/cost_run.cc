@@ -34,8 +34,7 @@ CostRun::CostRun(const Plan& plan, std::span<const Binding> bindings, const Leve
       runs_on_(bindings[0].counts != nullptr) {
   const uint32_t n = tree.n_ranks;
   for (uint32_t l = 0; l < tree.depth(); ++l) {
-    const bool known = l < profile.links.size() && (profile.links[l].alpha_ns > 0 || profile.links[l].bytes_per_ns > 0);
-    links_.push_back(known ? profile.links[l] : tree.levels[l].link);
+    links_.push_back(link_of(tree, profile, l));
     egress_.emplace_back(tree.levels[l].n_groups, 0.0);
     ingress_.emplace_back(tree.levels[l].n_groups, 0.0);
     used_.emplace_back(tree.levels[l].n_groups, 0.0);

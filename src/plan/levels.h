@@ -61,6 +61,10 @@ inline constexpr uint32_t kMaxRanks = 1u << 20;  // bounds what a topology text 
 struct LevelTree {
   uint32_t n_ranks = 0;
   std::vector<Level> levels;  // never empty; each refines the one before; in the last one every rank is a group
+  // Links of the outermost levels, up to this many, join hosts: data crosses them by puts, and a sender waits for round
+  // trips. Links of the others are within hosts, whose ranks read each other's memory. By default all levels count, as
+  // where links are paced. Other trees that are made from this one do not keep it.
+  uint32_t n_far_levels = ~0u;
 
   uint32_t depth() const { return static_cast<uint32_t>(levels.size()); }
   // Returns the outermost level at which a and b are in different groups, or depth() if a == b.

@@ -203,18 +203,16 @@ std::string long_line_text(const Explanation& e) {
   const Shape& s = e.plan.shape;
   const uint32_t l = s.long_line.level;
   if (s.long_line.bytes == 0 || facts(s.op).private_sizes || l >= e.cost.busiest_ns.size()) return "";
-  const std::string text =
-      format("long line: level {} holds {} in a round trip; ", e.tree.levels[l].name, bytes_text(s.long_line.bytes));
   const double busy = 100 * e.cost.busiest_ns[l] / e.cost.total_ns;
   double used = 0;
   for (const Program& p : e.plan.programs) {
     const double slots = p.n_slots + static_cast<double>(p.n_part_slots) / p.slot_parts;
     used = static_cast<double>(e.plan.chunking.chunk * s.element_bytes) * slots * p.depth;
   }
-  const uint64_t wanted = staging_of_line(s.long_line);
-  if (e.plan.chunking.n_chunks < 2 || 2 * used <= static_cast<double>(s.staging_bytes) || 2 * s.staging_bytes >= wanted)
-    return text + format("this plan keeps it busy for {:.0f}% of the time\n", busy);
-  return text + format("the staging limits it to {:.0f}%: give MOECCL_STAGING_BYTES of {}\n", busy, bytes_text(wanted));
+  const bool staging_limits = e.plan.chunking.n_chunks >= 2 && 2 * used > static_cast<double>(s.staging_bytes) &&
+                              2 * s.staging_bytes < staging_of_line(s.long_line);
+  return long_line_text(e.tree, s.long_line, staging_limits, busy,
+                        format("this plan keeps it busy for {:.0f}% of the time", busy));
 }
 
 std::string reach_text(const Shape& shape) {

@@ -82,9 +82,12 @@ void Profile::forget_links_within_hosts(const LevelTree& tree) {
 }
 
 const LinkCost& link_of(const LevelTree& tree, const Profile& profile, uint32_t level) {
-  const bool measured =
-      level < profile.links.size() && (profile.links[level].bytes_per_ns > 0 || profile.links[level].alpha_ns > 0);
-  return measured ? profile.links[level] : tree.levels[level].link;
+  const LinkCost& stated = tree.levels[level].link;
+  if (level >= profile.links.size()) return stated;
+  // A latency alone does not replace a bandwidth: 0 would be priced as no time.
+  const LinkCost& measured = profile.links[level];
+  const bool counts = measured.bytes_per_ns > 0 || (measured.alpha_ns > 0 && stated.bytes_per_ns <= 0);
+  return counts ? measured : stated;
 }
 
 double ranks_per_host(const LevelTree& tree, const Profile& profile) {

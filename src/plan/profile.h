@@ -120,7 +120,8 @@ struct Profile {
 
 uint8_t reach_bits(bool staging, bool views, bool reads);
 
-// Returns a level's link: as measured, or else the tree's.
+// Returns a level's link: as measured, or else the tree's. A measured latency without a bandwidth counts only where the
+// tree has no bandwidth either.
 const LinkCost& link_of(const LevelTree& tree, const Profile& profile, uint32_t level);
 
 // Returns the average. A host level that the tree does not have means one host.

@@ -98,27 +98,26 @@ Status OwnChoices::assign(const MoeShape& shape, const Placement& placement, con
 }
 
 RowWays::RowWays(const Paths& paths, const LevelTree& tree, const Placement& placement, uint32_t rank)
-    : dedup(paths.algorithm().dedup()) {
+    : Ways(paths, placement, rank), dedup(paths.algorithm().dedup()) {
   std::vector<uint32_t> first_group;  // of each level
   for (const plan::Level& level : tree.levels) {
     first_group.push_back(n_groups);
     n_groups += level.n_groups;
   }
   for (uint32_t x = 0; x < paths.n_ranks(); ++x) {
-    for (uint32_t at = rank; placement.n_local(x) > 0 && at != x; at = to.back()) {
-      to.push_back(paths.next(at, x));
-      const uint32_t level = tree.level_between(at, to.back());
-      group.push_back(first_group[level] + tree.levels[level].group_of_rank[to.back()]);
+    uint32_t at = rank;
+    for (const uint32_t next : to(x)) {
+      const uint32_t level = tree.level_between(at, next);
+      group.push_back(first_group[level] + tree.levels[level].group_of_rank[next]);
+      at = next;
     }
-    first.push_back(static_cast<uint32_t>(to.size()));
   }
 }
 
 RowWays RowWays::shared_by_rank() const {
   RowWays ways = *this;
   ways.dedup = true;
-  for (uint32_t x = 0; x + 1 < first.size(); ++x)
-    std::fill(ways.to.begin() + first[x], ways.to.begin() + first[x + 1], x);
+  for (uint32_t x = 0; x < n_ranks(); ++x) std::fill(ways.hop.begin() + first[x], ways.hop.begin() + first[x + 1], x);
   return ways;
 }
 
@@ -127,10 +126,10 @@ RowWays RowWays::into_experts(const Placement& placement, bool expert_major) {
   ways.dedup = !expert_major;
   ways.n_groups = 1;
   for (uint32_t x = 0; x < placement.n_ranks; ++x) {
-    if (placement.n_local(x) > 0) ways.to.push_back(x);
-    ways.first.push_back(static_cast<uint32_t>(ways.to.size()));
+    if (placement.n_local(x) > 0) ways.hop.push_back(x);
+    ways.first.push_back(static_cast<uint32_t>(ways.hop.size()));
   }
-  ways.group.assign(ways.to.size(), 0);
+  ways.group.assign(ways.hop.size(), 0);
   return ways;
 }
 
@@ -157,7 +156,7 @@ std::vector<uint32_t> rows_to_groups(const RowWays& ways, const Placement& place
       const uint32_t end = ways.first[owner + 1];
       // Choices are in canonical order, so a row that already travels is on the way of the previous choice (Eq. 7).
       const uint32_t begin = at;
-      for (; at < end && before < before_end && ways.to[at] == ways.to[before]; ++at) ++before;
+      for (; at < end && before < before_end && ways.hop[at] == ways.hop[before]; ++at) ++before;
       for (; at < end; ++at) ++to_group[ways.group[at]];
       if (ways.dedup) before = begin, before_end = end;
     }
@@ -193,28 +192,6 @@ size_t message_words(size_t records, size_t choices, size_t weights) {
   return records == 0 ? 0 : layout_of(records, choices, weights).end;
 }
 
-void RecordWriter::prepare(const Paths& paths, const Placement& placement, uint32_t rank) {
-  rank_ = rank;
-  ways_ = Ways(paths, placement, rank);
-}
-
-void RecordWriter::count(const Placement& placement, const OwnChoices& own) {
-  cursors_.assign(ways_.n_ranks(), {});
-  size_t i = 0;
-  for (uint32_t t = 0; t < own.n_tokens; ++t) {
-    for (uint32_t k = 0; k < own.n_experts[t]; ++k, ++i) {
-      const uint32_t owner = placement.owner[own.expert[i]];
-      for (const uint32_t to : ways_.to(owner)) {
-        Cursor& c = cursors_[to];
-        ++c.choices;
-        c.records += c.last_token != t;
-        c.last_token = t;
-      }
-      if (own.weighted && owner != rank_) ++cursors_[owner].weights;
-    }
-  }
-}
-
 void RecordWriter::group_by_owner(const Placement& placement, const OwnChoices& own) {
   owner_first_.assign(size_t{placement.n_ranks} + 1, 0);
   for (const uint16_t e : own.expert) ++owner_first_[placement.owner[e] + 1];
@@ -232,14 +209,13 @@ void RecordWriter::adopt(const Placement& placement, const OwnChoices& own, std:
   group_by_owner(placement, own);
 }
 
-void RecordWriter::lay_out(bool weighted) {
+void RecordWriter::lay_out() {
   size_t total = 0;
   bytes_.assign(cursors_.size(), 0);
   for (size_t p = 0; p < cursors_.size(); ++p) {
-    const Cursor& c = cursors_[p];
-    if (c.records == 0) continue;
-    bytes_[p] = layout_of(c.records, c.choices, weighted ? c.weights : 0).end * sizeof(uint32_t);
-    total += bytes_[p] / sizeof(uint32_t);
+    const size_t words = message_words(cursors_[p].records, cursors_[p].choices, cursors_[p].weights);
+    bytes_[p] = words * sizeof(uint32_t);
+    total += words;
   }
   words_.assign(total, 0);
   uint32_t* at = words_.data();
@@ -257,27 +233,37 @@ void RecordWriter::lay_out(bool weighted) {
   }
 }
 
-void RecordWriter::write(const Placement& placement, const OwnChoices& own) {
-  count(placement, own);
-  lay_out(own.weighted);
-  group_by_owner(placement, own);
-  size_t i = 0;
-  for (uint32_t t = 0; t < own.n_tokens; ++t) {
-    for (uint32_t k = 0; k < own.n_experts[t]; ++k, ++i) {
-      const uint32_t owner = placement.owner[own.expert[i]];
-      for (const uint32_t to : ways_.to(owner)) {
-        Cursor& c = cursors_[to];
-        if (c.last_token != t) {
-          *c.token++ = t;
-          ++c.n_experts;
-          c.last_token = t;
-        }
-        ++c.n_experts[-1];
-        *c.expert++ = own.expert[i];
+void RecordWriter::write(const Ways& ways, const Placement& placement, const OwnChoices& own) {
+  // Calls pass(cursor, token, choice, weighed) for each rank on the way of each choice, in the order of the records.
+  const auto for_each_pass = [&](auto&& pass) {
+    size_t i = 0;
+    for (uint32_t t = 0; t < own.n_tokens; ++t) {
+      for (uint32_t k = 0; k < own.n_experts[t]; ++k, ++i) {
+        const uint32_t owner = placement.owner[own.expert[i]];
+        for (const uint32_t to : ways.to(owner)) pass(cursors_[to], t, i, own.weighted && to == owner);
       }
-      if (own.weighted && owner != rank_) *cursors_[owner].weight++ = own.weight[i];
     }
-  }
+  };
+  cursors_.assign(ways.n_ranks(), {});
+  for_each_pass([](Cursor& c, uint32_t t, size_t, bool weighed) {
+    ++c.choices;
+    c.weights += weighed;
+    c.records += c.last_token != t;
+    c.last_token = t;
+  });
+  lay_out();
+  group_by_owner(placement, own);
+  // Without branches, because neighbouring choices go anywhere.
+  for_each_pass([&](Cursor& c, uint32_t t, size_t i, bool weighed) {
+    const bool fresh = c.last_token != t;
+    c.last_token = t;
+    c.token += fresh;
+    c.token[-1] = t;
+    c.n_experts += fresh;
+    ++c.n_experts[-1];
+    *c.expert++ = own.expert[i];
+    if (weighed) *c.weight++ = own.weight[i];
+  });
 }
 
 Result<RecordView> read_records(const uint32_t* words, size_t bytes, bool weighted) {

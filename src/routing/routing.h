@@ -63,8 +63,8 @@ struct LevelCount {
   uint64_t peak = 0;   // to the group that gets the most: max(p) of Eq. 2, 4 and 5
   uint64_t reach = 0;  // groups that get any rows
 };
-// The hops of `rank`'s rows to each rank with experts (others: none). Groups are numbered through all levels.
-struct RowWays {
+// The ways of `rank`'s rows with the groups that their hops enter. Groups are numbered through all levels.
+struct RowWays : Ways {
   RowWays(const Paths& paths, const plan::LevelTree& tree, const Placement& placement, uint32_t rank);
   // Returns the ways on which the choices of one rank share a row, and choices of several ranks share none: what flat
   // and 2dh return in layout Rows.
@@ -74,8 +74,7 @@ struct RowWays {
   static RowWays into_experts(const Placement& placement, bool expert_major);
   bool dedup = false;
   uint32_t n_groups = 0;
-  std::vector<uint32_t> first{0};   // [n_ranks + 1] in `to` and `group`
-  std::vector<uint32_t> to, group;  // of each hop: the rank, and its group on the level that the hop crosses
+  std::vector<uint32_t> group;  // of each hop: the rank's group on the level that the hop crosses
 
  private:
   RowWays() = default;
@@ -107,10 +106,8 @@ struct RecordView {
 
 class RecordWriter {
  public:
-  // Finds the ways of `rank`'s tokens. Call it again when the algorithm changes.
-  void prepare(const Paths& paths, const Placement& placement, uint32_t rank);
-  // Fills words() and bytes(); reuses memory.
-  void write(const Placement& placement, const OwnChoices& own);
+  // Fills words() and bytes(); reuses memory. `ways` are those of the rank whose choices these are.
+  void write(const Ways& ways, const Placement& placement, const OwnChoices& own);
   // Does the same with messages written elsewhere. `words` holds them in rank order, with bytes[n_ranks] each.
   void adopt(const Placement& placement, const OwnChoices& own, std::span<const uint32_t> words,
              std::span<const size_t> bytes);
@@ -131,12 +128,9 @@ class RecordWriter {
     uint16_t* expert = nullptr;
     float* weight = nullptr;
   };
-  void count(const Placement& placement, const OwnChoices& own);
-  void lay_out(bool weighted);
+  void lay_out();
   void group_by_owner(const Placement& placement, const OwnChoices& own);
 
-  uint32_t rank_ = 0;
-  Ways ways_;
   std::vector<Cursor> cursors_;
   std::vector<uint32_t> words_;
   std::vector<size_t> bytes_;

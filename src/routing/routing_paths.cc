@@ -127,18 +127,11 @@ bool Paths::edge(uint32_t from, uint32_t to) const {
   return serves_[level][group] && ranks_[level].counterpart(from, group) == to;
 }
 
-std::vector<uint32_t> Paths::incoming(uint32_t rank) const {
+std::vector<uint32_t> Paths::peers(uint32_t rank, bool incoming) const {
   std::vector<uint32_t> peers;
   for (uint32_t p = 0; p < n_ranks(); ++p)
-    if (edge(p, rank)) peers.push_back(p);
-  std::stable_sort(peers.begin(), peers.end(), [&](uint32_t a, uint32_t b) { return hop(a, rank) < hop(b, rank); });
-  return peers;
-}
-
-std::vector<uint32_t> Paths::outgoing(uint32_t rank) const {
-  std::vector<uint32_t> peers;
-  for (uint32_t p = 0; p < n_ranks(); ++p)
-    if (edge(rank, p)) peers.push_back(p);
+    if (incoming ? edge(p, rank) : edge(rank, p)) peers.push_back(p);
+  // A pair has the same hop both ways.
   std::stable_sort(peers.begin(), peers.end(), [&](uint32_t a, uint32_t b) { return hop(rank, a) < hop(rank, b); });
   return peers;
 }
@@ -148,19 +141,19 @@ void Paths::append_origins(uint32_t from, uint32_t to, std::vector<uint32_t>& or
   origins.push_back(from);
   const uint32_t h = hop(from, to);
   if (h == 0) return;
-  for (const uint32_t before : incoming(from))
+  for (const uint32_t before : peers(from, true))
     if (hop(before, from) < h) append_origins(before, from, origins);
 }
 
 RankEdges Paths::edges(uint32_t rank) const {
   RankEdges result;
-  for (const uint32_t p : incoming(rank)) {
+  for (const uint32_t p : peers(rank, true)) {
     const uint32_t h = hop(p, rank);
     uint32_t place = 0;
     for (uint32_t to = 0; to < rank; ++to) place += edge(p, to) && hop(p, to) == h;
     append_origins(p, rank, result.in.emplace_back(Edge{p, h, place, {}}).origins);
   }
-  for (const uint32_t p : outgoing(rank)) {
+  for (const uint32_t p : peers(rank, false)) {
     const uint32_t h = hop(rank, p);
     uint32_t place = 0;
     for (uint32_t from = 0; from < rank; ++from) place += edge(from, p) && hop(from, p) == h;
@@ -171,8 +164,8 @@ RankEdges Paths::edges(uint32_t rank) const {
 
 Ways::Ways(const Paths& paths, const Placement& placement, uint32_t from) {
   for (uint32_t x = 0; x < paths.n_ranks(); ++x) {
-    for (uint32_t at = from; at != x && placement.n_local(x) > 0;) hop_.push_back(at = paths.next(at, x));
-    first_.push_back(static_cast<uint32_t>(hop_.size()));
+    for (uint32_t at = from; at != x && placement.n_local(x) > 0;) hop.push_back(at = paths.next(at, x));
+    first.push_back(static_cast<uint32_t>(hop.size()));
   }
 }
 

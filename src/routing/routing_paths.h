@@ -129,8 +129,8 @@ class Paths {
   uint64_t domains_hash() const { return domains_hash_; }
 
  private:
-  std::vector<uint32_t> incoming(uint32_t rank) const;
-  std::vector<uint32_t> outgoing(uint32_t rank) const;
+  // Returns the peers of `rank` on one side, by (hop, peer).
+  std::vector<uint32_t> peers(uint32_t rank, bool incoming) const;
   void append_origins(uint32_t from, uint32_t to, std::vector<uint32_t>& origins) const;
   // Defined in routing_degrees.cc: these find max_in_, max_out_, max_edges_, widths_, and relays_ of k2dh.
   struct Degrees {
@@ -156,17 +156,15 @@ class Paths {
 };
 
 // The ranks after `from` on the way to each rank that owns experts; the owner comes last.
-class Ways {
- public:
+struct Ways {
   Ways() = default;
   Ways(const Paths& paths, const Placement& placement, uint32_t from);
   std::span<const uint32_t> to(uint32_t rank) const {
-    return {hop_.data() + first_[rank], first_[rank + 1] - first_[rank]};
+    return {hop.data() + first[rank], first[rank + 1] - first[rank]};
   }
-  uint32_t n_ranks() const { return static_cast<uint32_t>(first_.size() - 1); }
+  uint32_t n_ranks() const { return static_cast<uint32_t>(first.size() - 1); }
 
- private:
-  std::vector<uint32_t> first_{0}, hop_;
+  std::vector<uint32_t> first{0}, hop;  // first: [n_ranks + 1] in `hop`
 };
 
 // The order in which sums are formed, equal for all algorithms: experts by (outermost group, ..., rank, expert). A

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/world/config.h"
 
+#include <algorithm>
+#include <bit>
+
 #include "src/base/adopt.h"
 #include "src/base/env.h"
 #include "src/base/shim_requests.h"
@@ -61,6 +64,24 @@ Result<uint64_t> Config::staging_of(uint64_t given) {
   if (bytes == 0 || (bytes >= kLeastStaging && bytes <= kMostStaging)) return bytes;
   return error(moecclInvalidArgument, "staging_bytes is {}: give between {} and {}", bytes, kLeastStaging,
                kMostStaging);
+}
+
+Config::Around Config::Around::of(const plan::LevelTree& tree, const plan::Profile& profile) {
+  const uint32_t n_far = std::min(tree.n_far_levels, tree.depth());
+  Around around{1, tree.n_ranks, plan::long_line(tree, profile)};
+  if (n_far == 0) return around;
+  const plan::Groups hosts(tree.levels[n_far - 1]);
+  around.n_hosts = tree.levels[n_far - 1].n_groups;
+  around.most_on_host = 0;
+  for (uint32_t h = 0; h < around.n_hosts; ++h) around.most_on_host = std::max(around.most_on_host, hosts.size(h));
+  return around;
+}
+
+uint64_t Config::staging_on(uint64_t staging, const Around& around) {
+  if (staging > 0) return staging;
+  const uint64_t usual = std::max<uint64_t>(16, around.n_hosts) << 20;
+  const uint64_t wanted = plan::staging_for(around.line, around.most_on_host, usual);
+  return std::max(usual, std::min(wanted, std::bit_floor(around.room)));
 }
 
 Status Config::not_cancelled() const {

@@ -2,7 +2,6 @@
 // A communicator's configuration after defaults, environment and checks.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <string>
@@ -40,11 +39,13 @@ struct Config {
   struct Around {
     uint32_t n_hosts = 1, most_on_host = 1;  // hosts; ranks of the host that has the most
     plan::LongLine line = {};                // that the ranks' data crosses
+    uint64_t room = UINT64_MAX;              // the most that each rank has room for; see room_for_staging()
+
+    // For ranks that do not exist: their hosts are the groups of the last far level (LevelTree::n_far_levels), and all
+    // ranks are on one host if there is none. They have room for everything.
+    static Around of(const plan::LevelTree& tree, const plan::Profile& profile);
   };
-  static uint64_t staging_on(uint64_t staging, const Around& around) {
-    if (staging > 0) return staging;
-    return plan::staging_for(around.line, around.most_on_host, std::max<uint64_t>(16, around.n_hosts) << 20);
-  }
+  static uint64_t staging_on(uint64_t staging, const Around& around);
   // Returns the failure if the making of this communicator was cancelled.
   Status not_cancelled() const;
   // The fields that must be the same on all ranks, for the exchange at init (base/wire.h).

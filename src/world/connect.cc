@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "src/base/env.h"
 #include "src/base/hash.h"
@@ -15,10 +16,8 @@
 #include "src/bootstrap/handshake.h"
 #include "src/bootstrap/place.h"
 #include "src/bootstrap/unique_id.h"
-#include "src/driver/file.h"
 #include "src/driver/process.h"
 #include "src/exec/message.h"
-#include "src/plan/profile_file.h"
 #include "src/world/heap.h"
 #include "src/world/host_levels.h"
 #include "src/world/hosts.h"
@@ -26,6 +25,7 @@
 #include "src/world/membership.h"
 #include "src/world/network.h"
 #include "src/world/process_table.h"
+#include "src/world/staging.h"
 #include "topology/discover.h"
 #include "topology/pair_path.h"
 #include "transport/paced/paced_link.h"
@@ -47,8 +47,11 @@ class Connector {
         uplinks_(parent.uplinks),
         others_alive_(parent.others_alive),
         still_wanted_(parent.still_wanted),
+        profile_for_(parent.profile_for),
+        ask_again_(parent.ask_again),
         deadline_(Deadline::earlier(parent.until, Deadline::after_ms(config.init_timeout_ms))) {
     key_ = hash_bytes(&id, sizeof(id));
+    m_.described = parent.described;
   }
   Connector(Reunion& met, const Config& config, const Parent& parent)
       : Connector({}, static_cast<uint32_t>(met.members.size()), met.rank, config, parent) {
@@ -58,19 +61,7 @@ class Connector {
   }
 
   Result<Membership> connect() {
-    if (session_ == nullptr) {
-      MOECCL_ASSIGN_OR_RETURN(bootstrap::UniqueId id, bootstrap::decode_unique_id(id_));
-      const bool at_rank_0 = id.at_rank_0;
-      if (at_rank_0) {
-        MOECCL_ASSIGN_OR_RETURN(id_,
-                                bootstrap::meet_at_place(id, rank_, deadline_, [this] { return not_cancelled(); }));
-        MOECCL_ASSIGN_OR_RETURN(id, bootstrap::decode_unique_id(id_));
-      }
-      link_key_ = id.key;
-      const bool known_before = at_rank_0 || id.derived;
-      MOECCL_TRY(join(known_before));
-      if (known_before) MOECCL_TRY(renew_key());
-    }
+    if (session_ == nullptr) MOECCL_TRY(meet());
     Status status = contained([&] { return steps(); });
     ProcessTable::get().remove(key_, rank_);
     for (const uint32_t r : mapped_here_) ProcessTable::get().remove(key_ ^ all_[rank_].process, r);
@@ -86,12 +77,36 @@ class Connector {
   }
 
  private:
+  Status meet() {
+    MOECCL_ASSIGN_OR_RETURN(const bootstrap::UniqueId given, bootstrap::decode_unique_id(id_));
+    if (given.at_rank_0) {
+      ask_again_ = [this, given] {
+        return bootstrap::meet_at_place(given, rank_, deadline_, [this] { return not_cancelled(); });
+      };
+      MOECCL_ASSIGN_OR_RETURN(id_, ask_again_());
+    }
+    const bool known_before = given.at_rank_0 || given.derived;
+    MOECCL_TRY(join(known_before));
+    MOECCL_ASSIGN_OR_RETURN(const bootstrap::UniqueId met_by, bootstrap::decode_unique_id(id_));
+    link_key_ = met_by.key;
+    return known_before ? renew_key() : Status();
+  }
+
   // `known_before`: the ranks have known the id before rank 0 came, as the ranks of other communicators do. Else a rank
   // that cannot even connect, for lack of descriptors, at least tells the other ranks of its process by the id.
   Status join(bool known_before) {
     const bool own_id = !known_before;
+    MOECCL_ASSIGN_OR_RETURN(const bootstrap::UniqueId at, bootstrap::decode_unique_id(id_));
     bootstrap::JoinOptions options;
-    options.wait_for_root = known_before;
+    // An id that was handed out names a root that is there. The next one has another id.
+    options.wait_for_root = known_before && !at.address.is_unix();
+    if (rank_ != 0 && ask_again_) {
+      options.ask_again = [this]() -> Result<moecclUniqueId> {
+        MOECCL_ASSIGN_OR_RETURN(id_, ask_again_());
+        key_ = hash_bytes(&id_, sizeof(id_));
+        return id_;
+      };
+    }
     options.others_alive = [this, own_id] {
       if (own_id) MOECCL_TRY(ProcessTable::get().given_up(key_));
       return others_alive_ ? others_alive_() : Status();
@@ -160,7 +175,8 @@ class Connector {
     around_.n_hosts = hosts_->n();
     for (const auto& members : hosts_->members)
       around_.most_on_host = std::max(around_.most_on_host, static_cast<uint32_t>(members.size()));
-    for (const Introduction& i : all_) given_staging_.push_back(i.config.staging_bytes);
+    // Before it is known how much the others choose automatically, it is too early to compare.
+    for (Introduction& i : all_) given_staging_.push_back(std::exchange(i.config.staging_bytes, 0));
     MOECCL_TRY(agree());
     // The first rank of a process is its leader. Only this host's processes count: ranks of other hosts are reached
     // through their links alone.
@@ -168,43 +184,41 @@ class Connector {
     return {};
   }
 
-  // A rank may give the staging that the others choose automatically.
-  Status agree() {
-    for (uint32_t r = 0; r < n_; ++r) {
-      all_[r].config.staging_bytes = Config::staging_on(given_staging_[r], around_);
-      MOECCL_TRY(check_agreement(all_[0], all_[r], r));
-    }
+  Status agree() const {
+    for (uint32_t r = 0; r < n_; ++r) MOECCL_TRY(check_agreement(all_[0], all_[r], r));
     return {};
   }
 
-  // Data crosses the lines of the topology if its links are a network's or paced.
   Status settle_staging() {
-    if (hosts_->n() > 1 || config_.pace) {
-      around_.line = plan::long_line(m_.tree, {});
-      if (all_[0].has_profile) MOECCL_TRY(ask_profiles());
-      MOECCL_TRY(agree());
-    }
+    m_.tree.n_far_levels = config_.pace ? m_.tree.depth() : plan::far_levels(m_.tree, hosts_->host_of);
+    MOECCL_TRY(settle_line());
+    // A rank may give the staging that the others choose automatically.
+    for (uint32_t r = 0; r < n_; ++r) all_[r].config.staging_bytes = Config::staging_on(given_staging_[r], around_);
+    MOECCL_TRY(agree());
     staging_bytes_ = all_[rank_].config.staging_bytes;
     m_.fabric = std::make_unique<exec::Fabric>(rank_, n_, shape_of(rank_).staging_bytes);
     m_.fabric->message_bytes = bytes_of_messages();
     return {};
   }
 
-  // Contents that differ, or that cannot be used, are reported later, when ranks compare what they have read. Until
-  // then, the shortest line counts.
-  Status ask_profiles() {
-    plan::LongLine line = around_.line;
-    const Result<std::string> text = driver::read_file(env().profile);
-    const Result<plan::Profile> profile =
-        text.ok() ? plan::read_profile(*text, env().profile) : Result<plan::Profile>(text.status());
-    if (profile.ok() && plan::profile_fits(*profile, m_.tree).ok()) line = plan::long_line(m_.tree, *profile);
-    MOECCL_ASSIGN_OR_RETURN(const auto lines, session_->all_gather(std::as_bytes(std::span(&line, 1)), deadline_));
-    around_.line = line;
-    for (uint32_t r = 0; r < n_; ++r) {
-      if (lines[r].size() != sizeof(line)) return error(moecclRemoteError, "rank {} sent no readable line", r);
-      std::memcpy(&line, lines[r].data(), sizeof(line));
-      if (line.bytes < around_.line.bytes) around_.line = line;
-    }
+  // The contents of a profile's file may differ from rank to rank, and so does the room of hosts.
+  Status settle_line() {
+    if (m_.tree.n_far_levels == 0) return {};
+    const bool inherits = static_cast<bool>(profile_for_);
+    plan::Profile profile = inherits ? profile_for_(m_.tree) : profile_of_variable(m_.tree);
+    if (config_.pace) profile.forget_links_within_hosts(m_.tree);  // only the topology's links are paced
+    around_.line = plan::long_line(m_.tree, profile);
+    const bool may_differ = !inherits && all_[0].has_profile;
+    if (around_.line.bytes == 0 && !may_differ) return {};
+    const auto of_process = [this](uint32_t r) { return same_process(r); };
+    const std::vector<uint32_t>& here = hosts_->around(rank_);
+    const Sharers sharers{static_cast<uint32_t>(here.size()),
+                          static_cast<uint32_t>(std::count_if(here.begin(), here.end(), of_process)),
+                          processes_.size() > 1, hosts_->n() > 1};
+    MOECCL_ASSIGN_OR_RETURN(const LineAndRoom agreed,
+                            agree_on_line(*session_, {around_.line, room_for_staging(sharers)}, deadline_));
+    around_.line = agreed.line;
+    around_.room = agreed.room;
     return {};
   }
 
@@ -218,6 +232,10 @@ class Connector {
   Status make_tree() {
     if (uplinks_ != nullptr) {
       m_.tree = uplinks_->own_tree();
+      return m_.tree.validate();
+    }
+    if (m_.described != nullptr) {
+      m_.tree = *m_.described;
       return m_.tree.validate();
     }
     if (config_.topology.empty()) {
@@ -237,6 +255,7 @@ class Connector {
       return error(moecclInvalidArgument, "topology has {} levels: at most {} are supported", m_.tree.depth(),
                    transport::kPaceLevels);
     }
+    if (!config_.pace) m_.described = std::make_shared<const plan::LevelTree>(m_.tree);
     return {};
   }
 
@@ -302,7 +321,7 @@ class Connector {
 
   Status make_segment() {
     auto made = Segment::create(shape_of(rank_), processes_.size() > 1);
-    if (!made.ok()) return std::move(made).status();
+    if (!made.ok()) return with_remedy_of_staging(std::move(made).status(), staging_bytes_);
     m_.fabric->own = std::move(*made);
     ProcessTable::get().put(key_, rank_, m_.fabric->own);
     return {};
@@ -327,7 +346,10 @@ class Connector {
         if (!leader() || same_process(r)) continue;
         if (received[r].empty()) return error(moecclRemoteError, "rank {} sent no memory descriptor", r);
         auto mapped = Segment::map(shape_of(r), received[r][0]);
-        if (!mapped.ok()) return std::move(mapped).status().with_context(format("memory of rank {}", r));
+        if (!mapped.ok()) {
+          return with_remedy_of_staging(std::move(mapped).status().with_context(format("memory of rank {}", r)),
+                                        staging_bytes_);
+        }
         segments_[r] = *mapped;
         ProcessTable::get().put(key_ ^ all_[rank_].process, r, *mapped);
         mapped_here_.push_back(r);
@@ -493,6 +515,8 @@ class Connector {
   Config config_;
   std::shared_ptr<const SharedUplinks> uplinks_;
   std::function<Status()> others_alive_, still_wanted_;
+  std::function<plan::Profile(const plan::LevelTree&)> profile_for_;
+  std::function<Result<moecclUniqueId>()> ask_again_;
   Deadline deadline_;
   uint64_t key_ = 0, staging_bytes_ = 0;
   bool can_read_ = false;

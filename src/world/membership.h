@@ -12,6 +12,7 @@
 #include "src/exec/fabric.h"
 #include "src/plan/levels.h"
 #include "src/plan/plan.h"
+#include "src/plan/profile.h"
 #include "src/world/config.h"
 #include "src/world/cuda_side.h"
 #include "src/world/reunion.h"
@@ -21,11 +22,17 @@ namespace moeccl::comm {
 
 // State that a communicator inherits from the one from which it was split.
 struct Parent {
-  std::shared_ptr<const SharedUplinks> uplinks;  // null: the communicator has its own
-  std::function<Status()> others_alive;          // see bootstrap::JoinOptions; may be empty
-  std::function<Status()> still_wanted;          // a failure ends the making of the communicator; may be empty
-  bool grows = false;                            // that one becomes this one, which has more ranks
-  Deadline until;                                // of the call that makes this one, as it has begun before
+  std::shared_ptr<const SharedUplinks> uplinks;      // null: the communicator has its own
+  std::shared_ptr<const plan::LevelTree> described;  // of the new communicator's ranks; see Membership
+  // Returns what that communicator's profile says of a tree of the new one's ranks. Empty: the new one reads the
+  // profile of MOECCL_PROFILE by itself.
+  std::function<plan::Profile(const plan::LevelTree&)> profile_for;
+  std::function<Status()> others_alive;  // see bootstrap::JoinOptions; may be empty
+  std::function<Status()> still_wanted;  // a failure ends the making of the communicator; may be empty
+  bool grows = false;                    // that one becomes this one, which has more ranks
+  Deadline until;                        // of the call that makes this one, as it has begun before
+  // See bootstrap::JoinOptions, for ids that rank 0's process hands out before connect(); may be empty.
+  std::function<Result<moecclUniqueId>()> ask_again;
 };
 
 // The results of connect().
@@ -33,6 +40,9 @@ struct Membership {
   uint32_t rank = 0, n_ranks = 1;
   Config config;
   plan::LevelTree tree;
+  // The tree as a topology gave it to this communicator, or to the one from which it was split. Null: no topology was
+  // given, or it is paced, and then `uplinks` has it.
+  std::shared_ptr<const plan::LevelTree> described;
   plan::Reach reach;        // for ordinary buffers
   bool heap_reach = false;  // for the symmetric heap
   uint32_t ranks_on_host = 1, cores_on_host = 1;

@@ -152,6 +152,16 @@ TEST(MoeSizeTest, WhatARefusalNamesIsEnough) {
   EXPECT_EQ(moecclMoeCheck(&c, 8, nullptr, why, sizeof(why)), moecclSuccess) << why;
 }
 
+// 8 ranks of a node share 1 GiB of staging, 128 MiB each. 32 ranks of a data centre would have 32 MiB.
+TEST(MoeSizeTest, RanksOfANodeShareTheStagingOfALongLine) {
+  moecclMoeConfig_t c = MOECCL_MOE_CONFIG_INIT;
+  c.hidden_bytes = 300'000, c.top_k = 1, c.n_experts = 64, c.max_tokens = 4, c.algorithm = "flat";
+  const char* far = "dc:2(bw=1.25GB/s,lat=20ms) node:4(bw=50GB/s,lat=5us) gpu:8";
+  EXPECT_EQ(moecclMoeCheck(&c, 64, far, nullptr, 0), moecclSuccess);
+  c.staging_bytes = 32 << 20;
+  EXPECT_EQ(moecclMoeCheck(&c, 64, far, nullptr, 0), moecclOutOfMemory);
+}
+
 TEST(MoeSizeTest, WhatTheConfigSaysOfTheCommunicatorHolds) {
   run_ranks(2, [](int, moecclComm_t comm) {
     moecclMoeConfig_t c = MOECCL_MOE_CONFIG_INIT;

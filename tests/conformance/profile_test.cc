@@ -432,5 +432,24 @@ TEST(Profile, APartOfTheRanksTakesTheLevelsThatItHas) {
       {}, "node:2(bw=2GB/s,lat=7us) gpu:2(bw=4GB/s,lat=3us)");
 }
 
+// As a communicator of these ranks does, by default.
+TEST(Profile, ALayersCheckGoesByItsLongLines) {
+  const Folder folder;
+  write_all(folder.file("far.json"),
+            R"({"moeccl_profile": 1, "levels": [{"name": "node", "alpha_ns": 20e6, "bytes_per_ns": 1.25},
+                                               {"name": "gpu"}]})");
+  const auto check = [] {
+    moecclMoeConfig_t c = MOECCL_MOE_CONFIG_INIT;
+    c.hidden_bytes = 1 << 20, c.top_k = 1, c.n_experts = 16, c.max_tokens = 4, c.algorithm = "flat";
+    return moecclMoeCheck(&c, 16, "node:4 gpu:4", nullptr, 0);
+  };
+  const RankOptions only_calls{.init = false};
+  run_ranks(
+      1, [&](int, moecclComm_t) { EXPECT_EQ(check(), moecclOutOfMemory); }, only_calls);
+  const Variables profile{{"MOECCL_PROFILE", folder.file("far.json")}};
+  run_ranks(
+      1, [&](int, moecclComm_t) { EXPECT_EQ(check(), moecclSuccess); }, only_calls);
+}
+
 }  // namespace
 }  // namespace moeccl::testing

@@ -97,6 +97,49 @@ TEST_F(AddressLimit, WhereNothingFitsTheErrorNamesTheRemedy) {
   unsetenv("MOECCL_HEAP_BYTES");
 }
 
+// The staging that the library would like to have on this line, 4 x 384 MiB of addresses, does not fit.
+TEST_F(AddressLimit, StagingOfALongLineGrowsAsFarAsItFits) {
+  RankOptions options = options_;
+  for (const RankMode mode : {RankMode::kThreads, RankMode::kProcesses}) {
+    options.mode = mode;
+    Meeting limited;
+    run_ranks(
+        4,
+        [&](int rank, moecclComm_t) {
+          if (mode == RankMode::kProcesses || rank == 0) limit_addresses(size_t{1200} << 20);
+          ASSERT_TRUE(limited.meet(4));
+          moecclConfig_t config = MOECCL_CONFIG_INIT;
+          config.timeout_ms = config.init_timeout_ms = 20'000;
+          config.topology = "dc:2(bw=1.25GB/s,lat=20ms) gpu:2";
+          config.pace = 1;
+          moecclComm_t comm = nullptr;
+          MOECCL_ASSERT_OK(moecclCommInitRankConfig(&comm, 4, unique_id(), rank, &config));
+          int32_t sum = rank;
+          MOECCL_EXPECT_OK(moecclAllReduce(&sum, &sum, 1, moecclInt32, moecclSum, comm, nullptr));
+          EXPECT_EQ(sum, 6);
+          MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+        },
+        options);
+  }
+}
+
+TEST_F(AddressLimit, StagingThatDoesNotFitNamesItsVariable) {
+  run_ranks(
+      1,
+      [&](int, moecclComm_t) {
+        limit_addresses(size_t{1} << 30);
+        moecclConfig_t config = MOECCL_CONFIG_INIT;
+        config.staging_bytes = size_t{2} << 30;
+        moecclComm_t comm = nullptr;
+        EXPECT_EQ(moecclCommInitRankConfig(&comm, 1, unique_id(), 0, &config), moecclOutOfMemory);
+        const std::string text = moecclGetLastError(nullptr);
+        EXPECT_NE(text.find("set MOECCL_STAGING_BYTES, of which a rank has 2147483648 here, lower"), std::string::npos)
+            << text;
+        EXPECT_NE(text.find("ulimit -v"), std::string::npos) << text;
+      },
+      options_);
+}
+
 // All tokens choose rank 0's experts, so one of them changes places, but rank 0 has no room for what comes.
 void swap_without_room(int rank, moecclComm_t comm, int at_finish) {
   constexpr size_t kTokens = 64, kSlotBytes = size_t{64} << 20, kSlots = 2;

@@ -120,6 +120,71 @@ TEST(Join, ARankThatDiesInASplitIsNamedByItsNumberInTheParent) { lose_one_in_a_s
 
 TEST(Join, ARankThatDiesInASplitBetweenHostsIsNamed) { lose_one_in_a_split(two_hosts().get()); }
 
+// Rank 1 leaves the parent as soon as its split has failed, while the others may not have heard of the victim yet.
+TEST(Join, ARankThatLeavesAfterAFailedSplitIsNotNamed) {
+  constexpr int kRanks = 4, kVictim = 3;
+  const auto hosts = two_hosts();
+  for (int i = 0; i < scaled(48) && !::testing::Test::HasFailure(); ++i) {
+    std::mt19937_64 random(test_seed() * 100 + static_cast<uint64_t>(i));
+    const int delay_us = 20'000 + static_cast<int>(random() % 10'000);
+    RankOptions options{.mode = RankMode::kProcesses, .deadline_ms = 40'000, .destroy = false, .may_die = {kVictim}};
+    options.hosts = i % 2 == 0 ? nullptr : hosts.get();
+    options.on_running = [&](const std::vector<pid_t>& pid_of_rank) {
+      std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
+      kill(pid_of_rank[kVictim], SIGKILL);
+    };
+    Meeting ends;
+    run_ranks(
+        kRanks,
+        [&](int rank, moecclComm_t comm) {
+          moecclResult_t result = moecclSuccess;
+          std::string text;
+          for (const Stopwatch watch; result == moecclSuccess && watch.fair_ms() < patient_ms(10'000);) {
+            moecclComm_t part = nullptr;
+            result = moecclCommSplit(comm, 0, 0, &part, nullptr);
+            text = moecclGetLastError(comm);
+            MOECCL_EXPECT_OK(moecclCommDestroy(part));
+          }
+          EXPECT_TRUE(rank == 1 || ends.wait_for(1));
+          MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+          ends.arrive();
+          EXPECT_EQ(result, moecclRemoteError) << text;
+          EXPECT_TRUE(names(text, kVictim)) << "kill " << i << " on rank " << rank << ": " << text;
+        },
+        options);
+  }
+}
+
+// A rank that has all that it needs hears of it only by the end of another one's split.
+TEST(Join, ARevocationDuringASplitIsNoFailureOfARank) {
+  constexpr int kRanks = 4, kRevokes = 1;
+  for (int i = 0; i < scaled(20) && !::testing::Test::HasFailure(); ++i) {
+    std::mt19937_64 random(test_seed() * 100 + static_cast<uint64_t>(i));
+    const int delay_us = static_cast<int>(random() % 30'000);
+    run_ranks(kRanks,
+              [&](int rank, moecclComm_t comm) {
+                std::thread revokes;
+                if (rank == kRevokes) {
+                  revokes = std::thread([&] {
+                    std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
+                    MOECCL_EXPECT_OK(moecclCommRevoke(comm));
+                  });
+                }
+                moecclResult_t result = moecclSuccess;
+                std::string text;
+                for (const Stopwatch watch; result == moecclSuccess && watch.fair_ms() < patient_ms(10'000);) {
+                  moecclComm_t part = nullptr;
+                  result = moecclCommSplit(comm, 0, 0, &part, nullptr);
+                  text = moecclGetLastError(comm);
+                  MOECCL_EXPECT_OK(moecclCommDestroy(part));
+                }
+                EXPECT_EQ(result, moecclAborted) << "revocation " << i << " on rank " << rank << ": " << text;
+                if (revokes.joinable()) revokes.join();
+              },
+              {.mode = RankMode::kProcesses, .deadline_ms = 40'000});
+  }
+}
+
 // The first rank of a part cannot create the part's meeting point.
 TEST(Join, APartWithoutAMeetingPointFailsAtOnceAndTheOtherDoesNot) {
   run_ranks(4,

@@ -7,69 +7,10 @@
 #include <cstring>
 #include <thread>
 
-#include "tests/support/ranks.h"
+#include "tests/fault/mismatch_calls.h"
 
 namespace moeccl::testing {
 namespace {
-
-constexpr int kRanks = 4;
-constexpr int kOdd = 2;  // the rank that makes another call
-constexpr int64_t kLimitMs = 2000;
-
-// The call of one rank.
-struct Call {
-  moecclOp_t op = moecclOpAllReduce;
-  size_t count = 4096;
-  moecclDataType_t type = moecclFloat32;
-  moecclRedOp_t reduce = moecclSum;
-  int root = 0;
-  const char* plan = nullptr;
-};
-
-struct Buffers {
-  std::vector<double> in = std::vector<double>(1 << 17), out = std::vector<double>(1 << 17);
-};
-
-moecclResult_t perform(const Call& c, moecclComm_t comm, Buffers& b) {
-  const void* in = b.in.data();
-  void* out = b.out.data();
-  if (c.plan != nullptr) {
-    EXPECT_EQ(moecclPlanForce(comm, c.op, c.plan), moecclSuccess) << moecclGetLastError(comm);
-  }
-  switch (c.op) {
-    case moecclOpAllReduce:
-      return moecclAllReduce(in, out, c.count, c.type, c.reduce, comm, nullptr);
-    case moecclOpReduce:
-      return moecclReduce(in, out, c.count, c.type, c.reduce, c.root, comm, nullptr);
-    case moecclOpBroadcast:
-      return moecclBroadcast(in, out, c.count, c.type, c.root, comm, nullptr);
-    case moecclOpAllGather:
-      return moecclAllGather(in, out, c.count, c.type, comm, nullptr);
-    case moecclOpReduceScatter:
-      return moecclReduceScatter(in, out, c.count, c.type, c.reduce, comm, nullptr);
-    case moecclOpAllToAll:
-      return moecclAllToAll(in, out, c.count, c.type, comm, nullptr);
-    case moecclOpGather:
-      return moecclGather(in, out, c.count, c.type, c.root, comm, nullptr);
-    case moecclOpScatter:
-      return moecclScatter(in, out, c.count, c.type, c.root, comm, nullptr);
-    default: {
-      const size_t each[kRanks] = {c.count, c.count, c.count, c.count};
-      const size_t at[kRanks] = {0, c.count, 2 * c.count, 3 * c.count};
-      return moecclAllToAllv(in, each, at, out, each, at, c.type, comm, nullptr);
-    }
-  }
-}
-
-void expect_told(moecclResult_t result, moecclComm_t comm, const char* field) {
-  const std::string text = moecclGetLastError(comm);
-  EXPECT_EQ(result, moecclMismatch) << moecclGetErrorString(result) << ": " << text;
-  EXPECT_NE(text.find("rank 2"), std::string::npos) << "the odd rank is not named: " << text;
-  const bool another = text.find("rank 0") != std::string::npos || text.find("rank 1") != std::string::npos ||
-                       text.find("rank 3") != std::string::npos;
-  EXPECT_TRUE(another) << "the other rank is not named: " << text;
-  EXPECT_NE(text.find(field), std::string::npos) << "the field " << field << " is not named: " << text;
-}
 
 // Every rank returns in time. A rank that waits for no other rank in this operation, such as a broadcast's root, cannot
 // know of the mismatch and may succeed; the next operation at the latest tells it.
@@ -80,7 +21,7 @@ void expect_mismatch(const Call& usual, const Call& odd, const char* field, Rank
   run_ranks(
       kRanks,
       [&](int rank, moecclComm_t comm) {
-        Buffers b;
+        Buffers b(usual.count);
         MOECCL_ASSERT_COMM_OK(perform(usual, comm, b), comm);  // they agree first
         ASSERT_TRUE(agreed.meet(kRanks));                      // all have finished it, see agreement_test.cc
         const Stopwatch watch;
@@ -88,33 +29,18 @@ void expect_mismatch(const Call& usual, const Call& odd, const char* field, Rank
         if (result != moecclSuccess) told_at_once->fetch_add(1);
         while (result == moecclSuccess && watch.fair_ms() < patient_ms(2 * kLimitMs)) result = perform(usual, comm, b);
         MOECCL_EXPECT_WITHIN(watch, kLimitMs);
-        expect_told(result, comm, field);
+        const std::string text = moecclGetLastError(comm);
+        EXPECT_EQ(result, moecclMismatch) << moecclGetErrorString(result) << ": " << text;
+        expect_named(text, field, moecclOpName(usual.op));
         EXPECT_EQ(perform(usual, comm, b), moecclMismatch) << "the communicator stays in its error";
       },
       options);
   EXPECT_GE(told_at_once->load(), 1);
 }
 
-struct Matrix {
-  moecclOp_t op;
-  const char* name;
-  bool reduces, rooted;
-};
-void PrintTo(const Matrix& m, std::ostream* out) { *out << m.name; }
-constexpr Matrix kOperations[] = {
-    {moecclOpAllReduce, "AllReduce", true, false},
-    {moecclOpReduce, "Reduce", true, true},
-    {moecclOpBroadcast, "Broadcast", false, true},
-    {moecclOpAllGather, "AllGather", false, false},
-    {moecclOpReduceScatter, "ReduceScatter", true, false},
-    {moecclOpAllToAll, "AllToAll", false, false},
-    {moecclOpGather, "Gather", false, true},
-    {moecclOpScatter, "Scatter", false, true},
-};
-
-class Mismatch : public ::testing::TestWithParam<std::tuple<Matrix, RankMode>> {
+class Mismatch : public ::testing::TestWithParam<std::tuple<Collective, RankMode>> {
  protected:
-  Matrix op() const { return std::get<0>(GetParam()); }
+  Collective op() const { return std::get<0>(GetParam()); }
   RankMode mode() const { return std::get<1>(GetParam()); }
   Call usual() const { return {.op = op().op}; }
 };
@@ -161,9 +87,9 @@ TEST_P(Mismatch, OfOrderNamesTheOperations) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Collectives, Mismatch,
-                         ::testing::Combine(::testing::ValuesIn(kOperations),
+                         ::testing::Combine(::testing::ValuesIn(kCollectives, kCollectives + kPlainCollectives),
                                             ::testing::Values(RankMode::kThreads, RankMode::kProcesses)),
-                         [](const ::testing::TestParamInfo<std::tuple<Matrix, RankMode>>& info) {
+                         [](const ::testing::TestParamInfo<std::tuple<Collective, RankMode>>& info) {
                            return std::string(std::get<0>(info.param).name) + "_" + mode_name(std::get<1>(info.param));
                          });
 
@@ -180,7 +106,7 @@ TEST_P(MismatchOfMode, AllToAllvSplitsThatDoNotFit) {
   Shared<std::atomic<int>> told;
   run_ranks(kRanks,
             [&](int rank, moecclComm_t comm) {
-              Buffers b;
+              Buffers b(1000);
               size_t out[kRanks] = {10, 20, 30, 40}, in[kRanks], at[kRanks] = {0, 1000, 2000, 3000};
               for (size_t& c : in) c = out[rank];
               if (rank == 3) in[1] = 44;  // rank 1 sends 40 there

@@ -289,6 +289,12 @@ class Command(unittest.TestCase):
         self.assertIn("node 4 GB/s, 20 us; gpu 100 GB/s, 0 us (the topology)", self.solved("domains", *topology))
         for name, said in (("layout", "layouts fit"), ("replicate", "at 8 GB/s")):
             self.assertIn(said, self.solved(name, *topology))
+        # Nodes of data centres: the slowest line between nodes counts. Nothing crosses a level of one group.
+        centres = ["--topology", "dc:2(bw=1GB/s,lat=20ms) node:4(bw=50GB/s,lat=5us) gpu:8(bw=450GB/s)"]
+        self.assertIn("8 nodes of 8 GPUs, 0.03125 GB/s of a GPU between nodes and 450 inside\n", self.solved("layout", *centres))
+        self.assertIn("t = 8, e = 8, B1 = 0.03125, B2 = 450,", self.solved("chunks", *centres))
+        self.assertIn("level 0: domains of 1 of 1 workers", self.solved("domains", "--topology", "node:1 gpu:8(bw=100GB/s)"))
+        self.assertIn("(the topology; the page goes by --gbps)\n", self.solved("domains", *topology, "--gbps", "10,100"))
         for wrong, said in ((["--topology", "node:2 gpu:1+2"], "level gpu differ in size"), (["--topology", "node:2 gpu:2"], "level node has no bandwidth"),
                             (["--profile", "nosuch"], "--profile nosuch: no such file")):
             code, _, errors = run("solve", "domains", *wrong)

@@ -28,16 +28,6 @@ double planned_bytes(const std::string& text) {
   return amount * (unit.starts_with("MiB") ? 1 << 20 : unit.starts_with("KiB") ? 1 << 10 : 1);
 }
 
-// Checks a sum that only correct data from all ranks gives.
-void check_all_reduce(int rank, int n, moecclComm_t comm, size_t count) {
-  std::vector<int32_t> in(count), out(count);
-  for (size_t i = 0; i < count; ++i) in[i] = static_cast<int32_t>(i) * (rank + 1);
-  MOECCL_ASSERT_COMM_OK(moecclAllReduce(in.data(), out.data(), count, moecclInt32, moecclSum, comm, nullptr), comm);
-  for (size_t i = 0; i < count; ++i) {
-    ASSERT_EQ(out[i], static_cast<int32_t>(i) * n * (n + 1) / 2) << i;
-  }
-}
-
 TEST(Hosts, BecomeTheTopologysNodes) {
   MAKE_HOSTS(hosts, .weights = {2, 1, 2});
   run_ranks(

@@ -16,20 +16,13 @@ namespace {
 
 using tests::fake_net_file;
 
-void check_sum(int rank, int n, moecclComm_t comm, size_t count) {
-  std::vector<int32_t> in(count), out(count);
-  for (size_t i = 0; i < count; ++i) in[i] = static_cast<int32_t>(i) * (rank + 1);
-  MOECCL_ASSERT_COMM_OK(moecclAllReduce(in.data(), out.data(), count, moecclInt32, moecclSum, comm, nullptr), comm);
-  for (size_t i = 0; i < count; ++i) ASSERT_EQ(out[i], static_cast<int32_t>(i) * n * (n + 1) / 2) << i;
-}
-
 // Expects `explain` to name this network after sums of several sizes.
 void expect_network(const char* network) {
   MAKE_HOSTS(hosts, .weights = {2, 1});
   run_ranks(
       3,
       [&](int rank, moecclComm_t comm) {
-        for (const size_t count : {1u, 5'000u, 400'000u}) check_sum(rank, 3, comm, count);
+        for (const size_t count : {1u, 5'000u, 400'000u}) check_all_reduce(rank, 3, comm, count);
         const std::string text = explain(comm);
         EXPECT_NE(text.find(std::string("hosts are reached over ") + network), std::string::npos) << text;
       },
@@ -131,11 +124,11 @@ TEST(Plugin, ServesManyCommunicators) {
         for (int i = 0; i < 5; ++i) {
           moecclComm_t part = nullptr;
           MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, rank % 2, rank, &part, nullptr), comm);
-          check_sum(rank / 2, 2, part, 30'000);
-          check_sum(rank, 4, comm, 3'000);
+          check_all_reduce(rank / 2, 2, part, 30'000);
+          check_all_reduce(rank, 4, comm, 3'000);
           MOECCL_ASSERT_OK(moecclCommDestroy(part));
           // The plugin would serve this process no more if `part` had left requests under way.
-          check_sum(rank, 4, comm, 3'000);
+          check_all_reduce(rank, 4, comm, 3'000);
         }
       },
       on(*hosts));

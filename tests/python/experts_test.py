@@ -221,6 +221,12 @@ class Experts(unittest.TestCase):
             for wrong, words in ((index[:, 0], "give .tokens, hidden"), (index + 2, "give 0 to 3"), (index * 1.0, "holds float64")):
                 with self.assertRaisesRegex(ValueError, words):
                     moeccl.pipeline.dispatch(comm, tokens_of(group, 0), wrong, 2 * e)
+            first = numpy.maximum(index[:, :1], 0)
+            wanted = moeccl.pipeline.dispatch(comm, tokens_of(group, 0), first, 2 * e)
+            for kind in ("u1", "i2", "u8"):  # some have no -1
+                step = moeccl.pipeline.dispatch(comm, tokens_of(group, 0), first.astype(kind), 2 * e)
+                numpy.testing.assert_array_equal(step.rows, wanted.rows)
+                numpy.testing.assert_array_equal(step.topk_index, wanted.topk_index)
 
         in_threads(3, work, topology="node:2 gpu:1+2")
 

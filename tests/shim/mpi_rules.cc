@@ -3,7 +3,10 @@
 // Prints "rank R of N: all right" or what was wrong.
 #include <dlfcn.h>
 #include <mpi.h>
+#include <pthread.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -277,6 +280,41 @@ void threads() {
   for (MPI_Comm& comm : comms) MPI_Comm_free(&comm);
 }
 
+// A thread of rank 0 makes calls. It is cancelled in the one in which the shim takes the communicator over, where it
+// waits for rank 1. That call ends, and this rank's other thread makes the rest.
+struct {
+  std::atomic<int> n_made{0};
+  static void* run(void* made) {
+    for (int call = 0; call < 12; ++call) {
+      int one = 1, sum = 0;
+      MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+      expect(sum == n, "Allreduce of a thread", call);
+      ++*static_cast<std::atomic<int>*>(made);
+      pthread_testcancel();
+    }
+    return nullptr;
+  }
+} caller;
+
+void cancelled() {
+  int level = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&level);
+  if (level < MPI_THREAD_MULTIPLE) return none_here();
+  if (rank != 0) return warm_up(MPI_COMM_WORLD);
+  pthread_t thread;
+  expect(pthread_create(&thread, nullptr, caller.run, &caller.n_made) == 0, "a thread");
+  for (int last = -1; last != caller.n_made; usleep(300'000)) last = caller.n_made;
+  pthread_cancel(thread);
+  void* result = nullptr;
+  pthread_join(thread, &result);
+  expect(result == PTHREAD_CANCELED && caller.n_made < 12, "the cancellation", caller.n_made);
+  for (int call = caller.n_made; call < 12; ++call) {
+    int one = 1, sum = 0;
+    MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    expect(sum == n, "Allreduce", call);
+  }
+}
+
 // More communicators than the shim takes over at a time. Their calls are right with and without it.
 void many() {
   std::vector<MPI_Comm> comms(20);
@@ -344,18 +382,18 @@ void plain() { warm_up(MPI_COMM_WORLD); }
 struct {
   const char* name;
   void (*run)();
-} const kWhat[] = {{"progress", progress}, {"fortran", fortran}, {"counts", counts},   {"types", types},
-                   {"throws", throws},     {"plain", plain},     {"handler", handler}, {"truncates", truncates},
-                   {"threads", threads},   {"many", many},       {"last", last},       {"late", plain},
-                   {"brief", brief}};
+} const kWhat[] = {{"progress", progress}, {"fortran", fortran},    {"counts", counts},   {"types", types},
+                   {"throws", throws},     {"plain", plain},        {"handler", handler}, {"truncates", truncates},
+                   {"threads", threads},   {"many", many},          {"last", last},       {"late", plain},
+                   {"brief", brief},       {"cancelled", cancelled}};
 
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   int threads = 0;
-  MPI_Init_thread(&argc, &argv, what == "threads" || what == "last" ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE,
-                  &threads);
+  const bool several = what == "threads" || what == "last" || what == "cancelled";
+  MPI_Init_thread(&argc, &argv, several ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE, &threads);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &n);
   if (what == "late") std::atexit(end_late);

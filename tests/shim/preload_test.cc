@@ -128,6 +128,7 @@ TEST(ShimSymbols, AreExactlyTheList) {
   const Outcome nm = shell("nm -D --defined-only " + kShim + " | awk '{print $3}'");
   std::set<std::string> exported = lines(std::istringstream(nm.text));
   exported.erase("moecclNcclShim");
+  exported.erase("moecclNcclHooksOfShim");
   std::set<std::string> wanted = lines(std::ifstream(kFixture));
   EXPECT_EQ(wanted.size(), 196u);
   EXPECT_EQ(exported, wanted);

@@ -114,8 +114,7 @@ class MoeCluster {
     std::vector<std::vector<algo::RecordView>> views(n(), std::vector<algo::RecordView>(n()));
     for (uint32_t r = 0; r < n(); ++r) {
       rank_paths.emplace_back(*paths, test_case.tree, seen[r], r);
-      writers[r].prepare(*paths, seen[r], r);
-      writers[r].write(seen[r], own[r]);
+      writers[r].write(algo::Ways(*paths, seen[r], r), seen[r], own[r]);
       const uint32_t* at = writers[r].words().data();
       for (uint32_t p = 0; p < n(); ++p) {
         auto view = algo::read_records(at, writers[r].bytes()[p], test_case.weighted);

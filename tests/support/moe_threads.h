@@ -72,6 +72,10 @@ class PlainHost : public comm::MoeHost {
   }
   Status needs_host(comm::Stream*) override { return {}; }
   Status usable() override { return {}; }
+  Status all_to_all(const void* send, size_t bytes, void* recv) override {
+    const std::vector<size_t> sizes(n_ranks(), bytes);
+    return all_to_all_v(send, sizes.data(), recv, sizes.data());
+  }
   void wait_idle() override {}
   Result<bool> on_device(const char*, std::initializer_list<Buffer>) const override { return false; }
   Status with_kernels(bool, const WithKernels& body) override { return body(kernels::best()), Status(); }
@@ -94,10 +98,6 @@ class ThreadHost final : public PlainHost {
       std::memcpy(static_cast<std::byte*>(all) + r * bytes, point_.slots[r].data, bytes);
     point_.meet();
     return {};
-  }
-  Status all_to_all(const void* send, size_t bytes, void* recv) override {
-    const std::vector<size_t> sizes(n_ranks(), bytes);
-    return all_to_all_v(send, sizes.data(), recv, sizes.data());
   }
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override {
     point_.slots[rank_].data = send;

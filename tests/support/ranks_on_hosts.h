@@ -22,6 +22,14 @@ inline RankOptions on(const TestHosts& hosts) {
   return options;
 }
 
+// Checks a sum that only correct data from all ranks gives.
+inline void check_all_reduce(int rank, int n, moecclComm_t comm, size_t count) {
+  std::vector<int32_t> in(count), out(count);
+  for (size_t i = 0; i < count; ++i) in[i] = static_cast<int32_t>(i) * (rank + 1);
+  MOECCL_ASSERT_COMM_OK(moecclAllReduce(in.data(), out.data(), count, moecclInt32, moecclSum, comm, nullptr), comm);
+  for (size_t i = 0; i < count; ++i) ASSERT_EQ(out[i], static_cast<int32_t>(i) * n * (n + 1) / 2) << i;
+}
+
 // Returns the page of moecclPlanExplain.
 inline std::string explain(moecclComm_t comm, moecclOp_t op = moecclOpAllReduce, size_t count = 1024,
                            moecclDataType_t type = moecclFloat32) {

@@ -48,6 +48,11 @@ inline std::vector<plan::LevelTree> replica_trees() {
   return trees;
 }
 
+// Returns whether a plan of the tree can go through its nodes.
+inline bool has_nodes(const plan::LevelTree& tree) {
+  return tree.depth() > 1 && tree.levels[0].n_groups > 1 && tree.levels[0].n_groups < tree.n_ranks;
+}
+
 // Two slots per rank, whose experts ascend with the ranks.
 inline algo::ReplicaPlacement spread_placement(uint32_t n_ranks, uint32_t n_experts) {
   std::vector<int32_t> expert(2 * n_ranks);

@@ -14,6 +14,7 @@ import with_torch  # noqa: F401 (skips where there is no torch)
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+import barriers
 import collectives
 import groups
 import limits
@@ -79,7 +80,7 @@ def run(test, size):
 def main():
     chosen = [a for a in sys.argv[1:] if not a.isdigit()]
     sizes = [int(a) for a in sys.argv[1:] if a.isdigit()]
-    known = {m.__name__ for m in (collectives, groups, limits, messages, streams, training, works)}
+    known = {m.__name__ for m in (barriers, collectives, groups, limits, messages, streams, training, works)}
     failed = count = skipped = 0
     for test in TESTS:
         if chosen and not any(c in (test.name, test.module) for c in chosen):

@@ -4,21 +4,16 @@ calls take the way of CUDA tensors, with streams that stand in for CUDA's. With 
 of one GPU; tools/gpu-check does that."""
 import functools
 import gc
-import multiprocessing
 import os
 import sys
-import tempfile
-import time
-import traceback
 import unittest
 
 import with_torch  # noqa: F401 (skips where there is no torch)
 import torch
 import torch.distributed as dist
 import deep_ep_low_latency
+from deep_ep_ranks import cases_of, tests_of
 from deep_ep_support import (DEEP_EP, DEVICE, Case, close, expected_dispatch, in_rank_of, inputs, on_streams, raises, same)
-
-SECONDS = 300  # per case
 
 
 # Each case is a function of a Buffer, which all ranks call, each with its own.
@@ -527,98 +522,9 @@ def streams_wait_for_each_other(buffer):
     buffer._stream_for = usual
 
 
-CASES = [value for module in (sys.modules[__name__], deep_ep_low_latency) for name, value in list(vars(module).items())
-         if callable(value) and getattr(value, "__code__", None) and value.__code__.co_varnames[:1] == ("buffer", ) and
-         value.__code__.co_argcount == 1 and value.__module__ == module.__name__ and name.islower()]
-
-
-def serve(rank, n_ranks, meeting, world, pipe):
-    """Serves as one rank: runs the cases whose names arrive, and sends back the results."""
-    if world == "hosts":
-        os.environ["MOECCL_HOST_ID"] = f"host{rank // 2}"
-    if world == "late":
-        os.environ["MOECCL_INIT_TIMEOUT_MS"] = "2000"
-    torch.set_num_threads(1)
-    if DEVICE != "cpu":
-        torch.cuda.set_device(0)
-        torch.cuda.init()
-        torch.set_default_device(DEVICE)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", world_size=n_ranks, rank=rank)
-    if world == "late" and rank == 1:
-        time.sleep(4)
-    buffer = DEEP_EP().Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
-    if world == "streams":
-        on_streams(buffer)
-    for name in iter(pipe.recv, None):
-        try:
-            next(case for case in CASES if case.__name__ == name)(buffer)
-            pipe.send(None)
-        except BaseException:
-            pipe.send(f"rank {rank}: {traceback.format_exc()}")
-    buffer.destroy()
-    dist.destroy_process_group()
-    pipe.send("ended")
-
-
-class Ranks(unittest.TestCase):
-    n_ranks, world = 0, "usual"
-
-    @classmethod
-    def setUpClass(cls):
-        context = multiprocessing.get_context("fork")
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.ranks = []
-        for rank in range(cls.n_ranks):
-            here, there = context.Pipe()
-            process = context.Process(target=serve, args=(rank, cls.n_ranks, cls.folder.name + "/meeting", cls.world, there))
-            process.start()
-            there.close()
-            cls.ranks.append((process, here))
-
-    @classmethod
-    def answers(cls):
-        told = []
-        for process, pipe in cls.ranks:
-            try:
-                told.append(pipe.recv() if pipe.poll(SECONDS) else f"no answer in {SECONDS} s")
-            except EOFError:
-                told.append(f"the process ended with {process.exitcode}")
-        return told
-
-    @classmethod
-    def tearDownClass(cls):
-        try:
-            for _, pipe in cls.ranks:
-                pipe.send(None)
-            told = cls.answers()
-            assert told == ["ended"] * cls.n_ranks, told
-        except BrokenPipeError:
-            pass  # a case has reported that a rank ended
-        finally:
-            for process, _ in cls.ranks:
-                process.join(10)
-                if process.is_alive():
-                    process.kill()
-            cls.folder.cleanup()
-
-    def run_case(self, name):
-        for _, pipe in self.ranks:
-            pipe.send(name)
-        failures = [told for told in self.answers() if told is not None]
-        if failures:
-            self.fail("\n".join(failures))
-
-
-TwoRanks = type("TwoRanks", (Ranks,), {"n_ranks": 2})
-FourRanks = type("FourRanks", (Ranks,), {"n_ranks": 4})
-FourRanksOnTwoHosts = type("FourRanksOnTwoHosts", (Ranks,), {"n_ranks": 4, "world": "hosts"})
-TwoRanksOnStreams = type("TwoRanksOnStreams", (Ranks,), {"n_ranks": 2, "world": "streams"})
-# A rank may come later than the library waits, as long as the process group waits.
-ALateRank = type("ALateRank", (Ranks,), {"n_ranks": 2, "world": "late", "test": lambda self: self.run_case("ranks_without_tokens")})
-for world in (TwoRanks, FourRanks, FourRanksOnTwoHosts, TwoRanksOnStreams):
-    for one in CASES:
-        setattr(world, "test_" + one.__name__, lambda self, name=one.__name__: self.run_case(name))
-del Ranks, world  # neither is a test itself
+globals().update(tests_of(
+    cases_of(sys.modules[__name__], deep_ep_low_latency),
+    lambda group: DEEP_EP().Buffer(group, low_latency_mode=True, explicitly_destroy=True), late="ranks_without_tokens"))
 
 if __name__ == "__main__":
     unittest.main()

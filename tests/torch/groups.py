@@ -263,50 +263,6 @@ def timeouts(rank, size, _):
     dist.barrier()
 
 
-@test(3)
-def monitored(rank, size, _):
-    def barrier(group=None, timeout=None, wait_all_ranks=False):
-        if VERSION >= (2, 14):
-            dist.monitored_barrier(group, timeout, wait_all_ranks)
-        else:  # where torch offers it only for gloo
-            (group or dist.group.WORLD).monitored_barrier(timeout, wait_all_ranks)
-
-    barrier()
-    barrier(timeout=timedelta(seconds=20), wait_all_ranks=True)
-    group = dist.new_group()
-    wait = timedelta(milliseconds=500)
-    if rank == 0:
-        raises(RuntimeError, ["Rank 1 failed to pass monitoredBarrier"], lambda: barrier(group, wait))
-    elif rank == 2:
-        raises(RuntimeError, ["Rank 2 successfully reached monitoredBarrier"], lambda: barrier(group, wait))
-    dist.barrier()
-
-
-@test(1)
-def monitored_asks_for_all_ranks_at_once(rank, size, _):
-    from moeccl._c10d import barriers
-    from moeccl._c10d.meeting import longest_pause
-
-    class Counting:
-        def __init__(self, there):
-            self.keys, self.checks = {f"barrier/{r}" for r in there}, 0
-
-        def check(self, keys):
-            self.checks += 1
-            return self.keys.issuperset(keys)
-
-        def set(self, key, value):
-            self.keys.add(key)
-
-    everyone = Counting(range(1, 64))
-    barriers.monitored(everyone, "barrier", 0, 64, 5000, False)
-    assert everyone.checks < 8 and "barrier/all" in everyone.keys, everyone.checks
-    absent = Counting(set(range(1, 64)) - {5, 9})
-    raises(RuntimeError, ["Ranks 5, 9 failed to pass"], lambda: barriers.monitored(absent, "barrier", 0, 64, 50, True))
-    raises(RuntimeError, ["Rank 5 failed to pass"], lambda: barriers.monitored(absent, "barrier", 0, 64, 50, False))
-    assert longest_pause(8) == 0.02 and longest_pause(4096) > 0.2
-
-
 @test(3, status={1: -signal.SIGKILL})
 def a_killed_peer(rank, size, _):
     dist.all_reduce(torch.ones(4))

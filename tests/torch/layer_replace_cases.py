@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of layer_test.py about sample re-placing by the clock."""
+import contextlib
+from unittest import mock
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -9,7 +12,8 @@ import moeccl
 import moeccl.torch as mt
 from layer_cases import gathered
 from layer_checkpoint_cases import refuses
-from moeccl.torch import _clock
+from moeccl.torch import _clock, replace
+from moeccl.torch.functions import combine_gradients
 
 EXPERTS, SAMPLE, SAMPLES = 8, 8, 16
 TOKENS = SAMPLE * SAMPLES
@@ -132,3 +136,39 @@ def case_a_decision_lasts_while_passes_wait(rank, n):
             kept_again, got = gradients(lambda layer, x: checkpoint(layer, x, use_reentrant=how), interleaved)
             assert kept_again == kept, kept_again
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, msg=lambda m: f"{interleaved}, {how}: {m}")
+
+
+def case_follow_refuses_unequal_batches_on_all_ranks(rank, n):
+    """One rank has as many samples as the ranks have on average."""
+    layer = mt.MoELayer(8, EXPERTS, 2, ffn=8, max_tokens=TOKENS, seed=1, sample_tokens=SAMPLE, trials=-1)
+    samples = [1, 3, 2, 2][rank]
+    for n_samples in (samples, samples, rank):  # moved or not; and a rank without samples
+        with torch.no_grad():
+            layer(torch.ones(SAMPLE * n_samples, 8))
+        refuses(["follow() needs as many samples on every rank", f"{SAMPLE * n_samples}"], lambda: layer.follow(torch.arange(SAMPLE * n_samples)))
+    with torch.no_grad():
+        layer(torch.ones(0, 8))
+    assert layer.follow(torch.empty(0, 3)).shape == (0, 3)
+
+
+def case_ranks_whose_steps_ended_differently_go_on_after_renew(rank, n):
+    """A failure comes behind combine's backward pass on some ranks and inside it on another, so that their clocks count other passes."""
+    group = dist.new_group()
+    layer = mt.MoELayer(8, EXPERTS, 2, ffn=8, max_tokens=TOKENS, seed=1, sample_tokens=SAMPLE, group=group, comm_options={"timeout_ms": 5000})
+
+    def forward():
+        return layer(torch.ones(SAMPLE, 8, requires_grad=True)).sum()
+
+    def fails(*arguments):
+        raise RuntimeError("full")
+
+    forward().backward()
+    behind = layer.experts.register_full_backward_hook(fails)
+    loss, in_combine = forward(), mock.patch.object(replace, "combine_gradients", lambda *a: fails(combine_gradients(*a)))
+    with in_combine if rank == n - 1 else contextlib.nullcontext():
+        refuses(["full"], loss.backward, RuntimeError)
+    behind.remove()
+    dist.barrier()
+    mt.renew(layer)
+    forward().backward()
+    mt.close(group)

@@ -110,6 +110,11 @@ def case_fsdp1_must_leave_the_experts_out(rank, n):
         torch.testing.assert_close(mt.full_state_dict(model)["1.ffn.experts.up__weight"], 2 * state["1.ffn.experts.up__weight"])
         refuses(["FullyShardedDataParallel", "fully_shard"],
                 lambda: mt.full_optimizer_state_dict(model, torch.optim.Adam(model.parameters())), TypeError)
+    same_experts = grid(rank, n)  # which FullyShardedDataParallel's parts do not tell from others
+    split = fsdp1(mt.MoELayer(HIDDEN, EXPERTS, 2, group=same_experts["group"], **OPTIONS), process_group=same_experts["expert_data_group"])
+    if n > 2:
+        refuses(["among ranks. Whether these have the same experts is not visible", "use fully_shard, which also splits"], lambda: split(x),
+                TypeError)
     whole = mt.MoELayer(HIDDEN, EXPERTS, 2, group=alone(), **OPTIONS)  # all ranks have all experts
     fsdp1(nn.Sequential(whole), use_orig_params=True)(x).sum().backward()
     parameters = {name: p.detach() for name, p in plain.named_parameters()}

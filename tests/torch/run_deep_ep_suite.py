@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs DeepEP v1.2.1's own test_intranode.py and test_low_latency.py, unchanged, against bindings/deep_ep on CPU tensors.
+"""Runs DeepEP's own tests, unchanged, against bindings/deep_ep on CPU tensors: test_intranode.py and test_low_latency.py of v1.2.1,
+test_hybrid_ep.py and test_graphed_hybrid_ep.py of the branch hybrid-ep, and ElasticBuffer's tests (elastic) of the branch main.
 
-    python3 tests/torch/run_deep_ep_suite.py CHECKOUT [--only intranode|low_latency] [--num-processes 2] [--hidden 256] ...
+    python3 tests/torch/run_deep_ep_suite.py CHECKOUT [--only intranode|low_latency|hybrid|graphed_hybrid|elastic] ...
 
-CHECKOUT is a clone of github.com/deepseek-ai/DeepEP, or its git directory; the tests are taken from its tag v1.2.1. Needs torch,
-moeccl and deep_ep (in the tree PYTHONPATH=build/bindings/python:bindings/deep_ep). This process stands in for CUDA: tensors that
-a test asks for on "cuda" are made on the CPU, torch.cuda's events are clocks, process groups are gloo's, and benchmarks repeat
-less often. All assertions are the tests' own. Exits with 77 where torch or the checkout is missing."""
+CHECKOUT is a clone of github.com/deepseek-ai/DeepEP, or its git directory. Needs torch, moeccl and deep_ep (in the tree
+PYTHONPATH=build/bindings/python:bindings/deep_ep). This process stands in for CUDA: tensors that a test asks for on "cuda" are made
+on the CPU, torch.cuda's events are clocks, what a test captures in a CUDA graph runs at once and is not replayed, process groups
+are gloo's, and benchmarks repeat less often. All assertions are the tests' own. Exits with 77 where torch or the checkout is missing."""
 import argparse
+import contextlib
+import math
 import os
 import runpy
 import subprocess
@@ -15,8 +18,11 @@ import sys
 import tempfile
 import time
 
-TAG = "v1.2.1"
-FILES = ("test_intranode.py", "test_low_latency.py", "utils.py")
+import deep_ep_elastic_suite as elastic
+
+# By the name of --only: where a test lies in the checkout, and its file.
+SUITES = {"intranode": ("v1.2.1", "test_intranode.py"), "low_latency": ("v1.2.1", "test_low_latency.py"),
+          "hybrid": ("hybrid-ep", "test_hybrid_ep.py"), "graphed_hybrid": ("hybrid-ep", "test_graphed_hybrid_ep.py")}
 
 
 def skip(reason):
@@ -24,15 +30,22 @@ def skip(reason):
     sys.exit(77)
 
 
-def extract(checkout, folder):
-    """Writes the tests of the tag into `folder`, outside this repository."""
-    for name in FILES:
-        shown = subprocess.run(["git", "-C", checkout, "-c", "safe.directory=*", "show", f"{TAG}:tests/{name}"],
-                               capture_output=True)
-        if shown.returncode != 0:
-            skip(f"{checkout} has no {TAG}:tests/{name}: {shown.stderr.decode().strip()}")
-        with open(os.path.join(folder, name), "wb") as out:
-            out.write(shown.stdout)
+def extract(checkout, revision, folder):
+    """Writes the tests of a revision into `folder`, outside this repository; they import each other."""
+    for name in [file for of, file in SUITES.values() if of == revision] + ["utils.py"]:
+        extract_file(checkout, revision, f"tests/{name}", os.path.join(folder, name))
+
+
+def extract_file(checkout, revision, path, target):
+    for where in (revision, f"origin/{revision}"):  # a clone has branches only there
+        shown = subprocess.run(["git", "-C", checkout, "-c", "safe.directory=*", "show", f"{where}:{path}"], capture_output=True)
+        if shown.returncode == 0:
+            break
+    else:
+        skip(f"{checkout} has no {revision}:{path}: {shown.stderr.decode().strip()}")
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    with open(target, "wb") as out:
+        out.write(shown.stdout)
 
 
 class Clock:
@@ -46,6 +59,13 @@ class Clock:
 
     def elapsed_time(self, later):
         return (later.at - self.at) * 1e3
+
+
+class Graph:
+    """torch.cuda.CUDAGraph, whose work has run when it was captured."""
+
+    def replay(self):
+        pass
 
 
 def stand_in_for_cuda():
@@ -62,6 +82,9 @@ def stand_in_for_cuda():
             # The product that keeps a GPU busy during communication takes minutes here.
             if function is torch.randn and args and args[0] == (8192, 8192):
                 args = ((256, 256), )
+            # Zeros that only flush a GPU's cache.
+            if function is torch.zeros and math.prod(args[0] if isinstance(args[0], tuple) else args[:1]) >= 1 << 25:
+                args = (1, )
             return function(*args, **kwargs)
 
     def in_rank(rank, test_loop, *args):
@@ -79,8 +102,8 @@ def stand_in_for_cuda():
 
     gather = dist.all_gather_into_tensor
 
-    def all_gather_into_tensor(out, mine, **kwargs):
-        gather(out.view(-1, *mine.shape[1:]), mine, **kwargs)  # gloo only accepts concatenated blocks
+    def all_gather_into_tensor(out, mine, *args, **kwargs):
+        gather(out.view(-1, *mine.shape[1:]), mine, *args, **kwargs)  # gloo only accepts concatenated blocks
 
     dist.all_gather_into_tensor = all_gather_into_tensor
     torch.multiprocessing.spawn = spawn
@@ -88,6 +111,10 @@ def stand_in_for_cuda():
     torch.set_default_device = lambda device: None
     torch.cuda.set_device = torch.cuda.synchronize = lambda *_: None
     torch.cuda.Event = Clock
+    torch.cuda.Stream = torch.cpu.Stream
+    torch.cuda.stream = torch.cuda.graph = lambda *_: contextlib.nullcontext()
+    torch.cuda.CUDAGraph = Graph
+    torch.cuda.profiler.start = torch.cuda.profiler.stop = lambda: None
 
 
 def shorten_benchmarks():
@@ -109,7 +136,8 @@ def shorten_benchmarks():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout")
-    parser.add_argument("--only", choices=("intranode", "low_latency"))
+    parser.add_argument("--only", choices=(*SUITES, "elastic"))
+    parser.add_argument("--elastic-test", help="with --only elastic: ep, barrier, engram, pp or agrs, to run only this one")
     for name, default in (("processes", 2), ("tokens", 64), ("experts", 16), ("topk", 4)):
         parser.add_argument(f"--num-{name}", type=int, default=default)
     parser.add_argument("--hidden", type=int, default=256)
@@ -122,23 +150,54 @@ def main():
     import deep_ep
     print(f"deep_ep is {os.path.dirname(deep_ep.__file__)}", flush=True)
     stand_in_for_cuda()
+    sys.dont_write_bytecode = True
+    for test, (revision, file) in SUITES.items():
+        if args.only not in (None, test):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            extract(args.checkout, revision, folder)
+            run_in(folder, file, arguments_of(test, args))
+    if args.only in (None, "elastic"):
+        run_elastic(args)
+
+
+def run_elastic(args):
     with tempfile.TemporaryDirectory() as folder:
-        extract(args.checkout, folder)
-        sys.path.insert(0, folder)
-        sys.dont_write_bytecode = True
-        shorten_benchmarks()
-        for test in ("intranode", "low_latency"):
-            if args.only not in (None, test):
-                continue
-            # UE8M0 scales, which test_low_latency.py always tries, need rows of 512 elements.
-            hidden = args.hidden if test == "intranode" else -(-args.hidden // 512) * 512
-            sys.argv = [f"test_{test}.py", "--num-processes", str(args.num_processes), "--num-tokens", str(args.num_tokens),
-                        "--hidden", str(hidden), "--num-experts", str(args.num_experts), "--num-topk", str(args.num_topk)]
-            if test == "low_latency" and args.use_logfmt:
-                sys.argv.append("--use-logfmt")
-            began = time.monotonic()
-            runpy.run_path(os.path.join(folder, sys.argv[0]), run_name="__main__")  # raises the error of a rank that failed
-            print(f"{' '.join(sys.argv)}: passed in {time.monotonic() - began:.1f} s", flush=True)
+        for path in elastic.TESTS + elastic.MODULES:
+            extract_file(args.checkout, elastic.REVISION, path, os.path.join(folder, path))
+        elastic.stand_in()
+        elastic.lend_modules(folder)
+        for argv in elastic.runs(args):
+            if args.elastic_test in (None, argv[0][len("test_"):-len(".py")]):
+                run_file(os.path.join(folder, "tests/elastic", argv[0]), argv)
+
+
+def arguments_of(test, args):
+    """Returns the arguments of a test. Those of branch hybrid-ep take most of theirs from the environment."""
+    # UE8M0 scales, which test_low_latency.py always tries, and hybrid-ep's fp8 need rows of 512 elements.
+    hidden = args.hidden if test == "intranode" else -(-args.hidden // 512) * 512
+    count = ["--num-processes", str(args.num_processes)]
+    if "hybrid" in test:
+        os.environ.update(HIDDEN_DIM=str(hidden), MAX_NUM_OF_TOKENS_PER_RANK=str(args.num_tokens),
+                          NUM_TOKENS_PER_RANK=str(args.num_tokens), TOPK=str(args.num_topk),
+                          NUM_LOCAL_EXPERTS=str(args.num_experts // args.num_processes), ITERATIONS="1")
+        return count
+    return count + ["--num-tokens", str(args.num_tokens), "--hidden", str(hidden), "--num-experts", str(args.num_experts),
+                    "--num-topk", str(args.num_topk)] + ["--use-logfmt"] * (test == "low_latency" and args.use_logfmt)
+
+
+def run_in(folder, file, arguments):
+    sys.path.insert(0, folder)
+    sys.modules.pop("utils", None)  # each revision has its own
+    shorten_benchmarks()
+    run_file(os.path.join(folder, file), [file] + arguments)
+    sys.path.remove(folder)
+
+
+def run_file(path, argv):
+    began, sys.argv = time.monotonic(), argv
+    runpy.run_path(path, run_name="__main__")  # raises the error of a rank that failed
+    print(f"{' '.join(argv)}: passed in {time.monotonic() - began:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 """Calls on CUDA tensors without CUDA: host streams of the library stand in for CUDA's, and CPU tensors for CUDA's."""
 import contextlib
 import ctypes
+import os
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import torch
@@ -67,12 +70,14 @@ def made(*values):
 
 
 @contextlib.contextmanager
-def stand_ins():
-    """Yields the backend of all ranks, whose calls take the way of CUDA tensors, its communicator for them, and the current stream."""
+def stand_ins(begun=True):
+    """Yields the backend of all ranks, whose calls take the way of CUDA tensors, its communicator for them, and the current stream.
+    begun: False leaves it to the first call to make the communicator."""
     from moeccl._c10d import cuda as way
-    backend = dist.group.WORLD._backend
-    comm = backend._meet("cuda/0")
-    backend._cuda, backend._comm = {0: comm}, lambda tensor: comm
+    backend, comm = dist.group.WORLD._backend, None
+    if begun:
+        comm = backend._meet("cuda/0")
+        backend._cuda, backend._comm = {0: comm}, lambda tensor: comm
     cuda, current = torch.cuda, Stream()
     _current.append(current)
     cuda.Stream, cuda.Event, cuda.stream, torch.futures.Future = Stream, Event, on, Future
@@ -81,7 +86,7 @@ def stand_ins():
     torch.Tensor.record_stream = lambda self, stream: recorded.append((self.data_ptr(), stream))
     way.copy_back = lambda after: (current.synchronize(), after())
     yield backend, comm, current
-    del backend._comm  # the group frees the communicator
+    vars(backend).pop("_comm", None)  # the group frees the communicator
 
 
 @test(2)
@@ -134,3 +139,31 @@ def limits_on_cuda(rank, size, _):
             assert all(word in error for word in late), error
             raises(RuntimeError, late, lambda: dist.all_reduce(t))
         dist.barrier(other)
+
+
+class OnTheDevice(Made):
+    is_cuda = property(lambda self: True)
+    device = property(lambda self: torch.device("cuda", 0))
+
+
+@test(2)
+def threads_that_begin_on_a_device_together(rank, size, _):
+    with stand_ins(begun=False) as (backend, _comm, _current_one):
+        with ThreadPoolExecutor(4) as threads:
+            found = set(threads.map(lambda _unused: backend._comm(torch.ones(1).as_subclass(OnTheDevice)), range(4)))
+        assert found == {backend._cuda[0]}, (found, backend._cuda)
+        t = torch.ones(1).as_subclass(OnTheDevice)
+        dist.all_reduce(t, async_op=True).wait()
+        same(t.as_subclass(torch.Tensor), torch.tensor([2.0]))
+        dist.barrier()
+
+
+@test(3, status={2: -signal.SIGKILL})
+def a_rank_that_dies_before_its_first_call_on_a_device(rank, size, _):
+    """The others do not wait for it until the time to make a communicator has passed, which is 60 s."""
+    with stand_ins(begun=False):
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        began = time.monotonic()
+        raises(RuntimeError, ["rank 2", "the first call on cuda:0"], lambda: dist.all_reduce(torch.ones(1).as_subclass(OnTheDevice)))
+        assert time.monotonic() - began < 10 * PATIENCE

@@ -62,3 +62,43 @@ def case_ranks_of_a_tensor_parallel_group_that_differ_are_named(rank, n):
         index[0, 0] = EXPERTS
     refuses([f"give 0 to {EXPERTS - 1}" if rank == 2 else "rank 2"], lambda: mt.tensor_dispatch(x, index, EXPERTS, group=comm))
     dist.barrier()
+
+
+def loop_of_experts(step, matrices):
+    """Returns what a layer's usual loop over its experts makes of the rows."""
+    out = torch.zeros_like(step.rows)
+    for e in range(EXPERTS):
+        token, place = (step.topk_index == e).nonzero(as_tuple=True)
+        if len(token):
+            out = out.index_add(0, token, step.topk_weights[token, place, None] * (step.rows[token] @ matrices[e]))
+    return out
+
+
+def case_a_group_without_rows_takes_part_in_the_backward_pass(rank, n):
+    comm = mt.comm_of(topology=f"node:{n // 2} gpu:2" if n > 2 else "node:2 gpu:1")
+    matrices = torch.randn((EXPERTS, HIDDEN, HIDDEN), generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    for needed in ((True, True), (True, False), (False, True)):
+        x, _, weights = problem(rank // 2 if n > 2 else rank)
+        x.requires_grad_(needed[0]), weights.requires_grad_(needed[1])
+        index = torch.tensor([[0, -1]]).expand(TOKENS, 2).contiguous()
+        step = mt.tensor_dispatch(x, index, EXPERTS, weights, group=comm)
+        assert (len(step.rows) == 0) == (step.row_counts == [0, 0])
+        y = step.combine(loop_of_experts(step, matrices))
+        y.sum().backward()
+        if needed[0]:
+            torch.testing.assert_close(x.grad, weights.detach()[:, :1] * matrices[0].sum(1))
+        if needed[1]:
+            torch.testing.assert_close(weights.grad[:, 0], (x.detach() @ matrices[0]).sum(1))
+
+
+def case_experts_may_begin_in_place_on_what_arrived(rank, n):
+    comm = mt.comm_of(topology=f"node:{n // 2} gpu:2" if n > 2 else "node:2 gpu:1")
+    x, index, weights = problem(rank // 2 if n > 2 else rank)
+    step = mt.tensor_dispatch(x, index, EXPERTS, weights, group=comm)
+    hidden = torch.nn.functional.relu(step.rows, inplace=True)
+    y = step.combine(hidden * step.topk_weights.mul_(2).sum(1, keepdim=True))
+    y.sum().backward()
+    chosen = (index >= 0).to(x.dtype)
+    expected = 2 * (weights.detach() * chosen).sum(1, keepdim=True) * (x.detach() > 0)
+    torch.testing.assert_close(x.grad, expected)
+    torch.testing.assert_close(weights.grad, 2 * chosen * x.detach().relu().sum(1, keepdim=True))

@@ -5,6 +5,7 @@ import ctypes
 import gc
 import os
 import signal
+import threading
 import time
 import weakref
 
@@ -245,3 +246,39 @@ def a_child_that_is_forked(rank, size, where):
         raise AssertionError("the child waits for a thread of its parent's")
     os.mkdir(forked)
     same(future.wait(), [torch.full((4,), 2.0)])
+
+
+@test(3)
+def a_rank_that_ends_without_waiting(rank, size, where):
+    """Its operation has run, so its end does not disturb the others."""
+    mine, ended = torch.full((4,), float(rank)), where + ".ended"
+    if rank == 0:
+        work = dist.gather(mine, dst=1, async_op=True)
+        time.sleep(0.5 * PATIENCE)
+        ending._end_all()
+        os.mkdir(ended)
+        assert not work.error
+    elif rank == 1:
+        rows = [torch.zeros(4) for _unused in range(size)]
+        dist.gather(mine, rows, dst=1)
+        same(rows, [torch.full((4,), float(r)) for r in range(size)])
+    else:
+        assert until(lambda: os.path.exists(ended), 30)
+        dist.gather(mine, dst=1)
+
+
+@test(2)
+def a_rank_that_ends_with_operations_that_run(rank, size, where):
+    """They end long before their timeouts, be they on a thread or on a stream."""
+    other = dist.new_group()
+    if rank == 1:
+        assert until(lambda: os.path.exists(where + ".ended"), 30)
+        return
+    dist.all_reduce(torch.ones(4), group=other, async_op=True)
+    threading.Thread(target=lambda: dist.all_reduce(torch.ones(4)), daemon=True).start()
+    time.sleep(0.2)
+    began = time.monotonic()
+    ending._end_all()
+    took = time.monotonic() - began
+    os.mkdir(where + ".ended")
+    assert took < 10 * PATIENCE, took

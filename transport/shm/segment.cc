@@ -32,8 +32,6 @@ Segment::Segment(const SegmentShape& shape) : shape_(shape) {
   bytes_ = round_up(messages_ + n * kMessageSlots * shape.message_bytes, kPage);
 }
 
-size_t Segment::bytes_for(const SegmentShape& shape) { return Segment(shape).bytes_; }
-
 Result<std::shared_ptr<Segment>> Segment::create(const SegmentShape& shape, bool shared) {
   std::shared_ptr<Segment> segment(new Segment(shape));
   if (shared) {

@@ -63,7 +63,6 @@ class Segment {
   const Fd& fd() const { return fd_; }
   // For use when all peers have the descriptor: a mapping needs none.
   void close_fd() { fd_.reset(); }
-  static size_t bytes_for(const SegmentShape& shape);
 
  private:
   explicit Segment(const SegmentShape& shape);

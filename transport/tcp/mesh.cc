@@ -101,7 +101,7 @@ Status Mesh::shake_hands(uint32_t peer, Knocked* k) const {
   bootstrap::Party self = {bootstrap::Role::kLinkClient, options_.rank, options_.n_ranks};
   self.exchanges_keys = options_.cipher != Cipher::kNone;
   MOECCL_ASSIGN_OR_RETURN(const bootstrap::Authenticated server,
-                          bootstrap::client_handshake(k->fd.get(), options_.key, self, bootstrap::Role::kLinkServer,
+                          bootstrap::client_handshake(k->fd.get(), options_.key, self, {bootstrap::Role::kLinkServer},
                                                       k->way.answered, options_.watch));
   if (server.peer.rank != peer || server.peer.n_ranks != options_.n_ranks) {
     return error(moecclInternalError, "rank {} of {} answers in the place of rank {}", server.peer.rank,

@@ -28,6 +28,12 @@ def check_devices(device, named):
                     name, tensor.device, device)
 
 
+def check_cpu(call, name, tensor):
+    check_tensor(name, tensor)
+    require(tensor.device.type == "cpu", NotImplementedError, "{}: {} lies on {}, and MoECCL does this for CPU tensors only: give one, or "
+            "use moeccl's collectives, which take CUDA tensors", call, name, tensor.device)
+
+
 def check_shape(name, tensor, dtypes, shape, what):
     """Accepts only tensors of these types and this shape; None in shape means any number."""
     check_tensor(name, tensor)
@@ -49,9 +55,8 @@ def check_group(group, comm):
     raise ValueError("group and comm are None: give a torch.distributed process group, or an mpi4py communicator as comm")
 
 
-def check_rows(x, topk_idx=None, topk_weights=None, combine=False):
-    """Checks x, topk_idx and topk_weights of a dispatch and returns them as Rows; None for a combine."""
-    from ._throughput import Rows
+def check_x(x, combine=False):
+    """Checks x of a dispatch, rows or (rows, scales), or of a combine, and returns the number of its rows."""
     pair = isinstance(x, tuple) and not combine
     require(not pair or len(x) == 2, ValueError, "x is a tuple of {}: give (rows, scales)", len(x) if pair else 0)
     rows, scales = x if pair else (x, None)
@@ -64,6 +69,13 @@ def check_rows(x, topk_idx=None, topk_weights=None, combine=False):
         check_tensor("x[1]", scales)
         require(scales.dim() == 2 and scales.size(0) == n and scales.size(1) > 0, ValueError,
                 "x[1] is {}: give scales [{}, n]", list(scales.shape), n)
+    return n
+
+
+def check_rows(x, topk_idx=None, topk_weights=None):
+    """Checks x, topk_idx and topk_weights of a dispatch and returns them as Rows."""
+    from ._throughput import Rows
+    n = check_x(x)
     require((topk_idx is None) == (topk_weights is None), ValueError,
             "topk_idx is {}, topk_weights is {}: give both or neither", *("None" if t is None else "given"
                                                                          for t in (topk_idx, topk_weights)))
@@ -71,7 +83,7 @@ def check_rows(x, topk_idx=None, topk_weights=None, combine=False):
         check_shape("topk_idx", topk_idx, _INDEX, (n, None), f"int64 [{n}, k], a row for each of x's")
         check_shape("topk_weights", topk_weights, (torch.float32, ), tuple(topk_idx.shape),
                f"float32 {list(topk_idx.shape)}, as topk_idx")
-    return None if combine else Rows(x, topk_idx, topk_weights)
+    return Rows(x, topk_idx, topk_weights)
 
 
 def check_choices(topk_idx, num_experts, n_ranks):
@@ -84,6 +96,20 @@ def check_choices(topk_idx, num_experts, n_ranks):
         require(least >= -1 and most < num_experts, ValueError,
                 "topk_idx holds {}: give expert numbers from 0 to {}, or -1 for none", least if least < -1 else most,
                 num_experts - 1)
+
+
+def check_distinct(topk_idx):
+    """Refuses tokens that name an expert twice."""
+    ordered = topk_idx.sort(1).values
+    twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(1).nonzero()
+    require(twice.numel() == 0, ValueError, "topk_idx names an expert twice in row {}: results of do_expand without do_cpu_sync have no "
+            "room for that; give distinct experts, or do_cpu_sync=True", int(twice[0]) if twice.numel() else 0)
+
+
+def check_counts(name, tensor, n_local):
+    """Checks a tensor of statistics, to which the rows of each local expert are added."""
+    check_shape(name, tensor, (torch.int32, ), (n_local, ), f"int32 [{n_local}], one for each local expert")
+    require(tensor.is_contiguous(), ValueError, "{} is not contiguous: give a contiguous tensor", name)
 
 
 def check_layout(rows, per_rank, in_rank, per_expert, n_ranks):
@@ -122,9 +148,7 @@ def check_low_latency(most, hidden, n_experts, n_ranks, x=None, topk_idx=None, u
     require(topk_idx.size(1) <= _native.MOST_CHOICES, ValueError, "topk_idx has {} columns: low-latency calls take up to {}",
             topk_idx.size(1), _native.MOST_CHOICES)
     if stats is not None:
-        name, n_local = "cumulative_local_expert_recv_stats", n_experts // n_ranks
-        check_shape(name, stats, (torch.int32, ), (n_local, ), f"int32 [{n_local}], one for each local expert")
-        require(stats.is_contiguous(), ValueError, "{} is not contiguous: give a contiguous tensor", name)
+        check_counts("cumulative_local_expert_recv_stats", stats, n_experts // n_ranks)
     require(not use_ue8m0 or (use_fp8 and round_scale), ValueError,
             "use_ue8m0 is {}: it needs use_fp8=True and round_scale=True", use_ue8m0)
     group = _fp8.GROUP * (4 if use_ue8m0 else 1)

@@ -2,6 +2,7 @@
 """The parts of MoECCL that this package needs: a communicator, its layers and their routings, on tensors' addresses."""
 import collections
 import ctypes
+import itertools
 import os
 import typing
 
@@ -31,10 +32,17 @@ def _ready(tensor):
         torch.cuda.current_stream(tensor.device).synchronize()
 
 
+def copied(pointer, n, dtype, device):
+    """Copies n numbers of a C array, which are of this type, into a tensor."""
+    if n == 0:
+        return torch.empty(0, dtype=dtype, device=device)
+    array = (type(pointer.contents) * n).from_address(ctypes.addressof(pointer.contents))
+    return torch.frombuffer(array, dtype=dtype).to(device, copy=True)
+
+
 def int32_tensor(pointer, n, device):
-    """Copies n > 0 numbers of a C array into a tensor."""
-    array = (ctypes.c_int32 * n).from_address(ctypes.addressof(pointer.contents))
-    return torch.frombuffer(array, dtype=torch.int32).to(device, copy=True)
+    """Copies n numbers of a C array of int32 into a tensor."""
+    return copied(pointer, n, torch.int32, device)
 
 
 class Shape(typing.NamedTuple):
@@ -47,12 +55,14 @@ class Shape(typing.NamedTuple):
     layout: int
     scale_bytes: int = 0
     scaled_row_bytes: int = 0
+    align_rows: int = 0
 
     def config(self):
         config = _abi.moecclMoeConfig_t()
         config.hidden_bytes, config.type, config.top_k = self.row_bytes, self.type, self.top_k
         config.n_experts, config.max_tokens, config.layout = self.n_experts, self.max_tokens, self.layout
         config.scale_bytes, config.scaled_row_bytes = self.scale_bytes, self.scaled_row_bytes
+        config.align_rows = self.align_rows
         return config
 
 
@@ -143,12 +153,13 @@ class Layer:
 
 
 class Communicator:
-    """This rank's communicator, its layers by shape, and the two collectives for data that layers do not carry."""
+    """This rank's communicator, its layers by shape, and the collectives for data that layers do not carry."""
 
-    def __init__(self, n_ranks, rank, id, staging_bytes=0):
-        self.comm = moeccl.Comm(n_ranks, id, rank, name="deep_ep", staging_bytes=staging_bytes)
+    def __init__(self, n_ranks, rank, id, name="deep_ep", **options):
+        """options: staging_bytes, timeout_ms and others of moeccl.Comm."""
+        self.comm = moeccl.Comm(n_ranks, id, rank, name=name, **options)
         self.size, self.rank, self._layers = n_ranks, rank, {}
-        self._max_tokens, self._scratch = 64, torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._max_tokens, self._scratch = 64, {}
 
     @property
     def raw(self):
@@ -173,14 +184,15 @@ class Communicator:
             self._max_tokens *= 2
         return self._max_tokens
 
-    def scratch(self, n_rows, columns, dtype, device):
-        """Returns an uninitialized tensor that is valid until the next call of this method."""
+    def scratch(self, n_rows, columns, dtype, device, use="parts"):
+        """Returns an uninitialized tensor that is valid until the next call of this method for the same use."""
         if device.type != "cpu":
             return torch.empty((n_rows, columns), dtype=dtype, device=device)
-        size = n_rows * columns * dtype.itemsize
-        if self._scratch.numel() < size:
-            self._scratch = torch.empty(size, dtype=torch.uint8, device="cpu")
-        return self._scratch[:size].view(dtype).view(n_rows, columns)
+        size, kept = n_rows * columns * dtype.itemsize, self._scratch.get(use)
+        if kept is None or kept.numel() < size:
+            self._scratch[use] = None  # before the larger one is made
+            kept = self._scratch[use] = torch.empty(size, dtype=torch.uint8, device="cpu")
+        return kept[:size].view(dtype).view(n_rows, columns)
 
     def all_to_all(self, send):
         """Sends block r of the int32 CPU tensor send[size, n] to rank r and returns the received blocks."""
@@ -190,19 +202,36 @@ class Communicator:
         return recv
 
     def all_to_all_v(self, send, send_counts, recv, recv_counts):
-        """Exchanges rows of float32; send_counts[r] of them go to rank r."""
-        width, arrays = send.size(1), []
+        """Exchanges rows of one type and width; send_counts[r] of them go to rank r."""
+        arrays = []
         for counts in (send_counts, recv_counts):
-            elements = [c * width for c in counts]
-            starts = [sum(elements[:r]) for r in range(self.size)]
-            arrays.append([(ctypes.c_size_t * self.size)(*elements), (ctypes.c_size_t * self.size)(*starts)])
-        self.check(lib.moecclAllToAllv(_address(send), *arrays[0], _address(recv), *arrays[1], moeccl.FLOAT32,
+            row_bytes = send.size(1) * send.element_size()
+            starts = itertools.accumulate((c * row_bytes for c in counts), initial=0)
+            arrays.append([(ctypes.c_size_t * self.size)(*(c * row_bytes for c in counts)),
+                           (ctypes.c_size_t * self.size)(*itertools.islice(starts, self.size))])
+        self.check(lib.moecclAllToAllv(_address(send), *arrays[0], _address(recv), *arrays[1], moeccl.UINT8,
                                        self.raw, stream_of(recv)))
+
+    def all_gather(self, blocks):
+        """Fills the uint8 CPU tensor blocks[size, n], of which this rank's row holds its own data."""
+        self.check(lib.moecclAllGather(_address(blocks[self.rank]), _address(blocks), blocks.size(1), moeccl.UINT8, self.raw, None))
+
+    def barrier(self):
+        """Returns when all ranks have called it."""
+        self.all_to_all(torch.zeros((self.size, 1), dtype=torch.int32, device="cpu"))
+
+    def send(self, tensor, peer):
+        """Sends a contiguous CPU tensor."""
+        self.check(lib.moecclSend(_address(tensor), tensor.nbytes, moeccl.UINT8, peer, self.raw, None))
+
+    def recv(self, tensor, peer):
+        """Fills a contiguous CPU tensor."""
+        self.check(lib.moecclRecv(_address(tensor), tensor.nbytes, moeccl.UINT8, peer, self.raw, None))
 
     def close(self):
         if self.comm is None:
             return
         for layer in self._layers.values():
             layer.close()
-        comm, self.comm, self._layers = self.comm, None, {}
+        comm, self.comm, self._layers, self._scratch = self.comm, None, {}, {}
         comm.close()

@@ -26,6 +26,14 @@ class State:
         self.sent, self.received = [], []  # rows to and from each rank
         self.routings = []  # the same choices on layers for different kinds of rows, and on different communicators
 
+    def set_counts(self, comm, fan, most_tokens, sent, received):
+        """Takes the largest number of ranks that a token goes to and of tokens on a rank, and the rows to and from each rank."""
+        if fan > _native.MOST_CHOICES:
+            raise ValueError(f"a token goes to {fan} ranks: MoECCL sends one to at most {_native.MOST_CHOICES}")
+        self.index = _choices(self.is_token_in_rank, min(self.n_ranks, _round_up(fan)))
+        self.max_tokens = comm.room_for(most_tokens)
+        self.sent, self.received, self.n_rows = sent, received, sum(received)
+
     def routing(self, comm, row_bytes, type_, scaled_row_bytes=0, scale_bytes=0):
         """Returns this communicator's routing for rows of this kind. The call is collective if there is none yet."""
         for found in self.routings:
@@ -64,7 +72,9 @@ class Rows:
         if self.scales is not None:
             self.parts.append(self.scales.contiguous())
         if topk_idx is not None:
-            self.parts += [topk_idx.to(torch.int32).contiguous(), topk_weights.contiguous()]
+            self.parts.append(topk_idx.to(torch.int32).contiguous())
+        if topk_weights is not None:
+            self.parts.append(topk_weights.contiguous())
         self.widths = [p.size(1) * p.element_size() for p in self.parts]
         self.scale_bytes = sum(self.widths)
         fp8 = self.x.element_size() == 1
@@ -86,32 +96,58 @@ class Rows:
         return [part if part is None else memory.empty((n_out, part.size(1)), part.dtype, part.device)
                 for part in (self.x, self.scales, self.topk_idx, self.topk_weights)]
 
+    def receive(self, comm, state, out):
+        """Sends the rows and fills out[:n_rows]. Returns the parts that travel with them, each as bytes [n_rows, width]."""
+        routing = self.routing(comm, state)
+        if not self.parts:
+            routing.dispatch(self.x, out)
+            return []
+        beside = torch.cat([_dense(p).view(torch.uint8) for p in self.parts], dim=1)
+        received = comm.scratch(state.n_rows, self.scale_bytes, torch.uint8, self.x.device)
+        routing.dispatch_scaled(self.x, beside, out, received)
+        return [_dense(p) for p in received.split(self.widths, dim=1)]
+
     def move(self, comm, state, outputs, n_local):
         """Sends the rows and fills the outputs; rows beyond those received are zeros without choices."""
         n = state.n_rows
-        routing, (out, scales, idx, weights) = self.routing(comm, state), outputs
-        if not self.parts:
-            routing.dispatch(self.x, out)
-        else:
-            beside = torch.cat([_dense(p).view(torch.uint8) for p in self.parts], dim=1)
-            received = comm.scratch(n, self.scale_bytes, torch.uint8, self.x.device)
-            routing.dispatch_scaled(self.x, beside, out, received)
-            pieces = [_dense(p) for p in received.split(self.widths, dim=1)]
-            if scales is not None:
-                scales[:n].copy_(pieces.pop(0).view(scales.dtype))
-            if idx is not None:
-                local = pieces[0].view(torch.int32) - comm.rank * n_local
-                elsewhere = (local < 0) | (local >= n_local)
-                idx[:n].copy_(local.masked_fill_(elsewhere, -1))
-                weights[:n].copy_(pieces[1].view(torch.float32).masked_fill_(elsewhere, 0))
+        out, scales, idx, weights = outputs
+        pieces = self.receive(comm, state, out)
+        if scales is not None:
+            scales[:n].copy_(pieces.pop(0).view(scales.dtype))
+        if idx is not None:
+            local, elsewhere = own_choices(pieces[0].view(torch.int32), comm.rank, n_local)
+            idx[:n].copy_(local)
+            weights[:n].copy_(pieces[1].view(torch.float32).masked_fill_(elsewhere, 0))
         for tensor, rest in ((out, 0), (scales, 0), (idx, -1), (weights, 0)):
-            if tensor is not None and tensor.size(0) > n:
-                tensor[n:].view(torch.uint8 if rest == 0 else tensor.dtype).fill_(rest)
+            if tensor is not None:
+                fill(tensor[n:], rest)
+
+
+def own_choices(idx, rank, n_local):
+    """Returns (this rank's expert numbers of the choices idx, with -1 for the experts of others; which ones those are)."""
+    local = idx - rank * n_local
+    elsewhere = (local < 0) | (local >= n_local)
+    return local.masked_fill_(elsewhere, -1), elsewhere
+
+
+def fill(tensor, value):
+    """Fills contiguous rows of any type with this value."""
+    if tensor.size(0):
+        tensor.view(torch.uint8 if value == 0 else tensor.dtype).fill_(value)
 
 
 def _dense(part):
     """Returns a copy that .view() takes for another type. contiguous() leaves a part of one row, one column or none where it is."""
     return part.clone(memory_format=torch.contiguous_format)
+
+
+def check_same(call, names, told):
+    """Raises an error if ranks differ in a field. told: what each rank has told, the same list on all ranks."""
+    for field, name in enumerate(names):
+        for rank, mine in enumerate(told):
+            if mine[field] != told[0][field]:
+                raise ValueError(f"{call}: ranks 0 and {rank} differ in the {name}, {told[0][field]} and {mine[field]}: give the "
+                                 "same on all ranks")
 
 
 def agree(comm, rows, state, num_tokens_per_expert, worst):
@@ -127,24 +163,15 @@ def agree(comm, rows, state, num_tokens_per_expert, worst):
     send[:, _FIELDS + comm.size:] = num_tokens_per_expert.cpu().view(comm.size, n_local)
     recv = comm.all_to_all(send)
     headers = recv[:, :_FIELDS].tolist()
-    for field, name in enumerate(_HEADER):
-        for rank, header in enumerate(headers):
-            if header[field] != headers[0][field]:
-                raise ValueError(f"dispatch: ranks 0 and {rank} differ in the {name}, {headers[0][field]} and "
-                                 f"{header[field]}: give the same on all ranks")
+    check_same("dispatch", _HEADER, headers)
     matrix = recv[:, _FIELDS:_FIELDS + comm.size].contiguous()
     totals = matrix.sum(dim=0).tolist()
     for rank, header in enumerate(headers):
         if 0 < header[_WORST] < totals[rank]:
             raise ValueError(f"num_worst_tokens of rank {rank} is {header[_WORST]}, and {totals[rank]} tokens go there: "
                              "give the tokens of all ranks together")
-    widest = max(header[_FAN] for header in headers)
-    if widest > _native.MOST_CHOICES:
-        raise ValueError(f"a token goes to {widest} ranks: MoECCL sends one to at most {_native.MOST_CHOICES}")
-    state.index = _choices(state.is_token_in_rank, min(comm.size, _round_up(widest)))
-    state.max_tokens = comm.room_for(max(header[_N_TOKENS] for header in headers))
-    state.sent, state.received = counts.tolist(), matrix[:, comm.rank].tolist()
-    state.n_rows = sum(state.received)
+    state.set_counts(comm, max(header[_FAN] for header in headers), max(header[_N_TOKENS] for header in headers), counts.tolist(),
+                     matrix[:, comm.rank].tolist())
     return matrix, recv[:, _FIELDS + comm.size:].sum(dim=0, dtype=torch.int32).tolist()
 
 

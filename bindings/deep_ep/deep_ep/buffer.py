@@ -1,83 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffer: the calls of DeepEP's V1 interface."""
-import functools
-import inspect
-import os
-import socket
-import threading
-import weakref
-
-import moeccl
 import torch
-from moeccl.torch._memory import Memory
 
 from . import _handles, _low_latency, _native, _throughput
-from ._check import (check_choices, check_devices, check_group, check_layout, check_low_latency, check_rows, check_tensor,
-                     require, unpack_bias)
-from ._stream import CommStream, CudaStream
+from ._base import Base, call
+from ._check import (check_choices, check_group, check_layout, check_low_latency, check_rows, check_tensor, check_x, require,
+                     unpack_bias)
 from .config import Config
 from .utils import EventHandle, EventOverlap
 
 
-def _host():
-    """Returns a name that is unique to this machine; MOECCL_HOST_ID overrides it, as it does in MoECCL."""
-    named = os.environ.get("MOECCL_HOST_ID")
-    if named:
-        return named
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as boot:
-            return f"{socket.gethostname()} {boot.read().strip()}"
-    except OSError:
-        return socket.gethostname()
-
-
-def _close(stream, cuda, comm):
-    if stream.is_own_thread():  # the last reference to the Buffer ended there, and a thread cannot wait for itself
-        threading.Thread(target=_close, args=(stream, cuda, comm), name="deep_ep-close").start()
-        return
-    stream.stop()
-    if cuda is not None:
-        cuda.finish()
-    comm.close()
-
-
-def _tensors(thing):
-    """Yields the tensors in a tensor, a tuple of tensors or of tuples, or anything else."""
-    if isinstance(thing, torch.Tensor):
-        yield thing
-    elif isinstance(thing, (tuple, list)):
-        for part in thing:
-            yield from _tensors(part)
-
-
-def _call(reads):
-    """Runs a method of Buffer on the stream of the device of its first tensor. reads: it reads inputs before it returns, also if
-    it is asynchronous."""
-
-    def wrap(method):
-        signature = inspect.signature(method)
-
-        @functools.wraps(method)
-        def run(self, *args, **kwargs):
-            given = signature.bind(self, *args, **kwargs).arguments
-            named = {name: tuple(_tensors(value)) for name, value in given.items()}
-            inputs = [tensor for tensors in named.values() for tensor in tensors]
-            device = inputs[0].device if inputs else torch.device("cpu")
-            check_devices(device, named)
-            self._at = self._stream_for(device)
-            previous = getattr(given.get("previous_event"), "event", None)
-            later = given.get("async_finish", False) or given.get("return_recv_hook", False)
-            with self._at.ordered(previous, reads, later, inputs):
-                result = method(self, *args, **kwargs)
-                self._at.lend(_tensors(result))
-                return result
-
-        return run
-
-    return wrap
-
-
-class Buffer:
+class Buffer(Base):
     """Expert-parallel dispatch and combine over MoECCL.
 
     The attributes are DeepEP's: rank, group_size, group, num_nvl_bytes, num_rdma_bytes, low_latency_mode and
@@ -103,36 +36,21 @@ class Buffer:
         if enable_shrink:
             raise NotImplementedError("enable_shrink: MoECCL has no masks of ranks; a lost rank fails the call with its "
                                       "name. Leave enable_shrink False")
-        self.rank, self.group_size, gather = check_group(group, comm)
+        members = check_group(group, comm)
+        self.rank, self.group_size, _ = members
         self.group = group if group is not None else comm
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
-        self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
-        told = gather(_host())
-        hosts = list(dict.fromkeys(told))
-        self._host_of = [hosts.index(host) for host in told]
-        self._n_hosts = len(hosts)
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else None
-        if device is not None:
-            torch.cuda.current_stream(device).synchronize()  # makes the device's context this thread's
-        # After all ranks have come, because an id that no rank joins ends after the init timeout.
-        id_bytes = gather(bytes(moeccl.unique_id()) if self.rank == 0 else None)[0]
-        self._comm = _native.Communicator(self.group_size, self.rank, id_bytes,
-                                          _native.staging_of(self.group_size) if low_latency_mode else 0)
-        self._stream, self._memory = CommStream(), Memory()
-        self._cuda = CudaStream(device, self._stream) if device is not None else None
-        self._at = self._stream  # of the call that runs
+        self.low_latency_mode = low_latency_mode
+        super().__init__(members, explicitly_destroy,
+                         staging_bytes=_native.staging_of(self.group_size) if low_latency_mode else 0)
         self._two = {}  # low-latency results: two per shape
         self._next_combine = {}
-        self._end = functools.partial(_close, self._stream, self._cuda, self._comm)
-        if not explicitly_destroy:
-            self._end = weakref.finalize(self, self._end)
 
     def destroy(self):
         """Waits for this rank's calls and ends the communicator. The Buffer cannot be used afterwards. This call is not
         collective."""
         self._two, self._next_combine = {}, {}
-        self._memory.drop()
-        self._end()
+        super().destroy()
 
     @staticmethod
     def is_sm90_compiled():
@@ -161,11 +79,6 @@ class Buffer:
             2 * hidden, _native.TYPES[torch.bfloat16], min(8, num_experts), num_experts,
             num_max_dispatch_tokens_per_rank, _native.EXPERT_MAJOR), num_ranks)
 
-    def get_comm_stream(self):
-        """Returns the CUDA stream in whose order calls on CUDA tensors run. Without CUDA, returns a CPU stream, for callers that
-        pass it on: calls then run on a thread of the Buffer, and their events wait for them."""
-        return self._cuda.stream if self._cuda is not None else torch.cpu.Stream()
-
     def get_local_buffer_tensor(self, dtype, size=None, offset=0, use_rdma_buffer=False):
         """Raises NotImplementedError, because callers cannot access MoECCL's staging."""
         raise NotImplementedError("get_local_buffer_tensor: MoECCL's staging cannot be seen from outside; for low-latency "
@@ -179,7 +92,7 @@ class Buffer:
 
     get_combine_config = get_dispatch_config
 
-    @_call(reads=True)
+    @call(reads=True)
     def get_dispatch_layout(self, topk_idx, num_experts, previous_event=None, async_finish=False,
                             allocate_on_comm_stream=False):
         """Computes where tokens go. topk_idx: [T, k] int64 (or int32), -1 for no choice. This call is not collective.
@@ -209,7 +122,7 @@ class Buffer:
         event = self._run(work, previous_event, async_finish)
         return per_rank, per_host, per_expert, in_rank, event
 
-    @_call(reads=True)
+    @call(reads=True)
     def dispatch(self, x, handle=None, num_tokens_per_rank=None, num_tokens_per_rdma_rank=None, is_token_in_rank=None,
                  num_tokens_per_expert=None, topk_idx=None, topk_weights=None, expert_alignment=1, num_worst_tokens=0,
                  config=None, previous_event=None, async_finish=False, allocate_on_comm_stream=False):
@@ -289,7 +202,7 @@ class Buffer:
                 "the same ranks", call, state.n_ranks, self.group_size)
         return state
 
-    @_call(reads=False)
+    @call(reads=False)
     def combine(self, x, handle, topk_weights=None, bias=None, config=None, previous_event=None, async_finish=False,
                 allocate_on_comm_stream=False):
         """Sums each token's rows, without weights. The call is collective.
@@ -301,7 +214,7 @@ class Buffer:
         Returns ([T, hidden], zeros for a token that went nowhere; the sums of topk_weights float32 [T, k] or None;
         event)."""
         state = self._state(handle, "combine")
-        check_rows(x, combine=True)
+        check_x(x, combine=True)
         biases = unpack_bias(bias, x, state.n_tokens)
         require(x.size(0) in (state.n_rows, state.n_out), ValueError,
                 "x has {} rows: the handle's dispatch brought {}, give as many", x.size(0), state.n_rows)
@@ -343,7 +256,7 @@ class Buffer:
         self._memory.drop()
         self._two, self._next_combine = {}, {}
 
-    @_call(reads=False)
+    @call(reads=False)
     def low_latency_dispatch(self, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
                              cumulative_local_expert_recv_stats=None, dispatch_wait_recv_cost_stats=None, use_fp8=True,
                              round_scale=False, use_ue8m0=False, async_finish=False, return_recv_hook=False):
@@ -383,7 +296,7 @@ class Buffer:
         _handles.keep(out.source, state)
         return ((out.rows, out.scales) if use_fp8 else out.rows, out.count, handle, *self._later(event, return_recv_hook))
 
-    @_call(reads=False)
+    @call(reads=False)
     def low_latency_combine(self, x, topk_idx, topk_weights, handle, use_logfmt=False, zero_copy=False,
                             async_finish=False, return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None):
         """Sums each token's rows, with weights. The call is collective.
@@ -438,20 +351,6 @@ class Buffer:
         require(self.low_latency_mode, RuntimeError, "{}: make the Buffer with low_latency_mode=True", call)
         require(not (async_finish and return_recv_hook), ValueError,
                 "{}: give async_finish or return_recv_hook, not both", call)
-
-    def _stream_for(self, device):
-        """Returns what orders calls on this device's tensors."""
-        if device.type != "cuda":
-            return self._stream
-        require(self._cuda is not None and self._cuda.device == device, TypeError,
-                "the tensors lie on {}, and the Buffer was made {}: call torch.cuda.set_device before you make it", device,
-                f"for {self._cuda.device}" if self._cuda is not None else "before CUDA was initialised")
-        return self._cuda
-
-    def _run(self, work, previous_event, asynchronous):
-        previous = getattr(previous_event, "event", None)
-        self._comm.raw  # raises if the Buffer was destroyed
-        return EventOverlap(self._at.run(work, previous, asynchronous))
 
     @staticmethod
     def _later(event, return_recv_hook):

@@ -34,6 +34,10 @@ class EventHandle:
         if self._failure is not None:
             raise self._failure
 
+    def is_done(self):
+        """Returns whether work on CPU tensors has finished."""
+        return self._done is None or self._done.is_set()
+
     def current_stream_wait(self):
         """Makes the current CUDA stream wait for work on CUDA tensors; returns when work on CPU tensors has finished. If that
         failed, raises its exception."""
@@ -45,22 +49,42 @@ class EventHandle:
 class EventOverlap:
     """The event that calls return. `with event: ...` runs the body while the call communicates and waits at its end.
 
-    event: None unless the call was made with async_finish=True. extra_tensors: tensors to keep alive with the event."""
+    event: None unless the call was made with async_finish=True, or V2's async_with_compute_stream=True. extra_tensors: tensors to
+    keep alive with the event. hook_after_wait: None, or what the next wait calls at its end."""
 
     def __init__(self, event=None, extra_tensors=None):
         self.event, self.extra_tensors = event, extra_tensors
+        self.hook_after_wait = None
+        self._release = False
 
-    def current_stream_wait(self):
+    def current_stream_wait(self, release_handle=False):
         """Waits until the call's results are there, or makes the current CUDA stream wait; if the call failed, raises its
-        exception."""
+        exception. release_handle: drops the event and the tensors that it keeps."""
         if self.event is None:
-            raise RuntimeError("there is no event to wait for: the call was made without async_finish=True, and its "
-                               "results were there when it returned")
+            raise RuntimeError("there is no event to wait for: the call was made without async_finish=True (V2: "
+                               "async_with_compute_stream=True), and its results were there when it returned")
         self.event.current_stream_wait()
+        hook, self.hook_after_wait = self.hook_after_wait, None
+        if hook is not None:
+            hook()
+        if release_handle:
+            self.event = None
+
+    def register_hook_after_wait(self, hook_after_wait):
+        """Lets the next wait call hook_after_wait() at its end."""
+        if self.hook_after_wait is not None:
+            raise RuntimeError("the event has a hook_after_wait that no wait has called yet: register one at a time")
+        self.hook_after_wait = hook_after_wait
+
+    def __call__(self, release_handle=False):
+        """`with event(release_handle=True): ...` drops the event at the end of the body."""
+        self._release = release_handle
+        return self
 
     def __enter__(self):
         return self
 
     def __exit__(self, exc_type, exc_val, exc_tb):
+        release, self._release = self._release, False
         if self.event is not None:
-            self.event.current_stream_wait()
+            self.current_stream_wait(release)

@@ -163,9 +163,10 @@ def dispatch(comm: Comm, x: Any, topk_index: Any, n_experts: int, topk_weights: 
     [tokens, k] travel with the rows. The call is collective. Wrong arguments, and ranks with other counts than their group's, raise
     ValueError on all ranks. moeccl.torch.tensor_dispatch has gradients."""
     xp = importlib.import_module("torch" if hasattr(x, "data_ptr") else "numpy")
-    step = Dispatched(comm, xp, topk_index, number("n_experts", n_experts))
-    step._agree(topk_index, _wrong(x, topk_index, n_experts, topk_weights))
-    step.rows, index = step.send(x), step.send(xp.asarray(topk_index, dtype=xp.int32))
+    step, wrong = Dispatched(comm, xp, topk_index, number("n_experts", n_experts)), _wrong(x, topk_index, n_experts, topk_weights)
+    chosen = topk_index if wrong else xp.asarray(topk_index, dtype=xp.int32)  # of any whole numbers, such as uint8, which lack -1
+    step._agree(chosen, wrong)
+    step.rows, index = step.send(x), step.send(chosen)
     own = step._owner(index) == step._groups.group
     step.topk_index = xp.where(own, index, xp.full_like(index, -1))
     if topk_weights is not None:

@@ -31,7 +31,13 @@ Status ExpertExchangePlan::applies(moecclOp_t op, ExpertExchange::Way way, const
 
 ExpertExchangePlan::ExpertExchangePlan(moecclOp_t op, const Domains& domains, const Placement& homes,
                                        const ExpertExchange& call)
-    : domains_(domains), homes_(homes), round_trip_bytes_(call.round_trip_bytes) {
+    : domains_(domains),
+      homes_(homes),
+      direct_(call.way == ExpertExchange::Way::kDirect),
+      used_slots_(domains.n_ranks(), 0),
+      sent_(domains.n_ranks()),
+      received_(domains.n_ranks()),
+      round_trip_bytes_(call.round_trip_bytes) {
   uint32_t most_own = 1, most_held = 1;
   for (uint32_t r = 0; r < domains.n_ranks(); ++r) {
     std::vector<uint32_t>& held = held_.emplace_back(experts_of(r, domains.tree().depth()));
@@ -50,20 +56,39 @@ ExpertExchangePlan::ExpertExchangePlan(moecclOp_t op, const Domains& domains, co
             .long_line = call.long_line,
             .most_in_blocks = gathers ? most_own : most_held,
             .most_out_blocks = gathers ? most_held : most_own};
+  for (const Domains::Send& send : domains.sends()) {
+    std::vector<uint32_t> experts = experts_of(send.from, send.level);
+    if (experts.empty()) continue;
+    const uint32_t from = gathers ? send.from : send.to, to = gathers ? send.to : send.from;
+    const uint32_t first_slot = used_slots_[to];
+    used_slots_[to] += static_cast<uint32_t>(experts.size());
+    sent_[from].push_back({to, send.level, first_slot, experts});
+    received_[to].push_back({from, send.level, first_slot, std::move(experts)});
+  }
 }
 
-void ExpertExchangePlan::set_layout(bool direct, uint32_t slots, uint64_t direct_bytes,
-                                    const std::vector<uint32_t>& level_slots) {
-  direct_ = direct;
-  layout_ = direct ? Layout{0, 1} : Layout{slots, tuning::kOverlap};
-  chunk_bytes_ = direct ? direct_bytes : tuning::kExpertMove;
+void ExpertExchangePlan::set_layout(uint64_t direct_bytes) {
+  if (direct_) {
+    layout_ = {0, 1};
+    chunk_bytes_ = direct_bytes;
+    return;
+  }
+  layout_ = {*std::max_element(used_slots_.begin(), used_slots_.end()), tuning::kOverlap};
+  chunk_bytes_ = tuning::kExpertMove;
+  // Slots of a rank that fill at once from one level, the most of any rank.
+  std::vector<uint64_t> level_slots(domains_.tree().depth(), 0);
+  for (const std::vector<Message>& messages : received_) {
+    std::vector<uint64_t> here(level_slots.size(), 0);
+    for (const Message& m : messages) here[m.level] += m.experts.size();
+    for (size_t l = 0; l < here.size(); ++l) level_slots[l] = std::max(level_slots[l], here[l]);
+  }
   // The credit of a chunk is back a round trip after the chunk was sent, and then one more chunk may go. To keep the
   // line always busy, all rotations but one must cover the round trip and the time that ranks take to copy and to wake
   // up.
   constexpr double kLoop = 1.5;  // round trips
   double most = 0;               // of one slot
-  for (size_t l = 0; l < round_trip_bytes_.size() && !direct; ++l)
-    if (level_slots[l] > 0) most = std::max(most, round_trip_bytes_[l] / level_slots[l]);
+  for (size_t l = 0; l < round_trip_bytes_.size(); ++l)
+    if (level_slots[l] > 0) most = std::max(most, round_trip_bytes_[l] / static_cast<double>(level_slots[l]));
   if (most <= static_cast<double>((tuning::kOverlap - 1) * tuning::kExpertMove)) return;
   layout_.depth = tuning::kOneWay;
   const double chunk = std::min(kLoop * most / (tuning::kOneWay - 1), 1e12);

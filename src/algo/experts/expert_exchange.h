@@ -3,6 +3,8 @@
 // (ExpertReturn): which rank holds which experts, the call's shape, and the reading of peers' buffers.
 #pragma once
 
+#include <string_view>
+
 #include "src/algo/builder.h"
 #include "src/plan/profile.h"
 #include "src/routing/domains.h"
@@ -10,8 +12,8 @@
 namespace moeccl::algo {
 
 struct ExpertExchange {
-  // kDirect: peers' buffers are read, each expert at once from where it is. kAny: that where it can run.
-  enum class Way : uint8_t { kAny, kDirect, kStaged };
+  // kDirect: peers' buffers are read, each expert at once from where it is.
+  enum class Way : uint8_t { kStaged, kDirect };
   uint64_t count = 0;  // elements of an expert
   uint32_t element_bytes = 1;
   plan::Reach reach;
@@ -23,7 +25,7 @@ struct ExpertExchange {
   // For data that is summed.
   bool deterministic = false;  // the same bits whatever can be reached
   uint32_t most_sources = 0;   // the most of one reduction; 0: any number
-  Way way = Way::kAny;
+  Way way = Way::kStaged;
 };
 
 // Returns ExpertExchange::round_trip_bytes for the tree's or the profile's links.
@@ -33,6 +35,9 @@ class ExpertExchangePlan {
  public:
   static const char* name_of(ExpertExchange::Way way) {
     return way == ExpertExchange::Way::kDirect ? "direct" : "staged";
+  }
+  static ExpertExchange::Way way_of(std::string_view name) {
+    return name == name_of(ExpertExchange::Way::kDirect) ? ExpertExchange::Way::kDirect : ExpertExchange::Way::kStaged;
   }
   // Returns success, or why this way cannot run, whatever the domains.
   static Status applies(moecclOp_t op, ExpertExchange::Way way, const plan::Reach& reach, bool deterministic);
@@ -50,15 +55,17 @@ class ExpertExchangePlan {
   enum Sig : uint32_t { kData, kCredit, kForwarded, kSummed };
   static constexpr uint32_t kMostBlocks = 1 << 15;  // slots and blocks are 16-bit numbers in plans
 
+  // What a rank sends or gets over one link of the domains.
+  struct Message {
+    uint32_t peer = 0, level = 0, first_slot = 0;  // of the staging in which it arrives
+    std::vector<uint32_t> experts;
+  };
   ExpertExchangePlan(moecclOp_t op, const Domains& domains, const Placement& homes, const ExpertExchange& call);
-  // Returns the experts that a rank holds before the AllGather of `level`, in the order in which they came.
-  std::vector<uint32_t> experts_of(uint32_t rank, uint32_t level) const;
   // Returns the position of an expert among those that the rank holds.
   uint32_t held_block(uint32_t rank, uint32_t expert) const;
   bool holds(uint32_t holder, uint32_t home) const;
-  // Sets "direct" with chunks of direct_bytes, or otherwise tuning::kExpertMove through `slots` slots of the staging.
-  // level_slots[level]: slots of a rank that fill at once from one level, the most of any rank.
-  void set_layout(bool direct, uint32_t slots, uint64_t direct_bytes, const std::vector<uint32_t>& level_slots);
+  // Sets chunks of direct_bytes, or otherwise of tuning::kExpertMove through the slots that are used.
+  void set_layout(uint64_t direct_bytes);
   // Builds one rank's program. `reads(reader, source)` says whether one rank reads another's Input; `move(builder,
   // sources)` adds the steps of a chunk. No rank reads before the source has entered, and no source leaves before its
   // readers are done.
@@ -86,8 +93,14 @@ class ExpertExchangePlan {
   Shape shape_;
   Layout layout_;
   bool direct_ = false;
+  std::vector<uint32_t> used_slots_;            // [n_ranks]
+  std::vector<std::vector<Message>> sent_;      // [n_ranks] by level, then rank
+  std::vector<std::vector<Message>> received_;  // the same
 
  private:
+  // Returns the experts that a rank holds before the AllGather of `level`, in the order in which they came.
+  std::vector<uint32_t> experts_of(uint32_t rank, uint32_t level) const;
+
   uint64_t chunk_bytes_ = 0;
   std::vector<double> round_trip_bytes_;
   std::vector<std::vector<uint32_t>> held_;  // [n_ranks]

@@ -1,32 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/algo/experts/expert_gather.h"
 
-#include <algorithm>
-
 #include "src/algo/tuning.h"
 #include "src/algo/whole_plan.h"
 
 namespace moeccl::algo {
 
 ExpertGather::ExpertGather(const Domains& domains, const Placement& homes, const ExpertExchange& s)
-    : ExpertExchangePlan(moecclOpExpertGather, domains, homes, s),
-      arrivals_(domains.n_ranks()),
-      departures_(domains.n_ranks()) {
-  std::vector<uint32_t> used(domains.n_ranks(), 0), level_slots(domains.tree().depth(), 0);
-  for (const Domains::Send& send : domains.sends()) {
-    std::vector<uint32_t> experts = experts_of(send.from, send.level);
-    if (experts.empty()) continue;
-    departures_[send.from].push_back({send.to, send.level, used[send.to]});
-    const uint32_t first = used[send.to];
-    used[send.to] += static_cast<uint32_t>(experts.size());
-    arrivals_[send.to].push_back({send.from, send.level, first, std::move(experts)});
-    uint32_t here = 0;
-    for (const Arrival& a : arrivals_[send.to])
-      if (a.level == send.level) here += static_cast<uint32_t>(a.experts.size());
-    level_slots[send.level] = std::max(level_slots[send.level], here);
-  }
-  const bool direct = s.way != ExpertExchange::Way::kStaged && s.reach.views;
-  set_layout(direct, *std::max_element(used.begin(), used.end()), tuning::kDirectAllGather, level_slots);
+    : ExpertExchangePlan(moecclOpExpertGather, domains, homes, s) {
+  set_layout(tuning::kDirectAllGather);
 }
 
 Result<ExpertGather> ExpertGather::make(const Domains& domains, const Placement& homes,
@@ -58,49 +40,49 @@ Program ExpertGather::build(uint32_t rank) const {
 
 Program ExpertGather::build_staged(uint32_t rank) const {
   ProgramBuilder b(shape_, rank, layout_);
-  const std::vector<Arrival>& arrivals = arrivals_[rank];
-  const std::vector<Departure>& departures = departures_[rank];
+  const std::vector<Message>& arrivals = received_[rank];
+  const std::vector<Message>& departures = sent_[rank];
   const std::span<const uint32_t> own = homes_.experts_of(rank);
-  const auto send_own = [&](const Departure& d) {
-    b.wait(d.to, kCredit, layout_.depth);
-    for (uint32_t i = 0; i < own.size(); ++i) b.put(slot(d.to, d.first_slot + i), in(rank, i));
+  const auto send_own = [&](const Message& d) {
+    b.wait(d.peer, kCredit, layout_.depth);
+    for (uint32_t i = 0; i < own.size(); ++i) b.put(slot(d.peer, d.first_slot + i), in(rank, i));
   };
   b.lane(LaneKind::kInter);
-  for (const Departure& d : departures) {
+  for (const Message& d : departures) {
     if (d.level > 0) continue;
     send_own(d);
-    b.signal(d.to, kData);
+    b.signal(d.peer, kData);
   }
   // Inner levels send own experts at once, then those that outer levels bring, as they come.
   std::vector<bool> awaited(arrivals.size(), false);
   bool forwards = false;
   b.lane(LaneKind::kIntra);
   for (uint32_t level = 1; level < domains_.tree().depth(); ++level) {
-    std::vector<const Departure*> now;
-    for (const Departure& d : departures)
+    std::vector<const Message*> now;
+    for (const Message& d : departures)
       if (d.level == level) now.push_back(&d);
     if (now.empty()) continue;
-    for (const Departure* d : now) send_own(*d);
+    for (const Message* d : now) send_own(*d);
     uint32_t sent = static_cast<uint32_t>(own.size());
     for (size_t a = 0; a < arrivals.size(); ++a) {
       if (arrivals[a].level >= level) continue;
-      if (!awaited[a]) b.wait(arrivals[a].from, kData);
+      if (!awaited[a]) b.wait(arrivals[a].peer, kData);
       awaited[a] = forwards = true;
       for (uint32_t i = 0; i < arrivals[a].experts.size(); ++i, ++sent)
-        for (const Departure* d : now) b.put(slot(d->to, d->first_slot + sent), slot(rank, arrivals[a].first_slot + i));
+        for (const Message* d : now) b.put(slot(d->peer, d->first_slot + sent), slot(rank, arrivals[a].first_slot + i));
     }
-    for (const Departure* d : now) b.signal(d->to, kData);
+    for (const Message* d : now) b.signal(d->peer, kData);
   }
   if (forwards) b.signal(rank, kForwarded);
   b.lane(LaneKind::kCopy);
   for (uint32_t i = 0; i < own.size(); ++i) b.copy(out(rank, held_block(rank, own[i])), in(rank, i));
   if (forwards) b.wait(rank, kForwarded);
   for (size_t a = 0; a < arrivals.size(); ++a) {
-    const Arrival& arrival = arrivals[a];
-    if (!awaited[a]) b.wait(arrival.from, kData);
+    const Message& arrival = arrivals[a];
+    if (!awaited[a]) b.wait(arrival.peer, kData);
     for (uint32_t i = 0; i < arrival.experts.size(); ++i)
       b.copy(out(rank, held_block(rank, arrival.experts[i])), slot(rank, arrival.first_slot + i));
-    b.signal(arrival.from, kCredit);
+    b.signal(arrival.peer, kCredit);
   }
   return std::move(b).finish();
 }

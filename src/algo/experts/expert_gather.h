@@ -21,17 +21,7 @@ class ExpertGather : public ExpertExchangePlan {
 
  private:
   ExpertGather(const Domains& domains, const Placement& homes, const ExpertExchange& settings);
-  struct Arrival {
-    uint32_t from = 0, level = 0, first_slot = 0;
-    std::vector<uint32_t> experts;
-  };
-  struct Departure {
-    uint32_t to = 0, level = 0, first_slot = 0;  // of the receiver
-  };
   Program build_staged(uint32_t rank) const;
-
-  std::vector<std::vector<Arrival>> arrivals_;      // [n_ranks] by level
-  std::vector<std::vector<Departure>> departures_;  // [n_ranks] by level
 };
 
 }  // namespace moeccl::algo

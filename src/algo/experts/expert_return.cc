@@ -21,39 +21,20 @@ void add_up(ProgramBuilder& b, Ref to, const std::vector<Ref>& sources) {
 ExpertReturn::ExpertReturn(const Domains& domains, const Placement& homes, const ExpertExchange& s)
     : ExpertExchangePlan(moecclOpExpertReduce, domains, homes, s),
       holders_(domains.n_ranks()),
-      givings_(domains.n_ranks()),
-      takings_(domains.n_ranks()) {
-  const uint32_t n = domains.n_ranks();
-  for (uint32_t r = 0; r < n; ++r)
+      sums_(domains.n_ranks()) {
+  for (uint32_t r = 0; r < domains.n_ranks(); ++r) {
     for (const uint32_t home : domains.held(r, domains.tree().depth())) holders_[home].push_back(r);
-  using Way = ExpertExchange::Way;
-  bool direct = s.way != Way::kStaged && s.reach.views && !s.deterministic;
-  for (const auto& h : holders_)
-    direct = direct && (s.way == Way::kDirect || s.most_sources == 0 || h.size() <= s.most_sources);
-  std::vector<uint32_t> used(n, 0), level_slots(domains.tree().depth(), 0);
-  // The gather's links are ordered by level, then rank.
-  for (const Domains::Send& send : domains.sends()) {
-    std::vector<uint32_t> experts = experts_of(send.from, send.level);
-    if (experts.empty()) continue;
-    const auto size = static_cast<uint32_t>(experts.size());
-    givings_[send.to].push_back({send.from, send.level, used[send.from], 0, false, experts});
-    takings_[send.from].push_back({send.to, send.level, used[send.from], std::move(experts)});
-    used[send.from] += size;
-    uint32_t here = 0;
-    for (const Taking& t : takings_[send.from])
-      if (t.level == send.level) here += static_cast<uint32_t>(t.experts.size());
-    level_slots[send.level] = std::max(level_slots[send.level], here);
-  }
-  for (uint32_t r = 0; r < n; ++r) {
-    for (Giving& g : givings_[r]) {
+    for (const Message& giving : sent_[r]) {
       // Everything that came before a level was passed on over all of this rank's links of that level.
-      g.sums = std::any_of(takings_[r].begin(), takings_[r].end(), [&](const Taking& t) { return t.level > g.level; });
-      if (!g.sums) continue;
-      g.sum_slot = used[r];
-      used[r] += static_cast<uint32_t>(g.experts.size());
+      Sum& sum = sums_[r].emplace_back();
+      sum.needed = std::any_of(received_[r].begin(), received_[r].end(),
+                               [&](const Message& taking) { return taking.level > giving.level; });
+      if (!sum.needed) continue;
+      sum.first_slot = used_slots_[r];
+      used_slots_[r] += static_cast<uint32_t>(giving.experts.size());
     }
   }
-  set_layout(direct, *std::max_element(used.begin(), used.end()), tuning::kExpertDirect, level_slots);
+  set_layout(tuning::kExpertDirect);
 }
 
 Result<ExpertReturn> ExpertReturn::make(const Domains& domains, const Placement& homes,
@@ -75,7 +56,7 @@ Result<ExpertReturn> ExpertReturn::make(const Domains& domains, const Placement&
 
 uint32_t ExpertReturn::most_sources() const {
   size_t most = 1;
-  for (uint32_t r = 0; r < shape_.n_ranks; ++r) most = std::max(most, 1 + takings_[r].size());
+  for (uint32_t r = 0; r < shape_.n_ranks; ++r) most = std::max(most, 1 + received_[r].size());
   if (direct_) {
     for (const auto& h : holders_) most = std::max(most, h.size());
   }
@@ -103,11 +84,11 @@ Program ExpertReturn::build(uint32_t rank) const {
 // wait.
 Program ExpertReturn::build_staged(uint32_t rank) const {
   ProgramBuilder b(shape_, rank, layout_);
-  const std::vector<Taking>& takings = takings_[rank];
+  const std::vector<Message>& takings = received_[rank];
   // Returns this rank's own part of an expert and what came back over links below `level`; level -1: over all links.
   const auto sources = [&](uint32_t expert, int64_t level) {
     std::vector<Ref> all{in(rank, held_block(rank, expert))};
-    for (const Taking& t : takings) {
+    for (const Message& t : takings) {
       if (static_cast<int64_t>(t.level) <= level) continue;
       const auto at = std::find(t.experts.begin(), t.experts.end(), expert);
       if (at != t.experts.end())
@@ -116,23 +97,25 @@ Program ExpertReturn::build_staged(uint32_t rank) const {
     return all;
   };
   const auto give = [&](uint32_t level) {
-    for (const Giving& g : givings_[rank]) {
-      if (g.level != level) continue;
-      b.wait(g.to, kCredit, layout_.depth);
-      for (uint32_t i = 0; g.sums && i < g.experts.size(); ++i)
-        b.reduce(slot(rank, g.sum_slot + i), sources(g.experts[i], level), false, true);
-      for (uint32_t i = 0; i < g.experts.size(); ++i)
-        b.put(slot(g.to, g.slot_there + i),
-              g.sums ? slot(rank, g.sum_slot + i) : in(rank, held_block(rank, g.experts[i])));
-      b.signal(g.to, kData);
+    for (size_t m = 0; m < sent_[rank].size(); ++m) {
+      const Message& giving = sent_[rank][m];
+      const Sum& sum = sums_[rank][m];
+      if (giving.level != level) continue;
+      b.wait(giving.peer, kCredit, layout_.depth);
+      for (uint32_t i = 0; sum.needed && i < giving.experts.size(); ++i)
+        b.reduce(slot(rank, sum.first_slot + i), sources(giving.experts[i], level), false, true);
+      for (uint32_t i = 0; i < giving.experts.size(); ++i)
+        b.put(slot(giving.peer, giving.first_slot + i),
+              sum.needed ? slot(rank, sum.first_slot + i) : in(rank, held_block(rank, giving.experts[i])));
+      b.signal(giving.peer, kData);
     }
   };
   const auto take = [&](uint32_t level) {
     bool any = false;
-    for (const Taking& t : takings) {
+    for (const Message& t : takings) {
       if (t.level != level) continue;
       any = true;
-      b.wait(t.from, kData);
+      b.wait(t.peer, kData);
     }
     return any;
   };
@@ -153,7 +136,7 @@ Program ExpertReturn::build_staged(uint32_t rank) const {
   take(0);
   const std::span<const uint32_t> own = homes_.experts_of(rank);
   for (uint32_t i = 0; i < own.size(); ++i) add_up(b, out(rank, i), sources(own[i], -1));
-  for (const Taking& t : takings) b.signal(t.from, kCredit);
+  for (const Message& t : takings) b.signal(t.peer, kCredit);
   return std::move(b).finish();
 }
 

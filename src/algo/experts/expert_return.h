@@ -24,23 +24,16 @@ class ExpertReturn : public ExpertExchangePlan {
 
  private:
   ExpertReturn(const Domains& domains, const Placement& homes, const ExpertExchange& settings);
-  // What a rank gives back over one link of the gather. The slots are where it arrives at `to`, and where the rank adds
-  // it up before, if others give the rank some of it.
-  struct Giving {
-    uint32_t to = 0, level = 0, slot_there = 0, sum_slot = 0;
-    bool sums = false;
-    std::vector<uint32_t> experts;
-  };
-  struct Taking {
-    uint32_t from = 0, level = 0, first_slot = 0;
-    std::vector<uint32_t> experts;
+  // Where a rank adds up what it gives back over one link, if others give the rank some of it.
+  struct Sum {
+    bool needed = false;
+    uint32_t first_slot = 0;
   };
   uint32_t most_sources() const;
   Program build_staged(uint32_t rank) const;
 
   std::vector<std::vector<uint32_t>> holders_;  // [n_ranks as home] ranks that hold its experts, ascending
-  std::vector<std::vector<Giving>> givings_;    // [n_ranks]
-  std::vector<std::vector<Taking>> takings_;    // [n_ranks] by level, then rank
+  std::vector<std::vector<Sum>> sums_;          // [n_ranks] parallel to sent_
 };
 
 }  // namespace moeccl::algo

@@ -74,8 +74,8 @@ Result<GradientReduce> GradientReduce::make(const ReplicaPlacement& placement, c
               .element_bytes = settings.element_bytes,
               .reach = settings.reach,
               .staging_bytes = settings.staging_bytes};
-  if (settings.way == Way::kNodes) MOECCL_TRY(needs_nodes(r.shape_, tree));
-  if (settings.way == Way::kNodes || (settings.way == Way::kFewerBytes && nodes_save_bytes(placement, tree))) {
+  if (settings.way == Way::kNodes) {
+    MOECCL_TRY(needs_nodes(r.shape_, tree));
     r.node_of_ = &tree.levels.front().group_of_rank;
     r.tree_hash_ = tree.hash();
   }

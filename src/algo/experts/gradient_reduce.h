@@ -17,14 +17,14 @@ namespace moeccl::algo {
 
 class GradientReduce {
  public:
-  enum class Way : uint8_t { kFewerBytes, kDirect, kNodes };  // kFewerBytes: fewer between nodes
+  enum class Way : uint8_t { kDirect, kNodes };
   struct Settings {
     uint64_t count = 0;  // elements of an expert
     uint32_t element_bytes = 1;
     bool average = false;
     plan::Reach reach;
     uint64_t staging_bytes = 0;
-    Way way = Way::kFewerBytes;
+    Way way = Way::kDirect;
   };
   // Returns whether "nodes" puts fewer bytes between nodes, as two ranks of a node hold the same expert.
   static bool nodes_save_bytes(const ReplicaPlacement& placement, const LevelTree& tree);

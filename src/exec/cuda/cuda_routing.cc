@@ -5,9 +5,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "kernels/cuda/args.h"
-#include "kernels/cuda/route_args.h"
-
 #include "src/exec/cuda/urgent_stream.h"
 
 namespace moeccl::exec {
@@ -74,11 +71,10 @@ void CudaRouting::lay_out() {
   position_ = put(n_experts, [&](size_t e) { return order.position[e]; });
   expert_ = put(n_experts, [&](size_t p) { return uint32_t{order.expert[p]}; });
   owner_ = put(n_experts, [&](size_t p) { return s_.placement->owner[order.expert[p]]; });
-  identity_ = put(n_experts, [&](size_t e) { return static_cast<uint32_t>(e); });
   const auto put_ways = [&](const algo::RowWays& ways) {
     Count count;
     count.way_first = put(ways.first.size(), [&](size_t i) { return ways.first[i]; });
-    count.way_to = put(ways.to.size(), [&](size_t i) { return ways.to[i]; });
+    count.way_to = put(ways.hop.size(), [&](size_t i) { return ways.hop[i]; });
     count.way_slot = put(ways.group.size(), [&](size_t i) { return ways.group[i]; });
     count.n_slots = ways.n_groups;
     count.dedup = ways.dedup;
@@ -87,8 +83,7 @@ void CudaRouting::lay_out() {
   size_t most_hops = 0;
   for (const algo::Paths* paths : s_.candidates) {
     const algo::RowWays ways(*paths, *s_.tree, *s_.placement, s_.rank);
-    for (size_t x = 0; x + 1 < ways.first.size(); ++x)
-      most_hops = std::max<size_t>(most_hops, ways.first[x + 1] - ways.first[x]);
+    for (uint32_t x = 0; x < ways.n_ranks(); ++x) most_hops = std::max(most_hops, ways.to(x).size());
     Candidate& c = candidates_.emplace_back();
     c.sent = put_ways(ways);
     if (algo::returns_fewer(paths->algorithm(), *s_.shape)) c.returned = put_ways(ways.shared_by_rank());
@@ -150,16 +145,13 @@ void CudaRouting::launch_order(StreamEngine& engine) {
                                    n_experts,   at<uint32_t>(key_),      at<uint32_t>(bad_)};
   RouteKernelArgs lists{};
   lists.topk = topk_.index;
-  lists.map = at<int32_t>(identity_);
   lists.n_tokens = n_tokens;
   lists.top_k = top_k;
-  lists.n_experts = lists.n_slots = n_experts;
-  lists.n_maps = 1;
+  lists.n_experts = n_experts;
   lists.n_tiles = tiles(n_tokens, kRouteTile);
   lists.tile_count = at<uint32_t>(drop_tile_);
   lists.first = at<uint32_t>(drop_first_);
   lists.list = at<uint32_t>(drop_list_);
-  lists.bad = at<uint32_t>(bad_);
   const RouteDropKernelArgs drop{lists.first, lists.list,         order.position, n_experts,
                                  top_k,       s_.shape->capacity, order.key,      at<int32_t>(drop_counts_)};
   if (calls_.status().ok()) calls_.note(launch_route_order(engine, calls_.stream(), order, lists, drop));

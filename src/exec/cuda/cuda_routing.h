@@ -13,7 +13,6 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cuda/args.h"
 #include "kernels/cuda/route_args.h"
 #include "src/driver/cuda.h"
 #include "src/exec/cuda/stream_engine.h"
@@ -96,7 +95,7 @@ class CudaRouting {
   std::vector<uint32_t> tables_;  // constant, laid out as in device_
   std::vector<Candidate> candidates_;
   Count delivered_;
-  size_t position_ = 0, owner_ = 0, expert_ = 0, identity_ = 0;                   // constant
+  size_t position_ = 0, owner_ = 0, expert_ = 0;                                  // constant
   size_t key_ = 0, weight_ = 0, drop_tile_ = 0, drop_first_ = 0, drop_list_ = 0;  // scratch
   // The host gets [summary_, results_) after the counts, then the results.
   size_t summary_ = 0, bad_ = 0, drop_counts_ = 0, results_ = 0;

@@ -31,7 +31,6 @@ constexpr size_t kCopyEngineBytes = 4u << 20;
 thread_local StreamEngine* current_engine = nullptr;
 
 constexpr const char* kPlainKernels[] = {"moeccl_copy",
-                                         "moeccl_copy_bulk",
                                          "moeccl_copy_rows",
                                          "moeccl_route_count",
                                          "moeccl_route_scan",

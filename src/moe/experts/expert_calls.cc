@@ -9,7 +9,6 @@
 #include "src/base/adopt.h"
 #include "src/base/hash.h"
 #include "src/comm/collective.h"
-#include "src/moe/experts/expert_choice.h"
 #include "src/moe/experts/expert_layers.h"
 #include "src/moe/experts/expert_plans.h"
 
@@ -260,7 +259,7 @@ Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& ca
   MOECCL_ASSIGN_OR_RETURN(const CheckedCall c, check_call(comm, call));
   const Side side = side_of(comm, false);
   const ExpertPlans plans(comm, side, c);
-  MOECCL_ASSIGN_OR_RETURN(const ExpertPlans::Page page, plans.page());
+  MOECCL_ASSIGN_OR_RETURN(const WaysPage page, plans.page());
   const std::string why =
       why_chosen(side.selector, call.op, page.plan.algorithm, plans.obeys_force(), "for this placement");
   return plan::explain({page.plan, comm.tree(), page.cost, comm.rank(), why, page.candidates, 0, comm.paced()}) +

@@ -10,8 +10,7 @@
 #include "src/algo/replica_move.h"
 #include "src/algo/replica_reduce.h"
 #include "src/comm/communicator.h"
-#include "src/plan/cost.h"
-#include "src/plan/printer.h"
+#include "src/moe/experts/expert_choice.h"
 
 namespace moeccl::comm {
 
@@ -56,27 +55,19 @@ class ExpertPlans {
     return algo::replica_shape(call_.placement, call_.count, call_.element_bytes, side_.reach(reachable),
                                side_.staging_bytes);
   }
-  // What `explain` shows: all ways, and the programs and the price of the one that is chosen.
-  struct Page {
-    std::vector<plan::PlanCandidate> candidates;
-    plan::Plan plan;
-    plan::Cost cost;
-  };
-  Result<Page> page() const;
+  Result<WaysPage> page() const;
 
  private:
-  // The names of the ways, the one that runs unless another gains in price first.
-  std::vector<const char*> ways() const;
-  // Returns success, or why this way cannot run the call.
+  // The ways of the operation, the one that runs unless another gains in price first.
+  std::vector<Way> ways(bool reachable) const;
+  std::vector<Way> reduce_ways(bool reachable) const;
+  std::vector<Way> row_ways() const;
   Status runs(algo::ReduceKind kind, const plan::Shape& shape) const;
-  Status rows_run(const std::string& way) const;
+  std::vector<const char*> in_order(const std::vector<Way>& all, bool reachable, bool decides) const;
   Result<ExpertRows> make_rows(const std::string& way, const algo::RowSize& size) const;
   Result<ExpertRows> make_rows(const std::string& way) const {
     return make_rows(way, {call_.count, call_.element_bytes, side_.staging_bytes});
   }
-  Result<Page> reduce_page() const;
-  Result<Page> rows_page() const;
-  const char* cheapest(const std::vector<Selector::Offer>& offers, const plan::Reach& reach, bool decides) const;
 
   const Communicator& comm_;
   const Side& side_;

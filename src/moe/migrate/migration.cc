@@ -37,7 +37,8 @@ Migration::Migration(const Hybrid& hybrid, Communicator& comm, const moecclMigra
       codec_{c.type, c.count, c.ratio},
       expert_bytes_(c.ratio <= 1 ? c.count * moecclTypeSize(c.type) : kernels::codec_bytes(codec_)),
       depth_(static_cast<uint32_t>(c.depth)),
-      layers_(static_cast<size_t>(c.n_layers)) {}
+      layers_(static_cast<size_t>(c.n_layers)),
+      rooms_(comm) {}
 
 Result<std::unique_ptr<Migration>> Migration::create(const Hybrid& hybrid, Communicator& comm,
                                                      const moecclMigrationConfig_t* given) {
@@ -75,29 +76,6 @@ Result<uint64_t> Migration::checksum_of(const void* shared, bool cuda, bool is_c
   return codec->checksum(shared, is_complete);
 }
 
-Result<Migration::Experts> Migration::room(size_t n, bool cuda) {
-  const size_t bytes = n * expert_bytes_;
-  Experts e;
-  // The smallest that suffices: if a rank's own experts took the room of a domain's, all rooms would grow to that size.
-  const auto holds = [](const Experts& s) { return s.cuda ? s.device.bytes() : s.host.capacity(); };
-  auto best = spare_.end();
-  for (auto s = spare_.begin(); s != spare_.end(); ++s)
-    if (s->cuda == cuda && holds(*s) >= bytes && (best == spare_.end() || holds(*s) < holds(*best))) best = s;
-  if (best != spare_.end()) {
-    e = std::move(*best);
-    spare_.erase(best);
-  }
-  e.cuda = cuda;
-  // Never empty, because the address tells the kind of memory.
-  if (!cuda) {
-    e.host.resize(std::max<size_t>(bytes, 1));
-  } else if (e.device.bytes() == 0) {
-    MOECCL_ASSIGN_OR_RETURN(e.device,
-                            driver::cuda::Memory::device(comm_.cuda()->engine().context(), std::max<size_t>(bytes, 1)));
-  }
-  return e;
-}
-
 Status Migration::send(int number, const void* experts, const void* shared, moecclCodecError_t* errors,
                        ExpertUpdate* update) {
   MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
@@ -115,10 +93,10 @@ Status Migration::send(int number, const void* experts, const void* shared, moec
     return error(moecclUnsupported,
                  "experts is CUDA memory, and a fused step runs on the host: call moecclMigrationSend behind the step");
   Packed packed;
-  MOECCL_ASSIGN_OR_RETURN(packed.experts, room(n_own, cuda));
+  MOECCL_ASSIGN_OR_RETURN(packed.experts, rooms_.take(n_own * expert_bytes_, cuda));
   MOECCL_ASSIGN_OR_RETURN(packed.checksum, checksum_of(shared, cuda));
   if (Status encoded = encode(packed, experts, shared, errors, update); !encoded.ok()) {
-    spare_.push_back(std::move(packed.experts));
+    rooms_.give_back(std::move(packed.experts));
     return encoded;
   }
   layer->to_send.push_back(std::move(packed));
@@ -187,14 +165,14 @@ Status Migration::begin(int number, const Into* into) {
   auto flight = std::make_shared<Flight>();
   // The entry stays in the queue until the last step that can fail.
   Packed& entry = layer->to_send.front();
-  Experts& own = entry.experts;
+  Room& own = entry.experts;
   if (into != nullptr) {
     flight->into = *into;
     if (own.cuda) {
       MOECCL_ASSIGN_OR_RETURN(flight->earlier, earlier_work(comm_, nullptr));
     }
   }
-  MOECCL_ASSIGN_OR_RETURN(flight->arrived, room(hybrid_.held().size(), own.cuda));
+  MOECCL_ASSIGN_OR_RETURN(flight->arrived, rooms_.take(hybrid_.held().size() * expert_bytes_, own.cuda));
   flight->words.resize(comm_.n_ranks());
   flight->mine = {layer->begun, entry.checksum, number, moecclSuccess};
   MOECCL_TRY(hybrid_.prepare_gather(own.data(), flight->arrived.data(), expert_bytes_, flight->gather));
@@ -311,6 +289,12 @@ Status Migration::verdict(const Flight& flight) const {
   return {};
 }
 
+Status Migration::check_held(int index) const {
+  const size_t n_held = hybrid_.held().size();
+  if (index >= 0 && static_cast<size_t>(index) < n_held) return {};
+  return error(moecclInvalidArgument, "index is {}: this rank holds experts 0 to {}", index, int64_t(n_held) - 1);
+}
+
 Status Migration::wait_expert(int number, int index) {
   MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
   if (layer->flights.empty())
@@ -319,9 +303,7 @@ Status Migration::wait_expert(int number, int index) {
   if (!flight->into)
     return error(moecclInvalidUsage,
                  "layer {} was begun by moecclMigrationBegin: its experts come at moecclMigrationWait", number);
-  const size_t n_held = hybrid_.held().size();
-  if (index < 0 || static_cast<size_t>(index) >= n_held)
-    return error(moecclInvalidArgument, "index is {}: this rank holds experts 0 to {}", index, int64_t(n_held) - 1);
+  MOECCL_TRY(check_held(index));
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return flight->done || flight->decoded > static_cast<size_t>(index); });
   if (flight->decoded > static_cast<size_t>(index)) return {};
@@ -351,13 +333,13 @@ std::pair<std::shared_ptr<Migration::Flight>, Status> Migration::take(Layer& lay
     changed_.wait(lock, [&] { return flight->done; });
   }
   layer.flights.pop_front();
-  spare_.push_back(std::move(flight->packed.experts));
+  rooms_.give_back(std::move(flight->packed.experts));
   Status status = flight->status;
   return {std::move(flight), std::move(status)};
 }
 
 void Migration::switched(Layer& layer, uint64_t* epoch) {
-  if (layer.keeps) spare_.push_back(std::move(layer.encoded));
+  if (layer.keeps) rooms_.give_back(std::move(layer.encoded));
   layer.keeps = false;
   ++layer.epoch;
   if (epoch != nullptr) *epoch = layer.epoch;
@@ -377,7 +359,7 @@ Status Migration::wait(int number, const void* shared, void* held, uint64_t* epo
   }
   auto [flight, status] = take(*layer);
   if (status.ok() && !flight->into) status = decode(*flight, shared, held);
-  spare_.push_back(std::move(flight->arrived));
+  rooms_.give_back(std::move(flight->arrived));
   MOECCL_TRY(std::move(status));
   switched(*layer, epoch);
   return {};
@@ -399,7 +381,7 @@ Status Migration::wait_encoded(int number, const void* shared, uint64_t* epoch) 
   MOECCL_TRY(check_shared(number, *first, shared, nullptr));
   auto [flight, status] = take(*layer);
   if (!status.ok()) {
-    spare_.push_back(std::move(flight->arrived));
+    rooms_.give_back(std::move(flight->arrived));
     return std::move(status);
   }
   switched(*layer, epoch);
@@ -414,9 +396,7 @@ Status Migration::use_expert(int number, int index, const moecclExpertUse_t* giv
   if (!layer->keeps)
     return error(moecclInvalidUsage, "layer {} keeps no encoded experts: switch it by moecclMigrationWaitEncoded",
                  number);
-  const size_t n_held = hybrid_.held().size();
-  if (index < 0 || static_cast<size_t>(index) >= n_held)
-    return error(moecclInvalidArgument, "index is {}: this rank holds experts 0 to {}", index, int64_t(n_held) - 1);
+  MOECCL_TRY(check_held(index));
   MOECCL_ASSIGN_OR_RETURN(ExpertUse use, ExpertUse::create(given, codec_.count));
   const std::byte* from = layer->encoded.data() + static_cast<size_t>(index) * expert_bytes_;
   if (exact()) {

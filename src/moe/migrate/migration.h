@@ -16,6 +16,7 @@
 #include "src/exec/cuda/stream_work.h"
 #include "src/moe/hybrid.h"
 #include "src/moe/migrate/expert_use.h"
+#include "src/moe/rooms.h"
 
 namespace moeccl::comm {
 
@@ -50,21 +51,15 @@ class Migration {
     uint64_t epoch = 0, checksum = 0;
     int32_t layer = 0, code = moecclSuccess;
   };
-  // Encoded experts, in the kind of memory that the caller's experts are in.
-  struct Experts {
-    std::vector<std::byte> host;
-    driver::cuda::Memory device;
-    bool cuda = false;
-    std::byte* data() { return cuda ? device.data() : host.data(); }
-  };
+  // Encoded experts are in the kind of memory that the caller's experts are in.
   struct Packed {
-    Experts experts;
+    Room experts;
     uint64_t checksum = 0;  // of the shared expert
   };
   // One gather, from its begin() until a wait takes it.
   struct Flight {
     Packed packed;
-    Experts arrived;
+    Room arrived;
     std::vector<Word> words;  // of all ranks
     Word mine;
     exec::Operation gather, exchange;
@@ -83,7 +78,7 @@ class Migration {
     std::deque<std::shared_ptr<Flight>> flights;
     uint64_t epoch = 0, begun = 0;
     // The experts that wait_encoded() switched to, and the shared expert that decodes them.
-    Experts encoded;
+    Room encoded;
     const void* shared = nullptr;
     bool keeps = false;
   };
@@ -94,12 +89,11 @@ class Migration {
   Result<exec::CudaCodec*> device_codec();
   Result<uint64_t> checksum_of(const void* shared, bool cuda, bool is_complete = false);
   Result<bool> decodes(Flight& flight);
-  // Returns memory for n encoded experts and reuses that of a finished entry if there is any.
-  Result<Experts> room(size_t n, bool cuda);
   Status encode(Packed& packed, const void* experts, const void* shared, moecclCodecError_t* errors,
                 ExpertUpdate* update);
   Status check_buffers(const void* shared, const void* held) const;
   Status check_kind(int layer, bool cuda, const void* shared, const void* held) const;
+  Status check_held(int index) const;
   Result<Flight*> oldest(int number, Layer& layer);
   // Checks that the wait got the same shared expert as the send, in the same kind of memory.
   Status check_shared(int number, const Flight& flight, const void* shared, const void* held);
@@ -118,7 +112,7 @@ class Migration {
   uint64_t expert_bytes_ = 0;
   uint32_t depth_ = 2;
   std::vector<Layer> layers_;
-  std::vector<Experts> spare_;  // memory of finished entries
+  Rooms rooms_;  // of entries
   std::unique_ptr<exec::CudaCodec> cuda_codec_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -346,22 +346,6 @@ void ExpertSwap::find_peer(Part& part) const {
   }
 }
 
-Result<ExpertSwap::Room> ExpertSwap::room(uint64_t bytes, bool cuda) {
-  Room r;
-  const auto fits = [&](const Room& s) { return s.cuda == cuda && (!cuda || s.device.bytes() >= bytes); };
-  if (const auto found = std::find_if(spare_.begin(), spare_.end(), fits); found != spare_.end()) {
-    r = std::move(*found);
-    spare_.erase(found);
-  }
-  r.cuda = cuda;
-  if (!cuda) {
-    r.host.resize(bytes);
-  } else if (r.device.bytes() == 0) {
-    MOECCL_ASSIGN_OR_RETURN(r.device, driver::cuda::Memory::device(comm_->cuda()->engine().context(), bytes));
-  }
-  return r;
-}
-
 Status ExpertSwap::exchange(Round& round, bool at_finish) {
   std::vector<Call> calls;
   const double begun = now_us();
@@ -372,7 +356,7 @@ Status ExpertSwap::exchange(Round& round, bool at_finish) {
     for (size_t i = 0; i < tensors.size(); ++i) {
       const moecclSwapTensor_t& t = tensors[i];
       if (t.slot_bytes == 0 || (t.at_finish == 1) != at_finish) continue;
-      MOECCL_ASSIGN_OR_RETURN(part.rooms[i], room(t.slot_bytes, comm_->is_device_memory(slot(part, t))));
+      MOECCL_ASSIGN_OR_RETURN(part.rooms[i], rooms_.take(t.slot_bytes, comm_->is_device_memory(slot(part, t))));
       for (const bool sends : {true, false}) {
         Call& call = calls.emplace_back();
         call.comm = comm_.get();
@@ -410,7 +394,7 @@ Status ExpertSwap::write(Part& part) {
       const kernels::KernelTable& k = kernels::best();
       (t.slot_bytes >= kLarge ? k.copy_stream : k.copy)(slot(part, t), from.data(), t.slot_bytes);
     }
-    spare_.push_back(std::move(from));
+    rooms_.give_back(std::move(from));
   }
   part.moved_us += now_us() - begun;
   return {};

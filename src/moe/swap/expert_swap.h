@@ -12,6 +12,7 @@
 #include "src/comm/communicator.h"
 #include "src/comm/stream.h"
 #include "src/moe/moe_layer.h"
+#include "src/moe/rooms.h"
 #include "src/moe/swap/level_costs.h"
 #include "src/routing/expert_map.h"
 
@@ -42,12 +43,6 @@ class ExpertSwap {
     uint64_t counted_at = 0;  // the step of the last count
     double own_swap_us = 0;   // what the last swap took on this rank
     moecclExpertSwapInfo_t info{};
-  };
-  struct Room {
-    std::vector<std::byte> host;
-    driver::cuda::Memory device;
-    bool cuda = false;
-    std::byte* data() { return cuda ? device.data() : host.data(); }
   };
   // A layer's share of one round.
   struct Part {
@@ -97,7 +92,6 @@ class ExpertSwap {
   void find_peer(Part& part) const;
   // For every part that swaps, sends this rank's expert and receives the other one into a separate room.
   Status exchange(Round& round, bool at_finish);
-  Result<Room> room(uint64_t bytes, bool cuda);
   Status write(Part& part);
   std::byte* slot(const Part& part, const moecclSwapTensor_t& tensor) const {
     return static_cast<std::byte*>(tensor.slots) + part.place * tensor.slot_bytes;
@@ -110,7 +104,7 @@ class ExpertSwap {
   uint64_t n_steps_ = 0;
   bool begun_ = false;
   std::unique_ptr<Round> round_;  // null while no round is under way
-  std::vector<Room> spare_;
+  Rooms rooms_{*comm_};
   HostStream background_{/*waiters_run=*/false};  // declared last: its thread uses the other members
 };
 

@@ -153,27 +153,4 @@ inline void store_relaxed_block(uint32_t* p, uint32_t v) { std::atomic_ref(*p).s
 inline uint64_t device_ns() { return emulation::now_ns(); }
 inline void pause() { emulation::pause(); }
 
-// Bulk copies arrive at once. The barrier counts phases as mbarrier does, and alignment is checked as by the hardware.
-inline constexpr bool kHasBulk = true;
-inline void bulk_check(const void* a, const void* b, uint32_t bytes) {
-  if ((reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | bytes) % 16 != 0) __builtin_trap();
-}
-inline void bulk_init(uint64_t* barrier) { *barrier = 0; }
-inline void bulk_init_done() {}
-inline void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
-  bulk_check(shared, global, bytes);
-  std::memcpy(shared, global, bytes);
-  ++*barrier;
-}
-inline void bulk_wait_load(uint64_t* barrier, uint32_t phase) {
-  // The phase with this parity has completed: an odd number of loads ends phase 0, an even one phase 1.
-  if (*barrier % 2 == phase) __builtin_trap();
-}
-inline void bulk_store(void* global, const void* shared, uint32_t bytes) {
-  bulk_check(global, shared, bytes);
-  std::memcpy(global, shared, bytes);
-}
-inline void bulk_wait_stores_read() {}
-inline void bulk_wait_stores() {}
-
 }  // namespace moeccl::cuda

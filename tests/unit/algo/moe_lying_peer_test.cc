@@ -44,10 +44,6 @@ class RecordingHost final : public test::PlainHost {
     note(all, sizes.data());
     return {};
   }
-  Status all_to_all(const void* send, size_t bytes, void* recv) override {
-    const std::vector<size_t> sizes(n_ranks(), bytes);
-    return all_to_all_v(send, sizes.data(), recv, sizes.data());
-  }
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override {
     MOECCL_TRY(host_.all_to_all_v(send, send_bytes, recv, recv_bytes));
     note(recv, recv_bytes);
@@ -87,10 +83,6 @@ class LyingHost final : public test::PlainHost {
     const std::vector<size_t> sizes(n_ranks(), bytes);
     give(mine, all, sizes.data());
     return {};
-  }
-  Status all_to_all(const void* send, size_t bytes, void* recv) override {
-    const std::vector<size_t> sizes(n_ranks(), bytes);
-    return all_to_all_v(send, sizes.data(), recv, sizes.data());
   }
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override {
     const auto* own = static_cast<const std::byte*>(send);

@@ -41,11 +41,9 @@ TEST(ProveExperts, RightPlansPass) {
       const Status status = prove_blocks(ReplicaReduce(p, shape, tree, kind, true).build_all(), expected_sums(p, true));
       EXPECT_TRUE(status.ok()) << reduce_kind_name(kind) << " on " << tree.n_ranks << ": " << status.message();
     }
-    plan::Shape shape;
-    shape.n_ranks = tree.n_ranks;
     for (const moecclOp_t op : kRowOps)
       for (const bool nodes : {false, true}) {
-        if (nodes && (op == moecclOpCollectGradients || !needs_nodes(shape, tree).ok())) continue;
+        if (nodes && (op == moecclOpCollectGradients || !test::has_nodes(tree))) continue;
         const Status status =
             prove_rows(p, true, [&](const RowSize& size) { return rows_of(op, p, tree, nodes, size); });
         EXPECT_TRUE(status.ok()) << op << " nodes " << nodes << " on " << tree.n_ranks << ": " << status.message();

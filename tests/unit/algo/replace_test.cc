@@ -88,8 +88,8 @@ class Replaced {
   void stay() {
     std::vector<algo::RecordWriter> writers(n());
     for (uint32_t o = 0; o < n(); ++o) {
-      writers[o].prepare(algo::Paths(paths.algorithm(), plain_.test_case.tree, plain_.placement), plain_.placement, o);
-      writers[o].write(plain_.placement, plain_.own[o]);
+      const algo::Paths plain(paths.algorithm(), plain_.test_case.tree, plain_.placement);
+      writers[o].write(algo::Ways(plain, plain_.placement, o), plain_.placement, plain_.own[o]);
     }
     const uint32_t n_chunks = tables[0].n_chunks();
     for (uint32_t r = 0; r < n(); ++r) {

@@ -17,6 +17,7 @@ using algo::ReplicaPlacement;
 using test::random_placement;
 
 using Built = test::BuiltRows;
+using Way = ReplicaMove::Way;
 
 TEST(ReplicaMove, IsProvedForRandomPlacements) {
   std::mt19937 random(9);
@@ -25,11 +26,14 @@ TEST(ReplicaMove, IsProvedForRandomPlacements) {
     for (int i = 0; i < 8; ++i) {
       const uint32_t n_experts = 1 + static_cast<uint32_t>(random() % 12);
       const ReplicaPlacement placement = random_placement(random, n, n_experts, 4, true);
-      for (const moecclOp_t op : {moecclOpCollectGradients, moecclOpPlaceWeights}) {
+      for (const auto& [op, way] : {std::pair{moecclOpCollectGradients, Way::kDirect},
+                                    {moecclOpPlaceWeights, Way::kDirect},
+                                    {moecclOpPlaceWeights, Way::kNodes}}) {
+        if (way == Way::kNodes && !test::has_nodes(tree)) continue;
         const uint64_t count = random() % 60;
         // Places of one to three elements, so that pieces are cut anywhere.
         const uint64_t places = op == moecclOpPlaceWeights ? uint64_t{n} * placement.most_experts : n_experts;
-        const ReplicaMove::Settings settings{op, count, 64, {}, 64u * 2 * places * (1 + random() % 3)};
+        const ReplicaMove::Settings settings{op, count, 64, {}, 64u * 2 * places * (1 + random() % 3), way};
         auto made = ReplicaMove::make(placement, tree, settings);
         ASSERT_TRUE(made.ok()) << made.status().message();
         const Built built(*made);
@@ -46,13 +50,12 @@ TEST(ReplicaMove, WeightsEnterANodeOnce) {
   std::mt19937 random(4);
   uint64_t all_once = 0, all_each = 0;
   for (const plan::LevelTree& tree : test::replica_trees()) {
-    if (tree.depth() < 2) continue;
+    if (!test::has_nodes(tree)) continue;
     const uint32_t n = tree.n_ranks;
     const ReplicaPlacement placement = random_placement(random, n, 5, 4, true);
     constexpr uint64_t kCount = 1000, kElement = 4;
-    auto made = ReplicaMove::make(placement, tree, {moecclOpPlaceWeights, kCount, kElement, {}, 1 << 20});
+    auto made = ReplicaMove::make(placement, tree, {moecclOpPlaceWeights, kCount, kElement, {}, 1 << 20, Way::kNodes});
     ASSERT_TRUE(made.ok()) << made.status().message();
-    EXPECT_STREQ(made->name(), tree.levels[0].n_groups < n ? "nodes" : "direct");
     const Built built(*made);
     const plan::Cost cost = plan::price(built.plan, built.bindings, tree, plan::Profile{});
     const auto [once, each] = test::node_bytes(placement, tree, kCount * kElement, kElement);
@@ -72,10 +75,11 @@ TEST(ReplicaMove, PlansOfThousandsOfRanksAreQuick) {
        {plan::LevelTree::flat(kRanks),
         *plan::LevelTree::from_sizes({{"node", {}, std::vector<uint32_t>(kRanks / 8, 8)}})}) {
     for (const moecclOp_t op : {moecclOpCollectGradients, moecclOpPlaceWeights}) {
+      const Way way = op == moecclOpPlaceWeights && test::has_nodes(tree) ? Way::kNodes : Way::kDirect;
       double best_ms = 1e9;
       for (int i = 0; i < 3; ++i) {
         const std::clock_t start = std::clock();
-        auto made = ReplicaMove::make(placement, tree, {op, 1 << 20, 4, {}, 16 << 20});
+        auto made = ReplicaMove::make(placement, tree, {op, 1 << 20, 4, {}, 16 << 20, way});
         ASSERT_TRUE(made.ok()) << made.status().message();
         EXPECT_GT(made->build(kRanks / 2).program.n_steps(), 0u);
         best_ms = std::min(best_ms, 1e3 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);

@@ -368,8 +368,7 @@ TEST(RoutingTest, WrongRecordsAreRefusedBeforeUse) {
     bool ok = true;
     for (uint32_t o = 1; o < 4; ++o) {
       algo::RecordWriter writer;
-      writer.prepare(paths, cluster.placement, o);
-      writer.write(cluster.placement, cluster.own[o]);
+      writer.write(algo::Ways(paths, cluster.placement, o), cluster.placement, cluster.own[o]);
       messages[o].assign(writer.words().begin(),
                          writer.words().begin() + static_cast<ptrdiff_t>(writer.bytes()[0] / 4));
       if (o == 1 + static_cast<uint32_t>(round) % 3)

@@ -20,6 +20,14 @@ TEST(FailedMeetings, BelongToOneRankAndOneRoot) {
   EXPECT_FALSE(FailedMeetings::has(meeting_number(key, 2), 3));
 }
 
+TEST(FailedMeetings, AreForgotten) {
+  const uint64_t meeting = meeting_number(random_key().value(), 0);
+  FailedMeetings::add(meeting, 0, 20);
+  EXPECT_TRUE(FailedMeetings::has(meeting, 0));
+  driver::sleep_ns(25'000'000);
+  EXPECT_FALSE(FailedMeetings::has(meeting, 0));
+}
+
 constexpr int kRanks = 3;
 constexpr int64_t kTimeMs = 1000;
 
@@ -47,12 +55,14 @@ class Retry : public testing::TestWithParam<Way> {
     const Deadline deadline = Deadline::after_ms(patient_ms(kTimeMs));
     LauncherInfo info = job_;
     info.rank = rank;
-    MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId id,
-                            GetParam() == Way::kLauncher
-                                ? meet_from_environment(info, deadline)
-                                : meet_at_place(place_, static_cast<uint32_t>(rank), deadline, {}));
-    JoinOptions options;
-    options.wait_for_root = true;
+    const auto find = [&] {
+      return GetParam() == Way::kLauncher ? meet_from_environment(info, deadline)
+                                          : meet_at_place(place_, static_cast<uint32_t>(rank), deadline, {});
+    };
+    MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId id, find());
+    JoinOptions options;  // as comm::connect() sets them
+    options.wait_for_root = GetParam() == Way::kAddress;
+    if (rank != 0) options.ask_again = find;
     MOECCL_ASSIGN_OR_RETURN(const auto session, Session::join(id, rank, kRanks, deadline, options));
     MOECCL_TRY(session->barrier(deadline));
     session->close();

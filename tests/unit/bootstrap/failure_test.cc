@@ -444,7 +444,7 @@ TEST(Failure, AnotherVersionIsNamedToAllAtOnce) {
     ASSERT_TRUE(fd.ok());
     Party party = {Role::kMember, 1, 2};
     party.protocol = kProtocolVersion + 1;
-    seen_by_newer = client_handshake(fd->get(), id->key, party, Role::kRoot, soon()).status();
+    seen_by_newer = client_handshake(fd->get(), id->key, party, {Role::kRoot}, soon()).status();
   });
   const Status s = join_and_close(root->id(), 0, 2);
   newer.join();

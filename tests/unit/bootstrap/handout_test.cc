@@ -2,6 +2,7 @@
 // How ranks of one host find rank 0, and never another user in its place.
 #include "src/bootstrap/handout.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/stat.h>
@@ -9,6 +10,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <ctime>
 #include <optional>
 #include <thread>
 
@@ -76,6 +78,26 @@ TEST(Handout, AFileOfAKilledProcessIsTakenAway) {
   ASSERT_EQ(::access(path.c_str(), F_OK), 0);
   const auto listeners = listen_for_handouts(name);
   EXPECT_TRUE(listeners.ok()) << listeners.status().message();
+}
+
+TEST(Handout, OldFilesOfProcessesThatHaveEndedAreTakenAway) {
+  const Folder folder;
+  const auto path_of = [&](const char* name) { return std::string(folder.path) + "/" + name; };
+  const std::string dead = path_of("moeccl-dead"), young = path_of("moeccl-young"), live = path_of("moeccl-live"),
+                    foreign = path_of("foreign");
+  for (const std::string& path : {dead, young, foreign})
+    ASSERT_TRUE(driver::listen_at(driver::unix_file_address(path)).ok());
+  const auto listens = driver::listen_at(driver::unix_file_address(live));
+  ASSERT_TRUE(listens.ok());
+  const timespec old[] = {{::time(nullptr) - 100'000, 0}, {::time(nullptr) - 100'000, 0}};
+  for (const std::string& path : {dead, live, foreign})
+    ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), old, AT_SYMLINK_NOFOLLOW), 0);
+  EXPECT_TRUE(listen_for_handouts(name_of("next")).ok());
+  EXPECT_NE(::access(dead.c_str(), F_OK), 0);
+  for (const std::string& path : {young, live, foreign}) {
+    EXPECT_EQ(::access(path.c_str(), F_OK), 0) << path;
+    ::unlink(path.c_str());
+  }
 }
 
 TEST(Handout, FoldersThatOthersMayWriteAreNotUsed) {

@@ -154,13 +154,13 @@ TEST(Handshake, WorksOverASocketAndEndsAtItsDeadline) {
     EXPECT_TRUE(r.ok()) << r.status().message();
   });
   Result<Authenticated> client =
-      client_handshake(pair.first.get(), key, kClient, Role::kRoot, Deadline::after_ms(patient_ms(5000)));
+      client_handshake(pair.first.get(), key, kClient, {Role::kRoot}, Deadline::after_ms(patient_ms(5000)));
   server.join();
   EXPECT_TRUE(client.ok()) << client.status().message();
 
   auto silent = make_pair_of_sockets();
   const Stopwatch watch;
-  EXPECT_EQ(client_handshake(silent.first.get(), key, kClient, Role::kRoot, Deadline::after_ms(50)).status().code(),
+  EXPECT_EQ(client_handshake(silent.first.get(), key, kClient, {Role::kRoot}, Deadline::after_ms(50)).status().code(),
             moecclTimeout);
   MOECCL_EXPECT_WITHIN(watch, 1000);
 }
@@ -177,7 +177,7 @@ TEST(Handshake, AnotherVersionIsNamedOnBothSides) {
         server_handshake(pair.second.get(), key, kServer, Role::kMember, Deadline::after_ms(patient_ms(5000))).status();
   });
   const Status seen_by_client =
-      client_handshake(pair.first.get(), key, newer, Role::kRoot, Deadline::after_ms(patient_ms(5000))).status();
+      client_handshake(pair.first.get(), key, newer, {Role::kRoot}, Deadline::after_ms(patient_ms(5000))).status();
   server.join();
   for (const Status& status : {seen_by_server, seen_by_client}) {
     EXPECT_EQ(status.code(), moecclUnsupported);

@@ -299,6 +299,28 @@ TEST(Simulate, ExpertsIntoTheirDomainsAndBack) {
   EXPECT_NE(simulate(c).status().message().find("moecclExpertExplain"), std::string::npos);
 }
 
+TEST(Simulate, OneHostHasTheStagingOfOneHost) {
+  moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
+  c.topology = "dc:2(bw=1.25GB/s,lat=20ms) gpu:2";
+  c.one_host = 1;
+  c.op = moecclOpAllReduce;
+  c.count = 1 << 30;
+  const std::string text = page(c);
+  EXPECT_NE(text.find("the cap is 8388608"), std::string::npos) << text;
+}
+
+// Links of 3.6 MB in a round trip would give other chunks and rotations if they joined hosts: a longer latency would
+// then make plans faster.
+TEST(Simulate, LinksWithinAHostAreNoLongLines) {
+  moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
+  c.op = moecclOpAllReduce;
+  c.count = 64 << 20;
+  c.topology = "node:2(bw=50GB/s,lat=5us) gpu:8(bw=450GB/s,lat=2us)";
+  const std::map<std::string, double> shorter = times(c);
+  c.topology = "node:2(bw=50GB/s,lat=5us) gpu:8(bw=450GB/s,lat=4us)";
+  for (const auto& [name, ns] : times(c)) EXPECT_GE(ns, shorter.at(name)) << name;
+}
+
 TEST(Simulate, RefusesWhatItCannotRead) {
   moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
   const auto message = [&] { return simulate(c).status().message(); };

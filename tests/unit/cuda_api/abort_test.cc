@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Aborts while calls wait for the earlier work of a CUDA stream, which may never end.
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <functional>
 #include <future>
 #include <thread>
@@ -199,6 +201,45 @@ TEST(CudaAbort, DestroyDoesNotWaitForAnotherCommunicatorsLaunch) {
                    moecclResult_t state = moecclInternalError;
                    MOECCL_EXPECT_OK(moecclCommGetAsyncError(comm, &state));
                    MOECCL_EXPECT_OK(state);
+                 });
+}
+
+// Returns how much of the current device's memory is free.
+size_t free_bytes() {
+  void* const driver = dlopen(std::getenv("MOECCL_CUDA_DRIVER"), RTLD_NOW | RTLD_NOLOAD);
+  auto* const ask = reinterpret_cast<int (*)(size_t*, size_t*)>(dlsym(driver, "cuMemGetInfo_v2"));
+  size_t free = 0, total = 0;
+  EXPECT_TRUE(ask != nullptr && ask(&free, &total) == 0);
+  return free;
+}
+
+// The stream comes to the aborted communicator's launch only after Destroy, which gave up waiting for it.
+TEST(CudaAbort, ALaunchThatDestroyDidNotWaitForGivesTheMemoryBack) {
+  Meeting before, destroyed, freed;
+  run_on_devices(2, device_options(RankMode::kThreads),
+                 [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+                   if (!device.emulated()) GTEST_SKIP() << "others use the device's memory";
+                   DeviceBuffer x(device, kCount * 4);
+                   uint64_t* const word = device.make_word();
+                   EXPECT_TRUE(before.meet(2));
+                   const size_t had = free_bytes();
+                   moecclComm_t aborted = nullptr;
+                   MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, rank, &aborted, nullptr));
+                   device.hold(stream, word, 1);
+                   MOECCL_EXPECT_OK(sum(x, aborted, as_stream(stream)));
+                   usleep(100'000);
+                   MOECCL_EXPECT_OK(moecclCommAbort(aborted));
+                   const Stopwatch watch;
+                   (void)moecclCommDestroy(aborted);  // may return the abort
+                   MOECCL_EXPECT_WITHIN(watch, 3500);
+                   EXPECT_LT(free_bytes(), had);
+                   EXPECT_TRUE(destroyed.meet(2));
+                   std::atomic_ref(*word).store(1);
+                   device.synchronize(stream);
+                   for (const Stopwatch since; free_bytes() < had && since.ms() < patient_ms(5000);) usleep(1000);
+                   EXPECT_EQ(free_bytes(), had);
+                   EXPECT_TRUE(freed.meet(2));
+                   device.end_word(word);
                  });
 }
 

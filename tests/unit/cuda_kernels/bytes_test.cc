@@ -20,17 +20,6 @@ TEST(CudaCopy, CopiesAnyLengthAtAnyAlignment) {
   }
 }
 
-TEST(CudaCopy, BulkCopiesTilesAndWhatIsLeft) {
-  Random random(12);
-  for (int i = 0; i < 500; ++i) {
-    const size_t bytes = random.chance(50) ? random.below(40) * 8192 : random.below(200000);
-    Buffer src(bytes, 16 * random.below(4)), dst(bytes, 16 * random.below(4));
-    for (size_t j = 0; j < bytes; ++j) src.data()[j] = static_cast<std::byte>(random.bits());
-    run_kernel("moeccl_copy_bulk", CopyArgs{dst.data(), src.data(), bytes}, random);
-    ASSERT_EQ(difference(moecclUint8, src, dst), "") << bytes << " bytes, shape " << i;
-  }
-}
-
 TEST(CudaCopy, MovesRowsOfAnySizeBetweenAnyPlaces) {
   Random random(13);
   for (int i = 0; i < 1500; ++i) {

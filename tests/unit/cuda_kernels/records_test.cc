@@ -60,21 +60,16 @@ class OnDevice {
                RouteOrderKernelArgs{own.index.data(), order.position.data(), n, top_k, n_experts, key.data(), &bad},
                random);
     if (own.shape.capacity == 0) return;
-    std::vector<int32_t> identity;
-    for (uint32_t e = 0; e < n_experts; ++e) identity.push_back(static_cast<int32_t>(e));
     RouteKernelArgs lists{};
     lists.topk = own.index.data();
-    lists.map = identity.data();
     lists.n_tokens = n;
     lists.top_k = top_k;
-    lists.n_experts = lists.n_slots = n_experts;
-    lists.n_maps = 1;
+    lists.n_experts = n_experts;
     lists.n_tiles = (n + kRouteTile - 1) / kRouteTile;
     std::vector<uint32_t> tile(size_t{lists.n_tiles} * n_experts), first(n_experts + 1), list(key.size());
     lists.tile_count = tile.data();
     lists.first = first.data();
     lists.list = list.data();
-    lists.bad = &bad;
     run_kernel("moeccl_route_count", lists, random);
     run_kernel("moeccl_route_scan", lists, random, 1);
     run_kernel("moeccl_route_fill", lists, random);
@@ -88,7 +83,7 @@ class OnDevice {
     std::vector<uint32_t> rows(ways.n_groups, 0);
     run_kernel("moeccl_route_levels",
                RouteLevelsKernelArgs{key.data(),
-                                     {owner_.data(), ways.first.data(), ways.to.data(), ways.group.data()},
+                                     {owner_.data(), ways.first.data(), ways.hop.data(), ways.group.data()},
                                      own_.n_tokens,
                                      own_.shape.top_k,
                                      ways.n_groups,
@@ -101,7 +96,7 @@ class OnDevice {
   void write(const algo::Paths& paths, uint32_t rank) {
     const algo::RowWays of_rank(paths, tree_, own_.placement, rank);
     const uint32_t n = tree_.n_ranks;
-    const RouteWays ways{owner_.data(), of_rank.first.data(), of_rank.to.data(), of_rank.group.data()};
+    const RouteWays ways{owner_.data(), of_rank.first.data(), of_rank.hop.data(), of_rank.group.data()};
     RouteRecordsKernelArgs a{};
     a.key = key.data();
     a.ways = ways;
@@ -167,8 +162,7 @@ void expect_alike(const Own& own, const plan::LevelTree& tree, Random& random) {
     for (const algo::RowWays& w : {ways, ways.shared_by_rank(), algo::RowWays::into_experts(own.placement, false)})
       EXPECT_EQ(got.rows_to_groups(w), algo::rows_to_groups(w, own.placement, want));
     algo::RecordWriter writer, adopted;
-    writer.prepare(paths, own.placement, rank);
-    writer.write(own.placement, want);
+    writer.write(ways, own.placement, want);
     EXPECT_EQ(got.words, std::vector<uint32_t>(writer.words().begin(), writer.words().end()));
     std::vector<size_t> bytes;
     for (uint32_t r = 0; r < tree.n_ranks; ++r)

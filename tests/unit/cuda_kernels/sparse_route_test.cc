@@ -7,6 +7,7 @@
 #include <set>
 
 #include "kernels/codec.h"
+#include "kernels/cuda/route_args.h"
 #include "tests/unit/cuda_kernels/harness.h"
 
 namespace moeccl::cuda {
@@ -240,112 +241,44 @@ TEST(CudaCodecKernels, GradientsAreEncodedAddedAndKeptAsOnTheHost) {
   }
 }
 
-struct RouteCase {
-  uint32_t n_tokens, top_k, n_experts;
-  std::vector<int32_t> topk, map;
-  uint32_t n_maps, n_slots = 0;
-
-  // Maps as from a tree: experts, then groups of groups.
-  RouteCase(Random& random) {
-    n_experts = static_cast<uint32_t>(1 + random.below(random.chance(80) ? 40 : 700));
-    top_k = static_cast<uint32_t>(1 + random.below(std::min<size_t>(n_experts, random.chance(80) ? 8 : 20)));
-    n_tokens = static_cast<uint32_t>(random.below(random.chance(70) ? 300 : 1200));
-    n_maps = static_cast<uint32_t>(1 + random.below(4));
-    const bool one_takes_all = random.chance(10);
+TEST(CudaRoute, ListsEachExpertsTokensInOrderAndOnce) {
+  Random random(33);
+  for (int i = 0; i < 250; ++i) {
+    const auto n_experts = static_cast<uint32_t>(1 + random.below(random.chance(80) ? 40 : 700));
+    const auto top_k = static_cast<uint32_t>(1 + random.below(std::min<size_t>(n_experts, random.chance(80) ? 8 : 20)));
+    const auto n_tokens = static_cast<uint32_t>(random.below(random.chance(70) ? 300 : 1200));
+    const bool one_takes_all = random.chance(10), wrong = random.chance(30);
+    std::vector<int32_t> topk;
+    std::vector<std::vector<uint32_t>> want(n_experts);
     for (uint32_t t = 0; t < n_tokens; ++t) {
       std::set<int32_t> chosen;
       for (uint32_t k = 0; k < top_k; ++k) {
         int32_t e = -1;
         if (!random.chance(10)) {
           e = k == 0 && one_takes_all ? 0 : static_cast<int32_t>(random.below(n_experts));
-          while (!chosen.insert(e).second) e = (e + 1) % static_cast<int32_t>(n_experts);
+          while (!wrong && chosen.count(e) > 0) e = (e + 1) % static_cast<int32_t>(n_experts);
+          if (chosen.insert(e).second) want[static_cast<size_t>(e)].push_back(t);
         }
-        topk.push_back(e);
-      }
-    }
-    uint32_t width = 1;
-    for (uint32_t m = 0; m < n_maps; ++m, width *= 3) {
-      for (uint32_t e = 0; e < n_experts; ++e)
-        map.push_back(random.chance(3) ? -1 : static_cast<int32_t>(n_slots + e / width));
-      n_slots += (n_experts + width - 1) / width;
-    }
-  }
-};
-
-TEST(CudaRoute, ListsTheDistinctTokensOfEveryGroupInOrder) {
-  Random random(33);
-  for (int i = 0; i < 250; ++i) {
-    const RouteCase c(random);
-    std::vector<std::vector<uint32_t>> want(c.n_slots);
-    for (uint32_t t = 0; t < c.n_tokens; ++t) {
-      std::set<int32_t> reached;
-      for (uint32_t k = 0; k < c.top_k; ++k) {
-        const int32_t e = c.topk[t * c.top_k + k];
-        for (uint32_t m = 0; e >= 0 && m < c.n_maps; ++m) {
-          const int32_t slot = c.map[m * c.n_experts + static_cast<uint32_t>(e)];
-          if (slot >= 0 && reached.insert(slot).second) want[static_cast<size_t>(slot)].push_back(t);
-        }
+        topk.push_back(wrong && e < 0 ? static_cast<int32_t>(n_experts) : e);
       }
     }
     RouteKernelArgs a{};
-    a.topk = c.topk.data();
-    a.map = c.map.data();
-    a.n_tokens = c.n_tokens;
-    a.top_k = c.top_k;
-    a.n_experts = c.n_experts;
-    a.n_maps = c.n_maps;
-    a.n_slots = c.n_slots;
-    a.n_tiles = (c.n_tokens + kRouteTile - 1) / kRouteTile;
-    std::vector<uint32_t> tiles(size_t{a.n_tiles} * a.n_slots, 77), first(a.n_slots + 1, 77);
-    std::vector<uint32_t> list(size_t{c.n_tokens} * c.top_k * c.n_maps);
-    uint32_t bad = ~0u;
+    a.topk = topk.data();
+    a.n_tokens = n_tokens;
+    a.top_k = top_k;
+    a.n_experts = n_experts;
+    a.n_tiles = (n_tokens + kRouteTile - 1) / kRouteTile;
+    std::vector<uint32_t> tiles(size_t{a.n_tiles} * n_experts, 77), first(n_experts + 1, 77), list(topk.size());
     a.tile_count = tiles.data();
     a.first = first.data();
     a.list = list.data();
-    a.bad = &bad;
     run_kernel("moeccl_route_count", a, random);
     run_kernel("moeccl_route_scan", a, random, 1);
     run_kernel("moeccl_route_fill", a, random);
-    ASSERT_EQ(bad, ~0u);
-    for (uint32_t s = 0; s < c.n_slots; ++s) {
-      const std::vector<uint32_t> got(list.begin() + first[s], list.begin() + first[s + 1]);
-      ASSERT_EQ(got, want[s]) << "slot " << s << " of " << c.n_slots << ", shape " << i;
+    for (uint32_t e = 0; e < n_experts; ++e) {
+      const std::vector<uint32_t> got(list.begin() + first[e], list.begin() + first[e + 1]);
+      ASSERT_EQ(got, want[e]) << "expert " << e << " of " << n_experts << ", shape " << i;
     }
-  }
-}
-
-TEST(CudaRoute, NamesTheFirstTokenWithABadChoice) {
-  Random random(34);
-  for (int i = 0; i < 40; ++i) {
-    RouteCase c(random);
-    if (c.n_tokens < 2 || c.top_k < 2) continue;
-    const uint32_t token = static_cast<uint32_t>(random.below(c.n_tokens));
-    int32_t* choice = &c.topk[token * c.top_k];
-    switch (i % 3) {
-      case 0:
-        choice[0] = static_cast<int32_t>(c.n_experts);
-        break;
-      case 1:
-        choice[1] = -2;
-        break;
-      default:
-        choice[0] = choice[1] = 0;
-    }
-    uint32_t bad = ~0u;
-    std::vector<uint32_t> tiles(size_t{(c.n_tokens + kRouteTile - 1) / kRouteTile} * c.n_slots);
-    RouteKernelArgs a{};
-    a.topk = c.topk.data();
-    a.map = c.map.data();
-    a.n_tokens = c.n_tokens;
-    a.top_k = c.top_k;
-    a.n_experts = c.n_experts;
-    a.n_maps = c.n_maps;
-    a.n_slots = c.n_slots;
-    a.n_tiles = (c.n_tokens + kRouteTile - 1) / kRouteTile;
-    a.tile_count = tiles.data();
-    a.bad = &bad;
-    run_kernel("moeccl_route_count", a, random);
-    ASSERT_EQ(bad, token);
   }
 }
 

@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
@@ -79,6 +81,39 @@ TEST_F(Limits, AHostHasWhatIsAvailableAndItsSwap) {
   const Status s = host_has((9 << 10) + 1, root_);
   EXPECT_EQ(s.code(), moecclOutOfMemory);
   EXPECT_NE(s.message().find("the host has 8192 available, and 1024 of swap"), std::string::npos) << s.message();
+}
+
+TEST_F(Limits, WhatIsLeftIsTheLeastOfAllLimits) {
+  EXPECT_EQ(memory_left(root_), kUnlimited);
+  write("proc/meminfo", "MemAvailable: 8 kB\nSwapFree: 1 kB\n");
+  EXPECT_EQ(memory_left(root_), 9u << 10);
+  write("proc/self/cgroup", "0::/job/step\n");
+  write("sys/fs/cgroup/job/step/memory.max", "max\n");
+  write("sys/fs/cgroup/job/memory.max", "4000\n");
+  write("sys/fs/cgroup/job/memory.current", "3000\n");
+  write("sys/fs/cgroup/job/memory.swap.max", "0\n");
+  EXPECT_EQ(memory_left(root_), 1000u);
+  write("sys/fs/cgroup/job/memory.stat", "inactive_file 500\n");
+  EXPECT_EQ(memory_left(root_), 1500u);
+  write("sys/fs/cgroup/job/memory.current", "9000\n");  // as after the limit was lowered
+  EXPECT_EQ(memory_left(root_), 0u);
+}
+
+TEST_F(Limits, LockedMemoryIsLimitedWhereThereIsRdma) {
+  EXPECT_EQ(lockable_left(root_), kUnlimited);
+  write("dev/infiniband/uverbs0", "");
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_MEMLOCK, &before), 0);
+  rlimit now = before;
+  now.rlim_cur = std::min<rlim_t>(1 << 20, before.rlim_max);
+  ASSERT_EQ(setrlimit(RLIMIT_MEMLOCK, &now), 0);
+  EXPECT_EQ(lockable_left(root_), now.rlim_cur);
+  write("proc/self/status", "VmPin:\t      16 kB\n");
+  EXPECT_EQ(lockable_left(root_), now.rlim_cur - (16 << 10));
+  write("proc/self/uid_map", "         0          0 4294967295\n");
+  write("proc/self/status", "Name:\tx\nCapEff:\t0000000000004000\n");
+  EXPECT_EQ(lockable_left(root_), kUnlimited);
+  ASSERT_EQ(setrlimit(RLIMIT_MEMLOCK, &before), 0);
 }
 
 TEST_F(Limits, ACpuQuotaCountsAsThatManyProcessors) {

@@ -47,6 +47,14 @@ TEST(Cost, TwoNodesRunAtThePaceOfTheirUplink) {
   EXPECT_LT(ns, 1.15 * wire_ns);
 }
 
+TEST(Cost, ALatencyOfAProfileLeavesTheTreeItsBandwidth) {
+  const LevelTree tree = nodes({4, 4}, {1000, 0.25});
+  const Plan plan = flat_all_to_all(8, 1024, 8);
+  Profile profile;
+  profile.links = {{5000, 0}, {}};
+  EXPECT_EQ(price(plan, tree, profile).total_ns, price(plan, tree, Profile()).total_ns);
+}
+
 TEST(Cost, AProfileOverridesTheLinksOfTheTree) {
   const LevelTree tree = nodes({2, 2}, {0, 1});
   Profile slow;

@@ -21,5 +21,16 @@ TEST(Profile, FiguresTextSaysWhyLinksHaveNoCost) {
             std::string::npos);
 }
 
+TEST(Profile, ALatencyAloneDoesNotMakeALinkFree) {
+  const LevelTree tree = *LevelTree::from_sizes({{"node", {5e3, 1}, {4, 4}}});
+  Profile profile;
+  profile.links = {{9e3, 0}, {700, 0}};
+  EXPECT_EQ(link_of(tree, profile, 0).bytes_per_ns, 1);
+  EXPECT_EQ(link_of(tree, profile, 0).alpha_ns, 5e3);
+  EXPECT_EQ(link_of(tree, profile, 1).alpha_ns, 700) << "the tree says nothing of this level";
+  profile.links = {{9e3, 2}};
+  EXPECT_EQ(link_of(tree, profile, 0).alpha_ns, 9e3);
+}
+
 }  // namespace
 }  // namespace moeccl::plan

@@ -37,7 +37,7 @@ TEST(Segment, RegionsDoNotOverlap) {
 TEST(Segment, UnsealedOrShortFilesAreRefused) {
   const SegmentShape shape{2, 0, 1 << 16, 2048};
   Fd unsealed(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  ASSERT_EQ(ftruncate(unsealed.get(), static_cast<off_t>(Segment::bytes_for(shape))), 0);
+  ASSERT_EQ(ftruncate(unsealed.get(), static_cast<off_t>((*Segment::create(shape, false))->bytes())), 0);
   EXPECT_EQ(Segment::map(shape, Fd(dup(unsealed.get()))).status().code(), moecclRemoteError);
   auto small_file = driver::shared_segment("test", 4096);
   const Status status = Segment::map(shape, std::move(*small_file)).status();
@@ -46,7 +46,7 @@ TEST(Segment, UnsealedOrShortFilesAreRefused) {
 
 TEST(Segment, AnotherLayoutIsRefused) {
   const SegmentShape shape{2, 0, 1 << 16, 2048};
-  auto zeros = driver::shared_segment("test", Segment::bytes_for(shape));
+  auto zeros = driver::shared_segment("test", (*Segment::create(shape, false))->bytes());
   EXPECT_EQ(Segment::map(shape, std::move(*zeros)).status().code(), moecclRemoteError);
 }
 

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <thread>
 
 #include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/handout.h"
+#include "src/bootstrap/place.h"
 #include "src/bootstrap/unique_id.h"
 #include "src/world/membership.h"
+#include "tests/support/sockets.h"
 #include "tests/support/timing.h"
 
 namespace moeccl::comm {
@@ -79,6 +83,61 @@ TEST(Connect, CommunicatorsOfOneDerivedIdHaveKeysOfTheirOwn) {
   EXPECT_NE(group[0], group[1]);
 }
 
+// The id of a root that has gone, as rank 0's process or its try has ended since it handed the id out.
+moecclUniqueId id_of_gone_root() {
+  const auto root = bootstrap::Root::start({});
+  EXPECT_TRUE(root.ok()) << root.status().message();
+  return (*root)->id();
+}
+
+// Rank 0 of the next meeting.
+std::thread next_rank_0(const moecclUniqueId& id) {
+  return std::thread([id] {
+    const Result<Membership> made = connect(id, 2, 0, config_of_test(), {});
+    EXPECT_TRUE(made.ok()) << made.status().message();
+  });
+}
+
+TEST(Connect, ARankWhoseRootGoesAfterTheHandoutMeetsTheNext) {
+  const auto place = bootstrap::unique_id_of_place(format("127.0.0.1:{}", 1024 + ::getpid() % 60'000), {});
+  const bootstrap::UniqueId at = bootstrap::decode_unique_id(*place).value();
+  const std::span<const std::byte> host = at.address.host_bytes();
+  const std::string name(reinterpret_cast<const char*>(host.data()), host.size());
+  Result<Membership> made = error(moecclInternalError, "not run");
+  std::thread rank_1;
+  std::vector<bootstrap::HandoutListener> listeners;
+  {
+    auto first = bootstrap::listen_for_handouts(name);
+    ASSERT_TRUE(first.ok()) << first.status().message();
+    rank_1 = std::thread([&] { made = connect(*place, 2, 1, config_of_test(), {}); });
+    const moecclUniqueId gone = id_of_gone_root();
+    const Result<Fd> fd = tests::accept_until((*first)[0].fd(), Deadline::after_ms(patient_ms(20'000)));
+    ASSERT_TRUE(fd.ok()) << fd.status().message();
+    ASSERT_TRUE(driver::send_all(fd->get(), std::as_bytes(std::span(gone.internal)), Deadline::never()).ok());
+  }
+  const tests::Stopwatch watch;
+  std::thread rank_0 = next_rank_0(*place);
+  rank_0.join();
+  rank_1.join();
+  MOECCL_EXPECT_WITHIN(watch, 1000);
+  EXPECT_TRUE(made.ok()) << made.status().message();
+}
+
+// As in moecclCommInitEnv.
+TEST(Connect, ARankAsksAgainForAnIdWhoseRootHasGone) {
+  const moecclUniqueId gone = id_of_gone_root();
+  const auto next = bootstrap::make_unique_id();
+  ASSERT_TRUE(next.ok()) << next.status().message();
+  Parent from;
+  from.ask_again = [&] { return next; };
+  std::thread rank_0 = next_rank_0(*next);
+  const tests::Stopwatch watch;
+  const Result<Membership> made = connect(gone, 2, 1, config_of_test(), from);
+  rank_0.join();
+  MOECCL_EXPECT_WITHIN(watch, 1000);
+  EXPECT_TRUE(made.ok()) << made.status().message();
+}
+
 // Connects thread ranks, each with its own staging_bytes, on a topology of two nodes of equal size.
 std::vector<Result<Membership>> connect_nodes(const char* topology, bool pace, const std::vector<size_t>& staging) {
   const auto id = bootstrap::make_unique_id();
@@ -142,6 +201,8 @@ TEST(Connect, RanksMustAgreeWhetherTheStagingGrows) {
   }
   for (const auto& m : connect_nodes("node:2(bw=50GB/s,lat=5us) gpu:1", true, {0, 16 << 20}))
     EXPECT_TRUE(m.ok()) << m.status().message();
+  for (const auto& m : connect_nodes("node:2(bw=1.25GB/s,lat=20ms) gpu:1", true, {0, 256 << 20}))
+    EXPECT_TRUE(m.ok()) << "one rank gives what the other chooses: " << m.status().message();
 }
 
 }  // namespace

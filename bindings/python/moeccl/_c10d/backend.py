@@ -51,7 +51,7 @@ class Backend(Base):
         self._handle: int = split_from if split_from is not None else self._meet("moeccl")
         self._prefix = meeting.prefix(self._handle)
         self._closed = self._aborted = False
-        self._monitored = 0
+        self._monitored = barriers.Monitored(store, f"{self._prefix}/monitored", rank, size)
         self._messages = Messages(store, f"{self._prefix}/messages", rank, size, self._comm_ms, config_of(options).get("priority", 0),
                                   self.failed, self.deadlines)
         ending.alive.add(self)
@@ -91,12 +91,23 @@ class Backend(Base):
             return self._handle
         if not tensor.is_cuda:
             raise ValueError(f"a tensor is on {tensor.device}: moeccl takes tensors on cpu and cuda")
-        index = tensor.device.index
-        if index not in self._cuda:
-            with torch.cuda.device(tensor.device):
+        if tensor.device.index not in self._cuda:
+            self._begin_on(tensor.device)
+        return self._cuda[tensor.device.index]
+
+    def _begin_on(self, device: torch.device) -> None:
+        """Makes the communicator of a CUDA device, whose ranks meet over the group's own and not over the store: a dead rank is reported
+        at once."""
+        with self._lock:
+            self._check_open()
+            if device.index in self._cuda:  # by another thread
+                return
+            with torch.cuda.device(device):
                 torch.cuda.current_stream().synchronize()  # makes the device's context this thread's
-                self._cuda[index] = self._meet(f"{self._prefix}/cuda/{len(self._cuda)}")
-        return self._cuda[index]
+                config = configured(self._options, self._comm_ms, self._name)
+                made = meeting.meet_over(self._handle, self._said(f"the first call on {device}"), self._size, self._rank, config)
+            with self._freeing:
+                self._cuda[device.index] = made
 
     def _check_open(self) -> None:
         if not self._closed:
@@ -105,13 +116,13 @@ class Backend(Base):
             raise BackendError(_abi.moecclAborted, f"the group {self._name!r} was aborted: make a new one")
         raise RuntimeError(f"the group {self._name!r} is closed: make a new one")
 
-    def _run(self, what: str, comm: int, made: calls.Made, outputs: Any, opts: Any, limit_ms: Optional[float] = None) -> Any:
+    def _run(self, what: str, comm: int, made: calls.Made, outputs: Any, opts: Any, limit_ms: Optional[float] = None) -> Work:
         if _profiled():
             with torch.profiler.record_function(f"moeccl:{what}"):
                 return self._issue(what, comm, made, outputs, opts, limit_ms)
         return self._issue(what, comm, made, outputs, opts, limit_ms)
 
-    def _issue(self, what: str, comm: int, made: calls.Made, outputs: Any, opts: Any, limit_ms: Optional[float]) -> Any:
+    def _issue(self, what: str, comm: int, made: calls.Made, outputs: Any, opts: Any, limit_ms: Optional[float]) -> Work:
         every, after = made
         self._sequence += 1
         if limit_ms is None:
@@ -186,6 +197,16 @@ class Backend(Base):
             if code in (_abi.moecclSuccess, _abi.moecclInProgress):
                 return None
             return self.cuda_side.expired.get(comm) or failure(what, code, comm)
+
+    def runs(self) -> bool:
+        """Returns whether an operation of the group's communicators runs, on whatever thread or stream. A work that has run and that
+        nobody has waited for does not."""
+        result = ctypes.c_int()
+        with self._freeing:
+            for comm in (self._handle, *self._cuda.values()):
+                if comm and lib.moecclCommGetAsyncError(comm, ctypes.byref(result)) == 0 and result.value == _abi.moecclInProgress:
+                    return True
+        return False
 
     def check(self) -> None:
         """Waits for the group's CUDA devices, and raises the error that has broken one of its communicators."""
@@ -335,6 +356,9 @@ class Backend(Base):
         return self._run("all_to_all", comm, calls.all_to_all_list(comm, self._size, outputs, inputs), outputs, opts)
 
     def barrier(self, opts: Any) -> Work:
+        if getattr(opts, "asyncOp", False) is False:  # it waits for the GPU, as with nccl; on an older torch, which does not say, always
+            for index in list(self._cuda):
+                torch.cuda.current_stream(index).synchronize()
         at = self._byte.data_ptr()
         call = (lib.moecclAllReduce, at, at, 1, _abi.moecclUint8, _abi.moecclMax, self._handle, self._byte)
         self._comm(self._byte)
@@ -342,12 +366,11 @@ class Backend(Base):
         return self._run("barrier", self._handle, ([call], None), [], opts, limit if limit and limit < self._comm_ms else None)
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
-        self._monitored += 1
         given: timedelta = getattr(opts, "timeout", opts)
         ms = given.total_seconds() * 1000
         if ms < 0:  # no timeout was given
             ms = self._limit_ms or self._comm_ms
-        barriers.monitored(self._store, f"{self._prefix}/monitored/{self._monitored}", self._rank, self._size, ms, wait_all_ranks)
+        self._monitored.wait(ms, wait_all_ranks)
 
     # Point to point.
 

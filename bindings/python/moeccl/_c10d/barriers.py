@@ -42,3 +42,19 @@ def monitored(store: Any, key: str, rank: int, size: int, ms: float, wait_all_ra
     if not there([f"{key}/all"]):
         raise BackendError(_abi.moecclTimeout, f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for "
                            f"send/recv from rank 0 within {ms:.0f} ms. Please check rank 0 logs for faulty rank.")
+
+
+class Monitored:
+    """A group's monitored_barriers. Rank 0 removes the keys of those that all ranks have left."""
+
+    def __init__(self, store: Any, prefix: str, rank: int, size: int) -> None:
+        self._store, self._prefix, self._rank, self._size = store, prefix, rank, size
+        self._n, self._n_removed = 0, 0
+
+    def wait(self, ms: float, wait_all_ranks: bool) -> None:
+        self._n += 1
+        monitored(self._store, f"{self._prefix}/{self._n}", self._rank, self._size, ms, wait_all_ranks)
+        while self._rank == 0 and self._n_removed < self._n - 1:  # all ranks have come to the n-th, so they have left the others
+            self._n_removed += 1
+            for last in ("all", *range(1, self._size)):
+                self._store.delete_key(f"{self._prefix}/{self._n_removed}/{last}")

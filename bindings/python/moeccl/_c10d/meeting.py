@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import secrets
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterator, Optional
 
 from .. import _abi
 from .._errors import Error, check
@@ -111,17 +111,39 @@ def _follow(store: Any, where: str, n_ranks: int, rank: int, config: _abi.moeccl
     return join(found, n_ranks, rank, config)
 
 
-def meet(store: Any, key: str, n_ranks: int, rank: int, config: _abi.moecclConfig_t) -> int:
-    """Makes a communicator of all ranks of a group. `key` names the group and the communicator's purpose."""
+@contextlib.contextmanager
+def _as_backend_error(n_ranks: int, rank: int) -> Iterator[None]:
     try:
-        if n_ranks == 1:
-            return join(unique_id(), 1, 0, config)
-        if rank == 0:
-            return _lead(store, f"{key}/id", n_ranks, config)
-        return _follow(store, f"{key}/id", n_ranks, rank, config)
+        yield
     except BackendError:
         raise
     except RuntimeError as failed:
         code = getattr(failed, "code", _abi.moecclSystemError)
         text = str(failed).split(": ", 1)[-1] if hasattr(failed, "code") else str(failed)
         raise BackendError(code, f"joining the group as rank {rank} of {n_ranks}: {text}") from None
+
+
+def meet_over(comm: int, what: str, n_ranks: int, rank: int, config: _abi.moecclConfig_t) -> int:
+    """Makes another communicator of the ranks of `comm`, over which rank 0 sends the id. All ranks call it; `what` is for errors."""
+    with _as_backend_error(n_ranks, rank):
+        if n_ranks == 1:
+            return join(unique_id(), 1, 0, config)
+        # All ranks are here before there is an id, because an id that no rank joins ends after the init timeout. A barrier takes the
+        # maximum of a byte and this the minimum, so that a rank that is in a barrier instead is an error.
+        byte = ctypes.create_string_buffer(1)
+        code = lib.moecclAllReduce(byte, byte, 1, _abi.moecclUint8, _abi.moecclMin, comm, None)
+        made = unique_id() if rank == 0 and code == 0 else UniqueId()
+        code = code or lib.moecclBroadcast(ctypes.byref(made), ctypes.byref(made), ctypes.sizeof(made), _abi.moecclUint8, 0, comm, None)
+        if code != 0:
+            raise failure(what, code, comm)
+        return join(made, n_ranks, rank, config)
+
+
+def meet(store: Any, key: str, n_ranks: int, rank: int, config: _abi.moecclConfig_t) -> int:
+    """Makes a communicator of all ranks of a group. `key` names the group and the communicator's purpose."""
+    with _as_backend_error(n_ranks, rank):
+        if n_ranks == 1:
+            return join(unique_id(), 1, 0, config)
+        if rank == 0:
+            return _lead(store, f"{key}/id", n_ranks, config)
+        return _follow(store, f"{key}/id", n_ranks, rank, config)

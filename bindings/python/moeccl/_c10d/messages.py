@@ -399,10 +399,10 @@ class Messages:
         sources = range(self.size) if work.peer is None else [work.peer]
         for source in sources:
             channel = self._incoming.get(source)
-            kept = self._own if source == self.rank else channel.kept if channel is not None else ()
+            kept: Any = self._own if source == self.rank else channel.kept if channel is not None else ()
             for i, (tag, data) in enumerate(kept):
                 if tag == work.tag:
-                    del kept[i]  # type: ignore[arg-type]
+                    del kept[i]
                     return source, data
         return None
 

@@ -92,7 +92,7 @@ def take_batches() -> None:
     def batch_isend_irecv(p2p_op_list: List[Any]) -> List[Any]:
         group = (getattr(p2p_op_list[0], "group", None) if p2p_op_list else None) or dist.group.WORLD
         if not isinstance(group, PlainGroup) or not group._backend.supports_coalescing:
-            return given(p2p_op_list)  # type: ignore[no-any-return]
+            return given(p2p_op_list)
         dist.distributed_c10d._check_p2p_op_list(p2p_op_list)
         group._backend.start_coalescing()
         try:

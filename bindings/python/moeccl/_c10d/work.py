@@ -28,7 +28,7 @@ _MOST_KEPT = 1024
 _kept: "OrderedDict[int, Work]" = OrderedDict()
 
 
-def copy_back(after: Callable[[], None]) -> None:
+def copy_back(after: Callable[[], Any]) -> None:
     """Fills the outputs. A thread is in inference mode or not on its own, and outside of it no tensor can be written that was made
     inside. The mode has no effect on other tensors: their versions count on."""
     with torch.inference_mode():
@@ -333,10 +333,6 @@ class Streams:
                     return
                 work = self._works[0]
             work.finish()
-
-    def busy(self) -> bool:
-        with self._lock:
-            return any(not work.done for work in self._works)
 
     def close(self) -> None:
         """Finishes the operations in flight, ends the watcher and frees the streams."""

@@ -68,5 +68,7 @@ def renew(model: nn.Module, group: Group = None) -> None:
         _renew_placement(layer.placement, layer.comm, own)
         _renew_ep(layer.ep, layer.comm)
         layer.ep._hybrid = layer.placement.hybrid
+        if layer._replacing is not None:
+            layer._replacing.renew()
     for ep in eps:
         _renew_ep(ep, found[ep.comm])

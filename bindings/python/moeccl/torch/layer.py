@@ -17,8 +17,9 @@ from ._group import Group, comm_of, largest, largest_in, revoke
 from .expert_parallel import ExpertParallel
 from .experts import MLP, Experts, seeded
 from .moving import move_experts, several
-from .placement import Fixed, Hybrid, Replicated
+from .placement import Fixed, Hybrid
 from .replace import Replacing, follow, replace_combine
+from .replicated import Replicated
 from .swapped import Swapped
 
 _loss_scale = [1.0]
@@ -158,7 +159,8 @@ class MoELayer(nn.Module):
                      same at every level; None: the levels of the communicator's topology, with the links of profile or topology
     replica_slots:   slots of each rank, more than its share of experts: popular experts get replicas, and rebalance() computes a
                      new placement (adaptive replication). n_nodes: nodes over which the replicas' traffic is balanced, with as many
-                     ranks each; None: the groups of the topology's outermost level
+                     ranks each; None: the groups of the topology's outermost level. It takes the new placement if that saves more
+                     time in swap_horizon passes than moving the experts takes, or if fewer tokens are then dropped for capacity
     domains:         S_ED of each level of the communicator's topology, outermost first: experts travel inside domains, tokens
                      between them (HybridEP). "auto": the sizes of least step time, from max_tokens, the bytes of an expert and the
                      links of topology and profile; `layer.placement.domains` has them. codec_ratio: above 1, experts travel
@@ -212,7 +214,8 @@ class MoELayer(nn.Module):
         make = expert or (lambda: MLP(hidden, ffn, activation, bias, **kind))
         if domains == "auto":
             domains = self._step_bytes(make, max_tokens, compute_dtype or dtype)
-        self.placement = self._place(swap and (swap_levels, swap_horizon), replica_slots, n_nodes, domains, (codec_ratio, gradient_ratio))
+        self.placement = self._place(swap and (swap_levels, swap_horizon), replica_slots and (replica_slots, n_nodes, swap_horizon), domains,
+                                     (codec_ratio, gradient_ratio))
         if domains:
             self.remainders = self.placement.remainders
         capacity = 0 if capacity_factor is None else self.placement.limit(capacity_factor * top_k * max_tokens)
@@ -251,11 +254,11 @@ class MoELayer(nn.Module):
         return {"top_k": self.top_k, "data_bytes": max_tokens * self.top_k * row_bytes,
                 "expert_bytes": expert_bytes * -(-self.n_experts // self.comm.size)}
 
-    def _place(self, swap, slots, n_nodes, domains, ratios):
+    def _place(self, swap, replicas, domains, ratios):
         if swap:
             return Swapped(self.n_experts, self.comm, self.top_k, *swap)
-        if slots:
-            return Replicated(self.n_experts, self.comm, slots, n_nodes)
+        if replicas:
+            return Replicated(self.n_experts, self.comm, *replicas)
         if domains:
             return Hybrid(self.n_experts, self.comm, domains, *ratios)
         return Fixed(self.n_experts, self.comm)

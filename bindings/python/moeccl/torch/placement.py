@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks hold which experts: each on one rank, in several replicas, or in expert domains. swapped.py has slots that change places."""
+"""Which ranks hold which experts: each on one rank, or in expert domains. swapped.py and replicated.py have those that rebalance() moves."""
 import copy
 import ctypes
 import math
@@ -7,16 +7,10 @@ import math
 import torch
 from torch.autograd.function import once_differentiable
 
-from moeccl import _abi, _library
-from ._calls import Owned, as_int32, call, dtype_of, int32s, int32s_of, is_whole, listed, memory, numbers_of, uncompiled
-from ._group import beside, largest
-from ._levels import levels_of
+from moeccl import _abi
+from ._calls import Owned, call, dtype_of, int32s, listed, memory, uncompiled
+from ._group import beside
 from .gradient import Remainders
-
-# By how many units in the last place of a tensor's largest element replicas may differ, by the bits of the type. A fused CPU optimizer
-# rounds elements otherwise in a vector than in the rest at a tensor's end: 3000 steps of AdamW on 263 elements came to 3 in float32
-# parameters, 12 in their moments and 0 in bfloat16, which it computes in float32.
-_ULPS = {16: 4, 32: 64, 64: 64}
 
 
 class Fixed:
@@ -76,179 +70,6 @@ class Fixed:
         """Moves experts between steps, with all tensors [slots, ...], and returns how many slots have changed. layer: the MoELayer, with
         which all expert-parallel groups with the same experts decide alike. The call is collective."""
         return 0
-
-
-class Replicated(Fixed):
-    """Adaptive replication: popular experts occupy several slots. Gradients are summed over replicas inside the backward pass;
-    rebalance() computes a new placement of the replicas from the choices of the last steps' tokens."""
-    moves = True
-
-    def __init__(self, n_experts, comm, slots_per_rank, n_nodes):
-        super().__init__(n_experts, comm)
-        self.per_rank, self.n_nodes, self._slot_capacity = slots_per_rank, n_nodes, 0
-        self.n_slots = slots_per_rank * comm.size
-        if self.n_slots < n_experts:
-            raise ValueError(f"replica_slots is {slots_per_rank}: {comm.size} ranks then have {self.n_slots} slots for {n_experts} "
-                             f"experts: give at least {-(-n_experts // comm.size)}")
-        alike = torch.ones(n_experts, dtype=torch.float64, device="cpu")
-        counts = torch.empty(n_experts, dtype=torch.int32, device="cpu")
-        call(None, "moecclReplicaCounts", memory(alike), n_experts, self.n_slots, memory(counts))
-        self._demand = torch.zeros(n_experts, dtype=torch.int64, device="cpu")
-        self._place(torch.repeat_interleave(torch.arange(n_experts, dtype=torch.int32, device="cpu"), counts))
-
-    @property
-    def slot_expert(self):
-        """The expert in each slot of all ranks, a copy. Setting it, on all ranks alike and before load_state_dict(), moves no weights."""
-        return self._slot_expert.clone()
-
-    @slot_expert.setter
-    def slot_expert(self, given):
-        given = numbers_of("slot_expert", given, self.n_slots, self.n_experts)
-        absent = sorted(set(range(self.n_experts)) - set(given.tolist()))
-        if absent:
-            raise ValueError(f"slot_expert has no slot for the experts {absent}: give each at least one")
-        self._place(given)
-
-    def _place(self, slot_expert):
-        """Takes an int32 CPU tensor of its own."""
-        self._slot_expert = slot_expert
-        self.placement = _abi.moecclPlacement_t(n_experts=self.n_experts, slots_per_rank=self.per_rank)
-        self.placement.slot_expert = int32s_of(self._slot_expert)
-        seen, first = set(), self.comm.rank * self.per_rank
-        self._counted = []  # this rank's slots that are the first of their expert
-        for slot, expert in enumerate(slot_expert.tolist()):
-            if expert not in seen and first <= slot < first + self.per_rank:
-                self._counted.append(slot - first)
-            seen.add(expert)
-
-    def __deepcopy__(self, memo):
-        made = memo[id(self)] = copy.copy(self)
-        made._demand = self._demand.clone()
-        made._place(self.slot_expert)
-        return made
-
-    def owners(self):
-        return [s // self.per_rank for s in range(self.n_slots)]
-
-    def numbers(self, local_slots):
-        return [int(self._slot_expert[s]) for s in local_slots]
-
-    def counted(self):
-        return self._counted
-
-    def same_as(self, other):
-        return isinstance(other, Replicated) and self._slot_expert.equal(other._slot_expert)
-
-    def follow(self, other):
-        """Takes another layer's placement, of which this one's is a copy."""
-        self._place(other.slot_expert)
-        self._demand.zero_()
-
-    def limit(self, choices):
-        """A slot takes its share of the choices from all ranks together, and no rank more than that."""
-        self._slot_capacity = max(1, math.ceil(choices * self.comm.size / self.n_slots))
-        return self._slot_capacity
-
-    @uncompiled
-    def slots(self, index):
-        """Shares each expert's tokens among its replicas, to within one: the rank's own first, then those of its node. The call is
-        collective."""
-        if index.dim() != 2 or not is_whole(index):
-            return index  # which dispatch refuses
-        experts = as_int32(index.detach()).cpu().contiguous()
-        chosen = experts >= 0
-        how = _abi.moecclReplicaDispatch_t(top_k=experts.shape[1], slot_capacity=self._slot_capacity)
-        how.placement, slots = ctypes.pointer(self.placement), torch.empty_like(experts)
-        call(self.comm, "moecclChooseReplicas", ctypes.byref(how), memory(experts), experts.shape[0], memory(slots), None, None,
-             self.comm.handle)
-        if torch.is_grad_enabled():
-            self._demand += torch.bincount(experts[chosen], minlength=self.n_experts)
-        self.dropped = int((chosen & (slots < 0)).sum())
-        return slots.to(index.device)
-
-    def reduce(self, grad):
-        grad, total = grad.contiguous(), torch.empty_like(grad)
-        call(self.comm, "moecclExpertAllReduce", memory(grad), memory(total), grad[0].numel(), dtype_of(grad), _abi.moecclSum,
-             ctypes.byref(self.placement), self.comm.handle, None)
-        return total
-
-    def checksums(self, experts):
-        """Returns the sum of the bits of each parameter, for each slot."""
-        bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-        return [p.detach().reshape(self.per_rank, -1).contiguous().view(bits[p.element_size()]).sum(1, dtype=torch.int64).tolist()
-                for p in experts.stacked()]
-
-    def drift(self, sums, tensors):
-        experts = self._slot_expert.tolist()
-        bits = [[of_parameter[mine] for of_parameter in of_rank] for of_rank in sums for mine in range(self.per_rank)]
-        if all(bits[slot] == bits[experts.index(expert)] for slot, expert in enumerate(experts)):
-            return None
-        # All ranks have the same sums, so all of them come here.
-        slot = largest(self.comm, max([self._last_apart(t) for t in tensors]))
-        if slot < 0:
-            for tensor in tensors:
-                tensor.copy_(self._firsts(tensor))
-            return None
-        first = experts.index(experts[slot])
-        return (f"the replicas of expert {experts[slot]} on ranks {first // self.per_rank} and {slot // self.per_rank} have drifted apart: "
-                "replicas need an optimizer that treats each element by itself (SGD, Adam), not one that scales by the norm of a rank's "
-                "experts (Adafactor); load_full_state_dict(model, full_state_dict(model)) makes them equal again")
-
-    def _firsts(self, tensor):
-        """Returns for each slot what the first replica of its expert has in tensor[slots, ...]. The call is collective."""
-        alone = torch.zeros_like(tensor)
-        alone[self._counted] = tensor[self._counted]
-        return self.reduce(alone)
-
-    def _last_apart(self, tensor):
-        """Returns this rank's last slot whose replica in tensor[slots, ...] differs by more than rounding from the first of its expert; -1:
-        none. The call is collective."""
-        first = self._firsts(tensor)
-        if not tensor.is_floating_point():
-            return -1
-        kind = torch.finfo(tensor.dtype)
-        largest_value = float(first.nan_to_num(0, 0, 0).abs().max())
-        close = torch.isclose(tensor, first, rtol=0, atol=_ULPS[kind.bits] * kind.eps * largest_value, equal_nan=True)
-        apart = (~close).reshape(self.per_rank, -1).any(1).nonzero()
-        return self.comm.rank * self.per_rank + int(apart.max()) if apart.numel() else -1
-
-    def rebalance(self, tensors, layer):
-        size = self.comm.size
-        demand = torch.empty((size, self.n_experts), dtype=torch.int64, device="cpu")
-        self.comm.all_gather(layer.over_data_groups(self._demand), demand)
-        if not demand.any():
-            return 0
-        demand = (demand // (1 + int(demand.max()) // 2**31)).to(torch.int32)  # the solver's words have 32 bits
-        problem = _abi.moecclReplicaProblem_t(n_experts=self.n_experts, n_ranks=size, slots_per_rank=self.per_rank)
-        problem.demand = int32s_of(demand)
-        if self.n_nodes is None:
-            problem.n_nodes, rank_node = levels_of(self.comm).nodes()
-            problem.rank_node = int32s_of(rank_node)
-        else:
-            problem.n_nodes = self.n_nodes
-        slot_expert, answer = torch.empty(self.n_slots, dtype=torch.int32, device="cpu"), _abi.moecclReplicaAnswer_t()
-        call(None, "moecclSolveReplicas", ctypes.byref(problem), memory(slot_expert), ctypes.byref(answer))
-        slot_expert = layer.of_the_first(slot_expert)
-        moved = int((slot_expert != self._slot_expert).sum())
-        if moved:
-            before, kept = self.placement, self._slot_expert  # `before` points into `kept`
-            self._place(slot_expert)
-            for tensor in tensors:
-                self._move(tensor, before)
-            del kept
-        self._demand.zero_()
-        return moved
-
-    def _move(self, tensor, before):
-        """Moves tensor[slots, ...] from one placement to the next: cuts it into a shard for each rank and reassembles it."""
-        held = tensor.contiguous()
-        count = held[0].numel()
-        shards = torch.empty((self.n_experts, _library.lib.moecclExpertShard(count, self.comm.size)), dtype=tensor.dtype, device=tensor.device)
-        tail = (count, dtype_of(held))
-        call(self.comm, "moecclCollectGradients", memory(held), memory(shards), *tail, ctypes.byref(before), self.comm.handle, None)
-        call(self.comm, "moecclPlaceWeights", memory(shards), memory(held), *tail, ctypes.byref(self.placement), self.comm.handle, None)
-        if held is not tensor:
-            tensor.copy_(held)
 
 
 class Hybrid(Fixed):

@@ -118,6 +118,10 @@ class Replacing:
         made._free, made._clock = weakref.WeakKeyDictionary(), Clock()
         return made
 
+    def renew(self):
+        """Takes a new communicator. A failure may have ended a step on some ranks alone, whose clocks would then count other passes."""
+        self._clock = Clock()
+
     @uncompiled
     def begin(self, handle, tokens):
         """Sends all ranks all choices and starts the solver's thread, unless samples stay by the clock. The call is collective."""
@@ -209,13 +213,14 @@ class ReplaceCombine(torch.autograd.Function):
 def follow(step, tensor):
     """Returns the samples of `tensor` that are on this rank after the step: it gathers tensor[samples or tokens, ...] of all ranks and
     selects from it. It is for labels, masks and positions; no gradient flows. The call is collective."""
-    size, rank_samples = step.comm.size, len(step.local_samples)
+    rank_tokens = listed(step.handle.info().rank_tokens, step.comm.size)  # the same on all ranks, so that all of them raise
+    if len(set(rank_tokens)) > 1:
+        raise ValueError(f"the ranks have {rank_tokens} tokens: follow() needs as many samples on every rank: pad the smaller batches")
+    rank_samples = len(step.local_samples)
+    if isinstance(step, Stayed) or rank_samples == 0:
+        return tensor.detach().clone()
     flat = tensor.detach().contiguous().view(rank_samples, -1)
     flat = flat.view(torch.uint8).view(rank_samples, -1)
     every = flat.new_empty((step.n_samples, flat.shape[1]))
-    if step.n_samples != size * rank_samples:
-        raise ValueError(f"{rank_samples} samples here and {step.n_samples} on {size} ranks: follow() needs as many on every rank")
-    if isinstance(step, Stayed):
-        return tensor.detach().clone()
     call(step.comm, "moecclAllGather", memory(flat), memory(every), flat.numel(), _abi.moecclUint8, step.comm.handle, None)
     return every[step.local_samples].view(-1).view(tensor.dtype).view(tensor.shape)

@@ -2,47 +2,39 @@
 """HierMoE's expert swap between training steps."""
 import ctypes
 import time
-import weakref
 
 import torch
 
 from moeccl import _abi, _library
 from ._calls import call, dtype_of, int32s_of, is_whole, memory, numbers_of, uncompiled
 from ._levels import even_levels, levels_of
-from .placement import Fixed
+from .priced import Priced
 
 _LATEST_TOKENS, _LEAST_GAIN = 4096, 0.001  # of a swap: docs/decisions/110-swap-window.md, 094-expert-swap-runtime.md
-_FIRST_US_PER_BYTE = 1e-3  # the price of a swap before one has been timed, as in src/moe/swap/expert_swap.cc
 
 
-class Swapped(Fixed):
+class Swapped(Priced):
     """rebalance() swaps the two experts whose exchange reduces the traffic of the last steps' tokens most, together with the optimizer's
     state, if that saves more time in `horizon` passes than the exchange takes.
 
-    gain: predicted share of the best pair in the last rebalance(); step_us: measured time of the layer's operations in a pass, forward
-    and backward, on the median rank; swap_us: time of the last swap on the slowest rank. 0: not known yet."""
-    moves = True
+    gain: that of the best pair, by Eq. 8. swap_us is move_us."""
+    swap_us = property(lambda self: self.move_us)
 
     def __init__(self, n_experts, comm, top_k, levels, horizon):
-        super().__init__(n_experts, comm)
+        super().__init__(n_experts, comm, horizon)
         if n_experts % comm.size:
             raise ValueError(f"swap: n_experts is {n_experts}: give a multiple of the {comm.size} ranks")
-        if not horizon > 0:
-            raise ValueError(f"swap_horizon is {horizon}: give the number of passes in which a swap must pay for itself")
         if levels is not None and (not levels or levels[-1] != comm.size or any(b % a for a, b in zip(levels, levels[1:]))):
             raise ValueError(f"swap_levels is {levels}: give the groups of each level, outermost first, the last one {comm.size}")
-        self.top_k, self._horizon = top_k, horizon
+        self.top_k = top_k
         self._levels = None if levels is None else even_levels([int(v) for v in levels], comm.size)
         self._slot_of = torch.arange(n_experts, dtype=torch.int32, device="cpu")
         self._algorithm, self._row_bytes = "flat", 0  # of the last step
-        self._timed = None  # the training pass whose time is not in self._took_us yet
-        self._own_swap_us = 0.0  # the last swap's on this rank; 0 if it was of other ranks
-        self.gain, self.step_us, self.swap_us = 0.0, 0.0, 0.0
         self._forget()
 
     def _forget(self):
-        self._seen = torch.empty((0, self.top_k), dtype=torch.int32, device="cpu")
-        self._n_tokens, self._n_passes, self._took_us = 0, 0, []
+        super()._forget()
+        self._seen, self._n_tokens = torch.empty((0, self.top_k), dtype=torch.int32, device="cpu"), 0
 
     @property
     def slot_of(self):
@@ -68,22 +60,12 @@ class Swapped(Fixed):
 
     @uncompiled
     def routed(self, index, handle):
+        super().routed(index, handle)
         if torch.is_grad_enabled():
             latest = index[-_LATEST_TOKENS:].to(device="cpu", dtype=torch.int32)
             self._seen = torch.cat([self._seen, latest])[-_LATEST_TOKENS:]
-            self._n_tokens, self._n_passes = self._n_tokens + len(index), self._n_passes + 1
+            self._n_tokens += len(index)
             self._algorithm, self._row_bytes = handle.algorithm, handle.layer.row_bytes
-            self._timed = weakref.ref(handle)
-
-    @uncompiled
-    def passed(self, layer):
-        handle = layer.handle
-        if handle is None or self._timed is None or self._timed() is not handle:
-            return
-        self._timed, info = None, handle.info()
-        combine_us = info.measured_combine_us if layer.step is None else layer.step.measured_us()
-        if info.measured_dispatch_us > 0 and combine_us > 0:
-            self._took_us.append(2 * (info.measured_dispatch_us + combine_us))  # the backward pass moves the same rows both ways
 
     def same_as(self, other):
         return isinstance(other, Swapped) and self._slot_of.equal(other._slot_of)
@@ -113,19 +95,6 @@ class Swapped(Fixed):
         self.comm.all_reduce(counts)
         return layer.over_data_groups(counts), topk.shape[0]
 
-    def _joined_times(self, n_counted, layer):
-        """Returns the sums over all ranks of tokens counted, tokens and passes, then each rank's time of a pass, and each rank's time of the
-        last swap. Of several expert-parallel groups it returns the mean of the times."""
-        size, rank = self.comm.size, self.comm.rank
-        said = torch.zeros(3 + 2 * size, dtype=torch.float64, device="cpu")
-        said[:3] = torch.tensor([n_counted, self._n_tokens, self._n_passes], device="cpu")
-        said[3 + rank] = sum(self._took_us) / max(1, len(self._took_us))
-        said[3 + size + rank] = self._own_swap_us
-        self.comm.all_reduce(said)
-        said = layer.over_data_groups(said)
-        sums, times = said[:3].tolist(), said[3:] * size / layer.n_ranks
-        return sums, times[:size], times[size:]
-
     def _solve(self, layer, swap_bytes):
         """Returns the best pair of experts, the same on all ranks; None if none gains what it costs. swap_bytes: of an expert's tensors."""
         self.passed(layer)
@@ -133,17 +102,15 @@ class Swapped(Fixed):
         group_of_slot = levels.group_of_rank.repeat_interleave(self.n_experts // self.comm.size, dim=1)
         problem = self._problem(levels, group_of_slot)
         counts, n_counted = self._joined_counts(problem, layer)
-        (counted, tokens, passes), step_us, swap_us = self._joined_times(n_counted, layer)
+        counted, tokens, passes = self._joined([n_counted, self._n_tokens, self._n_passes], layer)
         if counted == 0 or tokens == 0:
             return None
         # Eq. 8 then gives the times of one pass.
         problem.row_bytes = max(1, self._row_bytes) * tokens * self.comm.size / (passes * counted)
         pair, answer = torch.empty(2, dtype=torch.int32, device="cpu"), _abi.moecclSwapAnswer_t()
         call(None, "moecclSolveSwap", ctypes.byref(problem), memory(counts), memory(pair), ctypes.byref(answer), None, 0)
-        known = step_us[step_us > 0]  # a late rank makes the others wait, so the median counts
-        self.gain, self.step_us, self.swap_us = answer.gain, float(known.median()) if len(known) else 0.0, float(swap_us.max())
-        price = self.swap_us or _FIRST_US_PER_BYTE * swap_bytes
-        if self.gain * (self.step_us or 2 * answer.before_us) * self._horizon <= price:
+        self.gain = answer.gain
+        if not self._pays(answer.before_us, swap_bytes):
             pair.fill_(-1)
         pair = layer.of_the_first(pair).tolist()
         return None if pair[0] < 0 else pair
@@ -154,11 +121,12 @@ class Swapped(Fixed):
         finally:  # a failure must not leave one rank with other tokens than the others' next rebalance() counts
             self._forget()
         if pair is None:
+            self._stayed()
             return 0
         a, b = (int(self._slot_of[e]) for e in pair)
         begun = time.perf_counter()
         mine = self._exchange(a, b, tensors)
-        self._own_swap_us = 1e6 * (time.perf_counter() - begun) if mine else 0.0
+        self._own_move_us = 1e6 * (time.perf_counter() - begun) if mine else 0.0
         self._slot_of[pair[0]], self._slot_of[pair[1]] = b, a
         return 2
 

@@ -43,11 +43,11 @@ def check(layer):
     experts = layer.experts.stacked()
     for parameter in experts:
         check_parameter(parameter, layer.comm)
-        # Among which ranks is not known here. If they have the same experts, fully_shard can split these.
         if layer.comm.size > 1 and getattr(parameter._base, "_is_flat_param", False):
-            raise TypeError("FullyShardedDataParallel has split this rank's experts among ranks that have others, and joins the parts. "
-                            "Make the model again, and call FullyShardedDataParallel(model, "
-                            "ignored_states=moeccl.torch.expert_parameters(model)), or use fully_shard")
+            raise TypeError("FullyShardedDataParallel has split this rank's experts among ranks. Whether these have the same experts is not "
+                            "visible here, and the parts of others must not be joined. Make the model again, and call "
+                            "FullyShardedDataParallel(model, ignored_states=moeccl.torch.expert_parameters(model)), or use fully_shard, "
+                            "which also splits experts among ranks that have the same ones")
     wrapper = getattr(DistributedDataParallel, "_active_ddp_module", None)
     if wrapper is None or layer in _checked.setdefault(wrapper, weakref.WeakSet()):
         return

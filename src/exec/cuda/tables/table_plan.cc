@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "src/algo/moe_plan.h"
 
@@ -144,21 +143,17 @@ void TablePlan::lay_out_constants() {
   constant(std::vector<uint64_t>(padding + 1, 0), is_.zeros);
   constant(s_.order->position, args_.order.position, args_.drop.position);
   constant(std::vector<uint32_t>(s_.order->expert.begin(), s_.order->expert.end()), args_.own.expert);
-  std::vector<int32_t> identity(s_.shape->capacity > 0 ? is_.n_experts : 0);
-  std::iota(identity.begin(), identity.end(), 0);
-  constant(identity, args_.lists.map);
 }
 
 void TablePlan::lay_out_own() {
   auto& [own, order, lists, drop, tables] = args_;
   const size_t tokens = is_.max_tokens, choices = tokens * is_.top_k;
   own.top_k = order.top_k = lists.top_k = drop.top_k = is_.top_k;
-  order.n_experts = lists.n_experts = lists.n_slots = drop.n_experts = is_.n_experts;
-  lists.n_maps = 1;
+  order.n_experts = lists.n_experts = drop.n_experts = is_.n_experts;
   drop.capacity = s_.shape->capacity;
   place(choices, own.choices, order.topk, lists.topk);
   place(choices, drop.key, order.key, own.key);
-  place(1, own.bad, order.bad, lists.bad);
+  place(1, own.bad, order.bad);
   if (s_.shape->capacity > 0) {
     place((tokens + kRouteTile - 1) / kRouteTile * is_.n_experts, lists.tile_count);
     place(size_t{is_.n_experts} + 1, lists.first, drop.first);

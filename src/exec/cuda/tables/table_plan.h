@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <vector>
 
-#include "kernels/cuda/args.h"
 #include "kernels/cuda/route_args.h"
 #include "kernels/cuda/tables_args.h"
 #include "src/routing/domains.h"

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dispatch and combine of V2, ElasticBuffer's.
+
+dispatch is V1's: a row for each pair of a token and a rank, by a MoECCL routing whose "experts" are the ranks. With do_expand the
+received rows are then copied to one row for each of this rank's experts that their tokens chose.
+
+combine has V2's arithmetic: a token's rows are added in the order of its choices, in fp32 and beginning with the biases, and the
+sum is rounded once. So rows return to their tokens' ranks as they are, unless the ranks are on several hosts, where ElasticBuffer
+lets MoECCL's combine form sums on the way."""
+import torch
+
+from . import _native, _throughput
+
+_HEADER = ("dtype of x", "columns of x", "bytes of scales a row", "columns of topk_idx", "topk_weights (1: given)", "num_experts",
+           "num_max_tokens_per_rank", "do_expand")
+_N_TOKENS, _FAN = len(_HEADER), len(_HEADER) + 1
+_FIELDS = len(_HEADER) + 2
+_BLOCK_BYTES = 1 << 19  # of sums on a CPU at a time, about what a core's cache holds
+
+
+def round_up(n, multiple):
+    return -(-n // multiple) * multiple
+
+
+class Route(_throughput.State):
+    """What is behind a handle."""
+
+    def __init__(self, topk_idx, n_experts, comm, most, expand, alignment):
+        self.n_experts, self.n_local, self.top_k = n_experts, n_experts // comm.size, topk_idx.size(1)
+        self.most, self.expand, self.alignment = most, expand, alignment
+        choices = topk_idx.long()
+        self.owner = torch.where(choices >= 0, choices // self.n_local, -1)  # the rank of each choice; -1 for none
+        marked = torch.zeros((topk_idx.size(0), comm.size + 1), dtype=torch.bool, device=topk_idx.device)
+        super().__init__(marked.scatter_(1, self.owner + 1, True)[:, 1:].contiguous())
+        # The tokens before that go to the same rank, for each choice: the row's number among those to its rank.
+        self.before = (self.is_token_in_rank.cumsum(0) - 1).gather(1, self.owner.clamp(min=0)).masked_fill_(self.owner < 0, -1)
+        self.last = self.owner >= 0  # whether no later choice is of the same rank
+        for j in range(self.top_k - 1):
+            self.last[:, j] &= (self.owner[:, j + 1:] != self.owner[:, j:j + 1]).all(1)
+        self.expert_counts = []  # rows of each of this rank's experts
+        self.local = None  # int32 [n_rows, k]: this rank's expert numbers, -1 for others
+        self.slots, self.sources, self.gaps = None, None, None  # of the expanded rows, see _place
+        self._sums = {}
+
+    def worst_rows(self):
+        return self.n_ranks * self.most
+
+    def worst_expanded(self):
+        rows = self.worst_rows() * min(self.top_k, self.n_local) + (self.alignment - 1) * self.n_local
+        return round_up(rows, self.alignment)
+
+    def n_expanded(self):
+        return sum(round_up(c, self.alignment) for c in self.expert_counts)
+
+    def expert_ends(self):
+        """Returns psum_num_recv_tokens_per_expert as a list."""
+        ends, begin = [], 0
+        for count in self.expert_counts:
+            whole = round_up(count, self.alignment)
+            ends.append(begin + (count if self.expand else whole))
+            begin += whole
+        return ends
+
+    def returned_rows(self):
+        """Returns the number of the returned row, in the order of (rank, token), that holds each choice; -1 for none."""
+        sent = self.is_token_in_rank.sum(0)
+        base = (sent.cumsum(0) - sent)[self.owner.clamp(min=0)]
+        return (base + self.before).masked_fill_(self.owner < 0, -1)
+
+    def token_sums(self, each_choice):
+        """Returns the Sums of this rank's tokens over the rows that return. each_choice: a row for each choice returns, and not one
+        for each pair of a token and a rank."""
+        if each_choice not in self._sums:
+            rows = self.returned_rows().masked_fill_(~self.last, -1)
+            if each_choice:
+                kept = (self.owner >= 0).view(-1).nonzero().view(-1)
+                kept = kept[self.owner.view(-1)[kept].argsort(stable=True)]  # in the order of (rank, token, choice)
+                rows = torch.full_like(rows, -1)
+                rows.view(-1)[kept] = torch.arange(kept.numel(), device=kept.device)
+            self._sums[each_choice] = Sums(rows)
+        return self._sums[each_choice]
+
+    def expert_sums(self):
+        """Returns the Sums of the received tokens over their expanded rows."""
+        if "experts" not in self._sums:
+            self._sums["experts"] = Sums(self.slots)
+        return self._sums["experts"]
+
+
+class Sums:
+    """The sums over lists of rows, in the order of the lists. A sum does not depend on what else is summed, or where."""
+
+    def __init__(self, rows):
+        """rows: int64 [n, width], the numbers of the rows of each list; -1 is skipped."""
+        kept = rows >= 0
+        count = kept.sum(1)
+        # Lists in descending order of their lengths, so that those that have a j-th row come first.
+        self._order = count.argsort(descending=True, stable=True)
+        at = kept.cumsum(1) - 1
+        packed = torch.zeros_like(rows)
+        packed[kept.nonzero(as_tuple=True)[0], at[kept]] = rows[kept]
+        self._rows = packed[self._order].t().contiguous()
+        self._ends = [int(n) for n in (count.unsqueeze(1) > torch.arange(rows.size(1), device=rows.device)).sum(0).tolist()]
+
+    def run(self, table, biases, out):
+        """out[n, H] = for each list, the biases[n, H] plus the rows of table[:, H], in fp32 (fp64 for fp64), rounded once."""
+        n, kind = out.size(0), torch.promote_types(out.dtype, torch.float32)
+        block = n if table.is_cuda else max(16, _BLOCK_BYTES // (out.size(1) * kind.itemsize))
+        for begin in range(0, n, max(block, 1)):
+            lists = self._order[begin:begin + block]
+            total = torch.zeros((lists.numel(), out.size(1)), dtype=kind, device=out.device)
+            for bias in biases:
+                total += bias.index_select(0, lists)
+            for rows, end in zip(self._rows, self._ends):
+                m = min(end - begin, lists.numel())
+                if m <= 0:
+                    break
+                total[:m] += table.index_select(0, rows[begin:begin + m])
+            out.index_copy_(0, lists, total.to(out.dtype))
+
+
+class Outputs:
+    """The tensors that a dispatch fills."""
+
+    def __init__(self, rows, route, memory, n_rows, expand, column_major, index_type):
+        """n_rows: of each tensor. column_major: whether scales lie column by column, each of a multiple of four."""
+        device = rows.x.device
+        self.x = memory.empty((n_rows, rows.x.size(1)), rows.x.dtype, device)
+        self.scales = self.idx = self.weights = None
+        if rows.scales is not None:
+            width, kind = rows.scales.size(1), rows.scales.dtype
+            if column_major:
+                self.scales = torch.empty((width, round_up(n_rows, 4)), dtype=kind, device=device).t()[:n_rows]
+            else:
+                self.scales = memory.empty((n_rows, width), kind, device)
+        if not expand:
+            self.idx = memory.empty((n_rows, route.top_k), index_type, device)
+        if rows.topk_weights is not None:
+            self.weights = memory.empty((n_rows, ) if expand else (n_rows, route.top_k), torch.float32, device)
+
+
+def agree(comm, rows, route, topk_idx):
+    """Exchanges the counts that ranks need from each other before rows move. The call is collective."""
+    counts = route.is_token_in_rank.sum(dim=0, dtype=torch.int32).cpu()
+    fan = int(route.is_token_in_rank.sum(dim=1).max()) if route.n_tokens else 0
+    dtype, columns, scale_bytes, top_k, n_tokens = rows.header(0, 0)[:5]
+    mine = [dtype, columns, scale_bytes, top_k, int(rows.topk_weights is not None), route.n_experts, route.most, int(route.expand),
+            n_tokens, fan]
+    send = torch.empty((comm.size, _FIELDS + comm.size), dtype=torch.int32, device="cpu")
+    send[:, :_FIELDS] = torch.tensor(mine, dtype=torch.int32, device="cpu")
+    send[:, _FIELDS:] = counts
+    recv = comm.all_to_all(send)
+    told = recv[:, :_FIELDS].tolist()
+    _throughput.check_same("dispatch", _HEADER, told)
+    for rank, (*_, n_tokens, _) in enumerate(told):
+        if n_tokens > route.most:
+            raise ValueError(f"rank {rank} brings {n_tokens} tokens, and num_max_tokens_per_rank is {route.most}: give the most of any "
+                             "rank")
+    route.set_counts(comm, max(t[_FAN] for t in told), max(t[_N_TOKENS] for t in told), counts.tolist(),
+                     recv[:, _FIELDS + comm.rank].tolist())
+    per_expert = torch.bincount(topk_idx.view(-1).long() + 1, minlength=route.n_experts + 1)[1:]
+    told = comm.all_to_all(per_expert.to("cpu", torch.int32).view(comm.size, route.n_local))
+    route.expert_counts = told.sum(0).tolist()
+
+
+def move(comm, rows, route, out, expand):
+    """Sends the rows and fills the outputs. Rows that no token fills are zeros, without choices."""
+    received = out.x if not expand else comm.scratch(route.n_rows, out.x.size(1), out.x.dtype, out.x.device, "rows")
+    pieces = rows.receive(comm, route, received)
+    scales = pieces.pop(0).view(rows.scales.dtype) if rows.scales is not None else None
+    if rows.topk_idx is not None:
+        route.local, _ = _throughput.own_choices(pieces.pop(0).view(torch.int32), comm.rank, route.n_local)
+        if route.expand:
+            _place(route)
+    weights = pieces.pop(0).view(torch.float32) if rows.topk_weights is not None else None
+    (_expand if expand else _keep)(route, received, scales, weights, out)
+
+
+def _keep(route, received, scales, weights, out):
+    n = route.n_rows
+    _throughput.fill(received[n:], 0)
+    out.idx[:n].copy_(route.local)
+    out.idx[n:].fill_(-1)
+    for target, part in ((out.scales, scales), (out.weights, weights)):
+        if target is not None:
+            target[:n].copy_(part)
+            target[n:].fill_(0)
+    if weights is not None:
+        out.weights[:n].masked_fill_(route.local < 0, 0)
+
+
+def _expand(route, received, scales, weights, out):
+    n = route.sources.numel()
+    # torch up to 2.8 has no index_select of float8.
+    for target, part in ((out.x.view(torch.uint8), received.view(torch.uint8)), (out.scales, scales)):
+        if target is None:
+            continue
+        if n and target.is_contiguous():
+            torch.index_select(part, 0, route.sources, out=target[:n])
+        elif n:
+            target[:n].copy_(part.index_select(0, route.sources))
+        target[n:].fill_(0)
+        target.index_fill_(0, route.gaps, 0)
+    if weights is not None:
+        out.weights.fill_(0)
+        filled = route.slots >= 0
+        out.weights[route.slots[filled]] = weights[filled]
+
+
+def _place(route):
+    """Finds the expanded rows: slots[n_rows, k] has the row for each choice, -1 for none; sources[n] the received row that each
+    expanded row is a copy of; gaps the rows between experts' groups, whose source is any received row."""
+    local = route.local.long()
+    kept = (local >= 0).view(-1).nonzero().view(-1)
+    expert, order = local.view(-1)[kept].sort(stable=True)
+    kept = kept[order]  # in the order of (expert, source rank, token)
+    counts = torch.tensor(route.expert_counts, dtype=torch.long, device=local.device)
+    whole = (counts + route.alignment - 1) // route.alignment * route.alignment
+    shift = (whole.cumsum(0) - whole) - (counts.cumsum(0) - counts)  # padding before each expert's group
+    slot = torch.arange(kept.numel(), device=local.device) + shift[expert]
+    route.slots = torch.full_like(local, -1)
+    route.slots.view(-1)[kept] = slot
+    sources = torch.full((int(whole.sum()), ), -1, dtype=torch.long, device=local.device)
+    sources[slot] = kept // max(route.top_k, 1)
+    route.gaps = (sources < 0).nonzero().view(-1)
+    route.sources = sources.clamp_(min=0)
+
+
+def describe(comm, rows, route, n_scaleup_ranks, handle):
+    """Fills the handle's tensors about received rows."""
+    info, n = rows.routing(comm, route).info(), route.n_rows
+    if info.n_rows != n:
+        raise RuntimeError(f"the routing has {info.n_rows} rows, the ranks announced {n}")
+    about, device = handle.recv_src_metadata, handle.recv_src_metadata.device
+    about.fill_(-1)
+    if n:
+        source, token = (_native.int32_tensor(numbers, n, device) for numbers in (info.row_source, info.row_token))
+        about[:n, 0] = source * route.most + token
+        column = torch.arange(route.top_k, dtype=torch.int32, device=device)
+        last = torch.where(route.local >= 0, column, -1).amax(1)
+        about[:n, 1] = source % n_scaleup_ranks * route.top_k + last
+        if route.expand:
+            about[:n, 2:] = route.slots
+
+
+def describe_counts(route, n_scaleup_ranks, handle):
+    """Fills the handle's tensors about counts."""
+    per_peer = torch.tensor(route.received, dtype=torch.int32, device="cpu").view(-1, n_scaleup_ranks).sum(0)
+    handle.psum_num_recv_tokens_per_scaleup_rank.copy_(per_peer.cumsum(0))
+    handle.psum_num_recv_tokens_per_expert.copy_(torch.tensor(route.expert_ends(), dtype=torch.int32, device="cpu"))
+    handle.num_unaligned_recv_tokens_per_expert.copy_(torch.tensor(route.expert_counts, dtype=torch.int32, device="cpu"))
+
+
+def combine_rows(comm, route, x, biases, out, each_choice, planned):
+    """out[T, H] = for each token, the biases plus the sum over its rows of x. The call is collective.
+
+    each_choice: the rows of a token's experts return one by one, and not as their sum (only with do_expand). planned: MoECCL's combine
+    forms sums on the way, and the biases are added to its result."""
+    x = _rows_to_send(comm, route, x, each_choice)
+    if planned:
+        _throughput.combine_rows(comm, route, x, biases, out)
+        return
+    received, sent = route.received, route.sent
+    if each_choice:
+        received = [int(part.sum()) for part in (route.slots >= 0).sum(1).split(route.received)]
+        sent = torch.bincount(route.owner.view(-1) + 1, minlength=route.n_ranks + 1)[1:].tolist()
+    back = comm.scratch(sum(sent), x.size(1), x.dtype, x.device, "returned rows")
+    comm.all_to_all_v(x, received, back, sent)
+    route.token_sums(each_choice).run(back, biases, out)
+
+
+def _rows_to_send(comm, route, x, each_choice):
+    if not route.expand:
+        return x[:route.n_rows].contiguous()
+    slots = route.slots[route.slots >= 0] if each_choice else None
+    rows = comm.scratch(slots.numel() if each_choice else route.n_rows, x.size(1), x.dtype, x.device, "rows")
+    if not each_choice:
+        route.expert_sums().run(x, (), rows)
+    elif slots.numel():
+        torch.index_select(x, 0, slots, out=rows)
+    return rows
+
+
+def combine_weights(comm, route, weights, out):
+    """out[T, k] = for each choice its weight in the row of its rank, 0 for no choice. The call is collective.
+
+    weights: float32 [rows, k], or with do_expand [rows]."""
+    if route.expand:
+        filled = route.slots >= 0
+        rows = weights.new_zeros(route.slots.shape)
+        rows[filled] = weights[route.slots[filled]]
+    else:
+        rows = weights[:route.n_rows].contiguous()
+    back = weights.new_empty((sum(route.sent), route.top_k))
+    comm.all_to_all_v(rows, route.received, back, route.sent)
+    out.fill_(0)
+    chosen = route.owner >= 0
+    token, choice = chosen.nonzero(as_tuple=True)
+    out[token, choice] = back[route.returned_rows()[chosen], choice]

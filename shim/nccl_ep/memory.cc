@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shim/nccl_ep/memory.h"
+
+#include <cstdlib>
+
+#include "shim/nccl/device.h"
+
+namespace moeccl::shim::ep {
+
+Place::Place(const char* function, bool shares_device, cudaStream_t stream,
+             std::initializer_list<const Tensor*> tensors)
+    : function_(function), shares_device_(shares_device), stream_(stream) {
+  bool any = false;
+  for (const Tensor* t : tensors) {
+    if (!t->given || t->data == nullptr) continue;
+    any = true;
+    on_device_ |= device::names(t->data);
+  }
+  if (!any) on_device_ = hooks()->serves_cuda() != 0;
+}
+
+// As for NCCL's collectives: NULL is the legacy default stream, except for ranks that are threads on one device, which
+// share that stream and must not wait there for each other.
+moecclStream_t Place::moeccl_stream() const {
+  constexpr uintptr_t kLegacy = 1;  // CU_STREAM_LEGACY
+  if (!on_device_) return nullptr;
+  if (stream_ != nullptr) return reinterpret_cast<moecclStream_t>(stream_);
+  return shares_device_ ? nullptr : reinterpret_cast<moecclStream_t>(kLegacy);
+}
+
+ncclResult_t Place::wait() const {
+  if (device::captures(stream_))
+    return fail(
+        ncclInvalidUsage,
+        std::string(function_) +
+            ": the stream is being captured, and this call reads choices, weights or counts on the host: call it "
+            "outside of the graph (MoECCL's own moecclRoutingUpdateOnStream can be captured)");
+  if (device::may_be_stream(stream_))
+    return stream_ == nullptr && !device::present() ? ncclSuccess
+                                                    : done(device::synchronize(stream_), "wait for the stream");
+  return from_moeccl(moecclStreamSynchronize(reinterpret_cast<moecclStream_t>(stream_)));
+}
+
+ncclResult_t Place::done(bool ok, const char* what) const {
+  if (ok) return ncclSuccess;
+  return fail(ncclUnhandledCudaError,
+              std::string(function_) + ": CUDA could not " + what + ": check the tensors' memory and the stream");
+}
+
+ncclResult_t Place::read(void* to, const void* from, size_t bytes) const {
+  if (bytes == 0) return ncclSuccess;
+  if (device::owns(from)) return done(device::read(to, from, bytes, stream_), "read a tensor");
+  std::memcpy(to, from, bytes);
+  return ncclSuccess;
+}
+
+ncclResult_t Place::put(void* to, const void* from, size_t bytes) const {
+  if (bytes == 0) return ncclSuccess;
+  if (device::owns(to)) return done(device::put(to, from, bytes, stream_), "write a tensor");
+  std::memcpy(to, from, bytes);
+  return ncclSuccess;
+}
+
+ncclResult_t Place::copy(void* to, const void* from, size_t bytes) const {
+  if (bytes == 0) return ncclSuccess;
+  if (on_device_) return done(device::copy(to, from, bytes, stream_), "copy rows");
+  std::memcpy(to, from, bytes);
+  return ncclSuccess;
+}
+
+ncclResult_t Place::zero(void* to, size_t bytes) const {
+  if (bytes == 0) return ncclSuccess;
+  if (on_device_) return done(device::fill(to, 0, bytes, stream_), "fill rows");
+  std::memset(to, 0, bytes);
+  return ncclSuccess;
+}
+
+ncclResult_t Place::put_counts(const Tensor& to, const std::vector<int64_t>& counts) const {
+  if (to.type == ncclInt64) return put(to.data, counts.data(), counts.size() * sizeof(int64_t));
+  const std::vector<int32_t> narrow(counts.begin(), counts.end());
+  return put(to.data, narrow.data(), narrow.size() * sizeof(int32_t));
+}
+
+ncclResult_t Scratch::take(const char* function, const Place& at, size_t bytes, void** out) {
+  bytes = std::max<size_t>(bytes, 1);
+  if (bytes > bytes_ || at.on_device() != on_device_) {
+    release(at.stream());
+    on_device_ = at.on_device();
+    if (!on_device_) {
+      data_ = std::malloc(bytes);
+    } else if (alloc_.alloc_fn != nullptr) {
+      if (alloc_.alloc_fn(&data_, bytes, alloc_.context) != 0) data_ = nullptr;
+    } else {
+      data_ = device::allocate_on(bytes, at.stream());
+    }
+    if (data_ == nullptr)
+      return fail(ncclSystemError, std::string(function) + ": there are no " + std::to_string(bytes) + " bytes of " +
+                                       (on_device_ ? "device" : "host") + " memory for rows in between");
+    bytes_ = bytes;
+  }
+  *out = data_;
+  return ncclSuccess;
+}
+
+void Scratch::release(cudaStream_t stream) {
+  if (data_ == nullptr) return;
+  if (!on_device_) {
+    std::free(data_);
+  } else if (alloc_.free_fn != nullptr) {
+    (void)alloc_.free_fn(data_, alloc_.context);
+  } else {
+    (void)device::release_on(data_, stream);
+  }
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+}  // namespace moeccl::shim::ep

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of a call: the program's, which is the host's or a CUDA device's, and this library's own beside it.
+#pragma once
+
+#include <cstring>
+#include <initializer_list>
+#include <vector>
+
+#include "shim/nccl_ep/structs.h"
+
+namespace moeccl::shim::ep {
+
+// One call's stream and kind of memory. Host memory is used at once, CUDA memory in the order of the stream.
+class Place {
+ public:
+  // The memory is the device's if one of the tensors with elements lies there, or without any if the process uses CUDA.
+  Place(const char* function, bool shares_device, cudaStream_t stream, std::initializer_list<const Tensor*> tensors);
+
+  bool on_device() const { return on_device_; }
+  cudaStream_t stream() const { return stream_; }
+  // What MoECCL gets as stream for calls on this memory.
+  moecclStream_t moeccl_stream() const;
+  // Waits for the stream's earlier work, so that the host may read its results. Returns InvalidUsage if it is being
+  // captured, because a graph cannot hold what the host decides.
+  ncclResult_t wait() const;
+  // Copy from the program's memory after wait(), and to it.
+  ncclResult_t read(void* to, const void* from, size_t bytes) const;
+  ncclResult_t put(void* to, const void* from, size_t bytes) const;
+  ncclResult_t copy(void* to, const void* from, size_t bytes) const;
+  ncclResult_t zero(void* to, size_t bytes) const;
+  // Writes integers of the tensor's own type.
+  ncclResult_t put_counts(const Tensor& to, const std::vector<int64_t>& counts) const;
+
+ private:
+  ncclResult_t done(bool ok, const char* what) const;
+  const char* function_;
+  bool shares_device_, on_device_ = false;
+  cudaStream_t stream_;
+};
+
+// Memory that grows as calls need it, of the kind that the last one needed.
+class Scratch {
+ public:
+  explicit Scratch(const ncclEpAllocConfig_t& alloc) : alloc_(alloc) {}
+  ~Scratch() { release(nullptr); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  // Returns at least one byte in *out. If it has to grow, what was there is lost, after the stream's earlier work.
+  ncclResult_t take(const char* function, const Place& at, size_t bytes, void** out);
+
+ private:
+  void release(cudaStream_t stream);
+  const ncclEpAllocConfig_t& alloc_;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+  bool on_device_ = false;
+};
+
+}  // namespace moeccl::shim::ep

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// A program of NCCL EP in low-latency mode: every result against a dense reference.
+#include "tests/shim/ep_ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+struct Tensors {
+  Tensors(EpRank& r, const EpStep& s, std::vector<size_t> places, size_t counters)
+      : n(s.tokens(r.rank())),
+        k(static_cast<size_t>(s.top_k)),
+        topk(r.memory(), ncclInt32, {n, k}),
+        in(r.memory(), ncclFloat32, {n, s.hidden}),
+        weights(r.memory(), ncclFloat32, {n, k}),
+        out(r.memory(), ncclFloat32, with(places, s.hidden), -99),
+        sums(r.memory(), ncclFloat32, {n, s.hidden}),
+        out_weights(r.memory(), ncclFloat32, with(places, k)),
+        out_idx(r.memory(), ncclInt32, with(places, k), -7),
+        counts(r.memory(), ncclInt32, {counters}, -7) {
+    bring(s, r.rank());
+  }
+  void bring(const EpStep& s, int rank) {
+    const std::vector<int64_t> experts = s.experts(rank);
+    topk.put({experts.begin(), experts.end()});
+    in.put(s.values(rank));
+    weights.put(s.weights(rank));
+  }
+  static std::vector<size_t> with(std::vector<size_t> sizes, size_t last) {
+    sizes.push_back(last);
+    return sizes;
+  }
+  size_t n, k;
+  EpTensor<int32_t> topk;
+  EpTensor<float> in, weights, out, sums, out_weights;
+  EpTensor<int32_t> out_idx, counts;
+};
+
+ncclResult_t dispatch(EpRank& r, ncclEpHandle_t handle, Tensors& t, bool by_rank, unsigned send_only,
+                      ncclEpExpertIdKind_t kind = {}) {
+  auto inputs = ep_init<ncclEpDispatchInputs_t>();
+  auto outputs = ep_init<ncclEpDispatchOutputs_t>();
+  auto info = ep_init<ncclEpLayoutInfo_t>();
+  auto config = ep_init<ncclEpDispatchConfig_t>();
+  inputs.tokens = t.in.get();
+  outputs.tokens = t.out.get();
+  (by_rank ? info.src_rank_counters : info.expert_counters) = t.counts.get();
+  info.recv_topk_idx_kind = kind;
+  config.send_only = send_only;
+  if (by_rank) {
+    inputs.topk_weights = t.weights.get();
+    outputs.topk_weights = t.out_weights.get();
+    outputs.topk_idx = t.out_idx.get();
+  }
+  return ncclEpDispatch(handle, &inputs, &outputs, &info, &config, r.stream());
+}
+
+ncclResult_t combine(EpRank& r, ncclEpHandle_t handle, Tensors& t, bool by_rank, unsigned send_only) {
+  auto inputs = ep_init<ncclEpCombineInputs_t>();
+  auto outputs = ep_init<ncclEpCombineOutputs_t>();
+  auto config = ep_init<ncclEpCombineConfig_t>();
+  inputs.tokens = t.out.get();
+  outputs.tokens = t.sums.get();
+  if (!by_rank) outputs.topk_weights = t.weights.get();
+  config.send_only = send_only;
+  return ncclEpCombine(handle, &inputs, &outputs, &config, r.stream());
+}
+
+EpStep step_of(int n) {
+  EpStep s;
+  s.n_ranks = n, s.n_experts = 4 * n;
+  return s;
+}
+
+// Many steps with one handle; each dispatch reads the choices that are there then.
+void expert_major_steps(Board& board, int rank, int n, unsigned send_only) {
+  EpStep s = step_of(n);
+  EpRank r(board, s, rank, EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY));
+  const size_t room = static_cast<size_t>(n) * s.most, n_local = static_cast<size_t>(s.n_local());
+  Tensors t(r, s, {n_local, room}, n_local);
+  ncclEpHandle_t handle = nullptr;
+  ASSERT_NCCL(
+      ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr, nullptr, r.stream()));
+  for (int round = 0; round < 9; round += 3) {  // the ranks bring the same numbers of tokens
+    s.seed = round;
+    t.bring(s, rank);
+    ASSERT_NCCL(dispatch(r, handle, t, false, send_only));
+    ASSERT_NCCL(ncclEpComplete(handle, nullptr, r.stream()));
+    std::vector<float> rows = t.out.values();
+    std::vector<int32_t> counts(n_local);
+    for (const EpStep::Choice& c : s.by_expert(rank)) {
+      const auto local = static_cast<size_t>(c.local);
+      const size_t row = local * room + static_cast<size_t>(counts[local]++);
+      for (size_t h = 0; h < s.hidden; ++h) {
+        float& x = rows[row * s.hidden + h];
+        ASSERT_EQ(x, s.value(c.source, c.token, h)) << "round " << round << ", row " << row;
+        x = EpStep::at_expert(c.local + rank * s.n_local(), x);
+      }
+    }
+    EXPECT_EQ(t.counts.values(), counts);
+    t.out.put(rows);
+    ASSERT_NCCL(combine(r, handle, t, false, send_only));
+    if (send_only != 0) {
+      EXPECT_EQ(dispatch(r, handle, t, false, 0), ncclInvalidUsage) << "before ncclEpComplete";
+    }
+    ASSERT_NCCL(ncclEpComplete(handle, nullptr, r.stream()));
+    EXPECT_EQ(t.sums.values(), s.sums(rank, true)) << "round " << round;
+  }
+  EXPECT_NCCL(ncclEpHandleDestroy(handle));
+}
+
+TEST(EpLatency, ExpertMajorSteps) {
+  for (const int n : {2, 3}) both_ways(n, [n](Board& board, int rank) { expert_major_steps(board, rank, n, 0); });
+}
+TEST(EpLatency, StagedSteps) {
+  both_ways(2, [](Board& board, int rank) { expert_major_steps(board, rank, 2, 1); });
+}
+
+TEST(EpLatency, RankMajorSteps) {
+  for (const ncclEpExpertIdKind_t kind : {NCCL_EP_EXPERT_ID_AUTO, NCCL_EP_EXPERT_ID_GLOBAL}) {
+    both_ways(3, [kind](Board& board, int rank) {
+      EpStep s = step_of(3);
+      EpRank r(board, s, rank, EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY));
+      Tensors t(r, s, {3, s.most}, 3);
+      ncclEpHandle_t handle = nullptr;
+      ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_RANK_MAJOR, t.topk.get(), nullptr, nullptr,
+                                     r.stream()));
+      for (int round = 0; round < 6; round += 3) {
+        s.seed = round;
+        t.bring(s, rank);
+        ASSERT_NCCL(dispatch(r, handle, t, true, 0, kind));
+        std::vector<float> rows = t.out.values();
+        std::vector<int32_t> counts(3), choices(t.out_idx.size(), -1);
+        const int64_t base = kind == NCCL_EP_EXPERT_ID_GLOBAL ? rank * s.n_local() : 0;
+        const std::vector<float> got = t.out_weights.values();
+        for (const auto& of : s.rows(rank)) {
+          const auto source = static_cast<size_t>(of[0].source);
+          const size_t row = source * s.most + static_cast<size_t>(counts[source]++);
+          for (const EpStep::Choice& c : of) {
+            const size_t at = row * t.k + static_cast<size_t>(c.choice);
+            choices[at] = static_cast<int32_t>(c.local + base);
+            ASSERT_EQ(got[at], s.weight(c.source, c.token, c.choice)) << "row " << row;
+          }
+          for (size_t h = 0; h < s.hidden; ++h) {
+            const float x = s.value(of[0].source, of[0].token, h);
+            ASSERT_EQ(rows[row * s.hidden + h], x) << "row " << row;
+            float y = 0;
+            for (const EpStep::Choice& c : of)
+              y += s.weight(c.source, c.token, c.choice) * EpStep::at_expert(c.local + rank * s.n_local(), x);
+            rows[row * s.hidden + h] = y;
+          }
+        }
+        EXPECT_EQ(t.counts.values(), counts);
+        EXPECT_EQ(t.out_idx.values(), choices) << "places without a row hold -1";
+        t.out.put(rows);
+        ASSERT_NCCL(combine(r, handle, t, true, 0));
+        EXPECT_EQ(t.sums.values(), s.sums(rank, true));
+      }
+      EXPECT_NCCL(ncclEpHandleDestroy(handle));
+    });
+  }
+}
+
+// A token may name an expert twice; it goes there once, with the sum of both weights.
+TEST(EpLatency, AnExpertNamedTwiceCountsWithBothWeights) {
+  both_ways(2, [](Board& board, int rank) {
+    const EpStep s = step_of(2);
+    EpRank r(board, s, rank, EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY));
+    Tensors t(r, s, {4, 2 * s.most}, 4);
+    t.topk.put(std::vector<int32_t>(t.topk.size(), 5));
+    ncclEpHandle_t handle = nullptr;
+    ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr, nullptr,
+                                   r.stream()));
+    ASSERT_NCCL(dispatch(r, handle, t, false, 0));
+    const auto all = static_cast<int32_t>(s.tokens(0) + s.tokens(1));
+    EXPECT_EQ(t.counts.values(), rank == 1 ? (std::vector<int32_t>{0, all, 0, 0}) : std::vector<int32_t>(4));
+    ASSERT_NCCL(combine(r, handle, t, false, 0));
+    const std::vector<float> sums = t.sums.values();
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const size_t token = i / s.hidden;
+      const float weight = s.weight(rank, token, 0) + s.weight(rank, token, 1) + s.weight(rank, token, 2);
+      ASSERT_EQ(sums[i], weight * s.value(rank, token, i % s.hidden));
+    }
+    EXPECT_NCCL(ncclEpHandleDestroy(handle));
+  });
+}
+
+// Ranks 0 and 1 mask rank 2 and it masks them: no rows pass between them.
+TEST(EpLatency, MaskedRanksGetAndGiveNothing) {
+  both_ways(3, [](Board& board, int rank) {
+    const EpStep s = step_of(3);
+    auto config = EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY);
+    config.enable_mask = 1;
+    EpRank r(board, s, rank, config);
+    Tensors t(r, s, {4, 3 * s.most}, 4);
+    EpTensor<int> status(r.memory(), ncclInt32, {3}, -7);
+    ASSERT_NCCL(ncclEpMaskQuery(r.group(), static_cast<int*>(status.data()), r.stream()));
+    EXPECT_EQ(status.values(), (std::vector<int>{1, 1, 1}));
+    // Rank 0 alone masks rank 1: that neither gets its rows nor gives it some.
+    std::vector<int> mask = {1, rank != 0, 1};
+    ASSERT_NCCL(ncclEpMaskUpdate(r.group(), mask.data(), r.stream()));
+    ASSERT_NCCL(ncclEpMaskQuery(r.group(), static_cast<int*>(status.data()), r.stream()));
+    EXPECT_EQ(status.values(), mask);
+    ncclEpHandle_t handle = nullptr;
+    ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr, nullptr,
+                                   r.stream()));
+    ASSERT_NCCL(dispatch(r, handle, t, false, 0));
+    std::vector<int32_t> counts(4);
+    const auto passes = [](int from, int to) { return from + to != 1; };  // not between ranks 0 and 1
+    for (const EpStep::Choice& c : s.by_expert(rank))
+      if (passes(c.source, rank)) ++counts[static_cast<size_t>(c.local)];
+    EXPECT_EQ(t.counts.values(), counts);
+    ASSERT_NCCL(combine(r, handle, t, false, 0));
+    std::vector<float> wanted(t.sums.size());
+    for (size_t token = 0; token < t.n; ++token)
+      for (int c = 0; c < s.top_k; ++c) {
+        const int64_t e = s.expert(rank, token, c);
+        if (e < 0 || !passes(rank, static_cast<int>(e) / s.n_local())) continue;
+        for (size_t h = 0; h < s.hidden; ++h)
+          wanted[token * s.hidden + h] += s.weight(rank, token, c) * s.value(rank, token, h);
+      }
+    EXPECT_EQ(t.sums.values(), wanted);
+    ASSERT_NCCL(ncclEpMaskClean(r.group(), r.stream()));
+    ASSERT_NCCL(ncclEpMaskQuery(r.group(), static_cast<int*>(status.data()), r.stream()));
+    EXPECT_EQ(status.values(), (std::vector<int>{1, 1, 1}));
+    int error = -1;
+    EXPECT_NCCL(ncclEpGetAsyncError(r.group(), &error));
+    EXPECT_EQ(error, 0);
+    EXPECT_NCCL(ncclEpErrorClear(r.group()));
+    EXPECT_NCCL(ncclEpHandleDestroy(handle));
+  });
+}
+
+// A rank that has ended fails the operation, and a group that watches for that says so until it is told to forget it.
+TEST(EpLatency, ARankThatEndedIsAnAsyncError) {
+  Board* board = new_board();
+  in_processes(2,
+               [&](int rank) {
+                 const EpStep s = step_of(2);
+                 auto config = EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY);
+                 config.enable_mask = 1;
+                 EpRank r(*board, s, rank, config);
+                 if (rank == 1) _exit(0);
+                 Tensors t(r, s, {4, 2 * s.most}, 4);
+                 ncclEpHandle_t handle = nullptr;
+                 ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr,
+                                                nullptr, r.stream()));
+                 EXPECT_EQ(dispatch(r, handle, t, false, 0), ncclRemoteError) << ncclGetLastError(nullptr);
+                 int error = -1;
+                 EXPECT_NCCL(ncclEpGetAsyncError(r.group(), &error));
+                 EXPECT_EQ(error, 1);
+                 EXPECT_NCCL(ncclEpErrorClear(r.group()));
+                 EXPECT_NCCL(ncclEpGetAsyncError(r.group(), &error));
+                 EXPECT_EQ(error, 0);
+                 EXPECT_NCCL(ncclEpHandleDestroy(handle));
+               },
+               {1});
+}
+
+// Device memory for rows in between comes from the program's allocator, and goes back there.
+TEST(EpLatency, RowsInBetweenAreInTheProgramsMemory) {
+  struct Count {
+    CudaDevice* device;
+    std::atomic<int> given{0}, taken{0};
+  };
+  both_ways(2, [](Board& board, int rank) {
+    const EpStep s = step_of(2);
+    EpMemory memory;
+    Count count{&memory.device()};
+    auto config = EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY);
+    config.alloc.context = &count;
+    config.alloc.alloc_fn = [](void** p, size_t bytes, void* context) {
+      auto* c = static_cast<Count*>(context);
+      ++c->given;
+      *p = c->device->allocate(bytes);
+      return 0;
+    };
+    config.alloc.free_fn = [](void* p, void* context) {
+      auto* c = static_cast<Count*>(context);
+      ++c->taken;
+      c->device->release(p);
+      return 0;
+    };
+    {
+      EpRank r(board, s, rank, config);
+      Tensors t(r, s, {4, 2 * s.most}, 4);
+      ncclEpHandle_t handle = nullptr;
+      ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr, nullptr,
+                                     r.stream()));
+      ASSERT_NCCL(dispatch(r, handle, t, false, 0));
+      (void)t.out.values();  // waits for the stream
+      EXPECT_EQ(count.given > 0, memory.device().ok()) << "host memory needs no allocator";
+      EXPECT_NCCL(ncclEpHandleDestroy(handle));
+    }
+    EXPECT_EQ(count.given, count.taken);
+  });
+}
+
+}  // namespace
+}  // namespace moeccl::testing
