@@ -14,6 +14,7 @@ typedef struct {
   struct moecclComm* comm; /* valid until the program destroys the communicator; then MoECCL refuses it */
   int rank, n_ranks;
   int shares_device; /* 1: another rank, a thread of this process, uses the same CUDA device */
+  int device;        /* CUDA ordinal, -1 where MoECCL takes host memory alone */
 } moecclNcclMember;
 
 typedef struct {
@@ -27,6 +28,10 @@ typedef struct {
   /* Keep a message for ncclGetLastError and return NCCL's code: a text, and the thread's last failure in MoECCL. */
   ncclResult_t (*fail)(ncclResult_t code, const char* text);
   ncclResult_t (*failed)(int moeccl_result);
+  /* Keep the communicator while a call works on it: until leave(held), an abort or destroy by another thread does not
+   * free it. The errors are those of member(). */
+  ncclResult_t (*enter)(const char* function, ncclComm_t comm, void** held);
+  void (*leave)(void* held);
 } moecclNcclHooks;
 
 /* Exported by the library that programs preload. Returns NULL if its core could not be loaded. */

@@ -42,8 +42,9 @@ ncclResult_t UpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx,
                           cudaStream_t stream) {
   constexpr const char* kName = "ncclEpUpdateHandle";
   Handle* h = nullptr;
-  MOECCL_EP_TRY(handle_of(kName, handle, &h));
-  return h->group->watch(update_handle(kName, *h, topk_idx, layout_info, stream));
+  InUse in_use;
+  MOECCL_EP_TRY(handle_of(kName, handle, &h, &in_use));
+  return update_handle(kName, *h, topk_idx, layout_info, stream);
 }
 
 ncclResult_t CreateHandle(ncclEpHandle_t* handle, ncclEpGroup_t group, ncclEpLayout_t layout,
@@ -52,14 +53,14 @@ ncclResult_t CreateHandle(ncclEpHandle_t* handle, ncclEpGroup_t group, ncclEpLay
   constexpr const char* kName = "ncclEpCreateHandle";
   GroupPtr g;
   MOECCL_EP_TRY(group_of(kName, group, &g));
+  InUse in_use;
+  MOECCL_EP_TRY(in_use.begin(kName, *g));
   Tensor topk;
   const Tensors tensors(kName, g->comm);
   MOECCL_EP_TRY(tensors.need("topk_idx", topk_idx, &topk));
   MOECCL_EP_TRY(tensors.check(topk, {}, {Tensors::kAny, Tensors::kAny}));
   MOECCL_EP_TRY(make_handle(kName, handle, g, layout, config, static_cast<int>(topk.sizes[1]), nullptr));
-  Handle* h = nullptr;
-  MOECCL_EP_TRY(handle_of(kName, *handle, &h));
-  const ncclResult_t updated = g->watch(update_handle(kName, *h, topk_idx, layout_info, stream));
+  const ncclResult_t updated = update_handle(kName, handle_in(*handle), topk_idx, layout_info, stream);
   if (updated == ncclSuccess) return updated;
   (void)free_handle(*handle);
   *handle = nullptr;
@@ -67,6 +68,12 @@ ncclResult_t CreateHandle(ncclEpHandle_t* handle, ncclEpGroup_t group, ncclEpLay
 }
 
 ncclResult_t HandleDestroy(ncclEpHandle_t handle) { return free_handle(handle); }
+
+ncclResult_t check_direction(const char* function, ncclEpPassDir_t direction) {
+  if (direction == NCCL_EP_FWD_PASS || direction == NCCL_EP_BWD_PASS) return ncclSuccess;
+  return fail(ncclInvalidArgument, std::string(function) + ": config->pass_direction is " + std::to_string(direction) +
+                                       ": give NCCL_EP_FWD_PASS or NCCL_EP_BWD_PASS");
+}
 
 ncclResult_t Dispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t* inputs,
                       const ncclEpDispatchOutputs_t* outputs, const ncclEpLayoutInfo_t* layout_info,
@@ -77,10 +84,16 @@ ncclResult_t Dispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t* input
   MOECCL_EP_TRY(take(kName, "outputs", outputs, NCCL_EP_DISPATCH_OUTPUTS_V1_SIZE, false, &call.outputs));
   MOECCL_EP_TRY(take(kName, "layout_info", layout_info, NCCL_EP_LAYOUT_INFO_V1_SIZE, true, &call.layout_info));
   MOECCL_EP_TRY(take(kName, "config", config, NCCL_EP_DISPATCH_CONFIG_V1_SIZE, true, &call.config));
+  MOECCL_EP_TRY(check_direction(kName, call.config.pass_direction));
+  const ncclEpExpertIdKind_t kind = call.layout_info.recv_topk_idx_kind;
+  if (kind < NCCL_EP_EXPERT_ID_AUTO || kind > NCCL_EP_EXPERT_ID_GLOBAL)
+    return fail(ncclInvalidArgument, std::string(kName) + ": layout_info->recv_topk_idx_kind is " +
+                                         std::to_string(kind) + ": give an ncclEpExpertIdKind_t");
   Handle* h = nullptr;
-  MOECCL_EP_TRY(handle_of(kName, handle, &h));
+  InUse in_use;
+  MOECCL_EP_TRY(handle_of(kName, handle, &h, &in_use));
   call.stream = stream;
-  return h->group->watch(h->group->low_latency() ? dispatch_latency(*h, call) : dispatch_throughput(*h, call));
+  return h->group->low_latency() ? dispatch_latency(*h, call) : dispatch_throughput(*h, call);
 }
 
 ncclResult_t Combine(ncclEpHandle_t handle, const ncclEpCombineInputs_t* inputs, const ncclEpCombineOutputs_t* outputs,
@@ -90,10 +103,12 @@ ncclResult_t Combine(ncclEpHandle_t handle, const ncclEpCombineInputs_t* inputs,
   MOECCL_EP_TRY(take(kName, "inputs", inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, false, &call.inputs));
   MOECCL_EP_TRY(take(kName, "outputs", outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, false, &call.outputs));
   MOECCL_EP_TRY(take(kName, "config", config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, true, &call.config));
+  MOECCL_EP_TRY(check_direction(kName, call.config.pass_direction));
   Handle* h = nullptr;
-  MOECCL_EP_TRY(handle_of(kName, handle, &h));
+  InUse in_use;
+  MOECCL_EP_TRY(handle_of(kName, handle, &h, &in_use));
   call.stream = stream;
-  return h->group->watch(h->group->low_latency() ? combine_latency(*h, call) : combine_throughput(*h, call));
+  return h->group->low_latency() ? combine_latency(*h, call) : combine_throughput(*h, call);
 }
 
 ncclResult_t Complete(ncclEpHandle_t handle, const ncclEpCompleteConfig_t* config, cudaStream_t stream) {
@@ -101,18 +116,22 @@ ncclResult_t Complete(ncclEpHandle_t handle, const ncclEpCompleteConfig_t* confi
   ncclEpCompleteConfig_t known;
   MOECCL_EP_TRY(take(kName, "config", config, NCCL_EP_COMPLETE_CONFIG_V1_SIZE, true, &known));
   Handle* h = nullptr;
-  MOECCL_EP_TRY(handle_of(kName, handle, &h));
+  InUse in_use;
+  MOECCL_EP_TRY(handle_of(kName, handle, &h, &in_use));
   if (!h->rest) return ncclSuccess;
   const auto rest = std::exchange(h->rest, nullptr);
   return rest(stream);
 }
 
-// The group, if it was made to mask ranks.
+// The group, if it was made to mask ranks. As in NCCL EP, a high-throughput group may be made so, and has no masks.
 ncclResult_t masking_group(const char* function, ncclEpGroup_t group, const void* argument, GroupPtr* out) {
   MOECCL_EP_TRY(group_of(function, group, out));
   if ((*out)->config.enable_mask == 0)
     return fail(ncclInvalidUsage,
                 std::string(function) + ": the group was made without masks: set config->enable_mask");
+  if (!(*out)->low_latency())
+    return fail(ncclInvalidUsage,
+                std::string(function) + ": high-throughput groups have no masks: use NCCL_EP_ALGO_LOW_LATENCY");
   if (argument == nullptr)
     return fail(ncclInvalidArgument, std::string(function) + ": the second argument is NULL: give an address");
   return ncclSuccess;
@@ -121,6 +140,8 @@ ncclResult_t masking_group(const char* function, ncclEpGroup_t group, const void
 ncclResult_t MaskQuery(ncclEpGroup_t group, int* status, cudaStream_t stream) {
   GroupPtr g;
   MOECCL_EP_TRY(masking_group("ncclEpMaskQuery", group, status, &g));
+  InUse in_use;
+  MOECCL_EP_TRY(in_use.begin("ncclEpMaskQuery", *g));
   Tensor to;
   to.given = true;
   to.data = status;
@@ -146,14 +167,14 @@ ncclResult_t MaskClean(ncclEpGroup_t group, cudaStream_t) {
 ncclResult_t GetAsyncError(ncclEpGroup_t group, int* error) {
   GroupPtr g;
   MOECCL_EP_TRY(masking_group("ncclEpGetAsyncError", group, error, &g));
-  *error = g->async_error;
+  *error = g->lost_a_rank() && !g->loss_is_cleared ? 1 : 0;
   return ncclSuccess;
 }
 
 ncclResult_t ErrorClear(ncclEpGroup_t group) {
   GroupPtr g;
   MOECCL_EP_TRY(masking_group("ncclEpErrorClear", group, group, &g));
-  g->async_error = 0;
+  g->loss_is_cleared = g->lost_a_rank();
   return ncclSuccess;
 }
 

@@ -43,19 +43,28 @@ ncclResult_t check_config(const ncclEpGroupConfig_t& c, int n_ranks) {
   return ncclSuccess;
 }
 
-// All ranks see the same difference and fail together.
-ncclResult_t agree(const Group& g) {
+// All ranks see the same difference, or that a rank refuses its own config, and fail together.
+ncclResult_t agree(const Group& g, ncclResult_t own) {
   const ncclEpGroupConfig_t& c = g.config;
   constexpr std::array kNames = {
       "algorithm",       "num_experts", "max_dispatch_tokens_per_rank", "max_recv_tokens_per_rank",
       "overflow_policy", "enable_mask"};
-  using Fields = std::array<uint32_t, kNames.size()>;
-  const Fields mine = {static_cast<uint32_t>(c.algorithm),       c.num_experts,
-                       c.max_dispatch_tokens_per_rank,           c.max_recv_tokens_per_rank,
-                       static_cast<uint32_t>(c.overflow_policy), c.enable_mask};
+  using Fields = std::array<uint32_t, kNames.size() + 1>;
+  const Fields mine = {static_cast<uint32_t>(c.algorithm),
+                       c.num_experts,
+                       c.max_dispatch_tokens_per_rank,
+                       c.max_recv_tokens_per_rank,
+                       static_cast<uint32_t>(c.overflow_policy),
+                       c.enable_mask,
+                       static_cast<uint32_t>(own)};
   std::vector<Fields> all(static_cast<size_t>(g.n_ranks()));
   MOECCL_EP_TRY(
       from_moeccl(moecclAllGather(mine.data(), all.data(), mine.size(), moecclUint32, g.member.comm, nullptr)));
+  if (own != ncclSuccess) return own;
+  for (size_t r = 0; r < all.size(); ++r)
+    if (all[r].back() != ncclSuccess)
+      return fail(ncclInvalidArgument, std::string(kMake) + ": rank " + std::to_string(r) +
+                                           " refuses its config: ncclGetLastError there says why");
   for (size_t r = 1; r < all.size(); ++r)
     for (size_t i = 0; i < kNames.size(); ++i)
       if (all[r][i] != all[0][i])
@@ -65,6 +74,19 @@ ncclResult_t agree(const Group& g) {
 }
 
 }  // namespace
+
+bool Group::lost_a_rank() const {
+  moecclResult_t state = moecclSuccess;
+  return moecclCommGetAsyncError(member.comm, &state) == moecclSuccess &&
+         (state == moecclRemoteError || state == moecclTimeout);
+}
+
+ncclResult_t InUse::begin(const char* function, const Group& group) {
+  if (!device_.emplace(group.member.device).ok())
+    return fail(ncclUnhandledCudaError, std::string(function) + ": CUDA device " + std::to_string(group.member.device) +
+                                            ", the communicator's, cannot be made current");
+  return hooks()->enter(function, group.comm, &held_);
+}
 
 Group::~Group() {
   kept.clear();
@@ -100,18 +122,23 @@ ncclResult_t make_group(ncclEpGroup_t* out, ncclComm_t comm, const ncclEpGroupCo
                     "): put libmoeccl-nccl.so into LD_PRELOAD, or the folder of its libnccl.so.2 into "
                     "LD_LIBRARY_PATH; or run with NVIDIA's libnccl_ep.so.0");
   auto made = std::make_shared<Group>();
-  MOECCL_EP_TRY(take(kMake, "config", config, NCCL_EP_GROUP_CONFIG_V1_SIZE, false, &made->config));
   MOECCL_EP_TRY(hooks()->member(kMake, comm, &made->member));
   made->comm = comm;
-  MOECCL_EP_TRY(check_config(made->config, made->n_ranks()));
+  InUse in_use;
+  MOECCL_EP_TRY(in_use.begin(kMake, *made));
+  ncclResult_t own = take(kMake, "config", config, NCCL_EP_GROUP_CONFIG_V1_SIZE, false, &made->config);
+  if (own == ncclSuccess) own = check_config(made->config, made->n_ranks());
   if (made->low_latency()) made->config.max_recv_tokens_per_rank = NCCL_EP_AUTO;  // no limit there
-  MOECCL_EP_TRY(agree(*made));
+  MOECCL_EP_TRY(agree(*made, own));
   made->active.assign(static_cast<size_t>(made->n_ranks()), 1);
   *out = new ncclEpGroup{std::move(made)};
   return ncclSuccess;
 }
 
 ncclResult_t free_group(ncclEpGroup_t group) {
+  if (group == nullptr) return ncclSuccess;
+  InUse in_use;
+  (void)in_use.begin("ncclEpGroupDestroy", *group->group);  // the communicator may have ended before
   delete group;
   return ncclSuccess;
 }

@@ -4,9 +4,11 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <vector>
 
+#include "shim/nccl/device.h"
 #include "shim/nccl_ep/memory.h"
 
 namespace moeccl::shim::ep {
@@ -35,11 +37,8 @@ struct Group {
   bool eager() const { return config.max_recv_tokens_per_rank == NCCL_EP_AUTO; }
   bool drops() const { return !eager() && config.overflow_policy == NCCL_EP_OVERFLOW_DROP; }
   size_t most_rows() const { return eager() ? SIZE_MAX : config.max_recv_tokens_per_rank; }
-  // Notes that another rank failed or did not come, where the group watches for that. Returns `result`.
-  ncclResult_t watch(ncclResult_t result) {
-    if (result == ncclRemoteError && config.enable_mask != 0) async_error = 1;
-    return result;
-  }
+  // Whether a rank has failed or did not come in time, which the communicator never forgets.
+  bool lost_a_rank() const;
   // Gets the layer of a shape; the first call is collective.
   ncclResult_t layer(const Shape& shape, moecclMoe_t* layer);
 
@@ -47,12 +46,37 @@ struct Group {
   moecclNcclMember member{};
   ncclEpGroupConfig_t config{};
   std::map<Shape, moecclMoe_t> layers;
-  std::vector<int> active;  // [ranks] 0: masked
-  int async_error = 0;
+  std::vector<int> active;       // [ranks] 0: masked
+  bool loss_is_cleared = false;  // by ncclEpErrorClear
   // The choices of handles on the program's own memory, by its address: a handle on the same memory goes on with them.
-  std::map<const void*, std::shared_ptr<Routed>> kept;
+  // Nothing tells that the program has freed that memory, so of choices without a handle the latest are kept.
+  static constexpr size_t kMostKept = 4096;
+  struct Kept {
+    std::shared_ptr<Routed> routed;
+    uint64_t last_handle = 0;
+  };
+  std::map<const void*, Kept> kept;
+  uint64_t n_handles = 0;  // that were made on the program's memory
 };
 using GroupPtr = std::shared_ptr<Group>;
+
+// A call's use of a group's communicator, which is not freed before the call ends, and of its device, which is current
+// for the thread meanwhile.
+class InUse {
+ public:
+  InUse() = default;
+  ~InUse() {
+    if (held_ != nullptr) hooks()->leave(held_);
+  }
+  InUse(const InUse&) = delete;
+  InUse& operator=(const InUse&) = delete;
+  // Returns an error for a communicator that has ended or is suspended.
+  ncclResult_t begin(const char* function, const Group& group);
+
+ private:
+  std::optional<device::Current> device_;
+  void* held_ = nullptr;
+};
 
 ncclResult_t make_group(ncclEpGroup_t* out, ncclComm_t comm, const ncclEpGroupConfig_t* config);
 ncclResult_t free_group(ncclEpGroup_t group);

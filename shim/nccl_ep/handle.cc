@@ -2,6 +2,7 @@
 #include "shim/nccl_ep/handle.h"
 
 #include <bit>
+#include <optional>
 
 // The program's handle.
 struct ncclEpHandle {
@@ -40,6 +41,17 @@ ncclResult_t check_top_k(const char* function, const Group& group, ncclEpLayout_
   return ncclSuccess;
 }
 
+// Frees the oldest choices without a handle where too many are kept.
+void forget_oldest(Group& group) {
+  if (group.kept.size() <= Group::kMostKept) return;
+  auto oldest = group.kept.end();
+  for (auto it = group.kept.begin(); it != group.kept.end(); ++it) {
+    if (it->second.routed.use_count() > 1) continue;
+    if (oldest == group.kept.end() || it->second.last_handle < oldest->second.last_handle) oldest = it;
+  }
+  if (oldest != group.kept.end()) group.kept.erase(oldest);
+}
+
 // Gives a handle on the program's memory the choices that another one left there.
 ncclResult_t share(const char* function, Group& group, const ncclEpTensor_t* memory, Handle& h) {
   const Tensors tensors(function, group.comm);
@@ -48,9 +60,10 @@ ncclResult_t share(const char* function, Group& group, const ncclEpTensor_t* mem
   MOECCL_EP_TRY(tensors.check(t, {ncclUint8}, {Tensors::kAny}));
   if (t.rows() < kHandleBytes)
     return tensors.refuse(t, "has " + std::to_string(t.rows()) + " bytes: give what ncclEpHandleMemSize says");
-  std::shared_ptr<Routed>& kept = group.kept[t.data];
-  if (kept != nullptr && kept->top_k == h.top_k) h.routed = kept;
-  kept = h.routed;
+  Group::Kept& kept = group.kept[t.data];
+  if (kept.routed != nullptr && kept.routed->top_k == h.top_k) h.routed = kept.routed;
+  kept = {h.routed, ++group.n_handles};
+  forget_oldest(group);
   return ncclSuccess;
 }
 
@@ -133,7 +146,6 @@ ncclResult_t Handle::choose(const Tensor& topk, const Place& at) {
   }
   Routed& r = *routed;
   ++r.version;
-  r.top_k = top_k;
   r.n_tokens = topk.rows();
   r.index.resize(n);
   r.first.resize(n);
@@ -141,7 +153,7 @@ ncclResult_t Handle::choose(const Tensor& topk, const Place& at) {
   for (size_t i = 0; i < n; ++i) {
     const size_t row = i / k * k;
     // A number that is no expert's stays one, so that MoECCL reports it on all ranks.
-    int64_t expert = wide[i] < 0 ? -1 : std::min(wide[i], n_experts);
+    const int64_t expert = wide[i] < 0 ? -1 : std::min<int64_t>(wide[i], INT32_MAX);
     size_t column = row;
     while (column < i && wide[column] != wide[i]) ++column;
     r.first[i] = static_cast<uint8_t>(column - row);
@@ -194,6 +206,17 @@ ncclResult_t Handle::count() {
   }
   counted = routed->version;
   return ncclSuccess;
+}
+
+void Handle::refuse_count() {
+  moecclMoe_t layer = nullptr;
+  const Shape shape = pairs();
+  if (group->layer(shape, &layer) != ncclSuccess) return;
+  Routed::Made& m = routed->made[shape];
+  m.version = 0;
+  // NULL for the choices of a token is an error that all ranks hear of.
+  (void)(m.routing == nullptr ? moecclRoutingCreate(&m.routing, layer, nullptr, nullptr, 1)
+                              : moecclRoutingUpdate(m.routing, nullptr, nullptr, 1));
 }
 
 ncclResult_t Handle::exchange(const float* weights, std::vector<float>* got) {
@@ -255,43 +278,64 @@ ncclResult_t memory_size(ncclEpGroup_t group, ncclEpLayout_t layout, const ncclE
 }
 
 ncclResult_t free_handle(ncclEpHandle_t handle) {
+  if (handle == nullptr) return ncclSuccess;
+  InUse in_use;
+  const GroupPtr group = handle->handle.group;
+  (void)in_use.begin("ncclEpHandleDestroy", *group);  // the communicator may have ended before
   delete handle;
   return ncclSuccess;
 }
 
-ncclResult_t handle_of(const char* function, ncclEpHandle_t handle, Handle** out) {
+Handle& handle_in(ncclEpHandle_t handle) { return handle->handle; }
+
+ncclResult_t handle_of(const char* function, ncclEpHandle_t handle, Handle** out, InUse* in_use) {
   if (handle == nullptr)
     return fail(ncclInvalidArgument, std::string(function) + ": handle is NULL: give one of ncclEpCreateHandle");
   *out = &handle->handle;
-  return ncclSuccess;
+  return in_use->begin(function, *handle->handle.group);
 }
 
 ncclResult_t update_handle(const char* function, Handle& h, const ncclEpTensor_t* topk_idx,
                            const ncclEpLayoutInfo_t* layout_info, cudaStream_t stream) {
   const Group& g = *h.group;
   const Tensors tensors(function, g.comm);
-  ncclEpLayoutInfo_t wanted;
-  MOECCL_EP_TRY(take(function, "layout_info", layout_info, NCCL_EP_LAYOUT_INFO_V1_SIZE, true, &wanted));
   Tensor topk;
-  MOECCL_EP_TRY(tensors.need("topk_idx", topk_idx, &topk));
-  MOECCL_EP_TRY(tensors.check(topk, {ncclInt32, ncclInt64}, {Tensors::kAny, static_cast<size_t>(h.top_k)}));
-  if (topk.rows() > g.config.max_dispatch_tokens_per_rank)
+  const auto read_choices = [&] {
+    MOECCL_EP_TRY(tensors.need("topk_idx", topk_idx, &topk));
+    MOECCL_EP_TRY(tensors.check(topk, {ncclInt32, ncclInt64}, {Tensors::kAny, static_cast<size_t>(h.top_k)}));
+    if (topk.rows() <= g.config.max_dispatch_tokens_per_rank) return ncclSuccess;
     return tensors.refuse(topk, "has " + std::to_string(topk.rows()) + " tokens: max_dispatch_tokens_per_rank is " +
                                     std::to_string(g.config.max_dispatch_tokens_per_rank));
+  };
   if (g.low_latency()) {
+    MOECCL_EP_TRY(read_choices());
     if (layout_info != nullptr)
       return tensors.refuse("layout_info must be NULL in low-latency mode: give it to ncclEpDispatch");
     h.topk_idx = topk;
     return ncclSuccess;
   }
+  h.routed->agreed = false;
   Counters counters;
-  MOECCL_EP_TRY(read_counters(tensors, h, wanted, &counters));
-  const Place at(function, g.member.shares_device != 0, stream, {&topk, &counters.expert_counts, &counters.total});
-  MOECCL_EP_TRY(at.wait());
-  MOECCL_EP_TRY(h.choose(topk, at));
+  std::optional<Place> at;
+  const auto take_over = [&] {
+    ncclEpLayoutInfo_t wanted;
+    MOECCL_EP_TRY(take(function, "layout_info", layout_info, NCCL_EP_LAYOUT_INFO_V1_SIZE, true, &wanted));
+    MOECCL_EP_TRY(read_choices());
+    MOECCL_EP_TRY(read_counters(tensors, h, wanted, &counters));
+    at.emplace(function, g.member.shares_device != 0, stream,
+               std::initializer_list<const Tensor*>{&topk, &counters.expert_counts, &counters.total});
+    MOECCL_EP_TRY(at->wait());
+    return h.choose(topk, *at);
+  };
+  if (const ncclResult_t refused = take_over(); refused != ncclSuccess) {
+    h.refuse_count();  // the other ranks are in theirs
+    return refused;
+  }
   MOECCL_EP_TRY(h.count());
-  MOECCL_EP_TRY(write_counters(h, counters, at));
-  return check_overflow(function, h);
+  MOECCL_EP_TRY(write_counters(h, counters, *at));
+  MOECCL_EP_TRY(check_overflow(function, h));
+  h.routed->agreed = true;
+  return ncclSuccess;
 }
 
 }  // namespace moeccl::shim::ep

@@ -17,6 +17,7 @@ namespace moeccl::shim::ep {
 struct Routed {
   ~Routed();
   uint64_t version = 0;  // 0: there were no choices yet
+  bool agreed = false;   // high throughput: the last update has succeeded, on all ranks
   int top_k = 0;
   size_t n_tokens = 0;
   std::vector<int32_t> index;  // [tokens][k] as MoECCL takes them: a token names an expert once
@@ -38,7 +39,9 @@ struct Handle {
         top_k(top_k),
         align(align),
         rows(this->group->config.alloc),
-        scales(this->group->config.alloc) {}
+        scales(this->group->config.alloc) {
+    routed->top_k = top_k;
+  }
   // Takes over choices of [tokens][k] that a tensor holds. Local.
   ncclResult_t choose(const Tensor& topk_idx, const Place& at);
   // Gets the routing of this step's choices for such rows, with these weights [tokens][k] if they are not null. It is
@@ -49,6 +52,8 @@ struct Handle {
   Shape shape(size_t row_bytes, moecclDataType_t type, size_t scale_bytes) const;
   // Sets the counts below. Collective if the choices are new.
   ncclResult_t count();
+  // Takes this rank's part in the other ranks' count(), which fails there and names this rank.
+  void refuse_count();
   // Sends the choices, and the weights if there are any, to the experts' ranks: received[rows][k] is set, and
   // got[rows][k] if weights are given. Collective.
   ncclResult_t exchange(const float* weights, std::vector<float>* got);
@@ -78,7 +83,9 @@ ncclResult_t make_handle(const char* function, ncclEpHandle_t* out, const GroupP
 ncclResult_t memory_size(ncclEpGroup_t group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config, size_t* size,
                          int top_k);
 ncclResult_t free_handle(ncclEpHandle_t handle);
-ncclResult_t handle_of(const char* function, ncclEpHandle_t handle, Handle** out);
+// Begins a call on a handle.
+ncclResult_t handle_of(const char* function, ncclEpHandle_t handle, Handle** out, InUse* in_use);
+Handle& handle_in(ncclEpHandle_t handle);
 ncclResult_t update_handle(const char* function, Handle& h, const ncclEpTensor_t* topk_idx,
                            const ncclEpLayoutInfo_t* layout_info, cudaStream_t stream);
 

@@ -143,6 +143,7 @@ ncclResult_t dispatch_latency(Handle& h, const DispatchCall& call) {
   if (rows.scale_bytes > 0)
     MOECCL_EP_TRY(h.scales.take(tensors.function(), at, h.n_dense * rows.scale_bytes, &dense_scales));
   MOECCL_EP_TRY(move_rows(routing, rows, dense, dense_scales, at));
+  for (Scratch* s : {&h.rows, &h.scales}) s->used(at);
   const bool shares = g.member.shares_device != 0;
   return finish(h, call.config.send_only != 0, call.stream, [=, &h](cudaStream_t stream) {
     const Place on("ncclEpDispatch", shares, stream, {&rows.in, &rows.out});
@@ -153,6 +154,7 @@ ncclResult_t dispatch_latency(Handle& h, const DispatchCall& call) {
       MOECCL_EP_TRY(on.copy(at_row(rows.out_scales.data, run.slot, rows.scale_bytes),
                             at_row(dense_scales, run.dense, rows.scale_bytes), run.n * rows.scale_bytes));
     }
+    for (Scratch* s : {&h.rows, &h.scales}) s->used(on);
     return ncclSuccess;
   });
 }
@@ -188,13 +190,14 @@ ncclResult_t combine_latency(Handle& h, const CombineCall& call) {
   MOECCL_EP_TRY(h.rows.take(tensors.function(), at, h.n_dense * sums.row_bytes, &dense));
   size_t placed = 0;
   for (const Handle::Run& run : h.runs) placed += run.n;
-  if (placed < h.n_dense) MOECCL_EP_TRY(at.zero(dense, h.n_dense * sums.row_bytes));
+  if (placed < h.n_dense) MOECCL_EP_TRY(at.fill(dense, 0, h.n_dense * sums.row_bytes));
   for (const Handle::Run& run : h.runs)
     MOECCL_EP_TRY(at.copy(at_row(dense, run.dense, sums.row_bytes), at_row(sums.in.data, run.slot, sums.row_bytes),
                           run.n * sums.row_bytes));
   const moecclStream_t stream = at.moeccl_stream();
   MOECCL_EP_TRY(from_moeccl(by_rank(h) ? moecclDispatchBackward(routing, dense, sums.out.data, stream)
                                        : moecclCombine(routing, dense, sums.out.data, stream)));
+  h.rows.used(at);
   // The sums are under way; nothing is left to do but to come back here.
   return finish(h, call.config.send_only != 0, call.stream, [](cudaStream_t) { return ncclSuccess; });
 }

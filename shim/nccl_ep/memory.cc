@@ -68,10 +68,10 @@ ncclResult_t Place::copy(void* to, const void* from, size_t bytes) const {
   return ncclSuccess;
 }
 
-ncclResult_t Place::zero(void* to, size_t bytes) const {
+ncclResult_t Place::fill(void* to, unsigned char value, size_t bytes) const {
   if (bytes == 0) return ncclSuccess;
-  if (on_device_) return done(device::fill(to, 0, bytes, stream_), "fill rows");
-  std::memset(to, 0, bytes);
+  if (device::names(to)) return done(device::fill(to, value, bytes, stream_), "fill rows");
+  std::memset(to, value, bytes);
   return ncclSuccess;
 }
 
@@ -84,6 +84,11 @@ ncclResult_t Place::put_counts(const Tensor& to, const std::vector<int64_t>& cou
 ncclResult_t Scratch::take(const char* function, const Place& at, size_t bytes, void** out) {
   bytes = std::max<size_t>(bytes, 1);
   if (bytes > bytes_ || at.on_device() != on_device_) {
+    if (at.on_device() && device::captures(at.stream()))
+      return fail(ncclInvalidUsage, std::string(function) + ": the stream is being captured, and the handle needs " +
+                                        std::to_string(bytes) +
+                                        " bytes for rows in between, more than it has: make such a call before the "
+                                        "capture");
     release(at.stream());
     on_device_ = at.on_device();
     if (!on_device_) {
@@ -102,11 +107,17 @@ ncclResult_t Scratch::take(const char* function, const Place& at, size_t bytes, 
   return ncclSuccess;
 }
 
+Scratch::~Scratch() {
+  last_use_.wait();  // the streams may be gone, so none of them can order this
+  release(nullptr);
+}
+
 void Scratch::release(cudaStream_t stream) {
   if (data_ == nullptr) return;
   if (!on_device_) {
     std::free(data_);
   } else if (alloc_.free_fn != nullptr) {
+    last_use_.wait();
     (void)alloc_.free_fn(data_, alloc_.context);
   } else {
     (void)device::release_on(data_, stream);

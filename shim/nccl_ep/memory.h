@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <vector>
 
+#include "shim/nccl_ep/event.h"
 #include "shim/nccl_ep/structs.h"
 
 namespace moeccl::shim::ep {
@@ -27,7 +28,7 @@ class Place {
   ncclResult_t read(void* to, const void* from, size_t bytes) const;
   ncclResult_t put(void* to, const void* from, size_t bytes) const;
   ncclResult_t copy(void* to, const void* from, size_t bytes) const;
-  ncclResult_t zero(void* to, size_t bytes) const;
+  ncclResult_t fill(void* to, unsigned char value, size_t bytes) const;
   // Writes integers of the tensor's own type.
   ncclResult_t put_counts(const Tensor& to, const std::vector<int64_t>& counts) const;
 
@@ -38,15 +39,20 @@ class Place {
   cudaStream_t stream_;
 };
 
-// Memory that grows as calls need it, of the kind that the last one needed.
+// Memory that grows as calls need it, of the kind that the last one needed. It is freed after the work that uses it.
 class Scratch {
  public:
   explicit Scratch(const ncclEpAllocConfig_t& alloc) : alloc_(alloc) {}
-  ~Scratch() { release(nullptr); }
+  ~Scratch();
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
-  // Returns at least one byte in *out. If it has to grow, what was there is lost, after the stream's earlier work.
+  // Returns at least one byte in *out. If it has to grow, what was there is lost, after the stream's earlier work; on a
+  // stream that is being captured that is InvalidUsage, because the graph would own the new memory.
   ncclResult_t take(const char* function, const Place& at, size_t bytes, void** out);
+  // To be called when the work that uses it is on the stream.
+  void used(const Place& at) {
+    if (on_device_ && data_ != nullptr) last_use_.record(at.stream());
+  }
 
  private:
   void release(cudaStream_t stream);
@@ -54,6 +60,7 @@ class Scratch {
   void* data_ = nullptr;
   size_t bytes_ = 0;
   bool on_device_ = false;
+  Event last_use_;
 };
 
 }  // namespace moeccl::shim::ep

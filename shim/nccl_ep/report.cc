@@ -36,6 +36,10 @@ Found find_hooks() {
   const auto get = reinterpret_cast<moecclNcclHooks_t>(symbol);
   found.hooks = get();
   if (found.hooks == nullptr) found.why = "MoECCL's libnccl.so.2 has no core (its own message says why)";
+  if (found.hooks != nullptr && found.hooks->size < sizeof(moecclNcclHooks)) {
+    found.hooks = nullptr;
+    found.why = "MoECCL's libnccl.so.2 is older than this libnccl_ep.so.0: install both from one build";
+  }
   return found;
 }
 

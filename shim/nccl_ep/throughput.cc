@@ -11,9 +11,10 @@ namespace {
 size_t kept_rows(const Handle& h) { return std::min(h.n_rows, h.group->most_rows()); }
 
 ncclResult_t needs_choices(const char* function, Handle& h) {
-  if (h.routed->version > 0) return h.count();
-  return fail(ncclInvalidUsage,
-              std::string(function) + ": the handle has no choices yet: call ncclEpUpdateHandle before");
+  if (h.routed->agreed) return h.count();
+  return fail(ncclInvalidUsage, std::string(function) +
+                                    ": the handle has no choices, or its last update has failed: call "
+                                    "ncclEpUpdateHandle before");
 }
 
 // Checks that a tensor has room for the rows, or, where the program sizes tensors for any choices, for the most.
@@ -99,8 +100,13 @@ ncclResult_t write_received(Handle& h, const Received& to, const Tensor& weights
     choices[row * k + nth] = base + h.routed->received[row * k + column] - h.group->first_expert();
   });
   MOECCL_EP_TRY(at.put(to.weights.data, out.data(), kept * width * sizeof(float)));
-  choices.resize(expert_major ? 0 : kept * k);
-  return choices.empty() ? ncclSuccess : at.put_counts(to.choices, choices);
+  if (expert_major) return ncclSuccess;
+  choices.resize(kept * k);
+  MOECCL_EP_TRY(at.put_counts(to.choices, choices));
+  // Rows beyond the last have no choices, which is -1 in either type.
+  const size_t rest = (to.choices.rows() - kept) * k, word = type_size(to.choices.type);
+  MOECCL_EP_TRY(at.fill(static_cast<char*>(to.choices.data) + kept * k * word, 0xff, rest * word));
+  return at.fill(static_cast<char*>(to.weights.data) + kept * k * sizeof(float), 0, rest * sizeof(float));
 }
 
 // grad_weights[tokens][k] of the rows' own, which lie as dispatch wrote the weights.
@@ -168,9 +174,12 @@ ncclResult_t dispatch_throughput(Handle& h, const DispatchCall& call) {
   if (rows.scale_bytes > 0 && (drops || out_scales == nullptr))
     MOECCL_EP_TRY(h.scales.take(tensors.function(), at, h.n_rows * rows.scale_bytes, &out_scales));
   MOECCL_EP_TRY(move_rows(routing, rows, out, out_scales, at));
-  if (!drops) return ncclSuccess;
-  MOECCL_EP_TRY(at.copy(rows.out.data, out, kept * rows.row_bytes));
-  return rows.scale_bytes == 0 ? ncclSuccess : at.copy(rows.out_scales.data, out_scales, kept * rows.scale_bytes);
+  if (drops) {
+    MOECCL_EP_TRY(at.copy(rows.out.data, out, kept * rows.row_bytes));
+    MOECCL_EP_TRY(at.copy(rows.out_scales.data, out_scales, kept * rows.scale_bytes));
+  }
+  for (Scratch* s : {&h.rows, &h.scales}) s->used(at);
+  return ncclSuccess;
 }
 
 ncclResult_t combine_throughput(Handle& h, const CombineCall& call) {
@@ -208,10 +217,12 @@ ncclResult_t combine_throughput(Handle& h, const CombineCall& call) {
     MOECCL_EP_TRY(h.rows.take(tensors.function(), at, h.n_rows * sums.row_bytes, &in));
   if (kept < h.n_rows) {  // rows that were dropped add nothing
     MOECCL_EP_TRY(at.copy(in, sums.in.data, kept * sums.row_bytes));
-    MOECCL_EP_TRY(at.zero(static_cast<char*>(in) + kept * sums.row_bytes, (h.n_rows - kept) * sums.row_bytes));
+    MOECCL_EP_TRY(at.fill(static_cast<char*>(in) + kept * sums.row_bytes, 0, (h.n_rows - kept) * sums.row_bytes));
   }
   // The program has applied the weights already.
-  return from_moeccl(moecclDispatchBackward(routing, in, sums.out.data, at.moeccl_stream()));
+  MOECCL_EP_TRY(from_moeccl(moecclDispatchBackward(routing, in, sums.out.data, at.moeccl_stream())));
+  h.rows.used(at);
+  return ncclSuccess;
 }
 
 }  // namespace moeccl::shim::ep

@@ -256,6 +256,86 @@ TEST(EpLatency, ARankThatEndedIsAnAsyncError) {
                {1});
 }
 
+// On a device the failure comes after the call, which could not know of it.
+TEST(EpLatency, ARankThatEndsLaterIsAnAsyncError) {
+  Board* board = new_board();
+  in_processes(2,
+               [&](int rank) {
+                 const EpStep s = step_of(2);
+                 auto config = EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY);
+                 config.enable_mask = 1;
+                 EpRank r(*board, s, rank, config);
+                 Tensors t(r, s, {2, s.most}, 2);
+                 ncclEpHandle_t handle = nullptr;
+                 ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_RANK_MAJOR, t.topk.get(), nullptr,
+                                                nullptr, r.stream()));
+                 ASSERT_NCCL(dispatch(r, handle, t, true, 0));
+                 // A first combine exchanges the choices for its rows; after that none has to.
+                 ASSERT_NCCL(combine(r, handle, t, true, 0));
+                 (void)t.sums.values();
+                 int error = -1;
+                 EXPECT_NCCL(ncclEpGetAsyncError(r.group(), &error));
+                 EXPECT_EQ(error, 0);
+                 ++board->counters[0];
+                 while (board->counters[0].load() < 2) usleep(1000);
+                 if (rank == 1) _exit(0);
+                 const ncclResult_t summed = combine(r, handle, t, true, 0);
+                 EXPECT_TRUE(summed == ncclRemoteError || (r.memory().device().ok() && summed == ncclSuccess));
+                 if (r.memory().device().ok()) r.memory().device().synchronize(r.stream());
+                 EXPECT_NCCL(ncclEpGetAsyncError(r.group(), &error));
+                 EXPECT_EQ(error, 1);
+                 EXPECT_NCCL(ncclEpErrorClear(r.group()));
+                 EXPECT_NCCL(ncclEpGetAsyncError(r.group(), &error));
+                 EXPECT_EQ(error, 0) << "the same failure is not told again";
+                 EXPECT_NCCL(ncclEpHandleDestroy(handle));
+               },
+               {1});
+}
+
+// A wrong argument of another rank loses no rank.
+TEST(EpLatency, AWrongChoiceIsNoAsyncError) {
+  both_ways(2, [](Board& board, int rank) {
+    const EpStep s = step_of(2);
+    auto config = EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY);
+    config.enable_mask = 1;
+    EpRank r(board, s, rank, config);
+    Tensors t(r, s, {4, 2 * s.most}, 4);
+    if (rank == 1) t.topk.put(std::vector<int32_t>(t.topk.size(), 99));
+    ncclEpHandle_t handle = nullptr;
+    ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr, nullptr,
+                                   r.stream()));
+    EXPECT_EQ(dispatch(r, handle, t, false, 0), rank == 1 ? ncclInvalidArgument : ncclRemoteError);
+    int error = -1;
+    EXPECT_NCCL(ncclEpGetAsyncError(r.group(), &error));
+    EXPECT_EQ(error, 0);
+    EXPECT_NCCL(ncclEpHandleDestroy(handle));
+  });
+}
+
+// A handle may end while a stream still copies its rows to their places.
+TEST(EpLatency, RowsInBetweenOutliveTheirHandle) {
+  both_ways(2, [](Board& board, int rank) {
+    const EpStep s = step_of(2);
+    EpRank r(board, s, rank, EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY));
+    CudaDevice& device = r.memory().device();
+    if (!device.ok()) return;
+    Tensors t(r, s, {4, 2 * s.most}, 4);
+    ncclEpHandle_t handle = nullptr;
+    ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr, nullptr,
+                                   r.stream()));
+    ASSERT_NCCL(dispatch(r, handle, t, false, 1));
+    device.keep_busy(r.stream());
+    ASSERT_NCCL(ncclEpComplete(handle, nullptr, r.stream()));
+    EXPECT_NCCL(ncclEpHandleDestroy(handle));
+    const std::vector<float> rows = t.out.values();
+    std::vector<size_t> n(4);
+    for (const EpStep::Choice& c : s.by_expert(rank)) {
+      const size_t row = static_cast<size_t>(c.local) * 2 * s.most + n[static_cast<size_t>(c.local)]++;
+      ASSERT_EQ(rows[row * s.hidden], s.value(c.source, c.token, 0)) << "row " << row;
+    }
+  });
+}
+
 // Device memory for rows in between comes from the program's allocator, and goes back there.
 TEST(EpLatency, RowsInBetweenAreInTheProgramsMemory) {
   struct Count {
@@ -292,6 +372,129 @@ TEST(EpLatency, RowsInBetweenAreInTheProgramsMemory) {
       EXPECT_NCCL(ncclEpHandleDestroy(handle));
     }
     EXPECT_EQ(count.given, count.taken);
+  });
+}
+
+// It goes back when the stream no longer uses it. Here the combine's rows are wider than the dispatch's.
+TEST(EpLatency, RowsInBetweenGoBackAfterTheirUse) {
+  struct Watched {
+    CudaDevice* device;
+    void* used;  // an event after the dispatch
+    int early = 0, taken = 0;
+  };
+  both_ways(2, [](Board& board, int rank) {
+    const EpStep s = step_of(2);
+    EpMemory memory;
+    CudaDevice& device = memory.device();
+    if (!device.ok()) return;
+    Watched watched{&device, device.make_event()};
+    auto config = EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY);
+    config.alloc.context = &watched;
+    config.alloc.alloc_fn = [](void** p, size_t bytes, void* context) {
+      *p = static_cast<Watched*>(context)->device->allocate_from_pool(bytes, nullptr);
+      return 0;
+    };
+    config.alloc.free_fn = [](void* p, void* context) {
+      auto* w = static_cast<Watched*>(context);
+      w->early += w->device->query(w->used) != 0;
+      ++w->taken;
+      w->device->release_to_pool(p, nullptr);
+      return 0;
+    };
+    {
+      EpRank r(board, s, rank, config);
+      Tensors t(r, s, {2, s.most}, 2);
+      EpTensor<float> wide(r.memory(), ncclFloat32, {2, s.most, 2 * s.hidden});
+      EpTensor<float> sums(r.memory(), ncclFloat32, {s.tokens(rank), 2 * s.hidden});
+      ncclEpHandle_t handle = nullptr;
+      ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_RANK_MAJOR, t.topk.get(), nullptr, nullptr,
+                                     r.stream()));
+      ASSERT_NCCL(dispatch(r, handle, t, true, 1));
+      device.keep_busy(r.stream());
+      ASSERT_NCCL(ncclEpComplete(handle, nullptr, r.stream()));
+      device.record(watched.used, r.stream());
+      auto inputs = ep_init<ncclEpCombineInputs_t>();
+      auto outputs = ep_init<ncclEpCombineOutputs_t>();
+      inputs.tokens = wide.get(), outputs.tokens = sums.get();
+      ASSERT_NCCL(ncclEpCombine(handle, &inputs, &outputs, nullptr, r.stream()));
+      EXPECT_EQ(watched.taken, 1);
+      EXPECT_NCCL(ncclEpHandleDestroy(handle));
+    }
+    EXPECT_EQ(watched.early, 0);
+    device.end_event(watched.used);
+  });
+}
+
+// Another thread destroys the communicator while a call, here in its allocator, works on it.
+TEST(EpLatency, TheCommunicatorStaysDuringACall) {
+  struct Ends {
+    CudaDevice* device;
+    std::atomic<bool> inside{false}, over{false};
+  };
+  both_ways(1, [](Board& board, int rank) {
+    const EpStep s = step_of(1);
+    EpMemory memory;
+    if (!memory.device().ok()) return;
+    Ends ends{&memory.device()};
+    auto config = EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY);
+    config.alloc.context = &ends;
+    config.alloc.alloc_fn = [](void** p, size_t bytes, void* context) {
+      auto* e = static_cast<Ends*>(context);
+      e->inside = true;
+      usleep(200'000);
+      *p = e->device->allocate_from_pool(bytes, nullptr);
+      e->over = true;
+      return 0;
+    };
+    config.alloc.free_fn = [](void* p, void* context) {
+      static_cast<Ends*>(context)->device->release_to_pool(p, nullptr);
+      return 0;
+    };
+    EpRank r(board, s, rank, config);
+    Tensors t(r, s, {4, s.most}, 4);
+    ncclEpHandle_t handle = nullptr;
+    ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr, nullptr,
+                                   r.stream()));
+    std::thread other([&] {
+      while (!ends.inside) usleep(1000);
+      EXPECT_NCCL(ncclCommDestroy(r.take_comm()));
+      EXPECT_TRUE(ends.over) << "the call was not";
+    });
+    EXPECT_NCCL(dispatch(r, handle, t, false, 0));
+    other.join();
+    EXPECT_EQ(t.out.values()[0], s.value(0, s.by_expert(0)[0].token, 0));
+    EXPECT_NCCL(ncclEpHandleDestroy(handle));
+  });
+}
+
+// Memory that a call takes inside of a capture would be the graph's.
+TEST(EpLatency, RowsInBetweenDoNotGrowInACapture) {
+  both_ways(1, [](Board& board, int rank) {
+    EpStep s = step_of(1);
+    EpRank r(board, s, rank, EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY));
+    CudaDevice& device = r.memory().device();
+    if (!device.ok()) return;
+    Tensors t(r, s, {1, s.most}, 1);
+    EpTensor<float> wide(r.memory(), ncclFloat32, {1, s.most, 2 * s.hidden});
+    EpTensor<float> sums(r.memory(), ncclFloat32, {s.tokens(0), 2 * s.hidden});
+    ncclEpHandle_t handle = nullptr;
+    ASSERT_NCCL(
+        ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_RANK_MAJOR, t.topk.get(), nullptr, nullptr, r.stream()));
+    ASSERT_NCCL(dispatch(r, handle, t, true, 0));
+    auto inputs = ep_init<ncclEpCombineInputs_t>();
+    auto outputs = ep_init<ncclEpCombineOutputs_t>();
+    inputs.tokens = wide.get(), outputs.tokens = sums.get();
+    const auto sum = [&] { return ncclEpCombine(handle, &inputs, &outputs, nullptr, r.stream()); };
+    device.begin_capture(r.stream());
+    EXPECT_EQ(sum(), ncclInvalidUsage) << ncclGetLastError(nullptr);
+    (void)device.end_capture(r.stream());
+    ASSERT_NCCL(sum());
+    device.synchronize(r.stream());
+    device.begin_capture(r.stream());
+    EXPECT_NCCL(sum());
+    void* const graph = device.end_capture(r.stream());
+    EXPECT_GT(device.graph_nodes(graph), 0u);
+    EXPECT_NCCL(ncclEpHandleDestroy(handle));
   });
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "shim/nccl_ep/abi.h"
 #include "tests/shim/nccl_ranks.h"
@@ -201,6 +202,8 @@ class EpRank {
   }
   int rank() const { return rank_; }
   ncclComm_t comm() const { return comm_; }
+  // For a caller that destroys it.
+  ncclComm_t take_comm() { return std::exchange(comm_, nullptr); }
   ncclEpGroup_t group() const { return group_; }
   EpMemory& memory() { return *memory_; }
   cudaStream_t stream() const { return memory_->stream(); }

@@ -53,6 +53,16 @@ std::string shell(const std::string& command) {
   pclose(pipe);
   return text;
 }
+// Choices in the host's memory, also where there is a device.
+struct HostChoices {
+  HostChoices(const EpStep& step, int rank) : values(step.experts(rank)) {
+    sizes[0] = step.tokens(rank), sizes[1] = static_cast<size_t>(step.top_k);
+    tensor = {sizeof tensor, NCCL_EP_TENSOR_MAGIC, 2, ncclInt64, values.data(), nullptr, 0, sizes};
+  }
+  std::vector<int64_t> values;
+  size_t sizes[2];
+  ncclEpTensor_t tensor;
+};
 std::string library() {
   const char* file = std::getenv("MOECCL_TEST_EP");
   return file != nullptr ? file : "";
@@ -160,6 +170,12 @@ TEST(EpRules, GroupsCheckTheirConfig) {
     ASSERT_NCCL(ncclEpCreateGroup(&group, comm, &later.known));
     EXPECT_REFUSED(ncclInvalidUsage, ncclEpMaskQuery(group, nullptr, nullptr), "enable_mask");
     EXPECT_NCCL(ncclEpGroupDestroy(group));
+    c = good;
+    c.enable_mask = 1;
+    int mask = 0;
+    ASSERT_NCCL(ncclEpCreateGroup(&group, comm, &c));
+    EXPECT_REFUSED(ncclInvalidUsage, ncclEpMaskUpdate(group, &mask, nullptr), "NCCL_EP_ALGO_LOW_LATENCY");
+    EXPECT_NCCL(ncclEpGroupDestroy(group));
     EXPECT_NCCL(ncclEpGroupDestroy(nullptr));
     EXPECT_NCCL(ncclCommDestroy(comm));
   });
@@ -179,6 +195,168 @@ TEST(EpRules, RanksAgreeOnTheConfig) {
     EXPECT_REFUSED(ncclInvalidArgument, ncclEpCreateGroup(&group, comm, &c),
                    "num_experts is 8 on rank 0 and 16 on rank 1");
     EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+// A rank whose own config is wrong does not let the others wait. (Threads of a process share the last error.)
+TEST(EpRules, RanksRefuseAConfigTogether) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    const EpMemory memory;
+    ncclComm_t comm = nullptr;
+    ncclEpGroup_t group = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    auto c = EpRank::config(EpStep{}, NCCL_EP_ALGO_LOW_LATENCY);
+    c.num_experts = rank == 0 ? 8 : 7;
+    EXPECT_REFUSED(ncclInvalidArgument, ncclEpCreateGroup(&group, comm, &c),
+                   rank == 0 ? "rank 1 refuses its config" : "num_experts is 7");
+    EXPECT_REFUSED(ncclInvalidArgument, ncclEpCreateGroup(&group, comm, rank == 0 ? nullptr : &c),
+                   rank == 0 ? "config is NULL" : "num_experts is 7");
+    c.num_experts = 8;
+    ASSERT_NCCL(ncclEpCreateGroup(&group, comm, &c));
+    EXPECT_NCCL(ncclEpGroupDestroy(group));
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+// An update that one rank refuses ends on the others too, and leaves no choices behind.
+TEST(EpRules, RanksRefuseAnUpdateTogether) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    const EpStep step;
+    EpRank r(*board, step, rank, EpRank::config(step, NCCL_EP_ALGO_HIGH_THROUGHPUT));
+    const size_t n = step.tokens(rank), k = static_cast<size_t>(step.top_k);
+    EpTensor<int64_t> topk(r.memory(), ncclInt64, {n, k}), many(r.memory(), ncclInt64, {step.most + 1, k});
+    EpTensor<float> wrong(r.memory(), ncclFloat32, {n, k}), rows(r.memory(), ncclFloat32, {2 * n, step.hidden});
+    topk.put(step.experts(rank));
+    ncclEpHandle_t h = nullptr;
+    ASSERT_NCCL(ncclEpInitHandle(&h, r.group(), NCCL_EP_LAYOUT_FLAT, nullptr, step.top_k, nullptr));
+    auto inputs = ep_init<ncclEpDispatchInputs_t>();
+    auto outputs = ep_init<ncclEpDispatchOutputs_t>();
+    auto how = ep_init<ncclEpDispatchConfig_t>();
+    how.pass_direction = NCCL_EP_BWD_PASS;
+    inputs.tokens = rows.get(), outputs.tokens = rows.get();
+    const auto update = [&](ncclEpTensor_t* choices) { return ncclEpUpdateHandle(h, choices, nullptr, r.stream()); };
+    for (ncclEpTensor_t* bad : {many.get(), wrong.get(), static_cast<ncclEpTensor_t*>(nullptr)}) {
+      if (rank == 1)
+        EXPECT_REFUSED(ncclInvalidArgument, update(bad), "topk_idx");
+      else
+        EXPECT_REFUSED(ncclRemoteError, update(topk.get()), "rank 1");
+      EXPECT_REFUSED(ncclInvalidUsage, ncclEpDispatch(h, &inputs, &outputs, nullptr, &how, r.stream()),
+                     "ncclEpUpdateHandle");
+      ASSERT_NCCL(update(topk.get()));
+    }
+    EXPECT_NCCL(ncclEpHandleDestroy(h));
+  });
+}
+
+// The communicator stays while a call works on it. Afterwards, as while it is suspended, it is refused.
+TEST(EpRules, AnotherThreadMayAbortTheCommunicator) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    const EpStep step;
+    const EpMemory memory;
+    ncclComm_t comm = nullptr;
+    ncclEpGroup_t group = nullptr;
+    ncclEpHandle_t h = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    const auto config = EpRank::config(step, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    ASSERT_NCCL(ncclEpCreateGroup(&group, comm, &config));
+    ASSERT_NCCL(ncclEpInitHandle(&h, group, NCCL_EP_LAYOUT_FLAT, nullptr, step.top_k, nullptr));
+    HostChoices topk(step, rank);
+    ASSERT_NCCL(ncclEpUpdateHandle(h, &topk.tensor, nullptr, nullptr));
+    if (rank == 0) {
+      ASSERT_NCCL(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
+      EXPECT_REFUSED(ncclInvalidUsage, ncclEpUpdateHandle(h, &topk.tensor, nullptr, nullptr), "suspended");
+      ASSERT_NCCL(ncclCommResume(comm));
+      std::atomic<bool> ended{false};
+      std::thread caller([&] {
+        EXPECT_NE(ncclEpUpdateHandle(h, &topk.tensor, nullptr, nullptr), ncclSuccess);
+        ended = true;
+      });
+      usleep(100'000);
+      EXPECT_FALSE(ended);
+      EXPECT_NCCL(ncclCommAbort(comm));
+      caller.join();
+      EXPECT_REFUSED(ncclInvalidArgument, ncclEpUpdateHandle(h, &topk.tensor, nullptr, nullptr),
+                     "ncclEpUpdateHandle: comm is not a live communicator");
+      board->counters[0].store(1);
+    }
+    while (board->counters[0].load() == 0) usleep(1000);  // rank 1 does not come
+    EXPECT_NCCL(ncclEpHandleDestroy(h));
+    EXPECT_NCCL(ncclEpGroupDestroy(group));
+    if (rank == 1) ncclCommDestroy(comm);
+  });
+}
+
+// A thread that has not used CUDA yet gets the communicator's device.
+TEST(EpRules, AnyThreadMayCall) {
+  in_processes(1, [](int) {
+    EpStep step;
+    step.n_ranks = 1;
+    ncclComm_t comm = nullptr;
+    ncclEpGroup_t group = nullptr;
+    ncclEpHandle_t h = nullptr;
+    const auto in_a_thread = [](const auto& body) { std::thread(body).join(); };
+    in_a_thread([&] {
+      const EpMemory memory;
+      ncclUniqueId id;
+      ASSERT_NCCL(ncclGetUniqueId(&id));
+      ASSERT_NCCL(ncclCommInitRank(&comm, 1, id, 0));
+      const auto config = EpRank::config(step, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+      ASSERT_NCCL(ncclEpCreateGroup(&group, comm, &config));
+    });
+    HostChoices topk(step, 0);
+    in_a_thread([&] {
+      EXPECT_NCCL(ncclEpCreateHandle(&h, group, NCCL_EP_LAYOUT_FLAT, &topk.tensor, nullptr, nullptr, nullptr));
+    });
+    in_a_thread([&] { EXPECT_NCCL(ncclEpUpdateHandle(h, &topk.tensor, nullptr, nullptr)); });
+    in_a_thread([&] {
+      EXPECT_NCCL(ncclEpHandleDestroy(h));
+      EXPECT_NCCL(ncclEpGroupDestroy(group));
+      EXPECT_NCCL(ncclCommDestroy(comm));
+    });
+  });
+}
+
+// The program may have freed the memory of choices without a handle, so the latest of these are kept.
+TEST(EpRules, OldChoicesAreForgotten) {
+  both_ways(1, [](Board& board, int rank) {
+    EpStep step;
+    step.n_ranks = 1;
+    EpRank r(board, step, rank, EpRank::config(step, NCCL_EP_ALGO_HIGH_THROUGHPUT));
+    constexpr size_t kPlaces = 4200, kBytes = 256;
+    EpTensor<uint8_t> memory(r.memory(), ncclUint8, {kPlaces + kBytes});
+    HostChoices topk(step, 0);
+    const auto init = [&](size_t place) {
+      ncclEpHandle_t h = nullptr;
+      size_t sizes[1] = {kBytes};
+      ncclEpTensor_t at{
+          sizeof at, NCCL_EP_TENSOR_MAGIC, 1, ncclUint8, static_cast<char*>(memory.data()) + place, nullptr, 0, sizes};
+      EXPECT_NCCL(ncclEpInitHandle(&h, r.group(), NCCL_EP_LAYOUT_FLAT, nullptr, step.top_k, &at));
+      return h;
+    };
+    // Rows without memory are refused only after the choices are found.
+    const auto has_choices = [&](size_t place) {
+      const ncclEpHandle_t h = init(place);
+      auto inputs = ep_init<ncclEpDispatchInputs_t>();
+      auto outputs = ep_init<ncclEpDispatchOutputs_t>();
+      const ncclResult_t refused = ncclEpDispatch(h, &inputs, &outputs, nullptr, nullptr, nullptr);
+      EXPECT_TRUE(refused == ncclInvalidArgument || said().find("has no choices") != std::string::npos) << said();
+      EXPECT_NCCL(ncclEpHandleDestroy(h));
+      return refused == ncclInvalidArgument;
+    };
+    ncclEpHandle_t live = init(0), gone = init(1), late = init(2);
+    for (ncclEpHandle_t h : {live, gone, late}) ASSERT_NCCL(ncclEpUpdateHandle(h, &topk.tensor, nullptr, nullptr));
+    EXPECT_NCCL(ncclEpHandleDestroy(gone));
+    EXPECT_NCCL(ncclEpHandleDestroy(late));
+    for (size_t place = 3; place < 4000; ++place) EXPECT_NCCL(ncclEpHandleDestroy(init(place)));
+    EXPECT_TRUE(has_choices(2));
+    for (size_t place = 4000; place < kPlaces; ++place) EXPECT_NCCL(ncclEpHandleDestroy(init(place)));
+    EXPECT_TRUE(has_choices(0)) << "its handle is there";
+    EXPECT_FALSE(has_choices(1));
+    EXPECT_TRUE(has_choices(2)) << "a later handle used it";
+    EXPECT_NCCL(ncclEpHandleDestroy(live));
   });
 }
 
@@ -219,7 +397,13 @@ TEST(EpRules, HandlesAndCallsAreChecked) {
     inputs.topk_weights = weights.get();
     how.pass_direction = NCCL_EP_BWD_PASS;
     EXPECT_REFUSED(ncclInvalidArgument, dispatch(), "must be NULL in the backward pass");
+    how.pass_direction = static_cast<ncclEpPassDir_t>(7);
+    EXPECT_REFUSED(ncclInvalidArgument, dispatch(), "pass_direction is 7");
     how.pass_direction = NCCL_EP_FWD_PASS;
+    auto info = ep_init<ncclEpLayoutInfo_t>();
+    info.recv_topk_idx_kind = static_cast<ncclEpExpertIdKind_t>(7);
+    EXPECT_REFUSED(ncclInvalidArgument, ncclEpDispatch(h, &inputs, &outputs, &info, &how, r.stream()),
+                   "recv_topk_idx_kind is 7");
     how.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
     EXPECT_REFUSED(ncclInvalidArgument, dispatch(), "NCCL_EP_DISP_QUANT_FWD");
     how.quant_recipe = NCCL_EP_DISP_QUANT_NONE;
@@ -242,6 +426,12 @@ TEST(EpRules, HandlesAndCallsAreChecked) {
     back.tokens = out.get(), sums.tokens = in.get();
     coded.quant_recipe = NCCL_EP_COMB_QUANT_NVFP4;
     EXPECT_REFUSED(ncclInvalidUsage, ncclEpCombine(h, &back, &sums, &coded, r.stream()), "NCCL_EP_COMB_QUANT_NONE");
+    coded.pass_direction = static_cast<ncclEpPassDir_t>(7);
+    EXPECT_REFUSED(ncclInvalidArgument, ncclEpCombine(h, &back, &sums, &coded, r.stream()), "pass_direction is 7");
+    std::vector<int64_t> far = step.experts(0);
+    far[1] = 4711;
+    topk.put(far);
+    EXPECT_REFUSED(ncclInvalidArgument, ncclEpUpdateHandle(h, topk.get(), nullptr, r.stream()), "4711");
     EXPECT_REFUSED(ncclInvalidArgument, ncclEpCombine(nullptr, &back, &sums, nullptr, r.stream()), "handle is NULL");
     EXPECT_NCCL(ncclEpHandleDestroy(h));
     EXPECT_NCCL(ncclEpHandleDestroy(nullptr));

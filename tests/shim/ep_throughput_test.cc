@@ -17,8 +17,8 @@ class Flat {
         in(m, ncclFloat32, {n, step.hidden}),
         weights(m, ncclFloat32, {n, k}),
         out(m, ncclFloat32, {rows, step.hidden}),
-        out_weights(m, ncclFloat32, {rows, k}),
-        out_idx(m, ncclInt64, {rows, k}),
+        out_weights(m, ncclFloat32, {rows, k}, -7),
+        out_idx(m, ncclInt64, {rows, k}, -7),
         sums(m, ncclFloat32, {n, step.hidden}),
         grads(m, ncclFloat32, {n, k}) {
     bring(step);
@@ -71,6 +71,8 @@ class Flat {
         ASSERT_EQ(w[row * k + c], is ? step.weight(of.source, of.token, rows[row][c].choice) : 0) << "row " << row;
       }
     }
+    for (size_t i = rows.size() * k; i < idx.size(); ++i)
+      ASSERT_TRUE(idx[i] == -1 && w[i] == 0) << "no row, slot " << i;
   }
   // Applies the experts and their weights to the rows.
   void compute(const EpStep& step, bool weighted) {
@@ -244,6 +246,13 @@ TEST(EpThroughput, TooManyRowsEndTheStepOnAllRanks) {
     EXPECT_EQ(handle, nullptr);
     EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("max_recv_tokens_per_rank"), std::string::npos)
         << ncclGetLastError(nullptr);
+    // A handle that is there already has no choices then.
+    Flat t(r, step, step.most);
+    ASSERT_NCCL(ncclEpInitHandle(&handle, r.group(), NCCL_EP_LAYOUT_FLAT, nullptr, step.top_k, nullptr));
+    t.topk.put(std::vector<int64_t>(t.topk.size(), 0));
+    EXPECT_EQ(ncclEpUpdateHandle(handle, t.topk.get(), nullptr, r.stream()), ncclInvalidUsage);
+    EXPECT_EQ(t.dispatch(handle, NCCL_EP_FWD_PASS), ncclInvalidUsage);
+    EXPECT_NCCL(ncclEpHandleDestroy(handle));
   });
 }
 
@@ -437,6 +446,17 @@ TEST(EpThroughput, HandlesOnOneMemoryShareTheirChoices) {
     ASSERT_NCCL(ncclEpInitHandle(&second, r.group(), NCCL_EP_LAYOUT_FLAT, nullptr, step.top_k, memory.get()));
     ASSERT_NCCL(t.combine(second, NCCL_EP_FWD_PASS));
     EXPECT_EQ(t.sums.values(), step.sums(rank, true));
+    EXPECT_NCCL(ncclEpHandleDestroy(second));
+    // Both may be there before the choices are.
+    EpTensor<uint8_t> other(r.memory(), ncclUint8, {bytes});
+    ASSERT_NCCL(ncclEpInitHandle(&first, r.group(), NCCL_EP_LAYOUT_FLAT, nullptr, step.top_k, other.get()));
+    ASSERT_NCCL(ncclEpInitHandle(&second, r.group(), NCCL_EP_LAYOUT_FLAT, nullptr, step.top_k, other.get()));
+    ASSERT_NCCL(ncclEpUpdateHandle(first, t.topk.get(), nullptr, r.stream()));
+    ASSERT_NCCL(t.dispatch(first, NCCL_EP_FWD_PASS));
+    t.compute(step, true);
+    ASSERT_NCCL(t.combine(second, NCCL_EP_FWD_PASS));
+    EXPECT_EQ(t.sums.values(), step.sums(rank, true));
+    EXPECT_NCCL(ncclEpHandleDestroy(first));
     EXPECT_NCCL(ncclEpHandleDestroy(second));
   });
 }
