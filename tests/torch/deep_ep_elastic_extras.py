@@ -3,6 +3,7 @@
 import functools
 import threading
 import time
+import weakref
 
 import torch
 from deep_ep_elastic_support import Case
@@ -148,6 +149,45 @@ def tensors_between_neighbours(buffer):
     got = torch.tensor([-1])
     buffer.pp_recv(got, before)
     assert got.item() == before
+    other = DEEP_EP().ElasticBuffer(buffer.group, num_bytes=2 << 20)
+    other.pp_set_config(64, 1)
+    other.destroy()
+    raises(RuntimeError, "was destroyed", lambda: other.pp_send(got, after))
+    raises(RuntimeError, "was destroyed", lambda: other.pp_recv(got, before))
+
+
+@on_cpu
+def an_end_on_any_of_its_threads(buffer):
+    """As where the last reference to an ElasticBuffer ends there."""
+    for of_link in (False, True):
+        other = DEEP_EP().ElasticBuffer(buffer.group, num_bytes=2 << 20, explicitly_destroy=True)
+        other.pp_set_config(64, 1)
+        stream = next(iter(other._out.values())).stream if of_link else other._stream
+        event = stream.run(other._end, None, True)
+        assert event._done.wait(20)
+        event.current_stream_wait()
+        until = time.monotonic() + 20
+        while other._comm.comm is not None:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+@on_cpu
+def destroy_lets_go_of_memory(buffer):
+    other = DEEP_EP().ElasticBuffer(buffer.group, num_bytes=4 << 20, num_cpu_bytes=2 << 20)
+    other.engram_write(torch.zeros((4, 8)).to(torch.float8_e4m3fn), torch.zeros((4 * buffer.num_ranks, 2)))
+    other.agrs_set_config(1 << 10, 3)
+    with other.agrs_new_session():
+        gathered, wait = other.all_gather(torch.tensor([buffer.rank_idx]))
+        wait()
+        kept = [weakref.ref(tensor) for tensor in (other._storage, other._scales, other._memory_of_sessions)]
+        other.destroy()
+        assert gathered.view(-1).tolist() == list(range(buffer.num_ranks))  # results stay while somebody has them
+        del gathered, wait
+    assert [each() for each in kept] == [None] * 3
+    for call in (other.create_agrs_session, lambda: other.all_gather(torch.zeros(1)),
+                 lambda: other.engram_fetch(torch.zeros((1, 1), dtype=torch.int32))):
+        raises(RuntimeError, "was destroyed", call)
 
 
 @on_cpu
@@ -188,7 +228,9 @@ def rows_of_a_distributed_table(buffer):
             (ValueError, "sf is None", lambda: buffer.engram_write(table[:entries])),
             (ValueError, f"give [{n * entries}, n]", lambda: buffer.engram_write(table[:entries], sf[1:])),
             (ValueError, "num_cpu_bytes is 8388608", lambda: buffer.engram_write(torch.zeros((1 << 12, 1 << 11)).bfloat16())),
-            (ValueError, "differ in the number of entries, 49 and 50", lambda: buffer.engram_write(bf16[me == 0:]))):
+            (ValueError, "differ in the number of entries, 49 and 50", lambda: buffer.engram_write(bf16[me == 0:])),
+            (ValueError, "differ in the dtype of storage, torch.bfloat16 and torch.float8_e4m3fn", lambda: buffer.engram_write(
+                *((bf16, ) if me == 0 else (bf16.to(torch.float8_e4m3fn), sf))))):
         raises(kind, words, call)
     empty = DEEP_EP().ElasticBuffer(buffer.group, num_bytes=2 << 20)
     raises(RuntimeError, "call engram_write first", lambda: empty.engram_fetch(one))

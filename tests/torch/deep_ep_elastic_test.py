@@ -164,9 +164,10 @@ def cached_dispatch(buffer):
 
 def fp8_rows_and_scales(buffer):
     case = Case(buffer, 40)
-    for kind in (torch.float32, torch.int32):
+    plain = lambda t: t.view(torch.uint8) if t.element_size() == 1 else t  # noqa: E731 (torch up to 2.8 cannot index float8)
+    for kind in (torch.float32, torch.int32, torch.float8_e5m2):
         pairs = [fp8_of(x, kind) for x, _, _ in case.all]
-        rows, scales = (expected_dispatch([(p[part], i, w) for p, (_, i, w) in zip(pairs, case.all)], case.rank, 16)[0]
+        rows, scales = (plain(expected_dispatch([(p[part], i, w) for p, (_, i, w) in zip(pairs, case.all)], case.rank, 16)[0])
                         for part in (0, 1))
         for expand, align in ((False, 1), (True, 1), (True, 8)):
             for by_column in (False, True):
@@ -174,17 +175,18 @@ def fp8_rows_and_scales(buffer):
                 (got, got_scales), *_, handle, _ = case.dispatch(mine, do_expand=expand, expert_alignment=align,
                                                                  use_tma_aligned_col_major_sf=by_column)
                 place = (lambda t: case.expanded(t, align)) if expand else lambda t: t  # noqa: E731
-                same(got.view(torch.uint8), place(rows.view(torch.uint8)))
-                same(got_scales, place(scales))
+                same(got.view(torch.uint8), place(rows))
+                same(plain(got_scales), place(scales))
                 n = got.size(0)
-                assert got.dtype == torch.float8_e4m3fn and got_scales.stride() == ((1, round_up(n, 4)) if by_column else (7, 1))
+                assert (got.dtype, got_scales.dtype) == (torch.float8_e4m3fn, kind)
+                assert got_scales.stride() == ((1, round_up(n, 4)) if by_column else (7, 1))
                 (again, scales_again), *_ = buffer.dispatch(mine, handle=handle, do_expand=expand)
-                same(again.view(torch.uint8), place(rows.view(torch.uint8)))
-                same(scales_again, place(scales))
+                same(again.view(torch.uint8), place(rows))
+                same(plain(scales_again), place(scales))
                 case.check_combine(handle, align if expand else None)
             (got, got_scales), *_ = case.dispatch(mine, do_expand=expand, expert_alignment=align, do_cpu_sync=False)
-            same(got_scales[:n], place(scales))
-            assert (got[n:].view(torch.uint8) == 0).all() and (got_scales[n:] == 0).all() and got.size(0) > n
+            same(plain(got_scales)[:n], place(scales))
+            assert (got[n:].view(torch.uint8) == 0).all() and (plain(got_scales)[n:] == 0).all() and got.size(0) > n
 
 
 def biases_come_first(buffer):
@@ -202,6 +204,20 @@ def biases_come_first(buffer):
     if torch.equal(late.combined(bias), (late.combined().float() + bias[0] + bias[1]).bfloat16()):
         raise AssertionError("the case does not tell biases that come first from biases that come last")
     flat.destroy()
+
+
+def sums_in_several_blocks(buffer):
+    from deep_ep import _elastic
+    usual = dict(_elastic._BLOCK_BYTES)
+    _elastic._BLOCK_BYTES.update(dict.fromkeys(usual, 1))  # blocks of the fewest lists
+    try:
+        case = Case(buffer, [50 - 7 * r for r in range(buffer.num_ranks)], top_k=6)
+        bias = tuple(torch.randn_like(case.x) for _ in range(2))
+        for biases in (None, bias):
+            case.check_combine(case.check(case.dispatch()), biases=biases)
+            case.check_combine(case.check_expanded(case.dispatch(do_expand=True)), 1, biases=biases)
+    finally:
+        _elastic._BLOCK_BYTES.update(usual)
 
 
 def sums_are_formed_on_the_way_between_hosts(buffer):
@@ -292,6 +308,18 @@ def choices_of_other_kinds(buffer):
     handle = default.dispatch(case.x, topk_idx=case.idx, num_experts=16)[3]
     assert handle.num_max_tokens_per_rank == 30 and handle.expert_alignment == 1
     default.destroy()
+
+
+def choices_of_any_strides(buffer):
+    single = make(buffer.group, allow_multiple_reduction=False)
+    for each in (buffer, single):
+        case = Case(each, 30)
+        for idx in (case.idx.repeat_interleave(2, 1)[:, ::2], case.idx.t().contiguous().t()):
+            assert not idx.is_contiguous()
+            case.check_combine(case.check(case.dispatch(topk_idx=idx)))
+            expanded = case.check_expanded(case.dispatch(topk_idx=idx, do_expand=True))
+            case.check_combine(expanded, 1, each_choice=each is single)
+    single.destroy()
 
 
 def counts_are_added_to_statistics(buffer):

@@ -3,6 +3,7 @@
 serving frameworks make."""
 import copy
 import gc
+import threading
 
 import torch
 from deep_ep_elastic_support import MIB2, Case, fp8_of, make, output_of, round_up, several_hosts
@@ -38,6 +39,44 @@ def asynchronous_calls(buffer):
         assert twice[3].num_recv_tokens == twice[0].size(0)
 
 
+def other_ranks_do_not_wait_for_the_event_before_the_epilogue(buffer):
+    """Rows arrive and return without it; biases are read after it."""
+    from deep_ep.utils import EventHandle
+    other = make(buffer.group, num_cpu_timeout_secs=10)  # which ends a call that waits for it
+    case = Case(other, 30)
+    bias = torch.zeros_like(case.x)
+
+    def gated(call):
+        """Makes the call; rank 0's event only finishes when all other ranks have returned."""
+        if buffer.rank_idx:
+            try:
+                return call(None)
+            finally:
+                buffer.group.barrier().wait()
+        event = EventHandle._pending()
+
+        def finish():
+            buffer.group.barrier().wait()
+            bias.fill_(3).cpu()  # on the device, too, when the event has finished
+            event._finish()
+
+        thread = threading.Thread(target=finish, daemon=True)
+        thread.start()
+        result = call(event)
+        thread.join()
+        return result
+
+    for align in (None, 1):
+        dispatched = gated(lambda event: case.dispatch(previous_event_before_epilogue=event, do_expand=align is not None))
+        handle = case.check(dispatched) if align is None else case.check_expanded(dispatched)
+        bias.fill_(0 if buffer.rank_idx == 0 else 3)
+        out, weights, _ = gated(lambda event: other.combine(
+            case.outputs(align), handle, topk_weights=dispatched[2], bias=bias, previous_event_before_epilogue=event))
+        close(out, case.combined((torch.full_like(bias, 3), )), 0.03)
+        same(weights, torch.where(case.idx >= 0, case.weights, 0.0))
+    other.destroy()
+
+
 def ranks_that_differ_are_told(buffer):
     """All ranks raise the same error, and the next call works."""
     first = buffer.rank_idx == 0
@@ -46,14 +85,14 @@ def ranks_that_differ_are_told(buffer):
     x8, scales = fp8_of(case.x)
     for words, call in (
             ("differ in the columns of x, 32 and 64", wide.dispatch),
-            ("differ in the dtype of x", lambda: case.dispatch(case.x.float() if first else None)),
+            ("differ in the dtype of x, torch.float32 and torch.bfloat16", lambda: case.dispatch(case.x.float() if first else None)),
             ("differ in the columns of topk_idx, 3 and 4", lambda: case.dispatch(
                 topk_idx=case.idx[:, :3 if first else 4], topk_weights=None)),
-            ("differ in the topk_weights", lambda: case.dispatch(topk_weights=None if first else case.weights)),
+            ("differ in the topk_weights, None and given", lambda: case.dispatch(topk_weights=None if first else case.weights)),
             ("differ in the bytes of scales a row, 8 and 28", lambda: case.dispatch((x8, scales[:, :2 if first else 7]))),
             ("differ in the num_experts, 16 and 32", lambda: case.dispatch(num_experts=16 if first else 32)),
             ("differ in the num_max_tokens_per_rank, 12 and 13", lambda: case.dispatch(num_max_tokens_per_rank=12 + (not first))),
-            ("differ in the do_expand", lambda: case.dispatch(do_expand=first)),
+            ("differ in the do_expand, True and False", lambda: case.dispatch(do_expand=first)),
             ("rank 0 brings 12 tokens, and num_max_tokens_per_rank is 11", lambda: case.dispatch(
                 *([] if first else [case.x[:5]]), topk_idx=case.idx[:None if first else 5], topk_weights=None,
                 num_max_tokens_per_rank=11))):
@@ -257,6 +296,8 @@ def sizes_domains_and_attributes(buffer):
     assert buffer.get_physical_domain_size() == hosts == deep_ep.get_physical_domain_size(buffer.group)
     assert buffer.get_logical_domain_size() == hosts == deep_ep.get_logical_domain_size(buffer.group)
     assert deep_ep.get_logical_domain_size(buffer.group, allow_hybrid_mode=False) == (1, n)
+    for host_of, domains in (([0, 0, 1, 1], (2, 2)), ([0, 0, 1], (3, 1)), ([0, 1, 1], (3, 1)), ([0, 1, 0, 1], (4, 1))):
+        assert deep_ep.elastic._physical_domains(host_of) == domains, host_of
     assert (buffer.num_rdma_ranks, buffer.num_nvlink_ranks) == (buffer.num_scaleout_ranks, buffer.num_scaleup_ranks) == hosts
     assert (buffer.scaleout_rank_idx, buffer.scaleup_rank_idx) == divmod(buffer.rank_idx, hosts[1])
     other = deep_ep.ElasticBuffer(buffer.group, num_max_tokens_per_rank=8, hidden=64, num_topk=2, deterministic=True,

@@ -25,6 +25,12 @@ def layout_counts_tokens_once_a_rank(buffer):
     same(layout["is_token_in_rank"], in_rank)
     same(layout["num_tokens_per_rank"], in_rank.sum(0).int())
     same(layout["num_tokens_per_expert"], torch.stack([(case.idx == e).sum() for e in range(16)]).int())
+    for case.idx in (case.idx.repeat_interleave(2, 1)[:, ::2], case.idx.t().contiguous().t()):  # any strides
+        again = case.layout()
+        assert all(again[name] is layout[name] or torch.equal(again[name], layout[name]) for name in layout)
+    layout["is_token_in_rank"] = in_rank.t().contiguous().t()
+    rows = buffer.dispatch(case.x, topk_idx=case.idx, topk_weights=case.weights, **layout)[0]
+    same(rows, case.expected()[0])
     hosts = torch.tensor(HOST_OF(buffer))
     if hosts.max() == 0:
         assert layout["num_tokens_per_rdma_rank"] is None
@@ -233,7 +239,7 @@ def ranks_that_differ_are_told(buffer):
     mine = Case(buffer, 12, hidden=64 if buffer.rank else 32)
     raises(ValueError, "differ in the columns of x", mine.dispatch)
     case = Case(buffer, 12)
-    raises(ValueError, "differ in the columns of topk_idx",
+    raises(ValueError, "differ in the columns of topk_idx, None and 4",
            lambda: case.dispatch() if buffer.rank else buffer.dispatch(case.x, **case.layout()))
     case.check_combine(case.check(case.dispatch()))
 

@@ -37,8 +37,15 @@ def hosts_of(gather):
     return [hosts.index(host) for host in told]
 
 
+def ranks_per_host(host_of):
+    """Returns the number of ranks of each host; None if the hosts do not have equal numbers of consecutive ranks."""
+    each = host_of.count(0)
+    return each if len(host_of) % each == 0 and host_of == [rank // each for rank in range(len(host_of))] else None
+
+
 def _close(stream, cuda, comm, links):
-    if stream.is_own_thread():  # the last reference to the Buffer ended there, and a thread cannot wait for itself
+    # A Buffer also ends on its own threads, where its last reference or Python's cycle collector may run; no thread can wait for itself.
+    if any(each.is_own_thread() for each in (stream, *(link.stream for link in links))):
         threading.Thread(target=_close, args=(stream, cuda, comm, links), name="deep_ep-close").start()
         return
     stream.stop()

@@ -42,6 +42,15 @@ def check_shape(name, tensor, dtypes, shape, what):
             "{} is {} {}: give {}", name, tensor.dtype, list(tensor.shape), what)
 
 
+def check_same(call, fields, told):
+    """Raises an error if ranks differ in a field. fields: by its name, a function that returns a number as errors show it. told: the
+    numbers of each rank, the same lists on all ranks."""
+    for at, (name, shown) in enumerate(fields.items()):
+        for rank, theirs in enumerate(told):
+            require(theirs[at] == told[0][at], ValueError, "{}: ranks 0 and {} differ in the {}, {} and {}: give the same on all ranks",
+                    call, rank, name, shown(told[0][at]), shown(theirs[at]))
+
+
 def check_group(group, comm):
     """Returns (this rank, number of ranks, a function that gathers an object from all ranks)."""
     if group is not None:
@@ -91,6 +100,10 @@ def check_choices(topk_idx, num_experts, n_ranks):
             "num_experts is {}: give a multiple of the group's {} ranks", num_experts, n_ranks)
     require(topk_idx.dim() == 2 and topk_idx.dtype in _INDEX, TypeError, "topk_idx is {} {}: give int64 [tokens, k]",
             topk_idx.dtype, list(topk_idx.shape))
+    check_expert_numbers(topk_idx, num_experts)
+
+
+def check_expert_numbers(topk_idx, num_experts):
     if topk_idx.numel():
         least, most = (int(v) for v in torch.aminmax(topk_idx))
         require(least >= -1 and most < num_experts, ValueError,

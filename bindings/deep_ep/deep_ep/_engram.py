@@ -2,12 +2,11 @@
 """A table of rows that all ranks hold together, and fetches of any of its rows (V2's Engram)."""
 import torch
 
-from ._check import check_cpu, check_shape, require
-from ._throughput import check_same
+from ._check import check_cpu, check_same, check_shape, require
+from ._rows import ALIGNED, by_column, round_up
 
-_ALIGNED = 32  # V2 counts rows in multiples of this many bytes
 _KINDS = (torch.bfloat16, torch.float8_e4m3fn)
-_SAME = ("number of entries", "columns of storage", "dtype of storage (0: bfloat16, 1: float8_e4m3fn)")
+_SAME = {"number of entries": str, "columns of storage": str, "dtype of storage": lambda n: _KINDS[n]}
 
 
 class Engram:
@@ -18,7 +17,7 @@ class Engram:
     @classmethod
     def get_engram_storage_size_hint(cls, num_entries, hidden, num_max_tokens_per_rank, dtype=torch.bfloat16):
         """Returns (bytes for fetched rows, num_cpu_bytes for this rank's rows). num_max_tokens_per_rank: the most rows of a fetch."""
-        row = -(-hidden * dtype.itemsize // _ALIGNED) * _ALIGNED
+        row = round_up(hidden * dtype.itemsize, ALIGNED)
         return cls._aligned(row * num_max_tokens_per_rank), cls._aligned(row * num_entries)
 
     def engram_write(self, storage, sf=None):
@@ -54,6 +53,7 @@ class Engram:
         each of a multiple of four.
 
         Returns wait, at once. wait() returns (rows [T, n * hidden], the scales [T, n * columns of sf] or None)."""
+        self._comm.raw  # raises if the ElasticBuffer was destroyed
         require(self._storage is not None, RuntimeError, "engram_fetch: call engram_write first")
         check_cpu("engram_fetch", "indices", indices)
         check_shape("indices", indices, (torch.int32, ), (None, None), "int32 [tokens, entries of a token]")
@@ -70,8 +70,7 @@ class Engram:
         if self._scales is not None:
             scales = self._scales.index_select(0, flat).view(n_tokens, n_each * self._scales.size(1))
             if use_tma_aligned_col_major_sf:
-                columns = scales.new_empty((scales.size(1), -(-n_tokens // 4) * 4))
-                scales = columns.t()[:n_tokens].copy_(scales)
+                scales = by_column(*scales.shape, scales.dtype, scales.device).copy_(scales)
 
         def wait():
             event.current_stream_wait()

@@ -11,7 +11,9 @@ Probabilities are one number for each pair. They travel in an AllToAllv of their
 the tokens' ranks to the experts' ranks, and for combine back."""
 import torch
 
-from . import _native
+from . import _native, _rows
+from ._check import check_same
+from ._rows import round_up
 
 ONE_BYTE = (torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 _DTYPES = tuple(_native.TYPES) + ONE_BYTE
@@ -30,29 +32,12 @@ def _before(counts, dim=0):
     return counts.cumsum(dim) - counts
 
 
-def _round_up(n, multiple):
-    return -(-n // multiple) * multiple
-
-
-class Rows:
+class Rows(_rows.Rows):
     """The rows of one dispatch: hidden[T, H], and scales[T, n] where they are quantized."""
 
     def __init__(self, hidden, scales=None):
-        self.x = hidden.contiguous()
         self.scales = scales.contiguous() if scales is not None else None
-        self.scale_bytes = scales.size(1) * scales.element_size() if scales is not None else 0
-        # With quantized rows the layer's type is bfloat16, so that combine can use the same routing.
-        self.type = _native.TYPES[self.x.dtype if scales is None else torch.bfloat16]
-        self.row_bytes = self.x.size(1) * (self.x.element_size() if scales is None else 2)
-        self.scaled_row_bytes = self.x.size(1) if scales is not None else 0
-
-    def routing(self, comm, state):
-        return state.routing(comm, self.row_bytes, self.type, self.scaled_row_bytes, self.scale_bytes)
-
-    def outputs(self, memory, n_out):
-        """Returns the tensors for n_out received rows and their scales."""
-        return [part if part is None else memory.empty((n_out, part.size(1)), part.dtype, part.device)
-                for part in (self.x, self.scales)]
+        super().__init__(hidden, (self.scales, ), scales.size(1) * scales.element_size() if scales is not None else None)
 
     def move(self, comm, state, outputs):
         """Fills the outputs; rows beyond those that the state keeps are zeros."""
@@ -75,44 +60,27 @@ def _bytes(tensor):
     return tensor.view(torch.uint8)  # torch does not fill and copy fp8 everywhere
 
 
-class State:
-    """What is behind a handle: where this rank's tokens go, and where its experts' rows come from. Its routings are
-    made again on the communicator of each Buffer that uses the handle. routing_map: bool [T, experts], the same number
-    of experts on all ranks."""
-    call = layout = None
-    align, limit, drop = 1, None, False
+class State(_rows.Routed):
+    """What is behind a handle: where this rank's tokens go, and where its experts' rows come from. Its sent and received count pairs of
+    a token and an expert. routing_map: bool [T, experts], the same number of experts on all ranks."""
+    call = None
+    limit, drop = None, False
 
     def __init__(self, routing_map, n_ranks):
+        n_tokens, n_experts = routing_map.shape
+        super().__init__(n_tokens, n_ranks, n_experts)
         self.routing_map = routing_map  # until the routing is made
-        self.n_tokens, self.n_experts = routing_map.shape
-        self.n_ranks, self.n_local = n_ranks, self.n_experts // n_ranks
+        self.n_experts, self.n_local = n_experts, n_experts // n_ranks
         self.expert, self.token = routing_map.t().contiguous().nonzero(as_tuple=True)  # of each pair, sorted by both
-        self.index, self.max_tokens = None, 0
-        self.sent, self.received = [], []  # pairs to and from each rank
-        self.n_rows = self.kept = self.n_unique = 0  # rows in the layout, those not dropped, and tokens received
+        self.kept = self.n_unique = 0  # rows that are not dropped, and tokens received
         self.counts = None  # int64 [ranks, local experts] on the CPU: pairs that arrive from each rank
         self.rank_tokens = None  # int64 [ranks] on the CPU: T of each rank
         self.place = None  # the slot of each pair that arrives; n_slots of them lie in the layout's order
-        self.routings = []  # the same choices on layers for different kinds of rows, and on different communicators
 
     @property
     def n_out(self):
         """The rows of a dispatch's results."""
         return self.n_rows if self.limit is None else self.limit
-
-    def routing(self, comm, row_bytes, type_, scaled_row_bytes=0, scale_bytes=0):
-        """Returns this communicator's routing for rows of this kind. The call is collective if there is none yet."""
-        for found in self.routings:
-            shape = found.shape
-            if found.comm is not comm or (shape.row_bytes, shape.type) != (row_bytes, type_):
-                continue
-            if not scale_bytes or (shape.scaled_row_bytes, shape.scale_bytes) == (scaled_row_bytes, scale_bytes):
-                return found
-        layer = comm.layer(_native.Shape(row_bytes, type_, self.index.size(1), self.n_experts, self.max_tokens,
-                                         self.layout, scale_bytes, scaled_row_bytes, self.align))
-        made = layer.routing(self.index)
-        self.routings.append(made)
-        return made
 
     def choose(self, fan):
         """Sets index to the experts of each token, int32 [T, fan], -1 for none."""
@@ -184,7 +152,7 @@ class Permuted(State):
     def mark(self, info, local_map):
         """Sets local_map[tokens received, local experts] to True where a token chose an expert."""
         device, totals = local_map.device, self.counts.sum(dim=0)
-        padded = _round_up(totals, self.align)
+        padded = round_up(totals, self.align)
         self.place = self.places(_before(padded)).to(device)
         source, token = (_native.copied(rows, self.n_rows, torch.int32, device).long()
                          for rows in (info.row_source, info.row_token))
@@ -213,7 +181,7 @@ class Permuted(State):
     def kept_per_expert(self):
         """Returns int64 [local experts]: the pairs of each that are not dropped, without padding."""
         totals = self.counts.sum(dim=0)
-        return totals.minimum((self.kept - _before(_round_up(totals, self.align))).clamp(min=0))
+        return totals.minimum((self.kept - _before(round_up(totals, self.align))).clamp(min=0))
 
 
 def agree(comm, rows, state, with_probs):
@@ -227,16 +195,12 @@ def agree(comm, rows, state, with_probs):
     send[:, _FIELDS:] = state.routing_map.sum(dim=0, dtype=torch.int32).cpu()
     recv = comm.all_to_all(send)
     headers = recv[:, :_FIELDS].tolist()
-    for field, (name, shown) in enumerate(_SAME.items()):
-        for rank, theirs in enumerate(headers):
-            if theirs[field] != headers[0][field]:
-                raise ValueError(f"dispatch: ranks 0 and {rank} differ in the {name}, {shown(headers[0][field])} and "
-                                 f"{shown(theirs[field])}: give the same on all ranks")
+    check_same("dispatch", _SAME, headers)
     widest = max(theirs[_FAN] for theirs in headers)
     if widest > _native.MOST_CHOICES:
         raise ValueError(f"a token has {widest} experts: MoECCL sends one to at most {_native.MOST_CHOICES}")
     counts = recv[:, _FIELDS:].long().view(comm.size, comm.size, state.n_local)  # by source, owner and expert
-    needed = _round_up(counts.sum(dim=0), state.align).sum(dim=1).tolist()
+    needed = round_up(counts.sum(dim=0), state.align).sum(dim=1).tolist()
     for rank, theirs in enumerate(headers):
         if theirs[_LIMIT] < needed[rank]:
             raise ValueError(

@@ -5,7 +5,7 @@ import typing
 import torch
 
 from . import _native
-from ._check import _INDEX, check_shape, check_tensor, require
+from ._check import _INDEX, check_expert_numbers, check_shape, check_tensor, require
 from ._hybrid import ONE_BYTE, Rows
 
 
@@ -73,10 +73,7 @@ def check_routing(given, n_experts):
 
 def _from_choices(topk_idx, topk_weights, n, n_experts):
     check_shape("topk_idx", topk_idx, _INDEX, (n, None), f"int64 [{n}, k], a row for each of hidden's")
-    if topk_idx.numel():
-        least, most = (int(v) for v in torch.aminmax(topk_idx))
-        require(least >= -1 and most < n_experts, ValueError, "topk_idx holds {}: give expert numbers from 0 to {}, or "
-                "-1 for none", least if least < -1 else most, n_experts - 1)
+    check_expert_numbers(topk_idx, n_experts)
     index = topk_idx.long() + 1  # 0: no choice
     marked = torch.zeros((n, n_experts + 1), dtype=torch.bool, device=index.device).scatter_(1, index, True)
     if topk_weights is None:

@@ -6,10 +6,10 @@ import moeccl
 
 from . import _native
 from ._check import check_cpu, require
+from ._rows import ALIGNED, round_up
 from ._stream import CommStream
 
 _STAGING = 1 << 20  # bytes of a link's communicator, which only sends and receives
-_ALIGNED = 32  # V2 counts tensors in multiples of this
 
 
 class _Link:
@@ -39,7 +39,7 @@ class Pipeline:
     @classmethod
     def get_pp_buffer_size_hint(cls, num_max_tensor_bytes, num_max_inflight_tensors):
         """Returns num_bytes for an ElasticBuffer with such sends: two directions, each with sent and received tensors."""
-        return cls._aligned(-(-num_max_tensor_bytes // _ALIGNED) * _ALIGNED * num_max_inflight_tensors * 4)
+        return cls._aligned(round_up(num_max_tensor_bytes, ALIGNED) * num_max_inflight_tensors * 4)
 
     def pp_set_config(self, num_max_tensor_bytes, num_max_inflight_tensors):
         """Sets the largest tensor and how many sends to a neighbour may be under way. The call is collective and waits for all ranks;
@@ -82,6 +82,7 @@ class Pipeline:
         self._link(self._in, "pp_recv", "src_rank_idx", src_rank_idx, t).comm.recv(t.detach(), 0)
 
     def _link(self, links, call, name, rank, t):
+        self._comm.raw  # raises if the ElasticBuffer was destroyed
         require(links is not None, RuntimeError, "{}: call pp_set_config first", call)
         require(rank in links, ValueError, "{} is {}: give {}, the neighbours of rank {}", name, rank, " or ".join(map(str, links)),
                 self.rank_idx)

@@ -6,8 +6,7 @@ import math
 import torch
 
 from ._check import check_cpu, require
-
-_ALIGNED = 32  # V2's tensors begin at multiples of this, and callers count with it
+from ._rows import ALIGNED, round_up
 
 
 def _listed(shapes):
@@ -17,7 +16,7 @@ def _listed(shapes):
 
 
 def _room(n_bytes, n_ranks):
-    return -(-n_bytes * n_ranks // _ALIGNED) * _ALIGNED
+    return round_up(n_bytes * n_ranks, ALIGNED)
 
 
 class Sessions:
@@ -50,6 +49,7 @@ class Sessions:
 
     def create_agrs_session(self):
         """Begins a session. All ranks make the same calls in it."""
+        self._comm.raw  # raises if the ElasticBuffer was destroyed
         require(self._memory_of_sessions is not None, RuntimeError, "create_agrs_session: call agrs_set_config first")
         require(self._session is None, RuntimeError, "create_agrs_session: a session is open, call destroy_agrs_session first")
         self._session = _Session(self._memory_of_sessions)
@@ -68,7 +68,7 @@ class Sessions:
             yield
         finally:
             if enabled:
-                self.destroy_agrs_session()
+                self._session = None  # unless destroy() has ended it already
 
     def agrs_get_inplace_tensor(self, shapes, dtype):
         """Returns this rank's part of the results of the next all-gathers, for tensors of these shapes (a tensor for one shape, a
@@ -121,6 +121,7 @@ class Sessions:
         return (*gathered, wait)
 
     def _open(self, call):
+        self._comm.raw  # raises if the ElasticBuffer was destroyed
         require(self._session is not None, RuntimeError, "{}: there is no session, call create_agrs_session first", call)
         return self._session
 

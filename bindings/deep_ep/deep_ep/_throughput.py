@@ -6,50 +6,36 @@ completely. So experts and top-k have no limits, tokens cross each level of the 
 the way back. Scales of fp8 rows, choices and their weights travel with their rows, as the layer's scales."""
 import torch
 
-from . import _native
+from . import _native, _rows
+from ._check import check_same
 
-_HEADER = ("dtype of x", "columns of x", "bytes of scales a row", "columns of topk_idx")
-_N_TOKENS, _FAN, _WORST = len(_HEADER), len(_HEADER) + 1, len(_HEADER) + 2
-_FIELDS = len(_HEADER) + 3
-_DTYPES = {kind: number for number, kind in enumerate(
-    (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2))}
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
+SAME = {  # what all ranks pass alike, and how an error shows it
+    "dtype of x": lambda n: _DTYPES[n], "columns of x": str, "bytes of scales a row": str,
+    "columns of topk_idx": lambda n: n if n >= 0 else "None"}
+_N_TOKENS, _FAN, _WORST = range(len(SAME), len(SAME) + 3)
+_FIELDS = len(SAME) + 3
 
 
-class State:
-    """What is behind a handle. Its routings are made again on the communicator of each Buffer that uses the handle."""
+class State(_rows.Routed):
+    """What is behind a handle; its "experts" are the ranks."""
 
     def __init__(self, is_token_in_rank):
+        super().__init__(*is_token_in_rank.shape, is_token_in_rank.size(1))
         self.is_token_in_rank = is_token_in_rank
-        self.n_tokens, self.n_ranks = is_token_in_rank.shape
-        self.n_rows, self.n_out = 0, 0  # rows received, and rows of the tensors that hold them
-        self.index, self.max_tokens = None, 0
-        self.sent, self.received = [], []  # rows to and from each rank
-        self.routings = []  # the same choices on layers for different kinds of rows, and on different communicators
+        self.n_out = 0  # rows of the tensors that hold the received ones
 
     def set_counts(self, comm, fan, most_tokens, sent, received):
         """Takes the largest number of ranks that a token goes to and of tokens on a rank, and the rows to and from each rank."""
         if fan > _native.MOST_CHOICES:
             raise ValueError(f"a token goes to {fan} ranks: MoECCL sends one to at most {_native.MOST_CHOICES}")
-        self.index = _choices(self.is_token_in_rank, min(self.n_ranks, _round_up(fan)))
+        self.index = _choices(self.is_token_in_rank, min(self.n_ranks, _power_of_two(fan)))
         self.max_tokens = comm.room_for(most_tokens)
         self.sent, self.received, self.n_rows = sent, received, sum(received)
 
-    def routing(self, comm, row_bytes, type_, scaled_row_bytes=0, scale_bytes=0):
-        """Returns this communicator's routing for rows of this kind. The call is collective if there is none yet."""
-        for found in self.routings:
-            shape = found.shape
-            if found.comm is not comm or (shape.row_bytes, shape.type) != (row_bytes, type_):
-                continue
-            if not scale_bytes or (shape.scaled_row_bytes, shape.scale_bytes) == (scaled_row_bytes, scale_bytes):
-                return found
-        layer = comm.layer(_native.Shape(row_bytes, type_, self.index.size(1), comm.size, self.max_tokens,
-                                         _native.ROWS, scale_bytes, scaled_row_bytes))
-        made = layer.routing(self.index)
-        self.routings.append(made)
-        return made
 
-
-def _round_up(n):
+def _power_of_two(n):
+    """Returns the power of two that is n or the next larger one."""
     return 1 << (n - 1).bit_length() if n > 1 else 1
 
 
@@ -58,15 +44,14 @@ def _choices(is_token_in_rank, fan):
     n_ranks = is_token_in_rank.size(1)
     ranks = torch.arange(n_ranks, dtype=torch.int32, device=is_token_in_rank.device)
     index = torch.where(is_token_in_rank, ranks, ranks.new_full((), -1))
-    return index if fan == n_ranks else index.topk(fan, dim=1).values.contiguous()
+    return (index if fan == n_ranks else index.topk(fan, dim=1).values).contiguous()
 
 
-class Rows:
+class Rows(_rows.Rows):
     """The rows of one dispatch: x, and the parts that travel with each row packed into one tensor of bytes."""
 
     def __init__(self, x, topk_idx=None, topk_weights=None):
-        self.x, self.scales = x if isinstance(x, tuple) else (x, None)
-        self.x = self.x.contiguous()
+        x, self.scales = x if isinstance(x, tuple) else (x, None)
         self.topk_idx, self.topk_weights = topk_idx, topk_weights
         self.parts = []
         if self.scales is not None:
@@ -76,25 +61,12 @@ class Rows:
         if topk_weights is not None:
             self.parts.append(topk_weights.contiguous())
         self.widths = [p.size(1) * p.element_size() for p in self.parts]
-        self.scale_bytes = sum(self.widths)
-        fp8 = self.x.element_size() == 1
-        # With quantized rows the layer's type is bfloat16, so that combine can use the same routing.
-        self.type = _native.TYPES[torch.bfloat16 if fp8 else self.x.dtype]
-        self.row_bytes = self.x.size(1) * (2 if fp8 else self.x.element_size())
-        self.scaled_row_bytes = self.x.size(1) * self.x.element_size() if self.parts else 0
+        super().__init__(x, (self.scales, topk_idx, topk_weights), sum(self.widths) if self.parts else None)
 
     def header(self, fan, worst):
         top_k = self.topk_idx.size(1) if self.topk_idx is not None else -1
         scales = self.widths[0] if self.scales is not None else 0
-        return [_DTYPES[self.x.dtype], self.x.size(1), scales, top_k, self.x.size(0), fan, worst]
-
-    def routing(self, comm, state):
-        return state.routing(comm, self.row_bytes, self.type, self.scaled_row_bytes, self.scale_bytes)
-
-    def outputs(self, memory, n_out):
-        """Returns the tensors that a dispatch of n_out rows fills: rows, scales, choices, weights."""
-        return [part if part is None else memory.empty((n_out, part.size(1)), part.dtype, part.device)
-                for part in (self.x, self.scales, self.topk_idx, self.topk_weights)]
+        return [_DTYPES.index(self.x.dtype), self.x.size(1), scales, top_k, self.x.size(0), fan, worst]
 
     def receive(self, comm, state, out):
         """Sends the rows and fills out[:n_rows]. Returns the parts that travel with them, each as bytes [n_rows, width]."""
@@ -141,15 +113,6 @@ def _dense(part):
     return part.clone(memory_format=torch.contiguous_format)
 
 
-def check_same(call, names, told):
-    """Raises an error if ranks differ in a field. told: what each rank has told, the same list on all ranks."""
-    for field, name in enumerate(names):
-        for rank, mine in enumerate(told):
-            if mine[field] != told[0][field]:
-                raise ValueError(f"{call}: ranks 0 and {rank} differ in the {name}, {told[0][field]} and {mine[field]}: give the "
-                                 "same on all ranks")
-
-
 def agree(comm, rows, state, num_tokens_per_expert, worst):
     """Exchanges the counts that ranks need from each other before rows move. The call is collective.
 
@@ -163,7 +126,7 @@ def agree(comm, rows, state, num_tokens_per_expert, worst):
     send[:, _FIELDS + comm.size:] = num_tokens_per_expert.cpu().view(comm.size, n_local)
     recv = comm.all_to_all(send)
     headers = recv[:, :_FIELDS].tolist()
-    check_same("dispatch", _HEADER, headers)
+    check_same("dispatch", SAME, headers)
     matrix = recv[:, _FIELDS:_FIELDS + comm.size].contiguous()
     totals = matrix.sum(dim=0).tolist()
     for rank, header in enumerate(headers):
@@ -193,10 +156,14 @@ def combine_weights(comm, state, weights):
     return weights.new_zeros((state.n_tokens, weights.size(1))).index_add_(0, tokens, back)
 
 
-def combine_rows(comm, state, x, biases, out):
-    """out[T, H] = for each token the sum over its rows of x, plus the biases. The call is collective."""
+def combine_rows(comm, state, x, out):
+    """out[T, H] = for each token the sum over its rows of x. The call is collective."""
     x = x[:state.n_rows].contiguous()
     state.routing(comm, x.size(1) * x.element_size(), _native.TYPES[x.dtype]).combine(x, out)
+
+
+def add_biases(biases, out):
+    """Adds each of the biases[T, H] to out, in fp32 (fp64 for fp64), and rounds once."""
     if biases:
         total = out.to(torch.promote_types(out.dtype, torch.float32))
         for bias in biases:

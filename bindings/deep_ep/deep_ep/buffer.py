@@ -6,6 +6,7 @@ from . import _handles, _low_latency, _native, _throughput
 from ._base import Base, call
 from ._check import (check_choices, check_group, check_layout, check_low_latency, check_rows, check_tensor, check_x, require,
                      unpack_bias)
+from ._rows import round_up
 from .config import Config
 from .utils import EventHandle, EventOverlap
 
@@ -113,7 +114,7 @@ class Buffer(Base):
             marked.scatter_(1, (index + num_experts // ranks - 1) // (num_experts // ranks), True)
             in_rank.copy_(marked[:, 1:])
             per_rank.copy_(in_rank.sum(dim=0))
-            per_expert.copy_(torch.bincount(index.view(-1), minlength=num_experts + 1)[1:])
+            per_expert.copy_(torch.bincount(index.reshape(-1), minlength=num_experts + 1)[1:])
             if per_host is not None:
                 hosts = torch.tensor(self._host_of, device=device)
                 for host in range(self._n_hosts):
@@ -157,7 +158,7 @@ class Buffer(Base):
         def prepare():
             matrix, counts = _throughput.agree(self._comm, rows, state, num_tokens_per_expert, num_worst_tokens)
             prefix.copy_(matrix.cumsum(0))
-            per_expert.extend(-(-c // expert_alignment) * expert_alignment for c in counts)
+            per_expert.extend(round_up(c, expert_alignment) for c in counts)
             rows.routing(self._comm, state)
 
         def move():
@@ -197,10 +198,7 @@ class Buffer(Base):
         return prefix, num_tokens_per_rank.view(-1, 1), None, source, state.is_token_in_rank, None
 
     def _state(self, handle, call, kind=_throughput.State):
-        state = _handles.state_of(handle, kind, call, "dispatch" if kind is _throughput.State else "low_latency_dispatch")
-        require(state.n_ranks == self.group_size, ValueError, "{}: handle is of a Buffer of {} ranks, this one has {}: give one of "
-                "the same ranks", call, state.n_ranks, self.group_size)
-        return state
+        return _handles.state_of(handle, kind, self.group_size, call, "dispatch" if kind is _throughput.State else "low_latency_dispatch")
 
     @call(reads=False)
     def combine(self, x, handle, topk_weights=None, bias=None, config=None, previous_event=None, async_finish=False,
@@ -228,7 +226,8 @@ class Buffer(Base):
             out_weights = topk_weights.new_empty((state.n_tokens, topk_weights.size(1)))
 
         def work():
-            _throughput.combine_rows(self._comm, state, x, biases, out)
+            _throughput.combine_rows(self._comm, state, x, out)
+            _throughput.add_biases(biases, out)
             if topk_weights is not None:
                 out_weights.copy_(_throughput.combine_weights(self._comm, state, topk_weights))
 

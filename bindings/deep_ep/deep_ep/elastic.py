@@ -3,10 +3,12 @@
 import torch
 
 from . import _elastic, _handles, _throughput
-from ._base import Base, call, event_of, hosts_of
-from ._check import check_choices, check_counts, check_distinct, check_group, check_shape, check_x, require, unpack_bias
+from ._base import Base, call, event_of, hosts_of, ranks_per_host
+from ._check import (check_choices, check_counts, check_distinct, check_group, check_same, check_shape, check_x, require,
+                     unpack_bias)
 from ._engram import Engram
 from ._pipeline import Pipeline
+from ._rows import round_up
 from ._sessions import Sessions
 from .handle import EPHandle
 from .utils import EventHandle
@@ -14,13 +16,13 @@ from .utils import EventHandle
 _ALIGNMENT = 2 << 20  # of V2's buffer sizes
 _MOST_TOPK = 32  # what V2's sizes count with where the caller does not tell num_topk
 _N_SMS = 20  # V1's default
-_SAME = ("deterministic", "allow_hybrid_mode", "allow_multiple_reduction")  # of the constructor's arguments
+_SAME = dict.fromkeys(("deterministic", "allow_hybrid_mode", "allow_multiple_reduction"), bool)  # of the constructor's arguments
 
 
 def _physical_domains(host_of):
     """Returns (hosts, ranks of each), or (ranks, 1) if hosts do not have equal numbers of consecutive ranks."""
-    n, each = len(host_of), host_of.count(0)
-    return (n // each, each) if host_of == [rank // each for rank in range(n)] else (n, 1)
+    each = ranks_per_host(host_of) or 1
+    return len(host_of) // each, each
 
 
 def _logical_domains(physical, allow_hybrid_mode):
@@ -85,7 +87,7 @@ class ElasticBuffer(Sessions, Pipeline, Engram, Base):
         self.prefer_overlap_with_compute = prefer_overlap_with_compute
         self.num_allocated_qps = num_allocated_qps or (129 if allow_hybrid_mode else 17)  # V2's defaults
         self._gather, self._timeout_ms = members[2], 1000 * num_cpu_timeout_secs
-        _throughput.check_same("ElasticBuffer", _SAME, self._gather([bool(getattr(self, name)) for name in _SAME]))
+        check_same("ElasticBuffer", _SAME, self._gather([bool(getattr(self, name)) for name in _SAME]))
         super().__init__(members, explicitly_destroy, timeout_ms=self._timeout_ms, deterministic=int(bool(deterministic)))
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
@@ -93,7 +95,7 @@ class ElasticBuffer(Sessions, Pipeline, Engram, Base):
 
     @staticmethod
     def _aligned(n_bytes):
-        return _elastic.round_up(n_bytes, _ALIGNMENT)
+        return round_up(n_bytes, _ALIGNMENT)
 
     @classmethod
     def get_buffer_size_hint(cls, group, num_max_tokens_per_rank, hidden, num_topk=0, use_fp8_dispatch=False,
@@ -156,7 +158,7 @@ class ElasticBuffer(Sessions, Pipeline, Engram, Base):
         cumulative_local_expert_recv_stats: int32 [local experts], to which the rows of each expert are added.
         expert_alignment: what the counts of local experts are rounded up to, and with do_expand their rows are padded to.
         previous_event: what the call waits for instead of the caller's CUDA stream. previous_event_before_epilogue: what it waits
-        for before it writes the results.
+        for when the rows have arrived, before it places them by expert and fills the other results; other ranks do not wait for it.
         handle: that of an earlier dispatch, whose routing is used again; then topk_idx is None, and topk_weights may be given.
         do_handle_copy: whether the handle has a copy of topk_idx, or topk_idx itself.
         do_cpu_sync: True (the default without a handle) waits for the other ranks' counts, and results have as many rows as
@@ -196,9 +198,7 @@ class ElasticBuffer(Sessions, Pipeline, Engram, Base):
             rows.routing(self._comm, route)
 
         def move():
-            if epilogue is not None:
-                epilogue.current_stream_wait()
-            _elastic.move(self._comm, rows, route, out, do_expand)
+            _elastic.move(self._comm, rows, route, out, epilogue)
             if first:
                 _elastic.describe(self._comm, rows, route, self.num_scaleup_ranks, handle)
 
@@ -209,7 +209,7 @@ class ElasticBuffer(Sessions, Pipeline, Engram, Base):
         if synchronous:
             self._run(prepare, previous_event, False)
             handle.num_recv_tokens, handle.num_expanded_tokens = route.n_rows, route.n_expanded()
-            handle.num_recv_tokens_per_expert_list = [_elastic.round_up(c, route.alignment) for c in route.expert_counts]
+            handle.num_recv_tokens_per_expert_list = [round_up(c, route.alignment) for c in route.expert_counts]
         if first:
             handle.recv_src_metadata = torch.empty((handle.num_recv_tokens, 2 + route.top_k), dtype=torch.int32,
                                                    device=rows.x.device)
@@ -262,10 +262,7 @@ class ElasticBuffer(Sessions, Pipeline, Engram, Base):
     def _state(self, handle, call):
         require(isinstance(handle, EPHandle), TypeError, "{}: handle is a {}: give the EPHandle that dispatch returned", call,
                 type(handle).__name__)
-        route = _handles.state_of((handle.dst_buffer_slot_idx, ), _elastic.Route, call, "dispatch")
-        require(route.n_ranks == self.num_ranks, ValueError, "{}: handle is of an ElasticBuffer of {} ranks, this one has {}: give one "
-                "of the same ranks", call, route.n_ranks, self.num_ranks)
-        return route
+        return _handles.state_of((handle.dst_buffer_slot_idx, ), _elastic.Route, self.num_ranks, call, "dispatch")
 
     @call(reads=False, later=("async_with_compute_stream", ))
     def combine(self, x, handle, topk_weights=None, bias=None, num_sms=0, num_qps=0, previous_event=None,
@@ -276,6 +273,8 @@ class ElasticBuffer(Sessions, Pipeline, Engram, Base):
         dispatch's. Rows that no token fills are not read.
         topk_weights: float32 [rows, k], or [rows] if the dispatch had do_expand; on all ranks or on none. bias: None, one tensor
         [T, hidden] or a tuple of two, each may be None.
+        previous_event: as in dispatch. previous_event_before_epilogue: what the call waits for when the rows have returned, before it
+        reads the biases; other ranks do not wait for it.
         num_sms, num_qps and allocate_on_comm_stream have no effect.
 
         A sum is formed in fp32 (fp64 for fp64): the biases, then the token's rows in the order of its choices, those of a rank at
@@ -296,14 +295,30 @@ class ElasticBuffer(Sessions, Pipeline, Engram, Base):
             out_weights = topk_weights.new_empty((route.n_tokens, route.top_k))
         planned = self.num_scaleout_ranks > 1 and self.allow_multiple_reduction
 
+        each_choice = route.expand and not self.allow_multiple_reduction
+
         def work():
-            if epilogue is not None:
-                epilogue.current_stream_wait()
-            _elastic.combine_rows(self._comm, route, x, biases, out, route.expand and not self.allow_multiple_reduction, planned)
+            rows = _elastic.rows_to_send(self._comm, route, x, each_choice)
+            if planned:
+                _throughput.combine_rows(self._comm, route, rows, out)
+            else:
+                rows = _elastic.return_rows(self._comm, route, rows, each_choice)
             if topk_weights is not None:
                 _elastic.combine_weights(self._comm, route, topk_weights, out_weights)
+            if epilogue is not None:
+                epilogue.current_stream_wait()
+            if planned:
+                _throughput.add_biases(biases, out)
+            else:
+                route.token_sums(each_choice).run(rows, biases, out)
 
         return out, out_weights, self._run(work, previous_event, async_with_compute_stream)
+
+    def destroy(self):
+        """Waits for this rank's calls, ends the communicator, and lets go of the table and of the memory of sessions; an open session
+        ends. The object cannot be used afterwards. This call is not collective."""
+        super().destroy()
+        self._session = self._memory_of_sessions = self._storage = self._scales = None
 
     def _check_returned(self, route, handle, x):
         """Checks that x has the rows that combine reads."""

@@ -6,21 +6,15 @@ import warnings
 import torch
 
 from . import _handles, _hybrid
-from ._base import Base, call
+from ._base import Base, call, ranks_per_host
 from ._check import check_group, check_shape, require
 from ._hybrid_check import (Given, check_combined, check_hidden, check_padding, check_routing, check_same,
                             check_same_padding)
+from ._rows import round_up
 from .hybrid_config import APP_TOKEN_DATA_TYPE, Configurer
 
 # Arguments whose tensors may lie on host or device.
 _ELSEWHERE = ("handle", "num_permuted_tokens", "num_dispatched_tokens", "num_dispatched_tokens_tensor")
-
-
-def _domain(hosts):
-    """Returns how many ranks in a row share a host; all ranks, where hosts have different numbers of ranks or ranks
-    that are not in a row."""
-    n, size = hosts.count(hosts[0]), len(hosts)
-    return n if size % n == 0 and hosts == [rank // n for rank in range(size)] else size
 
 
 class HybridEPBuffer(Base):
@@ -50,7 +44,8 @@ class HybridEPBuffer(Base):
         self.group = group
         members = self.rank, self.group_size, gather = check_group(group, None)
         super().__init__(members, explicitly_destroy=False)
-        domain = int(os.environ.get("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN") or _domain(self._host_of))
+        domain = int(os.environ.get("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN") or
+                     ranks_per_host(self._host_of) or self.group_size)
         check_same(gather, num_local_experts=num_local_experts, NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN=domain)
         require(self.group_size % domain == 0, ValueError, "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN is {}: give a "
                 "divisor of the group's {} ranks", domain, self.group_size)
@@ -73,7 +68,7 @@ class HybridEPBuffer(Base):
         if hidden_dim is not None:
             changes["hidden_dim"] = hidden_dim
         if num_of_tokens_per_rank is not None:
-            changes["max_num_of_tokens_per_rank"] = max(-(-num_of_tokens_per_rank // 16) * 16,
+            changes["max_num_of_tokens_per_rank"] = max(round_up(num_of_tokens_per_rank, 16),
                                                         self.configurer.buffer_config.max_num_of_tokens_per_rank)
         if num_local_experts is not None:
             changes["num_of_experts_per_rank"] = num_local_experts
@@ -169,7 +164,7 @@ class HybridEPBuffer(Base):
         received = self._move(rows, state, probs, state.n_out)
         device, counts = hidden.device, state.kept_per_expert()
         near = device if non_blocking else torch.device("cpu")
-        return (*received, (-(-counts // align) * align).to(near), (
+        return (*received, round_up(counts, align).to(near), (
             None, None, None, torch.tensor([state.n_unique], dtype=torch.int32, device=near), local_map, None, None,
             counts.to(device, torch.int32), state.n_tokens, config,
             torch.tensor([state.kept < state.n_rows], dtype=torch.int32, device=device)))
@@ -260,7 +255,4 @@ class HybridEPBuffer(Base):
 
     def _state(self, handle, call_, kind):
         require(handle is not None, ValueError, "{}: handle is None: give what the dispatch returned", call_)
-        state = _handles.state_of(handle, kind, call_, kind.call)
-        require(state.n_ranks == self.group_size, ValueError, "{}: handle is of a Buffer of {} ranks, this one has {}: "
-                "give one of the same ranks", call_, state.n_ranks, self.group_size)
-        return state
+        return _handles.state_of(handle, kind, self.group_size, call_, kind.call)
