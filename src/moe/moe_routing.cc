@@ -318,7 +318,7 @@ Status MoeRouting::exchange_at_once(const Status& own, size_t block) {
     const uint64_t size = own.ok() ? writer_.bytes()[r] : kFailed;
     std::memcpy(&out[r * block], &size, sizeof(size));
     if (!own.ok()) continue;
-    std::memcpy(&out[r * block] + sizeof(size), records, size);
+    std::copy_n(records, size, &out[r * block] + sizeof(size));  // both may be NULL where there are no tokens
     records += size;
   }
   MOECCL_TRY(layer_.host().all_to_all(out.data(), block, in.data()));
@@ -327,8 +327,7 @@ Status MoeRouting::exchange_at_once(const Status& own, size_t block) {
   MOECCL_TRY(expect_records(own, sizes));
   auto* to = reinterpret_cast<std::byte*>(received_.data());
   for (uint32_t r = 0; r < n; ++r) {
-    std::memcpy(to, &in[r * block] + sizeof(uint64_t), sizes[r]);
-    to += sizes[r];
+    to = std::copy_n(&in[r * block] + sizeof(uint64_t), sizes[r], to);
   }
   return {};
 }
