@@ -9,7 +9,6 @@
  */
 #define _GNU_SOURCE /* dladdr, dl_iterate_phdr, RTLD_NEXT */
 #include <dlfcn.h>
-#include <libgen.h>
 #include <link.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -17,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "shim/beside.h"
 #include "shim/mpi/table.h"
 
 static moecclMpiBelow after_mpi, after_pmpi; /* what the loader finds after this library */
@@ -101,21 +101,8 @@ static int is_other_kind(const char* version) {
 
 /* Loads a library of the shim's own folder. */
 static const moecclMpiTable* find_table(const char* name, const void* comm_rank, char* why, size_t why_bytes) {
-  char path[4096];
-  char* file = realpath(file_of(&once), NULL);
-  if (file == NULL || snprintf(path, sizeof path, "%s/%s", dirname(file), name) >= (int)sizeof path) {
-    snprintf(why, why_bytes, "the shim's own path cannot be resolved");
-    free(file);
-    return NULL;
-  }
-  free(file);
-  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  void* symbol = library == NULL ? NULL : dlsym(library, MOECCL_MPI_SYMBOL);
-  if (symbol == NULL) {
-    const char* said = dlerror();
-    snprintf(why, why_bytes, "%s", said != NULL ? said : path);
-    return NULL;
-  }
+  void* symbol = symbol_beside(&once, name, MOECCL_MPI_SYMBOL, why, why_bytes);
+  if (symbol == NULL) return NULL;
   moecclMpiCore_t get;
   *(void**)&get = symbol; /* POSIX's way from an object pointer to a function pointer */
   const moecclMpiTable* table = get(&after_pmpi, comm_rank);

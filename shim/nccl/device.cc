@@ -29,6 +29,9 @@ struct Driver {
   // Null in drivers too old to matter:
   int (*copy_to_device)(uint64_t, const void*, size_t, void*) = nullptr;
   int (*record_event)(void*, void*) = nullptr;
+  int (*create_event)(void**, unsigned) = nullptr;
+  int (*synchronize_event)(void*) = nullptr;
+  int (*destroy_event)(void*) = nullptr;
   int (*exchange_capture_mode)(int*) = nullptr;
   int (*copy_on_device)(uint64_t, uint64_t, size_t, void*) = nullptr;
   int (*fill)(uint64_t, unsigned char, size_t, void*) = nullptr;
@@ -66,6 +69,9 @@ const Driver& driver() {
     void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return d;
     (void)find(library, "cuEventRecord", d.record_event);
+    (void)find(library, "cuEventCreate", d.create_event);
+    (void)find(library, "cuEventSynchronize", d.synchronize_event);
+    (void)find(library, "cuEventDestroy_v2", d.destroy_event);
     (void)find(library, "cuMemcpyHtoDAsync_v2", d.copy_to_device);
     (void)find(library, "cuThreadExchangeStreamCaptureMode", d.exchange_capture_mode);
     (void)find(library, "cuMemcpyDtoDAsync_v2", d.copy_on_device);
@@ -171,13 +177,6 @@ bool read(void* to, const void* from, size_t bytes, void* stream) {
          driver().synchronize(stream) == 0;
 }
 
-bool write(void* to, const void* from, size_t bytes) {
-  const DuringCaptures relaxed;
-  return present() && driver().copy_to_device != nullptr &&
-         driver().copy_to_device(reinterpret_cast<uint64_t>(to), from, bytes, nullptr) == 0 &&
-         driver().synchronize(nullptr) == 0;
-}
-
 bool put(void* to, const void* from, size_t bytes, void* stream) {
   const DuringCaptures relaxed;
   return present() && driver().copy_to_device != nullptr &&
@@ -209,6 +208,23 @@ bool synchronize(void* stream) {
 bool record(void* event, void* stream) {
   return may_be_stream(stream) && present() && driver().record_event != nullptr &&
          driver().record_event(event, stream) == 0;
+}
+
+Event::~Event() {
+  if (event_ != nullptr) (void)driver().destroy_event(event_);
+}
+
+void Event::record(void* stream) {
+  constexpr unsigned kNoTimes = 2;  // CU_EVENT_DISABLE_TIMING
+  if (!present() || captures(stream) || driver().create_event == nullptr) return;
+  if (event_ == nullptr && driver().create_event(&event_, kNoTimes) != 0) event_ = nullptr;
+  if (event_ != nullptr) (void)device::record(event_, stream);
+}
+
+void Event::wait() const {
+  if (event_ == nullptr) return;
+  const DuringCaptures relaxed;
+  (void)driver().synchronize_event(event_);
 }
 
 void* allocate(size_t bytes) {

@@ -44,10 +44,8 @@ bool may_be_stream(const void* stream);
 // Copies device memory to the host, after the work that is on the stream already. Returns false on failure.
 bool read(void* to, const void* from, size_t bytes, void* stream);
 
-// Copies host memory to the device, at once. Returns false on failure.
-bool write(void* to, const void* from, size_t bytes);
-// The rest of the copies and fills are in the order of the stream, and return false on failure. put() copies from
-// memory that may change as soon as it returns.
+// Copies and fills in the order of the stream return false on failure. put() copies host memory, which may change as
+// soon as it returns.
 bool put(void* to, const void* from, size_t bytes, void* stream);
 bool copy(void* to, const void* from, size_t bytes, void* stream);
 bool fill(void* to, unsigned char value, size_t bytes, void* stream);
@@ -57,6 +55,23 @@ bool captures(void* stream);
 bool synchronize(void* stream);
 // Records a CUDA event on the stream. Returns false without CUDA, and for anything but a CUDA stream.
 bool record(void* event, void* stream);
+
+// A mark in the work of streams. It needs neither the streams that it was recorded on nor a current device later.
+class Event {
+ public:
+  Event() = default;
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  // Marks the work that is on the stream now, in the current device. A stream that is being captured, or is none of
+  // CUDA's, leaves the mark where it was.
+  void record(void* stream);
+  // Waits for the marked work.
+  void wait() const;
+
+ private:
+  void* event_ = nullptr;
+};
 
 // Returns memory of the current device, making one current if none was; null when none is left. release() frees it.
 void* allocate(size_t bytes);

@@ -8,13 +8,11 @@
  * of that library, so that the symbols of a second NCCL never mix with these.
  */
 #define _GNU_SOURCE /* dladdr */
-#include <dlfcn.h>
-#include <libgen.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 
+#include "shim/beside.h"
 #include "shim/nccl/table.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -45,28 +43,9 @@ static const moecclNcclTable kFailures = {
 static _Atomic(const moecclNcclTable*) loaded;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* The core lies beside this file, whatever symbolic link led here. */
 static const moecclNcclTable* find_core(char* why, size_t why_bytes) {
-  Dl_info self;
-  if (dladdr(&moecclNcclShim, &self) == 0 || self.dli_fname == NULL) {
-    snprintf(why, why_bytes, "dladdr does not know the shim's own file");
-    return NULL;
-  }
-  char* file = realpath(self.dli_fname, NULL);
-  char path[4096];
-  if (file == NULL || snprintf(path, sizeof path, "%s/%s", dirname(file), MOECCL_NCCL_CORE) >= (int)sizeof path) {
-    snprintf(why, why_bytes, "the path of %s cannot be resolved", self.dli_fname);
-    free(file);
-    return NULL;
-  }
-  free(file);
-  void* core = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  void* symbol = core == NULL ? NULL : dlsym(core, MOECCL_NCCL_CORE_SYMBOL);
-  if (symbol == NULL) {
-    const char* said = dlerror();
-    snprintf(why, why_bytes, "%s", said != NULL ? said : path);
-    return NULL;
-  }
+  void* symbol = symbol_beside(&moecclNcclShim, MOECCL_NCCL_CORE, MOECCL_NCCL_CORE_SYMBOL, why, why_bytes);
+  if (symbol == NULL) return NULL;
   moecclNcclCore_t get;
   *(void**)&get = symbol; /* POSIX's way from an object pointer to a function pointer */
   return get();

@@ -91,7 +91,7 @@ ncclResult_t Rma::take(uint64_t number, int from, std::string* text) {
   }
   // The thread that fetches may use another device, or serve ranks of several.
   const device::Current on(on_device ? device_ : -1);
-  if (!for_device.empty() && !(on.ok() && device::write(target, to, p.bytes))) {
+  if (!for_device.empty() && !(on.ok() && device::put(target, to, p.bytes, nullptr))) {
     *text += " cannot be copied into a window on the device";
     return ncclUnhandledCudaError;
   }

@@ -2,13 +2,11 @@
 /* What a program sees: NCCL EP's symbols. This library needs only libc, so that it changes nothing in the shells and
  * launchers that are preloaded with it, too. The first call loads the core, and with it MoECCL. */
 #define _GNU_SOURCE /* dladdr */
-#include <dlfcn.h>
-#include <libgen.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 
+#include "shim/beside.h"
 #include "shim/nccl_ep/table.h"
 
 #pragma GCC diagnostic push
@@ -28,24 +26,9 @@ static const moecclNcclEpTable kFailures = {
 static _Atomic(const moecclNcclEpTable*) loaded;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* The core lies beside this file, whatever symbolic link led here. */
 static const moecclNcclEpTable* find_core(char* why, size_t why_bytes) {
-  Dl_info self;
-  char* file = dladdr(&once, &self) != 0 && self.dli_fname != NULL ? realpath(self.dli_fname, NULL) : NULL;
-  char path[4096];
-  const int bytes = file == NULL ? -1 : snprintf(path, sizeof path, "%s/%s", dirname(file), MOECCL_NCCL_EP_CORE);
-  free(file);
-  if (bytes < 0 || bytes >= (int)sizeof path) {
-    snprintf(why, why_bytes, "the path of this library cannot be resolved");
-    return NULL;
-  }
-  void* core = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  void* symbol = core == NULL ? NULL : dlsym(core, MOECCL_NCCL_EP_CORE_SYMBOL);
-  if (symbol == NULL) {
-    const char* said = dlerror();
-    snprintf(why, why_bytes, "%s", said != NULL ? said : path);
-    return NULL;
-  }
+  void* symbol = symbol_beside(&once, MOECCL_NCCL_EP_CORE, MOECCL_NCCL_EP_CORE_SYMBOL, why, why_bytes);
+  if (symbol == NULL) return NULL;
   moecclNcclEpCore_t get;
   *(void**)&get = symbol; /* POSIX's way from an object pointer to a function pointer */
   return get();

@@ -8,7 +8,6 @@
 #include <tuple>
 #include <vector>
 
-#include "shim/nccl/device.h"
 #include "shim/nccl_ep/memory.h"
 
 namespace moeccl::shim::ep {

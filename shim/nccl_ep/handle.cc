@@ -186,12 +186,16 @@ ncclResult_t Handle::info(moecclRouting_t routing, moecclRoutingInfo_t* out) con
   return from_moeccl(moecclRoutingGetInfo(routing, out));
 }
 
+ncclResult_t Handle::by_pairs(moecclRouting_t* out, moecclRoutingInfo_t* about) {
+  MOECCL_EP_TRY(routing(pairs(), nullptr, out));
+  return info(*out, about);
+}
+
 ncclResult_t Handle::count() {
   if (counted == routed->version) return ncclSuccess;
-  moecclRouting_t by_pairs = nullptr;
+  moecclRouting_t routing = nullptr;
   moecclRoutingInfo_t about;
-  MOECCL_EP_TRY(routing(pairs(), nullptr, &by_pairs));
-  MOECCL_EP_TRY(info(by_pairs, &about));
+  MOECCL_EP_TRY(by_pairs(&routing, &about));
   counts.assign(about.expert_counts, about.expert_counts + about.n_local_experts);
   offsets.clear();
   n_rows = about.n_rows;
@@ -221,10 +225,9 @@ void Handle::refuse_count() {
 
 ncclResult_t Handle::exchange(const float* weights, std::vector<float>* got) {
   Routed& r = *routed;
-  moecclRouting_t by_pairs = nullptr;
+  moecclRouting_t routing = nullptr;
   moecclRoutingInfo_t about;
-  MOECCL_EP_TRY(routing(pairs(), nullptr, &by_pairs));
-  MOECCL_EP_TRY(info(by_pairs, &about));
+  MOECCL_EP_TRY(by_pairs(&routing, &about));
   const auto k = static_cast<size_t>(top_k);
   // One word more than none, so that the call sees host memory on a rank without tokens or rows.
   std::vector<float> send(2 * r.n_tokens * k + 1), recv(2 * about.n_rows * k + 1);
@@ -232,7 +235,7 @@ ncclResult_t Handle::exchange(const float* weights, std::vector<float>* got) {
     std::memcpy(&send[2 * t * k], &r.index[t * k], k * sizeof(float));
     if (weights != nullptr) std::memcpy(&send[(2 * t + 1) * k], &weights[t * k], k * sizeof(float));
   }
-  MOECCL_EP_TRY(from_moeccl(moecclDispatch(by_pairs, send.data(), recv.data(), nullptr)));
+  MOECCL_EP_TRY(from_moeccl(moecclDispatch(routing, send.data(), recv.data(), nullptr)));
   r.received.resize(about.n_rows * k);
   if (got != nullptr) got->resize(about.n_rows * k);
   for (size_t row = 0; row < about.n_rows; ++row) {

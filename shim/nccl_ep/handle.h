@@ -48,6 +48,8 @@ struct Handle {
   // collective when the choices or the weights are new to this shape.
   ncclResult_t routing(const Shape& shape, const float* weights, moecclRouting_t* routing);
   ncclResult_t info(moecclRouting_t routing, moecclRoutingInfo_t* info) const;
+  // Gets the routing `pairs` of this step's choices; collective when they are new.
+  ncclResult_t by_pairs(moecclRouting_t* routing, moecclRoutingInfo_t* about);
   Shape pairs() const;
   Shape shape(size_t row_bytes, moecclDataType_t type, size_t scale_bytes) const;
   // Sets the counts below. Collective if the choices are new.

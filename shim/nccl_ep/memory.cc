@@ -3,8 +3,6 @@
 
 #include <cstdlib>
 
-#include "shim/nccl/device.h"
-
 namespace moeccl::shim::ep {
 
 Place::Place(const char* function, bool shares_device, cudaStream_t stream,

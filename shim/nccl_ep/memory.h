@@ -6,7 +6,7 @@
 #include <initializer_list>
 #include <vector>
 
-#include "shim/nccl_ep/event.h"
+#include "shim/nccl/device.h"
 #include "shim/nccl_ep/structs.h"
 
 namespace moeccl::shim::ep {
@@ -60,7 +60,7 @@ class Scratch {
   void* data_ = nullptr;
   size_t bytes_ = 0;
   bool on_device_ = false;
-  Event last_use_;
+  device::Event last_use_;
 };
 
 }  // namespace moeccl::shim::ep

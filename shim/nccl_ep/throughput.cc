@@ -83,8 +83,7 @@ ncclResult_t write_received(Handle& h, const Received& to, const Tensor& weights
   MOECCL_EP_TRY(h.exchange(mine.data(), &got));
   moecclRouting_t pairs = nullptr;
   moecclRoutingInfo_t info;
-  MOECCL_EP_TRY(h.routing(h.pairs(), nullptr, &pairs));
-  MOECCL_EP_TRY(h.info(pairs, &info));
+  MOECCL_EP_TRY(h.by_pairs(&pairs, &info));
   const bool expert_major = h.layout == NCCL_EP_LAYOUT_EXPERT_MAJOR;
   const int64_t base = kind == NCCL_EP_EXPERT_ID_GLOBAL ? h.group->first_expert() : 0;
   const size_t width = expert_major ? 1 : k, kept = kept_rows(h);
@@ -121,8 +120,7 @@ ncclResult_t return_weights(Handle& h, const Tensor& weights, const Tensor& out,
   if (r.pairs_version != r.version) MOECCL_EP_TRY(h.exchange(nullptr, nullptr));
   moecclRouting_t pairs = nullptr;
   moecclRoutingInfo_t info;
-  MOECCL_EP_TRY(h.routing(h.pairs(), nullptr, &pairs));
-  MOECCL_EP_TRY(h.info(pairs, &info));
+  MOECCL_EP_TRY(h.by_pairs(&pairs, &info));
   std::vector<float> send(2 * info.n_rows * k + 1, 0.0f), back(2 * r.n_tokens * k + 1);
   each_choice(h, info, [&](size_t row, size_t place, size_t nth, size_t column) {
     send[(2 * row + 1) * k + column] = expert_major ? given[place] : given[row * k + nth];

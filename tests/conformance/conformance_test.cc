@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "tests/conformance/cases.h"
+#include "tests/support/plain_call.h"
 
 namespace moeccl::testing {
 namespace {
@@ -168,36 +169,8 @@ class Runner {
       store(c.type, scalar, 0, scalar_for(c.type, rank_, c.seed));
       if (const moecclResult_t r = moecclRedOpCreatePreMulSum(&op, scalar, c.type, comm_); r != moecclSuccess) return r;
     }
-    moecclResult_t result = moecclInternalError;
-    switch (c.op) {
-      case moecclOpAllReduce:
-        result = moecclAllReduce(p.send, p.recv, c.count, c.type, op, comm_, s);
-        break;
-      case moecclOpReduce:
-        result = moecclReduce(p.send, p.recv, c.count, c.type, op, c.root, comm_, s);
-        break;
-      case moecclOpBroadcast:
-        result = moecclBroadcast(p.send, p.recv, c.count, c.type, c.root, comm_, s);
-        break;
-      case moecclOpAllGather:
-        result = moecclAllGather(p.send, p.recv, c.count, c.type, comm_, s);
-        break;
-      case moecclOpReduceScatter:
-        result = moecclReduceScatter(p.send, p.recv, c.count, c.type, op, comm_, s);
-        break;
-      case moecclOpAllToAll:
-        result = moecclAllToAll(p.send, p.recv, c.count, c.type, comm_, s);
-        break;
-      case moecclOpGather:
-        result = moecclGather(p.send, p.recv, c.count, c.type, c.root, comm_, s);
-        break;
-      case moecclOpScatter:
-        result = moecclScatter(p.send, p.recv, c.count, c.type, c.root, comm_, s);
-        break;
-      default:
-        result = exchange(c, p, s);
-        break;
-    }
+    const bool plain = c.op != moecclOpAllToAllv && c.op != moecclOpSendRecv;
+    const moecclResult_t result = plain ? plain_call(c, op, p.send, p.recv, comm_, s) : exchange(c, p, s);
     if (op != c.reduction) {  // made above
       EXPECT_EQ(moecclRedOpDestroy(op, comm_), moecclSuccess) << moecclGetLastError(comm_);
     }

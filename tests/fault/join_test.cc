@@ -120,6 +120,19 @@ TEST(Join, ARankThatDiesInASplitIsNamedByItsNumberInTheParent) { lose_one_in_a_s
 
 TEST(Join, ARankThatDiesInASplitBetweenHostsIsNamed) { lose_one_in_a_split(two_hosts().get()); }
 
+// Splits the communicator again and again. Returns the first failure and its text, or success after a while.
+std::pair<moecclResult_t, std::string> split_until_it_fails(moecclComm_t comm) {
+  moecclResult_t result = moecclSuccess;
+  std::string text;
+  for (const Stopwatch watch; result == moecclSuccess && watch.fair_ms() < patient_ms(10'000);) {
+    moecclComm_t part = nullptr;
+    result = moecclCommSplit(comm, 0, 0, &part, nullptr);
+    text = moecclGetLastError(comm);
+    MOECCL_EXPECT_OK(moecclCommDestroy(part));
+  }
+  return {result, text};
+}
+
 // Rank 1 leaves the parent as soon as its split has failed, while the others may not have heard of the victim yet.
 TEST(Join, ARankThatLeavesAfterAFailedSplitIsNotNamed) {
   constexpr int kRanks = 4, kVictim = 3;
@@ -137,14 +150,7 @@ TEST(Join, ARankThatLeavesAfterAFailedSplitIsNotNamed) {
     run_ranks(
         kRanks,
         [&](int rank, moecclComm_t comm) {
-          moecclResult_t result = moecclSuccess;
-          std::string text;
-          for (const Stopwatch watch; result == moecclSuccess && watch.fair_ms() < patient_ms(10'000);) {
-            moecclComm_t part = nullptr;
-            result = moecclCommSplit(comm, 0, 0, &part, nullptr);
-            text = moecclGetLastError(comm);
-            MOECCL_EXPECT_OK(moecclCommDestroy(part));
-          }
+          const auto [result, text] = split_until_it_fails(comm);
           EXPECT_TRUE(rank == 1 || ends.wait_for(1));
           MOECCL_EXPECT_OK(moecclCommDestroy(comm));
           ends.arrive();
@@ -170,14 +176,7 @@ TEST(Join, ARevocationDuringASplitIsNoFailureOfARank) {
                     MOECCL_EXPECT_OK(moecclCommRevoke(comm));
                   });
                 }
-                moecclResult_t result = moecclSuccess;
-                std::string text;
-                for (const Stopwatch watch; result == moecclSuccess && watch.fair_ms() < patient_ms(10'000);) {
-                  moecclComm_t part = nullptr;
-                  result = moecclCommSplit(comm, 0, 0, &part, nullptr);
-                  text = moecclGetLastError(comm);
-                  MOECCL_EXPECT_OK(moecclCommDestroy(part));
-                }
+                const auto [result, text] = split_until_it_fails(comm);
                 EXPECT_EQ(result, moecclAborted) << "revocation " << i << " on rank " << rank << ": " << text;
                 if (revokes.joinable()) revokes.join();
               },

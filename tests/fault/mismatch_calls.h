@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/plain_call.h"
 #include "tests/support/ranks.h"
 
 namespace moeccl::testing {
@@ -59,22 +60,6 @@ inline moecclResult_t perform(const Call& c, moecclComm_t comm, Buffers& b) {
     EXPECT_EQ(moecclPlanForce(comm, c.op, c.plan), moecclSuccess) << moecclGetLastError(comm);
   }
   switch (c.op) {
-    case moecclOpAllReduce:
-      return moecclAllReduce(in, out, c.count, c.type, c.reduce, comm, nullptr);
-    case moecclOpReduce:
-      return moecclReduce(in, out, c.count, c.type, c.reduce, c.root, comm, nullptr);
-    case moecclOpBroadcast:
-      return moecclBroadcast(in, out, c.count, c.type, c.root, comm, nullptr);
-    case moecclOpAllGather:
-      return moecclAllGather(in, out, c.count, c.type, comm, nullptr);
-    case moecclOpReduceScatter:
-      return moecclReduceScatter(in, out, c.count, c.type, c.reduce, comm, nullptr);
-    case moecclOpAllToAll:
-      return moecclAllToAll(in, out, c.count, c.type, comm, nullptr);
-    case moecclOpGather:
-      return moecclGather(in, out, c.count, c.type, c.root, comm, nullptr);
-    case moecclOpScatter:
-      return moecclScatter(in, out, c.count, c.type, c.root, comm, nullptr);
     case moecclOpExpertAllReduce: {
       const int32_t slots[kRanks] = {0, 1, 0, 1};  // two experts with two replicas each
       moecclPlacement_t placement = MOECCL_PLACEMENT_INIT;
@@ -83,7 +68,7 @@ inline moecclResult_t perform(const Call& c, moecclComm_t comm, Buffers& b) {
       placement.slot_expert = slots;
       return moecclExpertAllReduce(in, out, c.count, c.type, c.reduce, &placement, comm, nullptr);
     }
-    default: {
+    case moecclOpAllToAllv: {
       std::array<size_t, kRanks> sends, expects, at;
       sends.fill(c.count);
       expects.fill(c.count);
@@ -91,6 +76,8 @@ inline moecclResult_t perform(const Call& c, moecclComm_t comm, Buffers& b) {
       for (size_t r = 0; r < kRanks; ++r) at[r] = r * (c.count + 2);
       return moecclAllToAllv(in, sends.data(), at.data(), out, expects.data(), at.data(), c.type, comm, nullptr);
     }
+    default:
+      return plain_call(c, c.reduce, in, out, comm, nullptr);
   }
 }
 

@@ -134,7 +134,6 @@ bool races([[maybe_unused]] const FieldName& field, [[maybe_unused]] Where where
 }
 
 class MismatchMatrix : public ::testing::TestWithParam<std::tuple<Collective, Where>> {};
-void PrintTo(const Collective& c, std::ostream* out) { *out << c.name; }
 
 TEST_P(MismatchMatrix, EveryFieldIsNamedToEveryRank) {
   const Collective op = std::get<0>(GetParam());

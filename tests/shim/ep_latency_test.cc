@@ -230,6 +230,16 @@ TEST(EpLatency, MaskedRanksGetAndGiveNothing) {
   });
 }
 
+// Expects a failure that the group tells until it is told to forget it.
+void expect_told_once(ncclEpGroup_t group) {
+  int error = -1;
+  EXPECT_NCCL(ncclEpGetAsyncError(group, &error));
+  EXPECT_EQ(error, 1);
+  EXPECT_NCCL(ncclEpErrorClear(group));
+  EXPECT_NCCL(ncclEpGetAsyncError(group, &error));
+  EXPECT_EQ(error, 0) << "the same failure is not told again";
+}
+
 // A rank that has ended fails the operation, and a group that watches for that says so until it is told to forget it.
 TEST(EpLatency, ARankThatEndedIsAnAsyncError) {
   Board* board = new_board();
@@ -245,12 +255,7 @@ TEST(EpLatency, ARankThatEndedIsAnAsyncError) {
                  ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr,
                                                 nullptr, r.stream()));
                  EXPECT_EQ(dispatch(r, handle, t, false, 0), ncclRemoteError) << ncclGetLastError(nullptr);
-                 int error = -1;
-                 EXPECT_NCCL(ncclEpGetAsyncError(r.group(), &error));
-                 EXPECT_EQ(error, 1);
-                 EXPECT_NCCL(ncclEpErrorClear(r.group()));
-                 EXPECT_NCCL(ncclEpGetAsyncError(r.group(), &error));
-                 EXPECT_EQ(error, 0);
+                 expect_told_once(r.group());
                  EXPECT_NCCL(ncclEpHandleDestroy(handle));
                },
                {1});
@@ -282,11 +287,7 @@ TEST(EpLatency, ARankThatEndsLaterIsAnAsyncError) {
                  const ncclResult_t summed = combine(r, handle, t, true, 0);
                  EXPECT_TRUE(summed == ncclRemoteError || (r.memory().device().ok() && summed == ncclSuccess));
                  if (r.memory().device().ok()) r.memory().device().synchronize(r.stream());
-                 EXPECT_NCCL(ncclEpGetAsyncError(r.group(), &error));
-                 EXPECT_EQ(error, 1);
-                 EXPECT_NCCL(ncclEpErrorClear(r.group()));
-                 EXPECT_NCCL(ncclEpGetAsyncError(r.group(), &error));
-                 EXPECT_EQ(error, 0) << "the same failure is not told again";
+                 expect_told_once(r.group());
                  EXPECT_NCCL(ncclEpHandleDestroy(handle));
                },
                {1});

@@ -28,6 +28,10 @@ class Flat {
     in.put(step.values(r.rank()));
     weights.put(step.weights(r.rank()));
   }
+  virtual ~Flat() = default;
+  // What comes with the rows.
+  virtual ncclEpTensor_t* row_weights() { return out_weights.get(); }
+  virtual ncclEpTensor_t* row_choices() { return out_idx.get(); }
   ncclResult_t dispatch(ncclEpHandle_t handle, ncclEpPassDir_t pass, ncclEpExpertIdKind_t kind = {}) {
     auto inputs = ep_init<ncclEpDispatchInputs_t>();
     auto outputs = ep_init<ncclEpDispatchOutputs_t>();
@@ -39,8 +43,8 @@ class Flat {
     config.pass_direction = pass;
     if (pass == NCCL_EP_FWD_PASS) {
       inputs.topk_weights = weights.get();
-      outputs.topk_weights = out_weights.get();
-      outputs.topk_idx = out_idx.get();
+      outputs.topk_weights = row_weights();
+      outputs.topk_idx = row_choices();
     }
     return ncclEpDispatch(handle, &inputs, &outputs, &info, &config, r.stream());
   }
@@ -52,7 +56,7 @@ class Flat {
     outputs.tokens = sums.get();
     config.pass_direction = pass;
     if (pass == NCCL_EP_BWD_PASS) {
-      inputs.topk_weights = out_weights.get();
+      inputs.topk_weights = row_weights();
       outputs.topk_weights = grads.get();
     }
     return ncclEpCombine(handle, &inputs, &outputs, &config, r.stream());
@@ -90,6 +94,24 @@ class Flat {
     out.put(v);
   }
 
+  void expect_forward_pass(const EpStep& step, ncclEpHandle_t handle) {
+    ASSERT_NCCL(dispatch(handle, NCCL_EP_FWD_PASS));
+    expect_rows(step, SIZE_MAX, 0);
+    compute(step, true);
+    ASSERT_NCCL(combine(handle, NCCL_EP_FWD_PASS));
+    EXPECT_EQ(sums.values(), step.sums(r.rank(), true));
+  }
+  // All tokens of the ranks chose one expert of rank 0, which had room for only the first `most` of them.
+  void expect_sums_of_the_first(const EpStep& step) {
+    const std::vector<float> got = sums.values();
+    const size_t before = r.rank() == 0 ? 0 : step.tokens(0);
+    for (size_t i = 0; i < got.size(); ++i) {
+      const size_t token = i / step.hidden;
+      const bool kept = before + token < step.most;
+      ASSERT_EQ(got[i], kept ? step.value(r.rank(), token, i % step.hidden) : 0) << "token " << token;
+    }
+  }
+
   EpRank& r;
   size_t n, k;
   EpMemory& m;
@@ -117,11 +139,7 @@ TEST(EpThroughput, FlatForwardPass) {
       ncclEpHandle_t handle = nullptr;
       ASSERT_NCCL(
           ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_FLAT, t.topk.get(), nullptr, nullptr, r.stream()));
-      ASSERT_NCCL(t.dispatch(handle, NCCL_EP_FWD_PASS));
-      t.expect_rows(step, SIZE_MAX, 0);
-      t.compute(step, true);
-      ASSERT_NCCL(t.combine(handle, NCCL_EP_FWD_PASS));
-      EXPECT_EQ(t.sums.values(), step.sums(rank, true));
+      t.expect_forward_pass(step, handle);
       EXPECT_NCCL(ncclEpHandleDestroy(handle));
     });
   }
@@ -136,11 +154,7 @@ TEST(EpThroughput, TheDefaultStreamServes) {
     ncclEpHandle_t handle = nullptr;
     ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_FLAT, t.topk.get(), nullptr, nullptr, nullptr));
     for (int round = 0; round < 3; ++round) {
-      ASSERT_NCCL(t.dispatch(handle, NCCL_EP_FWD_PASS));
-      t.expect_rows(step, SIZE_MAX, 0);
-      t.compute(step, true);
-      ASSERT_NCCL(t.combine(handle, NCCL_EP_FWD_PASS));
-      EXPECT_EQ(t.sums.values(), step.sums(rank, true));
+      t.expect_forward_pass(step, handle);
     }
     EXPECT_NCCL(ncclEpHandleDestroy(handle));
   });
@@ -224,13 +238,7 @@ TEST(EpThroughput, RowsBeyondTheLimitAreDropped) {
     EXPECT_EQ(total.values()[0], rank == 0 ? static_cast<int64_t>(all) : 0) << "before any is dropped";
     ASSERT_NCCL(t.dispatch(handle, NCCL_EP_FWD_PASS));
     ASSERT_NCCL(t.combine(handle, NCCL_EP_FWD_PASS));
-    const std::vector<float> sums = t.sums.values();
-    const size_t before = rank == 0 ? 0 : step.tokens(0);
-    for (size_t i = 0; i < sums.size(); ++i) {
-      const size_t token = i / step.hidden;
-      const bool kept = before + token < step.most;
-      ASSERT_EQ(sums[i], kept ? step.value(rank, token, i % step.hidden) : 0) << "token " << token;
-    }
+    t.expect_sums_of_the_first(step);
     EXPECT_NCCL(ncclEpHandleDestroy(handle));
   });
 }
@@ -261,26 +269,8 @@ class ExpertMajor : public Flat {
  public:
   ExpertMajor(EpRank& rank, const EpStep& step, size_t rows, size_t align)
       : Flat(rank, step, rows), weight(m, ncclFloat32, {rows}, -7), align_(align) {}
-  ncclResult_t dispatch_rows(ncclEpHandle_t handle, ncclEpPassDir_t pass) {
-    auto inputs = ep_init<ncclEpDispatchInputs_t>();
-    auto outputs = ep_init<ncclEpDispatchOutputs_t>();
-    auto config = ep_init<ncclEpDispatchConfig_t>();
-    inputs.tokens = in.get();
-    outputs.tokens = out.get();
-    config.pass_direction = pass;
-    if (pass == NCCL_EP_FWD_PASS) inputs.topk_weights = weights.get(), outputs.topk_weights = weight.get();
-    return ncclEpDispatch(handle, &inputs, &outputs, nullptr, &config, r.stream());
-  }
-  ncclResult_t combine_rows(ncclEpHandle_t handle, ncclEpPassDir_t pass) {
-    auto inputs = ep_init<ncclEpCombineInputs_t>();
-    auto outputs = ep_init<ncclEpCombineOutputs_t>();
-    auto config = ep_init<ncclEpCombineConfig_t>();
-    inputs.tokens = out.get();
-    outputs.tokens = sums.get();
-    config.pass_direction = pass;
-    if (pass == NCCL_EP_BWD_PASS) inputs.topk_weights = weight.get(), outputs.topk_weights = grads.get();
-    return ncclEpCombine(handle, &inputs, &outputs, &config, r.stream());
-  }
+  ncclEpTensor_t* row_weights() override { return weight.get(); }
+  ncclEpTensor_t* row_choices() override { return nullptr; }
   // Calls body(row, choice) for each row that holds one.
   template <class Body>
   void each_row(const EpStep& step, const Body& body) {
@@ -344,7 +334,7 @@ TEST(EpThroughput, ExpertMajorPassesWithAlignment) {
           EXPECT_TRUE(n[e] == 0 || offsets.values()[e] == first[e]) << "expert " << e;
         }
         EXPECT_EQ(total.values()[0], static_cast<int64_t>(t.n_rows(step)));
-        ASSERT_NCCL(t.dispatch_rows(handle, NCCL_EP_FWD_PASS));
+        ASSERT_NCCL(t.dispatch(handle, NCCL_EP_FWD_PASS));
         std::vector<float> got = t.out.values(), got_weight = t.weight.values();
         got.resize(wanted.size());
         got_weight.resize(weight.size());
@@ -352,14 +342,14 @@ TEST(EpThroughput, ExpertMajorPassesWithAlignment) {
         EXPECT_EQ(got_weight, weight);
         made.resize(t.out.size());
         t.out.put(made);
-        ASSERT_NCCL(t.combine_rows(handle, NCCL_EP_FWD_PASS));
+        ASSERT_NCCL(t.combine(handle, NCCL_EP_FWD_PASS));
         EXPECT_EQ(t.sums.values(), step.sums(rank, true));
-        ASSERT_NCCL(t.dispatch_rows(handle, NCCL_EP_BWD_PASS));
+        ASSERT_NCCL(t.dispatch(handle, NCCL_EP_BWD_PASS));
         got = t.out.values();
         got.resize(wanted.size());
         EXPECT_EQ(got, wanted);
         // The gradients of the weights are the weights that came; those of choices that are none are 0.
-        ASSERT_NCCL(t.combine_rows(handle, NCCL_EP_BWD_PASS));
+        ASSERT_NCCL(t.combine(handle, NCCL_EP_BWD_PASS));
         std::vector<float> grads = step.weights(rank);
         for (size_t i = 0; i < grads.size(); ++i)
           if (step.experts(rank)[i] < 0) grads[i] = 0;
@@ -390,15 +380,9 @@ TEST(EpThroughput, ExpertMajorCountersEndAtTheLimit) {
     const auto most = rank == 0 ? static_cast<int32_t>(step.most) : 0;
     EXPECT_EQ(counts.values(), (std::vector<int32_t>{0, most, 0, 0}));
     EXPECT_EQ(offsets.values(), (std::vector<int32_t>{0, 0, most, most}));
-    ASSERT_NCCL(t.dispatch_rows(handle, NCCL_EP_FWD_PASS));
-    ASSERT_NCCL(t.combine_rows(handle, NCCL_EP_FWD_PASS));
-    const std::vector<float> sums = t.sums.values();
-    const size_t before = rank == 0 ? 0 : step.tokens(0);
-    for (size_t i = 0; i < sums.size(); ++i) {
-      const size_t token = i / step.hidden;
-      ASSERT_EQ(sums[i], before + token < step.most ? step.value(rank, token, i % step.hidden) : 0)
-          << "token " << token;
-    }
+    ASSERT_NCCL(t.dispatch(handle, NCCL_EP_FWD_PASS));
+    ASSERT_NCCL(t.combine(handle, NCCL_EP_FWD_PASS));
+    t.expect_sums_of_the_first(step);
     EXPECT_NCCL(ncclEpHandleDestroy(handle));
   });
 }

@@ -55,6 +55,13 @@ std::vector<std::string> group_folders(const Sysfs& files, const std::string& co
   return folders;
 }
 
+// Calls body(names, folder) for each control group around this process that may limit its memory.
+template <class Body>
+void each_memory_group(const Sysfs& files, const Body& body) {
+  for (const GroupFiles& names : {kVersion1, kVersion2})
+    for (const std::string& folder : group_folders(files, names.controller, names.folder)) body(names, folder);
+}
+
 struct GroupRoom {
   std::string limit_file;
   int64_t limit, left;
@@ -112,10 +119,11 @@ uint32_t cpu_quota(const std::string& root) {
 
 Status control_groups_have(uint64_t bytes, const std::string& root) {
   const Sysfs files(root.empty() ? "/" : root);
-  for (const GroupFiles& names : {kVersion1, kVersion2})
-    for (const std::string& folder : group_folders(files, names.controller, names.folder))
-      MOECCL_TRY(group_has(bytes, files, names, folder));
-  return {};
+  Status enough;
+  each_memory_group(files, [&](const GroupFiles& names, const std::string& folder) {
+    if (enough.ok()) enough = group_has(bytes, files, names, folder);
+  });
+  return enough;
 }
 
 Status host_has(uint64_t bytes, const std::string& root) {
@@ -132,10 +140,10 @@ Status host_has(uint64_t bytes, const std::string& root) {
 uint64_t memory_left(const std::string& root) {
   const Sysfs files(root.empty() ? "/" : root);
   uint64_t left = kUnlimited;
-  for (const GroupFiles& names : {kVersion1, kVersion2})
-    for (const std::string& folder : group_folders(files, names.controller, names.folder))
-      if (const auto room = room_of_group(kUnlimited, files, names, folder); room.has_value())
-        left = std::min(left, static_cast<uint64_t>(room->left));
+  each_memory_group(files, [&](const GroupFiles& names, const std::string& folder) {
+    if (const auto room = room_of_group(kUnlimited, files, names, folder); room.has_value())
+      left = std::min(left, static_cast<uint64_t>(room->left));
+  });
   const std::string meminfo = files.read("proc/meminfo");
   const uint64_t available = entry(meminfo, "MemAvailable:");
   return available == 0 ? left : std::min(left, available + entry(meminfo, "SwapFree:"));
@@ -144,12 +152,11 @@ uint64_t memory_left(const std::string& root) {
 uint64_t memory_limit(const std::string& root) {
   const Sysfs files(root.empty() ? "/" : root);
   uint64_t least = kUnlimited;
-  for (const GroupFiles& names : {kVersion1, kVersion2})
-    for (const std::string& folder : group_folders(files, names.controller, names.folder)) {
-      const int64_t bytes = files.number(format("{}/{}", folder, names.limit), -1);
-      // Version 1 expresses "no limit" as a number near 2^63.
-      if (bytes > 0 && bytes < int64_t{1} << 60) least = std::min(least, static_cast<uint64_t>(bytes));
-    }
+  each_memory_group(files, [&](const GroupFiles& names, const std::string& folder) {
+    const int64_t bytes = files.number(format("{}/{}", folder, names.limit), -1);
+    // Version 1 expresses "no limit" as a number near 2^63.
+    if (bytes > 0 && bytes < int64_t{1} << 60) least = std::min(least, static_cast<uint64_t>(bytes));
+  });
   return least;
 }
 

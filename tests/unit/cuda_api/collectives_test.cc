@@ -5,6 +5,7 @@
 #include <random>
 
 #include "tests/support/cuda_ranks.h"
+#include "tests/support/plain_call.h"
 
 namespace moeccl::testing {
 namespace {
@@ -64,22 +65,6 @@ struct Call {
 
 moecclResult_t issue(const Call& c, const void* in, void* out, moecclComm_t comm, int rank, int n, moecclStream_t s) {
   switch (c.op) {
-    case moecclOpAllReduce:
-      return moecclAllReduce(in, out, c.count, c.type, c.reduce, comm, s);
-    case moecclOpReduce:
-      return moecclReduce(in, out, c.count, c.type, c.reduce, c.root, comm, s);
-    case moecclOpBroadcast:
-      return moecclBroadcast(in, out, c.count, c.type, c.root, comm, s);
-    case moecclOpAllGather:
-      return moecclAllGather(in, out, c.count, c.type, comm, s);
-    case moecclOpReduceScatter:
-      return moecclReduceScatter(in, out, c.count, c.type, c.reduce, comm, s);
-    case moecclOpAllToAll:
-      return moecclAllToAll(in, out, c.count, c.type, comm, s);
-    case moecclOpGather:
-      return moecclGather(in, out, c.count, c.type, c.root, comm, s);
-    case moecclOpScatter:
-      return moecclScatter(in, out, c.count, c.type, c.root, comm, s);
     case moecclOpAllToAllv: {
       std::vector<size_t> out_counts, in_counts, out_at, in_at;
       for (int r = 0; r < n; ++r) {
@@ -91,7 +76,7 @@ moecclResult_t issue(const Call& c, const void* in, void* out, moecclComm_t comm
       return moecclAllToAllv(in, out_counts.data(), out_at.data(), out, in_counts.data(), in_at.data(), c.type, comm,
                              s);
     }
-    default: {  // a ring of messages, and one to itself
+    case moecclOpSendRecv: {  // a ring of messages, and one to itself
       const size_t bytes = moecclTypeSize(c.type) * c.count;
       auto* to = static_cast<char*>(out);
       EXPECT_EQ(moecclGroupStart(), moecclSuccess);
@@ -101,6 +86,8 @@ moecclResult_t issue(const Call& c, const void* in, void* out, moecclComm_t comm
       EXPECT_EQ(moecclRecv(to + bytes, c.count, c.type, rank, comm, s), moecclSuccess);
       return moecclGroupEnd();
     }
+    default:
+      return plain_call(c, c.reduce, in, out, comm, s);
   }
 }
 
