@@ -35,7 +35,8 @@ class Cluster {
   int32_t n_ranks() const { return groups(depth() - 1); }
   // Whether ranks meet across the level: it has several groups in one of the level above.
   bool crossed(size_t level) const { return scale(level) > 1; }
-  // The level whose groups are nodes: the one named node or host, or else the outermost.
+  // The level whose groups are nodes: the one named node or host, or else the outermost. (The library does the same in
+  // plan::far_levels_by_name, and tells nobody by its interface.)
   size_t node_level() const;
   int32_t nodes() const { return groups(node_level()); }
   // GB/s of a rank between groups of the level while all ranks use it. Exits with a message if it is not known.

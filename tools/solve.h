@@ -24,9 +24,9 @@ struct TraceOptions {
   int tokens = 8192, k = 8, experts = 256;  // of a generated trace
   double zipf = 0.8;
 };
-// Which of the choices a command reads: none but the number of tokens, how many rows and experts there are, or which
-// experts.
-enum class Reads { kTokens, kRows, kExperts };
+// Which of the choices a command reads: none but the number of tokens, how many rows and experts there are, which
+// experts, or how often each expert is chosen in all steps of each layer.
+enum class Reads { kTokens, kRows, kExperts, kLoads };
 void add_trace_options(perf::App& app, TraceOptions& options, Reads reads = Reads::kExperts);
 // Exits with a message when the file is not a trace or lacks the step.
 perf::Trace load_trace(const TraceOptions& options);
@@ -49,6 +49,7 @@ inline double change(double before, double after) {
 void add_samples(perf::App& solve, std::function<void()>& run);
 void add_swap(perf::App& solve, std::function<void()>& run);
 void add_replicas(perf::App& solve, std::function<void()>& run);
+void add_balance(perf::App& solve, std::function<void()>& run);
 void add_domains(perf::App& solve, std::function<void()>& run);
 void add_chunks(perf::App& solve, std::function<void()>& run);
 void add_layout(perf::App& solve, std::function<void()>& run);
@@ -59,6 +60,7 @@ inline void add_solve(perf::App& app, std::function<void()>& run) {
   add_samples(*solve, run);
   add_swap(*solve, run);
   add_replicas(*solve, run);
+  add_balance(*solve, run);
   add_domains(*solve, run);
   add_chunks(*solve, run);
   add_layout(*solve, run);

@@ -21,8 +21,10 @@ void add_trace_options(perf::App& app, TraceOptions& o, Reads reads) {
       ->check(perf::range(1, 1 << 24))
       ->excludes(trace);
   if (reads == Reads::kTokens) return;
-  app.add_option("--layer", o.layer, "layer of the trace");
-  app.add_option("--step", o.step, "step of the trace");
+  if (reads != Reads::kLoads) {
+    app.add_option("--layer", o.layer, "layer of the trace");
+    app.add_option("--step", o.step, "step of the trace");
+  }
   app.add_option("--topk", o.k, "generated trace: experts per token")->check(perf::range(1, 64))->excludes(trace);
   app.add_option("--experts", o.experts, "generated trace: experts")->check(perf::range(1, 8192))->excludes(trace);
   if (reads == Reads::kRows) return;

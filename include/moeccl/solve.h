@@ -232,6 +232,53 @@ typedef struct {
   { sizeof(moecclReplicaCost_t), 0, 0, 0, 0, 0, 0, 0 }
 MOECCL_API moecclResult_t moecclReplicaCommTime(const moecclReplicaCost_t* cost, double* static_s, double* adaptive_s);
 
+/* ---- Expert load balance (EPLB) ---- */
+
+/* L layers have E experts each, whose replicas fill S slots of G GPUs on N nodes. GPU g has the S / G slots from
+ * g * S / G on, and node n the G / N GPUs from n * G / N on. The replicas of an expert share its load evenly. As in
+ * DeepSeek's EPLB (github.com/deepseek-ai/EPLB, rebalance_experts), the groups decide about the policy:
+ *   hierarchical, if N divides n_groups: the experts are n_groups groups of consecutive experts, all replicas of a
+ *     group's experts are on one node, and each node has n_groups / N groups. It suits gates that limit a token to few
+ *     groups.
+ *   global, if it does not: a replica may be on any GPU. */
+typedef struct {
+  size_t size;               /* sizeof(moecclBalanceProblem_t) */
+  int32_t n_layers;          /* L */
+  int32_t n_experts;         /* E of a layer */
+  int32_t n_slots;           /* S of a layer, at least E: a multiple of G, at most 65536 */
+  int32_t n_groups, n_nodes; /* N; 0: 1. Hierarchical: n_groups divides E, and N divides G */
+  int32_t n_gpus;            /* G, at most 1024, with at most 1024 slots each */
+  const double* load;        /* [L][E] 0 or more, in any unit, such as tokens; a layer without load keeps `current` */
+  const int32_t* current;    /* [L][S] the expert in each slot now, -1: none; NULL: nothing is placed yet */
+  double move_cost;          /* the load that the fullest GPU has to lose for each expert that a GPU has to receive:
+                                seconds of a transfer / seconds of a unit of load while the placement lasts */
+  double tolerance;          /* searches end when the fullest GPU is so near to its lower bound, relative; 0: 0.001 */
+  int64_t max_work; /* bounds the time of each of a layer's searches, of which there are at most three: loads of
+                       GPUs that it computes. 0: 4096 S; below 0: no search, which gives EPLB's placement */
+} moecclBalanceProblem_t;
+#define MOECCL_BALANCE_PROBLEM_INIT \
+  { sizeof(moecclBalanceProblem_t), 0, 0, 0, 0, 0, 0, NULL, NULL, 0, 0, 0 }
+
+/* A balance is the mean load of a GPU, summed over the layers, divided by the load of each layer's fullest GPU, summed
+ * likewise: 1 is best. Without any load it is 1. */
+typedef struct {
+  size_t size;           /* sizeof(moecclBalanceAnswer_t), set by the caller */
+  double balance;        /* of the returned placement */
+  double balance_before; /* of the current one; 0: there is none, or it has an empty slot or lacks an expert */
+  double balance_greedy; /* of EPLB's */
+  double balance_bound;  /* no placement has more */
+  int64_t moved;         /* experts that GPUs have to receive, in all layers; 0 without a current placement */
+  int32_t kept_layers;   /* layers whose placement is the current one */
+} moecclBalanceAnswer_t;
+
+/* slot_expert[L][S]: the expert in each slot. For each layer the solver lowers the load of the fullest GPU plus
+ * move_cost for each expert that a GPU has to receive. With a move_cost of 0 the fullest GPU never has more load than
+ * with EPLB's greedy method, which is computed in float32 as eplb.py does. With a higher one the sum is never above
+ * that of EPLB's placement nor, if it has the groups on the nodes as above, that of the current one. Among placements
+ * within the tolerance, fewer moves count. Experts that stay on a GPU keep their slots. */
+MOECCL_API moecclResult_t moecclSolveBalance(const moecclBalanceProblem_t* problem, int32_t* slot_expert,
+                                             moecclBalanceAnswer_t* answer);
+
 /* ---- Hybrid domains (HybridEP, Sections III and IV) ---- */
 
 /* Levels are listed outermost first. There are scale[0] workers at level 0, and a worker of level i-1 holds scale[i]

@@ -79,35 +79,43 @@ ncclResult_t Dispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t* input
                       const ncclEpDispatchOutputs_t* outputs, const ncclEpLayoutInfo_t* layout_info,
                       const ncclEpDispatchConfig_t* config, cudaStream_t stream) {
   constexpr const char* kName = "ncclEpDispatch";
-  DispatchCall call{};
-  MOECCL_EP_TRY(take(kName, "inputs", inputs, NCCL_EP_DISPATCH_INPUTS_V1_SIZE, false, &call.inputs));
-  MOECCL_EP_TRY(take(kName, "outputs", outputs, NCCL_EP_DISPATCH_OUTPUTS_V1_SIZE, false, &call.outputs));
-  MOECCL_EP_TRY(take(kName, "layout_info", layout_info, NCCL_EP_LAYOUT_INFO_V1_SIZE, true, &call.layout_info));
-  MOECCL_EP_TRY(take(kName, "config", config, NCCL_EP_DISPATCH_CONFIG_V1_SIZE, true, &call.config));
-  MOECCL_EP_TRY(check_direction(kName, call.config.pass_direction));
-  const ncclEpExpertIdKind_t kind = call.layout_info.recv_topk_idx_kind;
-  if (kind < NCCL_EP_EXPERT_ID_AUTO || kind > NCCL_EP_EXPERT_ID_GLOBAL)
-    return fail(ncclInvalidArgument, std::string(kName) + ": layout_info->recv_topk_idx_kind is " +
-                                         std::to_string(kind) + ": give an ncclEpExpertIdKind_t");
   Handle* h = nullptr;
   InUse in_use;
   MOECCL_EP_TRY(handle_of(kName, handle, &h, &in_use));
+  DispatchCall call{};
   call.stream = stream;
+  const auto read = [&] {
+    MOECCL_EP_TRY(take(kName, "inputs", inputs, NCCL_EP_DISPATCH_INPUTS_V1_SIZE, false, &call.inputs));
+    MOECCL_EP_TRY(take(kName, "outputs", outputs, NCCL_EP_DISPATCH_OUTPUTS_V1_SIZE, false, &call.outputs));
+    MOECCL_EP_TRY(take(kName, "layout_info", layout_info, NCCL_EP_LAYOUT_INFO_V1_SIZE, true, &call.layout_info));
+    MOECCL_EP_TRY(take(kName, "config", config, NCCL_EP_DISPATCH_CONFIG_V1_SIZE, true, &call.config));
+    MOECCL_EP_TRY(check_direction(kName, call.config.pass_direction));
+    const ncclEpExpertIdKind_t kind = call.layout_info.recv_topk_idx_kind;
+    if (kind >= NCCL_EP_EXPERT_ID_AUTO && kind <= NCCL_EP_EXPERT_ID_GLOBAL) return ncclSuccess;
+    return fail(ncclInvalidArgument, std::string(kName) + ": layout_info->recv_topk_idx_kind is " +
+                                         std::to_string(kind) + ": give an ncclEpExpertIdKind_t");
+  };
+  if (const ncclResult_t refused = read(); refused != ncclSuccess)
+    return h->refuse(kName, refused, opening_of_dispatch(*h, call.config.pass_direction), stream);
   return h->group->low_latency() ? dispatch_latency(*h, call) : dispatch_throughput(*h, call);
 }
 
 ncclResult_t Combine(ncclEpHandle_t handle, const ncclEpCombineInputs_t* inputs, const ncclEpCombineOutputs_t* outputs,
                      const ncclEpCombineConfig_t* config, cudaStream_t stream) {
   constexpr const char* kName = "ncclEpCombine";
-  CombineCall call{};
-  MOECCL_EP_TRY(take(kName, "inputs", inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, false, &call.inputs));
-  MOECCL_EP_TRY(take(kName, "outputs", outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, false, &call.outputs));
-  MOECCL_EP_TRY(take(kName, "config", config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, true, &call.config));
-  MOECCL_EP_TRY(check_direction(kName, call.config.pass_direction));
   Handle* h = nullptr;
   InUse in_use;
   MOECCL_EP_TRY(handle_of(kName, handle, &h, &in_use));
+  CombineCall call{};
   call.stream = stream;
+  const auto read = [&] {
+    MOECCL_EP_TRY(take(kName, "inputs", inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, false, &call.inputs));
+    MOECCL_EP_TRY(take(kName, "outputs", outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, false, &call.outputs));
+    MOECCL_EP_TRY(take(kName, "config", config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, true, &call.config));
+    return check_direction(kName, call.config.pass_direction);
+  };
+  if (const ncclResult_t refused = read(); refused != ncclSuccess)
+    return h->refuse(kName, refused, opening_of_combine(*h, call.config.pass_direction), stream);
   return h->group->low_latency() ? combine_latency(*h, call) : combine_throughput(*h, call);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/nccl_ep/handle.h"
 
+#include <algorithm>
 #include <bit>
 #include <optional>
 
@@ -244,6 +245,28 @@ ncclResult_t Handle::exchange(const float* weights, std::vector<float>* got) {
   }
   r.pairs_version = r.version;
   return ncclSuccess;
+}
+
+bool Handle::rows_are_routed() const {
+  return std::any_of(routed->made.begin(), routed->made.end(), [&](const auto& made) {
+    const auto& [shape, m] = made;
+    return m.version == routed->version && shape.scale_bytes == 0 && shape.key() != pairs().key();
+  });
+}
+
+ncclResult_t Handle::refuse(const char* function, ncclResult_t why, Opening opening, cudaStream_t stream) {
+  if (device::captures(stream)) return why;  // where the call is captured, no rank waits for another
+  int32_t word = 0;
+  void* at = &word;
+  const Place place(function, group->member.shares_device != 0, stream, {});
+  // Where this kind of rows has no routing yet, its choices are exchanged on the host first. What was refused may not
+  // tell the kind, so any rows' routing counts.
+  const bool on_device = opening == Opening::kRows && rows_on_device && rows_are_routed();
+  if (on_device) MOECCL_EP_TRY(refusal.take(function, place, sizeof word, &at));
+  (void)moecclAllReduce(at, at, 1, moecclInt32, moecclMax, group->member.comm,
+                        on_device ? place.moeccl_stream() : nullptr);
+  if (on_device) refusal.used(place);
+  return why;
 }
 
 ncclResult_t make_handle(const char* function, ncclEpHandle_t* out, const GroupPtr& group, ncclEpLayout_t layout,

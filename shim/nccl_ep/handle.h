@@ -39,7 +39,8 @@ struct Handle {
         top_k(top_k),
         align(align),
         rows(this->group->config.alloc),
-        scales(this->group->config.alloc) {
+        scales(this->group->config.alloc),
+        refusal(this->group->config.alloc) {
     routed->top_k = top_k;
   }
   // Takes over choices of [tokens][k] that a tensor holds. Local.
@@ -59,6 +60,13 @@ struct Handle {
   // Sends the choices, and the weights if there are any, to the experts' ranks: received[rows][k] is set, and
   // got[rows][k] if weights are given. Collective.
   ncclResult_t exchange(const float* weights, std::vector<float>* got);
+  // What ranks begin a dispatch or combine with: an exchange in host memory, or the rows'.
+  enum class Opening { kHost, kRows };
+  // Ends this rank's part of such a call, which it has refused with `why`, and returns that. This rank calls an
+  // all-reduce instead, so ranks that all refuse go on, and others fail at once because the ranks' calls differ.
+  ncclResult_t refuse(const char* function, ncclResult_t why, Opening opening, cudaStream_t stream);
+  // Returns whether rows that need no scales can move without an exchange before.
+  bool rows_are_routed() const;
 
   GroupPtr group;
   ncclEpLayout_t layout;
@@ -77,6 +85,8 @@ struct Handle {
   size_t n_dense = 0;
   uint64_t dispatched = 0;                         // the version of the choices that `runs` belong to
   Scratch rows, scales;                            // in between, where a routing's rows are not the program's
+  bool rows_on_device = false;                     // the last dispatch's
+  Scratch refusal;                                 // the word of refuse()
   std::function<ncclResult_t(cudaStream_t)> rest;  // what ncclEpComplete has to do
 };
 
@@ -109,6 +119,8 @@ ncclResult_t dispatch_throughput(Handle& h, const DispatchCall& call);
 ncclResult_t combine_throughput(Handle& h, const CombineCall& call);
 ncclResult_t dispatch_latency(Handle& h, const DispatchCall& call);
 ncclResult_t combine_latency(Handle& h, const CombineCall& call);
+Handle::Opening opening_of_dispatch(const Handle& h, ncclEpPassDir_t direction);
+Handle::Opening opening_of_combine(const Handle& h, ncclEpPassDir_t direction);
 
 // The rows of a dispatch, after the checks of its recipe.
 struct Rows {

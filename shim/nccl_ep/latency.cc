@@ -2,6 +2,7 @@
 // Low latency: received rows have places, by expert or by source rank, in a tensor with room for all that could come.
 // Routings bring them densely, and from there they are copied to their places. The choices are read at each dispatch.
 #include <algorithm>
+#include <optional>
 
 #include "shim/nccl_ep/handle.h"
 
@@ -103,6 +104,21 @@ ncclResult_t no_backward(const char* function, ncclEpPassDir_t direction) {
       std::string(function) + ": low-latency mode has no backward pass: use a group of NCCL_EP_ALGO_HIGH_THROUGHPUT");
 }
 
+// Reads weights[tokens][k] as MoECCL takes them: each counts at the column that stands for its choice.
+ncclResult_t read_weights(const Tensors& tensors, const Routed& r, const CombineCall& call, const Place& at,
+                          std::vector<float>* out) {
+  const auto k = static_cast<size_t>(r.top_k);
+  Tensor weights;
+  MOECCL_EP_TRY(tensors.need("outputs->topk_weights", call.outputs.topk_weights, &weights));
+  MOECCL_EP_TRY(tensors.check(weights, {ncclFloat32}, {r.n_tokens, k}));
+  MOECCL_EP_TRY(at.wait());
+  std::vector<float> given(r.n_tokens * k);
+  MOECCL_EP_TRY(at.read(given.data(), weights.data, given.size() * sizeof(float)));
+  out->assign(given.size() + 1, 0.0f);  // not empty, so that all ranks give weights
+  for (size_t i = 0; i < given.size(); ++i) (*out)[i / k * k + r.first[i]] += given[i];
+  return ncclSuccess;
+}
+
 // Does the rest of an operation: now, or in ncclEpComplete after a call that only sends.
 ncclResult_t finish(Handle& h, bool later, cudaStream_t stream, std::function<ncclResult_t(cudaStream_t)> rest) {
   if (!later) return rest(stream);
@@ -115,20 +131,29 @@ ncclResult_t finish(Handle& h, bool later, cudaStream_t stream, std::function<nc
 ncclResult_t dispatch_latency(Handle& h, const DispatchCall& call) {
   const Group& g = *h.group;
   const Tensors tensors("ncclEpDispatch", g.comm);
-  MOECCL_EP_TRY(no_backward(tensors.function(), call.config.pass_direction));
-  MOECCL_EP_TRY(not_while_staged(h, tensors.function()));
-  if (!h.topk_idx)
-    return fail(ncclInvalidUsage, "ncclEpDispatch: the handle has no choices yet: call ncclEpUpdateHandle before");
   Rows rows;
   Received received;
-  MOECCL_EP_TRY(read_rows(tensors, h, call, &rows));
-  MOECCL_EP_TRY(tensors.check(rows.in, {}, {h.topk_idx.rows(), rows.in.sizes[1]}));
-  MOECCL_EP_TRY(read_received(tensors, h, call, &received));
-  if (g.config.zero_copy == NCCL_EP_ZERO_COPY_ON && (!by_rank(h) || !(rows.out.in_window || rows.out_scales.in_window)))
-    return tensors.refuse(rows.out, "is in no window, or not rank-major, which the group's zero_copy asks for");
-  const Place at(tensors.function(), g.member.shares_device != 0, call.stream, {&rows.in, &rows.out});
-  MOECCL_EP_TRY(at.wait());
-  MOECCL_EP_TRY(h.choose(h.topk_idx, at));
+  std::optional<Place> place;
+  const auto take_over = [&] {
+    MOECCL_EP_TRY(no_backward(tensors.function(), call.config.pass_direction));
+    MOECCL_EP_TRY(not_while_staged(h, tensors.function()));
+    if (!h.topk_idx)
+      return fail(ncclInvalidUsage, "ncclEpDispatch: the handle has no choices yet: call ncclEpUpdateHandle before");
+    MOECCL_EP_TRY(read_rows(tensors, h, call, &rows));
+    MOECCL_EP_TRY(tensors.check(rows.in, {}, {h.topk_idx.rows(), rows.in.sizes[1]}));
+    MOECCL_EP_TRY(read_received(tensors, h, call, &received));
+    const bool in_window = by_rank(h) && (rows.out.in_window || rows.out_scales.in_window);
+    if (g.config.zero_copy == NCCL_EP_ZERO_COPY_ON && !in_window)
+      return tensors.refuse(rows.out, "is in no window, or not rank-major, which the group's zero_copy asks for");
+    place.emplace(tensors.function(), g.member.shares_device != 0, call.stream,
+                  std::initializer_list<const Tensor*>{&rows.in, &rows.out});
+    MOECCL_EP_TRY(place->wait());
+    return h.choose(h.topk_idx, *place);
+  };
+  if (const ncclResult_t refused = take_over(); refused != ncclSuccess)
+    return h.refuse(tensors.function(), refused, Handle::Opening::kHost, call.stream);
+  const Place& at = *place;
+  h.rows_on_device = at.on_device();
   moecclRouting_t routing = nullptr;
   moecclRoutingInfo_t info;
   MOECCL_EP_TRY(h.routing(h.shape(rows.row_bytes, rows.type, rows.scale_bytes), nullptr, &routing));
@@ -162,28 +187,23 @@ ncclResult_t dispatch_latency(Handle& h, const DispatchCall& call) {
 ncclResult_t combine_latency(Handle& h, const CombineCall& call) {
   const Group& g = *h.group;
   const Tensors tensors("ncclEpCombine", g.comm);
-  MOECCL_EP_TRY(no_backward(tensors.function(), call.config.pass_direction));
-  MOECCL_EP_TRY(not_while_staged(h, tensors.function()));
-  if (h.dispatched == 0 || h.dispatched != h.routed->version)
-    return fail(ncclInvalidUsage, "ncclEpCombine: the handle has dispatched nothing yet: call ncclEpDispatch before");
   Sums sums;
-  Tensor weights;
-  MOECCL_EP_TRY(read_sums(tensors, h, call, &sums));
-  const auto k = static_cast<size_t>(h.top_k);
-  const Routed& r = *h.routed;
-  if (!by_rank(h)) {
-    MOECCL_EP_TRY(tensors.need("outputs->topk_weights", call.outputs.topk_weights, &weights));
-    MOECCL_EP_TRY(tensors.check(weights, {ncclFloat32}, {r.n_tokens, k}));
-  }
-  const Place at(tensors.function(), g.member.shares_device != 0, call.stream, {&sums.in, &sums.out});
-  if (!by_rank(h) || !at.on_device()) MOECCL_EP_TRY(at.wait());
   std::vector<float> mine;
-  if (!by_rank(h)) {
-    std::vector<float> given(r.n_tokens * k);
-    MOECCL_EP_TRY(at.read(given.data(), weights.data, given.size() * sizeof(float)));
-    mine.assign(given.size() + 1, 0.0f);  // not empty, so that all ranks give weights
-    for (size_t i = 0; i < given.size(); ++i) mine[i / k * k + r.first[i]] += given[i];
-  }
+  std::optional<Place> place;
+  const auto take_over = [&] {
+    MOECCL_EP_TRY(no_backward(tensors.function(), call.config.pass_direction));
+    MOECCL_EP_TRY(not_while_staged(h, tensors.function()));
+    if (h.dispatched == 0 || h.dispatched != h.routed->version)
+      return fail(ncclInvalidUsage, "ncclEpCombine: the handle has dispatched nothing yet: call ncclEpDispatch before");
+    MOECCL_EP_TRY(read_sums(tensors, h, call, &sums));
+    place.emplace(tensors.function(), g.member.shares_device != 0, call.stream,
+                  std::initializer_list<const Tensor*>{&sums.in, &sums.out});
+    if (!by_rank(h)) return read_weights(tensors, *h.routed, call, *place, &mine);
+    return place->on_device() ? ncclSuccess : place->wait();
+  };
+  if (const ncclResult_t refused = take_over(); refused != ncclSuccess)
+    return h.refuse(tensors.function(), refused, opening_of_combine(h, NCCL_EP_FWD_PASS), call.stream);
+  const Place& at = *place;
   moecclRouting_t routing = nullptr;
   MOECCL_EP_TRY(h.routing(h.shape(sums.row_bytes, sums.type, 0), by_rank(h) ? nullptr : mine.data(), &routing));
   void* dense = nullptr;

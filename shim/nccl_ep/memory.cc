@@ -81,8 +81,9 @@ ncclResult_t Place::put_counts(const Tensor& to, const std::vector<int64_t>& cou
 
 ncclResult_t Scratch::take(const char* function, const Place& at, size_t bytes, void** out) {
   bytes = std::max<size_t>(bytes, 1);
+  const bool captures = at.on_device() && device::captures(at.stream());
   if (bytes > bytes_ || at.on_device() != on_device_) {
-    if (at.on_device() && device::captures(at.stream()))
+    if (captures)
       return fail(ncclInvalidUsage, std::string(function) + ": the stream is being captured, and the handle needs " +
                                         std::to_string(bytes) +
                                         " bytes for rows in between, more than it has: make such a call before the "
@@ -101,27 +102,38 @@ ncclResult_t Scratch::take(const char* function, const Place& at, size_t bytes, 
                                        (on_device_ ? "device" : "host") + " memory for rows in between");
     bytes_ = bytes;
   }
+  captured_ |= captures;
   *out = data_;
   return ncclSuccess;
 }
 
 Scratch::~Scratch() {
   last_use_.wait();  // the streams may be gone, so none of them can order this
+  captured_ = false;
   release(nullptr);
+  for (void* const memory : of_graphs_) give_back(memory, nullptr);
 }
 
 void Scratch::release(cudaStream_t stream) {
   if (data_ == nullptr) return;
-  if (!on_device_) {
+  if (captured_)
+    of_graphs_.push_back(data_);
+  else if (on_device_)
+    give_back(data_, stream);
+  else
     std::free(data_);
-  } else if (alloc_.free_fn != nullptr) {
-    last_use_.wait();
-    (void)alloc_.free_fn(data_, alloc_.context);
-  } else {
-    (void)device::release_on(data_, stream);
-  }
   data_ = nullptr;
   bytes_ = 0;
+  captured_ = false;
+}
+
+void Scratch::give_back(void* device_memory, cudaStream_t stream) {
+  if (alloc_.free_fn == nullptr) {
+    (void)device::release_on(device_memory, stream);
+    return;
+  }
+  last_use_.wait();
+  (void)alloc_.free_fn(device_memory, alloc_.context);
 }
 
 }  // namespace moeccl::shim::ep

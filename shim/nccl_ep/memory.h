@@ -39,7 +39,8 @@ class Place {
   cudaStream_t stream_;
 };
 
-// Memory that grows as calls need it, of the kind that the last one needed. It is freed after the work that uses it.
+// Memory that grows as calls need it, of the kind that the last one needed. It is freed after the work that uses it;
+// what a captured call uses stays until the object ends, because the graph may run at any time.
 class Scratch {
  public:
   explicit Scratch(const ncclEpAllocConfig_t& alloc) : alloc_(alloc) {}
@@ -47,7 +48,8 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   // Returns at least one byte in *out. If it has to grow, what was there is lost, after the stream's earlier work; on a
-  // stream that is being captured that is InvalidUsage, because the graph would own the new memory.
+  // stream that is being captured that is InvalidUsage, because the graph would own the new memory. What earlier graphs
+  // hold is not given back, and later calls use other memory.
   ncclResult_t take(const char* function, const Place& at, size_t bytes, void** out);
   // To be called when the work that uses it is on the stream.
   void used(const Place& at) {
@@ -56,10 +58,12 @@ class Scratch {
 
  private:
   void release(cudaStream_t stream);
+  void give_back(void* device_memory, cudaStream_t stream);
   const ncclEpAllocConfig_t& alloc_;
   void* data_ = nullptr;
   size_t bytes_ = 0;
-  bool on_device_ = false;
+  bool on_device_ = false, captured_ = false;  // a graph holds data_
+  std::vector<void*> of_graphs_;               // device memory that was data_ when a call was captured
   device::Event last_use_;
 };
 

@@ -62,7 +62,11 @@ ncclResult_t fail(ncclResult_t code, const std::string& text) {
 }
 
 ncclResult_t from_moeccl(moecclResult_t result) {
-  return result == moecclSuccess ? ncclSuccess : hooks()->failed(result);
+  if (result == moecclSuccess) return ncclSuccess;
+  const ncclResult_t code = hooks()->failed(result);
+  if (result != moecclMismatch) return code;
+  return fail(code, std::string(moecclGetLastError(nullptr)) +
+                        " (a rank that calls allreduce here has refused its call: ncclGetLastError there says why)");
 }
 
 }  // namespace moeccl::shim::ep

@@ -18,7 +18,8 @@ const moecclNcclHooks* hooks(std::string* why = nullptr);
 
 // Keeps the message for ncclGetLastError, or writes it to stderr without the shim, and returns the code.
 ncclResult_t fail(ncclResult_t code, const std::string& text);
-// Does the same for a failed call of MoECCL on this thread; returns ncclSuccess for moecclSuccess.
+// Does the same for a failed call of MoECCL on this thread, and says what an all-reduce among other ranks' calls means
+// (Handle::refuse); returns ncclSuccess for moecclSuccess.
 ncclResult_t from_moeccl(moecclResult_t result);
 
 // Runs `body` (returning ncclResult_t) so that no exception escapes.

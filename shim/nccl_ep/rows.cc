@@ -90,6 +90,17 @@ ncclResult_t move_rows(moecclRouting_t routing, const Rows& rows, void* out, voi
   return from_moeccl(moecclDispatchScaled(routing, rows.in.data, rows.in_scales.data, out, out_scales, stream));
 }
 
+Handle::Opening opening_of_dispatch(const Handle& h, ncclEpPassDir_t direction) {
+  const bool asks_host = h.group->low_latency() || direction == NCCL_EP_FWD_PASS;
+  return asks_host ? Handle::Opening::kHost : Handle::Opening::kRows;
+}
+
+Handle::Opening opening_of_combine(const Handle& h, ncclEpPassDir_t direction) {
+  const bool asks_host =
+      h.group->low_latency() ? h.layout == NCCL_EP_LAYOUT_EXPERT_MAJOR : direction == NCCL_EP_BWD_PASS;
+  return asks_host ? Handle::Opening::kHost : Handle::Opening::kRows;
+}
+
 ncclResult_t read_sums(const Tensors& tensors, const Handle& h, const CombineCall& call, Sums* s) {
   MOECCL_EP_TRY(tensors.need("inputs->tokens", call.inputs.tokens, &s->in));
   if (call.config.quant_recipe == NCCL_EP_COMB_QUANT_NVFP4)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // High throughput: rows lie densely, one for each token and rank (flat) or for each choice (expert-major).
 #include <numeric>
+#include <optional>
 
 #include "shim/nccl_ep/handle.h"
 
@@ -43,6 +44,11 @@ void each_choice(const Handle& h, const moecclRoutingInfo_t& pairs, const Body& 
       body(row, at, static_cast<size_t>(c - begin), column);
     }
   }
+}
+
+ncclResult_t check_window(const Tensors& tensors, const Handle& h, const Tensor& t) {
+  if (h.group->config.zero_copy != NCCL_EP_ZERO_COPY_ON || t.in_window) return ncclSuccess;
+  return tensors.refuse(t, "is in no window, which the group's zero_copy asks for: give win_hdl");
 }
 
 // Rows and their weights are of one set: a rank that gets none may give empty tensors, but then both.
@@ -139,28 +145,35 @@ ncclResult_t return_weights(Handle& h, const Tensor& weights, const Tensor& out,
 ncclResult_t dispatch_throughput(Handle& h, const DispatchCall& call) {
   const Group& g = *h.group;
   const Tensors tensors("ncclEpDispatch", g.comm);
-  MOECCL_EP_TRY(needs_choices(tensors.function(), h));
+  const bool forward = call.config.pass_direction == NCCL_EP_FWD_PASS;
   Rows rows;
   Received received;
   Tensor weights;
-  MOECCL_EP_TRY(read_rows(tensors, h, call, &rows));
-  MOECCL_EP_TRY(tensors.read("inputs->topk_weights", call.inputs.topk_weights, &weights));
-  MOECCL_EP_TRY(read_received(tensors, h, call, &received));
-  MOECCL_EP_TRY(check_rows(tensors, h, rows.out, true));
-  const bool forward = call.config.pass_direction == NCCL_EP_FWD_PASS;
-  MOECCL_EP_TRY(tensors.check(rows.in, {}, {h.routed->n_tokens, rows.in.sizes[1]}));
-  if (forward) {
-    if (!weights) return tensors.refuse(weights, "is NULL: the forward pass needs it");
-    MOECCL_EP_TRY(tensors.check(weights, {ncclFloat32}, {h.routed->n_tokens, static_cast<size_t>(h.top_k)}));
-    MOECCL_EP_TRY(check_both_empty(tensors, rows.out, received.weights));
-    MOECCL_EP_TRY(check_rows(tensors, h, received.weights, false));
-  } else {
-    MOECCL_EP_TRY(tensors.refuse_if_given(weights, "in the backward pass"));
-  }
-  if (g.config.zero_copy == NCCL_EP_ZERO_COPY_ON && !rows.out.in_window)
-    return tensors.refuse(rows.out, "is in no window, which the group's zero_copy asks for: give win_hdl");
-  const Place at(tensors.function(), g.member.shares_device != 0, call.stream, {&rows.in, &rows.out});
-  if (forward || !at.on_device()) MOECCL_EP_TRY(at.wait());
+  std::optional<Place> place;
+  const auto take_over = [&] {
+    MOECCL_EP_TRY(needs_choices(tensors.function(), h));
+    MOECCL_EP_TRY(read_rows(tensors, h, call, &rows));
+    MOECCL_EP_TRY(tensors.read("inputs->topk_weights", call.inputs.topk_weights, &weights));
+    MOECCL_EP_TRY(read_received(tensors, h, call, &received));
+    MOECCL_EP_TRY(check_rows(tensors, h, rows.out, true));
+    MOECCL_EP_TRY(tensors.check(rows.in, {}, {h.routed->n_tokens, rows.in.sizes[1]}));
+    if (forward) {
+      if (!weights) return tensors.refuse(weights, "is NULL: the forward pass needs it");
+      MOECCL_EP_TRY(tensors.check(weights, {ncclFloat32}, {h.routed->n_tokens, static_cast<size_t>(h.top_k)}));
+      MOECCL_EP_TRY(check_both_empty(tensors, rows.out, received.weights));
+      MOECCL_EP_TRY(check_rows(tensors, h, received.weights, false));
+    } else {
+      MOECCL_EP_TRY(tensors.refuse_if_given(weights, "in the backward pass"));
+    }
+    MOECCL_EP_TRY(check_window(tensors, h, rows.out));
+    place.emplace(tensors.function(), g.member.shares_device != 0, call.stream,
+                  std::initializer_list<const Tensor*>{&rows.in, &rows.out});
+    return forward || !place->on_device() ? place->wait() : ncclSuccess;
+  };
+  if (const ncclResult_t refused = take_over(); refused != ncclSuccess)
+    return h.refuse(tensors.function(), refused, opening_of_dispatch(h, call.config.pass_direction), call.stream);
+  const Place& at = *place;
+  h.rows_on_device = at.on_device();
   if (forward) MOECCL_EP_TRY(write_received(h, received, weights, call.layout_info.recv_topk_idx_kind, at));
   moecclRouting_t routing = nullptr;
   MOECCL_EP_TRY(h.routing(h.shape(rows.row_bytes, rows.type, rows.scale_bytes), nullptr, &routing));
@@ -183,29 +196,35 @@ ncclResult_t dispatch_throughput(Handle& h, const DispatchCall& call) {
 ncclResult_t combine_throughput(Handle& h, const CombineCall& call) {
   const Group& g = *h.group;
   const Tensors tensors("ncclEpCombine", g.comm);
-  MOECCL_EP_TRY(needs_choices(tensors.function(), h));
   const bool forward = call.config.pass_direction == NCCL_EP_FWD_PASS;
+  const auto k = static_cast<size_t>(h.top_k);
   Sums sums;
   Tensor weights, weights_out;
-  MOECCL_EP_TRY(read_sums(tensors, h, call, &sums));
-  MOECCL_EP_TRY(tensors.read("inputs->topk_weights", call.inputs.topk_weights, &weights));
-  if (forward) MOECCL_EP_TRY(tensors.refuse_if_given(weights, "in the forward pass"));
-  MOECCL_EP_TRY(check_rows(tensors, h, sums.in, false));
-  const auto k = static_cast<size_t>(h.top_k);
-  if (!forward) {
-    MOECCL_EP_TRY(tensors.need("inputs->topk_weights", call.inputs.topk_weights, &weights));
-    MOECCL_EP_TRY(tensors.need("outputs->topk_weights", call.outputs.topk_weights, &weights_out));
-    MOECCL_EP_TRY(tensors.check(weights, {ncclFloat32},
-                                h.layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? std::vector<size_t>{Tensors::kAny}
-                                                                        : std::vector<size_t>{Tensors::kAny, k}));
-    MOECCL_EP_TRY(check_both_empty(tensors, sums.in, weights));
-    MOECCL_EP_TRY(check_rows(tensors, h, weights, false));
-    MOECCL_EP_TRY(tensors.check(weights_out, {ncclFloat32}, {h.routed->n_tokens, k}));
-  }
-  if (g.config.zero_copy == NCCL_EP_ZERO_COPY_ON && !sums.in.in_window)
-    return tensors.refuse(sums.in, "is in no window, which the group's zero_copy asks for: give win_hdl");
-  const Place at(tensors.function(), g.member.shares_device != 0, call.stream, {&sums.in, &sums.out});
-  if (!forward || !at.on_device()) MOECCL_EP_TRY(at.wait());
+  std::optional<Place> place;
+  const auto take_over = [&] {
+    MOECCL_EP_TRY(needs_choices(tensors.function(), h));
+    MOECCL_EP_TRY(read_sums(tensors, h, call, &sums));
+    MOECCL_EP_TRY(tensors.read("inputs->topk_weights", call.inputs.topk_weights, &weights));
+    if (forward) MOECCL_EP_TRY(tensors.refuse_if_given(weights, "in the forward pass"));
+    MOECCL_EP_TRY(check_rows(tensors, h, sums.in, false));
+    if (!forward) {
+      MOECCL_EP_TRY(tensors.need("inputs->topk_weights", call.inputs.topk_weights, &weights));
+      MOECCL_EP_TRY(tensors.need("outputs->topk_weights", call.outputs.topk_weights, &weights_out));
+      MOECCL_EP_TRY(tensors.check(weights, {ncclFloat32},
+                                  h.layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? std::vector<size_t>{Tensors::kAny}
+                                                                          : std::vector<size_t>{Tensors::kAny, k}));
+      MOECCL_EP_TRY(check_both_empty(tensors, sums.in, weights));
+      MOECCL_EP_TRY(check_rows(tensors, h, weights, false));
+      MOECCL_EP_TRY(tensors.check(weights_out, {ncclFloat32}, {h.routed->n_tokens, k}));
+    }
+    MOECCL_EP_TRY(check_window(tensors, h, sums.in));
+    place.emplace(tensors.function(), g.member.shares_device != 0, call.stream,
+                  std::initializer_list<const Tensor*>{&sums.in, &sums.out});
+    return forward && place->on_device() ? ncclSuccess : place->wait();
+  };
+  if (const ncclResult_t refused = take_over(); refused != ncclSuccess)
+    return h.refuse(tensors.function(), refused, opening_of_combine(h, call.config.pass_direction), call.stream);
+  const Place& at = *place;
   if (!forward) MOECCL_EP_TRY(return_weights(h, weights, weights_out, at));
   moecclRouting_t routing = nullptr;
   MOECCL_EP_TRY(h.routing(h.shape(sums.row_bytes, sums.type, 0), nullptr, &routing));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Entry points of expert replication.
+// Entry points of expert replication and expert load balance.
 #include "src/api/solve_args.h"
+#include "src/solve/balance.h"
 #include "src/solve/checks.h"
 #include "src/solve/replica_place.h"
 #include "src/solve/replicate.h"
@@ -74,6 +75,19 @@ moecclResult_t moecclReplicaSplit(const moecclReplicaProblem_t* problem, const i
     MOECCL_TRY(api::require(split, "split", "room for [n_slots][n_ranks] counts"));
     MOECCL_TRY(solve::check_slots(slot_expert, p.n_ranks * p.slots_per_rank, p.n_experts));
     solve::split_tokens(p, slot_expert, split);
+    return {};
+  });
+}
+
+moecclResult_t moecclSolveBalance(const moecclBalanceProblem_t* problem, int32_t* slot_expert,
+                                  moecclBalanceAnswer_t* answer) {
+  return api::guarded(nullptr, [&]() -> Status {
+    MOECCL_ASSIGN_OR_RETURN(const moecclBalanceProblem_t p, api::take(problem, solve::checked));
+    MOECCL_TRY(api::require(slot_expert, "slot_expert", "room for n_layers * n_slots experts"));
+    MOECCL_TRY(api::check_answer(answer));
+    moecclBalanceAnswer_t made{};
+    solve::solve_balance(p, slot_expert, &made);
+    give(made, answer);
     return {};
   });
 }

@@ -183,6 +183,8 @@ constexpr Variable kVariables[] = {
     {"MOECCL_NET", "verbs, tcp, plugin or plugin:NAME", parse_net},
     {"MOECCL_NET_PLUGIN", "a comma list of net plugins, or none", words<&Env::net_plugin>, Variable::kFile,
      "NCCL_NET_PLUGIN"},
+    {"MOECCL_PROFILER_PLUGIN", "a file, the middle of libnccl-profiler-<name>.so, or none",
+     words<&Env::profiler_plugin>, Variable::kFile, "NCCL_PROFILER_PLUGIN"},
     {"MOECCL_SOCKET_IFNAME", "beginnings of interface names, eth,ib0; = before them for whole names, ^ for all others",
      words<&Env::socket_ifname, 1024>, Variable::kPlain, "NCCL_SOCKET_IFNAME"},
     {"MOECCL_SOCKET_STREAMS", "connections per peer and interface, 1 to 8; 0 for automatic",
@@ -244,10 +246,15 @@ constexpr Variable kVariables[] = {
 //   MOECCL_SHIM_MPI | shims for NCCL and MPI programs | on, always or off | on | When the MPI shim takes over a
 //     communicator: at its ninth collective, at its first, or never.
 //   MOECCL_TUNER_RAILS | the tuner for NCCL | 1 to 64 | 1 | How many links of the measured kind a host uses at once.
+//   MOECCL_TIMELINE_FILE | the timeline plugin | a path | moeccl-timeline | The trace, to which ".HOST.PID.json" is
+//     appended, or in which %h and %p are replaced.
+//   MOECCL_TIMELINE_EVENTS | the timeline plugin | 1 to 10000000 | 65536 | How many operations of a process are kept,
+//     the newest ones, in about 100 bytes each.
 
 // The variables of the comment above, which tools/check-docs compares with it.
-constexpr std::string_view kElsewhere[] = {"MOECCL_SHIM_MODE",  "MOECCL_SHIM_NCCL", "MOECCL_SHIM_VERSION",
-                                           "MOECCL_SHIM_QUIET", "MOECCL_SHIM_MPI",  "MOECCL_TUNER_RAILS"};
+constexpr std::string_view kElsewhere[] = {"MOECCL_SHIM_MODE",     "MOECCL_SHIM_NCCL",      "MOECCL_SHIM_VERSION",
+                                           "MOECCL_SHIM_QUIET",    "MOECCL_SHIM_MPI",       "MOECCL_TUNER_RAILS",
+                                           "MOECCL_TIMELINE_FILE", "MOECCL_TIMELINE_EVENTS"};
 
 // How many letters must be added, removed or replaced to turn one name into the other (Levenshtein).
 size_t letters_apart(std::string_view a, std::string_view b) {

@@ -80,6 +80,10 @@ struct Env {
   // MOECCL_NET_PLUGIN, else NCCL_NET_PLUGIN: which of NCCL's net plugins may be loaded: a list such as "aws-ofi,ucx" of
   // files or names as in libnccl-net-<name>.so, or "none". Empty: libnccl-net.so, if there is one.
   std::string net_plugin;
+  // MOECCL_PROFILER_PLUGIN, else NCCL_PROFILER_PLUGIN: the profiler plugin made for NCCL that is told of every
+  // operation (docs/plugins.md): a file, a name as in libnccl-profiler-<name>.so, or "none". Empty:
+  // libnccl-profiler.so, if there is one.
+  std::string profiler_plugin;
   // MOECCL_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME: interfaces for data between hosts, by the beginnings of their names,
   // as in NCCL: "eth,ib0"; "=eth0,eth1" by their whole names; "^docker" or "^=docker0,lo" for all but these. Empty:
   // all that are up, except loopback; of these, those slower than a quarter of the fastest carry nothing.

@@ -22,7 +22,7 @@ void AgreedTask::take_number() {
 
 void AgreedTask::note_begin() {
   if (record_ != 0) return;
-  record_ = fabric().recorder.begin(sequence_, op_.signature);
+  record_ = fabric().recorder.begin(sequence_, op_);
   began_ = fabric().recorder.newest_began();
 }
 

@@ -34,7 +34,7 @@ size_t record(Fabric& fabric, const Message& message) {
   signature.type = message.type;
   signature.count = message.bytes / moecclTypeSize(message.type);
   signature.root = message.peer;
-  const size_t made = fabric.recorder.begin(0, signature);
+  const size_t made = fabric.recorder.begin_message(signature, message.is_send, message.data);
   fabric.recorder.chose(made, message.is_send ? "send" : "receive");
   return made;
 }

@@ -2,12 +2,45 @@
 #include "src/exec/recorder.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "src/base/clock.h"
 #include "src/base/data_type.h"
 #include "src/base/ticks.h"
 
 namespace moeccl::exec {
+namespace {
+
+// NCCL's names. Its interface has none for uint8, and plugins derive sizes from the names that they know.
+const char* nccls_name(moecclDataType_t type) {
+  static constexpr const char* kNames[] = {"ncclInt8",    "ncclInt8",     "ncclInt32",      "ncclUint32",
+                                           "ncclInt64",   "ncclUint64",   "ncclFloat16",    "ncclFloat32",
+                                           "ncclFloat64", "ncclBfloat16", "ncclFloat8e4m3", "ncclFloat8e5m2"};
+  static_assert(std::size(kNames) == MOECCL_NUM_DATA_TYPES);
+  return kNames[type];
+}
+
+// How many elements an operation moves: those of the call, and where ranks or rows differ, what this rank sends or
+// roughly moves.
+uint64_t elements_of(const Operation& op) {
+  if (plan::facts(op.signature.op).private_sizes)
+    return std::accumulate(op.send_counts.begin(), op.send_counts.end(), uint64_t{0});
+  return op.rows.bytes > 0 ? op.rows.bytes / moecclTypeSize(op.signature.type) : op.signature.count;
+}
+
+profiler::Call call_of(uint64_t sequence, const Operation& op) {
+  const Signature& s = op.signature;
+  const char* const name = s.op == moecclOpAllToAll ? "AlltoAll" : plan::facts(s.op).title;
+  return {.sequence = sequence,
+          .func = name,
+          .type = nccls_name(s.type),
+          .count = elements_of(op),
+          .with = plan::rooted(s.op) ? static_cast<int>(s.root) : 0,
+          .input = op.input,
+          .output = op.output};
+}
+
+}  // namespace
 
 void Recorder::introduce(const Owner& owner) {
   check_dump();
@@ -20,9 +53,30 @@ void Recorder::introduce(const Owner& owner) {
   slot_.note_hosts(owner.hosts);
   p.bytes = sizeof(FlightPage);
   p.magic.store(FlightPage::kMagic, std::memory_order_release);
+  if (owner.profiler != nullptr) events_ = std::make_unique<profiler::Events>(owner.profiler);
 }
 
-size_t Recorder::begin(uint64_t sequence, const Signature& signature) {
+size_t Recorder::begin(uint64_t sequence, const Operation& operation) {
+  const size_t number = note(sequence, operation.signature);
+  if (events_ != nullptr) [[unlikely]]
+    events_->begin(number, call_of(sequence, operation));
+  return number;
+}
+
+size_t Recorder::begin_message(const Signature& signature, bool is_send, void* data) {
+  const size_t number = note(0, signature);
+  if (events_ != nullptr) [[unlikely]] {
+    events_->begin(number, {.is_message = true,
+                            .func = is_send ? "Send" : "Recv",
+                            .type = nccls_name(signature.type),
+                            .count = signature.count,
+                            .with = static_cast<int>(signature.root),
+                            .output = data});
+  }
+  return number;
+}
+
+size_t Recorder::note(uint64_t sequence, const Signature& signature) {
   FlightPage& p = *slot_;
   const size_t at = p.count++ % kRecords;
   FlightRecord& r = p.records[at];
@@ -39,6 +93,8 @@ size_t Recorder::begin(uint64_t sequence, const Signature& signature) {
 }
 
 void Recorder::chose(size_t number, const char* algorithm) {
+  if (events_ != nullptr) [[unlikely]]
+    events_->chose(number, algorithm);
   FlightRecord* const r = record(number);
   if (r == nullptr) return;
   const size_t at = (number - 1) % kRecords;
@@ -48,7 +104,9 @@ void Recorder::chose(size_t number, const char* algorithm) {
   copy_text(r->algorithm, algorithm);
 }
 
-void Recorder::end(size_t number, bool failed) {
+void Recorder::end(size_t number, bool failed, uint64_t device_ns) {
+  if (events_ != nullptr) [[unlikely]]
+    events_->end(number, static_cast<int64_t>(device_ns));
   FlightRecord* const r = record(number);
   if (r == nullptr) return;
   r->end = Ticks::now();

@@ -5,12 +5,14 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "src/exec/flight.h"
 #include "src/exec/operation.h"
+#include "src/profiler/events.h"
 
 namespace moeccl::exec {
 
@@ -25,18 +27,23 @@ class Recorder {
     std::string_view name = {};
     bool on_cuda_memory = false;
     std::string hosts = {};  // JSON, see FlightSlot::note_hosts(); empty: all ranks are on one host
+    std::shared_ptr<profiler::Session> profiler = {};  // is told of every operation; may be null
   };
   // Records the owner. From then on other processes can see the record.
   void introduce(const Owner& owner);
 
   // Called by the rank's executing thread. Returns the record's number, from 1, by which the other calls name it,
   // because operations of a group overlap. These do nothing if newer records have replaced it, or for number 0.
-  size_t begin(uint64_t sequence, const Signature& signature);
+  size_t begin(uint64_t sequence, const Operation& operation);
+  size_t begin_message(const Signature& signature, bool is_send, void* data);
   int64_t newest_began() const { return slot_->records[(slot_->count + kRecords - 1) % kRecords].start; }  // in ticks
   void chose(size_t number, const char* algorithm);
-  void end(size_t number, bool failed);
+  // `device_ns`: how long the operation took by the device's own clock; 0: not measured.
+  void end(size_t number, bool failed, uint64_t device_ns = 0);
   void end_untimed(size_t number) {
     if (FlightRecord* r = record(number); r != nullptr) r->state = State::kDoneUntimed;
+    if (events_ != nullptr) [[unlikely]]
+      events_->end(number, 0);
   }
   // Records one more task that has been blocked for a while. Only the first FlightPage::kWaits are kept.
   void note_wait(const FlightWait& wait);
@@ -50,11 +57,13 @@ class Recorder {
   const FlightPage* page() const { return &*slot_; }
 
  private:
+  size_t note(uint64_t sequence, const Signature& signature);
   FlightRecord* record(size_t number) {
     return number == 0 || number + kRecords <= slot_->count ? nullptr : &slot_->records[(number - 1) % kRecords];
   }
   FlightSlot slot_;
   std::array<const char*, kRecords> names_{};  // sources of the records' algorithm texts
+  std::unique_ptr<profiler::Events> events_;   // null: there is no profiler plugin
 };
 
 }  // namespace moeccl::exec

@@ -291,10 +291,10 @@ Status MoeRouting::run(moecclOp_t kind, bool weighted, const void* in, void* out
   op->input = in;
   op->output = out;
   op->measured = &measured;
+  op->rows.bytes = std::max(tokens_here(), rows_here()) * op->element_bytes;
   if (device_tables_ != nullptr) {
     op->rows.tables = device_tables_->device();
     op->rows.weighted = weighted;
-    op->rows.bytes = std::max(tokens_here(), rows_here()) * op->element_bytes;
     op->rows.most_bytes = std::max(config.shape.max_tokens, layer_.most_rows()) * op->element_bytes;
   }
   const bool known = captured_;

@@ -427,7 +427,10 @@ class Connector {
     f.heap_bytes = heap_->bytes();
     f.shared_heap = heap_;
     f.timeout_ms = config_.timeout_ms;
-    f.recorder.introduce({rank_, n_, bootstrap::public_number(link_key_), config_.name, false, hosts_->json()});
+    const uint64_t group = bootstrap::public_number(link_key_);
+    profiler_ = profiler::Session::open(
+        {group, config_.name, static_cast<int>(rank_), static_cast<int>(n_), static_cast<int>(hosts_->n())});
+    f.recorder.introduce({rank_, n_, group, config_.name, false, hosts_->json(), profiler_});
     m_.ranks_on_host = static_cast<uint32_t>(hosts_->around(rank_).size());
     m_.cores_on_host = cores_of(all_, hosts_->around(rank_));
     m_.cores = 0;
@@ -504,6 +507,7 @@ class Connector {
     Config config = config_;
     if (config.pace) config.cuda_context = nullptr;
     n.config = &config;
+    n.profiler = profiler_;
     n.tree = &m_.tree;
     n.deadline = deadline_;
     MOECCL_ASSIGN_OR_RETURN(m_.cuda, CudaSide::connect(*session_, *host_session_, n, &m_.why_no_cuda));
@@ -523,6 +527,7 @@ class Connector {
   bootstrap::Key link_key_ = {};
   std::unique_ptr<bootstrap::Session> session_;
   std::optional<Hosts> hosts_;
+  std::shared_ptr<profiler::Session> profiler_;
   std::unique_ptr<HostSession> host_session_;
   plan::LinkCost node_link_;
   const transport::Network* network_ = nullptr;  // between hosts

@@ -242,8 +242,8 @@ class CudaSide::Connector {
     f.name = n_.config->name;
     f.own = own_segment_;
     f.timeout_ms = n_.config->timeout_ms;
-    f.recorder.introduce(
-        {n_.rank, n_.n_ranks, bootstrap::public_number(n_.link_key), n_.config->name, true, n_.hosts->json()});
+    f.recorder.introduce({n_.rank, n_.n_ranks, bootstrap::public_number(n_.link_key), n_.config->name, true,
+                          n_.hosts->json(), n_.profiler});
     f.kernels = &exec::StreamEngine::table();
     f.staging = side_->staging_.data();
     f.message_bytes = n_.message_bytes;

@@ -11,6 +11,7 @@
 #include "src/bootstrap/handshake.h"
 #include "src/driver/process.h"
 #include "src/plan/levels.h"
+#include "src/profiler/session.h"
 #include "src/world/config.h"
 #include "src/world/hosts.h"
 #include "transport/shm/segment.h"
@@ -31,6 +32,7 @@ struct Neighbours {
   transport::shm::SegmentShape shape;           // of this rank; the others' differ only in the rank
   std::vector<uint64_t> message_bytes;          // Fabric::message_bytes
   const Config* config = nullptr;
+  std::shared_ptr<profiler::Session> profiler;
   const plan::LevelTree* tree = nullptr;
   Deadline deadline;
 

@@ -190,6 +190,23 @@ void Fuzzer::add_replica_solvers() {
     note(moecclGradSources(maybe(slots.data()), p.n_experts, p.n_ranks, p.slots_per_rank, maybe(source.data()),
                            maybe(sends.data())));
   });
+  add("SolveBalance", [this] {
+    moecclBalanceProblem_t p = MOECCL_BALANCE_PROBLEM_INIT;
+    p.n_layers = extent(2), p.n_experts = extent(8), p.n_slots = extent(16), p.n_gpus = extent(4);
+    if (p.n_gpus > 0) p.n_slots -= p.n_slots % p.n_gpus;
+    p.n_groups = extent(4), p.n_nodes = extent(2);
+    p.load = reals(0);
+    if (below(3) == 0) p.current = ints(0, p.n_experts);
+    if (rarely()) p.move_cost = real();
+    if (rarely()) p.tolerance = real();
+    p.max_work = rarely() ? number() % 10000 : 1000;
+    maybe_resize(p);
+    moecclBalanceAnswer_t answer{};
+    answer.size = sizeof(answer);
+    maybe_resize(answer);
+    std::array<int32_t, 64> slots{};
+    note(moecclSolveBalance(maybe(&p), maybe(slots.data()), maybe(&answer)));
+  });
   add("ReplicaCommTime", [this] {
     moecclReplicaCost_t c = MOECCL_REPLICA_COST_INIT;
     c.n_ranks = rarely() ? number() : 4, c.n_experts = rarely() ? number() : 8, c.slots_per_rank = extent(4);

@@ -254,6 +254,26 @@ class Command(unittest.TestCase):
         self.assertEqual(code, 0, errors)
         return out
 
+    def test_balance_reads_loads_or_counts_a_trace(self):
+        self.assertIn("2 layers of 256 experts in 288 slots of 32 GPUs; 8 groups, each on one of 4 nodes", self.solved("balance"))
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            def loads(text, *more):
+                file.seek(0)
+                file.truncate()
+                file.write(text)
+                file.flush()
+                return ["balance", "--loads", file.name, "--replicas", "6", "--gpus", "2", "--nodes", "2", "--groups", "1", *more]
+            out = self.solved(*loads("1 2 3 4\n4,3,2,1\n"))
+            self.assertIn("2 layers of 4 experts in 6 slots of 2 GPUs; on any GPU, since 2 nodes do not divide 1 groups", out)
+            self.assertRegex(out, r"this placement +1\.0000\nupper bound +1\.0000\n")
+            for text, said in (("1 2\n3\n", "line 2: there are 1 loads: the lines before have 2"), ("1 x 2\n", 'line 1: "x 2" is not a number'),
+                               ("1 nan\n", "--loads[0][1] is nan: give a number from 0"), ("\n", "has no loads"),
+                               ("1 2 3 4 5 6 7\n", "--replicas is 6: give a multiple of --gpus (2) from the experts (7)")):
+                code, _, errors = run("solve", *loads(text))
+                self.assertEqual(code, 1)
+                self.assertIn(said, errors)
+            self.refuses(["solve", *loads("1 2\n", "--trace", "x.trace")], "excludes --")
+
     def test_domains_are_chosen_for_a_step_as_the_library_runs_it(self):
         shape = ["domains", "--tokens", "8192", "--topk", "8", "--experts", "256", "--hidden-bytes", "14336", "--scale", "2,8",
                  "--gbps", "1.25,128", "--expert-mb", "30", "--pre-ms", "20"]

@@ -5,78 +5,12 @@
 namespace moeccl::testing {
 namespace {
 
-struct Tensors {
-  Tensors(EpRank& r, const EpStep& s, std::vector<size_t> places, size_t counters)
-      : n(s.tokens(r.rank())),
-        k(static_cast<size_t>(s.top_k)),
-        topk(r.memory(), ncclInt32, {n, k}),
-        in(r.memory(), ncclFloat32, {n, s.hidden}),
-        weights(r.memory(), ncclFloat32, {n, k}),
-        out(r.memory(), ncclFloat32, with(places, s.hidden), -99),
-        sums(r.memory(), ncclFloat32, {n, s.hidden}),
-        out_weights(r.memory(), ncclFloat32, with(places, k)),
-        out_idx(r.memory(), ncclInt32, with(places, k), -7),
-        counts(r.memory(), ncclInt32, {counters}, -7) {
-    bring(s, r.rank());
-  }
-  void bring(const EpStep& s, int rank) {
-    const std::vector<int64_t> experts = s.experts(rank);
-    topk.put({experts.begin(), experts.end()});
-    in.put(s.values(rank));
-    weights.put(s.weights(rank));
-  }
-  static std::vector<size_t> with(std::vector<size_t> sizes, size_t last) {
-    sizes.push_back(last);
-    return sizes;
-  }
-  size_t n, k;
-  EpTensor<int32_t> topk;
-  EpTensor<float> in, weights, out, sums, out_weights;
-  EpTensor<int32_t> out_idx, counts;
-};
-
-ncclResult_t dispatch(EpRank& r, ncclEpHandle_t handle, Tensors& t, bool by_rank, unsigned send_only,
-                      ncclEpExpertIdKind_t kind = {}) {
-  auto inputs = ep_init<ncclEpDispatchInputs_t>();
-  auto outputs = ep_init<ncclEpDispatchOutputs_t>();
-  auto info = ep_init<ncclEpLayoutInfo_t>();
-  auto config = ep_init<ncclEpDispatchConfig_t>();
-  inputs.tokens = t.in.get();
-  outputs.tokens = t.out.get();
-  (by_rank ? info.src_rank_counters : info.expert_counters) = t.counts.get();
-  info.recv_topk_idx_kind = kind;
-  config.send_only = send_only;
-  if (by_rank) {
-    inputs.topk_weights = t.weights.get();
-    outputs.topk_weights = t.out_weights.get();
-    outputs.topk_idx = t.out_idx.get();
-  }
-  return ncclEpDispatch(handle, &inputs, &outputs, &info, &config, r.stream());
-}
-
-ncclResult_t combine(EpRank& r, ncclEpHandle_t handle, Tensors& t, bool by_rank, unsigned send_only) {
-  auto inputs = ep_init<ncclEpCombineInputs_t>();
-  auto outputs = ep_init<ncclEpCombineOutputs_t>();
-  auto config = ep_init<ncclEpCombineConfig_t>();
-  inputs.tokens = t.out.get();
-  outputs.tokens = t.sums.get();
-  if (!by_rank) outputs.topk_weights = t.weights.get();
-  config.send_only = send_only;
-  return ncclEpCombine(handle, &inputs, &outputs, &config, r.stream());
-}
-
-EpStep step_of(int n) {
-  EpStep s;
-  s.n_ranks = n, s.n_experts = 4 * n;
-  return s;
-}
-
 // Many steps with one handle; each dispatch reads the choices that are there then.
 void expert_major_steps(Board& board, int rank, int n, unsigned send_only) {
   EpStep s = step_of(n);
   EpRank r(board, s, rank, EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY));
   const size_t room = static_cast<size_t>(n) * s.most, n_local = static_cast<size_t>(s.n_local());
-  Tensors t(r, s, {n_local, room}, n_local);
+  LatencyTensors t(r, s, {n_local, room}, n_local);
   ncclEpHandle_t handle = nullptr;
   ASSERT_NCCL(
       ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr, nullptr, r.stream()));
@@ -120,7 +54,7 @@ TEST(EpLatency, RankMajorSteps) {
     both_ways(3, [kind](Board& board, int rank) {
       EpStep s = step_of(3);
       EpRank r(board, s, rank, EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY));
-      Tensors t(r, s, {3, s.most}, 3);
+      LatencyTensors t(r, s, {3, s.most}, 3);
       ncclEpHandle_t handle = nullptr;
       ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_RANK_MAJOR, t.topk.get(), nullptr, nullptr,
                                      r.stream()));
@@ -165,7 +99,7 @@ TEST(EpLatency, AnExpertNamedTwiceCountsWithBothWeights) {
   both_ways(2, [](Board& board, int rank) {
     const EpStep s = step_of(2);
     EpRank r(board, s, rank, EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY));
-    Tensors t(r, s, {4, 2 * s.most}, 4);
+    LatencyTensors t(r, s, {4, 2 * s.most}, 4);
     t.topk.put(std::vector<int32_t>(t.topk.size(), 5));
     ncclEpHandle_t handle = nullptr;
     ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr, nullptr,
@@ -191,7 +125,7 @@ TEST(EpLatency, MaskedRanksGetAndGiveNothing) {
     auto config = EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY);
     config.enable_mask = 1;
     EpRank r(board, s, rank, config);
-    Tensors t(r, s, {4, 3 * s.most}, 4);
+    LatencyTensors t(r, s, {4, 3 * s.most}, 4);
     EpTensor<int> status(r.memory(), ncclInt32, {3}, -7);
     ASSERT_NCCL(ncclEpMaskQuery(r.group(), static_cast<int*>(status.data()), r.stream()));
     EXPECT_EQ(status.values(), (std::vector<int>{1, 1, 1}));
@@ -250,7 +184,7 @@ TEST(EpLatency, ARankThatEndedIsAnAsyncError) {
                  config.enable_mask = 1;
                  EpRank r(*board, s, rank, config);
                  if (rank == 1) _exit(0);
-                 Tensors t(r, s, {4, 2 * s.most}, 4);
+                 LatencyTensors t(r, s, {4, 2 * s.most}, 4);
                  ncclEpHandle_t handle = nullptr;
                  ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr,
                                                 nullptr, r.stream()));
@@ -270,7 +204,7 @@ TEST(EpLatency, ARankThatEndsLaterIsAnAsyncError) {
                  auto config = EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY);
                  config.enable_mask = 1;
                  EpRank r(*board, s, rank, config);
-                 Tensors t(r, s, {2, s.most}, 2);
+                 LatencyTensors t(r, s, {2, s.most}, 2);
                  ncclEpHandle_t handle = nullptr;
                  ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_RANK_MAJOR, t.topk.get(), nullptr,
                                                 nullptr, r.stream()));
@@ -300,7 +234,7 @@ TEST(EpLatency, AWrongChoiceIsNoAsyncError) {
     auto config = EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY);
     config.enable_mask = 1;
     EpRank r(board, s, rank, config);
-    Tensors t(r, s, {4, 2 * s.most}, 4);
+    LatencyTensors t(r, s, {4, 2 * s.most}, 4);
     if (rank == 1) t.topk.put(std::vector<int32_t>(t.topk.size(), 99));
     ncclEpHandle_t handle = nullptr;
     ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr, nullptr,
@@ -310,119 +244,6 @@ TEST(EpLatency, AWrongChoiceIsNoAsyncError) {
     EXPECT_NCCL(ncclEpGetAsyncError(r.group(), &error));
     EXPECT_EQ(error, 0);
     EXPECT_NCCL(ncclEpHandleDestroy(handle));
-  });
-}
-
-// A handle may end while a stream still copies its rows to their places.
-TEST(EpLatency, RowsInBetweenOutliveTheirHandle) {
-  both_ways(2, [](Board& board, int rank) {
-    const EpStep s = step_of(2);
-    EpRank r(board, s, rank, EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY));
-    CudaDevice& device = r.memory().device();
-    if (!device.ok()) return;
-    Tensors t(r, s, {4, 2 * s.most}, 4);
-    ncclEpHandle_t handle = nullptr;
-    ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr, nullptr,
-                                   r.stream()));
-    ASSERT_NCCL(dispatch(r, handle, t, false, 1));
-    device.keep_busy(r.stream());
-    ASSERT_NCCL(ncclEpComplete(handle, nullptr, r.stream()));
-    EXPECT_NCCL(ncclEpHandleDestroy(handle));
-    const std::vector<float> rows = t.out.values();
-    std::vector<size_t> n(4);
-    for (const EpStep::Choice& c : s.by_expert(rank)) {
-      const size_t row = static_cast<size_t>(c.local) * 2 * s.most + n[static_cast<size_t>(c.local)]++;
-      ASSERT_EQ(rows[row * s.hidden], s.value(c.source, c.token, 0)) << "row " << row;
-    }
-  });
-}
-
-// Device memory for rows in between comes from the program's allocator, and goes back there.
-TEST(EpLatency, RowsInBetweenAreInTheProgramsMemory) {
-  struct Count {
-    CudaDevice* device;
-    std::atomic<int> given{0}, taken{0};
-  };
-  both_ways(2, [](Board& board, int rank) {
-    const EpStep s = step_of(2);
-    EpMemory memory;
-    Count count{&memory.device()};
-    auto config = EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY);
-    config.alloc.context = &count;
-    config.alloc.alloc_fn = [](void** p, size_t bytes, void* context) {
-      auto* c = static_cast<Count*>(context);
-      ++c->given;
-      *p = c->device->allocate(bytes);
-      return 0;
-    };
-    config.alloc.free_fn = [](void* p, void* context) {
-      auto* c = static_cast<Count*>(context);
-      ++c->taken;
-      c->device->release(p);
-      return 0;
-    };
-    {
-      EpRank r(board, s, rank, config);
-      Tensors t(r, s, {4, 2 * s.most}, 4);
-      ncclEpHandle_t handle = nullptr;
-      ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr, nullptr,
-                                     r.stream()));
-      ASSERT_NCCL(dispatch(r, handle, t, false, 0));
-      (void)t.out.values();  // waits for the stream
-      EXPECT_EQ(count.given > 0, memory.device().ok()) << "host memory needs no allocator";
-      EXPECT_NCCL(ncclEpHandleDestroy(handle));
-    }
-    EXPECT_EQ(count.given, count.taken);
-  });
-}
-
-// It goes back when the stream no longer uses it. Here the combine's rows are wider than the dispatch's.
-TEST(EpLatency, RowsInBetweenGoBackAfterTheirUse) {
-  struct Watched {
-    CudaDevice* device;
-    void* used;  // an event after the dispatch
-    int early = 0, taken = 0;
-  };
-  both_ways(2, [](Board& board, int rank) {
-    const EpStep s = step_of(2);
-    EpMemory memory;
-    CudaDevice& device = memory.device();
-    if (!device.ok()) return;
-    Watched watched{&device, device.make_event()};
-    auto config = EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY);
-    config.alloc.context = &watched;
-    config.alloc.alloc_fn = [](void** p, size_t bytes, void* context) {
-      *p = static_cast<Watched*>(context)->device->allocate_from_pool(bytes, nullptr);
-      return 0;
-    };
-    config.alloc.free_fn = [](void* p, void* context) {
-      auto* w = static_cast<Watched*>(context);
-      w->early += w->device->query(w->used) != 0;
-      ++w->taken;
-      w->device->release_to_pool(p, nullptr);
-      return 0;
-    };
-    {
-      EpRank r(board, s, rank, config);
-      Tensors t(r, s, {2, s.most}, 2);
-      EpTensor<float> wide(r.memory(), ncclFloat32, {2, s.most, 2 * s.hidden});
-      EpTensor<float> sums(r.memory(), ncclFloat32, {s.tokens(rank), 2 * s.hidden});
-      ncclEpHandle_t handle = nullptr;
-      ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_RANK_MAJOR, t.topk.get(), nullptr, nullptr,
-                                     r.stream()));
-      ASSERT_NCCL(dispatch(r, handle, t, true, 1));
-      device.keep_busy(r.stream());
-      ASSERT_NCCL(ncclEpComplete(handle, nullptr, r.stream()));
-      device.record(watched.used, r.stream());
-      auto inputs = ep_init<ncclEpCombineInputs_t>();
-      auto outputs = ep_init<ncclEpCombineOutputs_t>();
-      inputs.tokens = wide.get(), outputs.tokens = sums.get();
-      ASSERT_NCCL(ncclEpCombine(handle, &inputs, &outputs, nullptr, r.stream()));
-      EXPECT_EQ(watched.taken, 1);
-      EXPECT_NCCL(ncclEpHandleDestroy(handle));
-    }
-    EXPECT_EQ(watched.early, 0);
-    device.end_event(watched.used);
   });
 }
 
@@ -452,7 +273,7 @@ TEST(EpLatency, TheCommunicatorStaysDuringACall) {
       return 0;
     };
     EpRank r(board, s, rank, config);
-    Tensors t(r, s, {4, s.most}, 4);
+    LatencyTensors t(r, s, {4, s.most}, 4);
     ncclEpHandle_t handle = nullptr;
     ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr, nullptr,
                                    r.stream()));
@@ -464,37 +285,6 @@ TEST(EpLatency, TheCommunicatorStaysDuringACall) {
     EXPECT_NCCL(dispatch(r, handle, t, false, 0));
     other.join();
     EXPECT_EQ(t.out.values()[0], s.value(0, s.by_expert(0)[0].token, 0));
-    EXPECT_NCCL(ncclEpHandleDestroy(handle));
-  });
-}
-
-// Memory that a call takes inside of a capture would be the graph's.
-TEST(EpLatency, RowsInBetweenDoNotGrowInACapture) {
-  both_ways(1, [](Board& board, int rank) {
-    EpStep s = step_of(1);
-    EpRank r(board, s, rank, EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY));
-    CudaDevice& device = r.memory().device();
-    if (!device.ok()) return;
-    Tensors t(r, s, {1, s.most}, 1);
-    EpTensor<float> wide(r.memory(), ncclFloat32, {1, s.most, 2 * s.hidden});
-    EpTensor<float> sums(r.memory(), ncclFloat32, {s.tokens(0), 2 * s.hidden});
-    ncclEpHandle_t handle = nullptr;
-    ASSERT_NCCL(
-        ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_RANK_MAJOR, t.topk.get(), nullptr, nullptr, r.stream()));
-    ASSERT_NCCL(dispatch(r, handle, t, true, 0));
-    auto inputs = ep_init<ncclEpCombineInputs_t>();
-    auto outputs = ep_init<ncclEpCombineOutputs_t>();
-    inputs.tokens = wide.get(), outputs.tokens = sums.get();
-    const auto sum = [&] { return ncclEpCombine(handle, &inputs, &outputs, nullptr, r.stream()); };
-    device.begin_capture(r.stream());
-    EXPECT_EQ(sum(), ncclInvalidUsage) << ncclGetLastError(nullptr);
-    (void)device.end_capture(r.stream());
-    ASSERT_NCCL(sum());
-    device.synchronize(r.stream());
-    device.begin_capture(r.stream());
-    EXPECT_NCCL(sum());
-    void* const graph = device.end_capture(r.stream());
-    EXPECT_GT(device.graph_nodes(graph), 0u);
     EXPECT_NCCL(ncclEpHandleDestroy(handle));
   });
 }

@@ -215,6 +215,199 @@ class EpRank {
   ncclEpGroup_t group_ = nullptr;
 };
 
+// One handle's tensors in high-throughput mode, for `rows` received rows, and its calls.
+class Flat {
+ public:
+  Flat(EpRank& rank, const EpStep& step, size_t rows)
+      : r(rank),
+        n(step.tokens(rank.rank())),
+        k(static_cast<size_t>(step.top_k)),
+        m(rank.memory()),
+        topk(m, ncclInt64, {n, k}),
+        in(m, ncclFloat32, {n, step.hidden}),
+        weights(m, ncclFloat32, {n, k}),
+        out(m, ncclFloat32, {rows, step.hidden}),
+        out_weights(m, ncclFloat32, {rows, k}, -7),
+        out_idx(m, ncclInt64, {rows, k}, -7),
+        sums(m, ncclFloat32, {n, step.hidden}),
+        grads(m, ncclFloat32, {n, k}) {
+    bring(step);
+  }
+  void bring(const EpStep& step) {
+    topk.put(step.experts(r.rank()));
+    in.put(step.values(r.rank()));
+    weights.put(step.weights(r.rank()));
+  }
+  virtual ~Flat() = default;
+  // What comes with the rows.
+  virtual ncclEpTensor_t* row_weights() { return out_weights.get(); }
+  virtual ncclEpTensor_t* row_choices() { return out_idx.get(); }
+  ncclResult_t dispatch(ncclEpHandle_t handle, ncclEpPassDir_t pass, ncclEpExpertIdKind_t kind = {}) {
+    auto inputs = ep_init<ncclEpDispatchInputs_t>();
+    auto outputs = ep_init<ncclEpDispatchOutputs_t>();
+    auto info = ep_init<ncclEpLayoutInfo_t>();
+    auto config = ep_init<ncclEpDispatchConfig_t>();
+    inputs.tokens = in.get();
+    outputs.tokens = out.get();
+    info.recv_topk_idx_kind = kind;
+    config.pass_direction = pass;
+    if (pass == NCCL_EP_FWD_PASS) {
+      inputs.topk_weights = weights.get();
+      outputs.topk_weights = row_weights();
+      outputs.topk_idx = row_choices();
+    }
+    return ncclEpDispatch(handle, &inputs, &outputs, &info, &config, r.stream());
+  }
+  ncclResult_t combine(ncclEpHandle_t handle, ncclEpPassDir_t pass) {
+    auto inputs = ep_init<ncclEpCombineInputs_t>();
+    auto outputs = ep_init<ncclEpCombineOutputs_t>();
+    auto config = ep_init<ncclEpCombineConfig_t>();
+    inputs.tokens = out.get();
+    outputs.tokens = sums.get();
+    config.pass_direction = pass;
+    if (pass == NCCL_EP_BWD_PASS) {
+      inputs.topk_weights = row_weights();
+      outputs.topk_weights = grads.get();
+    }
+    return ncclEpCombine(handle, &inputs, &outputs, &config, r.stream());
+  }
+  void expect_rows(const EpStep& step, size_t kept, int64_t base) {
+    const auto rows = step.rows(r.rank());
+    const std::vector<float> v = out.values(), w = out_weights.values();
+    const std::vector<int64_t> idx = out_idx.values();
+    for (size_t row = 0; row < std::min(kept, rows.size()); ++row) {
+      const EpStep::Choice& of = rows[row][0];
+      for (size_t h = 0; h < step.hidden; ++h)
+        ASSERT_EQ(v[row * step.hidden + h], step.value(of.source, of.token, h)) << "row " << row;
+      for (size_t c = 0; c < k; ++c) {
+        const bool is = c < rows[row].size();
+        ASSERT_EQ(idx[row * k + c], is ? rows[row][c].local + base : -1) << "row " << row;
+        ASSERT_EQ(w[row * k + c], is ? step.weight(of.source, of.token, rows[row][c].choice) : 0) << "row " << row;
+      }
+    }
+    for (size_t i = rows.size() * k; i < idx.size(); ++i)
+      ASSERT_TRUE(idx[i] == -1 && w[i] == 0) << "no row, slot " << i;
+  }
+  // Applies the experts and their weights to the rows.
+  void compute(const EpStep& step, bool weighted) {
+    const auto rows = step.rows(r.rank());
+    std::vector<float> v = out.values();
+    for (size_t row = 0; row < std::min(rows.size(), v.size() / step.hidden); ++row)
+      for (size_t h = 0; h < step.hidden; ++h) {
+        const float x = v[row * step.hidden + h];
+        float y = 0;
+        for (const EpStep::Choice& c : rows[row])
+          y += (weighted ? step.weight(c.source, c.token, c.choice) : 1) *
+               EpStep::at_expert(c.local + r.rank() * step.n_local(), x);
+        v[row * step.hidden + h] = y;
+      }
+    out.put(v);
+  }
+
+  void expect_forward_pass(const EpStep& step, ncclEpHandle_t handle) {
+    ASSERT_NCCL(dispatch(handle, NCCL_EP_FWD_PASS));
+    expect_rows(step, SIZE_MAX, 0);
+    compute(step, true);
+    ASSERT_NCCL(combine(handle, NCCL_EP_FWD_PASS));
+    EXPECT_EQ(sums.values(), step.sums(r.rank(), true));
+  }
+  // All tokens of the ranks chose one expert of rank 0, which had room for only the first `most` of them.
+  void expect_sums_of_the_first(const EpStep& step) {
+    const std::vector<float> got = sums.values();
+    const size_t before = r.rank() == 0 ? 0 : step.tokens(0);
+    for (size_t i = 0; i < got.size(); ++i) {
+      const size_t token = i / step.hidden;
+      const bool kept = before + token < step.most;
+      ASSERT_EQ(got[i], kept ? step.value(r.rank(), token, i % step.hidden) : 0) << "token " << token;
+    }
+  }
+
+  EpRank& r;
+  size_t n, k;
+  EpMemory& m;
+  EpTensor<int64_t> topk;
+  EpTensor<float> in, weights, out, out_weights;
+  EpTensor<int64_t> out_idx;
+  EpTensor<float> sums, grads;
+};
+
+inline ncclEpGroupConfig_t config_of(const EpStep& step, unsigned most_received) {
+  ncclEpGroupConfig_t c = EpRank::config(step, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+  c.max_recv_tokens_per_rank = most_received;
+  c.num_topk = static_cast<unsigned>(step.top_k);
+  return c;
+}
+inline unsigned everything(const EpStep& step) {
+  return static_cast<unsigned>(step.n_ranks * static_cast<int>(step.most));
+}
+
+// One handle's tensors in low-latency mode, and its calls.
+struct LatencyTensors {
+  LatencyTensors(EpRank& r, const EpStep& s, std::vector<size_t> places, size_t counters)
+      : n(s.tokens(r.rank())),
+        k(static_cast<size_t>(s.top_k)),
+        topk(r.memory(), ncclInt32, {n, k}),
+        in(r.memory(), ncclFloat32, {n, s.hidden}),
+        weights(r.memory(), ncclFloat32, {n, k}),
+        out(r.memory(), ncclFloat32, with(places, s.hidden), -99),
+        sums(r.memory(), ncclFloat32, {n, s.hidden}),
+        out_weights(r.memory(), ncclFloat32, with(places, k)),
+        out_idx(r.memory(), ncclInt32, with(places, k), -7),
+        counts(r.memory(), ncclInt32, {counters}, -7) {
+    bring(s, r.rank());
+  }
+  void bring(const EpStep& s, int rank) {
+    const std::vector<int64_t> experts = s.experts(rank);
+    topk.put({experts.begin(), experts.end()});
+    in.put(s.values(rank));
+    weights.put(s.weights(rank));
+  }
+  static std::vector<size_t> with(std::vector<size_t> sizes, size_t last) {
+    sizes.push_back(last);
+    return sizes;
+  }
+  size_t n, k;
+  EpTensor<int32_t> topk;
+  EpTensor<float> in, weights, out, sums, out_weights;
+  EpTensor<int32_t> out_idx, counts;
+};
+
+inline ncclResult_t dispatch(EpRank& r, ncclEpHandle_t handle, LatencyTensors& t, bool by_rank, unsigned send_only,
+                             ncclEpExpertIdKind_t kind = {}) {
+  auto inputs = ep_init<ncclEpDispatchInputs_t>();
+  auto outputs = ep_init<ncclEpDispatchOutputs_t>();
+  auto info = ep_init<ncclEpLayoutInfo_t>();
+  auto config = ep_init<ncclEpDispatchConfig_t>();
+  inputs.tokens = t.in.get();
+  outputs.tokens = t.out.get();
+  (by_rank ? info.src_rank_counters : info.expert_counters) = t.counts.get();
+  info.recv_topk_idx_kind = kind;
+  config.send_only = send_only;
+  if (by_rank) {
+    inputs.topk_weights = t.weights.get();
+    outputs.topk_weights = t.out_weights.get();
+    outputs.topk_idx = t.out_idx.get();
+  }
+  return ncclEpDispatch(handle, &inputs, &outputs, &info, &config, r.stream());
+}
+
+inline ncclResult_t combine(EpRank& r, ncclEpHandle_t handle, LatencyTensors& t, bool by_rank, unsigned send_only) {
+  auto inputs = ep_init<ncclEpCombineInputs_t>();
+  auto outputs = ep_init<ncclEpCombineOutputs_t>();
+  auto config = ep_init<ncclEpCombineConfig_t>();
+  inputs.tokens = t.out.get();
+  outputs.tokens = t.sums.get();
+  if (!by_rank) outputs.topk_weights = t.weights.get();
+  config.send_only = send_only;
+  return ncclEpCombine(handle, &inputs, &outputs, &config, r.stream());
+}
+
+inline EpStep step_of(int n) {
+  EpStep s;
+  s.n_ranks = n, s.n_experts = 4 * n;
+  return s;
+}
+
 // Runs the ranks as processes, and then as threads of one process.
 inline void both_ways(int n, const std::function<void(Board& board, int rank)>& work) {
   Board* apart = new_board();
@@ -223,4 +416,13 @@ inline void both_ways(int n, const std::function<void(Board& board, int rank)>& 
   in_threads(n, [&](int rank) { work(*together, rank); });
 }
 
+// What a failed call said. Threads of a process share it.
+inline std::string said() { return ncclGetLastError(nullptr); }
+
 }  // namespace moeccl::testing
+
+#define EXPECT_REFUSED(code, call, words)                                       \
+  do {                                                                          \
+    EXPECT_EQ(call, code) << said();                                            \
+    EXPECT_NE(said().find(words), std::string::npos) << "the text: " << said(); \
+  } while (false)

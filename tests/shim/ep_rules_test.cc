@@ -37,13 +37,6 @@ ENDS_AT(ncclEpCombineConfig_t, pass_direction, NCCL_EP_COMBINE_CONFIG_V1_SIZE);
 ENDS_AT(ncclEpCombineConfig_t, quant_recipe, 20);
 static_assert(sizeof(ncclEpDispatchConfig_t) == 24 && sizeof(ncclEpCombineConfig_t) == 20);
 
-std::string said() { return ncclGetLastError(nullptr); }
-#define EXPECT_REFUSED(code, call, words)                                       \
-  do {                                                                          \
-    EXPECT_EQ(call, code) << said();                                            \
-    EXPECT_NE(said().find(words), std::string::npos) << "the text: " << said(); \
-  } while (false)
-
 // Runs a shell's command and returns all that it writes.
 std::string shell(const std::string& command) {
   FILE* pipe = popen(("exec 2>&1; " + command).c_str(), "r");
@@ -195,58 +188,6 @@ TEST(EpRules, RanksAgreeOnTheConfig) {
     EXPECT_REFUSED(ncclInvalidArgument, ncclEpCreateGroup(&group, comm, &c),
                    "num_experts is 8 on rank 0 and 16 on rank 1");
     EXPECT_NCCL(ncclCommDestroy(comm));
-  });
-}
-
-// A rank whose own config is wrong does not let the others wait. (Threads of a process share the last error.)
-TEST(EpRules, RanksRefuseAConfigTogether) {
-  Board* board = new_board();
-  in_processes(2, [&](int rank) {
-    const EpMemory memory;
-    ncclComm_t comm = nullptr;
-    ncclEpGroup_t group = nullptr;
-    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
-    auto c = EpRank::config(EpStep{}, NCCL_EP_ALGO_LOW_LATENCY);
-    c.num_experts = rank == 0 ? 8 : 7;
-    EXPECT_REFUSED(ncclInvalidArgument, ncclEpCreateGroup(&group, comm, &c),
-                   rank == 0 ? "rank 1 refuses its config" : "num_experts is 7");
-    EXPECT_REFUSED(ncclInvalidArgument, ncclEpCreateGroup(&group, comm, rank == 0 ? nullptr : &c),
-                   rank == 0 ? "config is NULL" : "num_experts is 7");
-    c.num_experts = 8;
-    ASSERT_NCCL(ncclEpCreateGroup(&group, comm, &c));
-    EXPECT_NCCL(ncclEpGroupDestroy(group));
-    EXPECT_NCCL(ncclCommDestroy(comm));
-  });
-}
-
-// An update that one rank refuses ends on the others too, and leaves no choices behind.
-TEST(EpRules, RanksRefuseAnUpdateTogether) {
-  Board* board = new_board();
-  in_processes(2, [&](int rank) {
-    const EpStep step;
-    EpRank r(*board, step, rank, EpRank::config(step, NCCL_EP_ALGO_HIGH_THROUGHPUT));
-    const size_t n = step.tokens(rank), k = static_cast<size_t>(step.top_k);
-    EpTensor<int64_t> topk(r.memory(), ncclInt64, {n, k}), many(r.memory(), ncclInt64, {step.most + 1, k});
-    EpTensor<float> wrong(r.memory(), ncclFloat32, {n, k}), rows(r.memory(), ncclFloat32, {2 * n, step.hidden});
-    topk.put(step.experts(rank));
-    ncclEpHandle_t h = nullptr;
-    ASSERT_NCCL(ncclEpInitHandle(&h, r.group(), NCCL_EP_LAYOUT_FLAT, nullptr, step.top_k, nullptr));
-    auto inputs = ep_init<ncclEpDispatchInputs_t>();
-    auto outputs = ep_init<ncclEpDispatchOutputs_t>();
-    auto how = ep_init<ncclEpDispatchConfig_t>();
-    how.pass_direction = NCCL_EP_BWD_PASS;
-    inputs.tokens = rows.get(), outputs.tokens = rows.get();
-    const auto update = [&](ncclEpTensor_t* choices) { return ncclEpUpdateHandle(h, choices, nullptr, r.stream()); };
-    for (ncclEpTensor_t* bad : {many.get(), wrong.get(), static_cast<ncclEpTensor_t*>(nullptr)}) {
-      if (rank == 1)
-        EXPECT_REFUSED(ncclInvalidArgument, update(bad), "topk_idx");
-      else
-        EXPECT_REFUSED(ncclRemoteError, update(topk.get()), "rank 1");
-      EXPECT_REFUSED(ncclInvalidUsage, ncclEpDispatch(h, &inputs, &outputs, nullptr, &how, r.stream()),
-                     "ncclEpUpdateHandle");
-      ASSERT_NCCL(update(topk.get()));
-    }
-    EXPECT_NCCL(ncclEpHandleDestroy(h));
   });
 }
 

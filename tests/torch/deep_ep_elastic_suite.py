@@ -1,28 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ElasticBuffer's own tests for run_deep_ep_suite.py --only elastic: tests/elastic of DeepEP's branch main, with the modules of main's
-deep_ep.utils that they import."""
+"""What run_deep_ep_suite.py runs of DeepEP's branch main: tests/elastic, and tests/legacy/test_low_latency.py --shrink-test, with the modules
+of main's deep_ep.utils that they import."""
 import math
 import os
 import sys
 import types
 
 REVISION = "main"
-TESTS = [f"tests/elastic/test_{name}.py" for name in ("ep", "barrier", "engram", "pp", "agrs")]
+TESTS = [f"tests/elastic/test_{name}.py" for name in ("ep", "barrier", "engram", "pp", "agrs")] + ["tests/legacy/test_low_latency.py"]
 MODULES = [f"deep_ep/utils/{name}.py" for name in ("comm", "envs", "gate", "math", "refs", "semantic", "testing")]
 
 
 def runs(args):
-    """Returns the command lines. Sizes that the tests choose for GPUs are smaller here."""
+    """Returns the folders of the tests and their command lines. Sizes that the tests choose for GPUs are smaller here."""
     n = ["--num-processes", str(args.num_processes)]
     ep = ["test_ep.py", *n, "--num-tokens", str(args.num_tokens), "--hidden", str(args.hidden), "--num-experts",
           str(args.num_experts), "--num-topk", str(args.num_topk)]
     engram = ["test_engram.py", *n, "--num-qps", "8", "--num-entries", "1000", "--num-tokens", "64", "--num-entries-per-token", "5"]
-    return [[*ep, "--deterministic"], [*ep, "--do-cpu-sync", "0", "--masked-ratio", "0.3"],
-            [*ep, "--allow-multiple-reduction", "0", "--masked-ratio", "0.3"],
-            [*ep, "--allow-hybrid-mode", "0", "--unbalanced-ratio", "2.0", "--test-first-only"],
-            ["test_barrier.py", *n], engram, [*engram, "--use-fp8"],
-            ["test_pp.py", *n, "--num-tokens", "256", "--hidden", "1024"],
-            ["test_agrs.py", *n, "--num-max-inflight-agrs", "2", "--num-stress-iterations", "1"]]
+    elastic = [[*ep, "--deterministic"], [*ep, "--do-cpu-sync", "0", "--masked-ratio", "0.3"],
+               [*ep, "--allow-multiple-reduction", "0", "--masked-ratio", "0.3"],
+               [*ep, "--allow-hybrid-mode", "0", "--unbalanced-ratio", "2.0", "--test-first-only"],
+               ["test_barrier.py", *n], engram, [*engram, "--use-fp8"],
+               ["test_pp.py", *n, "--num-tokens", "256", "--hidden", "1024"],
+               ["test_agrs.py", *n, "--num-max-inflight-agrs", "2", "--num-stress-iterations", "1"]]
+    shrink = ["test_low_latency.py", "--shrink-test", "--num-processes", "6", "--num-tokens", "32", "--hidden", "512", "--num-experts", "18",
+              "--num-topk", "4"]  # ranks 1, 3 and 5 leave
+    return [("tests/elastic", argv) for argv in elastic] + [("tests/legacy", shrink)]
 
 
 def no_kernels(fn, kernel_names, **_):

@@ -71,6 +71,12 @@ def choices_mean_the_map(buffer):
         how = {"topk_idx": given[0], "topk_weights": given[1], "num_of_experts": 16}
         case.check_dense(buffer.dispatch(case.x, **how))
         case.check_permuted(buffer.dispatch_with_permute(hidden=case.x, pad_multiple=8, **how), 8)
+    from deep_ep.hybrid_ep_buffer import indices_to_map  # which torchtitan calls itself
+    for given in ((idx, weights), doubled):
+        chosen, probs = indices_to_map(*given, 30, 16)
+        same(chosen, case.map)
+        same(probs, torch.where(case.map, case.probs, 0.0))
+    assert indices_to_map(idx, None, 30, 16)[1] is None
     assert buffer.dispatch(case.x, topk_idx=idx, num_of_experts=16)[1] is None
     handle = case.permute()[-1]
     same(buffer.dispatch_with_permute(hidden=case.x, topk_idx=idx, topk_weights=2 * weights, handle=handle)[1],

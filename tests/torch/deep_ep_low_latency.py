@@ -103,6 +103,64 @@ def tokens_may_name_an_expert_twice(buffer):
             close(out, factor * case.x.float(), 0.03)
 
 
+def rows_in_nvfp4(buffer):
+    """Numbers and scales are where DeepEP has them. Choices among 32 experts, of which one takes all tokens, so that it has several tiles."""
+    n, most, hidden, n_experts = buffer.group_size, 80, 192, 32
+    case, n_local = Case(buffer, [most - r for r in range(n)], hidden, n_experts, holes=False), n_experts // n
+    for x, idx, _ in case.all:
+        idx[:, 1:][idx[:, 1:] == 5] = -1
+        idx[:, 0] = 5
+        x[::3] *= 100
+        x[1] = 0
+    scale = torch.tensor([448 * 6 / max(x.abs().max().item() for x, _, _ in case.all)])
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    for how in ({}, {"return_recv_hook": True}, {"async_finish": True}):
+        (rows, scales), count, handle, event, hook = buffer.low_latency_dispatch(
+            case.x, case.idx, most, n_experts, use_fp8=False, use_nvfp4=True, x_global_scale=scale, **how)
+        hook() if hook is not None else event.current_stream_wait() if how else None
+        assert rows.shape == (n * most, hidden // 2, n_local) and rows.dtype == torch.uint8 and rows.permute(2, 0, 1).is_contiguous()
+        assert scales.shape == (32, 4, -(-n * most // 128), 4, hidden // 64, n_local) and scales.permute(5, 2, 4, 0, 1, 3).is_contiguous()
+        assert scales.dtype == torch.float8_e4m3fn
+        found = torch.zeros((n_local, n * most, hidden))
+        for local in range(n_local):
+            tokens = [(source, token) for source, (_, idx, _) in enumerate(case.all)
+                      for token in (idx == buffer.rank * n_local + local).any(1).nonzero()[:, 0].tolist()]
+            assert count[local] == len(tokens)
+            for row, (source, token) in enumerate(tokens):
+                codes = torch.stack([rows[row, :, local] & 15, rows[row, :, local] >> 4], dim=1).view(-1).long()
+                at = scales.float()[row % 32, row % 128 // 32, row // 128, :, :, local].t().reshape(-1) / scale
+                found[local, row] = torch.where(codes > 7, -1, 1) * numbers[codes % 8] * at.repeat_interleave(16)
+                x = case.all[source][0][token].float().view(-1, 16)
+                same(at * scale, (scale * x.abs().amax(1) / 6).to(torch.float8_e4m3fn).float())
+                left = (found[local, row].view(-1, 16) - x).abs()
+                assert (left <= 1.001 * at.view(-1, 1) + 0.07 * x.abs()).all(), "each element is the nearest of those with its scale"
+        assert found.abs().max() > 50
+        out, event, hook = buffer.low_latency_combine(found.bfloat16(), case.idx, case.weights, handle, **how)
+        hook() if hook is not None else event.current_stream_wait() if how else None
+        expected = torch.where(case.idx >= 0, case.weights, 0.0).sum(1, keepdim=True) * case.x.float()
+        assert (out.float() - expected).norm() < 0.12 * expected.norm()
+    for kind, words, given in (
+            (ValueError, "use_fp8 is True and use_nvfp4 True", {"use_fp8": True, "x_global_scale": scale}),
+            (TypeError, "x_global_scale is a NoneType", {}), (TypeError, "x_global_scale is torch.float64 [1]", {"x_global_scale": scale.double()}),
+            (ValueError, "x_global_scale is torch.float32 [2]", {"x_global_scale": torch.ones(2)}),
+            (NotImplementedError, "use_ue8m0_for_sf is True", {"x_global_scale": scale, "use_ue8m0_for_sf": True}),
+            (ValueError, "use_nvfp4 needs a multiple of 64", {"x_global_scale": scale, "x": case.x[:, :96].contiguous()})):
+        raises(kind, words, lambda: buffer.low_latency_dispatch(
+            given.get("x", case.x), case.idx, most, n_experts, use_nvfp4=True,
+            **{"use_fp8": False, **{name: value for name, value in given.items() if name != "x"}}))
+
+
+def nvfp4_goes_to_the_nearest_number(buffer):
+    """A token whose largest element is 6 has a scale of 1 with x_global_scale 1. What lies in the middle goes to the even number."""
+    x = torch.zeros((1, 64), dtype=torch.bfloat16)
+    x[0, :16] = torch.tensor([6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, -0.25, -0.75, -5, 0.26, 0.24, 5.125, -6, 1.5])
+    idx = torch.full((1, 1), buffer.rank * 16 // buffer.group_size)
+    (rows, scales), *_ = buffer.low_latency_dispatch(x, idx, 4, 16, use_fp8=False, use_nvfp4=True, x_global_scale=torch.tensor(1.0))
+    codes = torch.stack([rows[0, :8, 0] & 15, rows[0, :8, 0] >> 4], dim=1).view(-1)
+    same(codes, torch.tensor([7, 0, 2, 2, 4, 4, 6, 6, 8, 10, 14, 1, 0, 7, 15, 3], dtype=torch.uint8))
+    assert scales[0, 0, 0, :, 0, 0].tolist() == [1, 0, 0, 0]
+
+
 def low_latency_inputs_may_be_used_again(buffer):
     """With a hook at once, with zero_copy in turns, and the choices in any case."""
     case = Case(buffer, 64, 2048, holes=False)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs DeepEP's own tests, unchanged, against bindings/deep_ep on CPU tensors: test_intranode.py and test_low_latency.py of v1.2.1,
-test_hybrid_ep.py and test_graphed_hybrid_ep.py of the branch hybrid-ep, and ElasticBuffer's tests (elastic) of the branch main.
+"""Runs DeepEP's own tests, unchanged, against bindings/deep_ep on CPU tensors: test_intranode.py and test_low_latency.py of v1.2.1;
+test_hybrid_ep.py, test_graphed_hybrid_ep.py and test_low_latency.py (nvfp4) of the branch hybrid-ep; and of the branch main ElasticBuffer's
+tests (elastic) and test_low_latency.py --shrink-test (shrink), in which ranks 1, 3 and 5 leave.
 
-    python3 tests/torch/run_deep_ep_suite.py CHECKOUT [--only intranode|low_latency|hybrid|graphed_hybrid|elastic] ...
+    python3 tests/torch/run_deep_ep_suite.py CHECKOUT [--only intranode|low_latency|hybrid|graphed_hybrid|nvfp4|elastic|shrink] ...
 
 CHECKOUT is a clone of github.com/deepseek-ai/DeepEP, or its git directory. Needs torch, moeccl and deep_ep (in the tree
 PYTHONPATH=build/bindings/python:bindings/deep_ep). This process stands in for CUDA: tensors that a test asks for on "cuda" are made
@@ -22,7 +23,8 @@ import deep_ep_elastic_suite as elastic
 
 # By the name of --only: where a test lies in the checkout, and its file.
 SUITES = {"intranode": ("v1.2.1", "test_intranode.py"), "low_latency": ("v1.2.1", "test_low_latency.py"),
-          "hybrid": ("hybrid-ep", "test_hybrid_ep.py"), "graphed_hybrid": ("hybrid-ep", "test_graphed_hybrid_ep.py")}
+          "hybrid": ("hybrid-ep", "test_hybrid_ep.py"), "graphed_hybrid": ("hybrid-ep", "test_graphed_hybrid_ep.py"),
+          "nvfp4": ("hybrid-ep", "test_low_latency.py")}
 
 
 def skip(reason):
@@ -136,7 +138,7 @@ def shorten_benchmarks():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout")
-    parser.add_argument("--only", choices=(*SUITES, "elastic"))
+    parser.add_argument("--only", choices=(*SUITES, "elastic", "shrink"))
     parser.add_argument("--elastic-test", help="with --only elastic: ep, barrier, engram, pp or agrs, to run only this one")
     for name, default in (("processes", 2), ("tokens", 64), ("experts", 16), ("topk", 4)):
         parser.add_argument(f"--num-{name}", type=int, default=default)
@@ -157,19 +159,21 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             extract(args.checkout, revision, folder)
             run_in(folder, file, arguments_of(test, args))
-    if args.only in (None, "elastic"):
-        run_elastic(args)
+    if args.only in (None, "elastic", "shrink"):
+        run_main(args)
 
 
-def run_elastic(args):
+def run_main(args):
+    """Runs the tests of the branch main."""
     with tempfile.TemporaryDirectory() as folder:
         for path in elastic.TESTS + elastic.MODULES:
             extract_file(args.checkout, elastic.REVISION, path, os.path.join(folder, path))
         elastic.stand_in()
         elastic.lend_modules(folder)
-        for argv in elastic.runs(args):
-            if args.elastic_test in (None, argv[0][len("test_"):-len(".py")]):
-                run_file(os.path.join(folder, "tests/elastic", argv[0]), argv)
+        for path, argv in elastic.runs(args):
+            kind = "shrink" if "--shrink-test" in argv else "elastic"
+            if args.only in (None, kind) and args.elastic_test in (None, argv[0][len("test_"):-len(".py")]):
+                run_file(os.path.join(folder, path, argv[0]), argv)
 
 
 def arguments_of(test, args):

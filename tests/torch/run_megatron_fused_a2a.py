@@ -17,6 +17,7 @@ try:
     import torch
     import torch.distributed as dist
     import torch.multiprocessing as multiprocessing
+    from engines import CpuForCuda
     from megatron.core.transformer.moe import fused_a2a, token_dispatcher
 except ImportError as failure:
     print(f"skipped: {failure}", file=sys.stderr)
@@ -120,16 +121,6 @@ def hybrid_layer(group, dtype, n_tokens, align, most, tolerance):
     n = most if most is not None else counts.sum()
     out = fused_a2a.hybrid_ep_combine(grouped(rows, row_probs, counts.tolist(), problem.weights), handle, n, align)
     return problem.check(out, tolerance)
-
-
-class CpuForCuda(torch.overrides.TorchFunctionMode):
-    """Makes tensors on the CPU where Megatron asks for CUDA tensors."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = {**(kwargs or {})}
-        if str(kwargs.get("device", "")).startswith("cuda"):
-            kwargs["device"] = "cpu"
-        return function(*args, **kwargs)
 
 
 def managed_layer(group, dtype, n_tokens, fp8, capacity_factor, rank_capacity_factor, tolerance):

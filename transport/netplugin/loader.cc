@@ -8,12 +8,12 @@
 
 #include "src/base/log.h"
 #include "src/base/text.h"
-#include "src/base/trusted_library.h"
-#include "src/driver/dynamic_library.h"
+#include "src/driver/nccl_plugin.h"
 
 namespace moeccl::transport::netplugin {
 namespace {
 
+constexpr driver::NcclPluginKind kKind = {"net plugin", "libnccl-net", "ncclNetPlugin_v", abi::kOldest, abi::kNewest};
 constexpr size_t kMaxPlugins = 14;  // of a list, as in NCCL
 constexpr size_t kMaxName = 254;
 constexpr int64_t kSlowest = 4;  // a rail may be this many times slower than the best one
@@ -27,39 +27,15 @@ struct Loaded {
   std::string why_not;
 };
 
-Result<driver::DynamicLibrary> open_file(const std::string& name) {
-  std::string file = name;
-  if (name.find('/') != std::string::npos) {
-    if (char real[PATH_MAX]; realpath(name.c_str(), real) != nullptr) file = real;
-    if (const std::string why = why_not_loaded(&file); !why.empty()) {
-      return error(moecclUnsupported, "{}", name.starts_with('/') ? why : name + ": " + why);
-    }
-  }
-  return driver::DynamicLibrary::open(file, {});
-}
-
 Loaded load(const std::string& entry) {
   Loaded made{entry, nullptr, {}};
-  for (const std::string& name : file_names(entry)) {
-    Result<driver::DynamicLibrary> library = open_file(name);
-    if (!library.ok()) {
-      made.why_not += (made.why_not.empty() ? "" : "; ") + library.status().message();
-      continue;
-    }
-    const void* structure = nullptr;
-    int version = abi::kNewest;
-    while (version >= abi::kOldest && (structure = library->symbol(symbol_of(version).c_str())) == nullptr) --version;
-    if (structure == nullptr) {
-      made.why_not = format("{} exports none of {} to {}: it is no net plugin, or one for another NCCL", name,
-                            symbol_of(abi::kOldest), symbol_of(abi::kNewest));
-      return made;
-    }
-    made.api = adapt(version, structure, name);
-    made.why_not.clear();
-    library->keep();
-    log(LogLevel::kInfo, "net plugin {}: loaded for \"{}\"", made.api->text(), entry);
+  Result<driver::NcclPlugin> opened = driver::open_plugin(kKind, entry);
+  if (!opened.ok()) {
+    made.why_not = opened.status().message();
     return made;
   }
+  made.api = adapt(opened->version, opened->structure, opened->file);
+  log(LogLevel::kInfo, "net plugin {}: loaded for \"{}\"", made.api->text(), entry);
   return made;
 }
 
@@ -98,14 +74,6 @@ std::vector<std::string> plugin_list(std::string_view value) {
   for (const std::string_view item : comma_items(value))
     if (!item.empty() && item.size() <= kMaxName && entries.size() < kMaxPlugins) entries.emplace_back(item);
   return entries;
-}
-
-std::vector<std::string> file_names(const std::string& entry) {
-  std::vector<std::string> names = {entry};
-  const bool path = entry.find('/') != std::string::npos;
-  const bool library = entry.starts_with("lib") && entry.ends_with(".so");
-  if (!path && !library) names.push_back("libnccl-net-" + entry + ".so");
-  return names;
 }
 
 PluginUse::~PluginUse() {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the net plugins of this process, by NCCL's own rules for where they lie and which of a library's versions is
-// taken.
+// Finds the net plugins of this process, by NCCL's own rules (src/driver/nccl_plugin.h).
 //
 // A library stays loaded for the life of the process, because plugins keep threads. All functions are thread-safe.
 #pragma once
@@ -15,11 +14,8 @@
 
 namespace moeccl::transport::netplugin {
 
-// plugin_list() returns the entries of MOECCL_NET_PLUGIN (a comma-separated list; "none": no plugin; empty: the default
-// one). file_names() returns the file names to try for one entry: the entry itself, then libnccl-net-<entry>.so if it
-// is a bare name.
+// Returns the entries of MOECCL_NET_PLUGIN (a comma-separated list; "none": no plugin; empty: the default one).
 std::vector<std::string> plugin_list(std::string_view value);
-std::vector<std::string> file_names(const std::string& entry);
 
 // One communicator's use of a plugin; finalize() is called when it ends.
 class PluginUse {

@@ -339,8 +339,6 @@ std::unique_ptr<NetApi> adapt(int version, const void* structure, std::string li
   }
 }
 
-std::string symbol_of(int version) { return format("ncclNetPlugin_v{}", version); }
-
 void note_in_use() { in_use.store(true, std::memory_order_relaxed); }
 
 void plugin_log(int level, unsigned long, const char*, int, const char* text, ...) {

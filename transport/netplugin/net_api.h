@@ -85,8 +85,6 @@ class NetApi {
 
 // Wraps the structure behind the symbol ncclNetPlugin_v<version>, which must stay where it is. Others may write to it.
 std::unique_ptr<NetApi> adapt(int version, const void* structure, std::string library);
-// "ncclNetPlugin_v12"
-std::string symbol_of(int version);
 
 // The logger that plugins are given; also keeps this thread's last warning for failed(). Warnings are INFO lines unless
 // MOECCL_NET asks for a plugin, or note_in_use() was called.

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from . import _fp8, _native
+from . import _forms, _native
 
 _INDEX = (torch.int64, torch.int32)
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -147,8 +147,22 @@ def unpack_bias(bias, x, n_tokens):
     return biases
 
 
-def check_low_latency(most, hidden, n_experts, n_ranks, x=None, topk_idx=None, use_fp8=False, round_scale=False,
-                      use_ue8m0=False, stats=None):
+def form_of(use_fp8, round_scale, use_ue8m0, use_nvfp4, use_ue8m0_for_sf, x_global_scale):
+    """Returns the form in which low_latency_dispatch sends rows."""
+    require(not use_ue8m0 or (use_fp8 and round_scale), ValueError,
+            "use_ue8m0 is {}: it needs use_fp8=True and round_scale=True", use_ue8m0)
+    require(not use_ue8m0_for_sf, NotImplementedError, "use_ue8m0_for_sf is {}: MoECCL sends NVFP4 with scales in e4m3; leave it False",
+            use_ue8m0_for_sf)
+    if not use_nvfp4:
+        return _forms.Fp8(round_scale, use_ue8m0) if use_fp8 else _forms.Bfloat16()
+    require(not use_fp8, ValueError, "use_fp8 is {} and use_nvfp4 {}: give one of them", use_fp8, use_nvfp4)
+    check_tensor("x_global_scale", x_global_scale)
+    require(x_global_scale.numel() == 1 and x_global_scale.dtype == torch.float32, TypeError if x_global_scale.dtype != torch.float32 else
+            ValueError, "x_global_scale is {} {}: give float32 of one element", x_global_scale.dtype, list(x_global_scale.shape))
+    return _forms.Fp4(x_global_scale.detach().clone().reshape(()))
+
+
+def check_low_latency(most, hidden, n_experts, n_ranks, x=None, topk_idx=None, form=None, stats=None):
     require(most >= 1, ValueError, "num_max_dispatch_tokens_per_rank is {}: give 1 or more", most)
     require(n_experts >= 1 and n_experts % n_ranks == 0, ValueError,
             "num_experts is {}: give a multiple of the group's {} ranks", n_experts, n_ranks)
@@ -162,8 +176,4 @@ def check_low_latency(most, hidden, n_experts, n_ranks, x=None, topk_idx=None, u
             topk_idx.size(1), _native.MOST_CHOICES)
     if stats is not None:
         check_counts("cumulative_local_expert_recv_stats", stats, n_experts // n_ranks)
-    require(not use_ue8m0 or (use_fp8 and round_scale), ValueError,
-            "use_ue8m0 is {}: it needs use_fp8=True and round_scale=True", use_ue8m0)
-    group = _fp8.GROUP * (4 if use_ue8m0 else 1)
-    require(not use_fp8 or hidden % group == 0, ValueError, "x has {} columns: {} needs a multiple of {}", hidden,
-            "use_ue8m0" if use_ue8m0 else "use_fp8", group)
+    require(hidden % form.multiple == 0, ValueError, "x has {} columns: {} needs a multiple of {}", hidden, form.argument, form.multiple)

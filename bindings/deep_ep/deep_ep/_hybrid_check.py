@@ -65,13 +65,14 @@ def check_routing(given, n_experts):
     if routing_map is not None:
         check_shape("routing_map", routing_map, (torch.bool, ), (n, n_experts), f"bool [{n}, {n_experts}]")
     elif given.topk_idx is not None:
-        return _from_choices(given.topk_idx, given.topk_weights, n, n_experts)
+        return from_choices(given.topk_idx, given.topk_weights, n, n_experts)
     if probs is not None:
         check_shape("probs", probs, (torch.float32, ), (n, n_experts), f"float32 [{n}, {n_experts}]")
     return routing_map, probs
 
 
-def _from_choices(topk_idx, topk_weights, n, n_experts):
+def from_choices(topk_idx, topk_weights, n, n_experts):
+    """Returns (bool [n, n_experts], the choices topk_idx[n, k]; float32 [n, n_experts], their weights, or None without)."""
     check_shape("topk_idx", topk_idx, _INDEX, (n, None), f"int64 [{n}, k], a row for each of hidden's")
     check_expert_numbers(topk_idx, n_experts)
     index = topk_idx.long() + 1  # 0: no choice

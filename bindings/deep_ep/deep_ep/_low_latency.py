@@ -7,7 +7,7 @@ tensor [local experts, ranks * max tokens, hidden]. combine sets the routing's w
 then."""
 import torch
 
-from . import _fp8, _native
+from . import _native
 from ._check import check_shape, require
 
 
@@ -18,9 +18,31 @@ class State:
         self.choices, self.most, self.hidden, self.n_experts = choices, most, hidden, n_experts
         self.index, self.kept = _fold(choices)
         self.n_ranks, self.n_local, self.room = n_ranks, n_experts // n_ranks, most * n_ranks
-        self.shape, self.counts, self.offsets = None, [], []
+        self.counts, self.offsets = [], []  # rows of each local expert, and where they begin
+        self.scaled = (0, 0)  # bytes of a row that travels with scales, and of its scales
         self.routings = {}  # by communicator: that of each Buffer that uses the handle
+        self.members = list(range(n_ranks))  # the ranks that took part in the dispatch
+        self.sources = None  # int32 [dense rows], the rank that each came from
         self.event = None  # of the dispatch
+
+    def missing(self):
+        """Returns the ranks that took no part in the dispatch, because they were masked."""
+        return frozenset(range(self.n_ranks)) - frozenset(self.members)
+
+    def index_on(self, comm):
+        """Returns the choices as numbers of the experts of this communicator's ranks; -1 for those of other ranks."""
+        if comm.size == self.n_ranks:
+            return self.index
+        places = self.index.new_full((self.n_ranks, ), -1)
+        places[comm.members] = torch.arange(comm.size, dtype=torch.int32, device=places.device)
+        place = places[self.index.clamp(min=0) // self.n_local]
+        return torch.where((self.index < 0) | (place < 0), -1, place * self.n_local + self.index % self.n_local).int()
+
+    def layer_on(self, comm):
+        """Returns the layer of this communicator's ranks. The call is collective if the layer is new."""
+        return comm.layer(_native.Shape(
+            2 * self.hidden, _native.TYPES[torch.bfloat16], self.index.size(1), self.n_local * comm.size, self.most, _native.EXPERT_MAJOR,
+            self.scaled[1], self.scaled[0]))
 
     def blocks(self):
         """Yields (expert, first dense row, one past the last) for each local expert that has rows."""
@@ -47,66 +69,49 @@ class Outputs:
         self.rows, self.scales = rows, scales
         device = state.index.device
         self.count = torch.empty(state.n_local, dtype=torch.int32, device=device)
-        self.source = torch.zeros((state.n_local, state.room), dtype=torch.int32, device=device)
-        self.range = torch.zeros((state.n_local, n_ranks), dtype=torch.int64, device=device)
+        self.source = torch.empty((state.n_local, state.room), dtype=torch.int32, device=device)
+        self.range = torch.empty((state.n_local, n_ranks), dtype=torch.int64, device=device)
 
 
-def buffers(state, use_fp8, use_ue8m0):
-    """Makes tensors for received rows and their scales, [local experts, room, ...]; scales are column-major."""
+def buffers(state, form):
+    """Makes the tensors for received rows and their scales."""
     with torch.inference_mode(False):  # later calls, in whatever mode, return them too
-        return _buffers(state, use_fp8, use_ue8m0)
+        return form.buffers(state.n_local, state.room, state.hidden, state.index.device)
 
 
-def _buffers(state, use_fp8, use_ue8m0):
-    n, room, hidden, device = state.n_local, state.room, state.hidden, state.index.device
-    rows = torch.zeros((n, room, hidden), dtype=torch.uint8 if use_fp8 else torch.bfloat16, device=device)
-    if not use_fp8:
-        return rows, None
-    rows = rows.view(torch.float8_e4m3fn)  # torch 2.4 has no zeros of this type
-    width = hidden // _fp8.GROUP // (4 if use_ue8m0 else 1)
-    kind = torch.int32 if use_ue8m0 else torch.float32
-    columns = torch.zeros((n, width, room), dtype=kind, device=device)
-    # A single column gets a stride of 1, so that it can be viewed as bytes.
-    return rows, columns.transpose(1, 2) if width > 1 else columns.view(n, room, 1)
-
-
-def dispatch(comm, state, x, out, round_scale):
+def dispatch(comm, state, x, out, form):
     """Fills the outputs with the rows of x[T, hidden] that this rank's experts get. The call is collective."""
-    fp8 = out.scales is not None
-    scales, width = None, 0
-    if fp8:
-        x, scales = _fp8.quantise(x, round_scale, out.scales.dtype == torch.int32)
-        width = scales.size(1)
-    layer = comm.layer(_native.Shape(
-        2 * state.hidden, _native.TYPES[torch.bfloat16], state.index.size(1), state.n_experts, state.most,
-        _native.EXPERT_MAJOR, 4 * width, state.hidden if fp8 else 0))
-    state.shape, routing = layer.shape, layer.routing(state.index)
-    state.routings[comm] = routing
+    x, scales = form.quantise(x)
+    state.members = comm.members
+    state.scaled = (0, 0) if scales is None else (x.size(1) * x.element_size(), scales.size(1) * scales.element_size())
+    routing = state.routings[comm] = state.layer_on(comm).routing(state.index_on(comm))
     info = routing.info()
     state.counts = info.expert_counts[:state.n_local]
     state.offsets = info.expert_offsets[:state.n_local]
-    dense = comm.scratch(info.n_rows, state.hidden, x.dtype, x.device)
-    if fp8:
-        dense_scales = scales.new_empty((info.n_rows, width))
-        routing.dispatch_scaled(x, scales, dense, dense_scales)
-    else:
+    dense, dense_scales = comm.scratch(info.n_rows, x.size(1), x.dtype, x.device), None
+    if scales is None:
         routing.dispatch(x, dense)
+    else:
+        dense_scales = scales.new_empty((info.n_rows, scales.size(1)))
+        routing.dispatch_scaled(x, scales, dense, dense_scales)
     for expert, begin, end in state.blocks():
-        out.rows[expert, :end - begin].copy_(dense[begin:end])
-        if fp8:
-            out.scales[expert, :end - begin].copy_(dense_scales[begin:end])
+        form.place(out.rows, out.scales, expert, dense[begin:end], dense_scales[begin:end] if dense_scales is not None else None)
     out.count.copy_(torch.tensor(state.counts, dtype=torch.int32, device="cpu"))
-    if info.n_rows:
-        _places(comm, state, info, out)
+    _places(state, info, out)
 
 
-def _places(comm, state, info, out):
+def _places(state, info, out):
     """Records where each row of the outputs comes from."""
-    token, source = (_native.int32_tensor(rows, info.n_rows, out.count.device) for rows in (info.row_token, info.row_source))
-    expert = torch.repeat_interleave(torch.arange(state.n_local, device=out.count.device), out.count.long())
+    device, n_ranks = out.count.device, state.n_ranks
+    token, source = (_native.int32_tensor(rows, info.n_rows, device) for rows in (info.row_token, info.row_source))
+    state.sources = source
+    if len(state.members) < n_ranks:
+        state.sources = torch.tensor(state.members, dtype=torch.int32, device=device)[source.long()]
+    expert = torch.repeat_interleave(torch.arange(state.n_local, device=device), out.count.long())
+    out.source.zero_()
     for local, begin, end in state.blocks():
         out.source[local, :end - begin] = token[begin:end]
-    counts = torch.bincount(expert * comm.size + source, minlength=state.n_local * comm.size).view(-1, comm.size)
+    counts = torch.bincount(expert * n_ranks + state.sources, minlength=state.n_local * n_ranks).view(-1, n_ranks)
     out.range.copy_((counts.cumsum(1) - counts << 32) | counts)
 
 
@@ -118,14 +123,18 @@ def pack(state, x, dense):
 
 
 def combine(comm, state, x, weights, out):
-    """out[T, hidden] = for each token the sum over its choices of weight * row. x: as the dispatch's rows, or packed. The
-    call is collective."""
+    """out[T, hidden] = for each token the sum over its choices of weight * row, without those of experts of ranks that are not in comm.
+    x: as the dispatch's rows, or packed. The call is collective."""
+    require(len(comm.members) <= len(state.members), ValueError, "handle is of a dispatch that ranks {} took no part in: combine on a Buffer with "
+            "enable_shrink", sorted(state.missing()))
     dense = x if x.dim() == 2 else pack(state, x, comm.scratch(sum(state.counts), state.hidden, torch.bfloat16, x.device))
-    routing = state.routings.get(comm)
-    if routing is None:  # the handle comes from another Buffer
-        routing = state.routings[comm] = comm.layer(state.shape).routing(state.index, weights)
+    if len(comm.members) < len(state.members):
+        dense = dense[torch.isin(state.sources, torch.tensor(comm.members, dtype=torch.int32, device=dense.device))]
+    routing, index = state.routings.get(comm), state.index_on(comm)
+    if routing is None:  # the handle comes from another Buffer, or from before a rank was masked
+        routing = state.routings[comm] = state.layer_on(comm).routing(index, weights)
     else:
-        routing.update(state.index, weights)
+        routing.update(index, weights)
     routing.combine(dense, out)
 
 

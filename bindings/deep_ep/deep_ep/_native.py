@@ -20,13 +20,14 @@ ROWS, EXPERT_MAJOR = moeccl.ROWS, moeccl.EXPERT_MAJOR
 MOST_CHOICES = 64  # largest top_k of a layer, moecclMoeConfig_t
 _STAGING = 16 << 20  # the default of moecclConfig_t
 _STAGING_A_RANK = 4 * (32 << 10)
+_IN_PROGRESS = _abi.moecclInProgress
 
 
 def _address(tensor):
     return address(tensor) if tensor is not None else None
 
 
-def _ready(tensor):
+def ready(tensor):
     """Waits until the CUDA stream has made this tensor, for calls that have no stream."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
@@ -100,7 +101,7 @@ class Routing:
 
     def update(self, index, weight=None):
         """Sets the choices. The call is collective. index: int32 [T, top_k]; weight: float32 of that shape or None."""
-        _ready(index)
+        ready(index)
         self.layer.check(lib.moecclRoutingUpdate(self._raw, _address(index), _address(weight), index.size(0)))
 
     def info(self):
@@ -137,7 +138,7 @@ class Layer:
             routing = Routing(self, self.spare.pop())
         except IndexError:
             raw = ctypes.c_void_p()
-            _ready(index)
+            ready(index)
             self.check(lib.moecclRoutingCreate(ctypes.byref(raw), self._raw, _address(index), _address(weight),
                                                index.size(0)))
             self._made.append(raw)
@@ -157,9 +158,25 @@ class Communicator:
 
     def __init__(self, n_ranks, rank, id, name="deep_ep", **options):
         """options: staging_bytes, timeout_ms and others of moeccl.Comm."""
-        self.comm = moeccl.Comm(n_ranks, id, rank, name=name, **options)
-        self.size, self.rank, self._layers = n_ranks, rank, {}
+        self._take(moeccl.Comm(n_ranks, id, rank, name=name, **options))
+
+    def _take(self, comm):
+        self.comm = comm
+        self.size, self.rank, self._layers = comm.size, comm.rank, {}
         self._max_tokens, self._scratch = 64, {}
+        self.members = list(range(comm.size))  # the numbers that its ranks have in their Buffer
+        self.calls = (0, True)  # the number of the last call of _shrink.py, and whether it is complete
+
+    def shrunk(self, exclude=()):
+        """Returns a communicator of the ranks that stay: all but `exclude`, or without it all that are not gone. This one stays as it is.
+        The call is collective over the ranks that stay."""
+        made = Communicator.__new__(Communicator)
+        made._take(self.comm.shrink(exclude))
+        return made
+
+    def failed(self):
+        """Returns whether an operation has failed such that the communicator takes no further ones."""
+        return self.comm.async_error() not in (0, _IN_PROGRESS)
 
     @property
     def raw(self):

@@ -2,10 +2,10 @@
 """Buffer: the calls of DeepEP's V1 interface."""
 import torch
 
-from . import _handles, _low_latency, _native, _throughput
+from . import _handles, _low_latency, _native, _shrink, _throughput
 from ._base import Base, call
-from ._check import (check_choices, check_group, check_layout, check_low_latency, check_rows, check_tensor, check_x, require,
-                     unpack_bias)
+from ._check import (check_choices, check_group, check_layout, check_low_latency, check_rows, check_shape, check_tensor, check_x,
+                     form_of, require, unpack_bias)
 from ._rows import round_up
 from .config import Config
 from .utils import EventHandle, EventOverlap
@@ -31,19 +31,23 @@ class Buffer(Base):
         MoECCL reserves memory and chooses transports itself, so num_nvl_bytes, num_rdma_bytes, num_qps_per_rank,
         allow_nvlink_for_low_latency_mode, allow_mnnvl and use_fabric (by name) have no effect. The communicator ends with the
         Buffer, or at the interpreter's exit; with explicitly_destroy it ends only at destroy(), so that an exit after an
-        exception waits for no call."""
+        exception waits for no call.
+        enable_shrink: low-latency calls go on without ranks that are gone, and ranks may be masked (low_latency_update_mask_buffer). It
+        needs low_latency_mode, and costs a barrier per call."""
         if comm is None and not isinstance(enable_shrink, bool):
             enable_shrink, comm = False, enable_shrink
-        if enable_shrink:
-            raise NotImplementedError("enable_shrink: MoECCL has no masks of ranks; a lost rank fails the call with its "
-                                      "name. Leave enable_shrink False")
+        require(low_latency_mode or not enable_shrink, ValueError, "enable_shrink is True and low_latency_mode {}: only low-latency calls go on "
+                "without ranks; give low_latency_mode=True", low_latency_mode)
         members = check_group(group, comm)
         self.rank, self.group_size, _ = members
         self.group = group if group is not None else comm
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
-        self.low_latency_mode = low_latency_mode
+        self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
         super().__init__(members, explicitly_destroy,
                          staging_bytes=_native.staging_of(self.group_size) if low_latency_mode else 0)
+        self._participants = _shrink.Participants(self._comm, self._stream) if enable_shrink else None
+        if enable_shrink:
+            self._links.append(self._participants)
         self._two = {}  # low-latency results: two per shape
         self._next_combine = {}
 
@@ -81,7 +85,10 @@ class Buffer(Base):
             num_max_dispatch_tokens_per_rank, _native.EXPERT_MAJOR), num_ranks)
 
     def get_local_buffer_tensor(self, dtype, size=None, offset=0, use_rdma_buffer=False):
-        """Raises NotImplementedError, because callers cannot access MoECCL's staging."""
+        """Returns an empty tensor of this type, for callers that set the whole buffer to zero: no call reads what an earlier one left in
+        MoECCL's staging. With a size or an offset it raises NotImplementedError, because callers cannot access the staging."""
+        if size is None and offset == 0:
+            return torch.empty(0, dtype=dtype, device=self._cuda.device if self._cuda is not None else "cpu")
         raise NotImplementedError("get_local_buffer_tensor: MoECCL's staging cannot be seen from outside; for low-latency "
                                   "combines without a copy use get_next_low_latency_combine_buffer")
 
@@ -249,31 +256,40 @@ class Buffer(Base):
                             allocate_on_comm_stream)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank, hidden, num_experts):
-        """Frees the memory that the Buffer keeps for results; MoECCL does not need it to be zero."""
+        """Frees the memory that the Buffer keeps for results; MoECCL does not need it to be zero. With enable_shrink the call is collective,
+        and finds ranks that are gone."""
         check_low_latency(num_max_dispatch_tokens_per_rank, hidden, num_experts, self.group_size)
         (self._cuda or self._stream).finish()
+        if self._participants is not None:
+            self._stream.run(lambda: self._participants.run(lambda comm: None))
         self._memory.drop()
         self._two, self._next_combine = {}, {}
 
     @call(reads=False)
     def low_latency_dispatch(self, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
                              cumulative_local_expert_recv_stats=None, dispatch_wait_recv_cost_stats=None, use_fp8=True,
-                             round_scale=False, use_ue8m0=False, async_finish=False, return_recv_hook=False):
+                             round_scale=False, use_ue8m0=False, async_finish=False, return_recv_hook=False, *, x_global_scale=None,
+                             use_nvfp4=False, use_ue8m0_for_sf=False):
         """Sends each token to its experts. The call is collective.
 
         x: bfloat16 [T, hidden], T at most num_max_dispatch_tokens_per_rank; topk_idx: int64 (or int32) [T, k], -1
         for no choice. A token that names an expert twice goes there once and counts once; low_latency_combine adds up the
         weights. cumulative_local_expert_recv_stats: int32 [local experts], to which the counts are added.
+        use_nvfp4, x_global_scale, use_ue8m0_for_sf (by name): those of DeepEP's branch hybrid-ep. With use_nvfp4, and use_fp8=False, rows are
+        NVFP4; x_global_scale, float32 of one element, is what scales are multiplied by, the same on all ranks. use_ue8m0_for_sf is refused.
 
         Returns (rows [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden] of bfloat16, or with use_fp8
-        (rows of fp8, scales); rows of each expert int32 [local experts]; handle; event; hook). Each expert's rows are
+        (rows of fp8, scales), or with use_nvfp4 (rows uint8 [ranks * num_max_dispatch_tokens_per_rank, hidden / 2, local experts], scales
+        float8_e4m3fn [32, 4, tiles of 128 rows, 4, hidden / 64, local experts], where row t's scale k is at [t % 32, t % 128 // 32, t // 128,
+        k % 4, k // 4]); rows of each expert int32 [local experts]; handle; event; hook). Each expert's rows are
         in the order of source rank and token; handle[0][expert, row] is the token, handle[1][expert, rank] is
         begin << 32 | count. Calls alternate between two buffers for the rows, so a call overwrites the results of the
         call before the previous one. With return_recv_hook the results are there after hook()."""
         self._low_latency("low_latency_dispatch", async_finish, return_recv_hook)
         most = num_max_dispatch_tokens_per_rank
-        check_low_latency(most, x.size(1) if x.dim() == 2 else 0, num_experts, self.group_size, x, topk_idx,
-                          use_fp8, round_scale, use_ue8m0, cumulative_local_expert_recv_stats)
+        form = form_of(use_fp8, round_scale, use_ue8m0, use_nvfp4, use_ue8m0_for_sf, x_global_scale)
+        check_low_latency(most, x.size(1) if x.dim() == 2 else 0, num_experts, self.group_size, x, topk_idx, form,
+                          cumulative_local_expert_recv_stats)
         if dispatch_wait_recv_cost_stats is not None:
             raise NotImplementedError("dispatch_wait_recv_cost_stats: MoECCL does not measure waits by source; give None "
                                       "and see MOECCL_PROFILE's and the flight recorder's times")
@@ -281,10 +297,10 @@ class Buffer(Base):
         if return_recv_hook:
             x = x.detach().clone()  # the caller may write to it before hook()
         state = _low_latency.State(topk_idx.to(torch.int32, copy=True).contiguous(), most, x.size(1), num_experts, self.group_size)
-        out = _low_latency.Outputs(state, self.group_size, *self._next_buffers(state, use_fp8, use_ue8m0))
+        out = _low_latency.Outputs(state, self.group_size, *self._next_buffers(state, form))
 
         def work():
-            _low_latency.dispatch(self._comm, state, x.contiguous(), out, round_scale)
+            self._with_participants(lambda comm: _low_latency.dispatch(comm, state, x.contiguous(), out, form), out.rows)
             if cumulative_local_expert_recv_stats is not None:
                 cumulative_local_expert_recv_stats.add_(out.count)
 
@@ -293,7 +309,7 @@ class Buffer(Base):
         # V1's recv_src_info, recv_layout_range, num_max_dispatch_tokens_per_rank, hidden and num_experts.
         handle = out.source, out.range, most, x.size(1), num_experts
         _handles.keep(out.source, state)
-        return ((out.rows, out.scales) if use_fp8 else out.rows, out.count, handle, *self._later(event, return_recv_hook))
+        return ((out.rows, out.scales) if out.scales is not None else out.rows, out.count, handle, *self._later(event, return_recv_hook))
 
     @call(reads=False)
     def low_latency_combine(self, x, topk_idx, topk_weights, handle, use_logfmt=False, zero_copy=False,
@@ -322,9 +338,53 @@ class Buffer(Base):
             weights = weights.clone()
         if out is None:
             out = self._memory.empty((state.index.size(0), state.hidden), torch.bfloat16, x.device)
-        event = self._run(lambda: _low_latency.combine(self._comm, state, x, weights, out), None,
-                          async_finish or return_recv_hook)
+
+        def work():
+            self._with_participants(lambda comm: _low_latency.combine(comm, state, x, weights, out), out, state.missing)
+
+        event = self._run(work, None, async_finish or return_recv_hook)
         return (out, *self._later(event, return_recv_hook))
+
+    def _with_participants(self, work, out, missing=frozenset):
+        """Calls work(communicator) with that of the ranks that take part. out: what it fills. missing: see Participants.run."""
+        if self._participants is None:
+            work(self._comm)
+            return
+
+        def until_done(comm):
+            work(comm)
+            _native.ready(out)  # so that a failure on the CUDA stream is one of this call
+
+        self._participants.run(until_done, missing)
+
+    def low_latency_update_mask_buffer(self, rank_to_mask, mask=False):
+        """Masks a rank in later low-latency calls, or with mask=False takes it back. It needs enable_shrink. The call is not collective, but
+        before the next low-latency call all other ranks that are not masked mask the same ranks.
+
+        A masked rank gets no rows and brings none; its experts add nothing to sums. It makes no low-latency calls, or only with all ranks
+        masked that do not mask it. A rank that is gone is masked again by the next call."""
+        participants = self._masks("low_latency_update_mask_buffer")
+        require(0 <= rank_to_mask < self.group_size and rank_to_mask != self.rank, ValueError,
+                "rank_to_mask is {}: give another rank, from 0 to {}", rank_to_mask, self.group_size - 1)
+        participants.mask(rank_to_mask, mask)
+
+    def low_latency_query_mask_buffer(self, mask_status):
+        """Fills mask_status, int32 [ranks], with 1 for ranks that are masked or were found to be gone, and 0 for others. It needs
+        enable_shrink and waits for the calls made so far."""
+        participants = self._masks("low_latency_query_mask_buffer")
+        check_shape("mask_status", mask_status, (torch.int32, ), (self.group_size, ), f"int32 [{self.group_size}]")
+        mask_status.copy_(torch.tensor([int(r in participants.masked) for r in range(self.group_size)], dtype=torch.int32, device="cpu"))
+
+    def low_latency_clean_mask_buffer(self):
+        """Takes all ranks back. It needs enable_shrink. The call is not collective, but before the next low-latency call all ranks make it.
+        Ranks that are gone are masked again by the next call."""
+        self._masks("low_latency_clean_mask_buffer").unmask_all()
+
+    def _masks(self, call):
+        require(self.enable_shrink, RuntimeError, "{}: make the Buffer with enable_shrink=True", call)
+        self._comm.raw  # raises if the Buffer was destroyed
+        self._stream.drain()
+        return self._participants
 
     def get_next_low_latency_combine_buffer(self, handle):
         """Returns the bfloat16 tensor, with the shape of low_latency_dispatch's rows, that the next low_latency_combine
@@ -337,11 +397,10 @@ class Buffer(Base):
                 pair[0] = torch.zeros(shape, dtype=torch.bfloat16, device=device)
         return pair[0]
 
-    def _next_buffers(self, state, use_fp8, use_ue8m0):
-        pair = self._two.setdefault(
-            (state.n_local, state.room, state.hidden, use_fp8, use_ue8m0, state.index.device), [])
+    def _next_buffers(self, state, form):
+        pair = self._two.setdefault((state.n_local, state.room, state.hidden, form.key, state.index.device), [])
         if len(pair) < 2:
-            pair.append(_low_latency.buffers(state, use_fp8, use_ue8m0))
+            pair.append(_low_latency.buffers(state, form))
             return pair[-1]
         pair.reverse()
         return pair[1]

@@ -9,12 +9,19 @@ from . import _handles, _hybrid
 from ._base import Base, call, ranks_per_host
 from ._check import check_group, check_shape, require
 from ._hybrid_check import (Given, check_combined, check_hidden, check_padding, check_routing, check_same,
-                            check_same_padding)
+                            check_same_padding, from_choices)
 from ._rows import round_up
 from .hybrid_config import APP_TOKEN_DATA_TYPE, Configurer
 
 # Arguments whose tensors may lie on host or device.
 _ELSEWHERE = ("handle", "num_permuted_tokens", "num_dispatched_tokens", "num_dispatched_tokens_tensor")
+
+
+def indices_to_map(topk_idx, topk_weights, num_of_tokens, num_of_experts):
+    """Returns (routing_map, bool [num_of_tokens, num_of_experts]; probs, float32 of that shape, or None), as dispatch takes them.
+
+    topk_idx: int64 (or int32) [num_of_tokens, k], -1 for no choice. topk_weights: float32 of that shape, or None."""
+    return from_choices(topk_idx, topk_weights, num_of_tokens, num_of_experts)
 
 
 class HybridEPBuffer(Base):

@@ -12,7 +12,7 @@ Counts are the sizes of the buffers, so the two cannot disagree. A buffer whose 
 ValueError or TypeError before anything is sent. A call without a stream blocks without holding the interpreter lock, so
 thread ranks run in parallel. Failures raise moeccl.Error with MoECCL's error text and `.code`. The library is found
 through LIBMOECCL, next to the package, or by the dynamic linker. See docs/python.md."""
-from . import _abi, codec, experts, gradient, hybrid, migrate, pipeline, plan, replace, solve, swap
+from . import _abi, codec, eplb, experts, gradient, hybrid, migrate, pipeline, plan, replace, solve, swap
 from ._errors import Error
 from .codec import Codec, shared_expert
 from .comm import Comm, UniqueId, init_all, unique_id, version
@@ -33,5 +33,5 @@ __version__ = f"{_abi.MOECCL_VERSION_MAJOR}.{_abi.MOECCL_VERSION_MINOR}.{_abi.MO
 __all__ = ["AVG", "BFLOAT16", "Codec", "Comm", "EXPERT_MAJOR", "Error", "ExpertSwap", "FLOAT16", "FLOAT32", "FLOAT64", "FLOAT8E4M3", "FLOAT8E5M2",
            "GradientReturn", "Hybrid", "ID_BYTES", "INT32", "INT64", "INT8", "MAX", "MAX_LEVELS", "MIN", "Migration", "Moe", "PRIORITY_AUTO", "PRIORITY_CP",
            "PRIORITY_DP", "PRIORITY_EP", "PRIORITY_PP", "PROD", "Placement", "ROWS", "RedOp", "Registration", "Replacement", "Routing",
-           "SUM", "Stream", "UINT32", "UINT64", "UINT8", "UniqueId", "codec", "experts", "gradient", "group", "hybrid", "init_all", "mem_alloc",
+           "SUM", "Stream", "UINT32", "UINT64", "UINT8", "UniqueId", "codec", "eplb", "experts", "gradient", "group", "hybrid", "init_all", "mem_alloc",
            "migrate", "pipeline", "plan", "replace", "shared_expert", "solve", "swap", "unique_id", "version"]

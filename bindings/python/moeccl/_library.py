@@ -6,16 +6,17 @@ import sysconfig
 
 from . import _abi
 
+HERE = os.path.dirname(os.path.realpath(__file__))
+# In a build folder and in a prefix's lib/python3.N/site-packages the library is three directories up; Debian's lib has a folder
+# for each architecture, and other systems have a lib64.
+_UP = os.path.join(HERE, "..", "..", "..")
+FOLDERS = (HERE, _UP, os.path.join(_UP, sysconfig.get_config_var("MULTIARCH") or ""), os.path.join(_UP, "..", "lib64"))
+
 
 def _load() -> ctypes.CDLL:
-    here = os.path.dirname(os.path.realpath(__file__))
     named = os.environ.get("LIBMOECCL")  # not MOECCL_...: the library warns about unknown variables with that prefix
     soname = f"libmoeccl.so.{_abi.MOECCL_VERSION_MAJOR}"
-    # In a build folder and in a prefix's lib/python3.N/site-packages the library is three directories up; Debian's lib has a folder
-    # for each architecture, and other systems have a lib64.
-    up = os.path.join(here, "..", "..", "..")
-    folders = [here, up, os.path.join(up, sysconfig.get_config_var("MULTIARCH") or ""), os.path.join(up, "..", "lib64")]
-    beside = [os.path.join(folder, soname) for folder in folders]
+    beside = [os.path.join(folder, soname) for folder in FOLDERS]
     tried = [named] if named else [p for p in beside if os.path.exists(p)] + [soname, "libmoeccl.so"]
     failures = []
     for name in tried:

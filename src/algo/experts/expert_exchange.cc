@@ -82,16 +82,13 @@ void ExpertExchangePlan::set_layout(uint64_t direct_bytes) {
     for (const Message& m : messages) here[m.level] += m.experts.size();
     for (size_t l = 0; l < here.size(); ++l) level_slots[l] = std::max(level_slots[l], here[l]);
   }
-  // The credit of a chunk is back a round trip after the chunk was sent, and then one more chunk may go. To keep the
-  // line always busy, all rotations but one must cover the round trip and the time that ranks take to copy and to wake
-  // up.
-  constexpr double kLoop = 1.5;  // round trips
-  double most = 0;               // of one slot
+  // The credit of a chunk is back a round trip after the chunk was sent, and then one more chunk may go.
+  double most = 0;  // of one slot
   for (size_t l = 0; l < round_trip_bytes_.size(); ++l)
     if (level_slots[l] > 0) most = std::max(most, round_trip_bytes_[l] / static_cast<double>(level_slots[l]));
   if (most <= static_cast<double>((tuning::kOverlap - 1) * tuning::kExpertMove)) return;
   layout_.depth = tuning::kOneWay;
-  const double chunk = std::min(kLoop * most / (tuning::kOneWay - 1), 1e12);
+  const double chunk = std::min(tuning::kFarLoop * most / (tuning::kOneWay - 1), 1e12);
   chunk_bytes_ = std::max(tuning::kExpertMove, static_cast<uint64_t>(chunk));
 }
 

@@ -29,7 +29,7 @@ uint64_t walk_ns(const transport::Board& own, uint64_t number) {
 Status KernelTask::begin() {
   Fabric& f = fabric();
   sequence_ = f.sequence;
-  record_ = f.recorder.begin(number_ > 0 ? number_ : kernel_.launched() + 1, op_.signature);
+  record_ = f.recorder.begin(number_ > 0 ? number_ : kernel_.launched() + 1, op_);
   f.recorder.chose(record_, op_.choice.algorithm);
   return {};
 }
@@ -40,11 +40,11 @@ bool KernelTask::ended() const {
 }
 
 void KernelTask::finish() {
-  fabric().recorder.end(record_, false);
-  if (op_.measured == nullptr) return;
   // The device's own time: the host's begins with the launch, after which the kernel may wait for the caller's kernels.
   const uint64_t took_ns = walk_ns(fabric().own->board(), number_);
-  if (took_ns > 0) op_.measured->ns.store(static_cast<double>(took_ns), std::memory_order_relaxed);
+  fabric().recorder.end(record_, false, took_ns);
+  if (op_.measured != nullptr && took_ns > 0)
+    op_.measured->ns.store(static_cast<double>(took_ns), std::memory_order_relaxed);
 }
 
 // The kernels compare what they run. This finds a peer that runs an operation of the other kind (one that the proxy

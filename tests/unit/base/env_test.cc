@@ -144,14 +144,14 @@ TEST(Env, GarbageInAnyVariableIsNamedWithWhatIsAccepted) {
 }
 
 TEST(Env, ProgramsWithMoreRightsThanTheirUserOpenNoFilesThatTheUserNames) {
-  const char* given[] = {"MOECCL_DEBUG_FILE=/etc/a", "MOECCL_DUMP=/etc/b",        "MOECCL_PROFILE=/etc/c",
-                         "MOECCL_TOPOLOGY=/etc/d",   "MOECCL_SECRET_FILE=/etc/e", "MOECCL_CUDA_DRIVER=/tmp/f",
-                         "MOECCL_NET_PLUGIN=/tmp/g", "NCCL_NET_PLUGIN=/tmp/h",    "MOECCL_IB_LIBRARY=/tmp/i",
-                         "MOECCL_TIMEOUT_MS=1500"};
+  const char* given[] = {"MOECCL_DEBUG_FILE=/etc/a",      "MOECCL_DUMP=/etc/b",          "MOECCL_PROFILE=/etc/c",
+                         "MOECCL_TOPOLOGY=/etc/d",        "MOECCL_SECRET_FILE=/etc/e",   "MOECCL_CUDA_DRIVER=/tmp/f",
+                         "MOECCL_NET_PLUGIN=/tmp/g",      "NCCL_NET_PLUGIN=/tmp/h",      "MOECCL_IB_LIBRARY=/tmp/i",
+                         "MOECCL_PROFILER_PLUGIN=/tmp/j", "NCCL_PROFILER_PLUGIN=/tmp/k", "MOECCL_TIMEOUT_MS=1500"};
   for (const bool privileged : {false, true}) {
     const Env e = parse_env(given, privileged).env;
-    for (const std::string& value :
-         {e.log_file, e.dump, e.profile, e.topology, e.secret_file, e.cuda_driver, e.net_plugin, e.ib_library})
+    for (const std::string& value : {e.log_file, e.dump, e.profile, e.topology, e.secret_file, e.cuda_driver,
+                                     e.net_plugin, e.ib_library, e.profiler_plugin})
       EXPECT_EQ(value.empty(), privileged) << value;
     EXPECT_EQ(e.timeout_ms, 1500);
   }
@@ -167,6 +167,7 @@ TEST(Env, NcclsNameCountsWhereOursIsNotGiven) {
   EXPECT_EQ(parse({"NCCL_NET_PLUGIN=ucx"}).env.net_plugin, "ucx");
   EXPECT_EQ(parse({"MOECCL_NET_PLUGIN=ours", "NCCL_NET_PLUGIN=ucx"}).env.net_plugin, "ours");
   EXPECT_EQ(parse({"NCCL_NET_PLUGIN=ucx", "MOECCL_NET_PLUGIN="}).env.net_plugin, "ucx");
+  EXPECT_EQ(parse({"NCCL_PROFILER_PLUGIN=inspector"}).env.profiler_plugin, "inspector");
   EXPECT_EQ(parse({"NCCL_SOCKET_IFNAME=^docker"}).env.socket_ifname, "^docker");
   EXPECT_EQ(parse({"NCCL_SOCKET_IFNAME=^docker", "MOECCL_SOCKET_IFNAME=eth0"}).env.socket_ifname, "eth0");
   EXPECT_FALSE(parse({"NCCL_GRAPH_MIXING_SUPPORT=0"}).env.cuda_graph_mixing);

@@ -220,6 +220,23 @@ void call_replicas(Fuzz& f) {
   f.done(moecclReplicaCommTime(&c, &fixed, &adaptive));
 }
 
+void call_balance(Fuzz& f) {
+  moecclBalanceProblem_t p = MOECCL_BALANCE_PROBLEM_INIT;
+  p.n_layers = f.extent(3), p.n_experts = f.extent(8), p.n_gpus = f.size(4), p.n_nodes = f.size(2);
+  p.n_slots = p.n_gpus > 0 && p.n_gpus < 8 ? p.n_gpus * f.extent(4) : f.extent(16);
+  p.n_groups = f.below(2) ? 0 : f.size(4);
+  auto load = f.numbers(3 * kMost, 1000);
+  auto current = f.integers(8 * kMost, -1, std::max(1, p.n_experts));
+  p.load = f.or_null(load);
+  p.current = f.below(2) ? current.data() : nullptr;
+  p.move_cost = f.below(2) ? 0 : f.number(10);
+  p.tolerance = f.below(2) ? 0 : f.number(1);
+  p.max_work = static_cast<int64_t>(f.below(20000)) - 1;
+  std::vector<int32_t> slot(8 * kMost);
+  auto a = f.answer<moecclBalanceAnswer_t>();
+  f.done(moecclSolveBalance(&p, f.or_null(slot), &a));
+}
+
 void call_domains(Fuzz& f) {
   moecclDomainProblem_t p = MOECCL_DOMAIN_PROBLEM_INIT;
   p.n_levels = f.extent(3);
@@ -289,7 +306,7 @@ TEST(Fuzz, RandomCallsNeverCrashAndRefusalsHaveASentence) {
   const auto wanted = static_cast<int64_t>(20000 * (scale == nullptr ? 1 : std::atof(scale)));
   Fuzz f(testing::seed());
   while (f.calls < wanted && !::testing::Test::HasFatalFailure()) {
-    switch (f.below(8)) {
+    switch (f.below(9)) {
       case 0:
         call_samples(f);
         break;
@@ -310,6 +327,9 @@ TEST(Fuzz, RandomCallsNeverCrashAndRefusalsHaveASentence) {
         break;
       case 6:
         call_chunks(f);
+        break;
+      case 7:
+        call_balance(f);
         break;
       default:
         call_layout(f);

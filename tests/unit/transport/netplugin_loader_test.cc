@@ -22,10 +22,6 @@ TEST(NetPluginSearch, FollowsNcclsRules) {
   EXPECT_EQ(plugin_list("none"), Names{});
   EXPECT_EQ(plugin_list("NONE"), Names{});
   EXPECT_EQ(plugin_list("aws-ofi,/opt/x/libnccl-net.so,,ucx"), (Names{"aws-ofi", "/opt/x/libnccl-net.so", "ucx"}));
-  EXPECT_EQ(file_names("ucx"), (Names{"ucx", "libnccl-net-ucx.so"}));
-  EXPECT_EQ(file_names("libx.so"), Names{"libx.so"});
-  EXPECT_EQ(file_names("./ucx"), Names{"./ucx"});
-  EXPECT_EQ(file_names("libucx"), (Names{"libucx", "libnccl-net-libucx.so"}));
 }
 
 TEST(NetPluginSearch, AnEmptyListOfNcclsNamesNoPlugin) {

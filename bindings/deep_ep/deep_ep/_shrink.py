@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks that take part in the low-latency calls of a Buffer with enable_shrink: all but those that are masked.
+
+A call runs on a communicator of these ranks. If it fails because a rank is gone, the others make a communicator without that rank,
+mask it, and repeat the call there. They may notice the failure in different calls, so a call ends with a barrier: a rank that has
+passed it knows that every rank had all that the call brings it. So when the others meet a rank that is already in the next call, theirs
+is complete. A communicator that is made after a failure goes on counting calls where the last one was, because a rank may go, too,
+while the others meet, and some of them have met by then."""
+import moeccl
+import torch
+
+_NO_CALLS = (0, True)
+
+
+class Participants:
+    """Communicators by the ranks that are masked. One thread at a time makes calls."""
+
+    def __init__(self, whole, stream):
+        """whole: the Communicator of all ranks. stream: what orders calls on it."""
+        self.masked, self.stream = frozenset(), stream
+        self._whole, self._all = whole, frozenset(whole.members)
+        self._of, self._made = {frozenset(): whole}, []
+
+    def mask(self, rank, masked):
+        self.masked = self.masked | {rank} if masked else self.masked - {rank}
+
+    def unmask_all(self):
+        """Clears the masks. The next call makes another communicator of all ranks that are not gone, because the last one may have failed
+        on some of them."""
+        self.masked = frozenset()
+        self._drop(self._of.pop(self.masked, None))
+
+    def run(self, work, masked_before=frozenset):
+        """Calls work(communicator). The call is collective over the ranks that are not masked, on which work may run again.
+        masked_before: returns further ranks that take no part, those that did not in the call before that this one goes on from."""
+        comm = self._communicator(self.masked | masked_before())
+        comm.calls = (comm.calls[0] + 1, False)
+        while True:
+            try:
+                work(comm)
+                comm.calls = (comm.calls[0], True)
+                comm.barrier()
+                return
+            except moeccl.Error:
+                if not comm.failed():
+                    raise
+                left, told = self._meet(comm, comm.calls)
+                if left.size == comm.size:
+                    raise  # nobody is gone
+            self._keep(left, self._missing(comm))
+            self._drop(comm)
+            comm = left
+            if _is_done(comm.calls, told):
+                return
+            comm.calls = (comm.calls[0], False)
+
+    def _communicator(self, masked):
+        found = self._of.get(masked)
+        if found is None:
+            found, _ = self._meet(self._whole, _NO_CALLS, sorted(masked))
+            self._keep(found, masked)
+        return found
+
+    def _meet(self, comm, calls, exclude=()):
+        """Returns a communicator of the ranks of comm that stay: all but `exclude`, or without it all that are not gone; and what each
+        tells: int64 [ranks, 3], its number in the Buffer, that of its last call, and whether it has all that this call brings.
+        calls: (the number of this rank's last call, whether it is complete), which the new communicator takes over."""
+        left = comm
+        while True:
+            left, exclude = left.shrunk(exclude), ()
+            self._made.append(left)
+            told = torch.zeros((left.size, 3), dtype=torch.int64, device="cpu")
+            told[left.rank] = torch.tensor((self._whole.members[self._whole.rank], *calls), device="cpu")
+            try:
+                left.all_gather(told.view(torch.uint8))
+            except moeccl.Error:
+                if not left.failed():
+                    raise
+                continue  # another rank has gone meanwhile
+            left.members, left.calls = told[:, 0].tolist(), calls
+            return left, told
+
+    def _missing(self, comm):
+        return self._all - frozenset(comm.members)
+
+    def _keep(self, comm, known):
+        """Takes a new communicator for later calls, and masks the ranks that are neither in it nor `known` to be missing."""
+        self._drop(self._of.get(self._missing(comm)))
+        self._of[self._missing(comm)] = comm
+        self.masked |= self._missing(comm) - known
+
+    def _drop(self, comm):
+        """Ends a communicator that no call uses any more. That of all ranks stays, because others are made from it."""
+        if comm is not None and comm is not self._whole:
+            self._of = {masked: kept for masked, kept in self._of.items() if kept is not comm}
+            self._made.remove(comm)
+            comm.close()
+
+    def close(self):
+        for comm in self._made:
+            comm.close()
+        self._of, self._made = {}, []
+
+
+def _is_done(calls, told):
+    """Returns whether this rank has all that its last call brings, after the ranks have told each other."""
+    (number, complete), latest = calls, told[:, 1].max().item()
+    if number < latest and not complete:
+        raise RuntimeError(f"low-latency calls: this rank was in call {number} on the ranks that remain, and another in call {latest}: make "
+                           "the same calls on all ranks")
+    return number < latest or bool(((told[:, 1] == latest) & (told[:, 2] == 1)).all())
