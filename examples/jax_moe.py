@@ -60,7 +60,7 @@ def tokens_of(options, step, rank):
 
 def train(options, comm):
     ep = moeccl.jax.ExpertParallel(comm, options.experts, options.top_k, options.hidden, options.tokens, algorithm=options.algorithm)
-    mine = jnp.asarray(ep.local_experts)
+    mine = jnp.asarray(ep.local_experts, int)  # a rank may have none
     weights, teacher = make_weights(options, 1), make_weights(options, 2)
     weights = {"router": weights["router"], "up": weights["up"][mine], "down": weights["down"][mine]}
 

@@ -17,6 +17,7 @@ struct Options {
   std::string loads;
   int replicas = 288, groups = 8, nodes = 4, gpus = 32;
   double tolerance = 0.001;
+  int64_t max_work = 0;
 };
 
 struct Loads {
@@ -74,6 +75,7 @@ void run(const Options& o) {
   p.n_slots = o.replicas, p.n_groups = o.groups, p.n_nodes = o.nodes, p.n_gpus = o.gpus;
   p.load = given.load.data();
   p.tolerance = o.tolerance;
+  p.max_work = o.max_work;
   std::vector<int32_t> slots(static_cast<size_t>(p.n_layers) * static_cast<size_t>(p.n_slots));
   moecclBalanceAnswer_t a{};
   a.size = sizeof(a);
@@ -104,6 +106,9 @@ void add_balance(perf::App& solve, std::function<void()>& chosen) {
   app->add_option("--gpus", o->gpus, "GPUs")->check(perf::range(1, 1024));
   app->add_option("--tolerance", o->tolerance, "ends the search so near to the bound, relative")
       ->check(perf::within(1e-9, 1));
+  app->add_option(
+      "--max-work", o->max_work,
+      "bounds the time of each search: loads of GPUs that it computes; 0: 4096 for each slot; below 0: none");
   app->callback([o, &chosen] { chosen = [o] { run(*o); }; });
 }
 

@@ -44,6 +44,17 @@ struct XLA_FFI_Error_Create_Args {
   const char* message;
   XLA_FFI_Error_Code errc;
 };
+struct XLA_FFI_Error_GetMessage_Args {
+  size_t struct_size;
+  XLA_FFI_Extension_Base* extension_start;
+  XLA_FFI_Error* error;
+  const char* message;  // the result, which ends with the error
+};
+struct XLA_FFI_Error_Destroy_Args {
+  size_t struct_size;
+  XLA_FFI_Extension_Base* extension_start;
+  XLA_FFI_Error* error;
+};
 
 // xla::PrimitiveType's numbers.
 enum XLA_FFI_DataType : int {
@@ -150,8 +161,8 @@ struct XLA_FFI_Api {
   XLA_FFI_Api_Version api_version;
   const void* internal_api;
   XLA_FFI_Error* (*XLA_FFI_Error_Create)(XLA_FFI_Error_Create_Args* args);
-  void* XLA_FFI_Error_GetMessage;
-  void* XLA_FFI_Error_Destroy;
+  void (*XLA_FFI_Error_GetMessage)(XLA_FFI_Error_GetMessage_Args* args);
+  void (*XLA_FFI_Error_Destroy)(XLA_FFI_Error_Destroy_Args* args);
   void* XLA_FFI_Handler_Register;
   XLA_FFI_Error* (*XLA_FFI_Stream_Get)(XLA_FFI_Stream_Get_Args* args);
 };

@@ -45,6 +45,16 @@ size_t collect(int64_t size, const Kind* kinds, void** things, std::array<Buffer
   return n;
 }
 
+// Reads an error that XLA gave to this library, which then owns it, and destroys it.
+std::string text_of(const XLA_FFI_Api& api, XLA_FFI_Error* error) {
+  XLA_FFI_Error_GetMessage_Args get{sizeof get, nullptr, error, nullptr};
+  api.XLA_FFI_Error_GetMessage(&get);
+  std::string text = get.message == nullptr ? "" : get.message;
+  XLA_FFI_Error_Destroy_Args destroy{sizeof destroy, nullptr, error};
+  api.XLA_FFI_Error_Destroy(&destroy);
+  return text;
+}
+
 }  // namespace
 
 Failure failure_of(moecclResult_t result, moecclComm_t comm) {
@@ -108,7 +118,7 @@ Outcome Call::read(const XLA_FFI_CallFrame& frame, bool on_stream, size_t n_in, 
   if (!on_stream) return {};
   XLA_FFI_Stream_Get_Args get{sizeof get, nullptr, frame.ctx, nullptr};
   if (XLA_FFI_Error* error = frame.api->XLA_FFI_Stream_Get(&get); error != nullptr)
-    return Failure{XLA_FFI_Error_Code_INTERNAL, "XLA has no stream for this call"};
+    return Failure{XLA_FFI_Error_Code_INTERNAL, "XLA has no stream for this call: " + text_of(*frame.api, error)};
   stream_ = static_cast<moecclStream_t>(get.stream);
   return {};
 }

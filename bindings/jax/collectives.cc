@@ -24,13 +24,13 @@ struct Shape {
 template <typename Function>
 Outcome run(const Call& call, Shape shape, Function function) {
   std::shared_ptr<Member> member;
-  if (Outcome failed = member_of(call, &member)) return failed;
+  std::unique_lock<std::mutex> lock;  // ends before the member, which has the mutex
+  if (Outcome failed = member_of(call, &member, &lock)) return failed;
   const Buffer &in = call.in(0), &out = call.out(0);
   const std::optional<Element> element = element_of(in.type);
   if (!element || out.type != in.type)
     return Failure{XLA_FFI_Error_Code_INVALID_ARGUMENT,
                    "XLA's element type " + std::to_string(in.type) + " cannot be sent: convert the array"};
-  const std::lock_guard lock(member->busy);
   int n = 0;
   if (const moecclResult_t result = moecclCommCount(member->comm, &n); result != moecclSuccess)
     return failure_of(result, nullptr);

@@ -9,14 +9,22 @@ Numbered<Member>& members() {
   return all;
 }
 
-Outcome member_of(const Call& call, std::shared_ptr<Member>* member) {
+Outcome member_of(const Call& call, std::shared_ptr<Member>* member, std::unique_lock<std::mutex>* lock) {
   int64_t number = 0;
   if (Outcome failed = call.attribute("comm", &number)) return failed;
   *member = members().find(number);
-  if (*member != nullptr) return {};
-  return Failure{XLA_FFI_Error_Code_FAILED_PRECONDITION,
-                 "communicator " + std::to_string(number) +
-                     " of this program is closed: make the program anew with an open communicator"};
+  if (*member != nullptr) {
+    *lock = std::unique_lock((*member)->busy);
+    if (!(*member)->closed) return {};
+  }
+  return closed("communicator " + std::to_string(number), "communicator");
+}
+
+Failure closed(const std::string& thing, const std::string& kind) {
+  // JAX keeps what it traced from a function, also for a new jax.jit of the same function.
+  return {XLA_FFI_Error_Code_FAILED_PRECONDITION,
+          thing + " of this program is closed: make the program anew with an open " + kind +
+              ", from a new function or after jax.clear_caches()"};
 }
 
 }  // namespace moeccl::jax
@@ -30,5 +38,10 @@ extern "C" MOECCL_API int64_t moecclJaxAddComm(moecclComm_t comm) {
   }
 }
 
-// Call it when the communicator is closed; programs with its number get an error from then on.
-extern "C" MOECCL_API void moecclJaxRemoveComm(int64_t number) { moeccl::jax::members().remove(number); }
+// Call it before the communicator is destroyed. It waits for a call that runs; later calls with the number fail.
+extern "C" MOECCL_API void moecclJaxRemoveComm(int64_t number) {
+  const std::shared_ptr<moeccl::jax::Member> member = moeccl::jax::members().remove(number);
+  if (member == nullptr) return;
+  const std::lock_guard lock(member->busy);
+  member->closed = true;
+}

@@ -17,7 +17,8 @@ namespace moeccl::jax {
 struct Member {
   explicit Member(moecclComm_t handle) : comm(handle) {}
   std::mutex busy;
-  moecclComm_t comm;
+  bool closed = false;  // under `busy`: a call may have found this before it was closed
+  const moecclComm_t comm;
 };
 
 template <typename Thing>
@@ -46,7 +47,9 @@ class Numbered {
 };
 
 Numbered<Member>& members();
-// The call's communicator, by its attribute "comm".
-Outcome member_of(const Call& call, std::shared_ptr<Member>* member);
+// The call's communicator, by its attribute "comm", locked for the call.
+Outcome member_of(const Call& call, std::shared_ptr<Member>* member, std::unique_lock<std::mutex>* lock);
+// The failure of a program that outlived what it names. thing: such as "layer 3"; kind: what the program needs anew.
+Failure closed(const std::string& thing, const std::string& kind);
 
 }  // namespace moeccl::jax

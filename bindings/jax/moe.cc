@@ -38,12 +38,10 @@ class Held {
     int64_t number = 0;
     if (Outcome failed = call.attribute("layer", &number)) return failed;
     layer_ = layers().find(number);
-    if (layer_ == nullptr)
-      return Failure{XLA_FFI_Error_Code_FAILED_PRECONDITION,
-                     "layer " + std::to_string(number) +
-                         " of this program is closed: make the program anew with an open ExpertParallel"};
+    const std::string name = "layer " + std::to_string(number);
+    if (layer_ == nullptr) return closed(name, "ExpertParallel");
     lock_ = std::unique_lock(layer_->member->busy);
-    return {};
+    return layer_->member->closed ? closed("the communicator of " + name, "communicator") : Outcome{};
   }
   Layer& layer() const { return *layer_; }
   moecclComm_t comm() const { return layer_->member->comm; }

@@ -2,6 +2,7 @@
 #include "bindings/jax/routings.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace moeccl::jax {
 
@@ -17,7 +18,10 @@ void Layer::close() {
 }
 
 Outcome Layer::make(Choices* choices, moecclRouting_t* routing) {
-  choices->number = ++last_number_;
+  // One sequence for all layers: a number of another layer is then found on no rank, and all of them make the routing
+  // again. Ranks may be at different numbers, because each looks for its own.
+  static std::atomic<uint64_t> last{0};
+  choices->number = ++last;
   return update(*choices, routing);
 }
 
@@ -32,9 +36,7 @@ Outcome Layer::find(const Choices& choices, moecclRouting_t* routing) {
 
 // Puts the routing first, in the memory of the oldest one if there are enough.
 Outcome Layer::update(const Choices& choices, moecclRouting_t* routing) {
-  if (moe_ == nullptr)
-    return Failure{XLA_FFI_Error_Code_FAILED_PRECONDITION,
-                   "the program's ExpertParallel is closed: make the program anew with an open one"};
+  if (moe_ == nullptr) return closed("the layer", "ExpertParallel");
   const bool full = entries_.size() >= shape.routings;
   if (full) {
     entries_.splice(entries_.begin(), entries_, std::prev(entries_.end()));

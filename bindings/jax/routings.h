@@ -2,7 +2,8 @@
 // The routings of a layer. To XLA a routing is a function of the choices and weights: each call gets these arrays, and
 // a number that finds the tables which the library made from them. The last used tables stay; for older ones the
 // library makes them again, which is a collective. All ranks run the same calls in the same order, so they keep and
-// make the same ones.
+// make the same ones. The number alone finds the tables: arrays are not compared, because JAX may compute the weights
+// again for a backward pass, and then they can differ in their last bits.
 #pragma once
 
 #include <list>
@@ -51,7 +52,6 @@ class Layer {
 
   moecclMoe_t moe_;
   std::list<Entry> entries_;  // the last used first
-  uint64_t last_number_ = 0;
 };
 
 Numbered<Layer>& layers();

@@ -248,13 +248,15 @@ typedef struct {
   int32_t n_slots;           /* S of a layer, at least E: a multiple of G, at most 65536 */
   int32_t n_groups, n_nodes; /* N; 0: 1. Hierarchical: n_groups divides E, and N divides G */
   int32_t n_gpus;            /* G, at most 1024, with at most 1024 slots each */
-  const double* load;        /* [L][E] 0 or more, in any unit, such as tokens; a layer without load keeps `current` */
+  const double* load;        /* [L][E] 0 or more, in any unit, such as tokens; a layer without load keeps `current` if
+                                that has all experts, no empty slot, and the groups on the nodes */
   const int32_t* current;    /* [L][S] the expert in each slot now, -1: none; NULL: nothing is placed yet */
   double move_cost;          /* the load that the fullest GPU has to lose for each expert that a GPU has to receive:
                                 seconds of a transfer / seconds of a unit of load while the placement lasts */
   double tolerance;          /* searches end when the fullest GPU is so near to its lower bound, relative; 0: 0.001 */
   int64_t max_work; /* bounds the time of each of a layer's searches, of which there are at most three: loads of
-                       GPUs that it computes. 0: 4096 S; below 0: no search, which gives EPLB's placement */
+                       GPUs that it computes, counted once more for each 10 slots of a GPU. 0: 4096 S; below 0: no
+                       search, which gives EPLB's placement, where nothing keeps `current` */
 } moecclBalanceProblem_t;
 #define MOECCL_BALANCE_PROBLEM_INIT \
   { sizeof(moecclBalanceProblem_t), 0, 0, 0, 0, 0, 0, NULL, NULL, 0, 0, 0 }
@@ -274,8 +276,9 @@ typedef struct {
 /* slot_expert[L][S]: the expert in each slot. For each layer the solver lowers the load of the fullest GPU plus
  * move_cost for each expert that a GPU has to receive. With a move_cost of 0 the fullest GPU never has more load than
  * with EPLB's greedy method, which is computed in float32 as eplb.py does. With a higher one the sum is never above
- * that of EPLB's placement nor, if it has the groups on the nodes as above, that of the current one. Among placements
- * within the tolerance, fewer moves count. Experts that stay on a GPU keep their slots. */
+ * that of EPLB's placement nor, unless max_work is below 0, that of the current one if it has all experts, no empty
+ * slot and the groups on the nodes. Among placements within the tolerance, fewer moves count. Experts that stay on a
+ * GPU keep their slots. */
 MOECCL_API moecclResult_t moecclSolveBalance(const moecclBalanceProblem_t* problem, int32_t* slot_expert,
                                              moecclBalanceAnswer_t* answer);
 

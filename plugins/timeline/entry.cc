@@ -3,6 +3,7 @@
 // or lets an exception escape: what cannot be noted is left out of the trace.
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <exception>
@@ -35,7 +36,9 @@ Timeline make_timeline() {
   const char* const file = trusted_variable("MOECCL_TIMELINE_FILE");
   std::string path = file == nullptr || *file == 0 ? "moeccl-timeline" : file;
   if (path.find("%p") == std::string::npos) path += path.find("%h") == std::string::npos ? ".%h.%p.json" : ".%p.json";
-  return {for_process(path, driver::host_identity().name(), getpid()), given > 0 ? given : kUsual};
+  std::string host = driver::host_identity().name();
+  std::replace(host.begin(), host.end(), '/', '_');  // MOECCL_HOST_ID may be any text
+  return {for_process(path, host, getpid()), given > 0 ? given : kUsual};
 }
 
 struct Process {
@@ -45,7 +48,8 @@ driver::PerProcess<Process> processes;
 Timeline& timeline() { return processes.get().timeline; }
 std::atomic<bool> used{false};
 
-// At the end of the program, and when NCCL closes the library.
+// At the end of the program. The library stays until then (-z nodelete): NCCL closes it with its last communicator and
+// opens it again for the next, and both belong to one trace.
 __attribute__((destructor)) void write_at_exit() {
   if (!used.load()) return;
   try {

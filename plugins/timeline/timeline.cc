@@ -8,6 +8,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/format.h"
+#include "src/driver/file.h"
 
 namespace moeccl::timeline {
 namespace {
@@ -92,15 +93,21 @@ std::string Timeline::write() {
   if (!changed_) return "";
   changed_ = false;
   const uint64_t kept = std::min<uint64_t>(count_, operations_.size());
-  std::vector<Operation> newest;
-  for (uint64_t i = count_ - kept; i < count_; ++i) newest.push_back(operations_[i % operations_.size()]);
+  std::vector<const Operation*> newest;
+  newest.reserve(kept);
+  for (uint64_t i = count_ - kept; i < count_; ++i) newest.push_back(&operations_[i % operations_.size()]);
   std::sort(first_ranks_.begin(), first_ranks_.end());
   std::string process = first_ranks_.size() == 1 ? "rank" : "ranks";
   for (const int r : first_ranks_) process += format(" {}", r);
-  const std::string text = trace(newest, process, count_ - kept);
+  if (!is_made_) {
+    Result<std::string> made = driver::make_file(path_);
+    if (!made.ok()) return format("no file can be made: {}", made.status().message());
+    path_ = std::move(*made), is_made_ = true;
+  }
   std::FILE* const file = std::fopen(path_.c_str(), "we");
   if (file == nullptr) return format("{} cannot be written: {}", path_, std::strerror(errno));
-  const bool whole = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  write_trace(newest, process, count_ - kept, file);
+  const bool whole = std::ferror(file) == 0;
   if (std::fclose(file) != 0 || !whole) return format("{} cannot be written whole: {}", path_, std::strerror(errno));
   return "";
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -57,7 +58,8 @@ class Timeline {
  private:
   Operation* find(void* handle);
 
-  const std::string path_;
+  std::string path_;
+  bool is_made_ = false;  // the file, by this process
   std::mutex mutex_;
   std::vector<Operation> operations_;  // a ring: operation i is at i % size
   uint64_t count_ = 0;                 // operations so far
@@ -67,7 +69,9 @@ class Timeline {
   bool changed_ = false;
 };
 
-// Returns the trace's text. `older`: how many operations have been forgotten.
-std::string trace(const std::vector<Operation>& operations, const std::string& process, uint64_t older);
+// Writes the trace of `operations`, in the order in which they began. `older`: how many have been forgotten. The caller
+// asks ferror().
+void write_trace(const std::vector<const Operation*>& operations, const std::string& process, uint64_t older,
+                 std::FILE* file);
 
 }  // namespace moeccl::timeline

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
 
 #include "plugins/timeline/timeline.h"
 #include "src/base/clock.h"
@@ -41,12 +43,14 @@ Bar bar_of(const Operation& o, int64_t now_ns) {
 }
 
 uint64_t bytes_of(const Operation& o) {
-  static const std::map<std::string_view, uint64_t> sizes = {
+  // Without a destructor, because the trace is written after those of the program have run.
+  static constexpr std::pair<std::string_view, uint64_t> kSizes[] = {
       {"ncclInt8", 1},     {"ncclInt32", 4},      {"ncclUint32", 4},    {"ncclInt64", 8},
       {"ncclUint64", 8},   {"ncclFloat16", 2},    {"ncclFloat32", 4},   {"ncclFloat64", 8},
       {"ncclBfloat16", 2}, {"ncclFloat8e4m3", 1}, {"ncclFloat8e5m2", 1}};
-  const auto size = sizes.find(o.type);
-  return size == sizes.end() ? 0 : o.count * size->second;
+  for (const auto& [type, size] : kSizes)
+    if (o.type == type) return o.count * size;
+  return 0;
 }
 
 std::string name_of(const Rank& r) {
@@ -62,7 +66,7 @@ int64_t process_number(const std::string& host) {
 
 class Writer {
  public:
-  explicit Writer(int64_t pid) : pid_(pid) {}
+  Writer(int64_t pid, std::FILE* file) : pid_(pid), file_(file) {}
 
   void name(const char* what, int track, json args) {
     add({{"name", what}, {"ph", "M"}, {"pid", pid_}, {"tid", track}, {"args", std::move(args)}});
@@ -88,30 +92,34 @@ class Writer {
          {"tid", track},
          {"args", std::move(args)}});
   }
-  std::string done() { return text_ + "\n]\n"; }
+  void done() { put("\n]\n"); }
 
  private:
   void add(const json& event) {
-    text_ += text_.size() > 1 ? ",\n" : "\n";
-    text_ += event.dump(-1, ' ', false, json::error_handler_t::replace);
+    put(std::exchange(is_first_, false) ? "[\n" : ",\n");
+    put(event.dump(-1, ' ', false, json::error_handler_t::replace));
   }
-  int64_t pid_;
-  std::string text_ = "[";
+  void put(std::string_view text) { (void)std::fwrite(text.data(), 1, text.size(), file_); }
+
+  const int64_t pid_;
+  std::FILE* const file_;
+  bool is_first_ = true;
 };
 
 }  // namespace
 
-std::string trace(const std::vector<Operation>& operations, const std::string& process, uint64_t older) {
+void write_trace(const std::vector<const Operation*>& operations, const std::string& process, uint64_t older,
+                 std::FILE* file) {
   const int64_t now_ns = unix_ns();
   std::vector<const Rank*> ranks;  // in the order of their first operations
   std::map<const Rank*, std::vector<Bar>> bars;
-  for (const Operation& o : operations) {
-    std::vector<Bar>& of_rank = bars[o.rank.get()];
-    if (of_rank.empty()) ranks.push_back(o.rank.get());
-    of_rank.push_back(bar_of(o, now_ns));
+  for (const Operation* const o : operations) {
+    std::vector<Bar>& of_rank = bars[o->rank.get()];
+    if (of_rank.empty()) ranks.push_back(o->rank.get());
+    of_rank.push_back(bar_of(*o, now_ns));
   }
   const std::string host = driver::host_identity().name();
-  Writer out(process_number(host));
+  Writer out(process_number(host), file);
   out.name("process_name", 0, {{"name", format("{} ({}:{})", process, host, getpid())}});
   if (older > 0) out.name("process_labels", 0, {{"labels", format("{} older operations are left out", older)}});
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -133,7 +141,7 @@ std::string trace(const std::vector<Operation>& operations, const std::string& p
       out.name("thread_sort_index", track, {{"sort_index", track}});
     }
   }
-  return out.done();
+  out.done();
 }
 
 }  // namespace moeccl::timeline

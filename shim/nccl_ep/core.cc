@@ -85,10 +85,11 @@ ncclResult_t Dispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t* input
   DispatchCall call{};
   call.stream = stream;
   const auto read = [&] {
+    // First, because the other ranks may be in a call of its pass.
+    MOECCL_EP_TRY(take(kName, "config", config, NCCL_EP_DISPATCH_CONFIG_V1_SIZE, true, &call.config));
     MOECCL_EP_TRY(take(kName, "inputs", inputs, NCCL_EP_DISPATCH_INPUTS_V1_SIZE, false, &call.inputs));
     MOECCL_EP_TRY(take(kName, "outputs", outputs, NCCL_EP_DISPATCH_OUTPUTS_V1_SIZE, false, &call.outputs));
     MOECCL_EP_TRY(take(kName, "layout_info", layout_info, NCCL_EP_LAYOUT_INFO_V1_SIZE, true, &call.layout_info));
-    MOECCL_EP_TRY(take(kName, "config", config, NCCL_EP_DISPATCH_CONFIG_V1_SIZE, true, &call.config));
     MOECCL_EP_TRY(check_direction(kName, call.config.pass_direction));
     const ncclEpExpertIdKind_t kind = call.layout_info.recv_topk_idx_kind;
     if (kind >= NCCL_EP_EXPERT_ID_AUTO && kind <= NCCL_EP_EXPERT_ID_GLOBAL) return ncclSuccess;
@@ -109,9 +110,10 @@ ncclResult_t Combine(ncclEpHandle_t handle, const ncclEpCombineInputs_t* inputs,
   CombineCall call{};
   call.stream = stream;
   const auto read = [&] {
+    // First, because the other ranks may be in a call of its pass.
+    MOECCL_EP_TRY(take(kName, "config", config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, true, &call.config));
     MOECCL_EP_TRY(take(kName, "inputs", inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, false, &call.inputs));
     MOECCL_EP_TRY(take(kName, "outputs", outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, false, &call.outputs));
-    MOECCL_EP_TRY(take(kName, "config", config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, true, &call.config));
     return check_direction(kName, call.config.pass_direction);
   };
   if (const ncclResult_t refused = read(); refused != ncclSuccess)

@@ -2,6 +2,7 @@
 #include "shim/nccl_ep/handle.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <optional>
 
@@ -16,6 +17,11 @@ namespace {
 // Handles need no memory of the program: they hold their choices on the host. A program that brings some expects that
 // another handle on the same memory knows the choices; the address stands for them.
 constexpr size_t kHandleBytes = 256;
+
+// The all-reduce of a refused call: so many bytes, of which the least remain. A program's own all-reduce, which comes
+// next where only one rank makes a call that it refuses, is of another size, type or operator, and so does not take
+// part in it.
+constexpr size_t kRefusal = 13;
 
 ncclResult_t check_layout(const char* function, const Group& group, ncclEpLayout_t layout) {
   const ncclEpLayout_t other = group.low_latency() ? NCCL_EP_LAYOUT_RANK_MAJOR : NCCL_EP_LAYOUT_FLAT;
@@ -256,14 +262,14 @@ bool Handle::rows_are_routed() const {
 
 ncclResult_t Handle::refuse(const char* function, ncclResult_t why, Opening opening, cudaStream_t stream) {
   if (device::captures(stream)) return why;  // where the call is captured, no rank waits for another
-  int32_t word = 0;
-  void* at = &word;
+  std::array<uint8_t, kRefusal> bytes{};
+  void* at = bytes.data();
   const Place place(function, group->member.shares_device != 0, stream, {});
   // Where this kind of rows has no routing yet, its choices are exchanged on the host first. What was refused may not
   // tell the kind, so any rows' routing counts.
   const bool on_device = opening == Opening::kRows && rows_on_device && rows_are_routed();
-  if (on_device) MOECCL_EP_TRY(refusal.take(function, place, sizeof word, &at));
-  (void)moecclAllReduce(at, at, 1, moecclInt32, moecclMax, group->member.comm,
+  if (on_device) MOECCL_EP_TRY(refusal.take(function, place, bytes.size(), &at));
+  (void)moecclAllReduce(at, at, bytes.size(), moecclUint8, moecclMin, group->member.comm,
                         on_device ? place.moeccl_stream() : nullptr);
   if (on_device) refusal.used(place);
   return why;

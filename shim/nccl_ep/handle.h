@@ -86,7 +86,7 @@ struct Handle {
   uint64_t dispatched = 0;                         // the version of the choices that `runs` belong to
   Scratch rows, scales;                            // in between, where a routing's rows are not the program's
   bool rows_on_device = false;                     // the last dispatch's
-  Scratch refusal;                                 // the word of refuse()
+  Scratch refusal;                                 // the bytes of refuse()
   std::function<ncclResult_t(cudaStream_t)> rest;  // what ncclEpComplete has to do
 };
 

@@ -90,6 +90,7 @@ Status prepare_tensor_blocks(Communicator& comm, const TensorBlocksCall& call, e
   op.input = call.send;
   op.output = call.recv;
   op.output_bytes = kept->out_bytes;
+  op.rows.bytes = std::max(kept->in_bytes, kept->out_bytes);
   op.keep = std::move(kept);
   return {};
 }

@@ -83,6 +83,23 @@ Status replace_file(const std::string& given, std::string_view text) {
   return std::move(status).with_context(beside);
 }
 
+std::string with_ending(const std::string& path, const std::string& ending) {
+  const size_t at = path.ends_with(".json") ? path.size() - 5 : path.size();
+  return path.substr(0, at) + ending + path.substr(at);
+}
+
+Result<std::string> make_file(const std::string& path) {
+  constexpr int kMost = 10'000;
+  std::string name = path;
+  for (int i = 2; i < kMost; ++i) {
+    const Fd fd(open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (fd) return name;
+    if (errno != EEXIST) return system_error(name, errno);
+    name = with_ending(path, format("-{}", i));
+  }
+  return error(moecclSystemError, "{} and {} more files like it are there: remove those of earlier jobs", path, kMost);
+}
+
 Status check_folder_of(const std::string& path) {
   const std::string named = folder_of(path), folder = named.empty() ? "." : named;
   if (faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0) return {};

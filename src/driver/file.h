@@ -15,6 +15,12 @@ namespace moeccl::driver {
 // moecclInvalidArgument for anything but a plain file, such as a device, a pipe or a folder.
 Status replace_file(const std::string& path, std::string_view text);
 
+// Makes an empty file and returns its name: `path`, or where that is taken, with a number before its ".json", if it has
+// one, else at the end. Containers may have equal host names and processes' numbers.
+Result<std::string> make_file(const std::string& path);
+// Adds to the name of a file, before its ".json".
+std::string with_ending(const std::string& path, const std::string& ending);
+
 // Returns why this process may make no file in the folder of `path`, or success. Nothing is made.
 Status check_folder_of(const std::string& path);
 

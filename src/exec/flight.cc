@@ -254,26 +254,6 @@ Result<std::vector<Fd>> open_of(int pid) {
   return files;
 }
 
-// Adds to the name of a file, before its ".json".
-std::string with_ending(const std::string& path, const std::string& ending) {
-  const size_t at = path.ends_with(".json") ? path.size() - 5 : path.size();
-  return path.substr(0, at) + ending + path.substr(at);
-}
-
-// Makes the file that this process dumps to. Containers may have equal host names and processes' numbers, so a name
-// that is taken gets a number.
-Result<std::string> new_dump(const std::string& path) {
-  constexpr int kMost = 10'000;
-  std::string name = path;
-  for (int i = 2; i < kMost; ++i) {
-    const Fd fd(open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-    if (fd) return name;
-    if (errno != EEXIST) return system_error(name, errno);
-    name = with_ending(path, format("-{}", i));
-  }
-  return error(moecclSystemError, "{} and {} more files like it are there: remove those of earlier jobs", path, kMost);
-}
-
 }  // namespace
 
 FlightSlot::FlightSlot() : page_(store().take()), shared_(page_ != nullptr) {
@@ -324,7 +304,7 @@ std::string dump_path(const std::string& named, const std::string& host, int pid
   const std::string path = for_process(named, host, pid);
   if (path == named) return format("{}.{}.{}.json", named, host, pid);
   if (for_process(named, "%h", pid) != named) return path;  // it has %p
-  return with_ending(path, format(".{}", pid));
+  return driver::with_ending(path, format(".{}", pid));
 }
 
 void check_dump() noexcept {
@@ -351,7 +331,7 @@ void dump_flight() noexcept {
     MOECCL_ASSIGN_OR_RETURN(const std::string text, flight_json(0));
     if (own.dumper != getpid()) {
       MOECCL_ASSIGN_OR_RETURN(own.dumped_to,
-                              new_dump(dump_path(env().dump, driver::host_identity().hostname, getpid())));
+                              driver::make_file(dump_path(env().dump, driver::host_identity().hostname, getpid())));
       own.dumper = getpid();
     }
     Status written = driver::replace_file(own.dumped_to, text);

@@ -49,6 +49,7 @@ Status MoeReplacement::run(moecclOp_t kind, bool weighted, const void* in, void*
   bind_lists(*op, tables_, weighted);
   op->input = in;
   op->output = out;
+  op->rows.bytes = std::max<uint64_t>(tokens_of_[layer_.host().rank()], n_rows_) * op->element_bytes;
   op->measured = kind == moecclOpCombine ? &measured_ : &measured_backward_;
   return layer_.host().run(std::move(op), place);
 }

@@ -62,8 +62,9 @@ void Events::begin(size_t number, const Call& call) {
   open_.push_back(o);
 }
 
-std::vector<Events::Open>::iterator Events::find(size_t number) {
-  return std::find_if(open_.begin(), open_.end(), [number](const Open& o) { return o.number == number; });
+std::deque<Events::Open>::iterator Events::find(size_t number) {
+  const auto at = std::partition_point(open_.begin(), open_.end(), [&](const Open& o) { return o.number < number; });
+  return at != open_.end() && at->number == number ? at : open_.end();
 }
 
 void Events::chose(size_t number, const char* algorithm) {
@@ -83,8 +84,10 @@ void Events::chose(size_t number, const char* algorithm) {
 }
 
 void Events::tell_kernel(const Open& o, int64_t took_ns) {
-  const int64_t ended_ns = std::max(unix_ns(), o.began_ns + 1);  // the clock may have been set back
-  const int64_t began_ns = took_ns > 0 ? ended_ns - took_ns : o.began_ns;
+  // The clock may have been set back since the operation began. No time may be later than the news of it, from which
+  // plugins learn how the clock of kernels and that of the host differ.
+  const int64_t ended_ns = unix_ns();
+  const int64_t began_ns = took_ns > 0 ? ended_ns - took_ns : std::min(o.began_ns, ended_ns - 1);
   abi::Descriptor d = descriptor(abi::kKernelCh, o.operation);
   d.kernelCh = {0, static_cast<uint64_t>(began_ns)};
   void* const kernel = session_->start(d);

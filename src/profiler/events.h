@@ -8,9 +8,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "src/profiler/session.h"
 
@@ -32,7 +32,8 @@ class Events {
  public:
   explicit Events(std::shared_ptr<Session> session) : session_(std::move(session)) {}
 
-  // `number` names the operation in the other calls, which do nothing for numbers that have not begun or have ended.
+  // `number` names the operation in the other calls, which do nothing for numbers that have not begun or have ended. It
+  // is higher than those that have begun before.
   void begin(size_t number, const Call& call);
   void chose(size_t number, const char* algorithm);
   // `took_ns`: what the device measured; 0: nothing.
@@ -47,11 +48,12 @@ class Events {
     void *group_call = nullptr, *api = nullptr, *group = nullptr, *operation = nullptr;
     bool chosen = false;
   };
-  std::vector<Open>::iterator find(size_t number);
+  std::deque<Open>::iterator find(size_t number);
   void tell_kernel(const Open& open, int64_t took_ns);
 
   std::shared_ptr<Session> session_;
-  std::vector<Open> open_;
+  // By their numbers. A group of messages has thousands, which mostly end in the order in which they began.
+  std::deque<Open> open_;
 };
 
 }  // namespace moeccl::profiler

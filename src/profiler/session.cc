@@ -8,8 +8,10 @@
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 #include "src/base/log.h"
+#include "src/driver/fork_page.h"
 #include "src/driver/nccl_plugin.h"
 
 namespace moeccl::profiler {
@@ -26,8 +28,11 @@ int events_of(int version) { return kOperations | (version >= 4 ? abi::kKernelCh
 struct Host {
   const abi::Plugin* plugin = nullptr;  // null: there is none
   int version = 0;
-  std::string text;       // for messages
-  std::mutex init_mutex;  // plugins for NCCL's one rank per process have no lock of their own that waits
+  std::string text;  // for messages
+  // While the plugin is loaded, and in its init and finalize: plugins for NCCL's one rank per process have no lock of
+  // their own that waits.
+  std::mutex mutex;
+  bool is_asked_for = false;
   // One for all communicators, as in NCCL: some plugins set it in their first init only, and others later on.
   int mask = 0;
   std::atomic<bool> failed{false};  // it has returned an error, and gets no more events
@@ -57,9 +62,18 @@ Status missing_function(const abi::Plugin& p, const std::string& text) {
   return error(moecclUnsupported, "{} has no {}: it is not used", text, missing);
 }
 
+// Plugins have threads that outlive main(), and a forked child has none of its parent's. Another thread of the parent
+// may have held the plugin's locks, or the loader's, when it forked.
+constinit driver::PerProcess<Host> hosts;
+Host& host() { return hosts.get(); }
+
 Status load(Host& host) {
   const std::string& named = env().profiler_plugin;
   if (strcasecmp(named.c_str(), "none") == 0) return {};
+  if (hosts.any_inherited([](const Host&) { return true; }))
+    return error(moecclUnsupported,
+                 "this process was forked from one that had communicators, and threads and locks of plugins do not "
+                 "survive a fork: it has no profile; fork before the first communicator is made");
   MOECCL_ASSIGN_OR_RETURN(const driver::NcclPlugin opened,
                           driver::open_plugin(kKind, named.empty() ? "libnccl-profiler.so" : named));
   const auto* const plugin = static_cast<const abi::Plugin*>(opened.structure);
@@ -72,16 +86,11 @@ Status load(Host& host) {
   return {};
 }
 
-// Never destroyed: plugins have threads that outlive main().
-Host& host() {
-  static Host* const made = [] {
-    auto* const h = new Host;
-    const Status loaded = contained([&] { return load(*h); });
-    const LogLevel level = env().profiler_plugin.empty() ? LogLevel::kInfo : LogLevel::kWarn;
-    if (!loaded.ok()) log(level, "MOECCL_PROFILER_PLUGIN: {}", loaded.message());
-    return h;
-  }();
-  return *made;
+void load_once(Host& host) {
+  if (std::exchange(host.is_asked_for, true)) return;
+  const Status loaded = contained([&] { return load(host); });
+  const LogLevel level = env().profiler_plugin.empty() ? LogLevel::kInfo : LogLevel::kWarn;
+  if (!loaded.ok()) log(level, "MOECCL_PROFILER_PLUGIN: {}", loaded.message());
 }
 
 // Runs one of the plugin's functions. The first one that fails ends the profile of the process.
@@ -153,9 +162,10 @@ abi::OldDescriptor old(const abi::Descriptor& event, int version, const Member& 
 
 std::shared_ptr<Session> Session::open(const Member& member) {
   Host& h = host();
-  if (h.plugin == nullptr || h.failed.load(std::memory_order_relaxed)) return nullptr;
   std::shared_ptr<Session> made(new Session(member));
-  const std::lock_guard lock(h.init_mutex);
+  const std::lock_guard lock(h.mutex);
+  load_once(h);
+  if (h.plugin == nullptr || h.failed.load(std::memory_order_relaxed)) return nullptr;
   void* context = nullptr;
   if (!run("init", [&] { return init(h, made->member_, &context, &h.mask); })) return nullptr;
   made->context_ = context;
@@ -164,7 +174,10 @@ std::shared_ptr<Session> Session::open(const Member& member) {
 
 // Like NCCL, this leaves out a context that the plugin left null.
 Session::~Session() {
-  if (context_ != nullptr) run("finalize", [&] { return host().plugin->finalize(context_); });
+  if (context_ == nullptr) return;
+  Host& h = host();
+  const std::lock_guard lock(h.mutex);
+  run("finalize", [&] { return h.plugin->finalize(context_); });
 }
 
 int Session::wanted() const {

@@ -21,7 +21,8 @@ struct Member {
 class Session {
  public:
   // Calls the plugin's init. The first call in a process loads the plugin that MOECCL_PROFILER_PLUGIN names. Null:
-  // there is none, or it cannot serve, which is logged as a warning if the variable names it.
+  // there is none, or it cannot serve, which is logged as a warning if the variable names it. It cannot in a process
+  // that was forked from one that has called this.
   static std::shared_ptr<Session> open(const Member& member);
   ~Session();  // finalize
   Session(const Session&) = delete;

@@ -2,6 +2,7 @@
 #include "src/solve/balance.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -36,9 +37,12 @@ Status check_shape(const moecclBalanceProblem_t& p) {
   if (p.n_slots / p.n_gpus > kMostOfGpu)
     return error(moecclInvalidArgument, "problem.n_gpus is {}: n_slots ({}) give a GPU more than {} experts", p.n_gpus,
                  p.n_slots, kMostOfGpu);
+  constexpr int32_t kAny = std::numeric_limits<int32_t>::max();
+  MOECCL_TRY(between("problem.n_groups", p.n_groups, 1, kAny));
+  MOECCL_TRY(between("problem.n_nodes", p.n_nodes, 1, kAny));
+  if (!by_node(p)) return {};  // EPLB's global policy, in which groups and nodes mean nothing
   MOECCL_TRY(between("problem.n_groups", p.n_groups, 1, p.n_experts));
   MOECCL_TRY(between("problem.n_nodes", p.n_nodes, 1, p.n_gpus));
-  if (!by_node(p)) return {};
   if (p.n_experts % p.n_groups != 0)
     return error(moecclInvalidArgument, "problem.n_groups is {}: give a divisor of n_experts ({})", p.n_groups,
                  p.n_experts);
@@ -91,9 +95,12 @@ Layer solve_layer(const BalanceShape& shape, Loads load, const moecclBalanceProb
   const double enough = std::min(best.greedy, best.bound * (1 + p.tolerance));
   const BalanceTerms anew{nullptr, 0, enough}, from{current.empty() ? nullptr : current.data(), p.move_cost, enough};
   const auto consider = [&](const Slots& found) {
-    const Slots slots = stay_near(shape, found, from.current);
-    const Judged judged = judge(shape, load, from, slots);
-    if (best.slots.empty() || judged.better_than(best.judged)) best.slots = slots, best.judged = judged;
+    for (const bool exchange_pools : {true, false}) {
+      const Slots slots = stay_near(shape, found, from.current, exchange_pools);
+      const Judged judged = judge(shape, load, from, slots);
+      if (best.slots.empty() || judged.better_than(best.judged)) best.slots = slots, best.judged = judged;
+      if (from.current == nullptr || shape.pools == 1) return;
+    }
   };
   consider(greedy);
   if (p.max_work < 0) return best;

@@ -46,7 +46,8 @@ double least_fullest(const BalanceShape& shape, Loads load);
 Slots search_placement(const BalanceShape& shape, Loads load, const BalanceTerms& terms, const Slots& start,
                        int64_t work);
 
-// Exchanges pools, GPUs of a pool and slots of a GPU so that many experts are where `current` has them.
-Slots stay_near(const BalanceShape& shape, const Slots& slots, const int32_t* current);
+// Exchanges GPUs of a pool and slots of a GPU so that the most experts are where `current` has them, and before, if it
+// is asked to, pools. That brings the most experts to the right pool, but may leave fewer on the right GPU.
+Slots stay_near(const BalanceShape& shape, const Slots& slots, const int32_t* current, bool exchange_pools);
 
 }  // namespace moeccl::solve

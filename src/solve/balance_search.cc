@@ -13,6 +13,8 @@ namespace moeccl::solve {
 namespace {
 
 constexpr size_t kNone = std::numeric_limits<size_t>::max();
+// Slots whose shares are added in about the time that the rest of a step takes.
+constexpr size_t kSlotsOfWork = 10;
 constexpr double kLess = 1 - 1e-12;  // what a change lowers counts if it is above the rounding of sums
 
 struct Change {
@@ -27,6 +29,7 @@ class Search {
         load_(load),
         terms_(terms),
         work_(work),
+        work_of_gpu_(1 + static_cast<int64_t>(shape.per_gpu() / kSlotsOfWork)),
         gpu_of_(shape.slots),
         share_(shape.experts),
         slots_of_(shape.experts),
@@ -115,7 +118,7 @@ class Search {
     const double winner = share_of(expert, slots_of(expert).size() + 1);
     const double more = share_of(slots_[slot], losers.size() - 1) - share(slots_[slot]), less = winner - share(expert);
     const auto after = [&](size_t g) {
-      --work_;
+      work_ -= work_of_gpu_;
       double load = full_[g];
       for (size_t s = g * shape_.per_gpu(); s < (g + 1) * shape_.per_gpu(); ++s) {
         if (slots_[s] == slots_[slot]) load += s == slot ? winner - share(slots_[slot]) : more;
@@ -170,6 +173,7 @@ class Search {
   const Loads load_;
   const BalanceTerms terms_;
   int64_t work_;  // loads of GPUs that may yet be computed
+  const int64_t work_of_gpu_;
   SplitMix64 random_{1};
   std::vector<size_t> gpu_of_;
   Slots slots_, best_;

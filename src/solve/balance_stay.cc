@@ -52,11 +52,11 @@ void keep_slots(std::span<int32_t> slots, std::span<const int32_t> current) {
 
 }  // namespace
 
-Slots stay_near(const BalanceShape& shape, const Slots& slots, const int32_t* current) {
+Slots stay_near(const BalanceShape& shape, const Slots& slots, const int32_t* current, bool exchange_pools) {
   if (current == nullptr) return slots;
   Slots named = slots;
   const std::span<const int32_t> now(current, slots.size());
-  place_blocks(named, now, shape.pools);
+  if (exchange_pools) place_blocks(named, now, shape.pools);
   for (size_t p = 0; p < shape.pools; ++p)
     place_blocks(std::span(named).subspan(p * shape.pool_slots(), shape.pool_slots()),
                  now.subspan(p * shape.pool_slots(), shape.pool_slots()), shape.pool_gpus());

@@ -266,6 +266,11 @@ class Command(unittest.TestCase):
             out = self.solved(*loads("1 2 3 4\n4,3,2,1\n"))
             self.assertIn("2 layers of 4 experts in 6 slots of 2 GPUs; on any GPU, since 2 nodes do not divide 1 groups", out)
             self.assertRegex(out, r"this placement +1\.0000\nupper bound +1\.0000\n")
+            out = self.solved(*loads("9 6 5 5 4 3\n", "--max-work", "-1"))
+            eplb, ours = (re.search(name + r" +(\d\.\d+)", out).group(1) for name in ("EPLB's method", "this placement"))
+            self.assertEqual(eplb, ours)
+            better = re.search(r"this placement +(\d\.\d+)", self.solved(*loads("9 6 5 5 4 3\n"))).group(1)
+            self.assertGreater(float(better), float(eplb))
             for text, said in (("1 2\n3\n", "line 2: there are 1 loads: the lines before have 2"), ("1 x 2\n", 'line 1: "x 2" is not a number'),
                                ("1 nan\n", "--loads[0][1] is nan: give a number from 0"), ("\n", "has no loads"),
                                ("1 2 3 4 5 6 7\n", "--replicas is 6: give a multiple of --gpus (2) from the experts (7)")):

@@ -23,6 +23,9 @@ SAME(XLA_FFI_Api_Version, minor_version);
 static_assert(sizeof(ours::XLA_FFI_Api_Version) == sizeof(::XLA_FFI_Api_Version));
 SAME(XLA_FFI_Error_Create_Args, message);
 SAME(XLA_FFI_Error_Create_Args, errc);
+SAME(XLA_FFI_Error_GetMessage_Args, error);
+SAME(XLA_FFI_Error_GetMessage_Args, message);
+SAME(XLA_FFI_Error_Destroy_Args, error);
 SAME(XLA_FFI_Buffer, dtype);
 SAME(XLA_FFI_Buffer, data);
 SAME(XLA_FFI_Buffer, rank);
@@ -55,6 +58,8 @@ SAME(XLA_FFI_Metadata, traits);
 SAME(XLA_FFI_Metadata_Extension, metadata);
 SAME(XLA_FFI_Api, api_version);
 SAME(XLA_FFI_Api, XLA_FFI_Error_Create);
+SAME(XLA_FFI_Api, XLA_FFI_Error_GetMessage);
+SAME(XLA_FFI_Api, XLA_FFI_Error_Destroy);
 SAME(XLA_FFI_Api, XLA_FFI_Stream_Get);
 
 SAME_VALUE(XLA_FFI_Extension_Metadata);

@@ -164,7 +164,8 @@ def refusals(comm):
         (TypeError, "truth values have no SUM", lambda: mj.all_reduce(x > 0, comm)),
         (TypeError, "complex numbers have no MAX", lambda: mj.all_reduce(x.astype(jnp.complex64), comm, moeccl.MAX)),
         (TypeError, "x holds int4", lambda: mj.all_gather(x.astype(jnp.int4), comm)),
-        (TypeError, "comm is a int: give a moeccl.Comm", lambda: mj.all_reduce(x, 3)),
+        *[(TypeError, "comm is a int: give a moeccl.Comm", lambda call=call: call(x, 3))
+          for call in (mj.all_reduce, mj.reduce, mj.broadcast, mj.all_gather, mj.reduce_scatter, mj.all_to_all)],
         (NotImplementedError, "all_reduce with MAX has no derivative", lambda: jax.grad(lambda v: mj.all_reduce(v, comm, moeccl.MAX).sum())(x)),
     ]
     for kind, text, call in checks:

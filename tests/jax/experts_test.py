@@ -49,10 +49,11 @@ def make(comm, **options):
 def layer(ep, x, weight, experts, index):
     """Experts as a batched product of their own rows."""
     rows, counts, routing = ep.dispatch(x, index, weight)
-    if ep.local_experts:
-        mine = experts[jnp.asarray(ep.local_experts)]
-        rows = ep.by_rows(jnp.tanh(jnp.einsum("erh,ehj->erj", ep.by_expert(rows, counts), mine)), counts)
-    return ep.combine(rows, routing)
+    return ep.combine(computed(ep, rows, counts, experts[jnp.asarray(ep.local_experts, int)]), routing)
+
+
+def computed(ep, rows, counts, mine):
+    return ep.by_rows(jnp.tanh(jnp.einsum("erh,ehj->erj", ep.by_expert(rows, counts), mine)), counts)
 
 
 def whole_gradients(comm, loss_of, p, argnums):
@@ -105,11 +106,30 @@ def rows_and_counts(comm):
         assert not np.asarray(rows[begin + tokens:begin + n]).any()  # padding
         begin += n
     assert not np.asarray(rows[begin:]).any()
-    if ep.local_experts:
-        near(ep.by_rows(ep.by_expert(rows, counts), counts), rows, 0)
-        mine = p.experts[jnp.asarray(ep.local_experts)]
-        near(jax.lax.ragged_dot(rows, mine, counts),
-             ep.by_rows(jnp.einsum("erh,ehj->erj", ep.by_expert(rows, counts), mine), counts))
+    near(ep.by_rows(ep.by_expert(rows, counts), counts), rows, 0)
+    mine = p.experts[jnp.asarray(ep.local_experts, int)]
+    near(jax.lax.ragged_dot(rows, mine, counts), ep.by_rows(jnp.einsum("erh,ehj->erj", ep.by_expert(rows, counts), mine), counts))
+
+
+def some_ranks_have_nothing(comm):
+    """Rank 1 has no tokens, rank 2 no experts. Both make the backward calls that the others make."""
+    p, ep = Problem(comm.rank), make(comm)
+
+    # Only the experts' weights have gradients, so rank 2's calls depend on its empty ones.
+    def loss(mine):
+        rows, counts, routing = ep.dispatch(p.x, p.index, p.weight)
+        return (ep.combine(computed(ep, rows, counts, mine), routing) ** 2).sum()
+
+    got = jax.jit(jax.grad(loss))(p.experts[jnp.asarray(ep.local_experts, int)])
+    wanted = whole_gradients(comm, lambda y: (y ** 2).sum(), p, (0, 1, 2))[2]
+    near(got, wanted[jnp.asarray(ep.local_experts, int)])
+
+    # Tokens come from a table by an index, which must not be empty: rank 1 pads.
+    table, ids = jnp.cos(jnp.arange(4 * HIDDEN).reshape(4, HIDDEN)), jnp.arange(TOKENS) % 4
+    index, weight = jnp.full((TOKENS, TOP_K), -1), jnp.ones((TOKENS, TOP_K))
+    index, weight = index.at[:len(p.index)].set(p.index), weight.at[:len(p.index)].set(p.weight)
+    near(jax.jit(jax.grad(lambda t: layer(ep, t[ids], weight, p.experts, index).sum()))(table),
+         jax.grad(lambda t: dense(t[ids], weight, p.experts, index).sum())(table))
 
 
 def capacity(comm):
@@ -190,8 +210,9 @@ def refusals(comm):
             (ValueError, r"topk_weights has shape \(2, 7\)", lambda: ep.route(p.index, p.weight.T)),
             (TypeError, "dtype is int32: give one of float32", lambda: make(comm, dtype=jnp.int32)),
             (ValueError, "routings is 0: give a number from 1", lambda: make(comm, routings=0)),
-            (NotImplementedError, "moeccl_combine_backward has no derivative of this order", lambda: jax.grad(lambda w: jax.grad(
-                lambda x: (layer(ep, x, w, p.experts, p.index) ** 2).sum())(p.x).sum())(p.weight))]:
+            *[(NotImplementedError, "moeccl_combine_backward has no derivative of this order", lambda loss_of=loss_of: jax.grad(lambda w: jax.grad(
+                lambda x: loss_of(layer(ep, x, w, p.experts, p.index)))(p.x).sum())(p.weight))
+              for loss_of in (jnp.sum, lambda y: (y ** 2).sum())]]:
         with unittest.TestCase().assertRaisesRegex(kind, text):
             call()
     lowered = jax.jit(lambda x: ep.combine(ep.send(x, routing), routing)).trace(p.x)
@@ -213,6 +234,9 @@ class Experts(unittest.TestCase):
 
     def test_rows_are_grouped_aligned_and_zero_behind(self):
         ranks.in_processes(RANKS, rows_and_counts)
+
+    def test_ranks_without_tokens_or_experts_make_the_same_calls(self):
+        ranks.in_processes(RANKS, some_ranks_have_nothing)
 
     def test_capacity_drops_and_bounds_the_rows(self):
         ranks.in_processes(RANKS, capacity)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls the handlers of moeccl.jax through XLA's structures, without JAX. Ranks are threads.
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <thread>
 
@@ -142,6 +144,20 @@ TEST_F(JaxHandlers, OnAStreamTheCallReturnsBeforeTheOtherRankComes) {
   }
 }
 
+TEST_F(JaxHandlers, WithoutAStreamTheErrorHasXlasTextAndXlasErrorIsDestroyed) {
+  Floats x(1), out(1);
+  const Outcome refused = XlaCall(nullptr, "the device has gone")
+                              .in(x.data(), kF32, {1})
+                              .out(out.data(), kF32, {1})
+                              .attribute("comm", numbers_[0])
+                              .attribute("op", moecclSum)
+                              .run("AllReduceOnStream");
+  EXPECT_EQ(refused.code, XLA_FFI_Error_Code_INTERNAL);
+  EXPECT_NE(refused.message.find("XLA has no stream for this call: the device has gone"), std::string::npos)
+      << refused.message;
+  EXPECT_EQ(XLA_FFI_Error::alive, 0);
+}
+
 TEST_F(JaxHandlers, ErrorsNameTheCallAndSayWhatToDo) {
   Floats x(3), out(3);
   const auto refused = [&](XlaCall& call, const char* name, int code, const char* part) {
@@ -174,26 +190,31 @@ class JaxLayer : public JaxHandlers {
 
   void SetUp() override {
     JaxHandlers::SetUp();
-    on_ranks([&](int rank) {
-      moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
-      config.hidden_bytes = kHidden * sizeof(float);
-      config.type = moecclFloat32;
-      config.top_k = kTopK;
-      config.n_experts = kRanks * kLocal;
-      config.max_tokens = kTokens;
-      config.layout = moecclLayoutExpertMajor;
-      ASSERT_EQ(moecclMoeCreate(&moes_[rank], comms_[rank], &config), moecclSuccess)
-          << moecclGetLastError(comms_[rank]);
-      layers_[rank] = jax_function<int64_t(int64_t, moecclMoe_t, size_t, size_t, size_t, size_t)>("AddLayer")(
-          numbers_[rank], moes_[rank], config.hidden_bytes, kTopK, kRoom, /*routings=*/2);
-    });
+    on_ranks([&](int rank) { layers_[rank] = make_layer(rank); });
   }
   void TearDown() override {
-    for (int r = 0; r < kRanks; ++r) {
-      jax_function<void(int64_t)>("RemoveLayer")(layers_[r]);
-      EXPECT_EQ(moecclMoeDestroy(moes_[r]), moecclSuccess);
-    }
+    for (int r = 0; r < kRanks; ++r)
+      for (const auto& [layer, moe] : made_[r]) {
+        jax_function<void(int64_t)>("RemoveLayer")(layer);
+        EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
+      }
     JaxHandlers::TearDown();
+  }
+  // Makes a layer, on all ranks, and returns its number. It ends with the test.
+  int64_t make_layer(int rank) {
+    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+    config.hidden_bytes = kHidden * sizeof(float);
+    config.type = moecclFloat32;
+    config.top_k = kTopK;
+    config.n_experts = kRanks * kLocal;
+    config.max_tokens = kTokens;
+    config.layout = moecclLayoutExpertMajor;
+    moecclMoe_t moe = nullptr;
+    EXPECT_EQ(moecclMoeCreate(&moe, comms_[rank], &config), moecclSuccess) << moecclGetLastError(comms_[rank]);
+    const int64_t layer = jax_function<int64_t(int64_t, moecclMoe_t, size_t, size_t, size_t, size_t)>("AddLayer")(
+        numbers_[rank], moe, config.hidden_bytes, kTopK, kRoom, /*routings=*/2);
+    made_[rank].emplace_back(layer, moe);
+    return layer;
   }
 
   // One rank's arrays of a step.
@@ -245,8 +266,8 @@ class JaxLayer : public JaxHandlers {
     for (size_t i = 0; i < a.x.size(); ++i) EXPECT_FLOAT_EQ(a.y[i], scale * a.x[i]) << i;
   }
 
-  std::array<moecclMoe_t, kRanks> moes_{};
-  std::array<int64_t, kRanks> layers_{};
+  std::array<std::vector<std::pair<int64_t, moecclMoe_t>>, kRanks> made_;
+  std::array<int64_t, kRanks> layers_{};  // that the calls use
 };
 
 TEST_F(JaxLayer, DispatchAndCombineBringTokensBackWeightedAndFillTheRestWithZeros) {
@@ -305,6 +326,45 @@ TEST_F(JaxLayer, ARoutingThatIsNoLongerInMemoryIsMadeAgain) {
       expect_scaled(steps[s], 0.75f * static_cast<float>(s + 1));  // its own weights
     }
   });
+}
+
+TEST_F(JaxLayer, ARoutingOfAnotherLayerIsMadeAgainFromItsOwnChoices) {
+  on_ranks([&](int rank) {
+    Arrays first(rank, 0), second(rank, 1);
+    ASSERT_TRUE(route(rank, first).ok);
+    layers_[rank] = make_layer(rank);
+    ASSERT_TRUE(route(rank, second).ok);
+    for (Arrays* a : {&first, &second}) {
+      ASSERT_TRUE(dispatch(rank, *a).ok);
+      ASSERT_TRUE(combine(rank, *a).ok);
+    }
+    expect_scaled(first, 0.75f);
+    expect_scaled(second, 1.5f);
+  });
+}
+
+TEST_F(JaxLayer, RemovingACommunicatorWaitsForTheCallThatRunsAndRefusesLaterOnes) {
+  using namespace std::chrono_literals;
+  Arrays mine(0), late(1);
+  std::atomic<bool> peer_came = false;
+  std::thread program([&] {
+    const Outcome done = route(0, mine);
+    EXPECT_TRUE(done.ok) << done.message;
+  });
+  std::this_thread::sleep_for(300ms);  // the call waits for rank 1
+  std::thread closing([&] {
+    jax_function<void(int64_t)>("RemoveComm")(numbers_[0]);
+    EXPECT_TRUE(peer_came) << "removed while a call used it";
+  });
+  std::this_thread::sleep_for(300ms);
+  peer_came = true;
+  EXPECT_TRUE(route(1, late).ok);
+  program.join();
+  closing.join();
+  const Outcome refused = route(0, mine);
+  EXPECT_EQ(refused.code, XLA_FFI_Error_Code_FAILED_PRECONDITION);
+  EXPECT_NE(refused.message.find("moeccl.route: the communicator of layer"), std::string::npos) << refused.message;
+  EXPECT_NE(refused.message.find("from a new function or after jax.clear_caches()"), std::string::npos);
 }
 
 TEST_F(JaxLayer, AClosedLayerAndBuffersOfAnotherLayerAreRefused) {

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -16,11 +17,15 @@
 
 // What XLA keeps behind the two opaque pointers.
 struct XLA_FFI_Error {
+  XLA_FFI_Error(std::string text, XLA_FFI_Error_Code errc) : message(std::move(text)), code(errc) { ++alive; }
+  ~XLA_FFI_Error() { --alive; }
   std::string message;
   XLA_FFI_Error_Code code;
+  static inline std::atomic<int> alive{0};
 };
 struct XLA_FFI_ExecutionContext {
   void* stream;
+  std::string lost;  // why XLA has no stream, if it has none
 };
 
 namespace moeccl::testing {
@@ -47,14 +52,19 @@ struct Outcome {
 // One call: arguments and results in order, then run().
 class XlaCall {
  public:
-  explicit XlaCall(void* stream = nullptr) : context_{stream} {
+  explicit XlaCall(void* stream = nullptr, std::string lost = "") : context_{stream, std::move(lost)} {
     api_.struct_size = sizeof api_;
     api_.api_version = {sizeof api_.api_version, nullptr, 0, 3};
     api_.XLA_FFI_Error_Create = [](XLA_FFI_Error_Create_Args* args) {
       return new XLA_FFI_Error{args->message, args->errc};
     };
+    api_.XLA_FFI_Error_GetMessage = [](XLA_FFI_Error_GetMessage_Args* args) {
+      args->message = args->error->message.c_str();
+    };
+    api_.XLA_FFI_Error_Destroy = [](XLA_FFI_Error_Destroy_Args* args) { delete args->error; };
     api_.XLA_FFI_Stream_Get = [](XLA_FFI_Stream_Get_Args* args) -> XLA_FFI_Error* {
       args->stream = args->ctx->stream;
+      if (!args->ctx->lost.empty()) return new XLA_FFI_Error{args->ctx->lost, XLA_FFI_Error_Code_UNAVAILABLE};
       return nullptr;
     };
   }

@@ -1,14 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 // What profiler plugins made for NCCL are told of, in each version, and that none of them can break a job.
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
+#include <ctime>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/profiler_log.h"
 #include "tests/support/ranks.h"
+
+namespace {
+std::atomic<int64_t> set_back_s{0};  // how far the clock of the day has been set back
+}
+
+// Also the library's, because a program's functions come before those of its libraries.
+extern "C" __attribute__((visibility("default"))) int clock_gettime(clockid_t clock, timespec* time) noexcept {
+  const int result = static_cast<int>(syscall(SYS_clock_gettime, clock, time));
+  if (clock == CLOCK_REALTIME && result == 0) time->tv_sec -= set_back_s.load();
+  return result;
+}
 
 namespace moeccl::testing {
 namespace {
@@ -114,6 +130,27 @@ TEST(Profiler, GetsNcclsNamesOfOperations) {
   }
 }
 
+// Plugins learn the difference of two clocks from the times that they are told, so none may be in the future.
+TEST(Profiler, IsToldNoFutureTimesWhenTheClockIsSetBack) {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  const ProfilerLog log;
+  run_ranks(2, [&](int rank, moecclComm_t comm) {
+    sum(comm, 300'000);
+    if (rank == 1) {
+      while (log.n("0 start CollApi in=GroupApi func=AllReduce count=300001") == 0) usleep(1000);
+      set_back_s = 100;
+    }
+    sum(comm, 300'001);
+  });
+  expect_in_order(log);
+  const auto ends = log.lines_with("record KernelCh");
+  const auto n_late = std::count_if(ends.begin(), ends.end(), [&](const std::string& line) {
+    return number_after(line, " at=") > static_cast<uint64_t>(now.tv_sec) * 1'000'000'000;
+  });
+  EXPECT_EQ(n_late, 2) << "those of the first operation alone: " << log.all();
+}
+
 // Small operations run in another way and are timed only sometimes.
 TEST(Profiler, IsToldOfEverySmallOperation) {
   const ProfilerLog log;
@@ -146,7 +183,9 @@ TEST(Profiler, IsToldOfEveryMessageOfALargeGroup) {
 
 TEST(Profiler, GetsOurNamesOfWhatNcclDoesNotHave) {
   const ProfilerLog log("all", "mask=2");
-  run_ranks(2, [](int, moecclComm_t comm) {
+  RankOptions options;
+  options.config.topology = "node:2 gpu:1";
+  const auto calls = [](int, moecclComm_t comm) {
     constexpr size_t kTokens = 50;
     moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
     config.hidden_bytes = 64;
@@ -162,14 +201,29 @@ TEST(Profiler, GetsOurNamesOfWhatNcclDoesNotHave) {
     std::vector<uint16_t> in(kTokens * 32), out(2 * kTokens * 32);
     MOECCL_ASSERT_COMM_OK(moecclDispatch(routing, in.data(), out.data(), nullptr), comm);
     MOECCL_ASSERT_COMM_OK(moecclCombine(routing, out.data(), in.data(), nullptr), comm);
+    moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
+    replace.mode = moecclReplaceGiven;
+    moecclReplacement_t replacement = nullptr;
+    std::vector<int32_t> homes(2 * kTokens);  // the ranks exchange their tokens
+    for (size_t i = 0; i < homes.size(); ++i) homes[i] = i < kTokens ? 1 : 0;
+    MOECCL_ASSERT_COMM_OK(moecclReplaceCreate(&replacement, moe, &replace), comm);
+    MOECCL_ASSERT_COMM_OK(moecclReplaceBegin(replacement, routing, nullptr, homes.data()), comm);
+    MOECCL_ASSERT_COMM_OK(moecclReplaceCombine(replacement, out.data(), in.data(), nullptr), comm);
+    MOECCL_EXPECT_OK(moecclReplaceDestroy(replacement));
     MOECCL_EXPECT_OK(moecclRoutingDestroy(routing));
     MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
-  });
+    const size_t counts[] = {1, 20, 30, 4};  // rank 0 receives 31, and rank 1 sends 34
+    MOECCL_ASSERT_COMM_OK(moecclTensorAllToAllv(in.data(), out.data(), counts, moecclFloat16, comm, nullptr), comm);
+  };
+  run_ranks(2, calls, options);
   expect_in_order(log);
   // Rank 0 sends 50 rows of 64 bytes, and rank 1 receives 100.
   EXPECT_EQ(log.n("0 start Coll in=CollApi func=Dispatch count=3200 type=ncclInt8 "), 1u) << log.all();
   EXPECT_EQ(log.n("1 start Coll in=CollApi func=Dispatch count=6400 type=ncclInt8 "), 1u) << log.all();
-  EXPECT_EQ(log.n("1 start Coll in=CollApi func=Combine count=3200 type=ncclBfloat16 "), 1u) << log.all();
+  EXPECT_EQ(log.n("1 start Coll in=CollApi func=Combine count=3200 type=ncclBfloat16 "), 2u) << log.all();
+  EXPECT_EQ(log.n("0 start Coll in=CollApi func=Combine count=1600 type=ncclBfloat16 "), 2u) << log.all();
+  EXPECT_EQ(log.n("0 start Coll in=CollApi func=TensorAllToAllv count=31 type=ncclFloat16 "), 1u) << log.all();
+  EXPECT_EQ(log.n("1 start Coll in=CollApi func=TensorAllToAllv count=34 type=ncclFloat16 "), 1u) << log.all();
 }
 
 TEST(Profiler, OfOldVersionsIsToldWhatTheyKnow) {
@@ -307,6 +361,63 @@ INSTANTIATE_TEST_SUITE_P(
           name.begin(), name.end(), [](char c) { return isalnum(c) == 0; }, '_');
       return name;
     });
+
+// Another thread of the parent holds the plugin's lock, and may hold the plugin's own.
+TEST(Profiler, OfAParentDoesNotHoldUpAForkedChild) {
+  const ProfilerLog log("all", "slow");
+  RankOptions options;
+  options.init = false;
+  run_ranks(
+      1,
+      [&](int, moecclComm_t) {
+        std::thread other([] {
+          moecclComm_t comm = nullptr;
+          MOECCL_ASSERT_OK(moecclCommInitAll(&comm, 1, nullptr));
+          sum(comm, 10);
+          MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+        });
+        while (log.n("init ") == 0) usleep(1000);
+        const pid_t child = fork();
+        if (child == 0) {
+          alarm(static_cast<unsigned>(patient_ms(10'000) / 1000));
+          moecclComm_t comm = nullptr;
+          if (moecclCommInitAll(&comm, 1, nullptr) != moecclSuccess) _exit(1);
+          float x = 1;
+          if (moecclAllReduce(&x, &x, 1, moecclFloat32, moecclSum, comm, nullptr) != moecclSuccess) _exit(2);
+          _exit(moecclCommDestroy(comm) == moecclSuccess ? 0 : 3);
+        }
+        int status = 0;
+        EXPECT_EQ(waitpid(child, &status, 0), child);
+        EXPECT_EQ(status, 0) << "of the child";
+        other.join();
+      },
+      options);
+  expect_in_order(log);
+  EXPECT_EQ(log.n("init "), 1u) << "the child has no profile: " << log.all();
+  EXPECT_EQ(log.n("start Coll "), 1u) << log.all();
+  ASSERT_EQ(log.warnings().size(), 1u);
+  EXPECT_NE(log.warnings()[0].find("fork before the first communicator"), std::string::npos) << log.warnings()[0];
+}
+
+// Plugins for NCCL's one rank per process have no locks for this.
+TEST(Profiler, IsInOneInitOrFinalizeAtATime) {
+  const ProfilerLog log("all", "slow");
+  RankOptions options;
+  options.init = false;
+  run_ranks(
+      2,
+      [](int rank, moecclComm_t) {
+        moecclComm_t comm = nullptr;
+        usleep(static_cast<useconds_t>(rank) * 50'000);
+        for (int i = 0; i < 2; ++i) {
+          MOECCL_ASSERT_OK(moecclCommInitAll(&comm, 1, nullptr));
+          MOECCL_ASSERT_OK(moecclCommDestroy(comm));
+        }
+      },
+      options);
+  EXPECT_EQ(log.n("ERROR"), 0u) << log.all();
+  EXPECT_EQ(log.n("finalize "), 4u);
+}
 
 TEST(Profiler, OfAParentIsLeftAloneInAForkedChild) {
   const ProfilerLog log;

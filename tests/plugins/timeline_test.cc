@@ -2,6 +2,7 @@
 // The timeline plugin, opened as NCCL does and as MoECCL does, and the trace that it writes.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -68,8 +69,9 @@ class Host {
  public:
   explicit Host(int version, const char* name = "world")
       : version_(version),
-        plugin_(static_cast<const abi::Plugin*>(dlsym(dlopen(plugin_file(), RTLD_NOW | RTLD_LOCAL),
-                                                      ("ncclProfiler_v" + std::to_string(version)).c_str()))) {
+        library_(dlopen(plugin_file(), RTLD_NOW | RTLD_LOCAL)),
+        plugin_(
+            static_cast<const abi::Plugin*>(dlsym(library_, ("ncclProfiler_v" + std::to_string(version)).c_str()))) {
     int mask = 0;
     const abi::Code code =
         version == 4 ? reinterpret_cast<abi::Init4>(plugin_->init)(&context_, &mask, name, kGroup, 2, 8, 3, log)
@@ -104,11 +106,13 @@ class Host {
     stop(event);
   }
   void finalize() { EXPECT_EQ(plugin_->finalize(context_), abi::kSuccess); }
+  void close() { EXPECT_EQ(dlclose(library_), 0); }
 
   static constexpr uint64_t kGroup = 0x28eb72c3'00000000;
 
  private:
   const int version_;
+  void* const library_;
   const abi::Plugin* plugin_;
   void* context_ = nullptr;
 };
@@ -220,6 +224,63 @@ TEST_F(Timeline, IsWrittenAtExitToo) {
   ASSERT_EQ(bars(trace).size(), 2u);
   EXPECT_FALSE(bars(trace)[0]["args"].contains("state"));
   EXPECT_EQ(bars(trace)[1]["args"]["state"], "running");
+}
+
+std::vector<int> sequences(const json& trace) {
+  std::vector<int> found;
+  for (const json& bar : bars(trace)) found.push_back(bar["args"]["sequence"]);
+  return found;
+}
+
+// The program's destructors have run by then.
+TEST_F(Timeline, IsWrittenAtExitAfterAnEarlierWrite) {
+  const Variables set = {{"MOECCL_TIMELINE_FILE", path()}};
+  in_process([] {
+    mallopt(M_PERTURB, 0xa5);  // what is freed no longer looks as before
+    Host first(6);
+    first.stop(first.coll(1, 1));
+    first.finalize();
+    Host second(6);
+    second.stop(second.coll(2, 1));
+  });
+  ASSERT_EQ(traces().size(), 1u);
+  EXPECT_EQ(sequences(traces()[0]), (std::vector<int>{1, 2}));
+  EXPECT_EQ(bars(traces()[0])[1]["args"]["bytes"], 4096);
+}
+
+// NCCL closes the library with its last communicator, and opens it again for the next one.
+TEST_F(Timeline, OfALibraryThatIsClosedAndOpenedAgainIsOneTrace) {
+  const Variables set = {{"MOECCL_TIMELINE_FILE", path()}};
+  in_process([] {
+    for (const uint64_t i : {1u, 2u}) {
+      Host host(5);
+      host.stop(host.coll(i, 1));
+      host.finalize();
+      host.close();
+    }
+  });
+  ASSERT_EQ(traces().size(), 1u);
+  EXPECT_EQ(sequences(traces()[0]), (std::vector<int>{1, 2}));
+}
+
+// Processes of several containers may have the same number.
+TEST_F(Timeline, ReplacesNoFileOfAnotherProcess) {
+  const Variables set = {{"MOECCL_TIMELINE_FILE", path("%h.%p.json")}, {"MOECCL_HOST_ID", "rack/7"}};
+  in_process([&] {
+    const std::string number = std::to_string(getpid());
+    std::ofstream(path(("rack_7." + number + ".json").c_str())) << "[]";
+    for (const uint64_t i : {1u, 2u}) {
+      Host host(5);
+      host.stop(host.coll(i, 1));
+      host.finalize();
+    }
+    EXPECT_TRUE(std::filesystem::exists(path(("rack_7." + number + "-2.json").c_str())));
+  });
+  ASSERT_EQ(traces().size(), 2u);
+  std::vector<int> all;
+  for (const json& trace : traces())
+    for (const int i : sequences(trace)) all.push_back(i);
+  EXPECT_EQ(all, (std::vector<int>{1, 2})) << "in one file, which its process replaces";
 }
 
 TEST_F(Timeline, OfMoecclsRanksJoinToOneTrace) {

@@ -256,7 +256,8 @@ class Flat {
       outputs.topk_weights = row_weights();
       outputs.topk_idx = row_choices();
     }
-    return ncclEpDispatch(handle, &inputs, &outputs, &info, &config, r.stream());
+    return ncclEpDispatch(handle, no_inputs ? nullptr : &inputs, no_outputs ? nullptr : &outputs, &info, &config,
+                          r.stream());
   }
   ncclResult_t combine(ncclEpHandle_t handle, ncclEpPassDir_t pass) {
     auto inputs = ep_init<ncclEpCombineInputs_t>();
@@ -269,7 +270,7 @@ class Flat {
       inputs.topk_weights = row_weights();
       outputs.topk_weights = grads.get();
     }
-    return ncclEpCombine(handle, &inputs, &outputs, &config, r.stream());
+    return ncclEpCombine(handle, no_inputs ? nullptr : &inputs, no_outputs ? nullptr : &outputs, &config, r.stream());
   }
   void expect_rows(const EpStep& step, size_t kept, int64_t base) {
     const auto rows = step.rows(r.rank());
@@ -329,6 +330,7 @@ class Flat {
   EpTensor<float> in, weights, out, out_weights;
   EpTensor<int64_t> out_idx;
   EpTensor<float> sums, grads;
+  bool no_inputs = false, no_outputs = false;  // what the calls leave out
 };
 
 inline ncclEpGroupConfig_t config_of(const EpStep& step, unsigned most_received) {

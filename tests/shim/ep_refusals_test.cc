@@ -106,15 +106,21 @@ TEST(EpRefusals, ALatencyCallEndsOnAllRanks) {
 }
 
 TEST(EpRefusals, AThroughputCallEndsOnAllRanks) {
+  enum class Wrong { kTensor, kInputs, kOutputs };
   struct Case {
     int n;
     ncclEpPassDir_t pass;
     bool at_combine;
+    Wrong wrong = Wrong::kTensor;
   };
   for (const Case& c : {Case{2, NCCL_EP_FWD_PASS, false},
                         {3, NCCL_EP_FWD_PASS, true},
                         {3, NCCL_EP_BWD_PASS, false},
-                        {2, NCCL_EP_BWD_PASS, true}}) {
+                        {2, NCCL_EP_BWD_PASS, true},
+                        {2, NCCL_EP_BWD_PASS, false, Wrong::kInputs},
+                        {2, NCCL_EP_BWD_PASS, false, Wrong::kOutputs},
+                        {2, NCCL_EP_BWD_PASS, true, Wrong::kInputs},
+                        {2, NCCL_EP_BWD_PASS, true, Wrong::kOutputs}}) {
     both_ways(c.n, [&](Board& board, int rank) {
       EpStep step;
       step.n_ranks = c.n, step.n_experts = 4 * c.n;
@@ -124,7 +130,11 @@ TEST(EpRefusals, AThroughputCallEndsOnAllRanks) {
       ASSERT_NCCL(
           ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_FLAT, t.topk.get(), nullptr, nullptr, r.stream()));
       ASSERT_NCCL(t.dispatch(handle, NCCL_EP_FWD_PASS));
-      if (rank == c.n - 1) t.out.get()->ndim = 1;
+      if (rank == c.n - 1) {
+        if (c.wrong == Wrong::kTensor) t.out.get()->ndim = 1;
+        t.no_inputs = c.wrong == Wrong::kInputs;
+        t.no_outputs = c.wrong == Wrong::kOutputs;
+      }
       expect_end(board, r, c.n, [&] { return c.at_combine ? t.combine(handle, c.pass) : t.dispatch(handle, c.pass); });
       EXPECT_NCCL(ncclEpHandleDestroy(handle));
     });
@@ -149,6 +159,34 @@ TEST(EpRefusals, TheOthersNameTheRank) {
       EXPECT_NE(said().find("rank 1 calls allreduce"), std::string::npos) << said();
       EXPECT_NE(said().find("has refused its call"), std::string::npos) << said();
     }
+    EXPECT_NCCL(ncclEpHandleDestroy(handle));
+  });
+}
+
+// A vote of the program that meets the refusal of a call that no other rank makes is not taken for one.
+TEST(EpRefusals, AVoteOfTheProgramMeetsNoRefusal) {
+  both_ways(2, [](Board& board, int rank) {
+    EpStep step;
+    EpRank r(board, step, rank, config_of(step, everything(step)));
+    Flat t(r, step, everything(step));
+    ncclEpHandle_t handle = nullptr;
+    ASSERT_NCCL(
+        ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_FLAT, t.topk.get(), nullptr, nullptr, r.stream()));
+    ASSERT_NCCL(t.dispatch(handle, NCCL_EP_FWD_PASS));
+    EpTensor<int32_t> vote(r.memory(), ncclInt32, {1}, 1 + rank);
+    if (rank == 1) {
+      t.no_inputs = true;
+      EXPECT_EQ(t.dispatch(handle, NCCL_EP_BWD_PASS), ncclInvalidArgument) << said();
+    }
+    ncclResult_t voted = ncclAllReduce(vote.data(), vote.data(), 1, ncclInt32, ncclMax, r.comm(), r.stream());
+    if (r.memory().device().ok()) {
+      r.memory().device().synchronize(r.stream());
+      EXPECT_NCCL(ncclCommGetAsyncError(r.comm(), &voted));
+    }
+    EXPECT_EQ(voted, ncclInvalidUsage) << said();
+    ++board.counters[0];  // ranks hear of one that leaves, too
+    const auto begun = Clock::now();
+    while (board.counters[0].load() < 2 && seconds_since(begun) < patient(60)) usleep(1000);
     EXPECT_NCCL(ncclEpHandleDestroy(handle));
   });
 }

@@ -126,6 +126,64 @@ def ranks_end_between_calls(buffer, pipe):
     assert masked(buffer) == {1, 3, 4}, "ranks that are gone are masked again"
 
 
+def ranks_end_while_rows_move(buffer, pipe):
+    """As on CUDA tensors: a call that moves rows returns before they have moved, and only the communicator tells that this has failed."""
+    import moeccl
+    from deep_ep._native import Routing
+
+    def on_a_stream(move):
+        def begin(*args):
+            try:
+                move(*args)
+            except moeccl.Error:
+                pass
+        return begin
+
+    for name in ("dispatch", "dispatch_scaled", "combine"):
+        setattr(Routing, name, on_a_stream(getattr(Routing, name)))
+    Step(buffer, 0).run()
+    if buffer.rank == 1:
+        Routing.dispatch = lambda *_: end()
+    if buffer.rank == 2:
+        Routing.dispatch_scaled = lambda *_: end()
+    if buffer.rank == 3:
+        Routing.combine = lambda *_: end()
+    step = Step(buffer, 1)
+    step.dispatch()
+    assert masked(buffer) == {1}
+    step = Step(buffer, 2, use_fp8=True)
+    step.dispatch()
+    assert masked(buffer) == {1, 2}
+    step.combine()
+    assert masked(buffer) == {1, 2, 3}
+    Step(buffer, 3).run()
+
+
+def a_rank_that_is_gone_is_taken_back(buffer, pipe):
+    """Rank 1 ends when a dispatch is complete, which rank 0 does not learn in it, so the others notice in different calls."""
+    from deep_ep._native import Communicator
+    Step(buffer, 0).run()
+    barrier = Communicator.barrier
+    if buffer.rank == 0:
+        Communicator.barrier = lambda comm: (barrier(comm), barrier(comm))  # the second one fails when rank 1 has ended
+    if buffer.rank == 1:
+        Communicator.barrier = lambda comm: (barrier(comm), time.sleep(0.3), end())
+    step = Step(buffer, 1)
+    step.dispatch()
+    Communicator.barrier = barrier
+    step.combine()
+    for number in range(2, 4):
+        buffer.low_latency_update_mask_buffer(1, False)
+        step = Step(buffer, number)
+        step.dispatch()
+        assert masked(buffer) == {1}, "the dispatch masks it again"
+        step.combine()
+    step.missing = masked(buffer)
+    buffer.low_latency_clean_mask_buffer()
+    step.combine()
+    assert not masked(buffer), "a combine leaves out the ranks that its dispatch left out"
+
+
 def ranks_end_while_the_others_meet(buffer, pipe):
     """Rank 3 ends before it tells the others of its calls, and rank 4 after."""
     from deep_ep import _native
@@ -204,8 +262,8 @@ def ranks_are_masked(buffer, pipe):
     other.destroy()
 
 
-def a_rank_does_not_come(buffer, pipe):
-    """A rank that lives is not masked by itself. As vLLM does after a fault, all ranks then go on together."""
+def go_on_without_rank_1(buffer):
+    """A rank that lives is not masked by itself."""
     import moeccl
     Step(buffer, 0).run()
     if buffer.rank != 1:
@@ -217,10 +275,53 @@ def a_rank_does_not_come(buffer, pipe):
         dist.barrier()
     else:
         dist.barrier()  # the others have gone on without it
-    buffer.low_latency_clean_mask_buffer()
+
+
+def go_on_together(buffer):
     for number in range(3, 6):
         Step(buffer, number).run()
         assert not masked(buffer)
+
+
+def a_rank_does_not_come(buffer, pipe):
+    """As vLLM does after a fault, all ranks then go on together."""
+    go_on_without_rank_1(buffer)
+    buffer.low_latency_clean_mask_buffer()
+    go_on_together(buffer)
+
+
+def a_rank_that_did_not_come_is_taken_back(buffer, pipe):
+    import moeccl
+    go_on_without_rank_1(buffer)
+    if buffer.rank != 1:
+        buffer.low_latency_update_mask_buffer(1, False)
+    raises(moeccl.Error, "", Step(buffer, 2).run)  # on the communicator on which calls have failed
+    go_on_together(buffer)
+
+
+def a_rank_comes_late(buffer, pipe):
+    """The others' call has failed, and they wait for it."""
+    import moeccl
+    Step(buffer, 0).run()
+    for number in range(1, 3):
+        if buffer.rank == 1:
+            time.sleep(1.5)
+        raises(moeccl.Error, "", Step(buffer, number).run)
+        Step(buffer, number).run()
+    go_on_together(buffer)
+
+
+def note_those_made():
+    """Returns a list that gets each communicator that is made of some of the ranks."""
+    from deep_ep._native import Communicator
+    made, shrunk = [], Communicator.shrunk
+
+    def noted(comm, exclude=()):
+        made.append(shrunk(comm, exclude))
+        return made[-1]
+
+    Communicator.shrunk = noted
+    return made
 
 
 def _serve(rank, n_ranks, meeting, pipe, case, timeout_ms, hosts):
@@ -231,9 +332,14 @@ def _serve(rank, n_ranks, meeting, pipe, case, timeout_ms, hosts):
             os.environ.update(MOECCL_TIMEOUT_MS=str(timeout_ms), MOECCL_INIT_TIMEOUT_MS=str(3 * timeout_ms))
         torch.set_num_threads(1)
         dist.init_process_group("gloo", init_method=f"file://{meeting}", world_size=n_ranks, rank=rank)
+        made = note_those_made()
         buffer = DEEP_EP().Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True, enable_shrink=True)
         case(buffer, pipe)
+        open_ones = [comm for comm in made if comm.comm is not None]
+        assert set(open_ones) <= set(buffer._participants._of.values()), "communicators that no call uses are still open"
         buffer.destroy()
+        assert all(comm.comm is None for comm in made)
+        raises(RuntimeError, "the Buffer was destroyed", lambda: buffer.clean_low_latency_buffer(MOST, HIDDEN, A_RANK * n_ranks))
         pipe.send("ended")
     except BaseException:
         pipe.send(f"rank {rank}: {traceback.format_exc()}")
@@ -275,6 +381,12 @@ class Ranks(unittest.TestCase):
         for hosts in (False, True):
             self.run_case(ranks_end_between_calls, 5, (0, 2), hosts=hosts)
 
+    def test_ranks_end_while_rows_move(self):
+        self.run_case(ranks_end_while_rows_move, 5, (0, 4))
+
+    def test_a_rank_that_is_gone_is_taken_back(self):
+        self.run_case(a_rank_that_is_gone_is_taken_back, 3, (0, 2))
+
     def test_ranks_end_while_the_others_meet(self):
         self.run_case(ranks_end_while_the_others_meet, 5, (0, 2))
 
@@ -295,7 +407,11 @@ class Ranks(unittest.TestCase):
             self.run_case(ranks_are_masked, 4, (0, 1, 2, 3), hosts=hosts)
 
     def test_a_rank_does_not_come(self):
-        self.run_case(a_rank_does_not_come, 3, (0, 1, 2), timeout_ms=1000)
+        for case in (a_rank_does_not_come, a_rank_that_did_not_come_is_taken_back):
+            self.run_case(case, 3, (0, 1, 2), timeout_ms=1000)
+
+    def test_a_rank_comes_late(self):
+        self.run_case(a_rank_comes_late, 3, (0, 1, 2), timeout_ms=1000)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 """Sphinx's settings. tools/site copies this file beside the pages and runs Sphinx."""
 import os
 import re
+import sys
+from unittest.mock import MagicMock
 
 project = "MoECCL"
 copyright = "the MoECCL authors, Apache-2.0"  # pylint: disable=redefined-builtin
@@ -17,6 +19,9 @@ breathe_domain_by_extension = {"h": "c"}
 breathe_order_parameters_first = True
 
 autodoc_mock_imports = ["torch", "numpy"]
+# moeccl.jax sets items of JAX's tables when it is imported, which Sphinx's own substitutes do not take.
+for module in ("jax", "jax.numpy", "jax._src", "jax._src.core", "jax.extend", "jax.extend.core", "jax.interpreters"):
+    sys.modules[module] = MagicMock(Array=type("Array", (), {"__module__": "jax"}))
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

@@ -178,6 +178,10 @@ class Communicator:
         """Returns whether an operation has failed such that the communicator takes no further ones."""
         return self.comm.async_error() not in (0, _IN_PROGRESS)
 
+    def finish(self):
+        """Waits until this rank's operations have finished, also those on CUDA streams, and raises what the communicator has failed with."""
+        self.comm.finalize()
+
     @property
     def raw(self):
         if self.comm is None:

@@ -19,7 +19,7 @@ class Participants:
         """whole: the Communicator of all ranks. stream: what orders calls on it."""
         self.masked, self.stream = frozenset(), stream
         self._whole, self._all = whole, frozenset(whole.members)
-        self._of, self._made = {frozenset(): whole}, []
+        self._of = {frozenset(): whole}
 
     def mask(self, rank, masked):
         self.masked = self.masked | {rank} if masked else self.masked - {rank}
@@ -28,7 +28,7 @@ class Participants:
         """Clears the masks. The next call makes another communicator of all ranks that are not gone, because the last one may have failed
         on some of them."""
         self.masked = frozenset()
-        self._drop(self._of.pop(self.masked, None))
+        self._drop(self._of.get(self.masked))
 
     def run(self, work, masked_before=frozenset):
         """Calls work(communicator). The call is collective over the ranks that are not masked, on which work may run again.
@@ -45,10 +45,11 @@ class Participants:
                 if not comm.failed():
                     raise
                 left, told = self._meet(comm, comm.calls)
-                if left.size == comm.size:
-                    raise  # nobody is gone
-            self._keep(left, self._missing(comm))
-            self._drop(comm)
+                self._keep(left, self._missing(comm))
+                self._drop(comm)
+                if left.size == comm.size:  # nobody is gone
+                    left.calls = _NO_CALLS  # it raises on all ranks, which may have failed in different calls
+                    raise
             comm = left
             if _is_done(comm.calls, told):
                 return
@@ -65,20 +66,24 @@ class Participants:
         """Returns a communicator of the ranks of comm that stay: all but `exclude`, or without it all that are not gone; and what each
         tells: int64 [ranks, 3], its number in the Buffer, that of its last call, and whether it has all that this call brings.
         calls: (the number of this rank's last call, whether it is complete), which the new communicator takes over."""
-        left = comm
-        while True:
-            left, exclude = left.shrunk(exclude), ()
-            self._made.append(left)
-            told = torch.zeros((left.size, 3), dtype=torch.int64, device="cpu")
-            told[left.rank] = torch.tensor((self._whole.members[self._whole.rank], *calls), device="cpu")
-            try:
-                left.all_gather(told.view(torch.uint8))
-            except moeccl.Error:
-                if not left.failed():
-                    raise
-                continue  # another rank has gone meanwhile
-            left.members, left.calls = told[:, 0].tolist(), calls
-            return left, told
+        left, unused = comm, []
+        try:
+            while True:
+                left, exclude = left.shrunk(exclude), ()
+                unused.append(left)  # until all have told
+                told = torch.zeros((left.size, 3), dtype=torch.int64, device="cpu")
+                told[left.rank] = torch.tensor((self._whole.members[self._whole.rank], *calls), device="cpu")
+                try:
+                    left.all_gather(told.view(torch.uint8))
+                except moeccl.Error:
+                    if not left.failed():
+                        raise
+                    continue  # another rank has gone meanwhile
+                left.members, left.calls = told[:, 0].tolist(), calls
+                return unused.pop(), told
+        finally:
+            for each in unused:
+                each.close()
 
     def _missing(self, comm):
         return self._all - frozenset(comm.members)
@@ -90,16 +95,16 @@ class Participants:
         self.masked |= self._missing(comm) - known
 
     def _drop(self, comm):
-        """Ends a communicator that no call uses any more. That of all ranks stays, because others are made from it."""
+        """Forgets a communicator that no call uses any more, and ends it. That of all ranks does not end, because others are made from it."""
+        self._of = {masked: kept for masked, kept in self._of.items() if kept is not comm}
         if comm is not None and comm is not self._whole:
-            self._of = {masked: kept for masked, kept in self._of.items() if kept is not comm}
-            self._made.remove(comm)
             comm.close()
 
     def close(self):
-        for comm in self._made:
-            comm.close()
-        self._of, self._made = {}, []
+        for comm in self._of.values():
+            if comm is not self._whole:
+                comm.close()
+        self._of = {}
 
 
 def _is_done(calls, told):

@@ -261,6 +261,7 @@ class Buffer(Base):
         check_low_latency(num_max_dispatch_tokens_per_rank, hidden, num_experts, self.group_size)
         (self._cuda or self._stream).finish()
         if self._participants is not None:
+            self._comm.raw  # raises if the Buffer was destroyed
             self._stream.run(lambda: self._participants.run(lambda comm: None))
         self._memory.drop()
         self._two, self._next_combine = {}, {}
@@ -353,7 +354,8 @@ class Buffer(Base):
 
         def until_done(comm):
             work(comm)
-            _native.ready(out)  # so that a failure on the CUDA stream is one of this call
+            _native.ready(out)
+            comm.finish()  # a kernel that finds a rank gone ends as others do: the stream has no error, only the communicator
 
         self._participants.run(until_done, missing)
 
@@ -362,7 +364,8 @@ class Buffer(Base):
         before the next low-latency call all other ranks that are not masked mask the same ranks.
 
         A masked rank gets no rows and brings none; its experts add nothing to sums. It makes no low-latency calls, or only with all ranks
-        masked that do not mask it. A rank that is gone is masked again by the next call."""
+        masked that do not mask it. A rank that is gone is masked again by the next dispatch. If calls have failed because a rank did not come,
+        the first call with it raises a moeccl.Error on all ranks, and the next one works: low_latency_clean_mask_buffer avoids that."""
         participants = self._masks("low_latency_update_mask_buffer")
         require(0 <= rank_to_mask < self.group_size and rank_to_mask != self.rank, ValueError,
                 "rank_to_mask is {}: give another rank, from 0 to {}", rank_to_mask, self.group_size - 1)
@@ -377,7 +380,7 @@ class Buffer(Base):
 
     def low_latency_clean_mask_buffer(self):
         """Takes all ranks back. It needs enable_shrink. The call is not collective, but before the next low-latency call all ranks make it.
-        Ranks that are gone are masked again by the next call."""
+        Ranks that are gone are masked again by the next dispatch; a combine leaves out those that its handle's dispatch left out."""
         self._masks("low_latency_clean_mask_buffer").unmask_all()
 
     def _masks(self, call):

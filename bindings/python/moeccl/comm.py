@@ -5,7 +5,7 @@ Every call on a communicator may take `stream`: a moeccl.Stream, a CUDA stream (
 None, which makes it block without holding the interpreter lock. `type` overrides the buffers' own element type (bfloat16 in a
 uint16 array). A buffer whose size or type does not fit the call raises ValueError or TypeError before anything is sent."""
 import ctypes
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from . import _abi
 from ._buffers import Buffer, Held, common_type, plain
@@ -131,6 +131,7 @@ class Comm(OfThisProcess):
         self._handle = None
         self._closed, self._leftovers = False, Leftovers()
         self._registrations: Set[Registration] = set()  # those that are not closed, also if the caller keeps none
+        self._before_close: List[Callable[["Comm"], None]] = []  # of others that use the handle: they stop with it
         self.rank, self.size, self.deterministic = rank, size, bool(deterministic)
 
     def _successor(self, handle: Optional[int], options: Dict[str, Any]) -> "Comm":
@@ -234,6 +235,8 @@ class Comm(OfThisProcess):
     def close(self) -> None:
         """Waits for this rank's operations and frees the communicator."""
         if self._handle is not None:
+            while self._before_close:
+                self._before_close.pop()(self)
             self._leftovers.clear()
             check(lib.moecclCommDestroy(self._handle))  # refused while a group holds calls on it
             self._handle, self._closed = None, True

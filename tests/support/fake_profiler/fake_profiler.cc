@@ -7,9 +7,11 @@
 //   throws                                      startEvent throws
 //   nothing                                     startEvent gives no handles
 //   scribbles                                   startEvent overwrites what it is given
+//   slow                                        init takes 300 ms
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -53,6 +55,17 @@ const char* kept(const char* text) {
   const std::lock_guard lock(mutex);
   return texts.emplace(text, text).first->first;
 }
+// What runs while another runs is an error.
+class Alone {
+ public:
+  explicit Alone(const char* what);
+  ~Alone() { busy_ = false; }
+  Alone(const Alone&) = delete;
+  Alone& operator=(const Alone&) = delete;
+
+ private:
+  static inline std::atomic<bool> busy_{false};
+};
 abi::Code code(const char* function) { return script() == function ? 3 : abi::kSuccess; }
 
 __attribute__((format(printf, 1, 2))) void note(const char* format, ...) {
@@ -67,6 +80,10 @@ __attribute__((format(printf, 1, 2))) void note(const char* format, ...) {
   const int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (write(file, line, static_cast<size_t>(n) + 1) < 0) std::abort();
   close(file);
+}
+
+Alone::Alone(const char* what) {
+  if (busy_.exchange(true)) note("ERROR: %s overlaps with another init or finalize", what);
 }
 
 const char* title(uint64_t type) {
@@ -103,6 +120,8 @@ abi::Code init(void** context, int* mask, const char* name, uint64_t group, int 
   __atomic_store_n(mask, wanted, __ATOMIC_RELAXED);
   note("init rank=%d ranks=%d hosts=%d name=%s group=%lx", rank, n_ranks, n_hosts, name == nullptr ? "(none)" : name,
        group);
+  const Alone alone("init");
+  if (words == "slow") usleep(300'000);
   if (code("init") == abi::kSuccess) *context = new Context{rank, name};
   return code("init");
 }
@@ -195,6 +214,7 @@ abi::Code record(void* event, int state, void* args) {
 }
 
 abi::Code finalize(void* context) {
+  const Alone alone("finalize");
   auto* const c = static_cast<Context*>(context);
   size_t left = 0, changed = 0;
   {

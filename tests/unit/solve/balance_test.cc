@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ctime>
 #include <limits>
 #include <set>
 #include <string>
@@ -301,6 +302,45 @@ TEST(Balance, PermutedGpusAndNodesAreRecognised) {
   EXPECT_EQ(c.answer.moved, 0);
 }
 
+// Nodes that are renamed first may leave fewer experts on their GPUs than EPLB's placement as it is.
+TEST(Balance, NoMoreExpertsMoveThanWithEplbsPlacementAsItIs) {
+  Case c = shaped(1, 8, 12, 2, 2, 6);
+  c.load = {3, 10, 8, 14, 9, 4, 7, 19};
+  c.p.max_work = -1;
+  ASSERT_EQ(c.solve(), moecclSuccess) << moecclGetLastError(nullptr);
+  c.current = {6, 0, 7, 5, 1, 0, 4, 0, 2, 7, 7, 0};
+  c.p.move_cost = 1000, c.p.max_work = 0;
+  ASSERT_EQ(c.moved(0), 6) << "of EPLB's";
+  ASSERT_EQ(c.solve(), moecclSuccess);
+  EXPECT_LE(c.answer.moved, 6);
+}
+
+// A unit of work takes about the same time in all shapes.
+TEST(Balance, WorkBoundsTheTimeAlsoOfWideGpus) {
+  const auto seconds = [](int32_t width) {
+    Case c = shaped(1, 3 * width, 4 * width, 1, 1, 4);
+    SplitMix64 random(8);
+    for (int32_t e = 0; e < c.p.n_experts; ++e) c.load.push_back(std::pow(random.unit(), 3));
+    c.p.tolerance = 1e-12, c.p.max_work = 1 << 21;
+    const std::clock_t begun = std::clock();
+    EXPECT_EQ(c.solve(), moecclSuccess);
+    return static_cast<double>(std::clock() - begun) / CLOCKS_PER_SEC;
+  };
+  const double narrow = seconds(8), wide = seconds(512);
+  EXPECT_LT(wide, 8 * narrow);
+}
+
+TEST(Balance, GroupsAndNodesThatDoNotDivideMeanNothingAsInEplb) {
+  Case c = shaped(1, 4, 8, 1, 1, 4), odd = c;
+  c.load = odd.load = {1, 2, 3, 4};
+  ASSERT_EQ(c.solve(), moecclSuccess);
+  for (const auto& [groups, nodes] : {std::pair(9, 2), std::pair(3, 5)}) {
+    odd.p.n_groups = groups, odd.p.n_nodes = nodes;
+    ASSERT_EQ(odd.solve(), moecclSuccess) << moecclGetLastError(nullptr);
+    EXPECT_EQ(odd.slots, c.slots);
+  }
+}
+
 TEST(Balance, ACurrentPlacementMayLackExpertsOrSplitGroups) {
   Case c = shaped(1, 8, 12, 2, 2, 4);
   c.load = {1, 2, 3, 4, 5, 6, 7, 8};
@@ -360,7 +400,8 @@ TEST(Balance, WhatCannotBeIsRefused) {
   refused([](Case& c) { c.p.n_slots = 9; },
           "problem.n_slots is 9: give a multiple of n_gpus (4) from n_experts (4) to 65536");
   refused([](Case& c) { c.p.n_experts = 9; }, "problem.n_slots is 8: give a multiple of n_gpus (4) from n_experts (9)");
-  refused([](Case& c) { c.p.n_groups = 5; }, "problem.n_groups is 5: between 1 and 4");
+  refused([](Case& c) { c.p.n_groups = 6; }, "problem.n_groups is 6: between 1 and 4");
+  refused([](Case& c) { c.p.n_nodes = -1; }, "problem.n_nodes is -1: between 1 and");
   refused([](Case& c) { c.p.n_groups = 3, c.p.n_nodes = 3; }, "problem.n_groups is 3: give a divisor of n_experts (4)");
   refused([](Case& c) { c.p.n_groups = 4, c.p.n_nodes = 2, c.p.n_gpus = 1; }, "problem.n_nodes is 2: between 1 and 1");
   refused([](Case& c) { c.p.n_gpus = 1, c.p.n_nodes = 1, c.p.n_slots = 1025; }, "problem.n_gpus is 1: ");

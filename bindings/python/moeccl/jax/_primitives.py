@@ -69,20 +69,17 @@ def linear(made: Primitive, transpose: Callable[..., Sequence[Any]], refusal: Op
     """Gives a primitive derivatives: it is linear in its first arguments and has `fixed` more, which have none.
 
     transpose(cotangents, *fixed arguments, **params): the cotangents of the linear ones. refusal(**params): why the primitive has no
-    derivative with these parameters, or None. Where no cotangent is needed, nothing is called: on all ranks, because they have one
-    program."""
+    derivative with these parameters, or None. JAX makes no call where no tangent reaches its arguments or no cotangent its results. It
+    decides this from the program and its shapes, so ranks must have shapes with which it decides alike (docs/jax.md, "Ranks may differ")."""
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         n = len(primals) - fixed
-        out = made.bind(*primals, **params)
-        if all(type(t) is ad.Zero for t in tangents[:n]):
-            return out, [ad.Zero.from_primal_value(o) for o in out]
         why = refusal(**params) if refusal is not None else None
         if why is not None:
             raise NotImplementedError(why)
         if any(type(t) is not ad.Zero and t.dtype != jax.dtypes.float0 for t in tangents[n:]):
             raise NotImplementedError(f"{made.name} has no derivative of this order with respect to the router's weights")
-        return out, made.bind(*[ad.instantiate_zeros(t) for t in tangents[:n]], *primals[n:], **params)
+        return made.bind(*primals, **params), made.bind(*[ad.instantiate_zeros(t) for t in tangents[:n]], *primals[n:], **params)
 
     def transposed(cotangents: Sequence[Any], *arguments: Any, **params: Any) -> Any:
         n = len(arguments) - fixed

@@ -65,12 +65,5 @@ def _combine_tangent_parts(rows_dot: Any, weights_dot: Any, rows: Any, index: An
 ad.primitive_jvps[combine] = _combine_jvp
 mlir.register_lowering(_combine_tangent, mlir.lower_fun(_combine_tangent_parts, multiple_results=True), platform="cpu")
 
-
-def _route_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-    out = route.bind(*primals, **params)
-    return out, [ad.Zero.from_primal_value(o) for o in out]
-
-
-ad.primitive_jvps[route] = _route_jvp
 for _made in (route, dispatch, combine, _dispatch_backward, _combine_backward, _combine_backward_weights, _combine_tangent):
     batched_in_turn(_made)

@@ -5,7 +5,7 @@ They run inside and outside of jax.jit, in control flow and under vmap, where al
 sum of all ranks' losses: the cotangent of a value that all ranks got is the sum of their cotangents. So a loss that every rank
 computes alike counts n times; divide by n, or let one rank have it. Arguments that do not fit raise TypeError or ValueError before anything
 is sent; a failure of the call is XLA's error with MoECCL's error text."""
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,14 @@ _WIDE = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "floa
 _MOVED = (*_WIDE, "bool", "int16", "uint16", "complex64", "complex128")
 
 
-def _array(function: str, x: Any, comm: moeccl.Comm, op: Optional[int] = None) -> Any:
-    """Returns x as an array that the collective takes, or raises TypeError or ValueError."""
-    x = jnp.asarray(x)
+def _checked(function: str, x: Any, comm: moeccl.Comm, op: Optional[int] = None) -> Tuple[Any, int]:
+    """Returns x as an array that the collective takes, and the communicator's number, or raises TypeError or ValueError."""
+    member, x = number_of(comm), jnp.asarray(x)
     name = x.dtype.name
     if name not in _MOVED:
         raise TypeError(f"{function}: x holds {name}: give one of {', '.join(_MOVED)}")
     if op is None:
-        return x
+        return x, member
     if op not in _OPS:
         raise ValueError(f"{function}: op is {op!r}: give moeccl.SUM, PROD, MAX, MIN or AVG")
     if name == "bool" and op not in (MAX, MIN):
@@ -38,7 +38,7 @@ def _array(function: str, x: Any, comm: moeccl.Comm, op: Optional[int] = None) -
         raise TypeError(f"{function}: complex numbers have no {_OPS[op]} here: give SUM or AVG")
     if name in ("int16", "uint16"):
         raise TypeError(f"{function}: x holds {name}, which is only moved: give x.astype(jnp.int32)")
-    return x
+    return x, member
 
 
 def _root(function: str, root: int, comm: moeccl.Comm) -> int:
@@ -90,41 +90,44 @@ def all_reduce(x: Any, comm: moeccl.Comm, op: int = SUM) -> jax.Array:
     """Returns the reduction of x over ranks, on every rank, in x's shape and type.
 
     op: moeccl.SUM, PROD, MAX, MIN or AVG; SUM and AVG have gradients. All ranks give the same shape, type and op."""
-    x = _array("all_reduce", x, comm, op)
-    return _all_reduce.bind(x, comm=number_of(comm), op=int(op))[0]
+    x, member = _checked("all_reduce", x, comm, op)
+    return _all_reduce.bind(x, comm=member, op=int(op))[0]
 
 
 def reduce(x: Any, comm: moeccl.Comm, root: int = 0, op: int = SUM) -> jax.Array:
     """Returns the reduction of x over ranks on the root, and zeros on the others."""
-    x, root = _array("reduce", x, comm, op), _root("reduce", root, comm)
-    out = _reduce.bind(x, comm=number_of(comm), op=int(op), root=root, rank=comm.rank, n=comm.size)[0]
+    x, member = _checked("reduce", x, comm, op)
+    root = _root("reduce", root, comm)
+    out = _reduce.bind(x, comm=member, op=int(op), root=root, rank=comm.rank, n=comm.size)[0]
     return _only_at_root(out, root, comm.rank)
 
 
 def broadcast(x: Any, comm: moeccl.Comm, root: int = 0) -> jax.Array:
     """Returns the root's x. The others give an array of the same shape and type."""
-    x = _array("broadcast", x, comm)
-    return _broadcast.bind(x, comm=number_of(comm), root=_root("broadcast", root, comm), rank=comm.rank, n=comm.size)[0]
+    x, member = _checked("broadcast", x, comm)
+    return _broadcast.bind(x, comm=member, root=_root("broadcast", root, comm), rank=comm.rank, n=comm.size)[0]
 
 
 def all_gather(x: Any, comm: moeccl.Comm) -> jax.Array:
     """Returns [n, *x.shape]: block r is rank r's x."""
-    return _all_gather.bind(_array("all_gather", x, comm), comm=number_of(comm), n=comm.size)[0]
+    x, member = _checked("all_gather", x, comm)
+    return _all_gather.bind(x, comm=member, n=comm.size)[0]
 
 
-def _blocks(function: str, x: Any, comm: moeccl.Comm, op: Optional[int] = None) -> Any:
-    x = _array(function, x, comm, op)
+def _blocks(function: str, x: Any, comm: moeccl.Comm, op: Optional[int] = None) -> Tuple[Any, int]:
+    x, member = _checked(function, x, comm, op)
     if x.ndim == 0 or x.shape[0] != comm.size:
         raise ValueError(f"{function}: x has shape {x.shape}: give [{comm.size}, ...], a block for each rank")
-    return x
+    return x, member
 
 
 def reduce_scatter(x: Any, comm: moeccl.Comm, op: int = SUM) -> jax.Array:
     """Returns the reduction over ranks of block `comm.rank` of their x[n, ...]. op: as in all_reduce."""
-    x = _blocks("reduce_scatter", x, comm, op)
-    return _reduce_scatter.bind(x, comm=number_of(comm), op=int(op), n=comm.size)[0]
+    x, member = _blocks("reduce_scatter", x, comm, op)
+    return _reduce_scatter.bind(x, comm=member, op=int(op), n=comm.size)[0]
 
 
 def all_to_all(x: Any, comm: moeccl.Comm) -> jax.Array:
     """Returns [n, ...]: block r is block `comm.rank` of rank r's x[n, ...]."""
-    return _all_to_all.bind(_blocks("all_to_all", x, comm), comm=number_of(comm))[0]
+    x, member = _blocks("all_to_all", x, comm)
+    return _all_to_all.bind(x, comm=member)[0]

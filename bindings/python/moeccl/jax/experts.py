@@ -11,7 +11,7 @@ from moeccl._errors import number as whole
 from moeccl._owned import Owned
 
 from . import _routed
-from ._native import lib, number_of
+from ._native import lib, number_of, settle
 
 _TYPES = {"float32": moeccl.FLOAT32, "bfloat16": moeccl.BFLOAT16, "float16": moeccl.FLOAT16, "float64": moeccl.FLOAT64}
 
@@ -19,9 +19,12 @@ _TYPES = {"float32": moeccl.FLOAT32, "bfloat16": moeccl.BFLOAT16, "float16": moe
 class Routing(NamedTuple):
     """One step's routing, as arrays: it may be carried through scan, returned from a program, and used any number of times.
 
+    The number stands for all of it. So do not put other choices or weights into a Routing (with _replace): while the library has the number's
+    tables, it uses the old ones. Call route() with the new arrays.
+
     topk_idx:          [T, k] int32, the experts of each token
     topk_weights:      [T, k] float32; gradients of the router flow through it
-    number:            [2] uint32, by which the library finds its tables
+    number:            [2] uint32, by which the library finds its tables; no other routing of the process has it
     rows_per_expert:   [local experts] int32, the rows of each local expert's group, padding included
     tokens_per_expert: [local experts] int32, without padding
     n_dropped:         [] int32, choices of this rank that capacity dropped"""
@@ -53,7 +56,9 @@ class ExpertParallel:
                   backward pass, has its tables made again, by one more exchange of choices
     options:      memory_cap_bytes and trials, as in moecclMoeConfig_t (include/moeccl/moe.h)
 
-    The constructor is collective, and so are dispatch, combine and their backward passes: all ranks run the same sequence. Arrays have fixed
+    The constructor is collective, and so are dispatch, combine and their backward passes: all ranks run the same sequence. A rank may have no
+    tokens (T = 0), or no experts. But JAX gives an array that was indexed with an empty one (table[ids]) no derivative, and a rank that gets
+    its x or its weights so leaves out backward calls that the others make. Pad such a rank to the others' T, with -1 as choices. Arrays have fixed
     shapes: `rows` has ep.room rows, for the most that any choices can bring, and those that a step does not fill are zeros. Without
     capacity that is every rank's max_tokens * min(top_k, local experts); capacity makes it smaller."""
 
@@ -65,7 +70,7 @@ class ExpertParallel:
             raise TypeError(f"dtype is {self.dtype.name}: give one of {', '.join(_TYPES)}")
         if whole("routings", routings) < 1:
             raise ValueError(f"routings is {routings}: give a number from 1")
-        jax.effects_barrier()  # programs of this thread may still use the communicator
+        settle()  # programs of this thread may still use the communicator
         member = number_of(comm)
         moe = moeccl.Moe(comm, hidden * self.dtype.itemsize, n_experts, top_k, max_tokens, _TYPES[self.dtype.name], moeccl.EXPERT_MAJOR,
                          expert_rank, algorithm, capacity=capacity, align_rows=align_rows, **options)
@@ -143,6 +148,8 @@ class ExpertParallel:
 
     def by_expert(self, rows: jax.Array, counts: jax.Array) -> jax.Array:
         """Returns [local experts, rows_of_expert, hidden], each expert's rows followed by zeros, for a batched product."""
+        if not self.local_experts:  # indexing would cut the derivative, and with it this rank's backward calls
+            return rows.reshape(0, self.rows_of_expert, *rows.shape[1:])
         place = jnp.arange(self.rows_of_expert)
         filled = place < counts[:, None]
         row = jnp.where(filled, jnp.cumsum(counts)[:, None] - counts[:, None] + place, 0)
@@ -150,6 +157,8 @@ class ExpertParallel:
 
     def by_rows(self, grouped: jax.Array, counts: jax.Array) -> jax.Array:
         """Returns [room, ...] from grouped[local experts, rows_of_expert, ...], as combine() takes it: the inverse of by_expert()."""
+        if not self.local_experts:
+            return grouped.reshape(0, *grouped.shape[2:])
         ends, row = jnp.cumsum(counts), jnp.arange(self.room)
         expert = jnp.minimum(jnp.searchsorted(ends, row, side="right"), len(self.local_experts) - 1)
         place = jnp.clip(row - (ends - counts)[expert], 0, self.rows_of_expert - 1)
@@ -158,5 +167,5 @@ class ExpertParallel:
 
     def close(self) -> None:
         """Waits for this thread's programs and frees the layer; programs that use it get an error from then on. The communicator stays."""
-        jax.effects_barrier()
+        settle()
         self._owned.close()
