@@ -30,7 +30,7 @@ struct Operation {
   const char *func = "", *type = "", *algorithm = "", *protocol = "";
   uint64_t count = 0, sequence = 0;
   int64_t began_ns = 0, ended_ns = 0;  // of the host's call, since 1970; ended_ns 0: it has not returned
-  // Of the kernels, by their clock: the earliest beginning and the latest end; 0: not told.
+  // The kernels' earliest beginning and latest end by their clock; 0: not told.
   int64_t kernel_began_ns = 0, kernel_ended_ns = 0;
   int with = 0;  // root or peer
   uint8_t n_channels = 0;

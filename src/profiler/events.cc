@@ -13,7 +13,7 @@
 namespace moeccl::profiler {
 namespace {
 
-// As in NCCL, who wants an event gets the events around it, too.
+// As in NCCL, a plugin that wants an event also gets the events around it.
 constexpr int kWithin = abi::kProxyOp | abi::kProxyStep | abi::kKernelCh | abi::kNetPlugin;
 constexpr int kWithinCopies = abi::kCeColl | abi::kCeSync | abi::kCeBatch;
 constexpr int kForOperation[] = {kWithin | abi::kColl, kWithin | abi::kP2p};  // [is_message]
