@@ -5,6 +5,8 @@
 #include <moeccl/moeccl.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -51,7 +53,7 @@ double number(const Json& object, const char* name) { return object.value(name, 
 
 Json read_profile_file(const std::string& path) {
   std::ifstream file(path);
-  if (!file) fail("--profile " + path + ": no such file, or it cannot be read");
+  if (!file) fail("--profile " + path + ": cannot be opened: " + std::strerror(errno));
   return Json::parse(file, nullptr, false);
 }
 

@@ -14,12 +14,18 @@
 #include "tools/moeccl_simulate.h"
 #include "tools/moeccl_status.h"
 #include "tools/moeccl_topo.h"
+#include "tools/option_names.h"
 #include "tools/solve.h"
 
 namespace {
 
+const tools::OptionNames kNames = {{"hidden_bytes", "--hidden-bytes"},   {"top_k", "--topk"},
+                                   {"n_experts", "--experts"},           {"max_tokens", "--tokens"},
+                                   {"memory_cap_bytes", "--memory-cap"}, {"n_ranks", "--ranks"},
+                                   {"algorithm", "--algorithm"},         {"topology", "--topology"}};
+
 int fail(const char* what, moecclComm_t comm = nullptr) {
-  std::fprintf(stderr, "%s: %s\n", what, moecclGetLastError(comm));
+  std::fprintf(stderr, "%s: %s\n", what, tools::in_options(moecclGetLastError(comm), kNames).c_str());
   return 1;
 }
 
@@ -99,7 +105,7 @@ int check_layer(LayerOptions& o, const perf::App& command) {
   o.config.algorithm = or_null(o.algorithm);
   char message[512] = {};
   if (moecclMoeCheck(&o.config, o.ranks, or_null(o.topology), message, sizeof(message)) != moecclSuccess) {
-    std::fprintf(stderr, "this layer cannot run: %s\n", message);
+    std::fprintf(stderr, "this layer cannot run: %s\n", tools::in_options(message, kNames).c_str());
     return 1;
   }
   size_t bytes = 0;

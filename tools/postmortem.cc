@@ -66,7 +66,7 @@ Wait read_wait(const json& j) {
 std::vector<Host> read_hosts(const json& all, uint32_t n_ranks) {
   std::vector<Host> hosts;
   for (const json& j : all) {
-    Host& h = hosts.emplace_back(Host{j.at("host_id"), j.at("name"), {}});
+    Host& h = hosts.emplace_back(Host{j.at("host_id"), j.at("name"), {}, j.value("clock_ahead_ms", 0.0)});
     for (const auto& [first, last] : j.at("ranks").get<std::vector<std::pair<uint32_t, uint32_t>>>()) {
       for (uint64_t r = first; r <= last && r < n_ranks; ++r) h.ranks.push_back(static_cast<uint32_t>(r));
     }
@@ -108,6 +108,15 @@ const Call* Member::call(uint64_t sequence) const {
   return found == calls.rend() ? nullptr : &*found;
 }
 
+void Member::move_back(double ms) {
+  if (failed) failed_ms -= ms;
+  written_ms -= ms;
+  for (Call& c : calls) {
+    c.began_ms -= ms;
+    if (c.ended_ms > 0) c.ended_ms -= ms;
+  }
+}
+
 const Host* Group::host_of(uint32_t rank) const {
   const auto found = std::find_if(hosts.begin(), hosts.end(), [&](const Host& h) {
     return std::find(h.ranks.begin(), h.ranks.end(), rank) != h.ranks.end();
@@ -134,7 +143,8 @@ void PostMortem::add(const std::string& text) {
       Member m;
       m.pid = all.at("pid");
       m.host = all.at("host");
-      m.process = fmt::format("{}:{}", all.at("host_id").get<std::string>(), m.pid);
+      m.host_id = all.at("host_id");
+      m.process = fmt::format("{}:{}", m.host_id, m.pid);
       m.rank = j.at("rank");
       m.n_ranks = j.at("n_ranks");
       constexpr uint32_t kMostRanks = 1 << 16;
@@ -351,9 +361,35 @@ std::string PostMortem::stuck_links() const {
   return text;
 }
 
+// Each communicator has compared its hosts with its own first one. The largest has met most hosts.
+std::string PostMortem::use_one_clock() {
+  std::vector<Group*> by_size;
+  for (Group& g : groups_) by_size.push_back(&g);
+  std::stable_sort(by_size.begin(), by_size.end(), [](auto* a, auto* b) { return a->hosts.size() > b->hosts.size(); });
+  std::map<std::string, double> ahead;
+  std::string text;
+  const Host* first = nullptr;
+  for (const Group* const g : by_size) {
+    const auto met =
+        std::find_if(g->hosts.begin(), g->hosts.end(), [&](const Host& h) { return ahead.count(h.id) > 0; });
+    const double base = met == g->hosts.end() ? 0 : ahead[met->id] - met->clock_ahead_ms;
+    for (const Host& h : g->hosts) {
+      if (first == nullptr) first = &h;
+      const auto [at, is_new] = ahead.emplace(h.id, base + h.clock_ahead_ms);
+      if (is_new && at->second != 0)
+        text += fmt::format("The clock of host {} was {} {} that of host {}, whose time is used here.\n", name_of(h),
+                            span_text(std::abs(at->second)), at->second > 0 ? "ahead of" : "behind", name_of(*first));
+    }
+  }
+  for (Group& g : groups_) {
+    for (auto& [rank, m] : g.members) m.move_back(ahead[m.host_id]);
+  }
+  return text.empty() ? text : text + "\n";
+}
+
 std::string PostMortem::report(bool* found) {
   nodes_.clear();
-  std::string text;
+  std::string text = use_one_clock();
   for (const Group& g : groups_) {
     std::vector<uint32_t> missing;
     for (uint32_t r = 0; r < g.n_ranks; ++r) {

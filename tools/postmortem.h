@@ -35,7 +35,7 @@ struct Wait {
 
 // One rank of one communicator.
 struct Member {
-  std::string process, host;  // process: its host and number, "3f2a:123"
+  std::string process, host, host_id;  // process: its host and number, "3f2a:123"
   int pid = 0;
   uint32_t rank = 0, n_ranks = 0;
   bool failed = false;
@@ -46,6 +46,7 @@ struct Member {
 
   const Call* newest() const;  // of the calls with numbers; null: none
   const Call* call(uint64_t sequence) const;
+  void move_back(double ms);  // all its times
   // It waited as long as it was to, or still waits: the rank that kept it waiting is to blame. Other failures cut waits
   // short.
   bool waited_in_full() const { return !failed || code == "moecclTimeout"; }
@@ -55,6 +56,7 @@ struct Member {
 struct Host {
   std::string id, name;
   std::vector<uint32_t> ranks;
+  double clock_ahead_ms = 0;  // of the first host's clock
 };
 
 struct Group {
@@ -75,7 +77,8 @@ class PostMortem {
   explicit PostMortem(bool live) : live_(live) {}
   // Adds one process. Throws std::runtime_error with a message when `text` is no status.
   void add(const std::string& text);
-  // Returns what has happened, for a person. *found says whether a culprit is named.
+  // Returns what has happened, for a person; to be called once, after all processes were added. *found says whether a
+  // culprit is named.
   std::string report(bool* found);
 
  private:
@@ -99,6 +102,9 @@ class PostMortem {
   std::string first_failure() const;
   std::string cycle(const std::vector<std::vector<size_t>>& edges) const;
   std::string stuck_links() const;
+
+  // Brings all times to one clock where those of the hosts differ. Returns a note about that.
+  std::string use_one_clock();
 
   bool live_;
   std::vector<Group> groups_;

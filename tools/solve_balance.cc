@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // `moeccl solve balance`: replicas of experts on GPUs from the load of each expert (EPLB).
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 
 #include "tools/solve.h"
@@ -41,7 +43,7 @@ Loads count(const perf::Trace& t) {
 // Reads a line for each layer, of numbers between blanks or commas.
 Loads read(const std::string& path) {
   std::ifstream file(path);
-  if (!file) fail(path + " cannot be read");
+  if (!file) fail("--loads " + path + ": cannot be opened: " + std::strerror(errno));
   Loads found;
   std::string line;
   for (size_t at = 1; std::getline(file, line); ++at) {

@@ -37,7 +37,7 @@ perf::Trace load_trace(const TraceOptions& o) {
   perf::Trace t;
   if (!o.path.empty()) {
     const std::string wrong = perf::read_trace(o.path, t);
-    if (!wrong.empty()) fail(wrong);
+    if (!wrong.empty()) fail("--trace " + wrong);
   } else {
     if (o.k > o.experts) fail("--topk " + std::to_string(o.k) + ": more than --experts");
     t.n_layers = 2, t.n_steps = 2, t.n_tokens = o.tokens, t.k = o.k, t.n_experts = o.experts;

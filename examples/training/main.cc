@@ -333,7 +333,7 @@ int run(const Options& options) {
   config.deterministic = 1;  // the order of sums does not depend on the plan
   config.timeout_ms = 60000;
   if (std::getenv("WORLD_SIZE") || std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMI_SIZE") ||
-      std::getenv("SLURM_NTASKS")) {
+      std::getenv("SLURM_STEP_NUM_TASKS")) {
     moecclComm_t comm = nullptr;
     check(moecclCommInitEnv(&comm, &config), "moecclCommInitEnv");
     const int status = train(options, comm);

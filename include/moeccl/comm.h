@@ -71,8 +71,9 @@ MOECCL_API moecclResult_t moecclCommInitRankConfig(moecclComm_t* comm, int n_ran
 MOECCL_API moecclResult_t moecclCommInitAll(moecclComm_t* comms, int n_ranks, const moecclConfig_t* config);
 
 /* Joins as the rank that the launcher assigned: torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), mpirun
- * (OMPI_COMM_WORLD_*), MPICH/hydra (PMI_*), srun (SLURM_*). config may be NULL. Returns moecclInvalidUsage when there
- * is no launcher. */
+ * (OMPI_COMM_WORLD_*), MPICH/hydra (PMI_*), srun (SLURM_*). Ranks on several hosts meet at MASTER_ADDR; where srun
+ * started them, that is by default the first node of their step. config may be NULL. Returns moecclInvalidUsage when
+ * there is no launcher. */
 MOECCL_API moecclResult_t moecclCommInitEnv(moecclComm_t* comm, const moecclConfig_t* config);
 
 /* Splits by color: ranks with the same color >= 0 form a new communicator, ordered by (key, rank). A rank with a

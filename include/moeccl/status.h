@@ -14,7 +14,8 @@ extern "C" {
  * be root, and must be in the same pid namespace.
  *   {"format": "moeccl-status", "version": 1, "host", "host_id", "pid", "written_unix_ms", "communicators": [
  *     {"group" (the same on all ranks of a communicator), "name", "memory": "host" or "CUDA", "rank", "n_ranks",
- *      "hosts": [{"name", "host_id", "ranks": [[first, last], ...]}] where the ranks are on several hosts,
+ *      "hosts": [{"name", "host_id", "ranks": [[first, last], ...], "clock_ahead_ms": by how much its clock was ahead
+ *        of the first one's when the ranks met, if it was 1 s or more}] where the ranks are on several hosts,
  *      "state": "running" or "failed", then also "code", "failure", "failed_unix_ms";
  *      "operations": the last 64, oldest first: [{"sequence" (0: Send/Recv, with "peer" instead of "root"), "op",
  *        "count" (elements), "type", "reduce", "root", "plan", "state": "running", "done" or "failed", "began_ms_ago",

@@ -42,8 +42,7 @@ struct Launcher {
 constexpr Launcher kLaunchers[] = {{"RANK", "WORLD_SIZE"},
                                    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
                                    {"PMI_RANK", "PMI_SIZE"},
-                                   {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},
-                                   {"SLURM_PROCID", "SLURM_NTASKS"}};
+                                   {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}};  // not set in a batch script
 
 // Returns -1 for a text that is no whole number from 0 on.
 int whole_number_of(const char* text) {

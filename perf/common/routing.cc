@@ -2,6 +2,7 @@
 #include "perf/common/routing.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -93,7 +94,7 @@ std::vector<int32_t> zipf_topk(const TopkShape& shape, const Zipf& zipf, uint64_
 
 std::string read_trace(const std::string& path, Trace& trace) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) return path + ": cannot be opened";
+  if (!file) return path + ": cannot be opened: " + std::strerror(errno);
   const auto bytes = static_cast<uint64_t>(file.tellg());
   Header header = {};
   if (bytes < sizeof header) return path + ": is shorter than a trace's header";

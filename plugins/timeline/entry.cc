@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What NCCL and MoECCL load: the structures ncclProfiler_v4 to _v6 (NCCL 2.26 and later). No function returns an error
-// or lets an exception escape: what cannot be noted is left out of the trace.
+// The profiler plugin that writes a trace: its settings, and its end with the program.
 #include <unistd.h>
 
 #include <algorithm>
@@ -58,76 +57,35 @@ __attribute__((destructor)) void write_at_exit() {
   }
 }
 
-using Context = std::shared_ptr<Rank>;
+struct Plugin {
+  static constexpr int kMask = abi::kColl | abi::kP2p | abi::kKernelCh;
+  using Context = std::shared_ptr<Rank>;
 
-abi::Code init(void** context, int* mask, Rank rank, abi::Logger log) {
-  logger.store(log);
-  *context = nullptr;
-  try {
-    *context = new Context(timeline().join(std::move(rank)));
+  static void* join(plugins::Member member, abi::Logger log) {
+    logger.store(log);
+    auto* const context = new Context(timeline().join({std::move(member)}));
     used.store(true);
-    __atomic_store_n(mask, abi::kColl | abi::kP2p | abi::kKernelCh, __ATOMIC_RELAXED);
-  } catch (const std::exception&) {
+    return context;
   }
-  return abi::kSuccess;
-}
-
-abi::Code init4(void** context, int* mask, const char* name, uint64_t hash, int, int n_ranks, int rank,
-                abi::Logger log) {
-  return init(context, mask, {.group = hash, .name = name == nullptr ? "" : name, .rank = rank, .n_ranks = n_ranks},
-              log);
-}
-
-abi::Code init5(void** context, uint64_t id, int* mask, const char* name, int, int n_ranks, int rank, abi::Logger log) {
-  return init(context, mask, {.group = id, .name = name == nullptr ? "" : name, .rank = rank, .n_ranks = n_ranks}, log);
-}
-
-template <int kVersion>
-abi::Code start(void* context, void** event, void* descriptor) {
-  *event = nullptr;
-  if (context == nullptr) return abi::kSuccess;
-  const Context& rank = *static_cast<Context*>(context);
-  auto& d = *static_cast<abi::Descriptor*>(descriptor);
-  const uint64_t type = kVersion == 4 ? d.type & 0xff : d.type;  // v4 leaves the other bytes unset
-  try {
-    if (type == abi::kColl || type == abi::kP2p) *event = timeline().begin(rank, type == abi::kP2p, d);
-    if (type == abi::kKernelCh && d.parentObj != nullptr) *event = timeline().begin_kernel(d.parentObj, d.kernelCh);
-  } catch (const std::exception&) {
+  static void* begin(void* context, const abi::Descriptor& event, uint64_t type) {
+    if (type == abi::kColl || type == abi::kP2p)
+      return timeline().begin(*static_cast<Context*>(context), type == abi::kP2p, event);
+    if (type == abi::kKernelCh && event.parentObj != nullptr)
+      return timeline().begin_kernel(event.parentObj, event.kernelCh);
+    return nullptr;
   }
-  return abi::kSuccess;
-}
-
-abi::Code stop(void* event) {
-  if (event != nullptr) timeline().end(event);
-  return abi::kSuccess;
-}
-
-abi::Code record(void* event, int state, void* args) {
-  if (event != nullptr && args != nullptr && state == abi::kKernelChStop)
-    timeline().end_kernel(event, static_cast<int64_t>(static_cast<abi::KernelChArgs*>(args)->pTimer));
-  return abi::kSuccess;
-}
-
-abi::Code finalize(void* context) {
-  if (context == nullptr) return abi::kSuccess;
-  delete static_cast<Context*>(context);
-  try {
+  static void record(void* event, int state, const void* args) {
+    if (state == abi::kKernelChStop)
+      timeline().end_kernel(event, static_cast<int64_t>(static_cast<const abi::KernelChArgs*>(args)->pTimer));
+  }
+  static void end(void* event) { timeline().end(event); }
+  static void leave(void* context) {
+    delete static_cast<Context*>(context);
     warn(timeline().leave());
-  } catch (const std::exception&) {
   }
-  return abi::kSuccess;
-}
+};
 
 }  // namespace
 }  // namespace moeccl::timeline
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-using namespace moeccl::timeline;
-using Init = void (*)();
-EXPORT moeccl::profiler::abi::Plugin ncclProfiler_v4, ncclProfiler_v5, ncclProfiler_v6;
-moeccl::profiler::abi::Plugin ncclProfiler_v4 = {
-    "MoECCL timeline", reinterpret_cast<Init>(init4), start<4>, stop, record, finalize};
-moeccl::profiler::abi::Plugin ncclProfiler_v5 = {
-    "MoECCL timeline", reinterpret_cast<Init>(init5), start<5>, stop, record, finalize};
-moeccl::profiler::abi::Plugin ncclProfiler_v6 = {
-    "MoECCL timeline", reinterpret_cast<Init>(init5), start<6>, stop, record, finalize};
+MOECCL_PROFILER_PLUGIN(moeccl::timeline::Plugin, "MoECCL timeline")

@@ -10,15 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "src/profiler/abi.h"
+#include "plugins/profiler_entry.h"
 
 namespace moeccl::timeline {
 
-// A communicator's rank in this process: a context of the plugin.
-struct Rank {
-  uint64_t group = 0;
-  std::string name;
-  int rank = 0, n_ranks = 1;
+// A context of the plugin.
+struct Rank : plugins::Member {
   // The clock of kernels and this host's differ by about the least time that the news of an event takes, over all
   // events so far.
   int64_t host_minus_kernel_ns = std::numeric_limits<int64_t>::max();

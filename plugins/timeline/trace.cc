@@ -13,7 +13,6 @@
 #include "plugins/timeline/timeline.h"
 #include "src/base/clock.h"
 #include "src/base/format.h"
-#include "src/base/hash.h"
 #include "src/driver/process.h"
 
 namespace moeccl::timeline {
@@ -42,26 +41,10 @@ Bar bar_of(const Operation& o, int64_t now_ns) {
   return {o.began_ns, running ? std::max(now_ns, o.began_ns) : o.ended_ns, &o, false, running};
 }
 
-uint64_t bytes_of(const Operation& o) {
-  // Without a destructor, because the trace is written after those of the program have run.
-  static constexpr std::pair<std::string_view, uint64_t> kSizes[] = {
-      {"ncclInt8", 1},     {"ncclInt32", 4},      {"ncclUint32", 4},    {"ncclInt64", 8},
-      {"ncclUint64", 8},   {"ncclFloat16", 2},    {"ncclFloat32", 4},   {"ncclFloat64", 8},
-      {"ncclBfloat16", 2}, {"ncclFloat8e4m3", 1}, {"ncclFloat8e5m2", 1}};
-  for (const auto& [type, size] : kSizes)
-    if (o.type == type) return o.count * size;
-  return 0;
-}
-
-std::string name_of(const Rank& r) {
-  const std::string communicator = r.name.empty() ? format("communicator {:08x}", r.group >> 32) : r.name;
-  return format("{}, rank {} of {}", communicator, r.rank, r.n_ranks);
-}
-
-// Processes of several hosts may have the same number. Perfetto reads 32 bits.
-int64_t process_number(const std::string& host) {
+// Processes of several hosts may have the same number, and hosts the same name. Perfetto reads 32 bits.
+int64_t process_number(uint64_t host) {
   constexpr uint64_t kPidBits = 22;  // of Linux, at most
-  return static_cast<int64_t>((hash_bytes(host.data(), host.size()) & 0x1ff) << kPidBits) | getpid();
+  return static_cast<int64_t>((host & 0x1ff) << kPidBits) | getpid();
 }
 
 class Writer {
@@ -75,7 +58,7 @@ class Writer {
     const Operation& o = *b.operation;
     json args{{"count", o.count},
               {"type", o.type},
-              {"bytes", bytes_of(o)},
+              {"bytes", plugins::bytes_of(o.type, o.count)},
               {o.is_message ? "peer" : "root", o.with},
               {"clock", b.measured ? "kernel" : "host"}};
     if (!o.is_message) args["sequence"] = o.sequence;
@@ -118,8 +101,9 @@ void write_trace(const std::vector<const Operation*>& operations, const std::str
     if (of_rank.empty()) ranks.push_back(o->rank.get());
     of_rank.push_back(bar_of(*o, now_ns));
   }
-  const std::string host = driver::host_identity().name();
-  Writer out(process_number(host), file);
+  const driver::HostIdentity identity = driver::host_identity();
+  const std::string& host = identity.name();
+  Writer out(process_number(identity.hash()), file);
   out.name("process_name", 0, {{"name", format("{} ({}:{})", process, host, getpid())}});
   if (older > 0) out.name("process_labels", 0, {{"labels", format("{} older operations are left out", older)}});
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -137,7 +121,7 @@ void write_trace(const std::vector<const Operation*>& operations, const std::str
     for (size_t lane = 0; lane < free_from_ns.size(); ++lane) {
       const int track = static_cast<int>(i) * kLanes + static_cast<int>(lane) + 1;
       out.name("thread_name", track,
-               {{"name", lane == 0 ? name_of(*ranks[i]) : format("{} ({})", name_of(*ranks[i]), lane + 1)}});
+               {{"name", lane == 0 ? ranks[i]->title() : format("{} ({})", ranks[i]->title(), lane + 1)}});
       out.name("thread_sort_index", track, {{"sort_index", track}});
     }
   }

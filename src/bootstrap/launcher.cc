@@ -21,6 +21,7 @@
 #include "src/bootstrap/handshake.h"
 #include "src/bootstrap/patience.h"
 #include "src/bootstrap/secret.h"
+#include "src/bootstrap/slurm.h"
 #include "src/bootstrap/unique_id.h"
 #include "src/driver/interface.h"
 #include "src/driver/process.h"
@@ -40,7 +41,7 @@ struct Dialect {
   const char* local_rank;
   const char* n_local;
   const char* n_hosts[2];
-  const char* job[2];           // both, joined
+  const char* job[3];           // all, joined
   const char* contact[6] = {};  // the first that is set counts
   const char* restarts = nullptr;
 };
@@ -77,8 +78,10 @@ constexpr Dialect kDialects[] = {
      "SLURM_LOCALID",
      nullptr,
      {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"},
-     {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+     {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},  // a job that is queued again keeps its number
 };
+
+bool is_of(const Dialect& dialect, std::string_view launcher) { return dialect.launcher == launcher; }
 
 const char* first_set(const EnvironmentReader& read, std::span<const char* const> names) {
   for (const char* name : names) {
@@ -121,11 +124,19 @@ Result<LauncherInfo> read_dialect(const EnvironmentReader& read, const Dialect& 
     info.job += value;
   }
   if (const char* count = value_of(dialect.restarts)) info.restarts = count;
+  if (is_of(dialect, "Slurm")) read_slurm_step(read, info);
+  // A program that sets RANK and WORLD_SIZE from srun's variables need not say more.
+  if (is_of(dialect, "torchrun") && info.n_local == 0 && info.n_hosts == 0 && started_by_srun(read, dialect.n_ranks[0]))
+    MOECCL_TRY(read_number(read, "SLURM_STEP_NUM_NODES", 1, kMaxRanks, &info.n_hosts));
+  if (info.n_hosts == 1 && info.n_local == 0) info.n_local = info.n_ranks;
   return info;
 }
 
 bool speaks(const EnvironmentReader& read, const Dialect& dialect) {
-  return read(dialect.rank) != nullptr && first_set(read, dialect.n_ranks) != nullptr;
+  if (read(dialect.rank) == nullptr || first_set(read, dialect.n_ranks) == nullptr) return false;
+  // srun --mpi=pmi2 sets these of hydra's too, but not where a rank is among those of its host.
+  return !is_of(dialect, "hydra") || read(dialect.local_rank) != nullptr ||
+         !started_by_srun(read, dialect.n_ranks[0], dialect.rank);
 }
 
 // Returns what another launcher says against `info`, which is from RANK and WORLD_SIZE; "" for nothing.
@@ -134,7 +145,7 @@ std::string contradiction_of(const EnvironmentReader& read, const LauncherInfo& 
     if (!speaks(read, dialect)) continue;
     // An sbatch script, in which a user may start ranks by hand, is no step, though it has a rank and a number of
     // tasks.
-    if (std::string_view(dialect.launcher) == "Slurm" && read(dialect.n_ranks[0]) == nullptr) continue;
+    if (is_of(dialect, "Slurm") && read(dialect.n_ranks[0]) == nullptr) continue;
     const Result<LauncherInfo> other = read_dialect(read, dialect);
     if (!other.ok()) return "";
     // Each process of the other launcher may have started several of these ranks.
@@ -278,16 +289,24 @@ bool may_be_known_later(const std::string& host) {
          host.find_first_not_of("0123456789.") != std::string::npos;
 }
 
+const std::string& host_of_rank_0(const LauncherInfo& info) {
+  return info.master_addr.empty() ? info.first_node : info.master_addr;
+}
+const char* said_by(const LauncherInfo& info) {
+  return info.master_addr.empty() ? "MASTER_ADDR (where it is not set, Slurm's first node)" : "MASTER_ADDR";
+}
+
 // A name of Kubernetes is known only when rank 0's pod runs, and for some seconds a name service keeps that it was not.
 Result<UniqueId> wait_for_place_of_rank_0(const LauncherInfo& info, uint16_t port, Deadline deadline) {
   constexpr int64_t kMostPauseMs = 1000;  // many ranks ask one name service
+  const std::string& host = host_of_rank_0(info);
   Patience patience;
   for (int64_t pause_ms = kRetryMs;; pause_ms = std::min(2 * pause_ms, kMostPauseMs)) {
-    Result<UniqueId> place = place_of_rank_0("MASTER_ADDR", info.master_addr, port, deadline);
+    Result<UniqueId> place = place_of_rank_0(said_by(info), host, port, deadline);
     const Code code = place.status().code();
     if (code != moecclSystemError && code != moecclTimeout) return place;
     const std::string& why = place.status().message();
-    const bool later = code == moecclTimeout || may_be_known_later(info.master_addr);
+    const bool later = code == moecclTimeout || may_be_known_later(host);
     if (later) driver::sleep_ns(std::min(pause_ms, deadline.left_ms()) * 1'000'000);
     if (!later || deadline.passed()) {
       return error(later ? moecclTimeout : moecclInvalidArgument,
@@ -305,9 +324,10 @@ Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, Deadline dea
                  "all ranks (it admits them), or MOECCL_SECRET_FILE to a file that holds it, or pass a unique id",
                  info.launcher);
   }
-  if (info.master_addr.empty()) {
+  if (host_of_rank_0(info).empty()) {
     return error(moecclInvalidUsage,
-                 "the {} job runs on several hosts: set MASTER_ADDR to the address of rank 0's host on all ranks",
+                 "the {} job runs on several hosts, and its launcher does not say which of them is rank 0's: set "
+                 "MASTER_ADDR to the address of rank 0's host on all ranks",
                  info.launcher);
   }
   const uint16_t port = static_cast<uint16_t>((info.master_port != 0 ? info.master_port : kDefaultMasterPort) + 1);
@@ -315,6 +335,13 @@ Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, Deadline dea
   MOECCL_ASSIGN_OR_RETURN(const Key secret, key_of_secret(info.job));
   id.key = derive_key(secret, format("moeccl env {} {}", info.job, info.n_ranks));
   if (info.rank == 0) {
+    if (!driver::is_local_address(id.address)) {
+      return error(
+          moecclInvalidArgument,
+          "{}: \"{}\" is {}, which is no address of {}, where rank 0 runs: set MASTER_ADDR on all ranks to the "
+          "address of that host",
+          said_by(info), host_of_rank_0(info), id.address.host(), driver::host_identity().hostname);
+    }
     MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId started, Root::start_detached(root_at(id, deadline), deadline));
     MOECCL_ASSIGN_OR_RETURN(id, decode_unique_id(started));
   }
@@ -331,6 +358,13 @@ Result<LauncherInfo> detect_launcher(const EnvironmentReader& read) {
     // torchrun, which may run under another launcher, always names its job.
     if (&dialect == kDialects && info.job.empty()) info.contradiction = contradiction_of(read, info);
     return info;
+  }
+  const bool has_rank = read("RANK") != nullptr;
+  if (has_rank != (read("WORLD_SIZE") != nullptr)) {
+    return error(moecclInvalidUsage,
+                 "{} is set and {} is not: set RANK to this process's rank and WORLD_SIZE to the number "
+                 "of ranks",
+                 has_rank ? "RANK" : "WORLD_SIZE", has_rank ? "WORLD_SIZE" : "RANK");
   }
   return error(moecclInvalidUsage,
                "no launcher started this process: set RANK and WORLD_SIZE, or use torchrun, mpirun or srun");
@@ -395,10 +429,10 @@ Result<std::string> address_for_other_hosts(const LauncherInfo& info, Deadline d
         "choosing an interface for the ranks on other hosts (set MOECCL_SOCKET_ADDR to its address)");
   };
   std::vector<driver::SocketAddress> towards;
-  if (!info.master_addr.empty()) {
-    auto found = driver::resolve_all(info.master_addr, 0, deadline);
-    if (!found.ok()) return failed(std::move(found).status());
-    towards = std::move(*found);
+  if (const std::string& host = host_of_rank_0(info); !host.empty()) {
+    auto found = driver::resolve_all(host, 0, deadline);
+    if (!found.ok() && !info.master_addr.empty()) return failed(std::move(found).status());
+    if (found.ok()) towards = std::move(*found);
   }
   // Many systems give a host's own name a loopback address.
   std::erase_if(towards, is_for_this_host_only);

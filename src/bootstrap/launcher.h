@@ -28,6 +28,7 @@ struct LauncherInfo {
   std::string contradiction;
   std::string master_addr;
   uint16_t master_port = 0;  // 0: unknown
+  std::string first_node;    // Slurm's name of rank 0's host; empty: it does not say, or there is one host
 
   bool several_hosts_known() const { return n_hosts > 1 || (n_local > 0 && n_local < n_ranks); }
   bool one_host_known() const { return n_ranks == 1 || n_hosts == 1 || n_local == n_ranks; }
@@ -61,10 +62,10 @@ RootOptions root_at(const UniqueId& id, Deadline deadline);
 // their communicators in the same order; one that could not be made may be tried again.
 //
 // On one host, rank 0 starts the root and hands the id out over an abstract UNIX socket, named after user and job, to
-// processes of the same user. Between hosts, the root listens at MASTER_ADDR, port MASTER_PORT + 1, at each of its
-// addresses that this host has, and all ranks derive the key from MOECCL_SECRET (UniqueId::derived). A name that is not
-// known yet is asked for until the deadline. Without that secret the call fails with InvalidUsage, because nothing else
-// tells a rank from a stranger. It also fails so on a contradiction.
+// processes of the same user. Between hosts, the root listens at MASTER_ADDR (by default Slurm's first node), port
+// MASTER_PORT + 1, at each of its addresses that this host has, and all ranks derive the key from MOECCL_SECRET
+// (UniqueId::derived). A name that is not known yet is asked for until the deadline. Without that secret the call fails
+// with InvalidUsage, because nothing else tells a rank from a stranger. It also fails so on a contradiction.
 Result<moecclUniqueId> meet_from_environment(const LauncherInfo& info, Deadline deadline);
 
 }  // namespace moeccl::bootstrap

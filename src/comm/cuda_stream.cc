@@ -252,9 +252,11 @@ bool CudaStream::may_wait() {
 
 // Returns whether work that a thread still has to drive may keep the stream waiting on the device. The first launch of
 // a kernel that is loaded lazily waits for all streams of the context and keeps the driving thread's calls from
-// returning (decision 122), and what waits in the legacy default stream holds up the program's other streams.
+// returning (decision 123), what waits in the legacy default stream holds up the program's other streams, and any
+// stream that waits may hold up what another rank on the device has to do for the same work (decision 156).
 bool CudaStream::bears_waits() const {
-  return reinterpret_cast<uintptr_t>(stream_) != exec::kLegacyDefault && !cuda::loads_lazily();
+  return reinterpret_cast<uintptr_t>(stream_) != exec::kLegacyDefault && !cuda::loads_lazily() &&
+         !exec::is_shared(context());
 }
 
 // Lets the stream wait on the device until the work has run. Where it must not, or too many streams wait, settle() will

@@ -38,6 +38,8 @@ class Recorder {
   size_t begin_message(const Signature& signature, bool is_send, void* data);
   int64_t newest_began() const { return slot_->records[(slot_->count + kRecords - 1) % kRecords].start; }  // in ticks
   void chose(size_t number, const char* algorithm);
+  // Whether a profiler plugin is told of the operations.
+  bool has_profiler() const { return events_ != nullptr; }
   // `device_ns`: how long the operation took by the device's own clock; 0: not measured.
   void end(size_t number, bool failed, uint64_t device_ns = 0);
   void end_untimed(size_t number) {

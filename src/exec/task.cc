@@ -70,7 +70,8 @@ std::string unresponsive(const Task& task) {
     text += format("{}rank {} ({}, last finished #{})", n == 0 ? "" : ", ", p.rank, f.link(p.rank).name(), p.done);
   }
   if (n == peers.size()) return text;
-  return format("{}; {} others {}", text, peers.size() - n, peers[n].entered ? "are in it" : "are not in it either");
+  return format("{}; {} {} {}", text, peers.size() - n, peers.size() - n == 1 ? "other is" : "others are",
+                peers[n].entered ? "in it" : "not in it either");
 }
 
 // Names the ranks whose hosts do not answer.

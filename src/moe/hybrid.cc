@@ -93,8 +93,9 @@ Result<std::vector<uint32_t>> choose_sizes(const Communicator& comm, const moecc
     return error(moecclInvalidArgument,
                  "config.domain is NULL and data_bytes and expert_bytes are 0: give sizes, or figures to choose by");
   if (c.domain != nullptr && c.n_levels != static_cast<int32_t>(depth))
-    return error(moecclInvalidArgument, "config.n_levels is {}: the communicator's topology has {} level{}", c.n_levels,
-                 depth, depth == 1 ? "" : "s");
+    return error(moecclInvalidArgument,
+                 "config.n_levels is {}: the communicator's topology has {} level{}, give a domain size for each",
+                 c.n_levels, depth, depth == 1 ? "" : "s");
   if (depth > MOECCL_MAX_LEVELS)
     return error(moecclUnsupported, "the topology has {} levels, at most {} are possible: merge some", depth,
                  MOECCL_MAX_LEVELS);

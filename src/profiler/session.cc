@@ -5,12 +5,13 @@
 
 #include <atomic>
 #include <cstdarg>
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <utility>
 
 #include "src/base/log.h"
+#include "src/base/plugin_log.h"
 #include "src/driver/fork_page.h"
 #include "src/driver/nccl_plugin.h"
 
@@ -39,16 +40,13 @@ struct Host {
 };
 
 void plugin_log(int level, unsigned long, const char*, int, const char* text, ...) {
-  const LogLevel ours = level == abi::kLogWarn ? LogLevel::kWarn : level <= 4 ? LogLevel::kInfo : LogLevel::kTrace;
-  if (text == nullptr || !log_enabled(ours)) return;
-  char line[512];
+  const LogLevel ours = level_of_plugin(level);
+  if (!log_enabled(ours)) return;
   va_list arguments;
   va_start(arguments, text);
-  const int n = std::vsnprintf(line, sizeof(line), text, arguments);
+  const std::optional<std::string> line = line_of_plugin(text, arguments);
   va_end(arguments);
-  if (n < 0) return;
-  for (size_t end = std::strlen(line); end > 0 && line[end - 1] == '\n'; --end) line[end - 1] = 0;
-  log(ours, "profiler plugin: {}", line);
+  if (line) log(ours, "profiler plugin: {}", *line);
 }
 
 Status missing_function(const abi::Plugin& p, const std::string& text) {
@@ -73,7 +71,7 @@ Status load(Host& host) {
   if (hosts.any_inherited([](const Host&) { return true; }))
     return error(moecclUnsupported,
                  "this process was forked from one that had communicators, and threads and locks of plugins do not "
-                 "survive a fork: it has no profile; fork before the first communicator is made");
+                 "survive a fork; fork before the first communicator is made");
   MOECCL_ASSIGN_OR_RETURN(const driver::NcclPlugin opened,
                           driver::open_plugin(kKind, named.empty() ? "libnccl-profiler.so" : named));
   const auto* const plugin = static_cast<const abi::Plugin*>(opened.structure);
@@ -89,8 +87,15 @@ Status load(Host& host) {
 void load_once(Host& host) {
   if (std::exchange(host.is_asked_for, true)) return;
   const Status loaded = contained([&] { return load(host); });
-  const LogLevel level = env().profiler_plugin.empty() ? LogLevel::kInfo : LogLevel::kWarn;
-  if (!loaded.ok()) log(level, "MOECCL_PROFILER_PLUGIN: {}", loaded.message());
+  if (loaded.ok()) return;
+  if (env().profiler_plugin.empty()) {
+    log(LogLevel::kInfo, "no profiler plugin: {}", loaded.message());
+    return;
+  }
+  const char* const variable =
+      std::getenv("MOECCL_PROFILER_PLUGIN") != nullptr ? "MOECCL_PROFILER_PLUGIN" : "NCCL_PROFILER_PLUGIN";
+  log(LogLevel::kWarn, "{}: {}: this process has no profile; {}=none avoids this line", variable, loaded.message(),
+      variable);
 }
 
 // Runs one of the plugin's functions. The first one that fails ends the profile of the process.

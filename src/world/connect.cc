@@ -149,7 +149,7 @@ class Connector {
     MOECCL_TRY(make_tree());
     MOECCL_TRY(settle_staging());
     MOECCL_TRY(make_segment());
-    MOECCL_ASSIGN_OR_RETURN(host_session_, HostSession::join(*session_, *hosts_, link_key_, deadline_));
+    MOECCL_ASSIGN_OR_RETURN(host_session_, HostSession::join(*session_, *hosts_, link_key_, met_ns_, deadline_));
     MOECCL_TRY(exchange_memory());
     MOECCL_TRY(probe_reads());
     prepare_fabric();
@@ -165,6 +165,7 @@ class Connector {
     MOECCL_ASSIGN_OR_RETURN(heap_, SymmetricHeap::process_heap());
     MOECCL_ASSIGN_OR_RETURN(const Introduction mine, Introduction::of_this_process(config_, heap_->bytes()));
     MOECCL_ASSIGN_OR_RETURN(const auto blobs, session_->all_gather(mine.encode(), deadline_));
+    met_ns_ = unix_ns();
     for (uint32_t r = 0; r < n_; ++r) {
       MOECCL_ASSIGN_OR_RETURN(Introduction theirs, Introduction::decode(blobs[r], r));
       all_.push_back(std::move(theirs));
@@ -526,6 +527,7 @@ class Connector {
   bool can_read_ = false;
   bootstrap::Key link_key_ = {};
   std::unique_ptr<bootstrap::Session> session_;
+  int64_t met_ns_ = 0;  // Unix time when the introductions had come
   std::optional<Hosts> hosts_;
   std::shared_ptr<profiler::Session> profiler_;
   std::unique_ptr<HostSession> host_session_;

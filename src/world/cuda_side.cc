@@ -12,6 +12,7 @@
 #include "src/driver/cuda/peers.h"
 #include "src/driver/process.h"
 #include "src/exec/cuda/runners.h"
+#include "src/exec/cuda/urgent_stream.h"
 #include "src/exec/task.h"
 #include "src/plan/hardware.h"
 #include "src/world/device_staging.h"
@@ -48,6 +49,7 @@ class CudaSide::Connector {
     if (!everyone_able(why)) return std::unique_ptr<CudaSide>();
     MOECCL_TRY(make_fabric());
     MOECCL_TRY(make_kernel_side());
+    note_sharing();
     warn_of_lazy_loading();
     return std::move(side_);
   }
@@ -79,6 +81,12 @@ class CudaSide::Connector {
     }();
     own_.answer.able = status.ok();
     if (!status.ok()) refuse(status);
+  }
+
+  void note_sharing() const {
+    uint32_t n = 0;
+    for (uint32_t r = 0; r < n_.n_ranks; ++r) n += all_[r].uuid == own_.uuid && same_process(r);
+    if (n > 1) exec::share_context(side_->engine_->context());
   }
 
   // The first launch of a kernel that is loaded lazily may not return before the operations in flight have ended, and

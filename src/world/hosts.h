@@ -28,6 +28,9 @@ struct Hosts {
   std::vector<uint64_t> identity;              // [hosts]
   std::vector<std::string> names;              // [hosts]
   std::vector<uint64_t> network;               // [hosts]
+  // [hosts] By how much each host's clock is ahead of the first one's, to within the time that a message takes; below 1
+  // s it is 0. Empty until HostSession::join().
+  std::vector<int64_t> clock_ahead_ms;
 
   // `all` is [n_ranks].
   explicit Hosts(std::span<const HostOfRank> all);
@@ -47,9 +50,10 @@ struct Hosts {
 // sent.
 class HostSession {
  public:
-  // Collective call of all ranks of `session`, which must outlive this object.
-  static Result<std::unique_ptr<HostSession>> join(bootstrap::Session& session, const Hosts& hosts,
-                                                   const bootstrap::Key& key, Deadline deadline);
+  // Collective call of all ranks of `session`, which must outlive this object, as must `hosts`, whose clocks it
+  // compares. met_ns: unix_ns() when the ranks' previous exchange had ended here.
+  static Result<std::unique_ptr<HostSession>> join(bootstrap::Session& session, Hosts& hosts, const bootstrap::Key& key,
+                                                   int64_t met_ns, Deadline deadline);
   // Like Session::all_gather_fds, but among the ranks of this host. Sets and results are indexed by communicator rank.
   Result<std::vector<std::vector<Fd>>> all_gather_fds(std::span<const int> mine, const bootstrap::RankSet& wanted_by,
                                                       Deadline deadline);

@@ -298,6 +298,68 @@ TEST(PostMortem, ARankThatWaitedElsewhereUntilItCameTooLateIsPartOfACircle) {
   EXPECT_EQ(text.find("came too late"), std::string::npos) << text;
 }
 
+constexpr int64_t kHourMs = 3'600'000;
+
+// Two ranks on two hosts time out in call #5; rank 0 began it 2 s before, and rank 1 gave up 100 ms later than rank 0.
+// Rank 1's clock is `ahead_ms` ahead, and rank 1 began the call `rank_1_began_ms` before rank 0 gave up.
+void write_two_hosts(const Folder& folder, double rank_1_began_ms, int64_t ahead_ms) {
+  const nlohmann::json hosts = {
+      {{"name", "node"}, {"host_id", "id-0"}, {"ranks", {{0, 0}}}},
+      {{"name", "node"}, {"host_id", "id-1"}, {"ranks", {{1, 1}}}, {"clock_ahead_ms", ahead_ms}}};
+  for (int rank = 0; rank < 2; ++rank) {
+    const int64_t written = 1'000'000'000'000 + rank * (ahead_ms + 100);
+    const double began = rank == 0 ? 2000 : 100 + rank_1_began_ms;
+    const nlohmann::json call = {{"sequence", 5},     {"op", "allreduce"}, {"count", 100},
+                                 {"type", "float32"}, {"reduce", "sum"},   {"root", 0},
+                                 {"plan", "ring"},    {"state", "failed"}, {"began_ms_ago", began}};
+    const nlohmann::json wait = {{"what", "allreduce #5"}, {"sequence", 5},     {"thread", 7},
+                                 {"blocked_ms", began},    {"for", {1 - rank}}, {"for_total", 1}};
+    const nlohmann::json comm = {{"group", "00000000000000aa"},
+                                 {"name", ""},
+                                 {"memory", "host"},
+                                 {"rank", rank},
+                                 {"n_ranks", 2},
+                                 {"hosts", hosts},
+                                 {"state", "failed"},
+                                 {"code", "moecclTimeout"},
+                                 {"failure", "allreduce #5 did not finish"},
+                                 {"failed_unix_ms", written},
+                                 {"operations", {call}},
+                                 {"waits", {wait}}};
+    // Machines that were made from one image have one name, and start the same program with the same number.
+    const nlohmann::json all = {{"format", "moeccl-status"},
+                                {"version", 1},
+                                {"host", "node"},
+                                {"host_id", "id-" + std::to_string(rank)},
+                                {"pid", 77},
+                                {"written_unix_ms", written},
+                                {"communicators", {comm}}};
+    std::ofstream(folder.path() + "/job." + std::to_string(rank) + ".json") << all;
+  }
+}
+
+TEST(PostMortem, ClocksThatDifferMakeNoRankLate) {
+  const Folder folder;
+  write_two_hosts(folder, 2000, 3 * kHourMs);
+  int code = 0;
+  const std::string text = folder.report(&code);
+  EXPECT_EQ(text.find("came too late"), std::string::npos) << text;
+  EXPECT_NE(text.find("First failure: rank 0 of"), std::string::npos) << text;
+  EXPECT_NE(text.find("The clock of host node (id id-1) was 10800.0 s ahead of that of host node (id id-0)"),
+            std::string::npos)
+      << text;
+}
+
+TEST(PostMortem, ARankThatIsLateIsNamedThoughItsClockDiffers) {
+  const Folder folder;
+  write_two_hosts(folder, -20, -3 * kHourMs);
+  int code = 0;
+  const std::string text = folder.report(&code);
+  EXPECT_EQ(code, 0);
+  EXPECT_NE(text.find("Culprit: rank 1 of communicator 00000000 (pid 77 on node) came too late"), std::string::npos)
+      << text;
+}
+
 TEST(PostMortem, StatusRefusesWhatHasNoCommunicator) {
   int code = 0;
   const std::string none = output_of(tool() + " status 1", &code);

@@ -63,36 +63,41 @@ TEST_P(Timeout, NamesTheOperationAndTheMissingRank) {
 
 // Plans of many ranks wait for each other in chains, and what is said is cut. The rank that never came is named by all,
 // and no other.
-TEST_P(Timeout, NamesNoRankThatWaitsItself) {
-  constexpr int kN = 16, kMissing = 14;
-  RankOptions options{.mode = GetParam()};
+void names_the_missing_rank_alone(RankMode mode, int n, const char* others) {
+  const int missing = n - 2;
+  RankOptions options{.mode = mode};
   options.config.timeout_ms = 2 * kTimeoutMs;
   Meeting late;
   Begin begin;
   run_ranks(
-      kN,
+      n,
       [&](int rank, moecclComm_t comm) {
         std::vector<float> data(1000);
         MOECCL_ASSERT_COMM_OK(
             moecclAllReduce(data.data(), data.data(), data.size(), moecclFloat32, moecclSum, comm, nullptr), comm);
-        if (rank == kMissing) {
-          EXPECT_TRUE(late.wait_for(kN - 1));
+        if (rank == missing) {
+          EXPECT_TRUE(late.wait_for(n - 1));
           return;
         }
-        begin.meet(kN - 1);
+        begin.meet(n - 1);
         EXPECT_EQ(moecclAllReduce(data.data(), data.data(), data.size(), moecclFloat32, moecclSum, comm, nullptr),
                   moecclTimeout);
         const std::string text = moecclGetLastError(comm);
         late.arrive();
         const size_t at = text.find("unresponsive: ");
         ASSERT_NE(at, std::string::npos) << text;
-        EXPECT_EQ(text.find("rank 14 (", at), at + 14) << text;
+        EXPECT_EQ(text.find("rank " + std::to_string(missing) + " (", at), at + 14) << text;
         EXPECT_EQ(text.find("rank ", at + 15), std::string::npos) << text;
-        EXPECT_NE(text.find("14 others are in it", at), std::string::npos) << text;
+        EXPECT_NE(text.find(others, at), std::string::npos) << text;
         EXPECT_EQ(text.find(" failed: rank "), std::string::npos)
             << "only the rank that reported it is named: " << text;
       },
       options);
+}
+
+TEST_P(Timeout, NamesNoRankThatWaitsItself) {
+  names_the_missing_rank_alone(GetParam(), 16, "14 others are in it");
+  names_the_missing_rank_alone(GetParam(), 3, "1 other is in it");
 }
 
 TEST_P(Timeout, NamesSeveralMissingRanks) {

@@ -76,7 +76,7 @@ class Command(unittest.TestCase):
         self.assertEqual(code, 0, errors)
         code, _, errors = run("check", "--memory-cap", "1K")
         self.assertEqual(code, 1, errors)
-        self.assertIn("memory_cap_bytes of 1024", errors)
+        self.assertIn("--memory-cap of 1024", errors)
 
     def test_info_says_what_a_communicator_found(self):
         code, _, errors = run("plan", "allreduce", "--topology", "node:2 gpu:2", MOECCL_DEBUG="INFO")
@@ -215,6 +215,20 @@ class Command(unittest.TestCase):
             self.assertEqual(code, 1)
             self.assertIn("nosuch: cannot be opened: No such file or directory", errors)
 
+    def test_messages_name_options_and_why_a_file_cannot_be_read(self):
+        for arguments, said in ((["check", "--experts", "7"], "--topk is 8: between 1 and 7 are possible"),
+                                (["check", "--ranks", "-1"], "--ranks is -1"),
+                                (["check", "--memory-cap", "1K"], "--memory-cap of 1024 leaves too little"),
+                                (["check", "--algo", "hier:9"], '--algorithm "hier:9" is not one of'),
+                                (["plan", "allreduce", "--topology", "node:2 gpu:4", "--ranks", "3"],
+                                 "the communicator has 3: give --topology or MOECCL_TOPOLOGY that many"),
+                                (["solve", "replicate", "--trace", "nosuch"], "--trace nosuch: cannot be opened: No such file"),
+                                (["solve", "balance", "--loads", "nosuch"], "--loads nosuch: cannot be opened: No such file")):
+            code, _, errors = run(*arguments)
+            self.assertEqual(code, 1, errors)
+            self.assertIn(said, errors)
+            self.assertNotIn("config.", errors)
+
     def test_plans_have_the_ranks_of_their_topology(self):
         code, out, errors = run("plan", "allreduce", "--topology", "node:2(bw=1GB/s,lat=20us) gpu:4")
         self.assertEqual(code, 0, errors)
@@ -321,7 +335,7 @@ class Command(unittest.TestCase):
         self.assertIn("level 0: domains of 1 of 1 workers", self.solved("domains", "--topology", "node:1 gpu:8(bw=100GB/s)"))
         self.assertIn("(the topology; the page goes by --gbps)\n", self.solved("domains", *topology, "--gbps", "10,100"))
         for wrong, said in ((["--topology", "node:2 gpu:1+2"], "level gpu differ in size"), (["--topology", "node:2 gpu:2"], "level node has no bandwidth"),
-                            (["--profile", "nosuch"], "--profile nosuch: no such file")):
+                            (["--profile", "nosuch"], "--profile nosuch: cannot be opened: No such file")):
             code, _, errors = run("solve", "domains", *wrong)
             self.assertEqual(code, 1)
             self.assertIn(said, errors)

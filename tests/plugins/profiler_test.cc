@@ -317,11 +317,15 @@ TEST(Profiler, ThatIsNoneIsNotLoaded) {
 }
 
 TEST(Profiler, ThatIsMissingIsSaid) {
-  const ProfilerLog log("v99");
-  run_ranks(2, [](int, moecclComm_t comm) { sum(comm, 10); });
-  ASSERT_EQ(log.warnings().size(), 1u);
-  EXPECT_NE(log.warnings()[0].find("MOECCL_PROFILER_PLUGIN: "), std::string::npos) << log.warnings()[0];
-  EXPECT_NE(log.warnings()[0].find("libnccl-profiler-fake_v99.so"), std::string::npos) << log.warnings()[0];
+  for (const std::string variable : {"MOECCL_PROFILER_PLUGIN", "NCCL_PROFILER_PLUGIN"}) {
+    const ProfilerLog log("v99", "", variable.c_str());
+    run_ranks(2, [](int, moecclComm_t comm) { sum(comm, 10); });
+    ASSERT_EQ(log.warnings().size(), 1u);
+    const std::string said = log.warnings()[0];
+    EXPECT_NE(said.find(" " + variable + ": "), std::string::npos) << said;
+    EXPECT_NE(said.find(variable + "=none"), std::string::npos) << said;
+    EXPECT_NE(said.find("libnccl-profiler-fake_v99.so"), std::string::npos) << said;
+  }
 }
 
 // A job must go on, and its user must learn once why there is no profile.

@@ -3,9 +3,12 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -281,6 +284,26 @@ TEST_F(Timeline, ReplacesNoFileOfAnotherProcess) {
   for (const json& trace : traces())
     for (const int i : sequences(trace)) all.push_back(i);
   EXPECT_EQ(all, (std::vector<int>{1, 2})) << "in one file, which its process replaces";
+}
+
+// Machines that were made from one image have one name, and start the same program with the same number.
+TEST_F(Timeline, KeepsProcessesOfHostsWithTheSameNameApart) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root may make process numbers equal";
+  const Variables set = {{"MOECCL_TIMELINE_FILE", path()}};
+  for (const uint64_t i : {1u, 2u}) {
+    in_process([&] {
+      ASSERT_EQ(unshare(CLONE_NEWPID), 0) << strerror(errno);
+      in_process([&] {
+        Host host(5);
+        host.stop(host.coll(i, 1));
+        host.finalize();
+      });
+    });
+  }
+  ASSERT_EQ(traces().size(), 2u);
+  const json first = bars(traces()[0]).at(0)["pid"], second = bars(traces()[1]).at(0)["pid"];
+  EXPECT_NE(first, second);
+  EXPECT_EQ(first.get<int>() & 0xff, second.get<int>() & 0xff) << "the test is to make them equal";
 }
 
 TEST_F(Timeline, OfMoecclsRanksJoinToOneTrace) {

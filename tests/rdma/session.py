@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the programs of one group below in one machine of tools/rdma-vm, and reports all their cases as one gtest program would:
+"""Runs the programs of one group below in a machine of tools/rdma-vm, or in two, and reports all their cases as one gtest program would:
 `session.py BUILD_DIR GROUP [--gtest_output=xml:FILE]`. Exit code 77: the machine is not available here.
 
 `session.py BUILD_DIR GROUP --list` prints the programs' names, and `session.py BUILD_DIR GROUP PATTERN...` runs only those whose name
@@ -27,10 +27,11 @@ FAULTS = float(os.environ.get("MOECCL_TEST_RDMA_SCALE", os.environ.get("MOECCL_T
 class Program:
     """One program on the machine: a gtest program of the build, or a script of this folder.
 
-    hosts: where run_ranks() places its processes, see tests/support/hosts.h."""
+    hosts: where run_ranks() places its processes, see tests/support/hosts.h. machine: the number of the machine, where there are
+    two. survives: whether the machine is left at the end, and so the program's report."""
 
-    def __init__(self, name, command, hosts="", filter="", limit_s=120, **environment):
-        self.name, self.limit_s = name, limit_s
+    def __init__(self, name, command, hosts="", filter="", limit_s=120, machine=None, survives=True, **environment):
+        self.name, self.limit_s, self.machine, self.survives = name, limit_s, machine, survives
         self.script = (ROOT / command[0]).exists()
         self.command = command
         self.environment = COMMON | ({"MOECCL_TEST_HOSTS": hosts} if hosts else {}) | environment
@@ -44,9 +45,15 @@ class Program:
             words += [f"--gtest_output=xml:{out / self.name}.xml"] + ([f"--gtest_filter={self.filter}"] if self.filter else [])
         given = [f"{name}={value}" for name, value in self.environment.items()]
         files = shlex.quote(str(out / self.name))
-        return (f"started=$(date +%s.%N)\n"
-                f"env {shlex.join(given)} timeout -k 5 {self.limit_s} {shlex.join(words)} >{files}.log 2>&1\n"
-                f"echo $? $started $(date +%s.%N) >{files}.ended\n")
+        lines = (f"started=$(date +%s.%N)\n"
+                 f"env {shlex.join(given)} timeout -k 5 {self.limit_s} {shlex.join(words)} >{files}.log 2>&1\n"
+                 f"echo $? $started $(date +%s.%N) >{files}.ended\n")
+        return lines if self.machine is None else f'if [ "$MACHINE" = {self.machine} ]; then\n{lines}fi\n'
+
+
+def on_both(name, command, filter, survivors=2, **environment):
+    """Returns a program on each of two machines, with a rank on each. survivors: 1 if it ends the second machine."""
+    return [Program(f"{name}_m{k}", command, "1+1", filter, machine=k, survives=k < survivors, **environment) for k in range(2)]
 
 
 def conformance(hosts, worlds, **shapes):
@@ -66,6 +73,13 @@ GROUPS = {
                     replace="*TwoNodesOfTwo", migration="*FiftyTimes", swap="*FourRanksAuto") +
         conformance("3+1", "*_4processes", moe="*ChoicesLeftEmpty:*NoTokensOnSomeRanks", experts="*ManyChunks", hybrid="*BothLevels",
                     replace="*TwoNodesOfTwo"),
+    # Machines with their own kernels, clocks and memory, which are clones as to their names and process numbers.
+    "machines":
+        on_both("plain_verbs", ["tests/conformance_test"], "*/3_2processes", MOECCL_TEST_SCALE="0.05") +
+        on_both("moe_tcp", ["tests/moe_conformance_test"], "*TwoHostsOfOne", MOECCL_NET="tcp", MOECCL_TEST_REQUIRE_NET="tcp",
+                MOECCL_ENCRYPT="1") +
+        on_both("faults_tcp", ["tests/rdma/machine_fault_test"], "*ItsPowerFails", 1, MOECCL_NET="tcp", MOECCL_TEST_REQUIRE_NET="tcp",
+                MOECCL_TEST_PATIENCE="2"),
     # These limits are what the library promises, so no patience applies except the caller's. MOECCL_TEST_SCALE=1 kills
     # 50 ranks, breaks 50 queue pairs, pulls 10 cables and freezes 5 ranks.
     "faults": [Program("faults", ["tests/rdma/rdma_fault_test"], limit_s=600 if FAULTS < 0.5 else 3600,
@@ -81,11 +95,15 @@ BY_HAND = ["rates"]
 def run(build, group, programs, out):
     """Returns the exit code of the machine, which is not that of the programs."""
     lines = "".join(p.line(build, out) for p in programs)
+    machines = []
+    if programs[0].machine is not None:
+        machines = ["--machines", "2"]
+        lines = "hostname same\ndate -s \"+$((MACHINE * 3)) hours\" >/dev/null\n" + lines
     (out / "programs").write_text(lines)
     # The time of all programs, plus the boot while others use this machine.
-    limit = 60 + sum(p.limit_s for p in programs)
+    limit = 60 + sum(p.limit_s for p in programs if not p.machine)
     started = time.monotonic()
-    code = subprocess.run([ROOT / "tools/rdma-vm", "--time", str(limit), "--write", out, "sh", out / "programs"]).returncode
+    code = subprocess.run([ROOT / "tools/rdma-vm", *machines, "--time", str(limit), "--write", out, "sh", out / "programs"]).returncode
     print(f"rdma {group}: {len(programs)} programs in {time.monotonic() - started:.0f} s")
     return code
 
@@ -149,7 +167,7 @@ def main(arguments):
     if code == 77:
         return 77
     all_suites = tree.Element("testsuites", name="rdma")
-    for program in programs:
+    for program in filter(lambda p: p.survives, programs):
         all_suites.extend(suites_of(program, out))
     for path in report:
         tree.ElementTree(all_suites).write(path, encoding="utf-8", xml_declaration=True)

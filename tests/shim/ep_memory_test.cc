@@ -5,6 +5,45 @@
 namespace moeccl::testing {
 namespace {
 
+// The program's allocator, which counts.
+struct Counted {
+  ncclEpGroupConfig_t config(const EpStep& s) {
+    auto config = EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY);
+    config.alloc.context = this;
+    config.alloc.alloc_fn = [](void** p, size_t bytes, void* context) {
+      auto* c = static_cast<Counted*>(context);
+      ++c->given;
+      *p = c->device->allocate(bytes);
+      return 0;
+    };
+    config.alloc.free_fn = [](void* p, void* context) {
+      auto* c = static_cast<Counted*>(context);
+      ++c->taken;
+      c->device->release(p);
+      return 0;
+    };
+    return config;
+  }
+  CudaDevice* device;
+  std::atomic<int> given{0}, taken{0};
+};
+
+// A combine of rows twice as wide as the dispatch's.
+struct Wide {
+  Wide(EpRank& r, const EpStep& s, size_t ranks)
+      : r(r),
+        rows(r.memory(), ncclFloat32, {ranks, s.most, 2 * s.hidden}),
+        sums(r.memory(), ncclFloat32, {s.tokens(r.rank()), 2 * s.hidden}) {}
+  ncclResult_t combine(ncclEpHandle_t handle) {
+    auto inputs = ep_init<ncclEpCombineInputs_t>();
+    auto outputs = ep_init<ncclEpCombineOutputs_t>();
+    inputs.tokens = rows.get(), outputs.tokens = sums.get();
+    return ncclEpCombine(handle, &inputs, &outputs, nullptr, r.stream());
+  }
+  EpRank& r;
+  EpTensor<float> rows, sums;
+};
+
 // A handle may end while a stream still copies its rows to their places.
 TEST(EpMemory, RowsInBetweenOutliveTheirHandle) {
   both_ways(2, [](Board& board, int rank) {
@@ -31,30 +70,12 @@ TEST(EpMemory, RowsInBetweenOutliveTheirHandle) {
 
 // Device memory for rows in between comes from the program's allocator, and goes back there.
 TEST(EpMemory, RowsInBetweenAreInTheProgramsMemory) {
-  struct Count {
-    CudaDevice* device;
-    std::atomic<int> given{0}, taken{0};
-  };
   both_ways(2, [](Board& board, int rank) {
     const EpStep s = step_of(2);
     EpMemory memory;
-    Count count{&memory.device()};
-    auto config = EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY);
-    config.alloc.context = &count;
-    config.alloc.alloc_fn = [](void** p, size_t bytes, void* context) {
-      auto* c = static_cast<Count*>(context);
-      ++c->given;
-      *p = c->device->allocate(bytes);
-      return 0;
-    };
-    config.alloc.free_fn = [](void* p, void* context) {
-      auto* c = static_cast<Count*>(context);
-      ++c->taken;
-      c->device->release(p);
-      return 0;
-    };
+    Counted count{&memory.device()};
     {
-      EpRank r(board, s, rank, config);
+      EpRank r(board, s, rank, count.config(s));
       LatencyTensors t(r, s, {4, 2 * s.most}, 4);
       ncclEpHandle_t handle = nullptr;
       ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_EXPERT_MAJOR, t.topk.get(), nullptr, nullptr,
@@ -97,8 +118,7 @@ TEST(EpMemory, RowsInBetweenGoBackAfterTheirUse) {
     {
       EpRank r(board, s, rank, config);
       LatencyTensors t(r, s, {2, s.most}, 2);
-      EpTensor<float> wide(r.memory(), ncclFloat32, {2, s.most, 2 * s.hidden});
-      EpTensor<float> sums(r.memory(), ncclFloat32, {s.tokens(rank), 2 * s.hidden});
+      Wide wide(r, s, 2);
       ncclEpHandle_t handle = nullptr;
       ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_RANK_MAJOR, t.topk.get(), nullptr, nullptr,
                                      r.stream()));
@@ -106,10 +126,7 @@ TEST(EpMemory, RowsInBetweenGoBackAfterTheirUse) {
       device.keep_busy(r.stream());
       ASSERT_NCCL(ncclEpComplete(handle, nullptr, r.stream()));
       device.record(watched.used, r.stream());
-      auto inputs = ep_init<ncclEpCombineInputs_t>();
-      auto outputs = ep_init<ncclEpCombineOutputs_t>();
-      inputs.tokens = wide.get(), outputs.tokens = sums.get();
-      ASSERT_NCCL(ncclEpCombine(handle, &inputs, &outputs, nullptr, r.stream()));
+      ASSERT_NCCL(wide.combine(handle));
       EXPECT_EQ(watched.taken, 1);
       EXPECT_NCCL(ncclEpHandleDestroy(handle));
     }
@@ -126,23 +143,18 @@ TEST(EpMemory, RowsInBetweenDoNotGrowInACapture) {
     CudaDevice& device = r.memory().device();
     if (!device.ok()) return;
     LatencyTensors t(r, s, {1, s.most}, 1);
-    EpTensor<float> wide(r.memory(), ncclFloat32, {1, s.most, 2 * s.hidden});
-    EpTensor<float> sums(r.memory(), ncclFloat32, {s.tokens(0), 2 * s.hidden});
+    Wide wide(r, s, 1);
     ncclEpHandle_t handle = nullptr;
     ASSERT_NCCL(
         ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_RANK_MAJOR, t.topk.get(), nullptr, nullptr, r.stream()));
     ASSERT_NCCL(dispatch(r, handle, t, true, 0));
-    auto inputs = ep_init<ncclEpCombineInputs_t>();
-    auto outputs = ep_init<ncclEpCombineOutputs_t>();
-    inputs.tokens = wide.get(), outputs.tokens = sums.get();
-    const auto sum = [&] { return ncclEpCombine(handle, &inputs, &outputs, nullptr, r.stream()); };
     device.begin_capture(r.stream());
-    EXPECT_EQ(sum(), ncclInvalidUsage) << ncclGetLastError(nullptr);
+    EXPECT_EQ(wide.combine(handle), ncclInvalidUsage) << ncclGetLastError(nullptr);
     (void)device.end_capture(r.stream());
-    ASSERT_NCCL(sum());
+    ASSERT_NCCL(wide.combine(handle));
     device.synchronize(r.stream());
     device.begin_capture(r.stream());
-    EXPECT_NCCL(sum());
+    EXPECT_NCCL(wide.combine(handle));
     void* const graph = device.end_capture(r.stream());
     EXPECT_GT(device.graph_nodes(graph), 0u);
     EXPECT_NCCL(ncclEpHandleDestroy(handle));
@@ -151,33 +163,16 @@ TEST(EpMemory, RowsInBetweenDoNotGrowInACapture) {
 
 // A graph may run at any time, also after calls with larger rows.
 TEST(EpMemory, AGraphKeepsItsRowsInBetween) {
-  struct Count {
-    CudaDevice* device;
-    int taken = 0;
-  };
   both_ways(1, [](Board& board, int rank) {
     const EpStep s = step_of(1);
     EpMemory memory;
     CudaDevice& device = memory.device();
     if (!device.ok()) return;
-    Count count{&device};
-    auto config = EpRank::config(s, NCCL_EP_ALGO_LOW_LATENCY);
-    config.alloc.context = &count;
-    config.alloc.alloc_fn = [](void** p, size_t bytes, void* context) {
-      *p = static_cast<Count*>(context)->device->allocate(bytes);
-      return 0;
-    };
-    config.alloc.free_fn = [](void* p, void* context) {
-      auto* c = static_cast<Count*>(context);
-      ++c->taken;
-      c->device->release(p);
-      return 0;
-    };
+    Counted count{&device};
     {
-      EpRank r(board, s, rank, config);
+      EpRank r(board, s, rank, count.config(s));
       LatencyTensors t(r, s, {1, s.most}, 1);
-      EpTensor<float> wide(r.memory(), ncclFloat32, {1, s.most, 2 * s.hidden});
-      EpTensor<float> wide_sums(r.memory(), ncclFloat32, {s.tokens(rank), 2 * s.hidden});
+      Wide wide(r, s, 1);
       ncclEpHandle_t handle = nullptr;
       ASSERT_NCCL(ncclEpCreateHandle(&handle, r.group(), NCCL_EP_LAYOUT_RANK_MAJOR, t.topk.get(), nullptr, nullptr,
                                      r.stream()));
@@ -188,11 +183,8 @@ TEST(EpMemory, AGraphKeepsItsRowsInBetween) {
       EXPECT_NCCL(combine(r, handle, t, true, 0));
       void* const graph = device.end_capture(r.stream());
       void* const instance = device.instantiate(graph);
-      auto inputs = ep_init<ncclEpCombineInputs_t>();
-      auto outputs = ep_init<ncclEpCombineOutputs_t>();
-      inputs.tokens = wide.get(), outputs.tokens = wide_sums.get();
       for (int round = 0; round < 2; ++round) {
-        ASSERT_NCCL(ncclEpCombine(handle, &inputs, &outputs, nullptr, r.stream()));
+        ASSERT_NCCL(wide.combine(handle));
         t.sums.put(std::vector<float>(t.sums.size(), -1));
         device.launch_graph(instance, r.stream());
         EXPECT_EQ(t.sums.values(), sums);

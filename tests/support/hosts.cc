@@ -88,6 +88,14 @@ bool shell(const std::string& space, const std::string& command, std::string* ou
   return pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
+// tools/rdma-vm's machines share this folder.
+std::string id_for(int machine) { return print("/run/shared/id.%d", machine); }
+
+struct NumberedId {
+  int number;
+  moecclUniqueId id;
+};
+
 }  // namespace
 
 int64_t sent_payload() {
@@ -126,6 +134,12 @@ std::unique_ptr<TestHosts> TestHosts::create(const HostsOptions& options, std::s
     return nullptr;
   }
   const int n = static_cast<int>(options.weights.size());
+  int machine = -1, machines = 0;
+  if (const char* text = getenv("MOECCL_TEST_MACHINE");
+      text != nullptr && sscanf(text, "%d/%d", &machine, &machines) == 2 && machines == n) {
+    hosts->machine_ = machine;
+    return hosts;
+  }
   if (getenv("MOECCL_TEST_RDMA") != nullptr && n == 2 && options.interfaces == 1 && options.rate.empty()) {
     hosts->rdma_ = true;
     hosts->spaces_ = {"/run/netns/h0", "/run/netns/h1"};
@@ -186,6 +200,26 @@ int TestHosts::host_of(int process, int n_processes) const {
   return n() - 1;
 }
 
+// A file is renamed when it is complete, and removed by its reader.
+bool TestHosts::publish(int number, const moecclUniqueId& id) const {
+  const NumberedId text = {number, id};
+  for (int m = 0; m < n(); ++m) {
+    if (m == machine_) continue;
+    const std::string draft = id_for(m) + ".draft";
+    std::ofstream(draft, std::ios::binary).write(reinterpret_cast<const char*>(&text), sizeof(text));
+    if (rename(draft.c_str(), id_for(m).c_str()) != 0) return false;
+  }
+  return true;
+}
+
+bool TestHosts::take(int number, moecclUniqueId* id) const {
+  NumberedId text = {-1, {}};
+  std::ifstream(id_for(machine_), std::ios::binary).read(reinterpret_cast<char*>(&text), sizeof(text));
+  if (text.number != number || remove(id_for(machine_).c_str()) != 0) return false;
+  *id = text.id;
+  return true;
+}
+
 std::string TestHosts::address(int host, int interface) { return print("10.77.%d.%d", interface, host + 1); }
 
 bool TestHosts::enter(int host) const {
@@ -197,6 +231,7 @@ bool TestHosts::enter(int host) const {
     return setenv("MOECCL_HOST_ID", print("test host %d", host).c_str(), 1) == 0 &&
            setenv("MOECCL_SOCKET_IFNAME", "lo", 1) == 0 && setenv("MOECCL_SOCKET_ADDR", "127.0.0.1", 1) == 0;
   }
+  if (on_machines()) return setenv("MOECCL_SOCKET_ADDR", print("10.79.0.%d", host + 1).c_str(), 1) == 0;
   if (rdma_ && setenv("NCCL_IB_HCA", print("rxe%d", host).c_str(), 0) != 0) return false;
   if (!rdma_ && !enter_namespace(print("/proc/%d/ns/uts", holders_[static_cast<size_t>(host)]), CLONE_NEWUTS))
     return false;

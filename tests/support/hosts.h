@@ -8,6 +8,10 @@
 // In tools/rdma-vm's machine (MOECCL_TEST_RDMA), two hosts are that machine's hosts, h0 and h1, each with its RDMA
 // device.
 //
+// In one of the machines of `tools/rdma-vm --machines N` (MOECCL_TEST_MACHINE), the hosts are those machines, if there
+// are as many. The program runs on each of them and starts the processes that belong there, so a test may not share
+// memory between ranks.
+//
 // MOECCL_TEST_HOSTS="3+1" (namespaces; "named:3+1": by name) places the processes of every run_ranks() of a test
 // program on hosts in this proportion, so that any test can run over the network.
 #pragma once
@@ -20,6 +24,8 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "moeccl/moeccl.h"
 
 namespace moeccl::testing {
 
@@ -41,6 +47,13 @@ class TestHosts {
 
   int n() const { return static_cast<int>(weights_.size()); }
   int host_of(int process, int n_processes) const;
+  bool is_here(int process, int n_processes) const {
+    return !on_machines() || host_of(process, n_processes) == machine_;
+  }
+  bool on_machines() const { return machine_ >= 0; }
+  // Give the id of call `number` of run_ranks to the other machines, and take it from that of rank 0.
+  bool publish(int number, const moecclUniqueId& id) const;
+  bool take(int number, moecclUniqueId* id) const;
   static std::string address(int host, int interface = 0);
   // Moves the calling child, which has one thread, to the host, and sets where GetUniqueId listens.
   bool enter(int host) const;
@@ -64,6 +77,7 @@ class TestHosts {
   bool named_ = false;
   bool containers_ = false;
   bool rdma_ = false;                          // the hosts of tools/rdma-vm
+  int machine_ = -1;                           // the number of this one, where hosts are machines
   mutable std::atomic<bool> touched_ = false;  // a command ran there
   std::vector<pid_t> holders_;                 // of the hosts, then of the switch
   std::vector<std::string> spaces_;            // of the hosts, then of the switch: the files of their namespaces

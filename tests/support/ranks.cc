@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -66,6 +67,9 @@ struct Run {
   const RankOptions& options;
   Arena& arena;
   const TestHosts* hosts;
+  int number;  // of the call of run_ranks
+
+  bool is_here(int process, int n_processes) const { return hosts == nullptr || hosts->is_here(process, n_processes); }
 };
 
 int process_count(int n, RankMode mode) {
@@ -80,10 +84,15 @@ bool await_id(const std::atomic<uint32_t>& ready) {
 }
 
 // The child that holds rank 0 makes the id, and the others wait for it.
-bool obtain_id(Arena& arena, bool mine) {
+bool obtain_id(const Run& run, bool mine) {
+  Arena& arena = run.arena;
   if (mine) {
-    const bool ok = moecclGetUniqueId(&arena.id) == moecclSuccess;
+    bool ok = moecclGetUniqueId(&arena.id) == moecclSuccess;
     if (!ok) ADD_FAILURE() << "moecclGetUniqueId: " << moecclGetLastError(nullptr);
+    if (ok && run.hosts != nullptr && run.hosts->on_machines() && !run.hosts->publish(run.number, arena.id)) {
+      ADD_FAILURE() << "the other machines cannot be given the id: " << strerror(errno);
+      ok = false;
+    }
     arena.id_ready.store(ok ? 1 : 2, std::memory_order_release);  // read below
   }
   return await_id(arena.id_ready);
@@ -170,7 +179,7 @@ moecclComm_t make_comm(const Run& run, int rank, const moecclConfig_t& config) {
 void run_rank(const Run& run, int rank) {
   RankSlot& slot = run.arena.slots[rank];
   slot.state = kJoining;
-  if (!obtain_id(run.arena, rank == 0)) return;
+  if (!obtain_id(run, rank == 0)) return;
   moecclComm_t comm = nullptr;
   if (run.options.init) {
     comm = make_comm(run, rank, config_of(run.options));
@@ -238,14 +247,17 @@ class Collector {
         report_fd_(report_fd),
         deadline_ms_(fair_now_ms() + patient_ms(run.options.deadline_ms)) {
     for (int r = 0; r < run.n; ++r) pid_of_rank_.push_back(pids_[static_cast<size_t>(r) % pids_.size()]);
-    reported_.resize(static_cast<size_t>(run.n));
-    exited_.resize(pids_.size());
+    const int n_processes = static_cast<int>(pids_.size());
+    for (int p = 0; p < n_processes; ++p) exited_.push_back(pids_[static_cast<size_t>(p)] == 0);
+    for (int r = 0; r < run.n; ++r) reported_.push_back(pid_of_rank_[static_cast<size_t>(r)] == 0);
+    elsewhere_ = static_cast<int>(std::count(reported_.begin(), reported_.end(), true));
+    exited_elsewhere_ = std::count(exited_.begin(), exited_.end(), true);
   }
 
   bool collect() {
     bool released = false;
     while (!finished() && fair_now_ms() < deadline_ms_) {
-      if (!released && static_cast<int>(run_.arena.n_ready.load()) == run_.n) {
+      if (!released && static_cast<int>(run_.arena.n_ready.load()) == run_.n - elsewhere_) {
         released = true;
         if (run_.options.on_ready) run_.options.on_ready(pid_of_rank_);
         run_.arena.go.store(1, std::memory_order_release);  // read in run_rank
@@ -269,13 +281,8 @@ class Collector {
     return true;
   }
   bool some_ended() const {
-    for (bool r : reported_) {
-      if (r) return true;
-    }
-    for (bool e : exited_) {
-      if (e) return true;
-    }
-    return false;
+    return std::count(reported_.begin(), reported_.end(), true) > elsewhere_ ||
+           std::count(exited_.begin(), exited_.end(), true) > exited_elsewhere_;
   }
 
   void receive(int wait_ms) {
@@ -344,11 +351,13 @@ class Collector {
   }
 
   const Run& run_;
-  std::vector<pid_t> pids_;  // one per process
+  std::vector<pid_t> pids_;  // one per process; 0 for those of other machines
   std::vector<pid_t> pid_of_rank_;
   int report_fd_;
   int64_t deadline_ms_;
-  std::vector<bool> reported_, exited_;
+  std::vector<bool> reported_, exited_;  // true from the start for what other machines report
+  int elsewhere_ = 0;
+  int64_t exited_elsewhere_ = 0;
   bool ok_ = true;
 };
 
@@ -383,7 +392,8 @@ bool run_ranks(int n, const RankFunction& fn, const RankOptions& options) {
     return true;
   }
   Shared<Arena> arena;
-  const Run run{n, fn, options, *arena, hosts};
+  static int calls = 0;
+  const Run run{n, fn, options, *arena, hosts, ++calls};
   int report[2];
   if (!make_report_pipe(report)) {
     ADD_FAILURE() << "no pipe for the ranks' reports: " << strerror(errno);
@@ -392,7 +402,16 @@ bool run_ranks(int n, const RankFunction& fn, const RankOptions& options) {
   fflush(nullptr);
   std::vector<pid_t> pids;
   const int n_processes = process_count(n, options.mode);
+  if (!run.is_here(0, n_processes)) {
+    const Stopwatch watch;
+    while (!hosts->take(run.number, &arena->id) && watch.fair_ms() < patient_ms(options.deadline_ms)) nap();
+    arena->id_ready.store(1, std::memory_order_release);  // read in await_id(); without an id the ranks report it
+  }
   for (int p = 0; p < n_processes; ++p) {
+    if (!run.is_here(p, n_processes)) {
+      pids.push_back(0);
+      continue;
+    }
     const pid_t pid = fork();
     if (pid == 0) {
       close(report[0]);
@@ -400,7 +419,9 @@ bool run_ranks(int n, const RankFunction& fn, const RankOptions& options) {
     }
     if (pid < 0) {
       ADD_FAILURE() << "fork: " << strerror(errno);
-      for (pid_t started : pids) kill(started, SIGKILL), waitpid(started, nullptr, 0);
+      for (pid_t started : pids) {
+        if (started > 0) kill(started, SIGKILL), waitpid(started, nullptr, 0);
+      }
       close(report[0]), close(report[1]);
       return false;
     }

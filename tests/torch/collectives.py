@@ -312,6 +312,7 @@ def sparse(rank, size, _):
                 for r in range(size))
     dist.all_reduce(mine)
     same(mine.to_dense(), right, "sparse")
+    raises(ValueError, ["MAX: give torch.sparse_coo and SUM"], lambda: dist.all_reduce(mine, op=dist.ReduceOp.MAX))
 
 
 @test()

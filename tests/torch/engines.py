@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What run_vllm_deepep.py and run_sglang_deepep.py share: CPU tensors in place of CUDA tensors, and an MoE layer in plain torch, on rows as
-the engines' dispatchers bring them and densely on every rank."""
+"""What run_vllm_deepep.py and run_sglang_deepep.py share: an MoE layer in plain torch, on rows as the engines' dispatchers bring them and
+densely on every rank. CpuForCuda, which puts CPU tensors in place of CUDA tensors, also serves the other scripts."""
 import sys
 
 import torch

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "src/base/log.h"
+#include "src/base/plugin_log.h"
 
 namespace moeccl::transport::netplugin {
 namespace {
@@ -344,17 +345,17 @@ void note_in_use() { in_use.store(true, std::memory_order_relaxed); }
 void plugin_log(int level, unsigned long, const char*, int, const char* text, ...) {
   // A user who has not asked for a plugin need not read why one that was found does not work here.
   const bool counts = in_use.load(std::memory_order_relaxed) || env().net.starts_with("plugin");
-  const LogLevel ours = level == 2 && counts ? LogLevel::kWarn : level <= 4 ? LogLevel::kInfo : LogLevel::kTrace;
-  if (text == nullptr || (level != 2 && !log_enabled(ours))) return;
-  char line[512];
+  const LogLevel told = level_of_plugin(level);
+  const bool is_warning = told == LogLevel::kWarn;
+  const LogLevel ours = is_warning && !counts ? LogLevel::kInfo : told;
+  if (!is_warning && !log_enabled(ours)) return;
   va_list arguments;
   va_start(arguments, text);
-  const int n = std::vsnprintf(line, sizeof(line), text, arguments);
+  const std::optional<std::string> line = line_of_plugin(text, arguments);
   va_end(arguments);
-  if (n < 0) return;
-  for (size_t end = std::strlen(line); end > 0 && line[end - 1] == '\n'; --end) line[end - 1] = 0;
-  if (level == 2) std::snprintf(last_warning, sizeof(last_warning), "%.255s", line);
-  log(ours, "net plugin: {}", line);
+  if (!line) return;
+  if (is_warning) std::snprintf(last_warning, sizeof(last_warning), "%.255s", line->c_str());
+  log(ours, "net plugin: {}", *line);
 }
 
 }  // namespace moeccl::transport::netplugin

@@ -115,8 +115,9 @@ Result<size_t> try_how_many(cuda::Context context, cuda::Stream urgent) {
 // How many streams of a context may wait. `trying` is held while that is tried.
 struct Tried {
   std::mutex trying;
-  bool known = false;             // under `trying`
-  std::atomic<size_t> result{0};  // 0 as long as it is not known
+  bool known = false;               // under `trying`
+  std::atomic<size_t> result{0};    // 0 as long as it is not known
+  std::atomic<bool> shared{false};  // by several ranks of this process
 };
 struct AllTried {
   std::mutex mutex;  // never held during a call of the driver
@@ -148,5 +149,8 @@ Result<cuda::StreamOwner> create_urgent_stream(cuda::Context context) {
 }
 
 size_t streams_that_may_wait(cuda::Context context) { return tried(context).result; }
+
+void share_context(cuda::Context context) { tried(context).shared = true; }
+bool is_shared(cuda::Context context) { return tried(context).shared; }
 
 }  // namespace moeccl::exec

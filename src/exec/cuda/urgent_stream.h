@@ -15,4 +15,10 @@ Result<driver::cuda::StreamOwner> create_urgent_stream(driver::cuda::Context con
 // measured once for each context of the process, when its first urgent stream is created; before that it is 0.
 size_t streams_that_may_wait(driver::cuda::Context context);
 
+// Notes that several ranks of this process work on the context, and returns whether it was noted. Where all queues have
+// work, one rank's part of an operation comes behind other work, perhaps behind another rank's stream that waits for
+// that operation.
+void share_context(driver::cuda::Context context);
+bool is_shared(driver::cuda::Context context);
+
 }  // namespace moeccl::exec

@@ -27,6 +27,14 @@ Result<LauncherInfo> detect(const Variables& variables) {
   });
 }
 
+TEST(Launcher, HalfOfTheVariablesIsNamed) {
+  EXPECT_NE(detect({{"RANK", "3"}}).status().message().find("RANK is set and WORLD_SIZE is not"), std::string::npos);
+  EXPECT_NE(detect({{"WORLD_SIZE", "8"}}).status().message().find("WORLD_SIZE is set and RANK is not"),
+            std::string::npos);
+  EXPECT_NE(detect({}).status().message().find("no launcher"), std::string::npos);
+  EXPECT_TRUE(detect({{"RANK", "3"}, {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}}).ok());
+}
+
 TEST(Launcher, EachDialectIsUnderstood) {
   Result<LauncherInfo> torch = detect({{"RANK", "3"},
                                        {"WORLD_SIZE", "8"},

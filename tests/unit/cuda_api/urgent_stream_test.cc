@@ -92,5 +92,34 @@ TEST(CudaUrgentStreams, AStreamThatTheDriverHoldsUpDoesNotHoldUpOtherDevices) {
       device_options(RankMode::kProcesses));
 }
 
+// Where all queues have work, a rank's part of an operation comes into the shortest one, in which the other rank's
+// stream may wait for that operation.
+TEST(CudaUrgentStreams, RanksThatShareADeviceDoNotHoldUpOneAnother) {
+  const Setting channels("MOECCL_TEST_CUDA_CHANNELS", "1"), pool("MOECCL_TEST_CUDA_CHANNEL_POOL", "1"),
+      steps("MOECCL_CUDA_PERSISTENT", "0");
+  run_on_devices(2, device_options(RankMode::kThreads, 30'000, 10'000),
+                 [](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+                   if (!device.emulated()) GTEST_SKIP() << "needs a driver whose queues are known";
+                   DeviceBuffer x(device, kCount * 4);
+                   x.put(floats(kCount, static_cast<float>(rank)));
+                   std::vector<void*> busy(rank == 1 ? 7 : 0);  // and the other rank's stream has the eighth queue
+                   for (void*& s : busy) s = device.make_stream();
+                   const uint64_t before = device.calls("cuStreamWaitValue64_v2");
+                   all_have_ended(comm);
+                   // Until the other rank's stream waits for this rank, or, as it should be, only its call does.
+                   for (int i = 0; rank == 1 && i < 500 && device.calls("cuStreamWaitValue64_v2") == before; ++i)
+                     usleep(1000);
+                   for (void* s : busy)
+                     for (int i = 0; i < 3; ++i) device.keep_busy(s);
+                   MOECCL_EXPECT_COMM_OK(sum(x, comm, stream), comm);
+                   EXPECT_EQ(x.get(stream), floats(kCount, 1));
+                   for (void* s : busy) {
+                     device.synchronize(s);
+                     device.end_stream(s);
+                   }
+                   all_have_ended(comm);
+                 });
+}
+
 }  // namespace
 }  // namespace moeccl::testing

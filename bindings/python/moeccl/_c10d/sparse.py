@@ -19,7 +19,7 @@ class _Now:
 def all_reduce(backend: Any, tensor: torch.Tensor, opts: Any) -> Work:
     """Reduces a sparse tensor. It completes before it returns, because the sizes must be known first."""
     if not tensor.is_sparse or kind_of(opts.reduceOp) != ReduceOp.SUM:
-        raise ValueError(f"allreduce of a sparse tensor: layout {tensor.layout} and {opts.reduceOp}: give torch.sparse_coo and SUM")
+        raise ValueError(f"allreduce of a sparse tensor: layout {tensor.layout} and {kind_of(opts.reduceOp).name}: give torch.sparse_coo and SUM")
     if not tensor.is_cpu:
         raise ValueError(f"allreduce of a sparse tensor on {tensor.device}: give one on cpu")
     size, comm = backend.size(), backend.comm_handle

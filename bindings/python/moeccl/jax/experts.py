@@ -9,6 +9,7 @@ import numpy as np
 import moeccl
 from moeccl._errors import number as whole
 from moeccl._owned import Owned
+from moeccl._placement import experts_of
 
 from . import _routed
 from ._native import lib, number_of, settle
@@ -75,12 +76,7 @@ class ExpertParallel:
         moe = moeccl.Moe(comm, hidden * self.dtype.itemsize, n_experts, top_k, max_tokens, _TYPES[self.dtype.name], moeccl.EXPERT_MAJOR,
                          expert_rank, algorithm, capacity=capacity, align_rows=align_rows, **options)
         self.comm, self.n_experts, self.top_k, self.hidden, self.max_tokens = comm, n_experts, top_k, hidden, max_tokens
-        if expert_rank is None:
-            share, more = divmod(n_experts, comm.size)
-            first = comm.rank * share + min(comm.rank, more)
-            self.local_experts = list(range(first, first + share + (comm.rank < more)))
-        else:
-            self.local_experts = [e for e, r in enumerate(expert_rank) if r == comm.rank]
+        self.local_experts = experts_of(comm.rank, comm.size, n_experts, expert_rank)
         n_local, align = len(self.local_experts), max(1, align_rows)
         kept = min(capacity, max_tokens) if capacity else max_tokens
         # As the library's MoeLayer::most_rows() says; it also checks each routing against this number.

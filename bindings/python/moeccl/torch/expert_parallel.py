@@ -8,6 +8,7 @@ import torch
 
 import moeccl
 from moeccl import _abi
+from moeccl._placement import experts_of
 from ._calls import DTYPES, FLOATS, Owned, as_int32, call, int32s, is_whole, listed, memory, uncompiled
 from ._group import Group, comm_of, largest
 from .float8 import KINDS, QuantizedDispatch, n_scales
@@ -162,11 +163,7 @@ class ExpertParallel:
     @property
     def local_experts(self) -> List[int]:
         """The numbers of this rank's experts, ascending."""
-        if self._owners is not None:
-            return [e for e, r in enumerate(self._owners) if r == self.rank]
-        share, more = divmod(self.n_experts, self.size)
-        first = self.rank * share + min(self.rank, more)
-        return list(range(first, first + share + (self.rank < more)))
+        return experts_of(self.rank, self.size, self.n_experts, self._owners)
 
     def layer(self, dtype, n_tokens=0):
         """Returns the C layer for rows of `dtype`; the first use of a type is collective."""
