@@ -361,7 +361,9 @@ std::string PostMortem::stuck_links() const {
   return text;
 }
 
-// Each communicator has compared its hosts with its own first one. The largest has met most hosts.
+// Each communicator has compared its hosts with its own first one. From the largest, which has met most hosts, one
+// clock reaches all communicators that share a host with those that it has reached; what it does not reach has a clock
+// of its own.
 std::string PostMortem::use_one_clock() {
   std::vector<Group*> by_size;
   for (Group& g : groups_) by_size.push_back(&g);
@@ -369,17 +371,26 @@ std::string PostMortem::use_one_clock() {
   std::map<std::string, double> ahead;
   std::string text;
   const Host* first = nullptr;
-  for (const Group* const g : by_size) {
-    const auto met =
-        std::find_if(g->hosts.begin(), g->hosts.end(), [&](const Host& h) { return ahead.count(h.id) > 0; });
-    const double base = met == g->hosts.end() ? 0 : ahead[met->id] - met->clock_ahead_ms;
-    for (const Host& h : g->hosts) {
-      if (first == nullptr) first = &h;
+  const auto met = [&ahead](const Group* g) {
+    return std::find_if(g->hosts.begin(), g->hosts.end(), [&](const Host& h) { return ahead.count(h.id) > 0; });
+  };
+  while (!by_size.empty()) {
+    auto next = std::find_if(by_size.begin(), by_size.end(), [&](const Group* g) { return met(g) != g->hosts.end(); });
+    double base = 0;
+    if (next != by_size.end()) {
+      const auto known = met(*next);
+      base = ahead[known->id] - known->clock_ahead_ms;
+    } else {
+      next = by_size.begin();
+      first = (*next)->hosts.empty() ? nullptr : &(*next)->hosts[0];
+    }
+    for (const Host& h : (*next)->hosts) {
       const auto [at, is_new] = ahead.emplace(h.id, base + h.clock_ahead_ms);
       if (is_new && at->second != 0)
         text += fmt::format("The clock of host {} was {} {} that of host {}, whose time is used here.\n", name_of(h),
                             span_text(std::abs(at->second)), at->second > 0 ? "ahead of" : "behind", name_of(*first));
     }
+    by_size.erase(next);
   }
   for (Group& g : groups_) {
     for (auto& [rank, m] : g.members) m.move_back(ahead[m.host_id]);

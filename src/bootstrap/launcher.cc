@@ -128,7 +128,6 @@ Result<LauncherInfo> read_dialect(const EnvironmentReader& read, const Dialect& 
   // A program that sets RANK and WORLD_SIZE from srun's variables need not say more.
   if (is_of(dialect, "torchrun") && info.n_local == 0 && info.n_hosts == 0 && started_by_srun(read, dialect.n_ranks[0]))
     MOECCL_TRY(read_number(read, "SLURM_STEP_NUM_NODES", 1, kMaxRanks, &info.n_hosts));
-  if (info.n_hosts == 1 && info.n_local == 0) info.n_local = info.n_ranks;
   return info;
 }
 
@@ -293,7 +292,7 @@ const std::string& host_of_rank_0(const LauncherInfo& info) {
   return info.master_addr.empty() ? info.first_node : info.master_addr;
 }
 const char* said_by(const LauncherInfo& info) {
-  return info.master_addr.empty() ? "MASTER_ADDR (where it is not set, Slurm's first node)" : "MASTER_ADDR";
+  return info.master_addr.empty() ? "Slurm's first node (without MASTER_ADDR)" : "MASTER_ADDR";
 }
 
 // A name of Kubernetes is known only when rank 0's pod runs, and for some seconds a name service keeps that it was not.
@@ -313,7 +312,8 @@ Result<UniqueId> wait_for_place_of_rank_0(const LauncherInfo& info, uint16_t por
                    "rank {} found no rank 0: {}: set MASTER_ADDR to the name or the IP address of rank 0's host",
                    info.rank, why);
     }
-    if (patience.ends()) log(LogLevel::kWarn, "rank {} keeps trying to find rank 0 by MASTER_ADDR: {}", info.rank, why);
+    if (patience.ends())
+      log(LogLevel::kWarn, "rank {} keeps trying to find rank 0 by {}: {}", info.rank, said_by(info), why);
   }
 }
 
@@ -321,8 +321,11 @@ Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, Deadline dea
   if (!has_secret()) {
     return error(moecclInvalidUsage,
                  "the {} job runs on several hosts: set MOECCL_SECRET to the same secret of at least 16 characters on "
-                 "all ranks (it admits them), or MOECCL_SECRET_FILE to a file that holds it, or pass a unique id",
-                 info.launcher);
+                 "all ranks (it admits them), or MOECCL_SECRET_FILE to a file that holds it, or pass a unique id{}",
+                 info.launcher,
+                 info.launcher == "torchrun" && info.n_local == 0
+                     ? "; if all ranks run on this host, set LOCAL_WORLD_SIZE to their number"
+                     : "");
   }
   if (host_of_rank_0(info).empty()) {
     return error(moecclInvalidUsage,
@@ -363,7 +366,7 @@ Result<LauncherInfo> detect_launcher(const EnvironmentReader& read) {
   if (has_rank != (read("WORLD_SIZE") != nullptr)) {
     return error(moecclInvalidUsage,
                  "{} is set and {} is not: set RANK to this process's rank and WORLD_SIZE to the number "
-                 "of ranks",
+                 "of ranks, or unset it and use torchrun, mpirun or srun",
                  has_rank ? "RANK" : "WORLD_SIZE", has_rank ? "WORLD_SIZE" : "RANK");
   }
   return error(moecclInvalidUsage,
@@ -395,7 +398,8 @@ Result<UniqueId> place_of_rank_0(const char* said_by, const std::string& host, u
     const bool unsure = chosen.empty() && has_several_networks();
     log(unsure ? LogLevel::kWarn : LogLevel::kInfo, "{}: \"{}\" is {} here; the ranks meet at {}{}", said_by, host,
         here.host(), all.front().str(),
-        unsure ? format(", which must be what the other hosts know it by: else give that IP address in {}", said_by)
+        unsure ? format(", which must be what the other hosts know it by: else give that IP address in {}",
+                        std::string_view(said_by).starts_with("Slurm") ? "MASTER_ADDR" : said_by)
                : "");
   }
   std::erase_if(all, is_for_this_host_only);

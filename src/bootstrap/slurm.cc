@@ -9,7 +9,7 @@ namespace moeccl::bootstrap {
 namespace {
 
 // Each step has a port of its own, below 29500, torchrun's (docs/decisions/157-srun.md).
-constexpr uint64_t kFirstPort = 20000, kPorts = 9500, kPortsOfAJob = 61;
+constexpr uint64_t kFirstPort = 20000, kPorts = 9499, kPortsOfAJob = 61;
 
 // Returns "gpu007" for "gpu[007-9,12],login", and "rack1gpu1" for "rack[1-2]gpu[1-4]".
 std::string first_of_nodes(std::string_view nodes) {
@@ -21,7 +21,7 @@ std::string first_of_nodes(std::string_view nodes) {
     }
     const std::string_view numbers = nodes.substr(i + 1);
     name += numbers.substr(0, numbers.find_first_of("-,]"));
-    i = nodes.find(']', i);  // npos + 1 is 0
+    i = nodes.find(']', i);
     if (i == nodes.npos) return "";
   }
   return name;

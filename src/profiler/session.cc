@@ -92,10 +92,9 @@ void load_once(Host& host) {
     log(LogLevel::kInfo, "no profiler plugin: {}", loaded.message());
     return;
   }
-  const char* const variable =
-      std::getenv("MOECCL_PROFILER_PLUGIN") != nullptr ? "MOECCL_PROFILER_PLUGIN" : "NCCL_PROFILER_PLUGIN";
-  log(LogLevel::kWarn, "{}: {}: this process has no profile; {}=none avoids this line", variable, loaded.message(),
-      variable);
+  const char* const own = std::getenv("MOECCL_PROFILER_PLUGIN");
+  log(LogLevel::kWarn, "{}: {}: this process has no profile; MOECCL_PROFILER_PLUGIN=none avoids this line",
+      own != nullptr && *own != 0 ? "MOECCL_PROFILER_PLUGIN" : "NCCL_PROFILER_PLUGIN", loaded.message());
 }
 
 // Runs one of the plugin's functions. The first one that fails ends the profile of the process.

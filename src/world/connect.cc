@@ -12,6 +12,7 @@
 #include "src/base/hash.h"
 #include "src/base/log.h"
 #include "src/base/random.h"
+#include "src/base/wire.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/handshake.h"
 #include "src/bootstrap/place.h"
@@ -149,7 +150,7 @@ class Connector {
     MOECCL_TRY(make_tree());
     MOECCL_TRY(settle_staging());
     MOECCL_TRY(make_segment());
-    MOECCL_ASSIGN_OR_RETURN(host_session_, HostSession::join(*session_, *hosts_, link_key_, met_ns_, deadline_));
+    MOECCL_ASSIGN_OR_RETURN(host_session_, HostSession::join(*session_, *hosts_, link_key_, deadline_));
     MOECCL_TRY(exchange_memory());
     MOECCL_TRY(probe_reads());
     prepare_fabric();
@@ -165,7 +166,6 @@ class Connector {
     MOECCL_ASSIGN_OR_RETURN(heap_, SymmetricHeap::process_heap());
     MOECCL_ASSIGN_OR_RETURN(const Introduction mine, Introduction::of_this_process(config_, heap_->bytes()));
     MOECCL_ASSIGN_OR_RETURN(const auto blobs, session_->all_gather(mine.encode(), deadline_));
-    met_ns_ = unix_ns();
     for (uint32_t r = 0; r < n_; ++r) {
       MOECCL_ASSIGN_OR_RETURN(Introduction theirs, Introduction::decode(blobs[r], r));
       all_.push_back(std::move(theirs));
@@ -401,6 +401,7 @@ class Connector {
 
   // process_vm_readv depends on users, namespaces and ptrace rules, so trying it is the only reliable test.
   Status probe_reads() {
+    const int64_t met_ns = unix_ns();  // a barrier has just ended
     bool all = true;
     for (const auto& [process, r] : processes_) {
       if (process == all_[rank_].process) continue;
@@ -409,9 +410,18 @@ class Connector {
       all = all && stamp.address != 0 &&
             driver::read_process(all_[r].pid, stamp, stamp.address, &value, sizeof(value)).ok();
     }
-    const auto mine = static_cast<std::byte>(all);
-    MOECCL_ASSIGN_OR_RETURN(const auto answers, session_->all_gather({&mine, 1}, deadline_));
-    for (const auto& a : answers) all = all && a.size() == 1 && a[0] == std::byte{1};
+    Writer mine;
+    mine.u8(all);
+    mine.i64(met_ns);
+    MOECCL_ASSIGN_OR_RETURN(const auto answers, session_->all_gather(mine.view(), deadline_));
+    std::vector<int64_t> times;
+    for (const auto& a : answers) {
+      Reader in(a);
+      all = in.u8() == 1 && all;
+      times.push_back(in.i64());
+      all = in.done() && all;
+    }
+    hosts_->compare_clocks(times);
     // `processes_` holds only the processes of this host.
     const topology::PathFacts facts{hosts_->n() == 1, processes_.size() == 1, all, config_.pace};
     m_.reach = topology::reach_of_all(facts);
@@ -527,7 +537,6 @@ class Connector {
   bool can_read_ = false;
   bootstrap::Key link_key_ = {};
   std::unique_ptr<bootstrap::Session> session_;
-  int64_t met_ns_ = 0;  // Unix time when the introductions had come
   std::optional<Hosts> hosts_;
   std::shared_ptr<profiler::Session> profiler_;
   std::unique_ptr<HostSession> host_session_;

@@ -13,10 +13,11 @@
 namespace moeccl::comm {
 namespace {
 
-constexpr size_t kMaxName = 100;  // of an abstract UNIX socket
-constexpr int64_t kNewsMs = 200;  // time to wait for news from the session of all ranks
-// An exchange ends on all ranks at nearly the same time; on busy hosts and with many ranks only roughly. Clocks that a
-// time service keeps differ by less than that.
+constexpr size_t kMaxName = 100;    // of an abstract UNIX socket
+constexpr int64_t kNewsMs = 200;    // time to wait for news from the session of all ranks
+constexpr int64_t kDeathMs = 2000;  // time for the news that a rank which had its meeting point has ended
+// A barrier ends on all ranks at nearly the same time, on busy hosts only roughly. Clocks that a time service keeps
+// differ by less than that.
 constexpr int64_t kSameClockMs = 1000;
 
 }  // namespace
@@ -57,8 +58,21 @@ std::string Hosts::json() const {
   return "[" + all + "]";
 }
 
-Result<std::unique_ptr<HostSession>> HostSession::join(bootstrap::Session& session, Hosts& hosts,
-                                                       const bootstrap::Key& key, int64_t met_ns, Deadline deadline) {
+void Hosts::compare_clocks(std::span<const int64_t> met_ns) {
+  clock_ahead_ms.clear();
+  int64_t first_ms = 0;
+  for (const std::vector<uint32_t>& ranks : members) {
+    int64_t earliest_ns = met_ns[ranks[0]];
+    for (const uint32_t r : ranks) earliest_ns = std::min(earliest_ns, met_ns[r]);
+    const int64_t ms = earliest_ns / 1'000'000;
+    if (clock_ahead_ms.empty()) first_ms = ms;
+    const int64_t ahead = ms - first_ms;
+    clock_ahead_ms.push_back(std::abs(ahead) < kSameClockMs ? 0 : ahead);
+  }
+}
+
+Result<std::unique_ptr<HostSession>> HostSession::join(bootstrap::Session& session, const Hosts& hosts,
+                                                       const bootstrap::Key& key, Deadline deadline) {
   std::unique_ptr<HostSession> made(new HostSession(session, hosts));
   if (hosts.n() == 1 && session.over_unix()) return made;
   const auto rank = static_cast<uint32_t>(session.rank());
@@ -66,7 +80,6 @@ Result<std::unique_ptr<HostSession>> HostSession::join(bootstrap::Session& sessi
   const std::vector<uint32_t>& here = hosts.members[host];
   const bootstrap::Key local_key = bootstrap::derive_key(key, format("moeccl host {}", host));
   Writer name;
-  if (here[0] == rank) name.i64(met_ns);
   if (here.size() > 1 && here[0] == rank) {
     bootstrap::RootOptions options;
     options.timeout_ms = deadline.left_ms();
@@ -76,31 +89,24 @@ Result<std::unique_ptr<HostSession>> HostSession::join(bootstrap::Session& sessi
     name.bytes(id.address.host_bytes());
   }
   MOECCL_ASSIGN_OR_RETURN(const auto names, session.all_gather(name.view(), deadline));
-  std::string where;
-  std::vector<int64_t> clock_ms;
-  for (uint32_t h = 0; h < hosts.n(); ++h) {
-    const uint32_t first = hosts.members[h][0];
-    Reader in(names[first]);
-    clock_ms.push_back(in.i64() / 1'000'000);
-    const std::string place = hosts.members[h].size() > 1 ? in.string(kMaxName) : "";
-    if (!in.done()) return error(moecclRemoteError, "rank {} sent no meeting point for its host", first);
-    if (h == host) where = place;
-    const int64_t ahead = clock_ms[h] - clock_ms[0];
-    hosts.clock_ahead_ms.push_back(std::abs(ahead) < kSameClockMs ? 0 : ahead);
-  }
   if (here.size() == 1) return made;
+  Reader in(names[here[0]]);
+  const std::string where = in.string(kMaxName);
+  if (!in.done()) return error(moecclRemoteError, "rank {} sent no meeting point for its host", here[0]);
   bootstrap::UniqueId id;
   id.address = driver::unix_address(where);
   id.key = local_key;
   id.host_hash = driver::host_identity().hash();
   // Machines that were cloned while they ran, with their memory, have the same boot id and numbers of namespaces.
-  if (driver::ask_all({&id.address, 1}, deadline)[0] == driver::Answer::kNobody) {
-    return made->failure(
-        error(moecclRemoteError,
-              "rank {} cannot reach rank {}, though both have the host name {}, the same boot id and the "
-              "same namespaces: if they are on machines that are clones of one, set MOECCL_HOST_ID to a "
-              "name of its own on each machine",
-              rank, here[0], hosts.names[host]));
+  bool nobody_listens = false;
+  if (here[0] != rank) (void)driver::connect_to(id.address, deadline, {.nobody_listens = &nobody_listens});
+  if (nobody_listens) {
+    MOECCL_TRY(session.news(kDeathMs));
+    return error(moecclRemoteError,
+                 "rank {} cannot reach rank {}, though both have the host name {}, the same boot id and the "
+                 "same namespaces: if they are on machines that are clones of one, set MOECCL_HOST_ID to a "
+                 "name of its own on each machine",
+                 rank, here[0], hosts.names[host]);
   }
   MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId encoded, bootstrap::encode_unique_id(id));
   bootstrap::JoinOptions options;

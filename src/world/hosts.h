@@ -29,7 +29,7 @@ struct Hosts {
   std::vector<std::string> names;              // [hosts]
   std::vector<uint64_t> network;               // [hosts]
   // [hosts] By how much each host's clock is ahead of the first one's, to within the time that a message takes; below 1
-  // s it is 0. Empty until HostSession::join().
+  // s it is 0. Empty until compare_clocks().
   std::vector<int64_t> clock_ahead_ms;
 
   // `all` is [n_ranks].
@@ -41,6 +41,8 @@ struct Hosts {
     return network[host_of[a]] != 0 && network[host_of[a]] == network[host_of[b]];
   }
   const std::vector<uint32_t>& around(uint32_t rank) const { return members[host_of[rank]]; }
+  // met_ns: each rank's unix_ns() when one barrier had ended there. Delays only add, so a host's earliest counts.
+  void compare_clocks(std::span<const int64_t> met_ns);
   // Describes the hosts for the flight recorder; empty if all ranks are on one host.
   std::string json() const;
 };
@@ -50,10 +52,9 @@ struct Hosts {
 // sent.
 class HostSession {
  public:
-  // Collective call of all ranks of `session`, which must outlive this object, as must `hosts`, whose clocks it
-  // compares. met_ns: unix_ns() when the ranks' previous exchange had ended here.
-  static Result<std::unique_ptr<HostSession>> join(bootstrap::Session& session, Hosts& hosts, const bootstrap::Key& key,
-                                                   int64_t met_ns, Deadline deadline);
+  // Collective call of all ranks of `session`, which must outlive this object, as must `hosts`.
+  static Result<std::unique_ptr<HostSession>> join(bootstrap::Session& session, const Hosts& hosts,
+                                                   const bootstrap::Key& key, Deadline deadline);
   // Like Session::all_gather_fds, but among the ranks of this host. Sets and results are indexed by communicator rank.
   Result<std::vector<std::vector<Fd>>> all_gather_fds(std::span<const int> mine, const bootstrap::RankSet& wanted_by,
                                                       Deadline deadline);

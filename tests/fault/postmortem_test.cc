@@ -360,6 +360,43 @@ TEST(PostMortem, ARankThatIsLateIsNamedThoughItsClockDiffers) {
       << text;
 }
 
+// Pairs of hosts a and b, c and d, b and c, each with the second clock an hour ahead of the first. Nothing came from b.
+TEST(PostMortem, ClocksAreComparedThroughOtherCommunicators) {
+  const Folder folder;
+  const auto pair = [](const char* group, const char* one, const char* other, uint32_t rank) {
+    const nlohmann::json hosts = {
+        {{"name", one}, {"host_id", one}, {"ranks", {{0, 0}}}},
+        {{"name", other}, {"host_id", other}, {"ranks", {{1, 1}}}, {"clock_ahead_ms", kHourMs}}};
+    return nlohmann::json{{"group", group},
+                          {"name", ""},
+                          {"memory", "host"},
+                          {"rank", rank},
+                          {"n_ranks", 2},
+                          {"hosts", hosts},
+                          {"state", "running"},
+                          {"operations", nlohmann::json::array()},
+                          {"waits", nlohmann::json::array()}};
+  };
+  const auto write = [&folder](const char* host, const nlohmann::json& communicators) {
+    std::ofstream(folder.path() + "/job." + host + ".json") << nlohmann::json{{"format", "moeccl-status"},
+                                                                              {"version", 1},
+                                                                              {"host", host},
+                                                                              {"host_id", host},
+                                                                              {"pid", 77},
+                                                                              {"written_unix_ms", 1'000'000'000'000},
+                                                                              {"communicators", communicators}};
+  };
+  write("a", nlohmann::json::array({pair("00000000000000ab", "a", "b", 0)}));
+  write("c", nlohmann::json::array({pair("00000000000000cd", "c", "d", 0), pair("00000000000000bc", "b", "c", 1)}));
+  write("d", nlohmann::json::array({pair("00000000000000cd", "c", "d", 1)}));
+  int code = 0;
+  const std::string text = folder.report(&code);
+  for (const char* line : {"The clock of host b was 3600.0 s ahead of that of host a,",
+                           "The clock of host c was 7200.0 s ahead of that of host a,",
+                           "The clock of host d was 10800.0 s ahead of that of host a,"})
+    EXPECT_NE(text.find(line), std::string::npos) << line << "\n" << text;
+}
+
 TEST(PostMortem, StatusRefusesWhatHasNoCommunicator) {
   int code = 0;
   const std::string none = output_of(tool() + " status 1", &code);

@@ -163,7 +163,8 @@ END
 
 check_cancel() {
   start_endless srun -w node1,node2 -n4 $endless
-  running && as_user scancel -u $user && wait $!
+  running && as_user scancel -u $user || return
+  wait $!
   nothing_left
 }
 

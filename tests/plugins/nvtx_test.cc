@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <regex>
 #include <set>
@@ -69,8 +70,14 @@ TEST_F(Nvtx, ShowsEachOperationAsARange) {
 }
 
 TEST_F(Nvtx, DoesNothingWithoutATool) {
+  const std::string said = log_ + ".log";
+  const Variables loud = {{"MOECCL_DEBUG", "INFO"}, {"MOECCL_DEBUG_FILE", said}};
   run_ranks(2, work, {.mode = RankMode::kProcesses});
   EXPECT_TRUE(lines().empty());
+  std::ifstream in(said);
+  const std::string all(std::istreambuf_iterator<char>(in), {});
+  EXPECT_NE(all.find("profiler plugin MoECCL NVTX"), std::string::npos) << all;
+  std::filesystem::remove(said);
 }
 
 }  // namespace

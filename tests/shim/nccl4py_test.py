@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import pathlib
+import queue
 import sys
 import tempfile
 import traceback
@@ -319,7 +320,10 @@ def main():
         process.start()
     left = {name: RANKS for name in [*names, "the end"]}
     while left:
-        rank, name, failure = results.get(timeout=120)
+        try:
+            rank, name, failure = results.get(timeout=120)
+        except queue.Empty:
+            sys.exit(f"no news for 120 s; left: {left}; exit codes: {[process.exitcode for process in ranks]}")
         if failure is not None:
             sys.exit(f"rank {rank} in {name}:\n{failure}")
         left[name] -= 1
@@ -328,6 +332,9 @@ def main():
             print("ok", name)
     for process in ranks:
         process.join(20)
+    codes = [process.exitcode for process in ranks]
+    if codes != [0] * RANKS:
+        sys.exit(f"the ranks' processes ended with {codes} (None: not at all)")
 
 
 if __name__ == "__main__":

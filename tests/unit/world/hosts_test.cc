@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "src/bootstrap/handshake.h"
+#include "tests/support/namespaces.h"
 #include "tests/support/timing.h"
 
 namespace moeccl::comm {
@@ -36,38 +37,34 @@ void meet(uint32_t n, const std::function<void(bootstrap::Session&, uint32_t ran
 
 constexpr int64_t kHourMs = 3'600'000;
 
-TEST(Hosts, KnowWhoseClockIsAheadWhenTheyHaveMet) {
-  const HostOfRank all[] = {{7, "a"}, {7, "a"}, {8, "b"}, {9, "c"}};
-  constexpr int64_t kNow = 1'800'000'000'000, kClock[] = {kNow, kNow + 400, kNow - 5 * kHourMs, kNow + 700};
-  std::string json[4];
-  meet(4, [&](bootstrap::Session& session, uint32_t rank, Deadline deadline) {
-    Hosts hosts(all);
-    const auto joined = HostSession::join(session, hosts, bootstrap::Key{}, kClock[rank] * 1'000'000, deadline);
-    ASSERT_TRUE(joined.ok()) << joined.status().message();
-    json[rank] = hosts.json();
-    ASSERT_TRUE(session.barrier(deadline).ok());
-  });
-  EXPECT_EQ(json[0],
-            "[{\"host_id\":\"0000000000000007\",\"name\":\"a\",\"ranks\":[[0,1]]},"
-            "{\"host_id\":\"0000000000000008\",\"name\":\"b\",\"ranks\":[[2,2]],\"clock_ahead_ms\":-18000000},"
-            "{\"host_id\":\"0000000000000009\",\"name\":\"c\",\"ranks\":[[3,3]]}]");
-  for (const std::string& other : json) EXPECT_EQ(other, json[0]);
+// The first rank woke up late, the fourth's clock is wrong, the last one's differs by less than counts.
+TEST(Hosts, KnowWhoseClockIsAhead) {
+  const HostOfRank all[] = {{7, "a"}, {8, "b"}, {7, "a"}, {9, "c"}, {10, "d"}};
+  constexpr int64_t kMs = 1'000'000, kNow = 1'800'000'000'000 * kMs;
+  Hosts hosts(all);
+  const int64_t met_ns[] = {kNow + 9000 * kMs, kNow + 400 * kMs, kNow, kNow - 5 * kHourMs * kMs, kNow + 999 * kMs};
+  hosts.compare_clocks(met_ns);
+  EXPECT_EQ(hosts.json(),
+            "[{\"host_id\":\"0000000000000007\",\"name\":\"a\",\"ranks\":[[0,0],[2,2]]},"
+            "{\"host_id\":\"0000000000000008\",\"name\":\"b\",\"ranks\":[[1,1]]},"
+            "{\"host_id\":\"0000000000000009\",\"name\":\"c\",\"ranks\":[[3,3]],\"clock_ahead_ms\":-18000000},"
+            "{\"host_id\":\"000000000000000a\",\"name\":\"d\",\"ranks\":[[4,4]]}]");
 }
 
 // A rank in another network namespace reaches no UNIX socket of this one, as on another machine.
 TEST(Hosts, ThatAreClonesOfOneMachineAreToldApartByTheUser) {
-  if (geteuid() != 0) GTEST_SKIP() << "only root may make network namespaces";
+  if (!moeccl::testing::may_unshare(CLONE_NEWNET)) GTEST_SKIP() << "this user may not make network namespaces";
   const HostOfRank all[] = {{7, "a"}, {7, "a"}};
   const tests::Stopwatch watch;
   Status status[2];
   meet(2, [&](bootstrap::Session& session, uint32_t rank, Deadline deadline) {
     ASSERT_TRUE(rank == 0 || unshare(CLONE_NEWNET) == 0) << strerror(errno);
     Hosts hosts(all);
-    const auto joined = HostSession::join(session, hosts, bootstrap::Key{}, 0, deadline);
+    const auto joined = HostSession::join(session, hosts, bootstrap::Key{}, deadline);
     status[rank] = joined.status();
     if (!joined.ok()) session.abandon(joined.status());
   });
-  EXPECT_LT(watch.fair_ms(), tests::patient_ms(3000));
+  EXPECT_LT(watch.fair_ms(), tests::patient_ms(6000));
   for (const Status& s : status) {
     EXPECT_EQ(s.code(), moecclRemoteError);
     EXPECT_NE(std::string(s.message()).find("rank 1 cannot reach rank 0, though both have the host name a"),
