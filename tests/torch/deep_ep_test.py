@@ -329,6 +329,7 @@ def made_and_dropped(buffer):
     assert other.explicitly_destroy and other.group_size == buffer.group_size
     other.destroy()
     raises(ValueError, "group and comm are None", lambda: DEEP_EP().Buffer(None))
+    raises(TypeError, "group is a int", lambda: DEEP_EP().Buffer(3))
     raises(ValueError, "enable_shrink is True", lambda: DEEP_EP().Buffer(buffer.group, enable_shrink=True))
 
 

@@ -54,6 +54,9 @@ def check_same(call, fields, told):
 def check_group(group, comm):
     """Returns (this rank, number of ranks, a function that gathers an object from all ranks)."""
     if group is not None:
+        require(isinstance(group, dist.ProcessGroup), TypeError, "group is a {}: give a torch.distributed process group, or an mpi4py communicator as comm",
+                type(group).__name__)
+
         def gather(thing):
             told = [None] * group.size()
             dist.all_gather_object(told, thing, group)
