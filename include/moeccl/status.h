@@ -14,13 +14,14 @@ extern "C" {
  * be root, and must be in the same pid namespace.
  *   {"format": "moeccl-status", "version": 1, "host", "host_id", "pid", "written_unix_ms", "communicators": [
  *     {"group" (the same on all ranks of a communicator), "name", "memory": "host" or "CUDA", "rank", "n_ranks",
- *      "hosts": [{"name", "host_id", "ranks": [[first, last], ...], "clock_ahead_ms": by how much its clock was ahead
- *        of the first one's when the ranks met (negative: behind), if by 1 s or more}] where the ranks are on several
- * hosts, "state": "running" or "failed", then also "code", "failure", "failed_unix_ms"; "operations": the last 64,
- * oldest first: [{"sequence" (0: Send/Recv, with "peer" instead of "root"), "op", "count" (elements), "type", "reduce",
- * "root", "plan", "state": "running", "done" or "failed", "began_ms_ago", "took_ms"}], "waits": what has been blocked
- * for 10 ms or more: [{"what", "sequence", "thread", "blocked_ms", "for": ranks that have not done all of their part,
- * "for_total", "awaits": the only rank that can let it go on, if known
+ *      "hosts": [{"name", "host_id", "ranks": [[first, last], ...], "clock_ahead_ms"}] where the ranks are on several
+ *        hosts; clock_ahead_ms: by how much its clock was ahead of the first one's at init, if by 1 s or more,
+ *      "state": "running" or "failed", then also "code", "failure", "failed_unix_ms";
+ *      "operations": the last 64, oldest first: [{"sequence" (0: Send/Recv, with "peer" instead of "root"), "op",
+ *        "count" (elements), "type", "reduce", "root", "plan", "state": "running", "done" or "failed", "began_ms_ago",
+ *        "took_ms"}],
+ *      "waits": what has been blocked for 10 ms or more: [{"what", "sequence", "thread", "blocked_ms", "for": ranks
+ *        that have not done all of their part, "for_total", "awaits": the only rank that can let it go on, if known
  *      }]}]}
  * text[bytes] gets the JSON, truncated if it is too long, and always ends in a zero byte; NULL only asks for the size.
  * *needed (may be NULL) gets the full length + 1, which may differ in the next call. Returns moecclRemoteError if there

@@ -97,21 +97,20 @@ Result<std::unique_ptr<HostSession>> HostSession::join(bootstrap::Session& sessi
   id.address = driver::unix_address(where);
   id.key = local_key;
   id.host_hash = driver::host_identity().hash();
-  // Machines that were cloned while they ran, with their memory, have the same boot id and numbers of namespaces.
-  bool nobody_listens = false;
-  if (here[0] != rank) (void)driver::connect_to(id.address, deadline, {.nobody_listens = &nobody_listens});
-  if (nobody_listens) {
+  MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId encoded, bootstrap::encode_unique_id(id));
+  bootstrap::JoinOptions options;
+  options.others_alive = [&session] { return session.news(); };
+  options.cancelled = session.cancelled();
+  // Called where no rank listens, though this one has just been told the place. Machines that were cloned while they
+  // ran, with their memory, have the same boot id and numbers of namespaces.
+  options.ask_again = [&]() -> Result<moecclUniqueId> {
     MOECCL_TRY(session.news(kDeathMs));
     return error(moecclRemoteError,
                  "rank {} cannot reach rank {}, though both have the host name {}, the same boot id and the "
                  "same namespaces: if they are on machines that are clones of one, set MOECCL_HOST_ID to a "
                  "name of its own on each machine",
                  rank, here[0], hosts.names[host]);
-  }
-  MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId encoded, bootstrap::encode_unique_id(id));
-  bootstrap::JoinOptions options;
-  options.others_alive = [&session] { return session.news(); };
-  options.cancelled = session.cancelled();
+  };
   Result<std::unique_ptr<bootstrap::Session>> local = bootstrap::Session::join(
       encoded, static_cast<int>(hosts.index_of[rank]), static_cast<int>(here.size()), deadline, options);
   if (!local.ok()) return made->failure(std::move(local).status());

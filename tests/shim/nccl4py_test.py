@@ -86,6 +86,13 @@ def same(array, wanted):
     np.testing.assert_array_equal(array.get(), wanted)
 
 
+def check_sum(comm, rank, ranks, **options):
+    """Sums over `comm`, which holds `ranks` of the first communicator, of which this is number `rank`."""
+    out = zeros(1000)
+    comm.allreduce(Array(of_rank(rank)), out, nccl.SUM, **options)
+    same(out, sum(of_rank(r) for r in ranks))
+
+
 @contextlib.contextmanager
 def raises(kind, text):
     try:
@@ -185,18 +192,13 @@ def case_settings(comm, rank, n, box):
         assert comm.get_mem_stat(stat) >= 0
     assert len(list(nccl.params)) == len(nccl.params)
     nccl.dump_params()
-    config = nccl.NCCLCollConfig()
-    out = zeros(1000)
-    comm.allreduce(Array(of_rank(rank)), out, nccl.SUM, config=config)
-    same(out, sum(of_rank(r) for r in range(n)))
+    check_sum(comm, rank, range(n), config=nccl.NCCLCollConfig())
 
 
 def case_groups_of_ranks(comm, rank, n, box):
     half = comm.split(color=rank % 2, key=-rank)
     assert (half.nranks, half.rank) == (n // 2, (n - 1 - rank) // 2)
-    out = zeros(1000)
-    half.allreduce(Array(of_rank(rank)), out, nccl.SUM)
-    same(out, sum(of_rank(r) for r in range(rank % 2, n, 2)))
+    check_sum(half, rank, range(rank % 2, n, 2))
     half.finalize()
     half.destroy()
     none = comm.split(color=None if rank == 0 else 1)
@@ -207,8 +209,7 @@ def case_groups_of_ranks(comm, rank, n, box):
     if rank != 2:
         rest = comm.shrink([2])
         assert rest.nranks == n - 1
-        rest.allreduce(Array(of_rank(rank)), out, nccl.SUM)
-        same(out, sum(of_rank(r) for r in range(n) if r != 2))
+        check_sum(rest, rank, (r for r in range(n) if r != 2))
         rest.destroy()
 
 
@@ -217,16 +218,14 @@ def case_growth(comm, rank, n, box):
     if rank < n - 1:
         if rank == 1:
             uid = part.get_unique_id()
-            box.put(bytes(uid.as_bytes if hasattr(uid, "as_bytes") else uid))
+            box.put(bytes(uid))
             whole = part.grow(n, uid)
         else:
             whole = part.grow(n)
     else:
         whole = nccl.Communicator().grow(n, nccl.UniqueId.from_bytes(box.get()), rank=rank)
     assert (whole.nranks, whole.rank) == (n, rank)
-    out = zeros(1000)
-    whole.allreduce(Array(of_rank(rank)), out, nccl.SUM)
-    same(out, sum(of_rank(r) for r in range(n)))
+    check_sum(whole, rank, range(n))
     whole.destroy()
     part.destroy()
 
@@ -267,9 +266,7 @@ def case_mistakes(comm, rank, n, box):
     with raises(Exception, "nvalid"):
         comm.send(Array(of_rank(rank)), n + 3)
     assert comm.get_last_error()
-    out = zeros(1000)
-    comm.allreduce(Array(of_rank(rank)), out, nccl.SUM)
-    same(out, sum(of_rank(r) for r in range(n)))
+    check_sum(comm, rank, range(n))
 
 
 def case_nonblocking(comm, rank, n, box):
