@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NetMoE: the time of its solver and the savings of a re-placement."""
 import array
+import os
 import random
 import statistics
 import time
@@ -23,19 +24,22 @@ def choices_of_a_sample(dice):
 
 def table_4():
     """Measures solving Eq. 10, gather and next scatter, for 16 devices on 2 nodes: the median of 15 runs in processor time, because other
-    processes may run; the paper's column KM, a mean of 50, is the limit."""
+    processes may run; the paper's column KM, a mean of 50, is the limit. Tests multiply it, as all their times, by MOECCL_TEST_PATIENCE: the
+    first row takes 0.03 ms on one machine and 0.09 on another."""
     from moeccl import solve
+    patience = float(os.environ.get("MOECCL_TEST_PATIENCE", "1"))
     dice = random.Random(4)
     for per_device, km_ms in TABLE_4:
         n = 16 * per_device
         gather, scatter = ([choices_of_a_sample(dice) for _ in range(n)] for _ in range(2))
         problem = solve.sample_problem(n, 32, 16, 2, gather, scatter, beta_intra_us=1 / 400e3, beta_inter_us=1 / 100e3)
+        solve.samples(problem)
         times = []
         for _ in range(15):
             began = time.thread_time()
             solve.samples(problem)
             times.append(1e3 * (time.thread_time() - began))
-        yield row(f"Table 4, I/J = {per_device}, ms to solve", km_ms, statistics.median(times), ["at most", km_ms])
+        yield row(f"Table 4, I/J = {per_device}, ms to solve", km_ms, statistics.median(times), ["at most", km_ms * patience])
 
 
 RANKS, SAMPLES, TOKENS, EXPERTS, ROW_BYTES = 8, 8, 32, 16, 1024
