@@ -3,7 +3,9 @@
 // As in nccl-tests, NCCL_TESTS_ALLTOALLV_SPREAD (0 even .. 1 by distance, the default), _MATRIX_FILE (or --matrix) and
 // _MATRIX_SCALE select it.
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 
@@ -43,7 +45,7 @@ double from_environment(const char* name, double otherwise) {
 void read_matrix(const std::string& path, int n_ranks) {
   const double scale = std::max(0.0, from_environment("NCCL_TESTS_ALLTOALLV_MATRIX_SCALE", 1));
   std::ifstream file(path);
-  if (!file) perf::fail("cannot open the traffic matrix " + path);
+  if (!file) perf::fail("--matrix " + path + ": cannot be opened: " + std::strerror(errno));
   std::string line;
   while (std::getline(file, line)) {
     std::istringstream cells(line);

@@ -254,6 +254,8 @@ void add_codec(const CodecTable& t) {
 
 int main(int argc, char** argv) {
   using namespace moeccl::kernels;
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
   for (const char* name : names()) {
     const KernelTable* table = select(name);
     if (!table) {
@@ -265,7 +267,6 @@ int main(int argc, char** argv) {
     add_rows(*table);
     add_codec(*select_codec(name));
   }
-  benchmark::Initialize(&argc, argv);
   benchmark::RunSpecifiedBenchmarks();
   return 0;
 }

@@ -191,7 +191,12 @@ void check(Rank& r, const std::byte* src, size_t bytes) {
 int main(int argc, char** argv) {
   setvbuf(stdout, nullptr, _IOLBF, 0);
   const transport::Network* const network = argc > 1 ? transport::find_network(argv[1]) : nullptr;
-  if (network == nullptr || (argc != 2 && argc != 4)) fail("bench_link NETWORK [DEVICE0 DEVICE1]");
+  if (network == nullptr || (argc != 2 && argc != 4)) {
+    std::string names;
+    for (const transport::Network& known : transport::networks())
+      names += (names.empty() ? "" : "|") + std::string(known.name);
+    fail("usage: bench_link " + names + " [DEVICE0 DEVICE1]");
+  }
   int up[2], down[2];
   if (pipe(up) != 0 || pipe(down) != 0) fail("no pipe");
   const pid_t child = fork();

@@ -4,6 +4,7 @@
 rounds, in us of this thread's processor time, on which other programs have no effect.
 
   PYTHONPATH=build/bindings/python python3 perf/python_overhead.py"""
+import argparse
 import array
 import statistics
 import time
@@ -26,6 +27,7 @@ def timed(call):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     [comm] = moeccl.init_all(1)
     plain = array.array("f", [1.0, 1.0])
     at, handle, raw = plain.buffer_info()[0], comm.handle, _abi.lib().moecclAllReduce

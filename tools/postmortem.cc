@@ -174,7 +174,9 @@ void PostMortem::add(const std::string& text) {
       group->members[m.rank] = std::move(m);
     }
   } catch (const json::exception& e) {
-    throw std::runtime_error(fmt::format("is not what moecclStatus writes: {}", e.what()));
+    std::string_view why = e.what();  // "[json.exception.parse_error.101] parse error at line 1, column 1: ..."
+    if (why.starts_with('[')) why.remove_prefix(why.find(' ') + 1);
+    throw std::runtime_error(fmt::format("is not what moecclStatus writes: {}", why));
   }
 }
 

@@ -99,8 +99,10 @@ void add_balance(perf::App& solve, std::function<void()>& chosen) {
   auto o = std::make_shared<Options>();
   perf::App* app = solve.add_subcommand("balance", "replicas on GPUs from the load of each expert (EPLB)");
   add_trace_options(*app, o->trace, Reads::kLoads);
-  app->add_option("--loads", o->loads, "file with a line for each layer: the loads of its experts")
-      ->excludes(app->get_option("--trace"));
+  perf::Option* const loads =
+      app->add_option("--loads", o->loads, "file with a line for each layer: the loads of its experts");
+  for (const char* of_trace : {"--trace", "--tokens", "--topk", "--experts", "--zipf"})
+    loads->excludes(app->get_option(of_trace));
   app->add_option("--replicas", o->replicas, "slots of all GPUs")->check(perf::range(1, 65536));
   app->add_option("--groups", o->groups, "groups of experts; each stays on a node if the nodes divide them")
       ->check(perf::positive());

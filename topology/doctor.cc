@@ -241,7 +241,8 @@ void multi_process(const driver::Mps& mps, uint32_t n_gpus, uint32_t n_ranks, Fi
            "start nvidia-cuda-mps-control -d with the same variable, or unset it");
   } else if (n_ranks > n_gpus) {
     f.note(format("{} ranks on {} GPUs without MPS: processes that share one take turns on it", n_ranks, n_gpus),
-           "let ranks that share a GPU be threads of one process, or start nvidia-cuda-mps-control -d");
+           "let ranks that share a GPU be threads of one process, with CUDA_DEVICE_MAX_CONNECTIONS=32, or start "
+           "nvidia-cuda-mps-control -d");
   }
 }
 

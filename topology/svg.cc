@@ -97,15 +97,21 @@ class Picture {
       text += line(link.a, link.b, style, link_name(link.kind) + std::string(" ") + rate_text(link.cost.bytes_per_ns));
     }
     const NicAssignment a = assign_nics(graph_);
-    for (size_t i = 0; i < a.choices.size(); ++i)
+    for (size_t i = 0; i < a.choices.size(); ++i) {
+      if (holds(a.users[i]->id, a.nics[a.choices[i].nics[0]]->id)) continue;  // its box is in the user's box
       text += line(a.users[i]->id, a.nics[a.choices[i].nics[0]]->id,
                    "stroke=\"#2a6fb0\" stroke-width=\"1.5\" stroke-dasharray=\"5 4\"",
                    label(*a.users[i]) + " uses " + label(*a.nics[a.choices[i].nics[0]]));
+    }
     return text;
   }
 
  private:
   bool leaf(size_t i) const { return boxes_[i].children.empty(); }
+  bool holds(const std::string& container, const std::string& id) const {
+    const Node& node = graph_.nodes[place_of_.at(id)];
+    return id == container || (!node.parent.empty() && holds(container, node.parent));
+  }
   bool is_switch(const std::string& id) const { return graph_.nodes[place_of_.at(id)].kind == NodeKind::kNvSwitch; }
   bool switched(const Link& link) const {
     return link.kind == LinkKind::kNvlink && (is_switch(link.a) || is_switch(link.b));

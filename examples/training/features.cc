@@ -22,11 +22,11 @@ class TokenLayer : public MoeLayer {
     config.expert_rank = owner.data();
     check(moecclMoeCreate(&moe_, place.comm, &config), "moecclMoeCreate", place.comm);
   }
-  static moecclMoeConfig_t layer_config(const Feature& feature) {
+  moecclMoeConfig_t layer_config(const Feature& feature) const {
     moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
     config.hidden_bytes = kHidden * sizeof(float);
     config.type = moecclFloat32;
-    config.top_k = kTopK;
+    config.top_k = place_.top_k();
     config.max_tokens = kTokens;
     config.layout = moecclLayoutExpertMajor;
     config.algorithm = feature.algorithm.c_str();
@@ -110,7 +110,7 @@ class TokenLayer : public MoeLayer {
 class OwnedLayer : public TokenLayer {
  public:
   OwnedLayer(const Feature& feature, const Place& place)
-      : TokenLayer(feature, place, kExperts / place.n_ranks), adam_(weights_.size()) {
+      : TokenLayer(feature, place, place.n_experts() / place.n_ranks), adam_(weights_.size()) {
     for (int s = 0; s < slots_; s++) {
       const Floats w = initial_expert(place.rank * slots_ + s);
       std::copy(w.begin(), w.end(), weights_.begin() + s * kExpertSize);
@@ -128,7 +128,7 @@ class SwappedLayer : public OwnedLayer {
  public:
   static constexpr int kEvery = 3;
   SwappedLayer(const Feature& feature, const Place& place) : OwnedLayer(feature, place) {
-    for (int32_t e = 0; e < kExperts; e++) slot_.push_back(e);
+    for (int32_t e = 0; e < place.n_experts(); e++) slot_.push_back(e);
   }
   int n_swaps() const override { return n_swaps_; }
 
@@ -144,8 +144,8 @@ class SwappedLayer : public OwnedLayer {
   void swap_best(const Gate& gate) {
     const int32_t groups[] = {2, place_.n_ranks};  // nodes, ranks
     moecclSwapProblem_t problem = MOECCL_SWAP_PROBLEM_INIT;
-    problem.n_experts = kExperts;
-    problem.top_k = kTopK;
+    problem.n_experts = place_.n_experts();
+    problem.top_k = place_.top_k();
     problem.n_levels = 2;
     problem.n_groups = groups;
     problem.placement = slot_.data();
@@ -211,12 +211,12 @@ class ReplicatedLayer : public TokenLayer {
       : TokenLayer(feature, place, feature.slots),
         every_(feature.every),
         // The capacity of a slot (Section 3.4).
-        slot_capacity_(static_cast<int32_t>(feature.capacity * kTokens * kTopK / feature.slots)),
+        slot_capacity_(static_cast<int32_t>(feature.capacity * kTokens * place.top_k() / feature.slots)),
         shard_(moecclExpertShard(kExpertSize, place.n_ranks)),
-        shards_(kExperts * shard_),
+        shards_(place.shape.n_experts * shard_),
         adam_(shards_.size()),
-        popularity_(kExperts, 1) {
-    for (int e = 0; e < kExperts; e++) {
+        popularity_(place.shape.n_experts, 1) {
+    for (int e = 0; e < place.n_experts(); e++) {
       const Floats w = initial_expert(e);
       const size_t begin = std::min(w.size(), static_cast<size_t>(place.rank) * shard_);
       const size_t end = std::min(w.size(), begin + shard_);
@@ -231,11 +231,11 @@ class ReplicatedLayer : public TokenLayer {
   void place_experts() {
     if (slot_expert_.empty() || (every_ > 0 && n_steps_ % every_ == 0)) {
       std::vector<double> popularity(popularity_.begin(), popularity_.end());
-      std::vector<int32_t> counts(kExperts);
-      check(moecclReplicaCounts(popularity.data(), kExperts, slots_ * place_.n_ranks, counts.data()),
+      std::vector<int32_t> counts(popularity.size());
+      check(moecclReplicaCounts(popularity.data(), place_.n_experts(), slots_ * place_.n_ranks, counts.data()),
             "moecclReplicaCounts");
       slot_expert_.clear();
-      for (int32_t e = 0; e < kExperts; e++)
+      for (int32_t e = 0; e < place_.n_experts(); e++)
         for (int32_t i = 0; i < counts[static_cast<size_t>(e)]; i++) slot_expert_.push_back(e);
     }
     check(moecclPlaceWeights(shards_.data(), weights_.data(), kExpertSize, moecclFloat32, placement(), place_.comm,
@@ -243,7 +243,7 @@ class ReplicatedLayer : public TokenLayer {
           "moecclPlaceWeights", place_.comm);
   }
   const moecclPlacement_t* placement() {
-    given_.n_experts = kExperts;
+    given_.n_experts = place_.n_experts();
     given_.slots_per_rank = slots_;
     given_.slot_expert = slot_expert_.data();
     return &given_;
@@ -252,14 +252,14 @@ class ReplicatedLayer : public TokenLayer {
   std::vector<int32_t> choose_slots(const Gate& gate) override {
     moecclReplicaDispatch_t dispatch = MOECCL_REPLICA_DISPATCH_INIT;
     dispatch.placement = placement();
-    dispatch.top_k = kTopK;
+    dispatch.top_k = place_.top_k();
     dispatch.slot_capacity = slot_capacity_;
     std::vector<int32_t> slots(gate.expert.size());
-    std::vector<int64_t> dropped(kExperts);
+    std::vector<int64_t> dropped(popularity_.size());
     check(moecclChooseReplicas(&dispatch, gate.expert.data(), kTokens, slots.data(), popularity_.data(), dropped.data(),
                                place_.comm),
           "moecclChooseReplicas", place_.comm);
-    for (size_t e = 0; e < kExperts; e++) {
+    for (size_t e = 0; e < dropped.size(); e++) {
       n_dropped_ += dropped[e];
       n_choices_ += popularity_[e];
     }
@@ -295,10 +295,10 @@ class HybridLayer : public TokenLayer {
  public:
   HybridLayer(const Feature& feature, const Place& place)
       : TokenLayer(feature, place, 0),
-        own_(kExperts / static_cast<size_t>(place.n_ranks) * kExpertSize),
+        own_(place.shape.n_experts / static_cast<size_t>(place.n_ranks) * kExpertSize),
         adam_(own_.size()) {
     moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
-    config.n_experts = kExperts;
+    config.n_experts = place.n_experts();
     config.n_levels = 2;
     config.domain = feature.domain;
     check(moecclHybridCreate(&hybrid_, place.comm, &config), "moecclHybridCreate", place.comm);
@@ -373,8 +373,8 @@ class HybridLayer : public TokenLayer {
             "moecclHybridGather", place_.comm);
       return;
     }
-    check(moecclSharedExpert(own_.data(), n_own_, kExperts, shared_expert_.data(), kExpertSize, moecclFloat32, beside_,
-                             nullptr),
+    check(moecclSharedExpert(own_.data(), n_own_, place_.shape.n_experts, shared_expert_.data(), kExpertSize,
+                             moecclFloat32, beside_, nullptr),
           "moecclSharedExpert", beside_);
     check(moecclMigrationSend(migration_, 0, own_.data(), shared_expert_.data(), nullptr), "moecclMigrationSend",
           beside_);
@@ -443,102 +443,6 @@ class ReplacedLayer : public OwnedLayer {
   uint64_t before_ = 0, after_ = 0;
 };
 
-// Experts travel to tokens (HybridEP with one domain): every rank computes its own tokens with copies of all experts.
-class GatheredLayer : public MoeLayer {
- public:
-  GatheredLayer(const Feature& feature, const Place& place)
-      : MoeLayer(place),
-        ratio_(feature.ratio),
-        shared_(feature.shared),
-        n_own_(kExperts / place.n_ranks),
-        own_(n_own_ * kExpertSize),
-        all_(kExperts * kExpertSize),
-        shared_expert_(kExpertSize, 0.0f),
-        adam_(own_.size()) {
-    codec_.count = kExpertSize;
-    codec_.type = moecclFloat32;
-    codec_.ratio = ratio_;
-    for (size_t e = 0; e < n_own_; e++) {
-      const Floats w = initial_expert(place.rank * static_cast<int>(n_own_) + static_cast<int>(e));
-      std::copy(w.begin(), w.end(), own_.begin() + static_cast<int64_t>(e * kExpertSize));
-    }
-  }
-
-  void forward(const Gate& gate, const Floats& x, Floats& out) override {
-    gate_ = &gate;
-    x_ = &x;
-    gather();
-    y_.resize(kTokens * kTopK * kHidden);
-    inner_.resize(kTokens * kTopK * kInner);
-    for (size_t i = 0; i < kTokens * kTopK; i++)
-      expert(i).forward(&x[i / kTopK * kHidden], &inner_[i * kInner], &y_[i * kHidden]);
-    for (size_t t = 0; t < kTokens; t++) {
-      for (size_t j = 0; j < kHidden; j++) {
-        const size_t a = t * kTopK, b = a + 1;
-        out[t * kHidden + j] = gate.weight[a] * y_[a * kHidden + j] + gate.weight[b] * y_[b * kHidden + j];
-        out[t * kHidden + j] += x[t * kHidden + j];
-      }
-    }
-  }
-
-  void backward(const Floats& dout, Floats& dx, Floats& dweight) override {
-    Fixed grad(all_.size(), 0), mine(own_.size());
-    float dy[kHidden], back[kHidden];
-    dx = dout;
-    for (size_t i = 0; i < kTokens * kTopK; i++) {
-      const size_t t = i / kTopK;
-      dweight[i] = 0;
-      for (size_t j = 0; j < kHidden; j++) {
-        dweight[i] += dout[t * kHidden + j] * y_[i * kHidden + j];
-        dy[j] = gate_->weight[i] * dout[t * kHidden + j];
-      }
-      expert(i).backward(&(*x_)[t * kHidden], &inner_[i * kInner], dy,
-                         &grad[static_cast<size_t>(gate_->expert[i]) * kExpertSize], back);
-      for (size_t j = 0; j < kHidden; j++) dx[t * kHidden + j] += back[j];
-    }
-    check(moecclReduceScatter(grad.data(), mine.data(), mine.size(), moecclInt64, moecclSum, place_.comm, nullptr),
-          "moecclReduceScatter", place_.comm);
-    adam_.step(own_.data(), mine.data());
-  }
-
- private:
-  Expert expert(size_t i) const { return {&all_[static_cast<size_t>(gate_->expert[i]) * kExpertSize]}; }
-
-  void gather() {
-    if (ratio_ == 0) {
-      check(moecclAllGather(own_.data(), all_.data(), own_.size(), moecclFloat32, place_.comm, nullptr),
-            "moecclAllGather", place_.comm);
-      return;
-    }
-    // In a large model this AllReduce runs on a stream that overlaps with the backward pass.
-    if (shared_)
-      check(moecclSharedExpert(own_.data(), n_own_, kExperts, shared_expert_.data(), kExpertSize, moecclFloat32,
-                               place_.comm, nullptr),
-            "moecclSharedExpert", place_.comm);
-    size_t bytes = 0;
-    check(moecclCodecBytes(&codec_, &bytes), "moecclCodecBytes");
-    std::vector<unsigned char> mine(bytes * n_own_), all(bytes * kExperts);
-    for (size_t e = 0; e < n_own_; e++)
-      check(moecclCodecEncode(&codec_, &own_[e * kExpertSize], shared_expert_.data(), &mine[e * bytes], bytes, nullptr),
-            "moecclCodecEncode");
-    check(moecclAllGather(mine.data(), all.data(), mine.size(), moecclUint8, place_.comm, nullptr), "moecclAllGather",
-          place_.comm);
-    for (size_t e = 0; e < kExperts; e++)
-      check(moecclCodecDecode(&codec_, &all[e * bytes], bytes, shared_expert_.data(), &all_[e * kExpertSize]),
-            "moecclCodecDecode");
-  }
-
-  double ratio_;
-  bool shared_;
-  size_t n_own_;
-  Floats own_, all_, shared_expert_;
-  Adam adam_;
-  moecclCodec_t codec_ = MOECCL_CODEC_INIT;
-  const Gate* gate_ = nullptr;
-  const Floats* x_ = nullptr;
-  Floats y_, inner_;
-};
-
 }  // namespace
 
 std::unique_ptr<MoeLayer> make_layer(const Feature& feature, const Place& place) {
@@ -552,7 +456,7 @@ std::unique_ptr<MoeLayer> make_layer(const Feature& feature, const Place& place)
     case Feature::kHybrid:
       return std::make_unique<HybridLayer>(feature, place);
     case Feature::kGathered:
-      return std::make_unique<GatheredLayer>(feature, place);
+      return make_gathered_layer(feature, place);
     case Feature::kTokens:
       break;
   }

@@ -33,10 +33,13 @@ struct Feature {
   bool shared = true;          // kGathered: encode differences from a shared expert; false: from zero
 };
 
-// This rank's position and communicator.
+// This rank's position and communicator, and the shape of the layer.
 struct Place {
   int rank, n_ranks;
   moecclComm_t comm;
+  Shape shape = {};
+  int n_experts() const { return static_cast<int>(shape.n_experts); }
+  int top_k() const { return static_cast<int>(shape.top_k); }
 };
 
 class MoeLayer {
@@ -65,5 +68,6 @@ class MoeLayer {
 };
 
 std::unique_ptr<MoeLayer> make_layer(const Feature& feature, const Place& place);
+std::unique_ptr<MoeLayer> make_gathered_layer(const Feature& feature, const Place& place);  // kGathered
 
 }  // namespace training

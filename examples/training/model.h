@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model without any communication: y = (x + MoE(x)) Wh with x = a Wi, two-layer experts, top-2 softmax gate.
+// The model without any communication: y = (x + MoE(x)) Wh with x = a Wi, two-layer experts, a gate with one or two
+// choices of a token.
 //
 // Gradients are summed in fixed point. Integers add up to the same number in any order, so training takes the same
 // course, bit by bit, whichever rank computes which token. That makes the curves comparable; a real program sums
@@ -12,9 +13,13 @@
 
 namespace training {
 
-constexpr int kHidden = 16, kInner = 32, kOut = 8, kExperts = 8, kTopK = 2;
+constexpr int kHidden = 16, kInner = 32, kOut = 8;
 constexpr int kSampleTokens = 8, kSamplesPerRank = 8, kTokens = kSampleTokens * kSamplesPerRank;
 constexpr int kExpertSize = 2 * kHidden * kInner;  // W1 [hidden][inner], then W2 [inner][hidden]
+
+struct Shape {
+  size_t n_experts = 8, top_k = 2;
+};
 
 // out[n][b] = in[n][a] m[a][b]
 inline void multiply(const float* in, const float* m, float* out, size_t n, int a, int b) {
@@ -91,37 +96,67 @@ struct Expert {
   }
 };
 
-// The two best experts of each token and their softmax weights.
+// The best experts of each token and their weights: with two choices the softmax of both, with one its part of the
+// softmax of all, as in a Switch Transformer.
 struct Gate {
-  std::vector<int32_t> expert = std::vector<int32_t>(kTokens * kTopK);
-  Floats weight = Floats(kTokens * kTopK);
+  Shape shape;
+  std::vector<int32_t> expert;  // [tokens][top_k]
+  Floats weight;                // same shape
+  Floats part;                  // with one choice: the softmax, [tokens][experts]
+
+  explicit Gate(const Shape& s)
+      : shape(s),
+        expert(kTokens * s.top_k),
+        weight(kTokens * s.top_k),
+        part(s.top_k == 1 ? kTokens * s.n_experts : 0) {}
 
   void forward(const Floats& x, const Floats& wg) {
-    float logit[kExperts];
+    const size_t n = shape.n_experts, top_k = shape.top_k;
+    Floats logit(n);
     for (size_t t = 0; t < kTokens; t++) {
-      multiply(&x[t * kHidden], wg.data(), logit, 1, kHidden, kExperts);
-      int first = 0, second = -1;
-      for (int e = 1; e < kExperts; e++)
+      multiply(&x[t * kHidden], wg.data(), logit.data(), 1, kHidden, static_cast<int>(n));
+      size_t first = 0, second = n;
+      for (size_t e = 1; e < n; e++)
         if (logit[e] > logit[first]) first = e;
-      for (int e = 0; e < kExperts; e++)
-        if (e != first && (second < 0 || logit[e] > logit[second])) second = e;
-      const float p = 1 / (1 + std::exp(logit[second] - logit[first]));
-      expert[t * kTopK] = first, expert[t * kTopK + 1] = second;
-      weight[t * kTopK] = p, weight[t * kTopK + 1] = 1 - p;
+      for (size_t e = 0; e < n; e++)
+        if (e != first && (second == n || logit[e] > logit[second])) second = e;
+      expert[t * top_k] = static_cast<int32_t>(first);
+      if (top_k == 2) {
+        expert[t * 2 + 1] = static_cast<int32_t>(second);
+        const float p = 1 / (1 + std::exp(logit[second] - logit[first]));
+        weight[t * 2] = p, weight[t * 2 + 1] = 1 - p;
+        continue;
+      }
+      float sum = 0;
+      for (size_t e = 0; e < n; e++) sum += part[t * n + e] = std::exp(logit[e] - logit[first]);
+      for (size_t e = 0; e < n; e++) part[t * n + e] /= sum;
+      weight[t] = part[t * n + first];
     }
   }
   // From the gradients of the weights, adds to the gradients of the gate's matrix and of x.
   void backward(const Floats& x, const Floats& wg, const Floats& dweight, Fixed& grad, Floats& dx) const {
+    const size_t n = shape.n_experts;
     for (size_t t = 0; t < kTokens; t++) {
-      const float* d = &dweight[t * kTopK];
-      const float s = weight[t * kTopK] * weight[t * kTopK + 1] * (d[0] - d[1]);
-      float dlogit[kExperts] = {};
-      dlogit[expert[t * kTopK]] = s, dlogit[expert[t * kTopK + 1]] = -s;
-      add_outer(&x[t * kHidden], dlogit, grad.data(), kHidden, kExperts);
+      const Floats dlogit = shape.top_k == 2 ? of_two(t, &dweight[t * 2]) : of_one(t, dweight[t]);
+      add_outer(&x[t * kHidden], dlogit.data(), grad.data(), kHidden, static_cast<int>(n));
       float back[kHidden];
-      multiply_transposed(dlogit, wg.data(), back, 1, kHidden, kExperts);
+      multiply_transposed(dlogit.data(), wg.data(), back, 1, kHidden, static_cast<int>(n));
       for (int i = 0; i < kHidden; i++) dx[t * kHidden + static_cast<size_t>(i)] += back[i];
     }
+  }
+
+  // Return the gradients of a token's logits.
+  Floats of_two(size_t t, const float* d) const {
+    Floats dlogit(shape.n_experts);
+    const float s = weight[t * 2] * weight[t * 2 + 1] * (d[0] - d[1]);
+    dlogit[static_cast<size_t>(expert[t * 2])] = s, dlogit[static_cast<size_t>(expert[t * 2 + 1])] = -s;
+    return dlogit;
+  }
+  Floats of_one(size_t t, float d) const {
+    Floats dlogit(shape.n_experts);
+    for (size_t e = 0; e < dlogit.size(); e++) dlogit[e] = -d * weight[t] * part[t * dlogit.size() + e];
+    dlogit[static_cast<size_t>(expert[t])] += d * weight[t];
+    return dlogit;
   }
 };
 
@@ -131,20 +166,23 @@ struct Gate {
 class Task {
  public:
   static constexpr float kNoise = 1.5f;
-  // n_drifting: the number of samples in a batch if clusters come and go. The clusters then lie further apart, their
-  // own maps are larger and there is less noise, so that it matters whether tokens find their expert. 0: clusters are
-  // equally frequent.
-  explicit Task(uint64_t n_drifting = 0)
-      : n_drifting_(n_drifting),
+  static constexpr uint64_t kStay = 4;  // steps
+  static constexpr double kExponent = 1.3;
+  // n_drifting: the number of samples in a batch if clusters come and go, see popularity(). The clusters then lie
+  // further apart, their own maps are larger and there is less noise, so that it matters whether tokens find their
+  // expert. 0: clusters are equally frequent. There are as many clusters as experts.
+  explicit Task(size_t n_clusters, uint64_t n_drifting = 0)
+      : n_clusters_(n_clusters),
+        n_drifting_(n_drifting),
         noise_(n_drifting > 0 ? 0.2f : kNoise),
-        centre_(random_matrix(kExperts * kHidden, n_drifting > 0 ? 1.2f : 0.3f, 11)),
-        own_(random_matrix(kExperts * kHidden * kOut, n_drifting > 0 ? 0.4f : 0.02f, 14)) {}
+        centre_(random_matrix(n_clusters * kHidden, n_drifting > 0 ? 1.2f : 0.3f, 11)),
+        own_(random_matrix(n_clusters * kHidden * kOut, n_drifting > 0 ? 0.4f : 0.02f, 14)) {}
   void sample(uint64_t step, uint64_t number, float* a, float* y) const {
     Random random(step * 100003 + number * 7 + 5);
-    size_t liked = random.next() % kExperts;
+    size_t liked = random.next() % n_clusters_;
     if (n_drifting_ > 0) liked = drifting(step, (static_cast<double>(number) + 0.5) / static_cast<double>(n_drifting_));
     for (int t = 0; t < kSampleTokens; t++, a += kHidden, y += kOut) {
-      const size_t cluster = random.unit() < 0.8f ? liked : random.next() % kExperts;
+      const size_t cluster = random.unit() < 0.8f ? liked : random.next() % n_clusters_;
       for (size_t i = 0; i < kHidden; i++) a[i] = centre_[cluster * kHidden + i] + 0.6f * random.normal();
       float inner[kInner], own[kOut];
       multiply(a, u_.data(), inner, 1, kHidden, kInner);
@@ -154,21 +192,26 @@ class Task {
       for (int i = 0; i < kOut; i++) y[i] += own[i] + noise_ * random.normal();
     }
   }
+  // Returns the centre [hidden] of a cluster.
+  const float* centre(size_t cluster) const { return &centre_[cluster * kHidden]; }
 
  private:
-  // Returns the cluster at `share` of the batch. The part of cluster c, which changes by a factor of 55 within 16
-  // steps, is proportional to exp(2 sin(2 pi (step / 32 + c / 8))).
-  static size_t drifting(uint64_t step, double share) {
-    double part[kExperts], sum = 0;
-    for (size_t c = 0; c < kExperts; c++) {
-      const double turns = static_cast<double>(step % 32) / 32 + static_cast<double>(c) / kExperts;
-      sum += part[c] = std::exp(2 * std::sin(6.283185307179586 * turns));
-    }
+  // Returns the part of cluster c in a step, not normalised: Zipf's law, in an order that moves on by one place every
+  // kStay steps. The last cluster becomes the most popular one then, and the others fade.
+  double popularity(uint64_t step, size_t c) const {
+    const size_t place = (c + step / kStay) % n_clusters_;
+    return std::pow(static_cast<double>(place + 1), -kExponent);
+  }
+  // Returns the cluster at `share` of the batch.
+  size_t drifting(uint64_t step, double share) const {
+    double sum = 0;
+    for (size_t c = 0; c < n_clusters_; c++) sum += popularity(step, c);
     size_t c = 0;
-    for (share *= sum; c + 1 < kExperts && share > part[c]; c++) share -= part[c];
+    for (share *= sum; c + 1 < n_clusters_ && share > popularity(step, c); c++) share -= popularity(step, c);
     return c;
   }
 
+  size_t n_clusters_;
   uint64_t n_drifting_;
   float noise_;
   Floats centre_;

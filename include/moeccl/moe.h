@@ -51,7 +51,9 @@ typedef struct {
                               staging, all that the tables of any routing leave free */
   const char* algorithm;   /* "flat", "2dh", "hier:1", "hier:2", ...: see moecclMoeExplain. "auto" (NULL or ""): what
                               moecclPlanForce names for moecclOpDispatch, if this layer can run it, or else the best for
-                              each routing */
+                              each routing. "flat:ordered": as flat, but out[t] of combine is summed at t's rank in the
+                              order of t's choices and rounded once, in layout Rows with a rank's row at its last one;
+                              without moecclRoutingUpdateOnStream and replace.h */
   size_t scale_bytes;      /* bytes of scales per row in moecclDispatchScaled; 0: the layer has none */
   size_t scaled_row_bytes; /* bytes of such a row without its scales (fp8 rows of a bf16 layer have half of
                               hidden_bytes); 0: hidden_bytes */

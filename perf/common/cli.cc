@@ -2,10 +2,13 @@
 #include "perf/common/cli.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 namespace perf {
 namespace {
@@ -31,6 +34,54 @@ Check with_sign(bool zero_too) {
     return "\"" + text + "\" is not a number " + (zero_too ? "from 0 on" : "above 0");
   };
   return {check, zero_too ? "NONNEGATIVE" : "POSITIVE"};
+}
+
+// The least number of letters that turn one word into the other.
+size_t letters_apart(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = std::exchange(row[j + 1], std::min({replaced, row[j] + 1, row[j + 1] + 1}));
+    }
+  }
+  return row.back();
+}
+
+// Returns " (did you mean --ranks?)", or nothing where no option of the command is like this one.
+std::string suggestion(const CLI::App& command, const std::string& option) {
+  std::string best;
+  size_t least = (option.size() - 2) / 3;  // a third of its letters may be wrong
+  for (const CLI::Option* known : command.get_options())
+    for (const std::string& name : known->get_lnames()) {
+      const size_t apart = letters_apart(option, "--" + name);
+      if (apart < least || (apart == least && best.empty())) best = "--" + name, least = apart;
+    }
+  return best.empty() ? "" : " (did you mean " + best + "?)";
+}
+
+// Returns a sentence about the first option that its command does not have, or nothing. CLI11 would name it last, and
+// only after it has taken the option's value for a positional argument.
+std::string unknown_option(const CLI::App& program, int argc, const char* const* argv) {
+  const CLI::App* command = &program;
+  std::string path = argv[0];
+  path.erase(0, path.rfind('/') + 1);
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    const std::string word = argv[i];
+    const size_t first = word.find_first_not_of('-');
+    if (first == 1 || first == 2) {
+      const bool number = std::isdigit(static_cast<unsigned char>(word[first])) != 0 || word[first] == '.';
+      const std::string option = first == 2 ? word.substr(0, word.find('=')) : word.substr(0, 2);
+      if (number || command->get_option_no_throw(option) != nullptr) continue;
+      return path + ": there is no option " + option + suggestion(*command, option) + ": " + path +
+             " --help lists them";
+    }
+    const auto named = command->get_subcommands([&](const CLI::App* below) { return below->get_name() == word; });
+    if (!named.empty()) command = named[0], path += " " + word;
+  }
+  return "";
 }
 
 }  // namespace
@@ -146,7 +197,10 @@ void App::parse(int argc, const char* const* argv, int bad_usage) {
   try {
     app_.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    std::exit(app_.exit(error) == 0 ? 0 : bad_usage);
+    const std::string unknown = error.get_exit_code() == 0 ? "" : unknown_option(app_, argc, argv);
+    if (unknown.empty()) std::exit(app_.exit(error) == 0 ? 0 : bad_usage);
+    std::fprintf(stderr, "%s\n", unknown.c_str());
+    std::exit(bad_usage);
   }
 }
 bool App::parsed() const { return app_.parsed(); }

@@ -31,7 +31,8 @@ Timeline make_timeline() {
   constexpr size_t kMost = 10'000'000, kUsual = 65'536;
   const char* const events = trusted_variable("MOECCL_TIMELINE_EVENTS");
   const size_t given = events == nullptr ? 0 : parse_number<size_t>(events, kMost).value_or(0);
-  if (events != nullptr && *events != 0 && given == 0) warn("MOECCL_TIMELINE_EVENTS: give a number from 1 to 10000000");
+  if (events != nullptr && *events != 0 && given == 0)
+    warn(format("MOECCL_TIMELINE_EVENTS={} is no number from 1 to {}: {} are kept", events, kMost, kUsual));
   const char* const file = trusted_variable("MOECCL_TIMELINE_FILE");
   std::string path = file == nullptr || *file == 0 ? "moeccl-timeline" : file;
   if (path.find("%p") == std::string::npos) path += path.find("%h") == std::string::npos ? ".%h.%p.json" : ".%p.json";

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/algo/moe_price.h"
 
-#include <algorithm>
 #include <span>
 
 namespace moeccl::algo {

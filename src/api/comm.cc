@@ -3,7 +3,6 @@
 #include "moeccl/comm.h"
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>

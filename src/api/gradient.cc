@@ -2,8 +2,6 @@
 // Entry points of gradient.h.
 #include "moeccl/gradient.h"
 
-#include <memory>
-
 #include "src/api/convert.h"
 #include "src/api/hybrid_handle.h"
 #include "src/moe/migrate/gradient_return.h"

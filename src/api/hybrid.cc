@@ -2,8 +2,6 @@
 // Entry points of hybrid.h.
 #include "moeccl/hybrid.h"
 
-#include <memory>
-
 #include "src/api/hybrid_handle.h"
 #include "src/api/issue.h"
 #include "src/api/moe_create.h"

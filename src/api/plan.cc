@@ -2,7 +2,6 @@
 // Entry points of plan.h.
 #include "moeccl/plan.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "src/api/convert.h"

@@ -3,7 +3,6 @@
 #include "moeccl/replace.h"
 
 #include <memory>
-#include <vector>
 
 #include "src/api/moe_handles.h"
 #include "src/moe/moe_replace.h"

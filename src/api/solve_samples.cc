@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entry points of sample placement.
-#include <vector>
 
 #include "src/api/solve_args.h"
 #include "src/solve/assignment.h"

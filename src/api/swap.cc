@@ -3,7 +3,6 @@
 #include "moeccl/swap.h"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "src/api/convert.h"

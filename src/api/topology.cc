@@ -9,7 +9,6 @@
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/secret.h"
 #include "src/driver/file.h"
-#include "src/driver/interface.h"
 #include "src/driver/limits.h"
 #include "src/plan/profile_file.h"
 #include "topology/discover.h"

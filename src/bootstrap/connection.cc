@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/bootstrap/connection.h"
 
-#include <algorithm>
-
 #include "src/bootstrap/messages.h"
 
 namespace moeccl::bootstrap {
@@ -89,11 +87,7 @@ void Connection::queue_raw(std::span<const std::byte> bytes) {
 }
 
 void Connection::queue(uint16_t type, std::shared_ptr<const SharedPayload> payload, SharedFds fds) {
-  ControlHead head;
-  head.type = type;
-  payload->announce(&head);
-  head.n_fds = fds ? static_cast<uint16_t>(fds->size()) : uint16_t{0};
-  const ControlHeadBytes sealed = sealer_.seal(head);
+  const ControlHeadBytes sealed = sealer_.seal(payload->head(type, fds ? fds->size() : 0));
   Out out = {{sealed.begin(), sealed.end()}, std::move(payload), std::move(fds)};
   constexpr size_t kCopiedBytes = 4096;  // below this, a copy is cheaper than a second system call
   if (out.payload->bytes.size() <= kCopiedBytes) {

@@ -36,10 +36,8 @@ SealedPayload::SealedPayload(std::vector<std::byte> plain, const Key& own_key) :
   digest = digest_of(bytes);
 }
 
-void SealedPayload::announce(ControlHead* head) const {
-  head->n_bytes = static_cast<uint32_t>(bytes.size());
-  head->digest = digest;
-  head->payload_key = key;
+ControlHead SealedPayload::head(uint16_t type, size_t n_fds) const {
+  return {static_cast<uint32_t>(bytes.size()), type, static_cast<uint16_t>(n_fds), digest, key};
 }
 
 bool open_payload(const ControlHead& head, std::span<std::byte> payload) {

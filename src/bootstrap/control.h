@@ -46,7 +46,7 @@ class PayloadKeys {
 // A payload as it is sent, encrypted with a key that is used for nothing else.
 struct SealedPayload {
   SealedPayload(std::vector<std::byte> plain, const Key& key);
-  void announce(ControlHead* head) const;  // its size, digest and key
+  ControlHead head(uint16_t type, size_t n_fds = 0) const;  // announces it
   std::vector<std::byte> bytes;
   Digest digest;
   Key key;

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
-#include <functional>
 #include <set>
 #include <span>
 #include <string_view>

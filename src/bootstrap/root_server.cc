@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "src/base/log.h"
-#include "src/base/random.h"
 #include "src/bootstrap/patience.h"
 
 namespace moeccl::bootstrap {

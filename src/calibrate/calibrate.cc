@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/calibrate/calibrate.h"
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/calibrate/layer_prices.h"
 
-#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <utility>

@@ -5,25 +5,21 @@
 #include <deque>
 #include <optional>
 #include <span>
-#include <type_traits>
 
 #include "src/algo/algorithm.h"
 #include "src/algo/builder.h"
 #include "src/algo/experts/expert_gather.h"
 #include "src/algo/experts/expert_return.h"
 #include "src/calibrate/layer_prices.h"
+#include "src/calibrate/simulation_page.h"
 #include "src/comm/collective.h"
 #include "src/driver/file.h"
 #include "src/moe/hybrid.h"
 #include "src/moe/moe_config.h"
-#include "src/plan/hardware.h"
-#include "src/plan/long_line.h"
-#include "src/plan/printer.h"
 #include "src/plan/profile_file.h"
 #include "src/routing/domains.h"
 #include "src/routing/hiermoe_model.h"
 #include "src/routing/routing_source.h"
-#include "src/select/pipeline_chunks.h"
 #include "src/select/routing_price.h"
 #include "src/select/selection.h"
 #include "src/world/config.h"
@@ -39,166 +35,8 @@ namespace {
 constexpr uint64_t kMostSteps = 4u << 20;
 // A plan of more steps than this is never simulated: 3 GiB.
 constexpr uint64_t kMostNamedSteps = 64u << 20;
-// The least factor that is called a gain. A simulation cannot tell smaller ones.
-constexpr double kGain = 1.02;
-
-// One candidate's row of the page.
-struct Outcome {
-  std::string name;
-  std::string refusal;     // not empty: why it was not simulated
-  bool too_large = false;  // because it has too many steps, although it could run
-  double ns = 0, dispatch_ns = 0, combine_ns = 0;
-  double closed_form_ns = 0;  // HierMoE Eq. 1-6, dispatch and combine; 0: the profile has no such costs
-  std::vector<uint64_t> level_bytes;
-  std::vector<double> busiest_share;  // of the time, by level
-  std::string path;
-  std::string note;
-};
-
-struct Page {
-  std::string title;
-  plan::Hardware hardware;  // its profile includes the changes of the given file
-  std::string file;         // "": none
-  const plan::LevelTree& tree;
-  bool moe = false;
-  bool has_flat = true;  // the operation has a plan of that name
-  std::vector<Outcome> outcomes;
-  moecclOp_t op = moecclOpDispatch;
-  std::vector<std::pair<const char*, std::string>> inputs =
-      {};  // what the caller asked about, by its JSON key, as JSON
-
-  void refuse(std::string name, std::string why, bool too_large = false) {
-    Outcome& o = outcomes.emplace_back();
-    o.name = std::move(name);
-    o.refusal = std::move(why);
-    o.too_large = too_large;
-  }
-  template <class T>
-  void input(const char* key, const T& value) {
-    if constexpr (std::is_arithmetic_v<T>)
-      inputs.emplace_back(key, format("{}", value));
-    else
-      inputs.emplace_back(key, json_quoted(value));
-  }
-  void input_list(const char* key, std::span<const int32_t> values) {
-    std::string list;
-    for (const int32_t v : values) list += format("{}{}", list.empty() ? "" : ", ", v);
-    inputs.emplace_back(key, "[" + list + "]");
-  }
-};
 
 std::string ranks_text(uint32_t n) { return format("{} rank{}", n, n == 1 ? "" : "s"); }
-
-const Outcome* fastest(const Page& page) {
-  const Outcome* best = nullptr;
-  for (const Outcome& o : page.outcomes)
-    if (o.refusal.empty() && (best == nullptr || o.ns < best->ns)) best = &o;
-  return best;
-}
-const Outcome* flat(const Page& page) {
-  for (const Outcome& o : page.outcomes)
-    if ((o.name == plan::kFlatName || o.name == "baseline") && o.refusal.empty())
-      return &o;  // the latter is TensorAllToAll's
-  return nullptr;
-}
-
-std::string comparison(const Page& page) {
-  const Outcome* best = fastest(page);
-  const Outcome* base = flat(page);
-  if (base == nullptr && !page.has_flat) return format("fastest: {}", best->name);
-  if (base == nullptr) return format("fastest: {}; flat was not simulated, so a gain over it is not known", best->name);
-  if (base->ns < kGain * best->ns) {
-    return best == base ? format("no gain: the {} algorithm is the fastest", base->name)
-                        : format("no gain: {} is within 2 % of the {} algorithm", best->name, base->name);
-  }
-  return format("fastest: {}, {:.2f}x faster than {}", best->name, base->ns / best->ns, base->name);
-}
-
-std::string verdict(const Page& page) {
-  std::string unknown;
-  for (const Outcome& o : page.outcomes)
-    if (o.too_large) unknown += (unknown.empty() ? "" : ", ") + o.name;
-  if (unknown.empty()) return comparison(page);
-  return format("of the candidates that were simulated: {}. Not simulated, because they have too many steps: {}",
-                comparison(page), unknown);
-}
-
-// A figure that is not the hardware's own comes from the file.
-const char* source_of(const Page& page, const plan::Constant& c) {
-  return page.hardware.profile.*c.member == c.value ? c.source : page.file.c_str();
-}
-
-// Returns where the links' figures come from.
-const char* links_of(const Page& page) {
-  const auto has = [](const plan::LinkCost& link) { return link.bytes_per_ns > 0; };
-  const std::vector<plan::Level>& levels = page.tree.levels;
-  const plan::Profile& profile = page.hardware.profile;
-  if (std::any_of(profile.links.begin(), profile.links.end(), has)) return "profile";
-  const bool stated = std::any_of(levels.begin(), levels.end(), [&](const plan::Level& l) { return has(l.link); });
-  return stated ? "topology" : "none";
-}
-
-std::string as_text(const Page& page) {
-  std::string t = format("SIMULATED: nothing ran; times are predictions\n{}\n", page.title);
-  if (std::string_view(links_of(page)) == "none")
-    t += "links without a cost, because neither a profile nor the topology gives one: give bandwidths, such as "
-         "node:2(bw=50GB/s,lat=5us)\n";
-  const Outcome *base = flat(page), *best = fastest(page);
-  for (const Outcome& o : page.outcomes) {
-    if (!o.refusal.empty()) {
-      t += format("    {:10} not simulated: {}\n", o.name, o.refusal);
-      continue;
-    }
-    t += format("  {} {:10} {:>12}", &o == best ? "*" : " ", o.name, plan::time_text(o.ns));
-    if (page.moe)
-      t += format("  (dispatch {}, combine {})", plan::time_text(o.dispatch_ns), plan::time_text(o.combine_ns));
-    if (base != nullptr) t += format("  {:.2f}x {}", base->ns / std::max(o.ns, 1e-9), base->name);
-    if (o.closed_form_ns > 0) t += format("  HierMoE Eq. 1-6: {}", plan::time_text(o.closed_form_ns));
-    t += "\n";
-    for (uint32_t l = 0; l < page.tree.depth(); ++l)
-      t += format("        {:12} {:>12} cross, busiest uplink in use {:.0f} %\n", page.tree.levels[l].name,
-                  plan::bytes_text(o.level_bytes[l]), 100 * o.busiest_share[l]);
-    t += format("        critical path: {}\n", o.path);
-    if (!o.note.empty()) t += format("        {}\n", o.note);
-  }
-  t += verdict(page) + "\n";
-  t += format("constants: {}{}{}\n", page.hardware.name, page.file.empty() ? "" : ", overridden by ", page.file);
-  for (const plan::Constant& c : page.hardware.constants)
-    t += format("    {:26} {:>8}  {}\n", c.name, page.hardware.profile.*c.member, source_of(page, c));
-  return t;
-}
-
-std::string as_json(const Page& page) {
-  std::string t =
-      format("{{\n  \"simulated\": true,\n  \"emulated\": true,\n  \"op\": {},\n  \"topology\": {},\n  \"ranks\": {},",
-             json_quoted(exec::op_name(page.op)), json_quoted(topology::to_synthetic(page.tree)), page.tree.n_ranks);
-  for (const auto& [key, value] : page.inputs) t += format("\n  \"{}\": {},", key, value);
-  t += format("\n  \"links\": \"{}\",\n  \"candidates\": [", links_of(page));
-  bool first = true;
-  const Outcome* base = flat(page);
-  for (const Outcome& o : page.outcomes) {
-    t += format("{}\n    {{\"algorithm\": \"{}\"", first ? "" : ",", o.name);
-    first = false;
-    if (!o.refusal.empty()) {
-      t += format(", \"simulated\": false, \"reason\": {}}}", json_quoted(o.refusal));
-      continue;
-    }
-    t += format(", \"simulated\": true, \"ns\": {:.1f}", o.ns);
-    if (page.moe) t += format(", \"dispatch_ns\": {:.1f}, \"combine_ns\": {:.1f}", o.dispatch_ns, o.combine_ns);
-    if (o.closed_form_ns > 0) t += format(", \"hiermoe_ns\": {:.1f}", o.closed_form_ns);
-    if (base != nullptr) t += format(", \"over_flat\": {:.4f}", base->ns / std::max(o.ns, 1e-9));
-    t += format(", \"critical_path\": {}", json_quoted(o.path));
-    t += ", \"level_bytes\": [";
-    for (size_t l = 0; l < o.level_bytes.size(); ++l) t += format("{}{}", l ? ", " : "", o.level_bytes[l]);
-    t += "]}";
-  }
-  t += format("\n  ],\n  \"constants\": {{\"hardware\": {}, \"profile\": {}", json_quoted(page.hardware.name),
-              json_quoted(page.file));
-  for (const plan::Constant& c : page.hardware.constants)
-    t += format(",\n    \"{}\": {{\"value\": {}, \"source\": {}}}", c.name, page.hardware.profile.*c.member,
-                json_quoted(source_of(page, c)));
-  return t + format("\n  }},\n  \"fastest\": \"{}\",\n  \"verdict\": \"{}\"\n}}\n", fastest(page)->name, verdict(page));
-}
 
 // The cluster that is simulated. `gpus` is true for a file of hosts in which every rank sits on a GPU. Their tree does
 // not show that, because its innermost level is named "rank".
@@ -250,42 +88,37 @@ Result<uint32_t> element_bytes_of(const moecclSimulateConfig_t& c) {
   return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(c.type));
 }
 
-void add_elements(const moecclSimulateConfig_t& c, Page& page) {
+void add_elements(const moecclSimulateConfig_t& c, SimulationPage& page) {
   page.input("count", c.count);
   page.input("type", moecclTypeName(c.type));
   page.input("one_host", c.one_host);
 }
 
 // Returns the staging of an operation in a communicator that chooses its staging automatically.
-uint64_t staging_of_operation(const Page& page) {
+uint64_t staging_of_operation(const SimulationPage& page) {
   return granted_staging(Config::staging_on(0, Config::Around::of(page.tree, page.hardware.profile)));
 }
 
 // Standard collectives: simulates every algorithm's plan.
-Status simulate_collective(const moecclSimulateConfig_t& c, Page& page) {
+Status simulate_collective(const moecclSimulateConfig_t& c, SimulationPage& page) {
   const plan::Profile& profile = page.hardware.profile;
-  plan::Shape shape;
-  shape.op = c.op;
-  shape.n_ranks = page.tree.n_ranks;
-  shape.count = c.count;
-  MOECCL_ASSIGN_OR_RETURN(shape.element_bytes, element_bytes_of(c));
-  MOECCL_TRY(check_count(page.tree, c.op, c.count, shape.element_bytes));
-  shape.reach = {c.one_host != 0, false, c.one_host != 0};
-  shape.staging_bytes = staging_of_operation(page);
-  if (!shape.reach.staging) shape.long_line = plan::long_line(page.tree, profile);
-  if (c.op == moecclOpTensorAllToAll)
-    shape.pipeline_chunks = pipeline_chunks(page.tree, profile, c.count * shape.element_bytes);
+  MOECCL_ASSIGN_OR_RETURN(const uint32_t element_bytes, element_bytes_of(c));
+  MOECCL_TRY(check_count(page.tree, c.op, c.count, element_bytes));
+  const Selector selector({.tree = page.tree,
+                           .reach = {c.one_host != 0, false, c.one_host != 0},
+                           .staging_bytes = staging_of_operation(page),
+                           .profile = profile});
+  const plan::Shape shape = selector.shape_of({c.op, 0, c.count, element_bytes, false}, false);
   const std::string wanted = wanted_of(c);
   if (!wanted.empty() && algo::find(c.op, wanted) == nullptr)
-    return error(moecclInvalidArgument, "no algorithm \"{}\" for {}", wanted, exec::op_name(c.op));
+    return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are {}", wanted, exec::op_name(c.op),
+                 algo::names_of(c.op, ", "));
   add_elements(c, page);
   page.title = format("{} of {} elements ({} a block) on {}: {}", exec::op_name(c.op), c.count,
                       plan::bytes_text(c.count * shape.element_bytes), ranks_text(shape.n_ranks),
                       topology::to_synthetic(page.tree));
   for (const algo::Algorithm& a : algo::algorithms()) {
-    if (a.op != c.op || (!wanted.empty() && wanted != a.name && std::string_view(plan::kFlatName) != a.name &&
-                         std::string_view("baseline") != a.name))
-      continue;
+    if (a.op != c.op || (!wanted.empty() && wanted != a.name && !is_flat(a.name))) continue;
     Status possible = a.applies(shape, page.tree);
     if (possible.ok()) possible = algo::chunks_cover(shape, a.chunking(shape, page.tree));
     if (!possible.ok()) {
@@ -313,7 +146,7 @@ Result<algo::Domains> domains_of(const moecclSimulateConfig_t& c, const plan::Le
 }
 
 // Returns " in domains of 2 dc, 4 gpu" and adds them to the page's inputs.
-std::string domains_text(const algo::Domains& domains, Page& page) {
+std::string domains_text(const algo::Domains& domains, SimulationPage& page) {
   std::vector<int32_t> sizes;
   std::string text = " in domains of";
   for (uint32_t l = 0; l < page.tree.depth(); ++l) {
@@ -324,13 +157,13 @@ std::string domains_text(const algo::Domains& domains, Page& page) {
   return text;
 }
 
-void add_owners(const moecclSimulateConfig_t& c, Page& page) {
+void add_owners(const moecclSimulateConfig_t& c, SimulationPage& page) {
   if (c.expert_rank != nullptr) page.input_list("expert_rank", {c.expert_rank, static_cast<size_t>(c.n_experts)});
 }
 
 // Simulates bringing experts into their domains, or their gradients back to the owners (hybrid.h).
 template <class Exchange>
-Status simulate_exchange(const moecclSimulateConfig_t& c, Page& page) {
+Status simulate_exchange(const moecclSimulateConfig_t& c, SimulationPage& page) {
   if (c.domain == nullptr)
     return error(moecclInvalidArgument, "domain is NULL: {} needs the sizes of expert domains", exec::op_name(c.op));
   algo::ExpertExchange call;
@@ -390,7 +223,7 @@ Status agrees(const char* name, int32_t given, uint32_t of_trace) {
   return error(moecclInvalidArgument, "{} is {}, and the trace has {}: give {} or 0", name, given, of_trace, of_trace);
 }
 
-Result<MoeQuestion> moe_question(const moecclSimulateConfig_t& c, uint32_t n_ranks, Page& page) {
+Result<MoeQuestion> moe_question(const moecclSimulateConfig_t& c, uint32_t n_ranks, SimulationPage& page) {
   MoeQuestion q;
   if (c.hidden_bytes > UINT32_MAX)
     return error(moecclInvalidArgument, "hidden_bytes is {}: a row has between 1 and {} bytes", c.hidden_bytes,
@@ -440,7 +273,7 @@ Result<MoeQuestion> moe_question(const moecclSimulateConfig_t& c, uint32_t n_ran
   return q;
 }
 
-Status simulate_layer(const moecclSimulateConfig_t& c, Page& page) {
+Status simulate_layer(const moecclSimulateConfig_t& c, SimulationPage& page) {
   const plan::Profile& profile = page.hardware.profile;
   const uint32_t n = page.tree.n_ranks;
   if (n > algo::kMaxTrafficRanks)
@@ -514,7 +347,7 @@ Result<std::string> simulate(const moecclSimulateConfig_t& config) {
   plan::LevelTree tree = cluster.tree;
   // Ranks that can only put are on several hosts, whatever the topology calls its levels.
   tree.n_far_levels = config.one_host != 0 ? 0 : std::max(1u, plan::far_levels_by_name(tree));
-  Page page{"", cluster.gpus ? plan::kernel_hardware() : plan::hardware_of(tree), "", tree, false, true, {}};
+  SimulationPage page{"", cluster.gpus ? plan::kernel_hardware() : plan::hardware_of(tree), "", tree, false, true, {}};
   page.op = config.op;
   page.input("algorithms", config.algorithm == nullptr || *config.algorithm == 0 ? "auto" : config.algorithm);
   plan::Profile& profile = page.hardware.profile;
@@ -557,12 +390,12 @@ Result<std::string> simulate(const moecclSimulateConfig_t& config) {
     default:
       MOECCL_TRY(simulate_collective(config, page));
   }
-  if (fastest(page) == nullptr) {
+  if (page.fastest() == nullptr) {
     std::string why;
     for (const Outcome& o : page.outcomes) why += format("{}{}: {}", why.empty() ? "" : "; ", o.name, o.refusal);
     return error(moecclUnsupported, "no candidate of {} can be simulated: {}", exec::op_name(config.op), why);
   }
-  return config.json != 0 ? as_json(page) : as_text(page);
+  return config.json != 0 ? page.as_json() : page.as_text();
 }
 
 }  // namespace moeccl::comm

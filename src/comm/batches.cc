@@ -22,6 +22,30 @@ std::vector<exec::Message> Batch::messages() const {
   return all;
 }
 
+Status Batch::note_earlier_work() {
+  std::set<const Communicator*> seen;
+  for (const Call& c : calls) {
+    if (!c.runner().on_device() || !seen.insert(c.comm).second) continue;
+    MOECCL_ASSIGN_OR_RETURN(auto work, earlier_work(*c.comm, stream));
+    if (work != nullptr) earlier.push_back(std::move(work));
+  }
+  return {};
+}
+
+void Batch::take_turns() {
+  for (Call& c : calls) {
+    const bool known = std::any_of(turns.begin(), turns.end(), [&](const Turn& t) { return t.comm == c.comm; });
+    if (!known && is_queued()) {
+      turns.push_back({c.comm, c.comm->queue_ticket(is_launched())});
+      holds.push_back(c.comm->hold());
+    } else if (!known) {
+      turns.push_back({c.comm, c.comm->take_ticket()});
+    }
+    if (exec::PersistentKernel* kernel = kernel_of(c); kernel != nullptr && !is_launched())
+      c.promise = kernel->promise();
+  }
+}
+
 namespace {
 
 // A stream of a group's calls; null: this thread.

@@ -52,6 +52,9 @@ struct Batch {
   }
   bool has_messages() const { return calls.front().operation == nullptr; }
   std::vector<exec::Message> messages() const;
+  Status note_earlier_work();
+  // Allocates nothing, so that every ticket that is taken gets its turn.
+  void take_turns();
 };
 
 using Batches = std::vector<std::shared_ptr<Batch>>;

@@ -2,7 +2,6 @@
 #include "src/comm/collective.h"
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <utility>
 

@@ -462,7 +462,7 @@ void Communicator::leave() {
   if (cuda_ != nullptr && !cuda_->fabric().failed()) {
     // The stream may still have signals to store. The news that this rank has left must not overtake them: a peer that
     // waits for one would take the operation for one in which this rank does not take part.
-    (void)cuda_->engine().synchronize();
+    cuda_->engine().drain();
     cuda_->fabric().publish_state(transport::RankState::kLeft, moecclSuccess, "");
   }
   if (fabric_->failed() || fabric_->own == nullptr) return;

@@ -46,12 +46,13 @@ Result<Page*> page_of(Home home, size_t n_words) {
   return &page;
 }
 
-Result<uint64_t*> take_word(Home home) {
+// Returns kStride bytes.
+Result<uint64_t*> make_words(Home home) {
   const std::lock_guard lock(words());
   MOECCL_ASSIGN_OR_RETURN(Page * page, page_of(home, 1));
-  auto* word = reinterpret_cast<uint64_t*>(page->memory.data() + page->used);
+  auto* made = reinterpret_cast<uint64_t*>(page->memory.data() + page->used);
   page->used += kStride;
-  return word;
+  return made;
 }
 
 // The streams of each context that may still wait on the device, and how much of their work has run when they do not.
@@ -134,12 +135,8 @@ CudaStream* CudaStream::of_this_thread(Home home) {
   return own.emplace(home, std::unique_ptr<CudaStream>(new CudaStream(home, name)))->second.get();
 }
 
-// Returns whether so much of the proxy's work has run, and the stream waits for none of it.
-bool CudaStream::ended(uint64_t n_run) {
-  if (proxy_.count().run < n_run) return false;
-  const std::lock_guard lock(mutex_);
-  return put_ == 0 || has_run(put_);
-}
+// Returns whether so much of the proxy's work has run. The stream then waits for none of it.
+bool CudaStream::ended(uint64_t n_run) const { return proxy_.count().run >= n_run; }
 
 void CudaStream::prepare(cuda::Context context) {
   constexpr size_t kStreams = 64;
@@ -174,6 +171,17 @@ Result<cuda::Event> CudaStream::take_event() {
   return made.release();  // kept for the stream's later work, as long as the process lives
 }
 
+Result<uint64_t*> CudaStream::take_word() {
+  const std::lock_guard lock(mutex_);
+  if (free_words_.empty()) {
+    MOECCL_ASSIGN_OR_RETURN(uint64_t* const made, make_words(home_));
+    for (size_t i = 0; i < kStride / sizeof(*made); ++i) free_words_.push_back(made + i);
+  }
+  uint64_t* const word = free_words_.back();
+  free_words_.pop_back();
+  return word;
+}
+
 Stream::Work CudaStream::hold(std::function<Status()> work) {
   auto put = std::make_shared<CudaPut>();
   put->in_flight.emplace();
@@ -187,9 +195,7 @@ Stream::Work CudaStream::hold(std::function<Status()> work) {
 }
 
 Status CudaStream::note(CudaPut& put) {
-  if (done_ == nullptr) {
-    MOECCL_ASSIGN_OR_RETURN(done_, take_word(home_));
-  }
+  MOECCL_ASSIGN_OR_RETURN(put.word, take_word());
   MOECCL_ASSIGN_OR_RETURN(put.ready, take_event());
   return cuda::check(cuda::driver()->cuEventRecord(put.ready, stream_), "the given CUDA stream");
 }
@@ -202,8 +208,8 @@ void CudaStream::note_earlier(Work& work) {
 }
 
 Status CudaStream::enqueue(Work work) {
-  // Threads of several communicators may share the stream. Work must reach the proxy in the order of its numbers,
-  // because tell() stores them in that order on the proxy's thread.
+  // Threads of several communicators may share the stream. Work must reach the proxy in the order in which the stream
+  // waits for it.
   const std::lock_guard in_order(enqueue_mutex_);
   const cuda::Current current(context());
   CudaPut& put = *work.on_cuda;
@@ -214,7 +220,7 @@ Status CudaStream::enqueue(Work work) {
         const std::lock_guard lock(mutex_);
         put.number = ++put_;
       }
-      return wait_on_device(put.number);
+      return wait_on_device(put);
     });
   }
   // The work runs in any case, because it holds a turn of its communicators. After a failure it starts nothing and
@@ -222,20 +228,6 @@ Status CudaStream::enqueue(Work work) {
   Status status = put.status;
   (void)proxy_.enqueue(std::move(work));
   return status;
-}
-
-bool CudaStream::has_run(uint64_t number) const { return load_from_device(std::atomic_ref(*done_)) >= number; }
-
-// Waits until so much work has run, or the device has failed, which then stores nothing any more. `query` asks the
-// driver for something of the device.
-template <class Query>
-void CudaStream::wait_until_run(uint64_t number, Query query) const {
-  constexpr int kLookEvery = 50;
-  for (int i = 1; !has_run(number); ++i) {
-    driver::sleep_ns(20'000);
-    if (i % kLookEvery != 0) continue;
-    if (const int rc = query(); rc != 0 && rc != cuda::kNotReady) return;
-  }
 }
 
 bool CudaStream::may_wait() {
@@ -261,67 +253,62 @@ bool CudaStream::bears_waits() const {
 
 // Lets the stream wait on the device until the work has run. Where it must not, or too many streams wait, settle() will
 // wait instead.
-Status CudaStream::wait_on_device(uint64_t number) {
+Status CudaStream::wait_on_device(const CudaPut& put) {
   if (!bears_waits() || !may_wait()) {
     const std::lock_guard lock(mutex_);
-    unwaited_ = number;
+    unwaited_word_ = put.word;
+    unwaited_ = put.number;
     return {};
   }
   constexpr unsigned kGreaterOrEqual = 0;
-  return cuda::check(
-      cuda::driver()->cuStreamWaitValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(done_), number, kGreaterOrEqual),
-      "the given CUDA stream");
+  return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(put.word),
+                                                            put.number, kGreaterOrEqual),
+                     "the given CUDA stream");
 }
 
+// The word is stored whatever happens. It may belong to later work by then, whose number is higher.
 void CudaStream::settle() {
+  const uint64_t* word = nullptr;
   uint64_t number = 0;
   {
     const std::lock_guard lock(mutex_);
-    number = unwaited_;  // it stays, because threads that share the stream may be here together
+    word = unwaited_word_;  // it stays, because threads that share the stream may be here together
+    number = unwaited_;
   }
-  if (number == 0 || has_run(number)) return;
-  const cuda::Current current(context());
-  wait_until_run(number, [&] { return cuda::driver()->cuStreamQuery(stream_); });
+  if (word == nullptr) return;
+  while (load_from_device(std::atomic_ref(const_cast<uint64_t&>(*word))) < number) driver::sleep_ns(20'000);
 }
 
+// When this returns, the stream waits for the work no more. Its turn has ended only then: a failure that keeps the
+// device from the end of the work is found by the thread that waits here.
 Status CudaStream::run(const CudaPut& put, const std::function<Status()>& work) {
   const cuda::Current current(context());
   exec::StreamWork now;
   now.ready = put.ready;
   now.put = put.status;
+  bool comes_late = false;  // a store to the word
+  const auto let_go = [&] { store_to_device(std::atomic_ref(*put.word), put.number); };
+  if (put.number > 0) now.let_stream_go = let_go;
   now.tell = [&](Status& status) {
-    // Wait for all engines except the one that tells the stream.
-    exec::StreamEngine* writer = status.ok() && now.engines.size() == 1 ? now.engines[0] : nullptr;
+    // A single engine's stream stores the number itself, behind its work.
+    const bool stores = put.number > 0 && status.ok() && now.engines.size() == 1;
+    if (stores) now.engines[0]->write_word(put.word, put.number);
     for (exec::StreamEngine* e : now.engines) {
-      if (e == writer) continue;
-      if (Status s = e->synchronize(); status.ok() && !s.ok()) status = std::move(s);
+      Status s = e->synchronize();
+      comes_late |= stores && !s.ok();
+      if (status.ok()) status = std::move(s);
     }
-    if (put.number > 0) tell(put, writer);
+    if (put.number > 0) let_go();
   };
   Status status = contained([&] {
     const exec::StreamWork::Scope scope(now);
     return work();
   });
   now.end(status);
-  if (put.ready != nullptr) {
-    const std::lock_guard lock(mutex_);
-    free_events_.push_back(put.ready);
-  }
+  const std::lock_guard lock(mutex_);
+  if (put.ready != nullptr) free_events_.push_back(put.ready);
+  if (put.word != nullptr && !comes_late) free_words_.push_back(put.word);
   return status;
-}
-
-// Stores each number once, in order. The stores of one engine arrive in order. When another one writes, the last
-// engine's store must have arrived; it will, because an engine ends only when its stream is empty.
-void CudaStream::tell(const CudaPut& put, exec::StreamEngine* writer) {
-  const uint64_t number = put.number;
-  if (writer == nullptr || writer != last_)
-    wait_until_run(number - 1, [&] { return cuda::driver()->cuEventQuery(put.ready); });
-  last_ = writer;
-  if (writer != nullptr) {
-    writer->write_word(done_, number);
-  } else {
-    store_to_device(std::atomic_ref(*done_), number);
-  }
 }
 
 Status CudaStream::synchronize() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The caller's CUDA stream: operations take their turn in it without making the host wait. A thread (the proxy) runs
-// the work that is put on it. The stream waits, on the device, for a word that counts the work that has run. Where that
+// the work that is put on it. The stream waits, on the device, for a word that says that the work has run. Where that
 // could hang the program (bears_waits()), or as many streams wait as the device bears (exec::streams_that_may_wait),
 // the call waits in the stream's place.
 #pragma once
@@ -22,7 +22,10 @@ using Home = std::pair<driver::cuda::Context, uint64_t>;
 
 // The position of a piece of work on the caller's stream.
 struct CudaPut {
-  uint64_t number = 0;  // the count of work with it, which the stream waits for; 0: it was not put
+  uint64_t number = 0;  // the count of work with it; 0: it was not put
+  // In page-locked memory: the stream waits for the number here. No other work uses the word until this one has run, so
+  // a store that comes late, after a failure, changes nothing for others.
+  uint64_t* word = nullptr;
   driver::cuda::Event ready = nullptr;
   Status status;  // of putting the work on the stream
   std::optional<driver::cuda::InFlight> in_flight;
@@ -62,26 +65,24 @@ class CudaStream final : public Stream {
  private:
   CudaStream(Home home, driver::cuda::Stream stream) : home_(home), stream_(stream) {}
   static CudaStream* of_this_thread(Home home);
-  bool ended(uint64_t n_run);
+  bool ended(uint64_t n_run) const;
   Status note(CudaPut& put);
   Status run(const CudaPut& put, const std::function<Status()>& work);
-  void tell(const CudaPut& put, exec::StreamEngine* writer);
   Result<driver::cuda::Event> take_event();
+  Result<uint64_t*> take_word();
   bool bears_waits() const;
-  Status wait_on_device(uint64_t number);
-  bool has_run(uint64_t number) const;
-  template <class Query>
-  void wait_until_run(uint64_t number, Query query) const;
+  Status wait_on_device(const CudaPut& put);
 
   Home home_;
   driver::cuda::Stream stream_;
-  uint64_t* done_ = nullptr;    // in page-locked memory, from a thread's first work on: the count of work that has run
-  const void* last_ = nullptr;  // the engine that stored it last; only compared, never dereferenced
-  std::mutex enqueue_mutex_;    // held from taking a number to handing the work to the proxy; taken before mutex_
+  std::mutex enqueue_mutex_;  // held from taking a number to handing the work to the proxy; taken before mutex_
   std::mutex mutex_;
   uint64_t put_ = 0;
-  uint64_t unwaited_ = 0;  // the last number that the stream does not wait for; settle() does
+  // The last work for which the stream does not wait; settle() does. Null: there was none.
+  const uint64_t* unwaited_word_ = nullptr;
+  uint64_t unwaited_ = 0;
   std::vector<driver::cuda::Event> free_events_;
+  std::vector<uint64_t*> free_words_;
   HostStream proxy_{/*waiters_run=*/false};  // the context is current on its thread
 };
 

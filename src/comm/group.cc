@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/comm/group.h"
 
-#include <algorithm>
 #include <map>
 #include <optional>
 #include <thread>
@@ -86,29 +85,39 @@ std::unique_ptr<exec::Task> launch_of(const std::vector<Call*>& calls) {
   return task;
 }
 
+// The messages of a rank to itself: sends and receives of one communicator, in order of their calls.
+struct OwnMessages {
+  std::vector<const exec::Message*> sends, receives;
+};
+
+std::map<Communicator*, OwnMessages> own_messages(const std::vector<Call>& calls) {
+  std::map<Communicator*, OwnMessages> all;
+  for (const Call& c : calls) {
+    if (c.operation != nullptr || c.message.peer != c.comm->rank()) continue;
+    OwnMessages& own = all[c.comm];
+    (c.message.is_send ? own.sends : own.receives).push_back(&c.message);
+  }
+  return all;
+}
+
 // Adds the messages that a thread drives.
 void add_messages(Batch& batch, std::vector<std::unique_ptr<exec::Task>>& tasks) {
   std::map<std::tuple<exec::Runner*, uint32_t, bool>, const exec::MessageTask*> newest;
-  std::map<Communicator*, std::vector<const exec::Message*>> own_sends;
   for (Call& c : batch.calls) {
-    if (c.operation != nullptr || is_launched_message(c)) continue;
-    if (c.message.peer == c.comm->rank()) {
-      if (c.message.is_send) own_sends[c.comm].push_back(&c.message);
-      continue;
-    }
+    if (c.operation != nullptr || c.message.peer == c.comm->rank() || is_launched_message(c)) continue;
     exec::Runner& runner = c.runner();
     const exec::MessageTask*& before = newest[std::tuple(&runner, c.message.peer, c.message.is_send)];
     auto task = std::make_unique<exec::MessageTask>(runner.fabric(), c.message, before);
     before = task.get();
     tasks.push_back(runner.driven(std::move(task)));
   }
-  for (const Call& c : batch.calls) {
-    if (c.operation != nullptr || c.message.peer != c.comm->rank() || c.message.is_send) continue;
-    auto& sends = own_sends[c.comm];  // issue() has checked that they pair up
-    // If one buffer is CUDA memory, the device copies.
-    exec::Runner& runner = sends.front()->runner->on_device() ? *sends.front()->runner : c.runner();
-    tasks.push_back(runner.driven(std::make_unique<exec::SelfMessageTask>(runner.fabric(), *sends.front(), c.message)));
-    sends.erase(sends.begin());
+  for (const auto& [comm, own] : own_messages(batch.calls)) {
+    for (size_t i = 0; i < own.sends.size(); ++i) {  // check_self_messages() has checked that they pair up
+      const exec::Message &sent = *own.sends[i], &received = *own.receives[i];
+      // If one buffer is CUDA memory, the device copies.
+      exec::Runner& runner = sent.runner->on_device() ? *sent.runner : *received.runner;
+      tasks.push_back(runner.driven(std::make_unique<exec::SelfMessageTask>(runner.fabric(), sent, received)));
+    }
   }
 }
 
@@ -206,26 +215,15 @@ Status run(Batch& batch, Status status) {
   return status;
 }
 
-// The messages of a rank to itself: sends and receives of one communicator, in order of their calls.
-struct OwnMessages {
-  std::vector<const exec::Message*> sends, receives;
-};
-
 Status check_self_messages(const std::vector<Call>& calls) {
-  std::map<Communicator*, OwnMessages> own;
-  for (const Call& c : calls) {
-    if (c.operation != nullptr || c.message.peer != c.comm->rank()) continue;
-    OwnMessages& m = own[c.comm];
-    (c.message.is_send ? m.sends : m.receives).push_back(&c.message);
-  }
-  for (const auto& [comm, m] : own) {
-    if (m.sends.size() != m.receives.size()) {
+  for (const auto& [comm, own] : own_messages(calls)) {
+    if (own.sends.size() != own.receives.size()) {
       return error(moecclInvalidUsage,
                    "rank {} does not send to itself as often as it receives from itself: put both calls in one group",
                    comm->rank());
     }
-    for (size_t i = 0; i < m.sends.size(); ++i) {
-      const exec::Message &sent = *m.sends[i], &received = *m.receives[i];
+    for (size_t i = 0; i < own.sends.size(); ++i) {
+      const exec::Message &sent = *own.sends[i], &received = *own.receives[i];
       if (sent.runner == received.runner || sent.bytes == 0) continue;
       const exec::Message& on_host = sent.runner->on_device() ? received : sent;
       if (driver::cuda::pointed(on_host.data).type != 0) continue;
@@ -236,22 +234,6 @@ Status check_self_messages(const std::vector<Call>& calls) {
     }
   }
   return {};
-}
-
-// Allocates nothing, so that every ticket that is taken gets its turn.
-void take_turns(Batch& batch) {
-  for (Call& c : batch.calls) {
-    const bool known =
-        std::any_of(batch.turns.begin(), batch.turns.end(), [&](const Batch::Turn& t) { return t.comm == c.comm; });
-    if (!known && batch.is_queued()) {
-      batch.turns.push_back({c.comm, c.comm->queue_ticket(batch.is_launched())});
-      batch.holds.push_back(c.comm->hold());
-    } else if (!known) {
-      batch.turns.push_back({c.comm, c.comm->take_ticket()});
-    }
-    if (exec::PersistentKernel* kernel = kernel_of(c); kernel != nullptr && !batch.is_launched())
-      c.promise = kernel->promise();
-  }
 }
 
 // Ends the promises of a batch that has run, or will not: they refer to its communicators, which may end once the
@@ -277,6 +259,8 @@ Status drive(Batch& batch) {
   if (!batch.earlier.empty()) scope.emplace(after);
   const Status status = in_turns(batch, [&](Status usable) {
     const PromisesEnd end{batch};
+    if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr && batch.meeting != nullptr)
+      work->let_others_go = [&] { batch.meeting->end(error(moecclRemoteError, "a call of the group has failed")); };
     if (usable.ok()) usable = std::move(met);
     for (const auto& earlier : batch.earlier)
       if (usable.ok()) usable = earlier->wait(batch.calls.front().runner().fabric());
@@ -318,6 +302,10 @@ PutWork put_work_of(const std::shared_ptr<Batch>& batch) {
   return works;
 }
 
+void keep_first(Status& failure, Status next) {
+  if (failure.ok()) failure = std::move(next);
+}
+
 // Returns the first failure.
 Status put(Batch& batch, PutWork work) {
   if (batch.is_launched()) {
@@ -331,22 +319,9 @@ Status put(Batch& batch, PutWork work) {
   }
   Status status;
   if (batch.stream != nullptr) status = batch.stream->enqueue(std::move(work.own));
-  for (size_t i = 0; i < batch.others.size(); ++i) {
-    Status s = batch.others[i]->enqueue(std::move(work.of_others[i]));
-    if (status.ok()) status = std::move(s);
-  }
+  for (size_t i = 0; i < batch.others.size(); ++i)
+    keep_first(status, batch.others[i]->enqueue(std::move(work.of_others[i])));
   return status;
-}
-
-Status note_earlier_work(Batch& batch) {
-  std::vector<const Communicator*> seen;
-  for (const Call& c : batch.calls) {
-    if (!c.runner().on_device() || std::find(seen.begin(), seen.end(), c.comm) != seen.end()) continue;
-    seen.push_back(c.comm);
-    MOECCL_ASSIGN_OR_RETURN(auto earlier, earlier_work(*c.comm, batch.stream));
-    if (earlier != nullptr) batch.earlier.push_back(std::move(earlier));
-  }
-  return {};
 }
 
 // Does everything that can fail before tickets are taken.
@@ -357,15 +332,13 @@ Status prepare_batches(std::vector<Call>& calls, Batches& batches, std::vector<P
     if (batch->launchable) continue;
     if (batch->stream != nullptr) MOECCL_TRY(batch->stream->ready());
     for (Stream* other : batch->others) MOECCL_TRY(other->ready());
+    MOECCL_TRY(batch->note_earlier_work());
   }
-  for (const auto& batch : batches) {
-    if (batch->launchable && !batch->captured) batch->in_flight.emplace();
-  }
-  MOECCL_TRY(launch_at_once(batches));
   for (const auto& batch : batches)
-    if (!batch->is_launched()) batch->in_flight.reset();
+    if (batch->launchable && !batch->captured) batch->in_flight.emplace();
+  MOECCL_TRY(launch_at_once(batches));  // last, because a failure after it would leave the launches unwatched
   for (const auto& batch : batches) {
-    MOECCL_TRY(note_earlier_work(*batch));
+    if (!batch->is_launched()) batch->in_flight.reset();
     batch->turns.reserve(batch->calls.size());
     batch->holds.reserve(batch->calls.size());
     works.push_back(put_work_of(batch));
@@ -383,17 +356,11 @@ Status issue_batches(std::vector<Call>& calls) {
   Batches batches;
   std::vector<PutWork> works;
   if (Status s = prepare_batches(calls, batches, works); !s.ok()) return not_issued(calls, std::move(s));
-  for (auto& batch : batches) take_turns(*batch);
+  for (auto& batch : batches) batch->take_turns();
   Status status;
-  for (size_t i = 0; i < batches.size(); ++i) {
-    Status s = put(*batches[i], std::move(works[i]));
-    if (status.ok()) status = std::move(s);
-  }
-  for (auto& batch : batches) {
-    if (batch->stream != nullptr) continue;
-    Status s = drive(*batch);
-    if (status.ok()) status = std::move(s);
-  }
+  for (size_t i = 0; i < batches.size(); ++i) keep_first(status, put(*batches[i], std::move(works[i])));
+  for (auto& batch : batches)
+    if (batch->stream == nullptr) keep_first(status, drive(*batch));
   for (auto& batch : batches) {
     if (batch->stream != nullptr) batch->stream->settle();
     for (Stream* other : batch->others) other->settle();

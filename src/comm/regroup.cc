@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <string>
 #include <thread>
 #include <vector>
 

@@ -71,16 +71,16 @@ Status replace_file(const std::string& given, std::string_view text) {
   if (there.st_mode != 0 && access(path.c_str(), W_OK) != 0) return system_error(path, errno);
   const std::string beside = format("{}.{}.{:x}.tmp", path, getpid(), now_ns());
   Fd fd(open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
-  if (fd.get() < 0) return system_error(beside, errno);
+  if (fd.get() < 0) return system_error(format("{}: no file can be made in its folder", path), errno);
   Status status = write_all(fd.get(), text);
   if (status.ok() && there.st_mode != 0 && fchmod(fd.get(), there.st_mode & 07777) != 0)
     status = system_error("permissions", errno);
   // Sync before the rename, so that a crash leaves either the old file or the new one.
   if (status.ok() && fsync(fd.get()) != 0 && errno != EINVAL) status = system_error("fsync", errno);
   if (status.ok() && rename(beside.c_str(), path.c_str()) == 0) return {};
-  if (status.ok()) status = system_error(path, errno);
+  if (status.ok()) status = system_error("rename", errno);
   (void)unlink(beside.c_str());
-  return std::move(status).with_context(beside);
+  return std::move(status).with_context(path);
 }
 
 std::string with_ending(const std::string& path, const std::string& ending) {

@@ -3,8 +3,6 @@
 
 #include <sys/stat.h>
 
-#include <cstdlib>
-
 #include "src/base/format.h"
 #include "src/base/trusted_library.h"
 #include "src/driver/sysfs.h"

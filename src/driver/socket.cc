@@ -11,7 +11,6 @@
 #include <cassert>
 #include <cerrno>
 #include <cstring>
-#include <limits>
 
 #include "src/driver/children.h"
 

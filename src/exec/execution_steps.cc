@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The implementation of each kind of step on the host.
 #include <algorithm>
-#include <cstring>
 
 #include "src/algo/tuning.h"
 #include "src/base/clock.h"

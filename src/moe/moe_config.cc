@@ -18,6 +18,7 @@ namespace moeccl::comm {
 namespace {
 
 constexpr int32_t kMaxTopK = 64;
+constexpr std::string_view kOrdered = "flat:ordered";  // flat with by_choice; never chosen by price
 
 Status check_numbers(const moecclMoeConfig_t& c) {
   if (c.hidden_bytes < 1 || c.hidden_bytes > UINT32_MAX)
@@ -123,7 +124,11 @@ Result<MoeConfig> MoeConfig::from(const moecclMoeConfig_t* given, const plan::Le
 }
 
 Status MoeConfig::narrow_to(std::string_view algorithm, const plan::LevelTree& tree) {
-  MOECCL_ASSIGN_OR_RETURN(const algo::MoeAlgorithm only, algo::parse_moe_algorithm(algorithm, tree));
+  shape.by_choice = algorithm == kOrdered;
+  if (shape.by_choice) shape.grouped = false;  // one order in every plan, without groups
+  const auto parsed = algo::parse_moe_algorithm(shape.by_choice ? "flat" : algorithm, tree);
+  if (!parsed.ok()) return error(parsed.status().code(), "{}, or {}", parsed.status().message(), kOrdered);
+  const algo::MoeAlgorithm only = *parsed;
   if (domains && only.kind == algo::PathKind::k2dh)
     return error(moecclInvalidArgument, "algorithm \"2dh\" does not know expert domains: give auto, flat or hier:N");
   algorithms = {only};
@@ -138,7 +143,7 @@ uint64_t MoeConfig::hash() const {
   uint64_t h = 0;
   const auto add = [&](uint64_t word) { h = hash_combine(h, word); };
   add(shape.top_k), add(shape.row_bytes), add(shape.max_tokens), add(shape.capacity), add(shape.expert_major);
-  add(shape.align_rows), add(shape.grouped), add(static_cast<uint64_t>(type)), add(memory_cap);
+  add(shape.align_rows), add(shape.grouped), add(shape.by_choice), add(static_cast<uint64_t>(type)), add(memory_cap);
   add(scale_bytes), add(scaled_row_bytes), add(trials);
   for (const uint32_t owner : placement.owner) add(owner);
   for (const algo::MoeAlgorithm& a : algorithms) add(static_cast<uint64_t>(a.kind)), add(a.dims);

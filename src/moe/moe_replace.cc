@@ -39,6 +39,11 @@ Status check_config(const moecclReplaceConfig_t& c, const MoeConfig& layer, cons
   if (layer.domains && !layer.domains->plain())
     return error(moecclUnsupported,
                  "samples cannot move on a layer with expert domains (moecclHybridMoeCreate): use domains of size 1");
+  if (layer.shape.by_choice)
+    return error(
+        moecclUnsupported,
+        "samples cannot move on a layer with algorithm \"flat:ordered\", whose sums are in the order of choices: "
+        "give auto, flat, 2dh or hier:N");
   const size_t element = moecclTypeSize(layer.type);
   if (layer.shape.row_bytes % element != 0)
     return error(moecclInvalidArgument,

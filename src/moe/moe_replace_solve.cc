@@ -3,7 +3,6 @@
 // communicator, which may be destroyed before the layer's handles.
 #include <algorithm>
 #include <cstring>
-#include <span>
 
 #include "src/base/clock.h"
 #include "src/base/hash.h"

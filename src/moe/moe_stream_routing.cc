@@ -123,6 +123,11 @@ Status MoeRouting::update_on_stream(const exec::StreamChoices& choices, Stream* 
     return error(
         moecclUnsupported,
         "update on a stream: a layer with expert swap reads its choices on the host: call moecclRoutingUpdate");
+  if (layer_.config().shape.by_choice)
+    return error(
+        moecclUnsupported,
+        "update on a stream: kernels do not put sums in the order of choices (algorithm \"flat:ordered\"): call "
+        "moecclRoutingUpdate");
   MOECCL_TRY(has_device_tables());
   MoeHost& host = layer_.host();
   MOECCL_TRY(check_stream_choices(choices));

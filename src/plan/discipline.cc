@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/plan/discipline.h"
 
-#include <algorithm>
 #include <map>
 #include <tuple>
-#include <utility>
 
 namespace moeccl::plan {
 

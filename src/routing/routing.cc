@@ -291,7 +291,8 @@ RecordView view_of(const OwnChoices& own) {
           own.token.data(),
           own.n_experts.data(),
           own.expert.data(),
-          own.weighted ? own.weight.data() : nullptr};
+          own.weighted ? own.weight.data() : nullptr,
+          own.choice.data()};
 }
 
 }  // namespace moeccl::algo

@@ -22,6 +22,7 @@ struct MoeShape {
   uint32_t align_rows = 1;    // only with expert_major
   bool grouped = false;       // deterministic: SumBlock terms carry the groups of the full tree
   uint64_t scaled_bytes = 0;  // a row with its scales, if rows may have scales
+  bool by_choice = false;     // flat alone: sums are in the order of a token's choices
   uint64_t widest_row() const { return scaled_bytes > row_bytes ? scaled_bytes : row_bytes; }
 };
 
@@ -102,6 +103,7 @@ struct RecordView {
   const uint8_t* n_experts = nullptr;
   const uint16_t* expert = nullptr;
   const float* weight = nullptr;
+  const uint32_t* choice = nullptr;  // as OwnChoices; null for received records
 };
 
 class RecordWriter {

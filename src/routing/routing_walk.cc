@@ -46,6 +46,7 @@ class RoutingTables::Walk {
   void walk_origin(uint32_t origin) {
     view_ = &t_.records_[origin];
     own_ = origin == p_.rank;
+    ordered_ = own_ && t_.shape_.by_choice;
     Cursor& at = cursors_[origin];
     // Chunk c ends before the least t with t * C / T >= c + 1.
     const uint64_t end = ((uint64_t{chunk_} + 1) * t_.n_tokens_[origin] + n_chunks_ - 1) / n_chunks_;
@@ -109,8 +110,10 @@ class RoutingTables::Walk {
         segment = 1 + j - first_out_;
         if (kept) row = returns_[j]++;
       }
+      if (ordered_ && !kept) keys_.back() = std::max(keys_.back(), view_->choice[at.choice]);
       if (!kept) continue;
       if (!own_) begin_sum();
+      if (ordered_) keys_.push_back(view_->choice[at.choice]);
       term(segment, row, own_ || t_.weights_at_expert_ ? weight : 1.0f, e);
       last_owner_ = owner;
       add_residual(row_in, residual, e);
@@ -144,7 +147,10 @@ class RoutingTables::Walk {
     if (term_weights_) scatter_->weight.push_back(weight);
   }
 
-  void begin_sum() { sum_empty_ = true; }
+  void begin_sum() {
+    sum_empty_ = true;
+    keys_.clear();
+  }
   void term(uint32_t segment, uint32_t row, float weight, uint32_t expert) {
     if (!sum_empty_ && t_.shape_.grouped) {
       // Ends all groups that hold the previous term but not this one: the levels inwards from where their owners
@@ -156,7 +162,21 @@ class RoutingTables::Walk {
     sum_->term.push_back({row, static_cast<uint16_t>(segment), 0});
     if (term_weights_) sum_->weight.push_back(weight);
   }
-  void end_sum() { sum_->offset.push_back(sum_->term.size()); }
+  void end_sum() {
+    if (ordered_) order_terms();
+    sum_->offset.push_back(sum_->term.size());
+  }
+  // Puts the terms of this sum in the order of their keys. There are at most 64, so insertion is quick.
+  void order_terms() {
+    const size_t first = sum_->offset.back();
+    for (size_t end = 1; end < keys_.size(); ++end) {
+      for (size_t i = end; i > 0 && keys_[i - 1] > keys_[i]; --i) {
+        std::swap(keys_[i - 1], keys_[i]);
+        std::swap(sum_->term[first + i - 1], sum_->term[first + i]);
+        if (term_weights_) std::swap(sum_->weight[first + i - 1], sum_->weight[first + i]);
+      }
+    }
+  }
 
   RoutingTables& t_;
   const RankPaths& p_;
@@ -165,7 +185,8 @@ class RoutingTables::Walk {
   std::vector<uint32_t> rows_out_, returns_;  // [out edges] rows of this chunk so far: dispatched, returned by combine
   bool term_weights_ = false;
   uint32_t source_ = 0, first_out_ = 0, rows_in_ = 0;
-  bool own_ = false, sum_empty_ = true;
+  bool own_ = false, ordered_ = false, sum_empty_ = true;
+  std::vector<uint32_t> keys_;  // ordered_: of each term of this sum, the last choice whose row it adds
   uint32_t last_owner_ = 0;
   const RecordView* view_ = nullptr;
   RowList* scatter_ = nullptr;

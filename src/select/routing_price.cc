@@ -2,7 +2,6 @@
 #include "src/select/routing_price.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "src/algo/moe_plan.h"
 #include "src/routing/hiermoe_model.h"

@@ -2,7 +2,6 @@
 #include "src/solve/assignment.h"
 
 #include <algorithm>
-#include <climits>
 #include <numeric>
 
 #include "src/solve/checks.h"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
-#include <utility>
 
 #include "src/solve/balance_layer.h"
 #include "src/solve/checks.h"

@@ -2,7 +2,6 @@
 #include "src/solve/domains.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 #include <vector>
 

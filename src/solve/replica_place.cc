@@ -2,7 +2,6 @@
 #include "src/solve/replica_place.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <utility>
 #include <vector>

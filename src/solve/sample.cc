@@ -2,7 +2,6 @@
 #include "src/solve/sample.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "src/solve/assignment.h"

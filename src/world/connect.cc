@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a unique id to links: finds out where each rank is, maps segments and heaps, and makes the links.
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <span>
 #include <utility>
 
-#include "src/base/env.h"
 #include "src/base/hash.h"
-#include "src/base/log.h"
 #include "src/base/random.h"
 #include "src/base/wire.h"
 #include "src/bootstrap/bootstrap.h"
@@ -18,7 +15,6 @@
 #include "src/bootstrap/place.h"
 #include "src/bootstrap/unique_id.h"
 #include "src/driver/process.h"
-#include "src/exec/message.h"
 #include "src/world/heap.h"
 #include "src/world/host_levels.h"
 #include "src/world/hosts.h"
@@ -27,7 +23,6 @@
 #include "src/world/network.h"
 #include "src/world/process_table.h"
 #include "src/world/staging.h"
-#include "topology/discover.h"
 #include "topology/pair_path.h"
 #include "transport/paced/paced_link.h"
 #include "transport/shm/shm_link.h"
@@ -45,10 +40,7 @@ class Connector {
         n_(n),
         rank_(rank),
         config_(config),
-        uplinks_(parent.uplinks),
-        others_alive_(parent.others_alive),
-        still_wanted_(parent.still_wanted),
-        profile_for_(parent.profile_for),
+        parent_(parent),
         ask_again_(parent.ask_again),
         deadline_(Deadline::earlier(parent.until, Deadline::after_ms(config.init_timeout_ms))) {
     key_ = hash_bytes(&id, sizeof(id));
@@ -110,7 +102,7 @@ class Connector {
     }
     options.others_alive = [this, own_id] {
       if (own_id) MOECCL_TRY(ProcessTable::get().given_up(key_));
-      return others_alive_ ? others_alive_() : Status();
+      return parent_.others_alive ? parent_.others_alive() : Status();
     };
     options.cancelled = [this] { return not_cancelled(); };
     auto joined = bootstrap::Session::join(id_, static_cast<int>(rank_), static_cast<int>(n_), deadline_, options);
@@ -124,7 +116,7 @@ class Connector {
 
   Status not_cancelled() const {
     MOECCL_TRY(config_.not_cancelled());
-    return still_wanted_ ? still_wanted_() : Status();
+    return parent_.still_wanted ? parent_.still_wanted() : Status();
   }
 
   // Other communicators meet at the same place, with the same key.
@@ -198,15 +190,15 @@ class Connector {
     MOECCL_TRY(agree());
     staging_bytes_ = all_[rank_].config.staging_bytes;
     m_.fabric = std::make_unique<exec::Fabric>(rank_, n_, shape_of(rank_).staging_bytes);
-    m_.fabric->message_bytes = bytes_of_messages();
+    m_.fabric->message_bytes = message_bytes(m_.tree, around_.line, shape_of(rank_));
     return {};
   }
 
   // The contents of a profile's file may differ from rank to rank, and so does the room of hosts.
   Status settle_line() {
     if (m_.tree.n_far_levels == 0) return {};
-    const bool inherits = static_cast<bool>(profile_for_);
-    plan::Profile profile = inherits ? profile_for_(m_.tree) : profile_of_variable(m_.tree);
+    const bool inherits = static_cast<bool>(parent_.profile_for);
+    plan::Profile profile = inherits ? parent_.profile_for(m_.tree) : profile_of_variable(m_.tree);
     if (config_.pace) profile.forget_links_within_hosts(m_.tree);  // only the topology's links are paced
     around_.line = plan::long_line(m_.tree, profile);
     const bool may_differ = !inherits && all_[0].has_profile;
@@ -231,33 +223,19 @@ class Connector {
   }
 
   Status make_tree() {
-    if (uplinks_ != nullptr) {
-      m_.tree = uplinks_->own_tree();
-      return m_.tree.validate();
-    }
-    if (m_.described != nullptr) {
+    if (parent_.uplinks != nullptr) {
+      m_.tree = parent_.uplinks->own_tree();
+    } else if (m_.described != nullptr) {
       m_.tree = *m_.described;
-      return m_.tree.validate();
-    }
-    if (config_.topology.empty()) {
-      m_.tree = plan::LevelTree::flat(n_);
-      if (hosts_->n() > 1)
-        m_.tree.levels.insert(m_.tree.levels.begin(), plan::Level{"node", {}, hosts_->host_of, hosts_->n()});
-      return m_.tree.validate();
-    }
-    if (config_.topology == "auto") {
-      MOECCL_ASSIGN_OR_RETURN(m_.tree, levels_of_hosts(*session_, *hosts_, deadline_));
     } else {
-      auto parsed = topology::tree_from_text(config_.topology, n_, hosts_->n());
-      if (topology::names_file(config_.topology)) MOECCL_TRY(agree_on_tree(parsed));
-      MOECCL_ASSIGN_OR_RETURN(m_.tree, std::move(parsed));
+      MOECCL_ASSIGN_OR_RETURN(m_.tree, tree_of_ranks(*session_, *hosts_, config_.topology, deadline_));
+      if (m_.tree.depth() > transport::kPaceLevels) {
+        return error(moecclInvalidArgument, "topology has {} levels: at most {} are supported", m_.tree.depth(),
+                     transport::kPaceLevels);
+      }
+      if (!config_.topology.empty() && !config_.pace) m_.described = std::make_shared<const plan::LevelTree>(m_.tree);
     }
-    if (m_.tree.depth() > transport::kPaceLevels) {
-      return error(moecclInvalidArgument, "topology has {} levels: at most {} are supported", m_.tree.depth(),
-                   transport::kPaceLevels);
-    }
-    if (!config_.pace) m_.described = std::make_shared<const plan::LevelTree>(m_.tree);
-    return {};
+    return m_.tree.validate();
   }
 
   // Names the network on the outermost level whose groups are the hosts, if the tree has one.
@@ -274,51 +252,10 @@ class Connector {
     }
   }
 
-  // The contents of a file may differ from rank to rank although its name does not.
-  Status agree_on_tree(const Result<plan::LevelTree>& mine) {
-    const uint64_t hash = mine.ok() ? mine.value().hash() : 0;
-    MOECCL_ASSIGN_OR_RETURN(const auto hashes, session_->all_gather(std::as_bytes(std::span(&hash, 1)), deadline_));
-    if (!mine.ok()) return mine.status();
-    for (uint32_t r = 1; r < n_; ++r) {
-      if (hashes[r] == hashes[0]) continue;
-      return error(moecclMismatch,
-                   "rank 0 and rank {} read different topologies from \"{}\": give all ranks the same file", r,
-                   config_.topology.substr(0, 200));
-    }
-    return {};
-  }
-
   bool leader() const { return processes_.at(all_[rank_].process) == rank_; }
   bool same_process(uint32_t r) const { return all_[r].process == all_[rank_].process; }
 
-  SegmentShape shape_of(uint32_t rank) const {
-    SegmentShape s;
-    s.n_ranks = n_;
-    s.rank = rank;
-    // Both halves must start on cache lines.
-    s.staging_bytes = staging_bytes_ / 128 * 128;
-    // A long line has room for as much as is under way in a round trip and, again, while ranks copy; but never more
-    // than half as much as the staging, which the user may limit.
-    const uint64_t on_line =
-        std::min(2 * around_.line.bytes, staging_bytes_ / 2) / (n_ * transport::shm::kMessageSlots);
-    s.message_bytes = std::max(usual_message_bytes(), on_line) / 64 * 64;
-    return s;
-  }
-
-  // The messages of all peers share 2 MiB, so that memory does not grow with the square of the ranks.
-  uint64_t usual_message_bytes() const {
-    return std::clamp<uint64_t>((2u << 20) / (n_ * transport::shm::kMessageSlots), 1024, 128 << 10) / 64 * 64;
-  }
-
-  // Long parts of a message suit a long line only: elsewhere, the receiver would copy later, and what it can read
-  // directly would be copied twice.
-  std::vector<uint64_t> bytes_of_messages() const {
-    std::vector<uint64_t> bytes(n_, usual_message_bytes() - sizeof(exec::MessageSlotHeader));
-    for (uint32_t r = 0; r < n_; ++r)
-      if (around_.line.bytes > 0 && m_.tree.level_between(rank_, r) <= around_.line.level)
-        bytes[r] = shape_of(rank_).message_bytes - sizeof(exec::MessageSlotHeader);
-    return bytes;
-  }
+  SegmentShape shape_of(uint32_t rank) const { return segment_shape(n_, rank, staging_bytes_, around_.line); }
 
   Status make_segment() {
     auto made = Segment::create(shape_of(rank_), processes_.size() > 1);
@@ -332,7 +269,7 @@ class Connector {
   Status exchange_memory() {
     segments_.resize(n_);
     watches_.resize(n_);
-    MOECCL_TRY(check_processes());
+    MOECCL_TRY(check_processes(all_, hosts_->around(rank_), rank_, *host_session_));
     // With several hosts, one of them may run only a single process, so all ranks take both barriers.
     const bool several_hosts = hosts_->n() > 1;
     if (several_hosts || processes_.size() == 1) MOECCL_TRY(session_->barrier(deadline_));
@@ -382,20 +319,6 @@ class Connector {
     // No rank may remove a segment from the table, or leave, before all ranks have found theirs.
     MOECCL_TRY(session_->barrier(deadline_));
     m_.fabric->own->close_fd();
-    return {};
-  }
-
-  // Other ranks watch and read the process that a rank claims to be, so the claim must match the kernel's pid from the
-  // meeting point.
-  Status check_processes() const {
-    const int32_t own = host_session_->pid_of(rank_);
-    if (own != all_[rank_].pid) return {};  // the meeting point is in another pid namespace, or unknown
-    for (const uint32_t r : hosts_->around(rank_)) {
-      const int32_t seen = host_session_->pid_of(r);
-      if (seen <= 0 || seen == all_[r].pid) continue;
-      return error(moecclRemoteError, "rank {} says that it is process {}, but process {} has connected for it", r,
-                   all_[r].pid, seen);
-    }
     return {};
   }
 
@@ -463,8 +386,8 @@ class Connector {
   // Makes the links to the ranks of this host.
   Status make_links() {
     exec::Fabric& f = *m_.fabric;
-    if (config_.pace) m_.uplinks = uplinks_;
-    if (config_.pace && uplinks_ == nullptr) {
+    if (config_.pace) m_.uplinks = parent_.uplinks;
+    if (config_.pace && m_.uplinks == nullptr) {
       auto own = std::make_shared<SharedUplinks>(SharedUplinks{m_.tree, segments_, std::vector<uint32_t>(n_)});
       std::iota(own->member.begin(), own->member.end(), 0u);
       m_.uplinks = std::move(own);
@@ -527,10 +450,8 @@ class Connector {
 
   moecclUniqueId id_;
   uint32_t n_, rank_;
-  Config config_;
-  std::shared_ptr<const SharedUplinks> uplinks_;
-  std::function<Status()> others_alive_, still_wanted_;
-  std::function<plan::Profile(const plan::LevelTree&)> profile_for_;
+  const Config& config_;
+  const Parent& parent_;
   std::function<Result<moecclUniqueId>()> ask_again_;
   Deadline deadline_;
   uint64_t key_ = 0, staging_bytes_ = 0;

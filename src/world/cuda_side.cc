@@ -376,7 +376,7 @@ CudaSide::CudaSide(const Neighbours& n) : fabric_(n.rank, n.n_ranks, n.shape.sta
 
 CudaSide::~CudaSide() {
   if (engine_ == nullptr) return;
-  (void)engine_->synchronize();
+  engine_->drain();
   // Peers may still use this rank's memory although this rank has nothing left to do.
   exec::wait_for_peers([&] {
     for (uint32_t r = 0; r < fabric_.n_ranks; ++r) {

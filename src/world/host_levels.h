@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The topology "auto": the levels that each host finds for its own ranks, below a level of the hosts.
+// The levels of a new communicator: those of its configuration's topology, or with "auto" those that each host finds
+// for its own ranks, below a level of the hosts.
 #pragma once
 
 #include "src/base/clock.h"
@@ -9,9 +10,10 @@
 
 namespace moeccl::comm {
 
-// Collective call of all ranks of `session`. Each host's first rank speaks for it, because ranks that are bound to
-// parts of a host may see less of it.
-Result<plan::LevelTree> levels_of_hosts(bootstrap::Session& session, const Hosts& hosts, Deadline deadline);
+// Collective call of all ranks of `session`. `topology`: as moecclConfig_t gives it; without one, a level of the hosts
+// if there are several.
+Result<plan::LevelTree> tree_of_ranks(bootstrap::Session& session, const Hosts& hosts, const std::string& topology,
+                                      Deadline deadline);
 
 // What a host's first rank sends. Reading needs the number of the host's ranks; errors name `rank`, the sender.
 std::vector<std::byte> write_levels(const Result<plan::LevelTree>& own);

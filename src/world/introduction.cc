@@ -8,6 +8,7 @@
 #include "src/base/hash.h"
 #include "src/base/wire.h"
 #include "src/driver/limits.h"
+#include "src/world/hosts.h"
 
 namespace moeccl::comm {
 namespace {
@@ -105,6 +106,18 @@ Status check_agreement(const Introduction& first, const Introduction& other, uin
   if (other.trials != first.trials)
     return error(moecclMismatch, "rank 0 and rank {} disagree on MOECCL_TRIALS ({:d} and {:d}): set it alike", rank,
                  first.trials, other.trials);
+  return {};
+}
+
+Status check_processes(std::span<const Introduction> all, std::span<const uint32_t> on_host, uint32_t rank,
+                       const HostSession& session) {
+  if (session.pid_of(rank) != all[rank].pid) return {};  // the meeting point is in another pid namespace, or unknown
+  for (const uint32_t r : on_host) {
+    const int32_t seen = session.pid_of(r);
+    if (seen <= 0 || seen == all[r].pid) continue;
+    return error(moecclRemoteError, "rank {} says that it is process {}, but process {} has connected for it", r,
+                 all[r].pid, seen);
+  }
   return {};
 }
 

@@ -13,6 +13,8 @@
 
 namespace moeccl::comm {
 
+class HostSession;
+
 struct Introduction {
   uint64_t host = 0, process = 0;
   uint64_t network = 0;   // driver::HostIdentity::network()
@@ -40,5 +42,10 @@ uint32_t cores_of(std::span<const Introduction> all, std::span<const uint32_t> r
 
 // Checks that rank 0 and another rank agree on everything that must be the same on all ranks.
 Status check_agreement(const Introduction& first, const Introduction& other, uint32_t rank);
+
+// Other ranks watch and read the process that a rank claims to be, so checks the claims of the ranks on the host of
+// `rank` against the kernel's pids from the meeting point.
+Status check_processes(std::span<const Introduction> all, std::span<const uint32_t> on_host, uint32_t rank,
+                       const HostSession& session);
 
 }  // namespace moeccl::comm

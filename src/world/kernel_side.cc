@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -12,6 +11,7 @@
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/exec/cuda/runners.h"
+#include "src/exec/cuda/urgent_stream.h"
 #include "src/plan/hardware.h"
 #include "src/world/device_objects.h"
 #include "src/world/network.h"
@@ -27,14 +27,6 @@ namespace {
 // resident at once, and blocks are never shared. Programs use 10 to 30 communicators, so each gets a small share of the
 // free blocks.
 constexpr uint32_t kBlocksPerSm = 2, kUsualBlocks = 16, kShares = 16;
-
-// With more streams than this, two may share a hardware queue, where a waiting kernel holds up the one that it waits
-// for.
-uint32_t hardware_queues() {
-  const char* set = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  const int n = set != nullptr ? std::atoi(set) : 8;
-  return static_cast<uint32_t>(std::clamp(n, 1, 32));
-}
 
 struct Answer {
   uint8_t able = 0;
@@ -120,9 +112,9 @@ class Joining {
   Result<uint32_t> reserve() const {
     if (!env().cuda_persistent) return error(moecclUnsupported, "MOECCL_CUDA_PERSISTENT=0");
     const uint32_t here = ranks_here();
-    if (here > hardware_queues()) {
+    if (here > exec::hardware_queues()) {
       return error(moecclUnsupported, "{} ranks on a device of {} hardware queues: set CUDA_DEVICE_MAX_CONNECTIONS={}",
-                   here, hardware_queues(), std::min(32u, 2 * here));
+                   here, exec::hardware_queues(), std::min(32u, 2 * here));
     }
     int sms = 0;
     const cuda::Current current(s_.engine.context());

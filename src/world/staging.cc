@@ -10,9 +10,18 @@
 #include "src/driver/file.h"
 #include "src/driver/limits.h"
 #include "src/driver/memory.h"
+#include "src/exec/message.h"
 #include "src/plan/profile_file.h"
 
 namespace moeccl::comm {
+namespace {
+
+// The messages of all peers share 2 MiB, so that memory does not grow with the square of the ranks.
+uint64_t usual_slot_bytes(uint32_t n_ranks) {
+  return std::clamp<uint64_t>((2u << 20) / (n_ranks * transport::shm::kMessageSlots), 1024, 128 << 10) / 64 * 64;
+}
+
+}  // namespace
 
 plan::Profile profile_of_variable(const plan::LevelTree& tree) {
   if (env().profile.empty()) return {};
@@ -48,6 +57,32 @@ Result<LineAndRoom> agree_on_line(bootstrap::Session& session, const LineAndRoom
     if (std::pair(line.bytes, line.level) < std::pair(least.line.bytes, least.line.level)) least.line = line;
   }
   return least;
+}
+
+transport::shm::SegmentShape segment_shape(uint32_t n_ranks, uint32_t rank, uint64_t staging_bytes,
+                                           const plan::LongLine& line) {
+  transport::shm::SegmentShape s;
+  s.n_ranks = n_ranks;
+  s.rank = rank;
+  // Both halves must start on cache lines.
+  s.staging_bytes = staging_bytes / 128 * 128;
+  // A long line has room for as much as is under way in a round trip and, again, while ranks copy; but never more than
+  // half as much as the staging, which the user may limit.
+  const uint64_t on_line = std::min(2 * line.bytes, staging_bytes / 2) / (n_ranks * transport::shm::kMessageSlots);
+  s.message_bytes = std::max(usual_slot_bytes(n_ranks), on_line) / 64 * 64;
+  return s;
+}
+
+std::vector<uint64_t> message_bytes(const plan::LevelTree& tree, const plan::LongLine& line,
+                                    const transport::shm::SegmentShape& shape) {
+  // Long parts of a message suit a long line only: elsewhere, the receiver would copy later, and what it can read
+  // directly would be copied twice.
+  std::vector<uint64_t> bytes(shape.n_ranks);
+  for (uint32_t r = 0; r < shape.n_ranks; ++r) {
+    const bool on_line = line.bytes > 0 && tree.level_between(shape.rank, r) <= line.level;
+    bytes[r] = (on_line ? shape.message_bytes : usual_slot_bytes(shape.n_ranks)) - sizeof(exec::MessageSlotHeader);
+  }
+  return bytes;
 }
 
 Status with_remedy_of_staging(Status failure, uint64_t staging_bytes) {

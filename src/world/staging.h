@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What decides how large a rank's staging is, where the caller leaves that to the library: the longest line that data
-// crosses, and the room that the ranks' hosts have.
+// crosses, and the room that the ranks' hosts have. The segment's shape follows from it.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "src/base/clock.h"
 #include "src/base/status.h"
@@ -11,6 +12,7 @@
 #include "src/plan/levels.h"
 #include "src/plan/long_line.h"
 #include "src/plan/profile.h"
+#include "transport/shm/segment.h"
 
 namespace moeccl::comm {
 
@@ -35,6 +37,13 @@ struct LineAndRoom {
 };
 // Collective call.
 Result<LineAndRoom> agree_on_line(bootstrap::Session& session, const LineAndRoom& mine, Deadline deadline);
+
+// `line`: the agreed one.
+transport::shm::SegmentShape segment_shape(uint32_t n_ranks, uint32_t rank, uint64_t staging_bytes,
+                                           const plan::LongLine& line);
+// Returns how much of a message goes into a slot, for each peer of the rank that has a segment of this shape.
+std::vector<uint64_t> message_bytes(const plan::LevelTree& tree, const plan::LongLine& line,
+                                    const transport::shm::SegmentShape& shape);
 
 // Adds to a failure for lack of memory how much staging was tried, and how to have less.
 Status with_remedy_of_staging(Status failure, uint64_t staging_bytes);

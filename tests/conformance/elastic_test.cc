@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shrink, grow and revoke: the members of the result, refused calls, and that nothing is left behind.
+// Shrink, grow and revoke: the members of the result, and refused calls. churn_test.cc repeats them,
 // tests/fault/shrink_test.cc tests survivors of kills, and MOECCL_TEST_COMM runs whole suites on shrunk and grown
 // communicators.
 #include <gtest/gtest.h>
@@ -7,43 +7,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdio>
-#include <filesystem>
-#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "tests/support/ranks_on_hosts.h"
+#include "tests/conformance/members.h"
 
 namespace moeccl::testing {
 namespace {
-
-bool says(moecclComm_t comm, const std::string& text) {
-  return std::string(moecclGetLastError(comm)).find(text) != std::string::npos;
-}
-
-// Returns the sum over all ranks of the given values.
-int32_t sum_of(int32_t mine, moecclComm_t comm) {
-  int32_t sum = -1;
-  MOECCL_EXPECT_COMM_OK(moecclAllReduce(&mine, &sum, 1, moecclInt32, moecclSum, comm, nullptr), comm);
-  return sum;
-}
-
-void expect_place(moecclComm_t comm, int rank, int n) {
-  int r = -1, count = -1;
-  MOECCL_EXPECT_OK(moecclCommUserRank(comm, &r));
-  MOECCL_EXPECT_OK(moecclCommCount(comm, &count));
-  EXPECT_EQ(r, rank);
-  EXPECT_EQ(count, n);
-}
-
-moecclConfig_t timeouts(int init_ms, int ms = 20'000) {
-  moecclConfig_t config = MOECCL_CONFIG_INIT;
-  config.init_timeout_ms = static_cast<int32_t>(patient_ms(init_ms));
-  config.timeout_ms = static_cast<int32_t>(patient_ms(ms));
-  return config;
-}
 
 struct SharedId {
   moecclUniqueId id;
@@ -449,130 +420,6 @@ TEST(Shrink, WhoIsGoneBesideTheNamedIsNamed) {
         MOECCL_EXPECT_OK(moecclCommDestroy(comm));
       },
       options);
-}
-
-size_t entries(const char* folder) {
-  size_t n = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) n += !entry.path().empty();
-  return n;
-}
-
-long resident_kib() {
-  long kib = 0;
-  char line[256];
-  FILE* const file = fopen("/proc/self/status", "r");
-  while (file != nullptr && fgets(line, sizeof(line), file) != nullptr) {
-    if (sscanf(line, "VmRSS: %ld", &kib) == 1) break;
-  }
-  if (file != nullptr) fclose(file);
-  return kib;
-}
-
-// Runs one step of a layer that each token enters twice and leaves with the same numbers.
-void use_layer(moecclComm_t comm, int n) {
-  constexpr size_t kTokens = 40, kHidden = 32;
-  moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
-  config.hidden_bytes = kHidden * sizeof(float);
-  config.type = moecclFloat32;
-  config.layout = moecclLayoutExpertMajor;
-  config.top_k = 2;
-  config.n_experts = 2 * n;
-  config.max_tokens = kTokens;
-  moecclMoe_t moe = nullptr;
-  moecclRouting_t routing = nullptr;
-  MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
-  std::vector<int32_t> index;
-  for (size_t t = 0; t < kTokens; ++t) {
-    index.push_back(static_cast<int32_t>(t) % (2 * n));
-    index.push_back(static_cast<int32_t>(t + 3) % (2 * n));
-  }
-  const std::vector<float> weight(index.size(), 0.5f);
-  MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, index.data(), weight.data(), kTokens), comm);
-  moecclRoutingInfo_t info{};
-  info.size = sizeof(info);
-  MOECCL_ASSERT_COMM_OK(moecclRoutingGetInfo(routing, &info), comm);
-  std::vector<float> in(kTokens * kHidden), rows(info.n_rows * kHidden), back(in.size());
-  std::iota(in.begin(), in.end(), 1.0f);
-  MOECCL_ASSERT_COMM_OK(moecclDispatch(routing, in.data(), rows.data(), nullptr), comm);
-  MOECCL_ASSERT_COMM_OK(moecclCombine(routing, rows.data(), back.data(), nullptr), comm);
-  EXPECT_EQ(in, back);
-  MOECCL_EXPECT_OK(moecclRoutingDestroy(routing));
-  MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
-}
-
-// Rank 2 leaves and comes back, again and again.
-void churn(TestHosts* hosts) {
-  const int n_rounds = scaled(100);
-  constexpr int kWarmUp = 20;
-  struct Ids {
-    moecclUniqueId id[240];
-  };
-  const Shared<Ids> ids;
-  Meeting made;
-  ASSERT_LE(n_rounds + kWarmUp, 240);
-  RankOptions options{.mode = RankMode::kProcesses, .deadline_ms = 240'000, .destroy = false};
-  options.hosts = hosts;
-  run_ranks(
-      3,
-      [&](int rank, moecclComm_t comm) {
-        const int last[] = {2};
-        size_t fds = 0, threads = 0;
-        long kib = 0;
-        for (int i = 0; i < n_rounds + kWarmUp; ++i) {
-          moecclComm_t two = nullptr, three = nullptr;
-          if (rank < 2) {
-            MOECCL_ASSERT_COMM_OK(moecclCommShrink(comm, i % 2 ? last : nullptr, i % 2, &two, nullptr, 0), comm);
-            expect_place(two, rank, 2);
-            use_layer(two, 2);
-          }
-          MOECCL_ASSERT_OK(moecclCommDestroy(comm));
-          if (rank == 0) {
-            MOECCL_ASSERT_OK(moecclCommGetUniqueId(two, &ids->id[i]));
-            made.arrive();
-          }
-          if (rank == 2) {
-            ASSERT_TRUE(made.wait_for(i + 1));
-          }
-          const moecclConfig_t config = timeouts(20'000);
-          MOECCL_ASSERT_OK(
-              moecclCommGrow(two, 3, rank == 1 ? nullptr : &ids->id[i], rank < 2 ? -1 : 2, &three, &config));
-          if (two != nullptr) {
-            MOECCL_ASSERT_OK(moecclCommDestroy(two));
-          }
-          use_layer(three, 3);
-          comm = three;
-          if (i + 1 != kWarmUp && i + 1 != n_rounds + kWarmUp) continue;
-          for (int wait = 0; wait < 200 && i >= kWarmUp; ++wait) {  // meeting points end on their own
-            if (entries("/proc/self/task") <= threads && entries("/proc/self/fd") <= fds) break;
-            usleep(10'000);
-          }
-          const size_t fds_now = entries("/proc/self/fd"), threads_now = entries("/proc/self/task");
-          const long kib_now = resident_kib();
-          if (i + 1 == kWarmUp) {
-            usleep(200'000);
-            fds = entries("/proc/self/fd");
-            threads = entries("/proc/self/task");
-            kib = kib_now;
-            continue;
-          }
-          EXPECT_LE(fds_now, fds);
-          EXPECT_LE(threads_now, threads);
-          if (!sanitized()) {
-            EXPECT_LE(kib_now, kib + 1024);
-          }
-          printf("rank %d: %d shrinks and grows: descriptors %zu -> %zu, threads %zu -> %zu, memory %ld -> %ld KiB\n",
-                 rank, n_rounds, fds, fds_now, threads, threads_now, kib, kib_now);
-          fflush(stdout);
-        }
-        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
-      },
-      options);
-}
-
-TEST(Churn, HundredShrinksAndGrowsLeaveNothingBehindOnOneHost) { churn(nullptr); }
-TEST(Churn, HundredShrinksAndGrowsLeaveNothingBehindBetweenHosts) {
-  MAKE_HOSTS(hosts, .weights = {2, 1}, .named = true);
-  churn(hosts.get());
 }
 
 }  // namespace

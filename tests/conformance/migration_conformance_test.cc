@@ -5,32 +5,17 @@
 #include <malloc.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "moeccl/moeccl.h"
-#include "tests/support/ranks.h"
+#include "tests/conformance/migrating_experts.h"
 
 namespace moeccl::testing {
 namespace {
 
 constexpr RankMode kT = RankMode::kThreads, kP = RankMode::kProcesses, kM = RankMode::kMixed;
 
-struct Shape {
-  const char* name;
-  int n;
-  RankMode mode;
-  const char* topology;
-  std::vector<int32_t> domain;
-  int n_experts, layers, steps;
-  size_t count;
-  double ratio;
-  bool pace = false;
-};
-std::ostream& operator<<(std::ostream& out, const Shape& s) { return out << s.name; }
+using Shape = MigrationShape;
 
 const Shape kShapes[] = {
     {"OneRank", 1, kT, "", {1}, 2, 1, 2, 100, 1},
@@ -41,119 +26,6 @@ const Shape kShapes[] = {
     {"EightTimesPaced", 8, kT, "dc:2(bw=4GB/s,lat=20us) gpu:4", {2, 4}, 8, 2, 2, 20'000, 8, true},
     {"SixteenRanks", 16, kT, "dc:4 gpu:4", {4, 1}, 16, 1, 2, 513, 4},
 };
-
-// Experts have much in common, as real ones do: a slow wave, and a few elements that differ.
-float element_of(int expert, int layer, int step, size_t i) {
-  const auto x = static_cast<float>(i % 61) * 0.125f + static_cast<float>(layer);
-  const bool own = (i * 7 + static_cast<size_t>(expert) * 13 + static_cast<size_t>(step)) % 97 == 0;
-  return x +
-         (own ? static_cast<float>(expert + 1) + static_cast<float>(step) * 0.5f : 0.001f * static_cast<float>(expert));
-}
-std::vector<float> expert_of(const Shape& s, int expert, int layer, int step) {
-  std::vector<float> e;
-  for (size_t i = 0; i < s.count; ++i) e.push_back(element_of(expert, layer, step, i));
-  return e;
-}
-
-struct Moving {
-  Moving(const Shape& s, moecclComm_t c) : shape(s), comm(c) {
-    moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
-    config.n_experts = s.n_experts;
-    config.n_levels = static_cast<int32_t>(s.domain.size());
-    config.domain = s.domain.data();
-    EXPECT_EQ(moecclHybridCreate(&hybrid, comm, &config), moecclSuccess) << moecclGetLastError(comm);
-    info.size = sizeof(info);
-    EXPECT_EQ(moecclHybridGetInfo(hybrid, &info), moecclSuccess);
-    moecclMigrationConfig_t migrate = MOECCL_MIGRATION_CONFIG_INIT;
-    migrate.count = s.count;
-    migrate.ratio = s.ratio;
-    migrate.n_layers = s.layers;
-    EXPECT_EQ(moecclMigrationCreate(&migration, hybrid, nullptr, &migrate), moecclSuccess) << moecclGetLastError(comm);
-  }
-  ~Moving() {
-    EXPECT_EQ(moecclMigrationDestroy(migration), moecclSuccess);
-    EXPECT_EQ(moecclHybridDestroy(hybrid), moecclSuccess);
-  }
-  std::vector<float> own(int layer, int step) const {
-    std::vector<float> all;
-    for (int32_t e = 0; e < info.n_own; ++e) {
-      const std::vector<float> one = expert_of(shape, info.own_experts[e], layer, step);
-      all.insert(all.end(), one.begin(), one.end());
-    }
-    return all;
-  }
-  const Shape& shape;
-  moecclComm_t comm;
-  moecclHybrid_t hybrid = nullptr;
-  moecclHybridInfo_t info{};
-  moecclMigration_t migration = nullptr;
-};
-
-uint64_t sent_bytes(const Shape& shape, moecclComm_t comm) {
-  std::vector<moecclTraffic_t> to(static_cast<size_t>(shape.n));
-  EXPECT_EQ(moecclCommTraffic(comm, to.data(), shape.n), moecclSuccess);
-  uint64_t sum = 0;
-  for (const moecclTraffic_t& t : to) sum += t.bytes;
-  return sum;
-}
-
-void check_arrivals(const Moving& s, int layer, int step, const std::vector<float>& shared,
-                    const std::vector<float>& held) {
-  const Shape& shape = s.shape;
-  if (shape.count == 0) return;  // experts without elements arrive without bytes
-  moecclCodec_t codec = MOECCL_CODEC_INIT;
-  codec.count = shape.count;
-  codec.ratio = shape.ratio;
-  size_t bytes = 0;
-  ASSERT_EQ(moecclCodecBytes(&codec, &bytes), moecclSuccess);
-  std::vector<unsigned char> encoded(bytes);
-  for (int32_t h = 0; h < s.info.n_held; ++h) {
-    std::vector<float> want = expert_of(shape, s.info.held_experts[h], layer, step), plain = want;
-    if (shape.ratio > 1) {
-      ASSERT_EQ(moecclCodecEncode(&codec, plain.data(), shared.data(), encoded.data(), bytes, nullptr), moecclSuccess);
-      ASSERT_EQ(moecclCodecDecode(&codec, encoded.data(), bytes, shared.data(), want.data()), moecclSuccess);
-    }
-    EXPECT_TRUE(shape.count == 0 || std::memcmp(want.data(), held.data() + static_cast<size_t>(h) * shape.count,
-                                                shape.count * sizeof(float)) == 0)
-        << "expert " << s.info.held_experts[h] << ", layer " << layer << ", step " << step;
-  }
-}
-
-// The optimizer's step, which turns zeros into the experts' new values.
-struct Step {
-  std::vector<float> experts, values;
-  size_t count = 0, stop_at = SIZE_MAX;
-  static int update(void* context, int expert, size_t first, size_t n) {
-    auto& self = *static_cast<Step*>(context);
-    if (self.stop_at-- == 0) return 5;
-    const size_t at = static_cast<size_t>(expert) * self.count + first;
-    std::copy_n(&self.values[at], n, &self.experts[at]);
-    return 0;
-  }
-};
-// The experts' computation, which only records the weights here.
-int write_down(void* context, size_t first, size_t n, const void* values) {
-  std::memcpy(static_cast<float*>(context) + first, values, n * sizeof(float));
-  return 0;
-}
-// Uses every held expert from several threads, the second half of each before the first.
-void use_all(const Moving& s, int layer, std::vector<float>& held) {
-  std::vector<std::thread> threads;
-  for (int32_t h = 0; h < s.info.n_held; ++h)
-    threads.emplace_back([&, h] {
-      moecclExpertUse_t use = MOECCL_EXPERT_USE_INIT;
-      use.use = write_down;
-      use.context = &held[static_cast<size_t>(h) * s.shape.count];
-      use.first = s.shape.count / 2;
-      EXPECT_EQ(moecclMigrationUseExpert(s.migration, layer, h, &use), moecclSuccess) << moecclGetLastError(s.comm);
-      use.count = use.first;
-      use.first = 0;
-      if (use.count > 0) {
-        EXPECT_EQ(moecclMigrationUseExpert(s.migration, layer, h, &use), moecclSuccess) << moecclGetLastError(s.comm);
-      }
-    });
-  for (std::thread& t : threads) t.join();
-}
 
 class MigrationConformance : public ::testing::TestWithParam<Shape> {};
 
@@ -187,9 +59,9 @@ TEST_P(MigrationConformance, EveryRankSwitchesToWhatWasSent) {
             std::vector<moecclCodecError_t> lost(static_cast<size_t>(s.info.n_own) + 1);
             // In every third step, the optimizer's step and the computation are fused in.
             if (step % 3 == 2) {
-              Step fused{std::vector<float>(own[at].size()), own[at], shape.count};
+              OptimizerStep fused{std::vector<float>(own[at].size()), own[at], shape.count};
               MOECCL_ASSERT_COMM_OK(moecclMigrationSendFused(s.migration, l, fused.experts.data(), shared[at].data(),
-                                                             Step::update, &fused, lost.data()),
+                                                             OptimizerStep::update, &fused, lost.data()),
                                     comm);
               EXPECT_EQ(fused.experts, own[at]);
             } else {
@@ -335,21 +207,21 @@ TEST(MigrationFused, NothingIsQueuedBehindAFailedStepAndExpertsStayUntilTheNextS
       return info;
     };
     const uint64_t bound = queued().memory_bytes;
-    Step step{std::vector<float>(2 * two.count), s.own(0, 0), two.count};
+    OptimizerStep step{std::vector<float>(2 * two.count), s.own(0, 0), two.count};
     const auto send = [&](moecclExpertUpdateFn_t update) {
       return moecclMigrationSendFused(s.migration, 0, step.experts.data(), shared.data(), update, &step, nullptr);
     };
     EXPECT_EQ(send(nullptr), moecclInvalidArgument);
     EXPECT_TRUE(says("update is NULL")) << moecclGetLastError(comm);
     step.stop_at = 2;  // the last block of the first expert
-    EXPECT_EQ(send(Step::update), moecclInvalidUsage);
+    EXPECT_EQ(send(OptimizerStep::update), moecclInvalidUsage);
     EXPECT_TRUE(says("update returned 5 for elements 65536 to 70000 of expert 0")) << moecclGetLastError(comm);
     EXPECT_TRUE(says("call moecclMigrationSend")) << moecclGetLastError(comm);
     EXPECT_EQ(queued().to_send, 0);
     EXPECT_EQ(step.experts[65535], step.values[65535]);
     EXPECT_EQ(step.experts[70000], 0);
     step.stop_at = SIZE_MAX;
-    MOECCL_ASSERT_COMM_OK(send(Step::update), comm);
+    MOECCL_ASSERT_COMM_OK(send(OptimizerStep::update), comm);
 
     moecclExpertUse_t use = MOECCL_EXPERT_USE_INIT;
     std::vector<float> one(two.count), all(static_cast<size_t>(s.info.n_held) * two.count), held(all.size());

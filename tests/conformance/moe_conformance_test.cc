@@ -11,7 +11,7 @@
 namespace moeccl::testing {
 namespace {
 
-constexpr const char* kAlgorithms[] = {"flat", "2dh", "hier:1", "hier:2", "hier:3", "auto"};
+constexpr const char* kAlgorithms[] = {"flat", "flat:ordered", "2dh", "hier:1", "hier:2", "hier:3", "auto"};
 using enum Tokens;
 using enum Choices;
 using enum Owners;

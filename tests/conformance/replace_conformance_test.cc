@@ -12,23 +12,17 @@
 #include <tuple>
 
 #include "moeccl/moeccl.h"
+#include "tests/conformance/replace_step.h"
 #include "tests/conformance/two_experts.h"
 #include "tests/support/ranks.h"
 
 namespace moeccl::testing {
 namespace {
 
-struct Shape {
-  const char* name;
-  int n;
-  RankMode mode;
-  const char* topology;
-  int top_k, n_experts;
-  size_t width, sample;
-  std::vector<size_t> samples;  // of each rank
-  std::vector<int32_t> owner = {};
-};
-std::ostream& operator<<(std::ostream& out, const Shape& s) { return out << s.name; }
+using Shape = ReplaceShape;
+using Truth = ReplaceTruth;
+using Case = ReplaceCase;
+using Step = ReplaceStep;
 
 const Shape kShapes[] = {
     {"OneRank", 1, RankMode::kThreads, "", 2, 4, 7, 3, {4}},
@@ -39,221 +33,6 @@ const Shape kShapes[] = {
     {"NoTokensAtAll", 3, RankMode::kThreads, "", 2, 6, 8, 4, {0, 0, 0}},
     {"SixteenRanks", 16, RankMode::kThreads, "node:4 gpu:4", 4, 32, 8, 2, std::vector<size_t>(16, 3)},
 };
-
-// The data that every rank knows: small integers and weights of halves, so that sums are exact in any order.
-struct Truth {
-  const Shape& shape;
-  uint64_t step;
-  std::vector<size_t> first;  // the first sample of each rank
-  Truth(const Shape& s, uint64_t n) : shape(s), step(n), first{0} {
-    for (const size_t count : s.samples) first.push_back(first.back() + count);
-  }
-  size_t n_tokens(int rank) const { return shape.samples[static_cast<size_t>(rank)] * shape.sample; }
-  size_t number(int rank, size_t token) const { return first[static_cast<size_t>(rank)] * shape.sample + token; }
-  static uint64_t mix(uint64_t x) { return (x ^ (x >> 31)) * 0x9e3779b97f4a7c15u ^ (x >> 7); }
-  uint64_t draw(uint64_t a, uint64_t b) const { return mix(mix(mix(step * 977 + a) + b) + 12345) >> 13; }
-  // Experts are distinct, and some are none. A sample prefers a few experts. Occasionally a token has no expert at all.
-  int32_t expert(size_t token, int k) const {
-    if (draw(token, 7) % 5 == 0 || draw(token, 100 + static_cast<uint64_t>(k)) % 7 == 0) return -1;
-    const uint64_t base = draw(token / shape.sample, 3) + draw(token, 9) % 2;
-    return static_cast<int32_t>((base + static_cast<uint64_t>(k)) % static_cast<uint64_t>(shape.n_experts));
-  }
-  float weight(size_t token, int k) const {
-    return 0.5f * static_cast<float>(1 + draw(token, 50 + static_cast<uint64_t>(k)) % 3);
-  }
-  float x(size_t token, size_t i) const { return static_cast<float>(draw(token, 1000 + i) % 9) - 4; }
-  float y(size_t token, int32_t e, size_t i) const {
-    return static_cast<float>(draw(token * 64 + static_cast<size_t>(e), 2000 + i) % 9) - 4;
-  }
-  float g(size_t token, size_t i) const { return static_cast<float>(draw(token, 3000 + i) % 9) - 4; }
-};
-
-struct Case {
-  moecclMoeLayout_t layout;
-  const char* algorithm;
-  int residual;  // as in the config
-  moecclReplaceMode_t mode;
-  int next;
-};
-
-#define COMM_OK(call) ASSERT_EQ(call, moecclSuccess) << moecclGetLastError(comm)
-
-class Step {
- public:
-  Step(const Truth& truth, const Case& c, int rank, moecclComm_t comm_) : t(truth), c(c), rank(rank), comm(comm_) {}
-
-  void run(moecclMoe_t moe, moecclReplacement_t replacement) {
-    const size_t tokens = t.n_tokens(rank);
-    const auto k = static_cast<size_t>(t.shape.top_k);
-    std::vector<int32_t> index(tokens * k + 1);
-    std::vector<float> weight(tokens * k + 1);
-    for (size_t i = 0; i < tokens * k; ++i) {
-      index[i] = t.expert(t.number(rank, i / k), static_cast<int>(i % k));
-      weight[i] = t.weight(t.number(rank, i / k), static_cast<int>(i % k));
-    }
-    moecclRouting_t routing = nullptr;
-    COMM_OK(moecclRoutingCreate(&routing, moe, index.data(), weight.data(), tokens));
-    std::vector<int32_t> next(t.shape.samples[static_cast<size_t>(rank)] * static_cast<size_t>(t.shape.n_experts) + 1,
-                              3);
-    if (c.next == 2) next = index;
-    std::vector<int32_t> given;  // reversed, which keeps the counts where all ranks have equally many samples
-    for (size_t i = 0; i < t.first.back(); ++i) given.push_back(home_of(t.first.back() - 1 - i));
-    given.push_back(0);
-    COMM_OK(moecclReplaceBegin(replacement, routing, c.next ? next.data() : nullptr,
-                               c.mode == moecclReplaceGiven ? given.data() : nullptr));
-    info.size = sizeof(info);
-    COMM_OK(moecclRoutingGetInfo(routing, &info));
-    forward(routing, replacement);
-    if (::testing::Test::HasFatalFailure()) return;
-    backward(routing, replacement);
-    COMM_OK(moecclRoutingDestroy(routing));
-  }
-
-  moecclReplaceInfo_t facts{};
-
- private:
-  int32_t home_of(size_t sample) const {
-    return static_cast<int32_t>(std::upper_bound(t.first.begin(), t.first.end(), sample) - t.first.begin() - 1);
-  }
-  size_t width() const { return t.shape.width; }
-  size_t token_of_row(size_t row) const {
-    return t.number(info.row_source[row], static_cast<size_t>(info.row_token[row]));
-  }
-
-  void forward(moecclRouting_t routing, moecclReplacement_t replacement) {
-    const size_t tokens = t.n_tokens(rank);
-    std::vector<float> x(tokens * width() + 1), dispatched(info.n_rows * width() + 1, -9);
-    for (size_t i = 0; i < tokens * width(); ++i) x[i] = t.x(t.number(rank, i / width()), i % width());
-    COMM_OK(moecclDispatch(routing, x.data(), dispatched.data(), nullptr));
-    COMM_OK(moecclReplaceRows(replacement, &n_rows));
-    ASSERT_GE(n_rows, info.n_rows);
-    if (c.residual == 2) {
-      ASSERT_EQ(n_rows, info.n_rows + tokens);
-    }
-    in.assign(n_rows * width() + 1, -77);
-    for (size_t row = 0; row < info.n_rows; ++row)
-      if (info.row_source[row] >= 0) fill_row(row);
-    if (c.residual) {
-      // Rows of the caller come from x alone.
-      COMM_OK(moecclReplaceResidual(replacement, x.data(), c.residual == 2 ? nullptr : dispatched.data(), in.data()));
-    }
-    std::vector<float> out(tokens * width() + 1, -55);
-    COMM_OK(moecclReplaceCombine(replacement, in.data(), out.data(), nullptr));
-    facts.size = sizeof(facts);
-    COMM_OK(moecclReplaceGetInfo(replacement, &facts));
-    check_facts();
-    size_t wrong = 0;
-    for (size_t i = 0; i < tokens; ++i) {
-      for (size_t j = 0; j < width(); ++j) wrong += out[i * width() + j] != wanted(now(i), j);
-    }
-    EXPECT_EQ(wrong, 0u) << "of " << tokens << " tokens at their new homes";
-    EXPECT_EQ(out.back(), -55) << "written beyond the tokens";
-  }
-  // Returns the number of the i-th token that is here now.
-  size_t now(size_t i) const {
-    return static_cast<size_t>(facts.local_samples[i / t.shape.sample]) * t.shape.sample + i % t.shape.sample;
-  }
-  float wanted(size_t token, size_t j) const {
-    float sum = c.residual ? t.x(token, j) : 0;
-    for (int k = 0; k < t.shape.top_k; ++k)
-      if (t.expert(token, k) >= 0) sum += t.weight(token, k) * t.y(token, t.expert(token, k), j);
-    return sum;
-  }
-  void fill_row(size_t row) {
-    const size_t token = token_of_row(row);
-    if (c.layout == moecclLayoutExpertMajor) {
-      int32_t e = 0;
-      while (info.expert_offsets[e + 1] <= static_cast<int64_t>(row)) ++e;
-      for (size_t j = 0; j < width(); ++j) in[row * width() + j] = t.y(token, info.local_experts[e], j);
-      return;
-    }
-    for (size_t j = 0; j < width(); ++j) {
-      float sum = 0;
-      for (int64_t i = info.choice_offsets[row]; i < info.choice_offsets[row + 1]; ++i)
-        sum += info.choice_weight[i] * t.y(token, info.local_experts[info.choice_expert[i]], j);
-      in[row * width() + j] = sum;
-    }
-  }
-  void check_facts() {
-    ASSERT_EQ(static_cast<size_t>(facts.n_samples), t.first.back());
-    ASSERT_EQ(static_cast<size_t>(facts.n_local), t.shape.samples[static_cast<size_t>(rank)]);
-    if (c.mode == moecclReplaceKeep) {
-      EXPECT_EQ(facts.moved, 0);
-    }
-    EXPECT_STREQ(facts.algorithm, info.algorithm);
-    for (int32_t i = 0; i < facts.n_local; ++i) EXPECT_EQ(facts.placement[facts.local_samples[i]], rank);
-    uint64_t sent = 0;
-    COMM_OK(moecclAllReduce(&facts.node_bytes_sent, &sent, 1, moecclUint64, moecclSum, comm, nullptr));
-    if (facts.skipped) return;
-    EXPECT_EQ(sent, facts.node_bytes_after) << facts.algorithm;
-    // The next layer routes like this one, so both terms of Eq. 5 have one unit. A residual's rows belong only to the
-    // combine.
-    if (c.next == 2 && c.residual == 0) {
-      EXPECT_EQ(facts.next_bytes_before, facts.node_bytes_before) << facts.algorithm;
-      EXPECT_EQ(facts.next_bytes_after, facts.node_bytes_after) << facts.algorithm;
-    }
-    if (c.mode == moecclReplaceSolve && !c.next) {
-      EXPECT_LE(facts.node_bytes_after, facts.node_bytes_before);
-    }
-  }
-
-  void backward(moecclRouting_t routing, moecclReplacement_t replacement) {
-    const size_t tokens = t.n_tokens(rank);
-    const auto k = static_cast<size_t>(t.shape.top_k);
-    const bool expert_major = c.layout == moecclLayoutExpertMajor;
-    std::vector<float> grad_out(tokens * width() + 1), grad_in(n_rows * width() + 1, -33),
-        grad_weight(tokens * k + 1, -3);
-    for (size_t i = 0; i < tokens * width(); ++i) grad_out[i] = t.g(now(i / width()), i % width());
-    COMM_OK(moecclReplaceCombineBackward(replacement, grad_out.data(), grad_in.data(),
-                                         expert_major ? in.data() : nullptr,
-                                         expert_major ? grad_weight.data() : nullptr, nullptr));
-    size_t wrong = 0;
-    for (size_t row = 0; row < info.n_rows; ++row) {
-      if (info.row_source[row] < 0) continue;
-      const float w = expert_major ? info.choice_weight[row] : 1;
-      for (size_t j = 0; j < width(); ++j) wrong += grad_in[row * width() + j] != w * t.g(token_of_row(row), j);
-    }
-    EXPECT_EQ(wrong, 0u) << "gradients of experts' rows";
-    for (size_t i = 0; expert_major && i < tokens * k; ++i) {
-      const size_t token = t.number(rank, i / k);
-      const int32_t e = t.expert(token, static_cast<int>(i % k));
-      float want = 0;
-      for (size_t j = 0; e >= 0 && j < width(); ++j) want += t.g(token, j) * t.y(token, e, j);
-      wrong += grad_weight[i] != want;
-    }
-    EXPECT_EQ(wrong, 0u) << "gradients of weights";
-    if (!c.residual) return;
-    // Experts that pass nothing back leave only the residual's gradient, which returns to the token that it came from.
-    std::vector<float> rows(info.n_rows * width() + 1, 0), grad_x(tokens * width() + 1, -1);
-    COMM_OK(moecclReplaceResidualBackward(replacement, grad_in.data(), rows.data(), nullptr));
-    COMM_OK(moecclDispatchBackward(routing, rows.data(), grad_x.data(), nullptr));
-    COMM_OK(moecclReplaceResidualBackward(replacement, grad_in.data(), nullptr, grad_x.data()));
-    for (size_t i = 0; i < tokens * width(); ++i) wrong += grad_x[i] != t.g(t.number(rank, i / width()), i % width());
-    EXPECT_EQ(wrong, 0u) << "gradients of the residual";
-  }
-
-  const Truth& t;
-  const Case& c;
-  int rank;
-  moecclComm_t comm;
-  moecclRoutingInfo_t info{};
-  size_t n_rows = 0;
-  std::vector<float> in;
-};
-
-moecclMoeConfig_t layer_of(const Shape& s, const Case& c) {
-  moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
-  config.hidden_bytes = s.width * sizeof(float);
-  config.type = moecclFloat32;
-  config.top_k = s.top_k;
-  config.n_experts = s.n_experts;
-  config.expert_rank = s.owner.empty() ? nullptr : s.owner.data();
-  config.max_tokens = *std::max_element(s.samples.begin(), s.samples.end()) * s.sample;
-  config.layout = c.layout;
-  config.align_rows = c.layout == moecclLayoutExpertMajor ? 2 : 0;
-  config.algorithm = c.algorithm;
-  return config;
-}
 
 void run_case(const Shape& shape, const Case& c, int rank, moecclComm_t comm) {
   const moecclMoeConfig_t config = layer_of(shape, c);
@@ -268,8 +47,8 @@ void run_case(const Shape& shape, const Case& c, int rank, moecclComm_t comm) {
   replace.residual = c.residual;
   replace.use_next = c.next;
   replace.min_gain = -1;
-  COMM_OK(moecclMoeCreate(&moe, comm, &config));
-  COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+  MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
+  MOECCL_ASSERT_COMM_OK(moecclReplaceCreate(&replacement, moe, &replace), comm);
   for (uint64_t step = 0; step < 2 && !::testing::Test::HasFatalFailure(); ++step) {
     const Truth truth(shape, step);
     Step(truth, c, rank, comm).run(moe, replacement);
@@ -330,8 +109,8 @@ TEST(ReplaceGain, WhatDoesNotPayIsSkippedAndComesOutTheSame) {
             replace.sample_tokens = shape.sample;
             replace.residual = residual;
             replace.min_gain = 0.99;
-            COMM_OK(moecclMoeCreate(&moe, comm, &config));
-            COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+            MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
+            MOECCL_ASSERT_COMM_OK(moecclReplaceCreate(&replacement, moe, &replace), comm);
             int skipped = 0;
             for (uint64_t step = 0; step < 12 && !::testing::Test::HasFatalFailure(); ++step) {
               const Truth truth(shape, step);
@@ -363,10 +142,10 @@ TEST(ReplaceGain, AWrongCallInASkippedStepIsRepeated) {
     moecclMoe_t moe = nullptr;
     moecclReplacement_t replacement = nullptr;
     moecclRouting_t routing = nullptr;
-    COMM_OK(moecclMoeCreate(&moe, comm, &config));
-    COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+    MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
+    MOECCL_ASSERT_COMM_OK(moecclReplaceCreate(&replacement, moe, &replace), comm);
     const std::vector<int32_t> none(config.max_tokens * static_cast<size_t>(shape.top_k), -1);
-    COMM_OK(moecclRoutingCreate(&routing, moe, none.data(), nullptr, config.max_tokens));
+    MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, none.data(), nullptr, config.max_tokens), comm);
     int skipped = 0;
     for (uint64_t step = 0; step < 16 && !::testing::Test::HasFatalFailure(); ++step) {
       // Step 0 asks, and the next four are skipped.
@@ -379,7 +158,7 @@ TEST(ReplaceGain, AWrongCallInASkippedStepIsRepeated) {
       skipped += one.facts.skipped;
     }
     EXPECT_EQ(skipped, 13) << "of 16 steps: 4, 8 and the first of 16";
-    COMM_OK(moecclRoutingDestroy(routing));
+    MOECCL_ASSERT_COMM_OK(moecclRoutingDestroy(routing), comm);
     EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
     EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
   });
@@ -398,91 +177,81 @@ TEST(ReplaceGain, ASkippedStepWaitsForTheListsOfTheLast) {
     moecclMoe_t moe = nullptr;
     moecclReplacement_t replacement = nullptr;
     moecclStream_t stream = nullptr;
-    COMM_OK(moecclMoeCreate(&moe, comm, &config));
-    COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
-    COMM_OK(moecclStreamCreate(&stream));
+    MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
+    MOECCL_ASSERT_COMM_OK(moecclReplaceCreate(&replacement, moe, &replace), comm);
+    MOECCL_ASSERT_COMM_OK(moecclStreamCreate(&stream), comm);
     std::vector<int32_t> both(kTokens), one(4, 0);
     for (size_t i = 0; i < both.size(); ++i) both[i] = static_cast<int32_t>(i % 2);
     moecclRouting_t first = nullptr, second = nullptr;
-    COMM_OK(moecclRoutingCreate(&first, moe, both.data(), nullptr, both.size()));
-    COMM_OK(moecclRoutingCreate(&second, moe, one.data(), nullptr, one.size()));
+    MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&first, moe, both.data(), nullptr, both.size()), comm);
+    MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&second, moe, one.data(), nullptr, one.size()), comm);
     moecclRoutingInfo_t info{};
     info.size = sizeof(info);
-    COMM_OK(moecclRoutingGetInfo(first, &info));
+    MOECCL_ASSERT_COMM_OK(moecclRoutingGetInfo(first, &info), comm);
     std::vector<float> x(kTokens * kWidth), rows((info.n_rows + 1) * kWidth), out(x.size());
     for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(1000 * rank) + static_cast<float>(i);
     // The experts return what they get, so a token comes back twice: from its expert and as its residual.
     const auto fill = [&](std::vector<float>& in) {
-      COMM_OK(moecclDispatch(first, x.data(), rows.data(), nullptr));
+      MOECCL_ASSERT_COMM_OK(moecclDispatch(first, x.data(), rows.data(), nullptr), comm);
       size_t n_rows = 0;
-      COMM_OK(moecclReplaceRows(replacement, &n_rows));
+      MOECCL_ASSERT_COMM_OK(moecclReplaceRows(replacement, &n_rows), comm);
       in.assign((n_rows + 1) * kWidth, -7);
       std::copy_n(rows.begin(), info.n_rows * kWidth, in.begin());
-      COMM_OK(moecclReplaceResidual(replacement, x.data(), nullptr, in.data()));
+      MOECCL_ASSERT_COMM_OK(moecclReplaceResidual(replacement, x.data(), nullptr, in.data()), comm);
     };
     std::vector<float> in;
     moecclReplaceInfo_t facts{};
     facts.size = sizeof(facts);
-    COMM_OK(moecclReplaceBegin(replacement, first, nullptr, nullptr));
+    MOECCL_ASSERT_COMM_OK(moecclReplaceBegin(replacement, first, nullptr, nullptr), comm);
     fill(in);
-    COMM_OK(moecclReplaceCombine(replacement, in.data(), out.data(), nullptr));
-    COMM_OK(moecclReplaceBegin(replacement, first, nullptr, nullptr));
-    COMM_OK(moecclReplaceGetInfo(replacement, &facts));
+    MOECCL_ASSERT_COMM_OK(moecclReplaceCombine(replacement, in.data(), out.data(), nullptr), comm);
+    MOECCL_ASSERT_COMM_OK(moecclReplaceBegin(replacement, first, nullptr, nullptr), comm);
+    MOECCL_ASSERT_COMM_OK(moecclReplaceGetInfo(replacement, &facts), comm);
     ASSERT_EQ(facts.skipped, 1);
     fill(in);
     std::fill(out.begin(), out.end(), -1.0f);
     if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    COMM_OK(moecclReplaceCombine(replacement, in.data(), out.data(), stream));
-    COMM_OK(moecclReplaceBegin(replacement, second, nullptr, nullptr));
-    COMM_OK(moecclReplaceGetInfo(replacement, &facts));
+    MOECCL_ASSERT_COMM_OK(moecclReplaceCombine(replacement, in.data(), out.data(), stream), comm);
+    MOECCL_ASSERT_COMM_OK(moecclReplaceBegin(replacement, second, nullptr, nullptr), comm);
+    MOECCL_ASSERT_COMM_OK(moecclReplaceGetInfo(replacement, &facts), comm);
     EXPECT_EQ(facts.skipped, 1);
-    COMM_OK(moecclStreamSynchronize(stream));
+    MOECCL_ASSERT_COMM_OK(moecclStreamSynchronize(stream), comm);
     for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], 2 * x[i]) << "element " << i;
-    COMM_OK(moecclRoutingDestroy(first));
-    COMM_OK(moecclRoutingDestroy(second));
+    MOECCL_ASSERT_COMM_OK(moecclRoutingDestroy(first), comm);
+    MOECCL_ASSERT_COMM_OK(moecclRoutingDestroy(second), comm);
     EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
     EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
     EXPECT_EQ(moecclStreamDestroy(stream), moecclSuccess);
   });
 }
 
-moecclMoeConfig_t two_experts(size_t max_tokens) {
-  moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
-  config.hidden_bytes = 16;
-  config.type = moecclFloat32;
-  config.top_k = 1;
-  config.n_experts = 2;
-  config.max_tokens = max_tokens;
-  return config;
-}
-
 TEST(ReplaceUsage, WhatCannotWorkIsRefusedOnAllRanks) {
   run_ranks(2, [](int rank, moecclComm_t comm) {
-    const moecclMoeConfig_t config = two_experts(8);
+    const moecclMoeConfig_t config = two_experts(8, 4, moecclLayoutRows);
     moecclMoe_t moe = nullptr;
     moecclRouting_t routing = nullptr;
     moecclReplacement_t replacement = nullptr;
     moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
-    COMM_OK(moecclMoeCreate(&moe, comm, &config));
+    MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
     replace.sample_tokens = 4;
     replace.mode = moecclReplaceGiven;
-    COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+    MOECCL_ASSERT_COMM_OK(moecclReplaceCreate(&replacement, moe, &replace), comm);
     size_t rows = 0;
     EXPECT_EQ(moecclReplaceRows(replacement, &rows), moecclInvalidUsage);
     const int32_t index[8] = {0, 1, 0, 1, 0, 1, 0, 1};
-    COMM_OK(moecclRoutingCreate(&routing, moe, index, nullptr, rank == 0 ? 8 : 6));
+    MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, index, nullptr, rank == 0 ? 8 : 6), comm);
     const int32_t homes[3] = {0, 0, 1}, other[3] = {0, 1, 0}, many[3] = {1, 1, 1};
     EXPECT_EQ(moecclReplaceBegin(replacement, routing, nullptr, homes), moecclInvalidArgument);
     EXPECT_NE(std::string(moecclGetLastError(comm)).find("rank 1 has 6 tokens"), std::string::npos);
-    COMM_OK(moecclRoutingUpdate(routing, index, nullptr, rank == 0 ? 8 : 4));
+    MOECCL_ASSERT_COMM_OK(moecclRoutingUpdate(routing, index, nullptr, rank == 0 ? 8 : 4), comm);
     EXPECT_EQ(moecclReplaceBegin(replacement, routing, nullptr, many), moecclInvalidArgument);
     EXPECT_EQ(moecclReplaceBegin(replacement, routing, nullptr, rank == 0 ? homes : other), moecclMismatch);
-    COMM_OK(moecclReplaceBegin(replacement, routing, nullptr, homes));
-    COMM_OK(moecclReplaceRows(replacement, &rows));
+    MOECCL_ASSERT_COMM_OK(moecclReplaceBegin(replacement, routing, nullptr, homes), comm);
+    MOECCL_ASSERT_COMM_OK(moecclReplaceRows(replacement, &rows), comm);
     EXPECT_EQ(moecclReplaceResidual(replacement, nullptr, nullptr, nullptr), moecclInvalidUsage);
-    COMM_OK(moecclRoutingUpdate(routing, index, nullptr, 4));
+    MOECCL_ASSERT_COMM_OK(moecclRoutingUpdate(routing, index, nullptr, 4), comm);
     EXPECT_EQ(moecclReplaceRows(replacement, &rows), moecclInvalidUsage);
-    COMM_OK(moecclRoutingDestroy(routing));
+    MOECCL_ASSERT_COMM_OK(moecclRoutingDestroy(routing), comm);
     EXPECT_EQ(moecclReplaceRows(replacement, &rows), moecclInvalidUsage);
     EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
     EXPECT_EQ(moecclReplaceDestroy(replacement), moecclInvalidArgument);
@@ -493,11 +262,11 @@ TEST(ReplaceUsage, WhatCannotWorkIsRefusedOnAllRanks) {
 // What only the solver refused would end the communicator on all ranks, in the middle of a step.
 TEST(ReplaceUsage, WhatTheSolverCannotTakeIsRefusedBeforeIt) {
   run_ranks(2, [](int rank, moecclComm_t comm) {
-    moecclMoeConfig_t config = two_experts(8);
+    moecclMoeConfig_t config = two_experts(8, 4, moecclLayoutRows);
     config.layout = moecclLayoutExpertMajor;
     config.algorithm = "flat";
     moecclMoe_t moe = nullptr;
-    COMM_OK(moecclMoeCreate(&moe, comm, &config));
+    MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
     const auto says = [&](const char* text) {
       EXPECT_NE(std::string(moecclGetLastError(comm)).find(text), std::string::npos) << moecclGetLastError(comm);
     };
@@ -509,26 +278,26 @@ TEST(ReplaceUsage, WhatTheSolverCannotTakeIsRefusedBeforeIt) {
     says("config.min_gain is -inf");
     replace.min_gain = -1;
     replace.use_next = 1;
-    COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+    MOECCL_ASSERT_COMM_OK(moecclReplaceCreate(&replacement, moe, &replace), comm);
     const int32_t index[4] = {0, 1, 0, 1};
     moecclRouting_t routing = nullptr;
-    COMM_OK(moecclRoutingCreate(&routing, moe, index, nullptr, 4));
+    MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, index, nullptr, 4), comm);
     constexpr int32_t kMost = (1 << 30) - 1;  // rows of a sample, in both operations together
     const int32_t good[2] = {kMost - 4, 0}, bad[2] = {kMost - 4, 1};
     EXPECT_EQ(moecclReplaceBegin(replacement, routing, rank == 0 ? good : bad, nullptr),
               rank == 0 ? moecclRemoteError : moecclInvalidArgument);
     says(rank == 0 ? "rank 1" : "next of sample 0 of this rank counts 1073741820 rows: at most 1073741819");
-    COMM_OK(moecclReplaceBegin(replacement, routing, good, nullptr));
+    MOECCL_ASSERT_COMM_OK(moecclReplaceBegin(replacement, routing, good, nullptr), comm);
     moecclReplaceInfo_t facts{};
     facts.size = sizeof(facts);
-    COMM_OK(moecclReplaceGetInfo(replacement, &facts));
+    MOECCL_ASSERT_COMM_OK(moecclReplaceGetInfo(replacement, &facts), comm);
     EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
     replace.use_next = 2;
-    COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+    MOECCL_ASSERT_COMM_OK(moecclReplaceCreate(&replacement, moe, &replace), comm);
     EXPECT_EQ(moecclReplaceBegin(replacement, routing, nullptr, nullptr), moecclInvalidArgument);
     says("config.use_next is 2: give next_index[4][1]");
     EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
-    COMM_OK(moecclRoutingDestroy(routing));
+    MOECCL_ASSERT_COMM_OK(moecclRoutingDestroy(routing), comm);
     EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
   });
 }
@@ -537,7 +306,7 @@ TEST(ReplaceUsage, WhatTheSolverCannotTakeIsRefusedBeforeIt) {
 TEST(ReplaceUsage, TheCapCoversTheSolversCounts) {
   constexpr int kTokens = 64, kExperts = 4096;
   run_ranks(2, [](int rank, moecclComm_t comm) {
-    moecclMoeConfig_t config = two_experts(kTokens);
+    moecclMoeConfig_t config = two_experts(kTokens, 4, moecclLayoutExpertMajor);
     config.n_experts = kExperts;
     config.layout = moecclLayoutExpertMajor;
     config.algorithm = "flat";
@@ -551,12 +320,12 @@ TEST(ReplaceUsage, TheCapCoversTheSolversCounts) {
       moecclReplacement_t replacement = nullptr;
       moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
       replace.use_next = use_next;
-      COMM_OK(moecclMoeCreate(&moe, comm, &config));
-      COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
-      COMM_OK(moecclRoutingCreate(&routing, moe, index.data(), nullptr, kTokens));
+      MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
+      MOECCL_ASSERT_COMM_OK(moecclReplaceCreate(&replacement, moe, &replace), comm);
+      MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, index.data(), nullptr, kTokens), comm);
       ASSERT_EQ(moecclReplaceBegin(replacement, routing, use_next ? next.data() : nullptr, nullptr), expected)
           << cap << ", " << use_next << ": " << moecclGetLastError(comm);
-      COMM_OK(moecclRoutingDestroy(routing));
+      MOECCL_ASSERT_COMM_OK(moecclRoutingDestroy(routing), comm);
       EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
       EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
     }
@@ -566,26 +335,26 @@ TEST(ReplaceUsage, TheCapCoversTheSolversCounts) {
 // The rank that gives wrong choices keeps the number of tokens of the update before, and the other one has the new one.
 TEST(ReplaceUsage, AfterAFailedUpdateAllRanksRefuseAlike) {
   run_ranks(2, [](int rank, moecclComm_t comm) {
-    const moecclMoeConfig_t config = two_experts(64);
+    const moecclMoeConfig_t config = two_experts(64, 4, moecclLayoutRows);
     moecclMoe_t moe = nullptr;
     moecclRouting_t routing = nullptr;
     moecclReplacement_t replacement = nullptr;
     moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
     replace.min_gain = -1;
-    COMM_OK(moecclMoeCreate(&moe, comm, &config));
-    COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+    MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
+    MOECCL_ASSERT_COMM_OK(moecclReplaceCreate(&replacement, moe, &replace), comm);
     const std::vector<int32_t> right(64, rank), wrong(64, 7);
-    COMM_OK(moecclRoutingCreate(&routing, moe, right.data(), nullptr, 4));
-    COMM_OK(moecclReplaceBegin(replacement, routing, nullptr, nullptr));
+    MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, right.data(), nullptr, 4), comm);
+    MOECCL_ASSERT_COMM_OK(moecclReplaceBegin(replacement, routing, nullptr, nullptr), comm);
     EXPECT_NE(moecclRoutingUpdate(routing, rank == 0 ? right.data() : wrong.data(), nullptr, 64), moecclSuccess);
     EXPECT_EQ(moecclReplaceBegin(replacement, routing, nullptr, nullptr), moecclInvalidUsage);
     EXPECT_NE(std::string(moecclGetLastError(comm)).find("the routing is empty"), std::string::npos)
         << moecclGetLastError(comm);
-    COMM_OK(moecclRoutingUpdate(routing, right.data(), nullptr, 64));
-    COMM_OK(moecclReplaceBegin(replacement, routing, nullptr, nullptr));
+    MOECCL_ASSERT_COMM_OK(moecclRoutingUpdate(routing, right.data(), nullptr, 64), comm);
+    MOECCL_ASSERT_COMM_OK(moecclReplaceBegin(replacement, routing, nullptr, nullptr), comm);
     size_t rows = 0;
-    COMM_OK(moecclReplaceRows(replacement, &rows));
-    COMM_OK(moecclRoutingDestroy(routing));
+    MOECCL_ASSERT_COMM_OK(moecclReplaceRows(replacement, &rows), comm);
+    MOECCL_ASSERT_COMM_OK(moecclRoutingDestroy(routing), comm);
     EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
     EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
   });
@@ -607,34 +376,34 @@ TEST(ReplaceUsage, ARoutingOfAnotherLayerIsRefused) {
         config.n_experts = 16;
         config.max_tokens = kTokens;
         moecclMoe_t any = nullptr, flat = nullptr;
-        COMM_OK(moecclMoeCreate(&any, comm, &config));
+        MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&any, comm, &config), comm);
         config.algorithm = "flat";
-        COMM_OK(moecclMoeCreate(&flat, comm, &config));
+        MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&flat, comm, &config), comm);
         moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
         replace.use_next = 2;
         moecclReplacement_t replacement = nullptr;
-        COMM_OK(moecclReplaceCreate(&replacement, flat, &replace));
+        MOECCL_ASSERT_COMM_OK(moecclReplaceCreate(&replacement, flat, &replace), comm);
         std::vector<int32_t> index(kTokens * kTopK);
         for (size_t i = 0; i < index.size(); ++i) index[i] = static_cast<int32_t>(2 * i % 16);
         moecclRouting_t routing = nullptr;
-        COMM_OK(moecclRoutingCreate(&routing, any, index.data(), nullptr, kTokens));
+        MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, any, index.data(), nullptr, kTokens), comm);
         moecclRoutingInfo_t info{};
         info.size = sizeof(info);
-        COMM_OK(moecclRoutingGetInfo(routing, &info));
+        MOECCL_ASSERT_COMM_OK(moecclRoutingGetInfo(routing, &info), comm);
         ASSERT_STRNE(info.algorithm, "flat");
         EXPECT_EQ(moecclReplaceBegin(replacement, routing, index.data(), nullptr), moecclInvalidArgument);
         EXPECT_NE(std::string(moecclGetLastError(comm)).find("another layer"), std::string::npos);
-        COMM_OK(moecclRoutingDestroy(routing));
+        MOECCL_ASSERT_COMM_OK(moecclRoutingDestroy(routing), comm);
         // The other layer's communicator may even have been destroyed, and another one have its memory. Only of an
         // empty routing is the communicator asked.
         moecclComm_t gone = nullptr, aborted = nullptr;
         moecclMoe_t on_gone = nullptr;
-        COMM_OK(moecclCommSplit(comm, 0, 0, &gone, nullptr));
-        COMM_OK(moecclMoeCreate(&on_gone, gone, &config));
-        COMM_OK(moecclRoutingCreate(&routing, on_gone, index.data(), nullptr, kTokens));
+        MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, 0, 0, &gone, nullptr), comm);
+        MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&on_gone, gone, &config), comm);
+        MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, on_gone, index.data(), nullptr, kTokens), comm);
         EXPECT_EQ(moecclRoutingUpdate(routing, index.data(), nullptr, kTokens + 1), moecclInvalidArgument);
         EXPECT_EQ(moecclCommDestroy(gone), moecclSuccess);
-        COMM_OK(moecclCommSplit(comm, 0, 0, &aborted, nullptr));
+        MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, 0, 0, &aborted, nullptr), comm);
         EXPECT_EQ(moecclCommAbort(aborted), moecclSuccess);
         EXPECT_EQ(moecclReplaceBegin(replacement, routing, index.data(), nullptr), moecclInvalidArgument);
         EXPECT_NE(std::string(moecclGetLastError(comm)).find("another layer"), std::string::npos);

@@ -10,11 +10,11 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "tests/fault/random_worker.h"
+#include "tests/support/held.h"
 #include "tests/support/hosts.h"
 #include "tests/support/ranks.h"
 
@@ -98,24 +98,6 @@ TEST(Calm, ALineThatLosesPackets) {
   }
   run_calmly(4, setting("MOECCL_TEST_CALM_S", 4), hosts.get());
   EXPECT_TRUE(hosts->run(0, "nft list ruleset | grep -q 'packets [1-9]'")) << "nothing was lost";
-}
-
-struct Held {
-  size_t descriptors = 0, threads = 0, shared_files = 0;
-  int64_t resident_kib = 0;
-};
-
-Held held() {
-  const auto entries = [](const char* folder) {
-    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
-  };
-  Held h{entries("/proc/self/fd"), entries("/proc/self/task"), entries("/dev/shm")};
-  FILE* f = fopen("/proc/self/statm", "r");
-  long size = 0, resident = 0;
-  if (f != nullptr && fscanf(f, "%ld %ld", &size, &resident) == 2)
-    h.resident_kib = resident * (sysconf(_SC_PAGESIZE) / 1024);
-  if (f != nullptr) fclose(f);
-  return h;
 }
 
 // Counts after the first tenth, in which pools and caches take the resources that they keep.

@@ -38,15 +38,32 @@ class Command(unittest.TestCase):
         self.refuses(["bogus"], 'there is no command "bogus"', "moeccl --help")
         self.refuses(["solve", "bogus"], 'there is no command "bogus"', "moeccl solve --help")
 
+    def test_an_unknown_option_comes_before_what_it_makes_wrong(self):
+        self.refuses(["plan", "allreduce", "--rank", "4"],
+                     "moeccl plan: there is no option --rank (did you mean --ranks?): moeccl plan --help lists them")
+        # Its value is taken for the operation, and the topology is missing.
+        self.refuses(["simulate", "--ranks", "8"], "moeccl simulate: there is no option --ranks")
+        self.refuses(["solve", "balance", "--load=x"], "moeccl solve balance: there is no option --load (did you mean --loads?)")
+        self.refuses(["--rank"], "moeccl: there is no option --rank: moeccl --help")
+        self.refuses(["plan", "-q", "allreduce"], "moeccl plan: there is no option -q: ")
+
+    def test_loads_exclude_what_describes_a_generated_trace(self):
+        for option in "--experts", "--topk", "--tokens", "--zipf":
+            self.refuses(["solve", "balance", "--loads", __file__, option, "4"], option + " excludes --loads")
+
     def test_an_unknown_name_comes_with_those_that_exist(self):
         self.refuses(["plan", "allreduc"], '"allreduc" is not one of allreduce, reduce, broadcast')
         self.refuses(["plan", "allreduce", "--type", "bf16"], "--type", '"bf16" is not one of', "bfloat16")
         self.refuses(["simulate", "sendrecv", "--topology", "node:2"], '"sendrecv" is not one of dispatch, allreduce')
 
+    def test_an_unknown_algorithm_comes_with_those_that_exist(self):
+        code, _, errors = run("simulate", "allreduce", "--topology", "node:2", "--algo", "rng")
+        self.assertEqual(code, 1)
+        self.assertRegex(errors, r'no algorithm "rng" for allreduce: there are .*\bring\b')
+
     def test_bad_usage_of_any_kind_ends_with_2(self):
         self.refuses(["plan"], "op is required")
         self.refuses(["plan", "allreduce", "--ranks", "0"], "--ranks", "1 to 1024")
-        self.refuses(["plan", "allreduce", "--rank", "4"], "--rank")
         self.refuses(["plan", "allreduce", "--count", "-5"], "--count", '"-5" is not a number from 0 on')
         self.refuses(["status", "me"], "pid", '"me" is not a number above 0')
         self.refuses([], "subcommand is required")

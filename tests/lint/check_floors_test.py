@@ -107,8 +107,8 @@ class CheckFloors(unittest.TestCase):
         self.broken("src/exec/x.cc", '#include "src/exec/nothing.h"\n', "no such file")
 
     def test_length(self):
-        self.broken("src/exec/x.cc", "\n" * 701, "701 lines")
-        self.fine("src/exec/x.cc", "\n" * 700)
+        self.broken("src/exec/x.cc", "\n" * 531, "531 lines")
+        self.fine("src/exec/x.cc", "\n" * 530)
 
 
 if __name__ == "__main__":

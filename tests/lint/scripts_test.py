@@ -151,14 +151,27 @@ class Scripts(unittest.TestCase):
             with open(path, "w", encoding="utf-8") as f:
                 f.write("#!/bin/sh\nexit 1\n")
             os.chmod(path, 0o755)
-            done = subprocess.run([os.path.join(TOOLS, "../perf/compare_net")], capture_output=True, text=True, check=False, timeout=30,
+            done = subprocess.run([os.path.join(TOOLS, "../perf/compare_net"), "--run", "true"], capture_output=True, text=True, check=False, timeout=30,
                                   env=os.environ | {"PATH": folder + ":" + os.environ["PATH"]})
         self.assertEqual(done.returncode, 1)
         self.assertIn("needs root", done.stderr)
 
-    def test_compare_net_takes_ranks_of_each_host(self):
-        done = subprocess.run([os.path.join(TOOLS, "../perf/compare_net"), "--ranks", "4"], capture_output=True, text=True, check=False, timeout=30)
-        self.assertEqual((done.returncode, done.stderr), (2, "--ranks 4: give those of each host, such as 4+4\n"))
+    def test_compare_net_names_what_is_wrong_before_it_makes_hosts(self):
+        for arguments, said in ((["--ranks", "4"], "--ranks 4: give those of each host, such as 4+4"), (["--rate"], "--rate needs a value"),
+                                (["--run"], "--run needs a program"), (["--run", "/nosuch"], "--run /nosuch: there is no such program"),
+                                (["--build", "/nosuch"], "there is no /nosuch/perf/compare_mpi: run tools/build")):
+            done = subprocess.run([os.path.join(TOOLS, "../perf/compare_net"), *arguments], capture_output=True, text=True, check=False, timeout=30)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(said, done.stderr)
+
+    def test_a_wrong_argument_ends_a_script_before_it_builds(self):
+        for tool, argument, said in (("sanitize", "tread", "unknown kind tread"), ("tidy", "--nosuch", "unknown option --nosuch"),
+                                     ("tidy", "/nosuch.cc", "no file /nosuch.cc"), ("demo", "--nosuch", "unknown argument --nosuch"),
+                                     ("../examples/training/processes", "--nosuch", "processes N PROGRAM"),
+                                     ("../examples/training/processes", "4", "processes N PROGRAM")):
+            done = subprocess.run([os.path.join(TOOLS, tool), argument], capture_output=True, text=True, check=False, timeout=30)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(said, done.stderr)
 
     def test_npy2trace_names_a_file_that_is_not_there(self):
         code, _, errors = self.run_script("../perf/npy2trace", "/nosuch.npy", "-o", "/nosuch/trace")

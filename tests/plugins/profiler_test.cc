@@ -138,7 +138,9 @@ TEST(Profiler, IsToldNoFutureTimesWhenTheClockIsSetBack) {
   run_ranks(2, [&](int rank, moecclComm_t comm) {
     sum(comm, 300'000);
     if (rank == 1) {
-      while (log.n("0 start CollApi in=GroupApi func=AllReduce count=300001") == 0) usleep(1000);
+      int64_t left_ms = patient_ms(10'000);
+      while (log.n("0 start CollApi in=GroupApi func=AllReduce count=300001") == 0 && left_ms-- > 0) usleep(1000);
+      EXPECT_GT(left_ms, 0) << log.all();
       set_back_s = 100;
     }
     sum(comm, 300'001);

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdarg>
+#include <cstdio>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -36,7 +38,15 @@ int64_t unix_ns() {
   return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
 
-void log(int, unsigned long, const char*, int, const char*, ...) {}
+std::string logged;
+void log(int, unsigned long, const char*, int, const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  logged += text;
+}
 
 const char* plugin_file() { return std::getenv("MOECCL_TEST_TIMELINE"); }
 
@@ -214,6 +224,18 @@ TEST_F(Timeline, KeepsTheNewestOperationsInBoundedMemory) {
   ASSERT_EQ(bars(trace).size(), 100u);
   for (size_t i = 0; i < 100; ++i) EXPECT_EQ(bars(trace)[i]["args"]["sequence"], 901 + i);
   EXPECT_EQ(with(trace, "name", "process_labels").at(0)["args"]["labels"], "901 older operations are left out");
+}
+
+TEST_F(Timeline, SaysWhichNumberOfOperationsItCannotKeep) {
+  const Variables set = {{"MOECCL_TIMELINE_FILE", path()}, {"MOECCL_TIMELINE_EVENTS", "64K"}};
+  in_process([] {
+    Host host(6);
+    host.stop(host.coll(1, 1));
+    host.finalize();
+    EXPECT_NE(logged.find("MOECCL_TIMELINE_EVENTS=64K is no number from 1 to 10000000: 65536 are kept"),
+              std::string::npos)
+        << logged;
+  });
 }
 
 TEST_F(Timeline, IsWrittenAtExitToo) {

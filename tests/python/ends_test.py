@@ -12,7 +12,7 @@ import unittest
 import weakref
 
 import moeccl
-from experts_test import EXPERTS, HIDDEN, TOKENS, choices, floats, layer
+from layers import EXPERTS, HIDDEN, TOKENS, choices, floats, layer
 from moeccl import _abi
 from moeccl._library import lib
 from ranks import in_threads

@@ -94,14 +94,17 @@ class Eplb(unittest.TestCase):
         self.refuses(TypeError, r"^num_groups is 'a': give a whole number", WEIGHT, 16, "a", 2, 8)
         self.refuses(ValueError, r"^weight\[1\]\[2\] is nan: give a number from 0", [[1, 2, 3], [1, 2, math.nan]], 4, 1, 1, 2)
         self.refuses(ValueError, r"^weight\[0\]\[0\] is -1: give a number from 0", [[-1, 2]], 4, 1, 1, 2)
-        self.refuses(ValueError, r"^weight has shape list: give \[layers, experts\]", [1, 2, 3], 4, 1, 1, 2)
+        self.refuses(ValueError, r"^weight is list \[1, 2, 3\]: give \[layers, experts\], such as", [1, 2, 3], 4, 1, 1, 2)
+        self.refuses(ValueError, r"^weight is str 'loads': give \[layers, experts\]", "loads", 4, 1, 1, 2)
         self.refuses(ValueError, r"^weight has rows of 1 and of 2 numbers", [[1, 2], [1]], 4, 1, 1, 2)
         self.refuses(TypeError, r"^weight holds something else than numbers", [["a", 2]], 4, 1, 1, 2)
         self.refuses(ValueError, r"^current has 1 layers of 3 slots: give \[1, 4\]", [[1, 2]], 4, 1, 1, 2, current=[[0, 1, 0]])
         self.refuses(ValueError, r"^current\[0\]\[3\] is 2: give an expert from 0 to 1", [[1, 2]], 4, 1, 1, 2, current=[[0, 1, 0, 2]])
         self.refuses(TypeError, r"^current holds something else than numbers of experts", [[1, 2]], 4, 1, 1, 2, current=[[0, 1, 0, 0.5]])
         self.refuses(ValueError, r"^move_cost is -1", [[1, 2]], 4, 1, 1, 2, move_cost=-1)
-        self.refuses(TypeError, r"unknown option effort", [[1, 2]], 4, 1, 1, 2, effort=3)
+        self.refuses(TypeError, r"^unknown option curent: there are current, move_cost, tolerance, max_work$", [[1, 2]], 4, 1, 1, 2, curent=3)
+        # It would say that weight is larger than it is.
+        self.refuses(TypeError, r"^unknown option n_experts: there are current", [[1, 2]], 4, 1, 1, 2, n_experts=4000)
 
     @unittest.skipUnless(numpy, "NumPy is not installed")
     def test_numpy_arrays_come_back(self):

@@ -256,6 +256,39 @@ class Mistakes(unittest.TestCase):
 
         in_threads(1, work)
 
+    def test_an_argument_of_another_kind_is_named_with_its_value_and_what_fits(self):
+        def work(comm):
+            moe = moeccl.Moe(comm, hidden_bytes=64, n_experts=4, top_k=1, max_tokens=4)
+            hybrid = moeccl.Hybrid(comm, 4, domain=[1])
+            sizes = {"hidden_bytes": 64, "n_experts": 4, "top_k": 1, "max_tokens": 4}
+            for sentence, call in (
+                    ("layout is 'rows': give moeccl.EXPERT_MAJOR or ROWS", lambda: moeccl.Moe(comm, **sizes, layout="rows")),
+                    ("type is 'f': give a type such as moeccl.FLOAT32", lambda: moeccl.Moe(comm, **sizes, type="f")),
+                    ("priority is 'EP': give moeccl.PRIORITY_AUTO", lambda: comm.set_priority("EP")),
+                    ("stream is 'main': give a moeccl.Stream", lambda: comm.all_reduce(array.array("f", [0]), stream="main")),
+                    ("an int is not a buffer: give a tensor", lambda: comm.register(3)),
+                    ("scalar is 'two': give a number, or a buffer", lambda: comm.premul_sum("two", moeccl.FLOAT32)),
+                    ("exclude is 0: give a list of numbers", lambda: comm.shrink(0)),
+                    ("domain is 1: give a list of numbers", lambda: moeccl.Hybrid(comm, 4, domain=1)),
+                    ("data_bytes is '1K': give a number", lambda: moeccl.Hybrid(comm, 4, data_bytes="1K")),
+                    ("unknown option topk: there are data_bytes, .*, top_k", lambda: moeccl.Hybrid(comm, 4, domain=[1], topk=1)),
+                    ("ratio is '50x': give a number", lambda: moeccl.Codec(64, ratio="50x")),
+                    ("ratio is None: give a number", lambda: moeccl.Migration(hybrid, 64, ratio=None)),
+                    ("ratio is 'x': give a number", lambda: moeccl.GradientReturn(hybrid, 64, ratio="x")),
+                    ("gamma is 'x': give a number", lambda: moeccl.ExpertSwap(comm, gamma="x")),
+                    ("residual is 'x': give a whole number", lambda: moeccl.Replacement(moe, residual="x")),
+                    ("comm is a Moe: give a moeccl.Comm", lambda: moeccl.Moe(moe, **sizes)),
+                    ("comm is a Moe: give a moeccl.Comm", lambda: moeccl.Hybrid(moe, 4)),
+                    ("comm is a Moe: give a moeccl.Comm", lambda: moeccl.ExpertSwap(moe)),
+                    ("comm is a Moe: give a moeccl.Comm", lambda: moeccl.pipeline.tensor_groups(moe)),
+                    ("moe is a Comm: give a moeccl.Moe", lambda: moeccl.Replacement(comm)),
+                    ("hybrid is a Comm: give a moeccl.Hybrid", lambda: moeccl.Migration(comm, 64)),
+                    ("hybrid is a Comm: give a moeccl.Hybrid", lambda: moeccl.GradientReturn(comm, 64))):
+                with self.assertRaisesRegex(TypeError, "^" + sentence):
+                    call()
+
+        in_threads(1, work)
+
 
 class Names(unittest.TestCase):
     # What the package's own modules take from streams.

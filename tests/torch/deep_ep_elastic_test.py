@@ -206,34 +206,49 @@ def biases_come_first(buffer):
     flat.destroy()
 
 
-def sums_in_several_blocks(buffer):
-    from deep_ep import _elastic
-    usual = dict(_elastic._BLOCK_BYTES)
-    _elastic._BLOCK_BYTES.update(dict.fromkeys(usual, 1))  # blocks of the fewest lists
+def sums_by_torch_in_several_blocks(buffer):
+    """As for CUDA tensors."""
+    from deep_ep import _sums
+    usual, sizes = _sums.Sums._by_moeccl, dict(_sums._BLOCK_BYTES)
+    single = make(buffer.group, allow_multiple_reduction=False)
+    _sums.Sums._by_moeccl = lambda *_: False
     try:
-        case = Case(buffer, [50 - 7 * r for r in range(buffer.num_ranks)], top_k=6)
-        bias = tuple(torch.randn_like(case.x) for _ in range(2))
-        for biases in (None, bias):
-            case.check_combine(case.check(case.dispatch()), biases=biases)
-            case.check_combine(case.check_expanded(case.dispatch(do_expand=True)), 1, biases=biases)
+        for block_bytes in (1, 4 << 20):  # blocks of the fewest lists, and one block
+            _sums._BLOCK_BYTES.update(dict.fromkeys(sizes, block_bytes))
+            for each in (buffer, single):
+                case = Case(each, [50 - 7 * r for r in range(buffer.num_ranks)], top_k=6)
+                bias = tuple(torch.randn_like(case.x) for _ in range(2))
+                for biases in (None, bias):
+                    case.check_combine(case.check(case.dispatch()), biases=biases)
+                    case.check_combine(case.check_expanded(case.dispatch(do_expand=True)), 1, biases=biases, each_choice=each is single)
     finally:
-        _elastic._BLOCK_BYTES.update(usual)
+        _sums.Sums._by_moeccl = usual
+        _sums._BLOCK_BYTES.update(sizes)
+    single.destroy()
 
 
-def sums_are_formed_on_the_way_between_hosts(buffer):
-    """And on one host, or where the caller does not want them, not."""
+def moeccl_forms_the_sums(buffer):
+    """Where it can: with a plan of its own between hosts if the caller allows it, otherwise in the order of choices. Nowhere does it do so with
+    biases, or where the row of each choice returns; the rank itself then adds up what has returned."""
     from deep_ep import _native
     usual, seen = _native.Routing.combine, []
-    _native.Routing.combine = lambda self, rows, out: (seen.append(rows.size(0)), usual(self, rows, out))
+    _native.Routing.combine = lambda self, rows, out: (seen.append((self.comm.size > 1, self.shape.ordered)), usual(self, rows, out))
+    here, there = (False, True), (buffer.num_ranks > 1, True)  # on this rank alone, and on all
     try:
         for hybrid in (True, False):
             for multiple in (True, False):
                 each = make(buffer.group, allow_hybrid_mode=hybrid, allow_multiple_reduction=multiple)
                 case = Case(each, 30)
-                del seen[:]
-                case.check_combine(case.check(case.dispatch()))
-                case.check_combine(case.check_expanded(case.dispatch(do_expand=True)), 1, each_choice=not multiple)
-                assert len(seen) == (2 if several_hosts() and hybrid and multiple else 0), (hybrid, multiple, seen)
+                bias = torch.randn_like(case.x)
+                hosts = several_hosts() and hybrid
+                once = (True, False) if hosts and multiple else here if hosts else there
+                plain, expanded = case.check(case.dispatch()), case.check_expanded(case.dispatch(do_expand=True))
+                for handle, align, biases, expected in (
+                        (plain, None, None, [once]), (plain, None, bias, [once if hosts and multiple else here]),
+                        (expanded, 1, None, [here, once] if multiple else [here])):
+                    del seen[:]
+                    case.check_combine(handle, align, biases=biases, each_choice=align is not None and not multiple)
+                    assert seen == (expected if DEVICE == "cpu" else [one for one in expected if one is not here]), (hybrid, multiple, seen)
                 each.destroy()
     finally:
         _native.Routing.combine = usual

@@ -267,7 +267,7 @@ def go_on_without_rank_1(buffer):
     import moeccl
     Step(buffer, 0).run()
     if buffer.rank != 1:
-        raises(moeccl.Error, "rank 1", Step(buffer, 1).run)
+        raises(moeccl.Error, "rank 1 of 3 did not join", Step(buffer, 1).run)
         assert not masked(buffer)
         buffer.low_latency_update_mask_buffer(1, True)
         Step(buffer, 2).run()
@@ -309,6 +309,33 @@ def a_rank_comes_late(buffer, pipe):
         raises(moeccl.Error, "", Step(buffer, number).run)
         Step(buffer, number).run()
     go_on_together(buffer)
+
+
+def a_rank_comes_when_the_others_have_gone_on(buffer, pipe):
+    import moeccl
+    go_on_without_rank_1(buffer)
+    if buffer.rank == 1:
+        raises(moeccl.Error, "low_latency_clean_mask_buffer on all ranks", Step(buffer, 1).run)
+    dist.barrier()
+    buffer.low_latency_clean_mask_buffer()
+    go_on_together(buffer)
+
+
+def a_rank_comes_late_and_another_ends(buffer, pipe):
+    """The others' call has failed, because they waited for rank 1 in vain. They have begun the next one, in which they wait again."""
+    import moeccl
+    Step(buffer, 0).run()
+    if buffer.rank == 2:
+        end()
+    if buffer.rank == 1:
+        time.sleep(4.5)
+        raises(moeccl.Error, "this rank has come too late", Step(buffer, 1).dispatch)
+    else:
+        raises(moeccl.Error, "rank 1", Step(buffer, 1).dispatch)
+        assert not masked(buffer)
+    for number in range(2, 5):
+        Step(buffer, number).run()
+        assert masked(buffer) == {2}
 
 
 def note_those_made():
@@ -407,11 +434,14 @@ class Ranks(unittest.TestCase):
             self.run_case(ranks_are_masked, 4, (0, 1, 2, 3), hosts=hosts)
 
     def test_a_rank_does_not_come(self):
-        for case in (a_rank_does_not_come, a_rank_that_did_not_come_is_taken_back):
+        for case in (a_rank_does_not_come, a_rank_that_did_not_come_is_taken_back, a_rank_comes_when_the_others_have_gone_on):
             self.run_case(case, 3, (0, 1, 2), timeout_ms=1000)
 
     def test_a_rank_comes_late(self):
         self.run_case(a_rank_comes_late, 3, (0, 1, 2), timeout_ms=1000)
+
+    def test_a_rank_comes_late_and_another_ends(self):
+        self.run_case(a_rank_comes_late_and_another_ends, 4, (0, 1, 3), timeout_ms=1000)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of layer_test.py: each is a function of (rank, number of ranks) that every rank runs."""
+import functools
 import unittest
 
 import torch
@@ -213,8 +214,15 @@ def case_gradcheck(rank, n):
 
 def case_wrong_arguments_are_named(rank, n):
     ep = ExpertParallel(2 * n, 2, HIDDEN, max_tokens=8)
+    layer = functools.partial(mt.MoELayer, n_experts=2 * n, top_k=2)
     index, weights = routing_of(rank, 8, 2 * n, 2)
-    for wrong, said in ((lambda: ep.dispatch(torch.zeros((8, 3)), index, weights), "x has shape (8, 3)"),
+    for wrong, said in ((lambda: layer("8", ffn=4), "hidden is '8': give a whole number from 1"),
+                        (lambda: layer(0, ffn=4), "hidden is 0: give"),
+                        (lambda: layer(8, ffn=4.5), "ffn is 4.5: give"),
+                        (lambda: layer(8, ffn=4, domains=n), f"domains is {n}: give the size of a domain at each level"),
+                        (lambda: layer(8, ffn=4, domains="all"), "domains is 'all': give"),
+                        (lambda: layer(8, ffn=4)([1.0] * 8), "x is a list: give a tensor [..., 8]"),
+                        (lambda: ep.dispatch(torch.zeros((8, 3)), index, weights), "x has shape (8, 3)"),
                         (lambda: ep.dispatch(torch.zeros((8, HIDDEN)), index[:, :1], weights), "topk_idx has shape (8, 1)"),
                         (lambda: ep.dispatch(torch.zeros((8, HIDDEN)), weights, weights), "topk_idx holds torch.float32"),
                         (lambda: ep.dispatch(torch.zeros((8, HIDDEN), dtype=torch.int64), index), "x holds torch.int64"),

@@ -5,11 +5,12 @@ dispatch is V1's: a row for each pair of a token and a rank, by a MoECCL routing
 received rows are then copied to one row for each of this rank's experts that their tokens chose.
 
 combine has V2's arithmetic: a token's rows are added in the order of its choices, in fp32 and beginning with the biases, and the
-sum is rounded once. So rows return to their tokens' ranks as they are, unless the ranks are on several hosts, where ElasticBuffer
-lets MoECCL's combine form sums on the way."""
+sum is rounded once. MoECCL's combine does that with routings in the order of choices. With biases, or where each choice's row returns by
+itself, rows return to their tokens' ranks as they are and are added here. Where the ranks are on several hosts, ElasticBuffer lets MoECCL's
+combine form sums on the way."""
 import torch
 
-from . import _native, _throughput
+from . import _native, _sums, _throughput
 from ._check import check_same
 from ._rows import by_column, round_up
 
@@ -17,18 +18,17 @@ _SAME = {**_throughput.SAME, "topk_weights": lambda n: ("None", "given")[n], "nu
          "do_expand": bool}
 _N_TOKENS, _FAN = len(_SAME), len(_SAME) + 1
 _FIELDS = len(_SAME) + 2
-# The bytes of the rows that are added at a time. On a CPU (EPYC, 4096 tokens, hidden 2048) sums take 11 ms with 3 to 6 MiB, 16 with 1 MiB or
-# 16 MiB; on a GPU, where nothing was measured, the number only limits the memory.
-_BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
 
 
 class Route(_throughput.State):
     """What is behind a handle."""
 
-    def __init__(self, topk_idx, n_experts, comm, most, expand, alignment):
+    def __init__(self, topk_idx, n_experts, comm, most, expand, alignment, ordered):
+        """ordered: whether the layers' sums are in the order of choices."""
         self.n_experts, self.n_local, self.top_k = n_experts, n_experts // comm.size, topk_idx.size(1)
-        self.most, self.expand, self.alignment = most, expand, alignment
+        self.most, self.expand, self.alignment, self.ordered = most, expand, alignment, ordered
         choices = topk_idx.long().contiguous()
+        self.choices = choices.int() if expand else None
         self.owner = torch.where(choices >= 0, choices // self.n_local, -1)  # the rank of each choice; -1 for none
         marked = torch.zeros((topk_idx.size(0), comm.size + 1), dtype=torch.bool, device=topk_idx.device)
         super().__init__(marked.scatter_(1, self.owner + 1, True)[:, 1:].contiguous())
@@ -41,6 +41,10 @@ class Route(_throughput.State):
         self.local = None  # int32 [n_rows, k]: this rank's expert numbers, -1 for others
         self.slots, self.sources, self.gaps = None, None, None  # of the expanded rows, see _place
         self._sums = {}
+
+    def targets(self, fan):
+        """Returns the ranks that each token goes to, in the order of its last choices there: int32 [T, fan], -1 for none."""
+        return _sums.front(self.owner, self.last, fan)
 
     def worst_rows(self):
         return self.n_ranks * self.most
@@ -68,58 +72,30 @@ class Route(_throughput.State):
         return (base + self.before).masked_fill_(self.owner < 0, -1)
 
     def token_sums(self, each_choice):
-        """Returns the Sums of this rank's tokens over the rows that return. each_choice: a row for each choice returns, and not one
-        for each pair of a token and a rank."""
+        """Returns the Sums of this rank's tokens over the rows that return. each_choice: a row for each choice returns, in the order of
+        (expert, token), and not one for each pair of a token and a rank, in that of (rank, token)."""
         if each_choice not in self._sums:
-            rows = self.returned_rows().masked_fill_(~self.last, -1)
             if each_choice:
-                kept = (self.owner >= 0).view(-1).nonzero().view(-1)
-                kept = kept[self.owner.view(-1)[kept].argsort(stable=True)]  # in the order of (rank, token, choice)
-                rows = torch.full_like(rows, -1)
-                rows.view(-1)[kept] = torch.arange(kept.numel(), device=kept.device)
-            self._sums[each_choice] = Sums(rows)
+                index = self.choices if self.top_k <= self.n_experts else None
+                self._sums[each_choice] = _sums.Sums(index, self.n_experts, self._rows_of_choices)
+            else:
+                rows = lambda: self.returned_rows().masked_fill_(~self.last, -1)  # noqa: E731
+                self._sums[each_choice] = _sums.Sums(self.index, self.n_ranks, rows)
         return self._sums[each_choice]
+
+    def _rows_of_choices(self):
+        kept = (self.owner >= 0).view(-1).nonzero().view(-1)
+        kept = kept[self.choices.view(-1)[kept].argsort(stable=True)]
+        rows = torch.full_like(self.owner, -1)
+        rows.view(-1)[kept] = torch.arange(kept.numel(), device=kept.device)
+        return rows
 
     def expert_sums(self):
         """Returns the Sums of the received tokens over their expanded rows."""
         if "experts" not in self._sums:
-            self._sums["experts"] = Sums(self.slots)
+            index = _sums.front(self.local, self.local >= 0, min(self.top_k, self.n_local))
+            self._sums["experts"] = _sums.Sums(index, self.n_local, lambda: self.slots, self.alignment)
         return self._sums["experts"]
-
-
-class Sums:
-    """The sums over lists of rows, in the order of the lists. A sum does not depend on what else is summed, or where."""
-
-    def __init__(self, rows):
-        """rows: int64 [n, width], the numbers of the rows of each list; -1 is skipped."""
-        kept = rows >= 0
-        self._rows, self._lists = rows[kept], kept.nonzero()[:, 0]  # of all lists, one after another: each row, and its list
-        ends = kept.sum(1).cumsum(0)
-        self._begins = torch.cat((ends.new_zeros(1), ends))  # of each list, and the end of the last one
-        self._host_begins = self._begins.tolist()
-
-    def run(self, table, biases, out):
-        """out[n, H] = for each list, the biases[n, H] plus the rows of table[:, H], in fp32 (fp64 for fp64), rounded once."""
-        n, width, kind = out.size(0), out.size(1), torch.promote_types(out.dtype, torch.float32)
-        of_list = len(biases) + self._rows.numel() / max(n, 1)  # rows, on average
-        step = max(16, int(_BLOCK_BYTES[out.device.type] / (width * kind.itemsize * max(of_list, 1))))
-        begins = range(0, n, step)
-        most = max((self._host_begins[min(b + step, n)] - self._host_begins[b] for b in begins), default=0)
-        gathered = table.new_empty((most, width))
-        block = torch.empty((len(biases) * step + most, width), dtype=kind, device=out.device)
-        for begin in begins:
-            end = min(begin + step, n)
-            first, last = self._host_begins[begin], self._host_begins[end]
-            found = torch.index_select(table, 0, self._rows[first:last], out=gathered[:last - first])
-            at = 0
-            for part in (*(bias[begin:end] for bias in biases), found):
-                block[at:at + part.size(0)].copy_(part)
-                at += part.size(0)
-            lists = torch.arange(begin, end, device=out.device)
-            order = torch.cat([lists] * len(biases) + [self._lists[first:last]]).argsort(stable=True)  # each list's biases come first
-            starts = self._begins[begin:end] - first + len(biases) * (lists - begin)
-            # It adds the rows of a list one after another, in the type of the block.
-            out[begin:end] = torch.nn.functional.embedding_bag(order, block[:at], starts, mode="sum")
 
 
 class Outputs:
@@ -258,27 +234,34 @@ def describe_counts(route, n_scaleup_ranks, handle):
     handle.num_unaligned_recv_tokens_per_expert.copy_(torch.tensor(route.expert_counts, dtype=torch.int32, device="cpu"))
 
 
-def return_rows(comm, route, rows, each_choice):
-    """Returns the rows that token_sums adds: sends rows_to_send's to their tokens' ranks. The call is collective."""
+def return_rows(comm, route, rows, each_choice, n_biases):
+    """Returns what token_sums adds, behind the room for the biases: sends rows_to_send's rows to their tokens' ranks. The call is
+    collective."""
     received, sent = route.received, route.sent
     if each_choice:
         received = [int(part.sum()) for part in (route.slots >= 0).sum(1).split(route.received)]
         sent = torch.bincount(route.owner.view(-1) + 1, minlength=route.n_ranks + 1)[1:].tolist()
-    back = comm.scratch(sum(sent), rows.size(1), rows.dtype, rows.device, "returned rows")
-    comm.all_to_all_v(rows, received, back, sent)
-    return back
+    room = n_biases * route.n_tokens
+    whole = comm.scratch(room + sum(sent), rows.size(1), rows.dtype, rows.device, "returned rows")
+    comm.all_to_all_v(rows, received, whole[room:], sent)
+    return whole
 
 
-def rows_to_send(comm, route, x, each_choice):
+def rows_to_send(comm, route, x, each_choice, alone):
     """Returns the rows of x that combine sends. each_choice: the rows of a token's experts return one by one, and not as their sum (only
-    with do_expand)."""
+    with do_expand). alone: an Alone."""
     if not route.expand:
         return x[:route.n_rows].contiguous()
-    slots = route.slots[route.slots >= 0] if each_choice else None
-    rows = comm.scratch(slots.numel() if each_choice else route.n_rows, x.size(1), x.dtype, x.device, "rows")
     if not each_choice:
-        route.expert_sums().run(x, (), rows)
-    elif slots.numel():
+        rows = comm.scratch(route.n_rows, x.size(1), x.dtype, x.device, "rows")
+        route.expert_sums().run(alone, x.contiguous(), (), rows)
+        return rows
+    filled = route.slots >= 0
+    slots = route.slots[filled]
+    source = torch.arange(route.n_ranks, device=slots.device).repeat_interleave(torch.tensor(route.received, device=slots.device))
+    slots = slots[(source.unsqueeze(1).expand_as(filled)[filled] * (x.size(0) + 1) + slots).argsort()]  # by (source, expert, token)
+    rows = comm.scratch(slots.numel(), x.size(1), x.dtype, x.device, "rows")
+    if slots.numel():
         torch.index_select(x, 0, slots, out=rows)
     return rows
 

@@ -57,6 +57,7 @@ class Shape(typing.NamedTuple):
     scale_bytes: int = 0
     scaled_row_bytes: int = 0
     align_rows: int = 0
+    ordered: bool = False  # sums are in the order of a token's choices
 
     def config(self):
         config = _abi.moecclMoeConfig_t()
@@ -64,6 +65,7 @@ class Shape(typing.NamedTuple):
         config.n_experts, config.max_tokens, config.layout = self.n_experts, self.max_tokens, self.layout
         config.scale_bytes, config.scaled_row_bytes = self.scale_bytes, self.scaled_row_bytes
         config.align_rows = self.align_rows
+        config.algorithm = b"flat:ordered" if self.ordered else None
         return config
 
 

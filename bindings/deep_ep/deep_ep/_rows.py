@@ -19,7 +19,7 @@ def by_column(n_rows, columns, dtype, device):
 
 class Routed:
     """What is behind a handle. Its routings are made again on the communicator of each Buffer that uses the handle."""
-    layout, align = _native.ROWS, 1  # of its layers
+    layout, align, ordered = _native.ROWS, 1, False  # of its layers
 
     def __init__(self, n_tokens, n_ranks, n_targets):
         """n_targets: the "experts" of its layers."""
@@ -38,7 +38,7 @@ class Routed:
             if not scale_bytes or (shape.scaled_row_bytes, shape.scale_bytes) == (scaled_row_bytes, scale_bytes):
                 return found
         layer = comm.layer(_native.Shape(row_bytes, type_, self.index.size(1), self.n_targets, self.max_tokens, self.layout,
-                                         scale_bytes, scaled_row_bytes, self.align))
+                                         scale_bytes, scaled_row_bytes, self.align, self.ordered))
         made = layer.routing(self.index)
         self.routings.append(made)
         return made

@@ -8,6 +8,7 @@ is complete. A communicator that is made after a failure goes on counting calls 
 while the others meet, and some of them have met by then."""
 import moeccl
 import torch
+from moeccl import _abi
 
 _NO_CALLS = (0, True)
 
@@ -44,16 +45,27 @@ class Participants:
             except moeccl.Error:
                 if not comm.failed():
                     raise
-                left, told = self._meet(comm, comm.calls)
+                left, told = self._meet_after_failure(comm)
                 self._keep(left, self._missing(comm))
                 self._drop(comm)
                 if left.size == comm.size:  # nobody is gone
                     left.calls = _NO_CALLS  # it raises on all ranks, which may have failed in different calls
                     raise
             comm = left
-            if _is_done(comm.calls, told):
+            if _is_done(comm, told):
                 return
             comm.calls = (comm.calls[0], False)
+
+    def _meet_after_failure(self, comm):
+        try:
+            return self._meet(comm, comm.calls)
+        except moeccl.Error as failure:
+            if failure.code != _abi.moecclTimeout:
+                raise
+            _, sentence = str(failure).split(": ", 1)
+            raise moeccl.Error(failure.code, f"{sentence}. A rank that lives is not masked by itself: mask it on all others "
+                               "(low_latency_update_mask_buffer). If they have gone on without this rank, call "
+                               "low_latency_clean_mask_buffer on all ranks") from failure
 
     def _communicator(self, masked):
         found = self._of.get(masked)
@@ -107,10 +119,12 @@ class Participants:
         self._of = {}
 
 
-def _is_done(calls, told):
+def _is_done(comm, told):
     """Returns whether this rank has all that its last call brings, after the ranks have told each other."""
-    (number, complete), latest = calls, told[:, 1].max().item()
+    (number, complete), latest = comm.calls, told[:, 1].max().item()
     if number < latest and not complete:
-        raise RuntimeError(f"low-latency calls: this rank was in call {number} on the ranks that remain, and another in call {latest}: make "
-                           "the same calls on all ranks")
+        # The others have left the call without this rank, by an exception. They repeat a later one here, and wait for this rank's next.
+        comm.calls = (latest - 1, False)
+        raise moeccl.Error(_abi.moecclTimeout, "low-latency call: this rank has come too late. The call has failed on the others, which are in "
+                           "a later one: make that one next")
     return number < latest or bool(((told[:, 1] == latest) & (told[:, 2] == 1)).all())

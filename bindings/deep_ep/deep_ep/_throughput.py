@@ -29,22 +29,20 @@ class State(_rows.Routed):
         """Takes the largest number of ranks that a token goes to and of tokens on a rank, and the rows to and from each rank."""
         if fan > _native.MOST_CHOICES:
             raise ValueError(f"a token goes to {fan} ranks: MoECCL sends one to at most {_native.MOST_CHOICES}")
-        self.index = _choices(self.is_token_in_rank, min(self.n_ranks, _power_of_two(fan)))
+        self.index = self.targets(min(self.n_ranks, _power_of_two(fan)))
         self.max_tokens = comm.room_for(most_tokens)
         self.sent, self.received, self.n_rows = sent, received, sum(received)
+
+    def targets(self, fan):
+        """Returns the ranks that each token goes to, int32 [T, fan]; -1 for none."""
+        ranks = torch.arange(self.n_ranks, dtype=torch.int32, device=self.is_token_in_rank.device)
+        index = torch.where(self.is_token_in_rank, ranks, ranks.new_full((), -1))
+        return (index if fan == self.n_ranks else index.topk(fan, dim=1).values).contiguous()
 
 
 def _power_of_two(n):
     """Returns the power of two that is n or the next larger one."""
     return 1 << (n - 1).bit_length() if n > 1 else 1
-
-
-def _choices(is_token_in_rank, fan):
-    """Returns the ranks that each token goes to, int32 [T, fan]; -1 for none."""
-    n_ranks = is_token_in_rank.size(1)
-    ranks = torch.arange(n_ranks, dtype=torch.int32, device=is_token_in_rank.device)
-    index = torch.where(is_token_in_rank, ranks, ranks.new_full((), -1))
-    return (index if fan == n_ranks else index.topk(fan, dim=1).values).contiguous()
 
 
 class Rows(_rows.Rows):

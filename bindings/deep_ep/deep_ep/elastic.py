@@ -2,7 +2,7 @@
 """ElasticBuffer: the calls of DeepEP's V2 interface."""
 import torch
 
-from . import _elastic, _handles, _throughput
+from . import _elastic, _handles, _sums, _throughput
 from ._base import Base, call, event_of, hosts_of, ranks_per_host
 from ._check import (check_choices, check_counts, check_distinct, check_group, check_same, check_shape, check_x, require,
                      unpack_bias)
@@ -89,6 +89,8 @@ class ElasticBuffer(Sessions, Pipeline, Engram, Base):
         self._gather, self._timeout_ms = members[2], 1000 * num_cpu_timeout_secs
         check_same("ElasticBuffer", _SAME, self._gather([bool(getattr(self, name)) for name in _SAME]))
         super().__init__(members, explicitly_destroy, timeout_ms=self._timeout_ms, deterministic=int(bool(deterministic)))
+        self._alone = _sums.Alone(self._stream)
+        self._links.append(self._alone)
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
@@ -231,7 +233,7 @@ class ElasticBuffer(Sessions, Pipeline, Engram, Base):
         require(alignment >= 1, ValueError, "expert_alignment is {}: give 1 or more", alignment)
         if stats is not None:
             check_counts("cumulative_local_expert_recv_stats", stats, num_experts // self.num_ranks)
-        return _elastic.Route(topk_idx, num_experts, self._comm, most, do_expand, alignment)
+        return _elastic.Route(topk_idx, num_experts, self._comm, most, do_expand, alignment, self.num_scaleout_ranks == 1)
 
     def _known_route(self, n, handle, topk_idx, num_experts, most, alignment, do_expand, stats, do_cpu_sync):
         """Checks a dispatch with a handle and returns what is behind it."""
@@ -271,8 +273,8 @@ class ElasticBuffer(Sessions, Pipeline, Engram, Base):
 
         x: [rows of the handle's dispatch, hidden] of bfloat16, float16, float32 or float64; hidden and type may differ from
         dispatch's. Rows that no token fills are not read.
-        topk_weights: float32 [rows, k], or [rows] if the dispatch had do_expand; on all ranks or on none. bias: None, one tensor
-        [T, hidden] or a tuple of two, each may be None.
+        topk_weights: float32 [rows, k], or [rows] if the dispatch had do_expand. bias: None, one tensor [T, hidden] or a tuple of two,
+        each may be None. Both are given on all ranks or on none.
         previous_event: as in dispatch. previous_event_before_epilogue: what the call waits for when the rows have returned, before it
         reads the biases; other ranks do not wait for it.
         num_sms, num_qps and allocate_on_comm_stream have no effect.
@@ -293,24 +295,24 @@ class ElasticBuffer(Sessions, Pipeline, Engram, Base):
             shape = (x.size(0), ) if route.expand else (x.size(0), route.top_k)
             check_shape("topk_weights", topk_weights, (torch.float32, ), shape, f"float32 {list(shape)}, a row for each of x's")
             out_weights = topk_weights.new_empty((route.n_tokens, route.top_k))
-        planned = self.num_scaleout_ranks > 1 and self.allow_multiple_reduction
-
         each_choice = route.expand and not self.allow_multiple_reduction
+        planned = self.num_scaleout_ranks > 1 and self.allow_multiple_reduction
+        summed = planned or route.ordered and not biases and not each_choice  # by MoECCL
 
         def work():
-            rows = _elastic.rows_to_send(self._comm, route, x, each_choice)
-            if planned:
+            rows = _elastic.rows_to_send(self._comm, route, x, each_choice, self._alone)
+            if summed:
                 _throughput.combine_rows(self._comm, route, rows, out)
             else:
-                rows = _elastic.return_rows(self._comm, route, rows, each_choice)
+                rows = _elastic.return_rows(self._comm, route, rows, each_choice, len(biases))
             if topk_weights is not None:
                 _elastic.combine_weights(self._comm, route, topk_weights, out_weights)
             if epilogue is not None:
                 epilogue.current_stream_wait()
             if planned:
                 _throughput.add_biases(biases, out)
-            else:
-                route.token_sums(each_choice).run(rows, biases, out)
+            elif not summed:
+                route.token_sums(each_choice).run(self._alone, rows, biases, out)
 
         return out, out_weights, self._run(work, previous_event, async_with_compute_stream)
 

@@ -193,8 +193,9 @@ class Buffer:
         try:
             _get_buffer(thing, view, _WRITE if writable else _READ)  # raises BufferError (NumPy: ValueError) with its reason
         except TypeError:
-            raise TypeError(f"a {type(thing).__name__} is not a buffer: give a tensor, an array (NumPy, CUDA, array.array), a bytearray or "
-                            "a memoryview") from None
+            name = type(thing).__name__
+            raise TypeError(f"{'an' if name[0] in 'aeiou' else 'a'} {name} is not a buffer: give a tensor, an array (NumPy, CUDA, "
+                            "array.array), a bytearray or a memoryview") from None
         except ValueError:
             # NumPy has no format for the types of extensions (ml_dtypes), so they are recognized by name.
             name = getattr(getattr(thing, "dtype", None), "name", "")

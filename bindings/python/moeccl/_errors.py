@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures of the library as exceptions, and checks of arguments that ctypes would silently truncate."""
 import operator
-from typing import Any, Optional, Tuple, Type
+from typing import Any, Optional, Tuple, Type, TypeVar
 
 from ._library import lib
 
+_T = TypeVar("_T")
 INT32 = (-2**31, 2**31 - 1)
 INT64 = (-2**63, 2**63 - 1)
 SIZE = (0, 2**64 - 1)
+# Arguments whose numbers have names.
+_NAMES = {"op": "moeccl.SUM, PROD, MAX, MIN, AVG or one of comm.premul_sum()", "layout": "moeccl.EXPERT_MAJOR or ROWS",
+          "type": "a type such as moeccl.FLOAT32", "priority": "moeccl.PRIORITY_AUTO, _DP, _CP, _PP or _EP",
+          "stream": "a moeccl.Stream, or a CUDA stream or its number"}
 
 
 class Error(RuntimeError):
@@ -43,11 +48,34 @@ def number(name: str, value: Any, limits: Tuple[int, int] = INT32) -> int:
     try:
         whole = operator.index(value)
     except TypeError:
-        what = "moeccl.SUM, PROD, MAX, MIN, AVG or one of comm.premul_sum()" if name == "op" else "a whole number"
-        raise TypeError(f"{name} is {value!r}: give {what}") from None
+        raise TypeError(f"{name} is {value!r}: give {_NAMES.get(name, 'a whole number')}") from None
     if not limits[0] <= whole <= limits[1]:
         raise ValueError(f"{name} is {whole}: give a number from {limits[0]} to {limits[1]}")
     return whole
+
+
+def real(name: str, value: Any) -> float:
+    """Returns value as a float; ctypes and float() say what is wrong without the argument's name."""
+    try:
+        if not isinstance(value, (str, bytes)):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"{name} is {value!r}: give a number")
+
+
+def listed(name: str, value: Any) -> Any:
+    """Returns value, which is a list, a tuple or another sequence of numbers."""
+    if not hasattr(value, "__len__") or isinstance(value, (str, bytes)):
+        raise TypeError(f"{name} is {value!r}: give a list of numbers")
+    return value
+
+
+def of_kind(name: str, value: Any, kind: Type[_T]) -> _T:
+    """Returns value, an object of this package that a constructor works with."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is a {type(value).__name__}: give a moeccl.{kind.__name__}")
+    return value
 
 
 def text(name: str, value: Any) -> Optional[bytes]:

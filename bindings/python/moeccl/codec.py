@@ -7,7 +7,7 @@ from . import _abi
 from ._abi import CodecError
 from ._arrays import record
 from ._buffers import Buffer, common_type, type_size
-from ._errors import SIZE, check, number
+from ._errors import SIZE, check, number, real
 from ._library import lib
 from .comm import Comm
 from .constants import FLOAT32
@@ -63,7 +63,7 @@ class Codec:
 
     def __init__(self, count: int, type: int = FLOAT32, ratio: float = 0) -> None:
         self._codec = _abi.moecclCodec_t()
-        self._codec.count, self._codec.ratio = number("count", count, SIZE), ratio
+        self._codec.count, self._codec.ratio = number("count", count, SIZE), real("ratio", ratio)
         self._element = type_size(type)
         self._expert = count * self._element
         self._codec.type = self._type = type

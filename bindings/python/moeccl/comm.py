@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Un
 
 from . import _abi
 from ._buffers import Buffer, Held, common_type, plain
-from ._errors import INT32, INT64, SIZE, check, number, text
+from ._errors import INT32, INT64, SIZE, check, listed, number, real, text
 from ._library import lib
 from ._owned import Leftovers, OfThisProcess
 from .constants import AVG, ID_BYTES, SUM
@@ -56,7 +56,7 @@ def fill(struct: Any, options: Any, skip: Sequence[str] = ()) -> None:
         if kind is ctypes.c_char_p:
             setattr(struct, name, text(name, value))
         elif kind is ctypes.c_double:
-            setattr(struct, name, float(value))
+            setattr(struct, name, real(name, value))
         else:
             limits = SIZE if kind is ctypes.c_size_t else INT64 if kind is ctypes.c_int64 else INT32
             setattr(struct, name, number(name, value, limits))
@@ -165,7 +165,7 @@ class Comm(OfThisProcess):
 
         It serves the ranks that remain after a failure, whatever the state of this communicator, which must still be closed. Every
         rank that stays makes the same call. abort: ends this rank's operations first. Options as for split()."""
-        made, gone = ctypes.c_void_p(), [number("exclude", r) for r in exclude]
+        made, gone = ctypes.c_void_p(), [number("a rank of exclude", r) for r in listed("exclude", exclude)]
         ranks = (ctypes.c_int * len(gone))(*gone) if gone else None
         config = _byref(_config(options)) if options else None
         flags = _abi.MOECCL_SHRINK_ABORT if abort else _abi.MOECCL_SHRINK_DEFAULT

@@ -23,6 +23,7 @@ __all__ = ["Rebalanced", "rebalance", "rebalance_experts"]
 
 _I32 = ctypes.c_int32
 _MOST = 65536  # slots
+_OPTIONS = ("tolerance", "max_work")
 # This module's names for the structure's fields, in errors.
 _NAMES = {"problem.load": "weight", "problem.n_slots": "num_replicas", "problem.n_groups": "num_groups", "problem.n_nodes": "num_nodes",
           "problem.n_gpus": "num_gpus", "problem.": "", "n_slots": "num_replicas", "n_groups": "num_groups", "n_nodes": "num_nodes",
@@ -55,6 +56,9 @@ def rebalance(weight: Any, num_replicas: int, num_groups: int, num_nodes: int, n
 
     Options: tolerance (relative, 0.001: the search ends so near to the lower bound), max_work (bounds the time; below 0: EPLB's
     placement)."""
+    for name in options:
+        if name not in _OPTIONS:  # a field of the structure that follows from the arguments is none
+            raise TypeError(f"unknown option {name}: there are current, move_cost, {', '.join(_OPTIONS)}")
     loads, n_experts = _table("weight", weight, "experts", "d")
     problem, answer = _abi.moecclBalanceProblem_t(), _abi.moecclBalanceAnswer_t()
     sizes = {"num_replicas": num_replicas, "num_groups": num_groups, "num_nodes": num_nodes, "num_gpus": num_gpus}
@@ -89,7 +93,8 @@ def _table(name: str, given: Any, columns: str, letter: str) -> Tuple["array.arr
     """Returns the numbers of a table, row by row, and the length of a row."""
     rows = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(rows, (list, tuple)) or not rows or not all(isinstance(row, (list, tuple)) and row for row in rows):
-        raise ValueError(f"{name} has shape {tuple(getattr(given, 'shape', ())) or type(given).__name__}: give [layers, {columns}]")
+        found = f"has shape {tuple(given.shape)}" if hasattr(given, "shape") else f"is {type(given).__name__} {given!r:.60}"
+        raise ValueError(f"{name} {found}: give [layers, {columns}], such as [[...], ...]")
     widths = {len(row) for row in rows}
     if len(widths) > 1:
         raise ValueError(f"{name} has rows of {min(widths)} and of {max(widths)} numbers: give [layers, {columns}]")

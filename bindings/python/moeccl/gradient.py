@@ -7,7 +7,7 @@ from . import _abi
 from ._abi import GradientReturnInfo
 from ._arrays import record
 from ._buffers import Buffer, type_size
-from ._errors import SIZE, number
+from ._errors import SIZE, number, of_kind, real
 from ._library import lib
 from ._owned import OfThisProcess, Owned
 from .comm import Comm
@@ -29,9 +29,10 @@ class GradientReturn(OfThisProcess):
                  comm: Optional[Comm] = None, device_memory: bool = False) -> None:
         config = _abi.moecclGradientReturnConfig_t()
         size = type_size(type)
-        config.count, config.type, config.ratio = number("count", count, SIZE), type, ratio
+        config.count, config.type, config.ratio = number("count", count, SIZE), type, real("ratio", ratio)
         config.n_layers, config.device_memory = number("n_layers", n_layers), int(device_memory)
         self._on_device = device_memory and ratio != 1
+        of_kind("hybrid", hybrid, Hybrid)
         self._comm, self._n_own, self._n_held, self._expert = comm or hybrid.comm, hybrid.n_own, hybrid.n_held, count * size
         self._count, self._type = count, type
         handle = ctypes.c_void_p()

@@ -7,11 +7,11 @@ from . import _abi
 from ._abi import HybridInfo
 from ._arrays import record, set_array
 from ._buffers import Buffer, common_type
-from ._errors import SIZE, check, number
+from ._errors import SIZE, check, listed, number, of_kind
 from ._library import lib
 from ._owned import OfThisProcess, Owned
 from ._pages import page
-from .comm import Comm
+from .comm import Comm, fill
 from .moe import Moe, _config
 from .streams import give_back, stream_handle
 
@@ -38,15 +38,15 @@ class Hybrid(OfThisProcess):
         config.n_experts = number("n_experts", n_experts)
         set_array(config, keep, "expert_rank", expert_rank, ctypes.c_int32, (n_experts,))
         if domain is not None:
-            config.n_levels = len(domain)
+            config.n_levels = len(listed("domain", domain))
             set_array(config, keep, "domain", list(domain), ctypes.c_int32, None)
-        config.data_bytes, config.expert_bytes, config.pre_expert_s = data_bytes, expert_bytes, pre_expert_s
-        config.compression, config.min_gain = compression, min_gain
-        for name, value in step.items():
+        given = {"data_bytes": data_bytes, "expert_bytes": expert_bytes, "pre_expert_s": pre_expert_s, "compression": compression,
+                 "min_gain": min_gain, **step}
+        for name in step:
             if name not in _STEP:
-                raise TypeError(f"Hybrid has no option {name}")
-            setattr(config, name, value)
-        self.comm, self.n_experts = comm, config.n_experts
+                raise TypeError(f"unknown option {name}: there are {', '.join([*list(given)[:5], *_STEP])}")
+        fill(config, given)
+        self.comm, self.n_experts = of_kind("comm", comm, Comm), config.n_experts
         handle = ctypes.c_void_p()
         comm._check(lib.moecclHybridCreate(_byref(handle), comm._handle, _byref(config)))
         self._handle: Optional[int] = handle.value

@@ -90,7 +90,10 @@ class RedOp(OfThisProcess):
             scalar = _bits(scalar, type)
         elif isinstance(scalar, (int, float)):
             raise TypeError(f"type is {type}: give the scalar as a buffer of one element of it")
-        view = Buffer(scalar)
+        try:
+            view = Buffer(scalar)
+        except TypeError:
+            raise TypeError(f"scalar is {scalar!r}: give a number, or a buffer of one element") from None
         view.holds("scalar", type)
         if view.bytes != size:
             raise ValueError(f"scalar has {view.bytes} bytes: give one element of {size} bytes")

@@ -9,7 +9,7 @@ from . import _abi
 from ._abi import CodecError, MigrationInfo
 from ._arrays import record
 from ._buffers import Buffer, type_size
-from ._errors import SIZE, check, number
+from ._errors import SIZE, check, number, of_kind, real
 from ._library import lib
 from ._owned import OfThisProcess, at_the_end
 from .codec import expert_use, update_callback
@@ -30,8 +30,9 @@ class Migration(OfThisProcess):
                  comm: Optional[Comm] = None) -> None:
         config = _abi.moecclMigrationConfig_t()
         size = type_size(type)
-        config.count, config.type, config.ratio = number("count", count, SIZE), type, ratio
+        config.count, config.type, config.ratio = number("count", count, SIZE), type, real("ratio", ratio)
         config.n_layers, config.depth = number("n_layers", n_layers), number("depth", depth)
+        of_kind("hybrid", hybrid, Hybrid)
         self._comm, self._n_own, self._n_held, self._expert, self._ratio = comm or hybrid.comm, hybrid.n_own, hybrid.n_held, count * size, ratio
         handle = ctypes.c_void_p()
         self._comm._check(lib.moecclMigrationCreate(_byref(handle), hybrid._handle, comm._handle if comm else None, _byref(config)))

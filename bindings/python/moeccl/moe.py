@@ -7,7 +7,7 @@ from typing import Any, Optional, Sequence, Tuple
 
 from . import _abi
 from ._buffers import Buffer, Held, type_size
-from ._errors import INT32, SIZE, Error, check, number, text
+from ._errors import INT32, SIZE, Error, check, number, of_kind, text
 from ._library import lib
 from ._owned import OfThisProcess, Owned
 from ._pages import page
@@ -57,7 +57,7 @@ class Moe(OfThisProcess):
                  **options: Any) -> None:
         config = _config(hidden_bytes, n_experts, top_k, max_tokens, type, layout, expert_rank, algorithm, **options)
         handle = ctypes.c_void_p()
-        comm._leftovers.clear()
+        of_kind("comm", comm, Comm)._leftovers.clear()
         comm._check(lib.moecclMoeCreate(_byref(handle), comm._handle, _byref(config)))
         self._set(comm, handle.value, config)
 

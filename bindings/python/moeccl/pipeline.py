@@ -10,7 +10,7 @@ from . import _abi
 from ._abi import LaneSpan, TensorGroups
 from ._arrays import record
 from ._buffers import Buffer, common_type, type_size
-from ._errors import SIZE, number
+from ._errors import SIZE, number, of_kind
 from ._library import lib
 from .comm import Comm
 from .constants import FLOAT32
@@ -21,7 +21,7 @@ from .streams import give_back, stream_handle
 def tensor_groups(comm: Comm) -> TensorGroups:
     """Returns how the communicator's topology groups its ranks: n_groups, this rank's group and index, n_ranks of the group."""
     groups = _abi.moecclTensorGroups_t()
-    comm._check(lib.moecclTensorGroups(comm._handle, ctypes.byref(groups)))
+    of_kind("comm", comm, Comm)._check(lib.moecclTensorGroups(comm._handle, ctypes.byref(groups)))
     return record(TensorGroups, groups)
 
 

@@ -9,7 +9,7 @@ from . import _abi
 from ._abi import ReplaceInfo
 from ._arrays import Given, made, record
 from ._buffers import Buffer, Held
-from ._errors import INT64, SIZE, check, number
+from ._errors import INT64, SIZE, check, number, of_kind, real
 from ._library import lib
 from ._owned import OfThisProcess, Owned
 from .constants import FLOAT32
@@ -34,9 +34,10 @@ class Replacement(OfThisProcess):
             raise ValueError(f"mode is {mode!r}: there are {', '.join(MODES)}")
         config = _abi.moecclReplaceConfig_t()
         config.sample_tokens, config.mode = number("sample_tokens", sample_tokens, SIZE), MODES[mode]
-        config.residual, config.use_next, config.min_gain = int(residual), int(use_next), min_gain
+        config.residual, config.use_next = number("residual", residual), number("use_next", use_next)
+        config.min_gain = real("min_gain", min_gain)
         config.refine_pairs = number("refine_pairs", refine_pairs, INT64)
-        self._moe, self._comm, self._routing = moe, moe.comm, None  # type: Moe, Any, Optional[Routing]
+        self._moe, self._comm, self._routing = of_kind("moe", moe, Moe), moe.comm, None  # type: Moe, Any, Optional[Routing]
         self._sample_tokens, self._use_next, self._residual = config.sample_tokens, int(use_next), int(residual)
         self._given = mode == "given"
         handle = ctypes.c_void_p()

@@ -9,10 +9,10 @@ from . import _abi
 from ._abi import ExpertSwapInfo
 from ._arrays import Given, record
 from ._buffers import Buffer
-from ._errors import check, number
+from ._errors import check, number, of_kind
 from ._library import lib
 from ._owned import OfThisProcess, at_the_end
-from .comm import Comm
+from .comm import Comm, fill
 from .moe import Moe
 
 _byref = ctypes.byref
@@ -32,9 +32,9 @@ class ExpertSwap(OfThisProcess):
             raise ValueError(f"max_function is {max_function!r}: there are {', '.join(MAX_FUNCTIONS)}")
         config = _abi.moecclExpertSwapConfig_t()
         config.interval, config.max_tokens = number("interval", interval), number("max_tokens", max_tokens)
-        config.max_function, config.gamma = MAX_FUNCTIONS[max_function], gamma
-        config.min_gain, config.horizon, config.swap_us = min_gain, horizon, swap_us
-        self._comm = comm
+        config.max_function = MAX_FUNCTIONS[max_function]
+        fill(config, {"gamma": gamma, "min_gain": min_gain, "horizon": horizon, "swap_us": swap_us})
+        self._comm = of_kind("comm", comm, Comm)
         self._moes: List[Moe] = []
         self._kept: List[Buffer] = []  # tensors whose experts the library moves
         handle = ctypes.c_void_p()

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/driver/cuda/peers.h"
 
-#include <algorithm>
-
 namespace moeccl::driver::cuda {
 
 bool joined_by_nvlink(int device, std::span<const Uuid> others, const std::function<bool(size_t i)>& hidden) {

@@ -44,10 +44,7 @@ CudaGradients::~CudaGradients() {
   }
 }
 
-Status CudaGradients::synchronize() const {
-  const cuda::Current current(context_);
-  return cuda::synchronize(stream(), "gradients on the device");
-}
+Status CudaGradients::synchronize() const { return engine_.wait_for(stream(), "the work on gradients"); }
 
 CudaCodec::Gradients CudaGradients::gradients(size_t layer, const void* held) const {
   const size_t n = shape_.foreign.size();

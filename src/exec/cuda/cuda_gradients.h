@@ -49,10 +49,12 @@ class CudaGradients {
     driver::cuda::Memory remainders, sent, arrived;
     driver::cuda::EventOwner finished;
   };
-  CudaGradients(StreamEngine& engine, Shape shape) : context_(engine.context()), shape_(std::move(shape)) {}
+  CudaGradients(StreamEngine& engine, Shape shape)
+      : engine_(engine), context_(engine.context()), shape_(std::move(shape)) {}
   CudaCodec::Gradients gradients(size_t layer, const void* held) const;
   size_t remainder_bytes() const { return shape_.foreign.size() * shape_.codec.count * sizeof(float); }
 
+  StreamEngine& engine_;
   const driver::cuda::Context context_;
   const Shape shape_;
   std::unique_ptr<CudaCodec> codec_;

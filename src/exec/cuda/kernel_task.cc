@@ -74,8 +74,8 @@ Status KernelTask::diagnose() {
 }
 
 std::string KernelTask::describe() const {
-  return format("{} #{} of the persistent kernel (count {}, plan {}), on CUDA memory", op_name(op_.signature.op),
-                number_, op_.signature.count, op_.choice.algorithm);
+  return format("{} #{} of the persistent kernel (count {}, plan {}), on CUDA memory{}", op_name(op_.signature.op),
+                number_, op_.signature.count, op_.choice.algorithm, why_not_begun());
 }
 
 bool KernelTask::needs(uint32_t peer) const {

@@ -6,6 +6,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/log.h"
+#include "src/exec/cuda/urgent_stream.h"
 
 namespace moeccl::exec {
 
@@ -20,6 +21,7 @@ Progress LaunchTask::poll() {
     in_flight_.emplace();
     if (Status s = launch(stream(), &number_); !s.ok()) return fail(std::move(s));
     promise_ = nullptr;
+    begun_ns_ = now_ns();
     return Progress::kMoved;
   }
   if (!ended()) return Progress::kBlocked;
@@ -38,6 +40,11 @@ Status LaunchTask::diagnose() {
   // The device's clock starts anew with each wait.
   if (begun_ns_ > 0 && now_ns() - begun_ns_ > fabric().timeout_ms * 1'000'000) expire();
   return {};
+}
+
+std::string LaunchTask::why_not_begun() const {
+  if (number_ == 0 || begun()) return "";
+  return format(", which has not begun because of work before it in its stream or hardware queue ({})", held_up());
 }
 
 int64_t LaunchTask::deadline_ns(int64_t since_ns) const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "src/driver/cuda/idle.h"
 #include "src/exec/cuda/persistent_kernel.h"
@@ -16,8 +17,9 @@ class LaunchTask : public Task {
  public:
   Progress poll() final;
   Status diagnose() override;
-  // Counts from the kernel's start: before, it waits for earlier work of the program or of the communicator. The device
-  // is told when the timeout passes, and has a second to report the step.
+  // Counts from the kernel's start: before, it waits for earlier work of the program or of the communicator. A launch
+  // on the library's own stream has no such work before it, and counts at once. The device is told when the timeout
+  // passes, and has a second to report the step.
   int64_t deadline_ns(int64_t since_ns) const final;
   void stop() final { kernel_.stop(); }
 
@@ -37,13 +39,15 @@ class LaunchTask : public Task {
   virtual void expire() = 0;
   // Called when it has ended well.
   virtual void finish() = 0;
+  // Returns ", which has not begun ..." for descriptions, or "" when it has.
+  std::string why_not_begun() const;
 
   PersistentKernel& kernel_;
   uint64_t number_ = 0;
 
  private:
   bool is_polled_ = false;
-  int64_t begun_ns_ = 0;  // when the kernel was first seen to run; 0: it was not
+  int64_t begun_ns_ = 0;  // since when the deadline counts; 0: the kernel was not seen to run
   Promise promise_;
   std::optional<driver::cuda::InFlight> in_flight_;  // if this task launches it
 };

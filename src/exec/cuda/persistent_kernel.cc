@@ -495,6 +495,6 @@ void PersistentKernel::expire(uint64_t number, bool messages) {
   }
 }
 
-Status PersistentKernel::failure() const { return failure_of(report(), *fabric_); }
+Status PersistentKernel::failure() const { return failure_of(report(), *fabric_, engine_.context()); }
 
 }  // namespace moeccl::exec

@@ -43,7 +43,7 @@ class StreamTask final : public Task {
   void stop() override { inner_->stop(); }
   void let_go() override {
     inner_->stop();
-    (void)engine_.synchronize();  // after this, launched work no longer uses any buffers
+    (void)engine_.synchronize();  // after this, launched work no longer uses any buffers, unless it does not get on
     inner_->let_go();
   }
   void abandon() override { inner_->abandon(); }
@@ -95,7 +95,7 @@ class EagerRunner final : public HostRunner {
 
 class StreamRunner : public Runner {
  public:
-  StreamRunner(Fabric& fabric, StreamEngine& engine) : Runner(fabric), engine_(engine) {}
+  StreamRunner(Fabric& fabric, StreamEngine& engine) : Runner(fabric), engine_(engine) { engine.serve(fabric); }
   Status begin() override {
     const driver::cuda::Current current(engine_.context());
     if (StreamWork* work = StreamWork::current(); work != nullptr) {

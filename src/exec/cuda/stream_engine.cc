@@ -8,7 +8,12 @@
 
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/image.h"
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/driver/thread.h"
+#include "src/exec/cuda/stream_work.h"
 #include "src/exec/cuda/urgent_stream.h"
+#include "src/exec/fabric.h"
 #include "src/exec/operation.h"
 
 namespace moeccl::exec {
@@ -27,6 +32,10 @@ constexpr size_t kBlockBytes = size_t{kThreads} * 64;
 // Larger copies go to the copy engine, which takes no multiprocessors. Starting it costs about as much as a launch. The
 // value is a guess until several GPUs have been measured.
 constexpr size_t kCopyEngineBytes = 4u << 20;
+// What was launched ends within milliseconds if it gets on. Peers wait as long for a rank that has failed.
+constexpr int64_t kPatience_ns = 1'000'000'000;
+// A wait on the host asks the driver at once for so long, as the driver's own wait does.
+constexpr int64_t kWithoutSleep_ns = 50'000;
 
 thread_local StreamEngine* current_engine = nullptr;
 
@@ -116,16 +125,63 @@ Result<std::unique_ptr<StreamEngine>> StreamEngine::create(cuda::Context context
 }
 
 void StreamEngine::write_word(const void* word, uint64_t value) {
+  if (!status().ok()) return;
   // With the default flag, everything that the stream did before is visible to all before the value is.
   note(cuda::check(cuda::driver()->cuStreamWriteValue64_v2(stream(), reinterpret_cast<cuda::Pointer>(word), value, 0),
                    "a signal from the stream"));
 }
 
+// It asks again and again, because a thread in the driver's own wait would see neither a failure nor the timeout.
+//
+// The stream may not get on at all: where all hardware queues have work, it shares one with other streams, and may
+// stand there behind a caller's stream that waits for the end of this very work (decision 160). Only the host can end
+// that wait. It does so after a failure, and late, because of memory: as long as the caller's stream waits, nothing
+// that the program puts there can reuse the operation's buffers, and the work that was launched ends first wherever it
+// gets on. Where it does not, what is left of it runs beside what follows in the caller's stream. It writes to the
+// buffers of an operation that has failed, whose contents are undefined; memory that a program frees stays valid until
+// then, because cuMemFree waits for all streams; and a buffer that a program reuses in the order of its stream, without
+// waiting for the failed communicator's end, may be overwritten (docs/cuda.md).
+Status StreamEngine::wait_for(cuda::Stream stream, const std::string& what) {
+  const cuda::Current current(context_);
+  const int64_t began_ns = now_ns();
+  int64_t failed_ns = 0;  // 0: the communicator has not failed
+  bool released = false;
+  int rc = 0;
+  while ((rc = cuda::driver()->cuStreamQuery(stream)) == cuda::kNotReady) {
+    const int64_t now = now_ns();
+    if (now - began_ns > kWithoutSleep_ns) driver::sleep_ns(20'000);
+    if (fabric_ == nullptr) continue;
+    if (now - began_ns > fabric_->timeout_ms * 1'000'000 && !fabric_->failed()) {
+      fabric_->fail(error(moecclTimeout, "{} did not end within {} ms on the library's CUDA stream: {}", what,
+                          fabric_->timeout_ms, held_up()));
+    }
+    if (!fabric_->failed()) continue;
+    if (gives_up_) break;
+    if (failed_ns == 0) failed_ns = now;
+    if (now - failed_ns < kPatience_ns) continue;
+    failed_ns = now;
+    gives_up_ = std::exchange(released, true);
+    if (gives_up_) break;
+    log(LogLevel::kError, "{}: {} has not ended {} ms after a failure, and no stream waits for it any more: {}",
+        fabric_->who(), what, kPatience_ns / 1'000'000, held_up());
+    if (StreamWork* const work = StreamWork::current(); work != nullptr) work->release();
+  }
+  if (rc != cuda::kNotReady) gives_up_ = false;
+  return rc == cuda::kNotReady || released ? fabric_->failure() : cuda::check(rc, what);
+}
+
 Status StreamEngine::synchronize() {
+  if (Status s = wait_for(stream(), "the work of an operation"); !s.ok()) {
+    note(std::move(s));
+  } else {
+    used_ = 0;
+  }
+  return status();
+}
+
+void StreamEngine::drain() {
   const cuda::Current current(context_);
   calls_.synchronize("the operation's kernels");
-  used_ = 0;
-  return status();
 }
 
 cuda::Function StreamEngine::function(const char* name, int type) const {
@@ -146,6 +202,7 @@ Status StreamEngine::launch_blocks(cuda::Stream stream, const std::string& name,
 }
 
 void StreamEngine::launch(const std::string& kernel, const void* args, size_t work_bytes) {
+  if (!status().ok()) return;
   note(launch_blocks(stream(), kernel, args, (work_bytes + kBlockBytes - 1) / kBlockBytes));
 }
 
@@ -154,7 +211,7 @@ Status StreamEngine::launch_on(cuda::Stream stream, const char* kernel, const vo
 }
 
 void StreamEngine::copy(void* dst, const void* src, size_t bytes) {
-  if (bytes == 0) return;
+  if (bytes == 0 || !status().ok()) return;
   if (bytes >= kCopyEngineBytes) {
     calls_.copy(dst, src, bytes, "a copy");
     return;
@@ -163,7 +220,9 @@ void StreamEngine::copy(void* dst, const void* src, size_t bytes) {
   launch("moeccl_copy", &args, 2 * bytes);
 }
 
-void StreamEngine::clear(void* dst, size_t bytes) { calls_.fill(dst, 0, bytes, "zeros"); }
+void StreamEngine::clear(void* dst, size_t bytes) {
+  if (status().ok()) calls_.fill(dst, 0, bytes, "zeros");
+}
 
 kernels::Scalar StreamEngine::read_scalar(const void* element, moecclDataType_t type) {
   const cuda::Current current(context_);
@@ -186,7 +245,8 @@ bool StreamEngine::reserve(size_t bytes, size_t* offset) {
     note(error(moecclInternalError, "a list of {} bytes does not fit the ring of {}", bytes, pinned_.bytes()));
     return false;
   }
-  if (used_ + bytes > pinned_.bytes()) (void)synchronize();
+  // Without the wait's end, lists that kernels still have to read would be overwritten.
+  if (used_ + bytes > pinned_.bytes() && !synchronize().ok()) return false;
   *offset = used_;
   used_ += bytes;
   return true;

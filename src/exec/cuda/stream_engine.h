@@ -17,10 +17,14 @@
 
 namespace moeccl::exec {
 
+struct Fabric;
+
 class StreamEngine {
  public:
   // sm_limit: the most multiprocessors that this rank's kernels use; 0: the engine chooses.
   static Result<std::unique_ptr<StreamEngine>> create(driver::cuda::Context context, uint32_t sm_limit);
+  // Names the communicator whose failures end the waits below, and whose timeout they have.
+  void serve(Fabric& fabric) { fabric_ = &fabric; }
 
   // Kernels with the contract of the host tables, for memory that the device can access; row lists and terms are in
   // host memory. They act on the engine of the calling thread's innermost Scope, start work, and do not wait for it.
@@ -38,13 +42,18 @@ class StreamEngine {
   driver::cuda::Context context() const { return context_; }
   driver::cuda::Stream stream() const { return calls_.stream(); }
   uint32_t sm_limit() const { return sm_limit_; }
-  // The first failure of a launch. It stays.
+  // The first failure of a launch or a wait. It stays, and nothing more is given to the stream.
   const Status& status() const { return calls_.status(); }
 
   // Stores into host memory that the device can write, once everything before is done and visible.
   void write_word(const void* word, uint64_t value);
-  // Waits on the host. Used for blocking calls, failures and teardown.
+  // Waits on the host until the stream's work has ended. A failure of the communicator, or its timeout, which is one,
+  // ends this wait too, and the waits of callers' streams for the calling thread's StreamWork.
   Status synchronize();
+  // The same for another stream of the communicator's own.
+  Status wait_for(driver::cuda::Stream stream, const std::string& what);
+  // Waits for the stream's work without a limit, when no caller's stream waits for the communicator any more.
+  void drain();
 
   void copy(void* dst, const void* src, size_t bytes);
   void clear(void* dst, size_t bytes);  // fills with zeros
@@ -79,6 +88,8 @@ class StreamEngine {
   // Rings of the same size. Data in one goes to the same place in the other.
   driver::cuda::Memory pinned_, device_;
   size_t used_ = 0;
+  Fabric* fabric_ = nullptr;
+  std::atomic<bool> gives_up_{false};  // a failure has ended a wait
   StreamCalls calls_;
 };
 

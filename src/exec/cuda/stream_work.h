@@ -25,9 +25,15 @@ struct StreamWork {
   // its own caller's stream, would precede the store, and that stream may share a hardware channel with the one that
   // waits for the store.
   std::function<void(Status&)> tell;
+  // Let the callers' streams that wait for this work go on, which has failed. Null: none waits.
+  std::function<void()> let_stream_go, let_others_go;
 
   void end(Status& status) {
     if (const auto told = std::exchange(tell, nullptr)) told(status);
+  }
+  void release() {
+    for (const auto* let_go : {&let_stream_go, &let_others_go})
+      if (*let_go) (*let_go)();
   }
   void add(StreamEngine* engine);
   // Waits on the host for the earlier work of the caller's stream, or for a failure or an abort of the communicator.

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <string>
@@ -24,8 +25,9 @@ namespace cuda = driver::cuda;
 
 namespace {
 
+constexpr uint32_t kUsualQueues = 8, kMostQueues = 32;
 // More than a device can have hardware queues.
-constexpr size_t kMostStreams = 33, kWordStride = 8;
+constexpr size_t kMostStreams = kMostQueues + 1, kWordStride = 8;
 // A store takes 4 us on an idle device, but processes that share it take turns of some milliseconds.
 constexpr int64_t kLimit_ns = 300'000'000;
 // The whole measurement takes little more than kLimit_ns. If it was cut short, only so many streams may wait.
@@ -132,6 +134,20 @@ Tried& tried(cuda::Context context) {
 }
 
 }  // namespace
+
+uint32_t hardware_queues() {
+  const char* set = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const int n = set != nullptr ? std::atoi(set) : static_cast<int>(kUsualQueues);
+  return static_cast<uint32_t>(std::clamp(n, 1, static_cast<int>(kMostQueues)));
+}
+
+std::string held_up() {
+  if (hardware_queues() == kMostQueues)
+    return "let fewer CUDA streams have work at a time, because one that waits holds up others in its hardware queue";
+  return "set CUDA_DEVICE_MAX_CONNECTIONS=32 for more hardware queues, because a CUDA stream that waits holds up "
+         "others "
+         "in its queue";
+}
 
 Result<cuda::StreamOwner> create_urgent_stream(cuda::Context context) {
   const cuda::Current current(context);

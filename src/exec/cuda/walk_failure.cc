@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/tables_args.h"
 #include "src/base/device_order.h"
+#include "src/exec/cuda/urgent_stream.h"
 #include "src/exec/message.h"
 #include "src/exec/operation.h"
 
@@ -45,7 +46,12 @@ Status no_tables(const std::string& what, moeccl::cuda::TableFault fault, uint64
   }
 }
 
-Status message_failure(WalkFailure kind, const WalkReport& r, const Fabric& fabric) {
+// Returns what else may keep a peer on the same device from coming, or "".
+std::string beside(driver::cuda::Context context) {
+  return is_shared(context) ? format("; ranks share the device: {}", held_up()) : "";
+}
+
+Status message_failure(WalkFailure kind, const WalkReport& r, const Fabric& fabric, driver::cuda::Context context) {
   Message m;
   m.peer = static_cast<uint32_t>(load(r.peer));
   m.bytes = load(r.expected);
@@ -58,14 +64,14 @@ Status message_failure(WalkFailure kind, const WalkReport& r, const Fabric& fabr
     case WalkFailure::kMessageStopped:
       return error(moecclAborted, "{} was ended on the device", m.describe());
     default:
-      return error(moecclTimeout, "{} did not finish within {} ms on the device: rank {} did not {} it", m.describe(),
-                   fabric.timeout_ms, m.peer, m.is_send ? "receive" : "send");
+      return error(moecclTimeout, "{} did not finish within {} ms on the device: rank {} did not {} it{}", m.describe(),
+                   fabric.timeout_ms, m.peer, m.is_send ? "receive" : "send", beside(context));
   }
 }
 
 }  // namespace
 
-Status failure_of(const WalkReport& r, const Fabric& fabric) {
+Status failure_of(const WalkReport& r, const Fabric& fabric, driver::cuda::Context context) {
   // Acquire: pairs with the release in walk_fail() on the device.
   const auto kind = static_cast<WalkFailure>(load_from_device(std::atomic_ref(const_cast<uint64_t&>(r.kind))));
   if (kind == WalkFailure::kNone) return {};
@@ -75,7 +81,7 @@ Status failure_of(const WalkReport& r, const Fabric& fabric) {
       format("{} (count {}, operation {} of the persistent kernel)", op_name(own.op), own.count, load(r.seq));
   const std::string where = format("lane {}, step {}, chunk {}", load(r.lane), load(r.step), load(r.chunk));
   const uint32_t me = fabric.rank;
-  if (kind >= WalkFailure::kMessageLate) return message_failure(kind, r, fabric);
+  if (kind >= WalkFailure::kMessageLate) return message_failure(kind, r, fabric, context);
   if (kind == WalkFailure::kMismatch && peer < fabric.n_ranks) {
     const auto other = static_cast<uint32_t>(peer);
     const Signature theirs = signature_of(r.entry);
@@ -117,8 +123,8 @@ Status failure_of(const WalkReport& r, const Fabric& fabric) {
   const std::string whom =
       peer < fabric.n_ranks ? format("rank {}", peer) : std::string("its own blocks, which have not all started");
   return error(moecclTimeout,
-               "{} did not finish within {} ms on the device; it waits in {} for {} (number {}, seen {})", what,
-               fabric.timeout_ms, where, whom, load(r.expected), load(r.seen));
+               "{} did not finish within {} ms on the device; it waits in {} for {} (number {}, seen {}){}", what,
+               fabric.timeout_ms, where, whom, load(r.expected), load(r.seen), beside(context));
 }
 
 }  // namespace moeccl::exec

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/moe/experts/replica_choice.h"
 
-#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <span>
 
 #include "src/base/adopt.h"
 #include "src/comm/collective.h"

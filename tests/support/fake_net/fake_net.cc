@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/support/fake_net/fake_net.h"
-
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
@@ -14,18 +12,14 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <set>
-#include <string>
 #include <type_traits>
 #include <vector>
 
-#include "transport/netplugin/abi.h"
+#include "tests/support/fake_net/fake_net_script.h"
 
 // Which versions this build exports, and how.
 #ifndef FAKE_OLDEST
@@ -35,74 +29,11 @@
 #define FAKE_NEWEST 12
 #endif
 
+namespace fake_net {
 namespace {
 
-namespace abi = moeccl::transport::netplugin::abi;
 using abi::Code;
 using Clock = std::chrono::steady_clock;
-
-struct Script {
-  int devices = 1, null = 1, late_us = 0;
-  long fail = 0, unregistered = 0;
-  bool refuse = false, never = false, block_accept = false, untold = false, cuda = false, gpu = false, init = false;
-  bool interfaces = false, quiet = false, apart = false;
-};
-
-std::mutex mutex;  // guards everything below
-Script script;
-std::map<std::string, long> counts;
-long sends_left_to_fail = 0, registrations_left_to_fail = 0;
-bool aborted = false;  // what all comms share, see close_comm()
-abi::Logger logger = nullptr;
-
-void parse(const char* text) {
-  const std::lock_guard lock(mutex);
-  script = {};
-  aborted = false;
-  sends_left_to_fail = registrations_left_to_fail = 0;
-  std::string all = text == nullptr ? "" : text;
-  for (size_t at = 0; at < all.size();) {
-    const size_t end = std::min(all.find(' ', at), all.size());
-    const std::string word = all.substr(at, end - at);
-    const size_t is = word.find('=');
-    const std::string name = word.substr(0, is), value = is == std::string::npos ? "" : word.substr(is + 1);
-    const int n = std::atoi(value.c_str());
-    if (name == "devices") script.devices = n;
-    if (name == "null") script.null = std::max(1, n);
-    if (name == "late") script.late_us = n;
-    if (name == "fail") sends_left_to_fail = script.fail = n;
-    if (name == "locked") registrations_left_to_fail = script.unregistered = n;
-    if (name == "refuse") script.refuse = true;
-    if (name == "quiet") script.quiet = true;
-    if (name == "apart") script.apart = true;
-    if (name == "never") script.never = true;
-    if (name == "accept") script.block_accept = true;
-    if (name == "untold") script.untold = true;
-    if (name == "cuda") script.cuda = true;
-    if (name == "gpu") script.gpu = true;
-    if (name == "init") script.init = true;
-    if (name == "interfaces") script.interfaces = true;
-    at = end + 1;
-  }
-}
-const bool scripted = (parse(getenv("FAKE_NET")), true);
-
-Script now() {
-  const std::lock_guard lock(mutex);
-  return script;
-}
-void count(const char* call, long n = 1) {
-  const std::lock_guard lock(mutex);
-  counts[call] += n;
-}
-void most(const char* what, long n) {
-  const std::lock_guard lock(mutex);
-  counts[what] = std::max(counts[what], n);
-}
-Code refuse(Code code, const char* why) {
-  if (logger != nullptr) logger(2, 0x10, __FILE__, __LINE__, "fake: %s\n", why);
-  return code;
-}
 
 struct Comm;
 struct FakeRequest {
@@ -261,16 +192,6 @@ Code accept_from(void* listener, void** out) {
   }
 }
 
-bool is_aborted() {
-  const std::lock_guard lock(mutex);
-  return aborted;
-}
-
-bool may_register() {
-  const std::lock_guard lock(mutex);
-  return script.unregistered == 0 || --registrations_left_to_fail != 0;
-}
-
 Code reg_mr(void* comm, void* data, size_t size, int type, void** mhandle) {
   if (!may_register()) return refuse(abi::kSystemError, "too much locked memory");
   count("regMr");
@@ -310,10 +231,7 @@ Code post(void* comm, void* data, size_t size, void* mhandle, void** request, bo
   made->size = size;
   made->head = size;
   count(sends ? "isend" : "irecv");
-  if (sends && s.fail > 0) {
-    const std::lock_guard lock(mutex);
-    made->breaks = sends_left_to_fail > 0 && --sends_left_to_fail == 0;
-  }
+  made->breaks = sends && s.fail > 0 && breaks_a_send();
   *request = made.get();
   c->requests.push_back(std::move(made));
   most("requests", static_cast<long>(c->requests.size()));
@@ -408,9 +326,7 @@ Code close_comm(Comm* c) {
   for (Region* r : c->regions) delete r;
   delete c;
   if (!busy) return abi::kSuccess;
-  count("aborted");
-  const std::lock_guard lock(mutex);
-  aborted = true;
+  abort_all();
   return refuse(abi::kInternalError, "a comm was closed with requests under way");
 }
 Code close_send(void* comm) {
@@ -440,16 +356,13 @@ void take_a_while() {
 Code init_all(abi::Logger to) {
   count("init");
   take_a_while();
-  {
-    const std::lock_guard lock(mutex);
-    logger = to;
-  }
+  log_to(to);
   return now().init ? refuse(abi::kSystemError, "init fails by script") : abi::kSuccess;
 }
 
 // Fills the fields that are the same in all versions, and those that differ.
-template <class Net>
-void fill(Net* net) {
+template <class Net, class Init>
+bool fill(Net* net, Init init) {
   constexpr size_t kLimit = std::is_same_v<Net, abi::NetV6> ? 8 : 32;
   net->devices = devices;
   net->accept = [] {
@@ -503,6 +416,10 @@ void fill(Net* net) {
       return post(c, d[0], static_cast<size_t>(n[0]), m[0], r, false);
     };
   }
+  net->name = "Fake";
+  net->getProperties = [](int dev, auto* p) { return properties(dev, p); };
+  net->init = init;
+  return true;
 }
 
 [[maybe_unused]] Code init_contexts(void** context, uint64_t, abi::CommConfig*, abi::Logger to, abi::Profiler) {
@@ -511,91 +428,54 @@ void fill(Net* net) {
   return code;
 }
 
+[[maybe_unused]] Code init_profiled(abi::Logger to, abi::Profiler) { return init_all(to); }
+
 }  // namespace
+}  // namespace fake_net
 
-#define EXPORTED __attribute__((visibility("default")))
+#define FAKE_HAS(version) (FAKE_OLDEST <= version && FAKE_NEWEST >= version)
+// Exports the plugin's structure of a version.
+#define FAKE_EXPORT(version, init)                                                                   \
+  extern "C" {                                                                                       \
+  __attribute__((visibility("default"))) fake_net::abi::NetV##version ncclNetPlugin_v##version = {}; \
+  }                                                                                                  \
+  namespace {                                                                                        \
+  const bool filled_v##version = fake_net::fill(&ncclNetPlugin_v##version, init);                    \
+  }
 
+#if FAKE_HAS(6)
 extern "C" {
-EXPORTED void fake_net_script(const char* text) { parse(text); }
-EXPORTED long fake_net_count(const char* call) {
-  const std::lock_guard lock(mutex);
-  return counts[call];
+__attribute__((visibility("default"))) volatile fake_net::abi::NetV6 ncclNetPlugin_v6 = {};
 }
-
+const bool filled_v6 = fake_net::fill(const_cast<fake_net::abi::NetV6*>(&ncclNetPlugin_v6), fake_net::init_all);
+#endif
+#if FAKE_HAS(7)
+FAKE_EXPORT(7, fake_net::init_all)
+#endif
+#if FAKE_HAS(8)
 // Like nccl-rdma-sharp, this structure has only a name and init, and init writes the rest.
-#if FAKE_OLDEST <= 8 && FAKE_NEWEST >= 8
-EXPORTED abi::NetV8 ncclNetPlugin_v8 = {};
-#endif
-#if FAKE_OLDEST <= 6
-EXPORTED volatile abi::NetV6 ncclNetPlugin_v6 = {};
-#endif
-#if FAKE_OLDEST <= 7 && FAKE_NEWEST >= 7
-EXPORTED abi::NetV7 ncclNetPlugin_v7 = {};
-#endif
-#if FAKE_OLDEST <= 9 && FAKE_NEWEST >= 9
-EXPORTED abi::NetV9 ncclNetPlugin_v9 = {};
-#endif
-#if FAKE_OLDEST <= 10 && FAKE_NEWEST >= 10
-EXPORTED abi::NetV10 ncclNetPlugin_v10 = {};
-#endif
-#if FAKE_OLDEST <= 11 && FAKE_NEWEST >= 11
-EXPORTED abi::NetV11 ncclNetPlugin_v11 = {};
-#endif
-#if FAKE_NEWEST >= 12
-EXPORTED abi::NetV12 ncclNetPlugin_v12 = {};
-#endif
+extern "C" {
+__attribute__((visibility("default"))) fake_net::abi::NetV8 ncclNetPlugin_v8 = {};
 }
-
-namespace {
-
-const bool filled = [] {
-#if FAKE_OLDEST <= 6
-  auto* const v6 = const_cast<abi::NetV6*>(&ncclNetPlugin_v6);
-  fill(v6);
-  v6->name = "Fake";
-  v6->getProperties = properties<abi::PropertiesV6>;
-  v6->init = init_all;
-#endif
-#if FAKE_OLDEST <= 7 && FAKE_NEWEST >= 7
-  fill(&ncclNetPlugin_v7);
-  ncclNetPlugin_v7.name = "Fake";
-  ncclNetPlugin_v7.getProperties = properties<abi::PropertiesV7>;
-  ncclNetPlugin_v7.init = init_all;
-#endif
-#if FAKE_OLDEST <= 8 && FAKE_NEWEST >= 8
+const bool filled_v8 = [] {
   ncclNetPlugin_v8.name = "Fake";
-  ncclNetPlugin_v8.init = [](abi::Logger to) {
-    fill(&ncclNetPlugin_v8);
+  ncclNetPlugin_v8.init = [](fake_net::abi::Logger to) {
+    fake_net::fill(&ncclNetPlugin_v8, ncclNetPlugin_v8.init);
     ncclNetPlugin_v8.name = "FakeOverwritten";
-    ncclNetPlugin_v8.getProperties = properties<abi::PropertiesV8>;
-    return init_all(to);
+    return fake_net::init_all(to);
   };
-#endif
-#if FAKE_OLDEST <= 9 && FAKE_NEWEST >= 9
-  fill(&ncclNetPlugin_v9);
-  ncclNetPlugin_v9.name = "Fake";
-  ncclNetPlugin_v9.getProperties = properties<abi::PropertiesV9>;
-  ncclNetPlugin_v9.init = init_all;
-#endif
-#if FAKE_OLDEST <= 10 && FAKE_NEWEST >= 10
-  fill(&ncclNetPlugin_v10);
-  ncclNetPlugin_v10.name = "Fake";
-  ncclNetPlugin_v10.getProperties = properties<abi::PropertiesV10>;
-  ncclNetPlugin_v10.init = [](abi::Logger to, abi::Profiler) { return init_all(to); };
-#endif
-#if FAKE_OLDEST <= 11 && FAKE_NEWEST >= 11
-  fill(&ncclNetPlugin_v11);
-  ncclNetPlugin_v11.name = "Fake";
-  ncclNetPlugin_v11.getProperties = properties<abi::PropertiesV11>;
-  ncclNetPlugin_v11.init = init_contexts;
-#endif
-#if FAKE_NEWEST >= 12
-  fill(&ncclNetPlugin_v12);
-  ncclNetPlugin_v12.name = "Fake";
-  ncclNetPlugin_v12.getProperties = properties<abi::PropertiesV12>;
-  ncclNetPlugin_v12.init = init_contexts;
-#endif
   return true;
 }();
-
-}  // namespace
+#endif
+#if FAKE_HAS(9)
+FAKE_EXPORT(9, fake_net::init_all)
+#endif
+#if FAKE_HAS(10)
+FAKE_EXPORT(10, fake_net::init_profiled)
+#endif
+#if FAKE_HAS(11)
+FAKE_EXPORT(11, fake_net::init_contexts)
+#endif
+#if FAKE_HAS(12)
+FAKE_EXPORT(12, fake_net::init_contexts)
+#endif

@@ -6,6 +6,7 @@
 #include <functional>
 #include <numeric>
 
+#include "src/moe/moe_replace.h"
 #include "src/world/config.h"
 #include "tests/support/moe_cluster.h"
 #include "tests/support/moe_threads.h"
@@ -145,7 +146,7 @@ void check_step(MoeHost& host, MoeRouting& routing, const moecclMoeConfig_t& c, 
 
 TEST(MoeLayerTest, ForwardAndBackwardOnEveryTreeAndAlgorithm) {
   for (const test::NamedTree& t : test::moe_trees()) {
-    std::vector<std::string> names{"auto"};
+    std::vector<std::string> names{"auto", "flat:ordered"};
     for (const algo::MoeAlgorithm& a : algo::moe_candidates(t.tree)) names.push_back(a.name());
     for (const std::string& name : names) {
       for (const moecclMoeLayout_t layout : {moecclLayoutRows, moecclLayoutExpertMajor}) {
@@ -250,6 +251,43 @@ TEST(MoeConfigTest, EveryLimitIsNamed) {
   names(message([](auto& c) { c.align_rows = 4; }), "align_rows is 4");
   names(message([](auto& c) { c.capacity = -1; }), "capacity is -1");
   names(message([](auto& c) { c.algorithm = "hier:9"; }), "hier:9");
+  names(message([](auto& c) { c.algorithm = "hier:9"; }), "or flat:ordered");
+}
+
+TEST(MoeConfigTest, SumsByChoiceRunFlatWithoutGroupsAndOnlyByName) {
+  const plan::LevelTree tree = plan::LevelTree::flat(4);
+  const auto config = [&](const char* algorithm) {
+    moecclMoeConfig_t c = config_of(2, 8, 16, moecclLayoutRows);
+    c.algorithm = algorithm;
+    return comm::MoeConfig::from(&c, tree, true).value();
+  };
+  const comm::MoeConfig ordered = config("flat:ordered"), flat = config("flat");
+  EXPECT_EQ(ordered.algorithms, flat.algorithms);
+  EXPECT_TRUE(ordered.shape.by_choice && !ordered.shape.grouped);
+  EXPECT_TRUE(!flat.shape.by_choice && flat.shape.grouped);
+  EXPECT_FALSE(config("auto").shape.by_choice);
+  EXPECT_NE(ordered.hash(), flat.hash()) << "ranks that differ would not notice";
+}
+
+TEST(MoeLayerTest, SamplesDoNotMoveOnALayerWithSumsByChoice) {
+  const HostTraits traits{plan::LevelTree::flat(2), false, 1u << 20};
+  test::on_all_ranks(traits, [&](MoeHost& host) {
+    for (const char* algorithm : {"flat", "flat:ordered"}) {
+      moecclMoeConfig_t c = config_of(2, 8, 16, moecclLayoutRows);
+      c.algorithm = algorithm;
+      const auto layer = MoeLayer::create(host, &c);
+      ASSERT_TRUE(layer.ok()) << layer.status().message();
+      moecclReplaceConfig_t samples = MOECCL_REPLACE_CONFIG_INIT;
+      samples.sample_tokens = 4;
+      const Status status = comm::MoeReplacement::create(**layer, &samples).status();
+      if (std::string_view(algorithm) == "flat") {
+        EXPECT_TRUE(status.ok()) << status.message();
+        continue;
+      }
+      EXPECT_EQ(status.code(), moecclUnsupported);
+      EXPECT_NE(status.message().find("flat:ordered"), std::string::npos) << status.message();
+    }
+  });
 }
 
 TEST(MoeConfigTest, DomainsOfAnotherNumberOfRanksAreRefused) {

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/algo/moe_plan.h"
 
+#include <algorithm>
 #include <cmath>
+#include <map>
+#include <span>
+#include <tuple>
 
 #include "src/plan/checker.h"
 #include "tests/support/interpreter.h"
@@ -343,6 +347,65 @@ TEST(MoePlanTest, DeterministicCombineHasTheSameBitsUnderEveryAlgorithm) {
     }
   }
   EXPECT_GT(different_when_not_grouped, 0) << "the test would not see a difference";
+}
+
+// Returns combine's sums to the bit if each token's rows are added in the order of its choices, a rank's row in layout
+// Rows at the last of them.
+Rows sums_by_choice(const MoeCluster& c, const Rows& in) {
+  const uint32_t top_k = c.test_case.shape.top_k;
+  std::map<std::tuple<uint32_t, uint32_t, uint32_t>, size_t> row_of;  // (origin, token, expert or owner)
+  for (const algo::RoutingTables& t : c.tables) {
+    const auto r = static_cast<uint32_t>(&t - c.tables.data());
+    for (size_t i = 0, e = 0; i < t.n_rows(); ++i) {
+      while (t.expert_major() && static_cast<int64_t>(i) >= t.expert_offsets[e + 1]) ++e;
+      const uint32_t key = t.expert_major() ? static_cast<uint32_t>(t.local_experts[e]) : r;
+      if (t.row_source[i] >= 0)
+        row_of[{static_cast<uint32_t>(t.row_source[i]), static_cast<uint32_t>(t.row_token[i]), key}] = i;
+    }
+  }
+  Rows out;
+  for (uint32_t r = 0; r < c.n(); ++r) {
+    std::vector<float>& sums = out.emplace_back(c.test_case.tokens[r] * kWidth, 0.0f);
+    for (uint32_t t = 0; t < c.test_case.tokens[r]; ++t) {
+      const std::span<const int32_t> choices(c.index[r].data() + size_t{t} * top_k, top_k);
+      for (auto k = choices.begin(); k != choices.end(); ++k) {
+        if (*k < 0) continue;
+        const uint32_t expert = static_cast<uint32_t>(*k), owner = c.placement.owner[expert];
+        const bool again = std::any_of(k + 1, choices.end(), [&](int32_t later) {
+          return later >= 0 && c.placement.owner[static_cast<uint32_t>(later)] == owner;
+        });
+        if (again && !c.test_case.shape.expert_major) continue;
+        const size_t row = row_of.at({r, t, c.test_case.shape.expert_major ? expert : owner});
+        for (size_t j = 0; j < kWidth; ++j) sums[t * kWidth + j] += in[owner][row * kWidth + j];
+      }
+    }
+  }
+  return out;
+}
+
+TEST(MoePlanTest, SumsByChoiceAreInTheOrderOfChoices) {
+  Random random(26);
+  int different_from_flat = 0;
+  for (const NamedTree& t : test::moe_trees()) {
+    for (int round = 0; round < 6; ++round) {
+      MoeCase c = random_case(t.tree, random);
+      const uint32_t seed = random();
+      MoeCluster flat(c, seed);
+      c.shape.by_choice = true;
+      MoeCluster cluster(c, seed);
+      SCOPED_TRACE(format("{} ranks {}, round {}", t.name, t.tree.n_ranks, round));
+      for (MoeCluster* each : {&flat, &cluster}) each->route({PathKind::kFlat, 1}, 0);
+      const Rows experts = random_rows(expert_rows(cluster), random);
+      const Rows out = run(cluster, moecclOpCombine, false, experts, random());
+      ASSERT_EQ(out, sums_by_choice(cluster, experts));
+      different_from_flat += out != run(flat, moecclOpCombine, false, experts, random());
+      expect_combined(cluster, c.weighted && c.shape.expert_major, experts,
+                      run(cluster, moecclOpCombine, true, experts, random()));
+      prove(cluster, moecclOpCombine, c.weighted && c.shape.expert_major);
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(different_from_flat, 0) << "the test would not see a difference";
 }
 
 TEST(MoePlanTest, SlotsFollowTheBudget) {

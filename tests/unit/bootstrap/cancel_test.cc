@@ -65,10 +65,7 @@ TEST(Cancel, EndsAMessageThatHasArrivedInPart) {
     const auto member = server_handshake(fd->get(), id.key, {Role::kRoot, 0, 1}, Role::kMember, soon());
     ASSERT_TRUE(member.ok()) << member.status().message();
     const SealedPayload list(encode_peers(std::vector<Peer>(1)), random_key().value());
-    ControlHead head;
-    head.type = kDone;
-    list.announce(&head);
-    const ControlHeadBytes sealed = Sealer(member->keys.send).seal(head);
+    const ControlHeadBytes sealed = Sealer(member->keys.send).seal(list.head(kDone));
     ASSERT_TRUE(driver::send_all(fd->get(), sealed, soon()).ok());
     eventually([&] { return over.load(); });  // the payload never follows
   });

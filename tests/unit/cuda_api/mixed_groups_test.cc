@@ -79,6 +79,33 @@ TEST(CudaMixedGroups, HaveOneOrderBehindOperationsInFlight) {
       });
 }
 
+// A group that cannot be issued launches nothing, because no thread would watch what the device does with the caller's
+// buffers.
+TEST(CudaMixedGroups, LaunchNothingWhereTheOtherCallsCannotBeIssued) {
+  run_on_devices(1, device_options(RankMode::kThreads), [](int, moecclComm_t comm, CudaDevice& device, void* stream) {
+    if (!device.emulated()) GTEST_SKIP() << "needs a driver that fails on purpose";
+    moecclComm_t other = nullptr;
+    MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, 0, &other, nullptr));
+    DeviceBuffer in(device, 4000), out(device, 4000), driven(device, 4000);
+    in.put(floats(1000, 1));
+    driven.put(floats(1000, 2));
+    for (const bool fails : {false, true}) {
+      out.put(floats(1000, 7));
+      device.synchronize(stream);
+      const int before = device.launches();
+      if (fails)
+        device.refuse("cuEventCreate", 999);  // for the default stream's work, before the call without a stream
+      MOECCL_EXPECT_OK(moecclGroupStart());
+      MOECCL_EXPECT_OK(moecclAllReduce(in.data(), out.data(), 1000, moecclFloat32, moecclSum, comm, as_stream(stream)));
+      MOECCL_EXPECT_OK(moecclAllReduce(driven.data(), driven.data(), 1000, moecclFloat32, moecclMax, other, nullptr));
+      EXPECT_EQ(moecclGroupEnd(), fails ? moecclSystemError : moecclSuccess);
+      EXPECT_EQ(device.launches() > before, !fails);
+      EXPECT_EQ(out.get(stream), floats(1000, fails ? 7 : 1));
+    }
+    MOECCL_EXPECT_OK(moecclCommDestroy(other));
+  });
+}
+
 // The collective is driven, and fails while the messages of its group wait.
 TEST(CudaMixedGroups, EndSoonAfterTheDeathOfAPeer) {
   const Setting devices("MOECCL_TEST_CUDA_DEVICES", "2"), bytes("MOECCL_CUDA_PERSISTENT_BYTES", "64K");

@@ -20,6 +20,7 @@ struct MoeWorld {
   bool deterministic;
   size_t staging = 0;                // 0: the default
   const char* kernel_staging = "0";  // 0: the default
+  const char* algorithm = nullptr;
 };
 
 std::vector<char> rows_of(std::mt19937_64& random, size_t n) {
@@ -77,6 +78,7 @@ TEST_P(CudaMoe, EveryDirectionGivesTheBitsOfHostMemory) {
         config.scaled_row_bytes = kHidden;  // fp8 rows of a bf16 layer
         config.scale_bytes = 20;
         config.layout = w.layout;
+        config.algorithm = w.algorithm;
         config.align_rows = w.layout == moecclLayoutExpertMajor ? 4 : 0;
         moecclMoe_t moe = nullptr;
         MOECCL_ASSERT_OK(moecclMoeCreate(&moe, comm, &config));
@@ -164,7 +166,10 @@ INSTANTIATE_TEST_SUITE_P(
                       MoeWorld{4, RankMode::kMixed, "node:2 gpu:2", moecclLayoutExpertMajor, true},
                       MoeWorld{2, RankMode::kProcesses, nullptr, moecclLayoutExpertMajor, true},
                       MoeWorld{4, RankMode::kThreads, "node:2 gpu:2", moecclLayoutRows, false, 64 << 10, "1M"},
-                      MoeWorld{8, RankMode::kThreads, nullptr, moecclLayoutExpertMajor, false, 1 << 20, "64K"}),
+                      MoeWorld{8, RankMode::kThreads, nullptr, moecclLayoutExpertMajor, false, 1 << 20, "64K"},
+                      MoeWorld{4, RankMode::kThreads, nullptr, moecclLayoutRows, false, 0, "0", "flat:ordered"},
+                      MoeWorld{3, RankMode::kProcesses, nullptr, moecclLayoutExpertMajor, true, 0, "0",
+                               "flat:ordered"}),
     [](const ::testing::TestParamInfo<MoeWorld>& info) {
       return std::to_string(info.index) + "_" + std::to_string(info.param.n) + mode_name(info.param.mode);
     });

@@ -326,6 +326,22 @@ TEST(CudaStreamRouting, WhatCannotBeIsRefusedWithItsReason) {
       options);
 }
 
+TEST(CudaStreamRouting, SumsByChoiceAreRefused) {
+  StreamWorld ordered = kTwo;
+  ordered.algorithm = "flat:ordered";
+  const RankOptions options = options_of(nullptr);
+  run_ranks(
+      2,
+      [&](int number, moecclComm_t) {
+        StreamRank rank(number, ordered, options);
+        rank.bring(draw(rank.random, 10, rank.config));
+        EXPECT_EQ(rank.update(), moecclUnsupported);
+        EXPECT_NE(std::string(moecclGetLastError(nullptr)).find("flat:ordered"), std::string::npos)
+            << moecclGetLastError(nullptr);
+      },
+      options);
+}
+
 // Its peers meet a rank in the AllGather of the choices, which comes after its first kernel.
 TEST(CudaStreamRouting, ARankWhoseKernelIsRefusedIsNotWaitedFor) {
   RankOptions options = options_of(nullptr);

@@ -84,7 +84,7 @@ TEST_F(ReplaceFile, RefusesWhatIsNoFile) {
   refuses(folder_.string(), moecclInvalidArgument, "is a folder");
   fs::create_symlink("loop", path("loop"));
   refuses(path("loop"), moecclSystemError, "loop");
-  refuses(path("none/file"), moecclSystemError, "none/file");
+  refuses(path("none/file"), moecclSystemError, "none/file: no file can be made in its folder: No such file");
   EXPECT_TRUE(fs::is_character_file("/dev/null"));
 }
 

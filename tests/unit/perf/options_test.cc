@@ -32,6 +32,13 @@ TEST_F(OptionsDeathTest, AValueThatCannotBeMeantEndsTheProgramWithASentence) {
   refuses({"--mem", "gpu"}, "--mem: \"gpu\" is not one of heap, malloc, cuda");
 }
 
+TEST_F(OptionsDeathTest, AnUnknownOptionIsNamedBeforeItsValue) {
+  EXPECT_EXIT((void)parsed({"--warmup", "7"}), ::testing::ExitedWithCode(1),
+              "^all_reduce_perf: there is no option --warmup: all_reduce_perf --help lists them");
+  EXPECT_EXIT((void)parsed({"-b", "8", "--min-bytes=7"}), ::testing::ExitedWithCode(1),
+              "no option --min-bytes \\(did you mean --minbytes\\?\\)");
+}
+
 TEST(Options, ARootIsARankOrAll) {
   EXPECT_EQ(parsed({"-r", "3"}).root, 3);
   EXPECT_EQ(parsed({"-r", "all"}).root, -1);

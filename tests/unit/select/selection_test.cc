@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 
 namespace moeccl::comm {
@@ -216,6 +217,19 @@ TEST(Selection, ACallKeepsWhatWasForcedWhenItWasMade) {
   }
   EXPECT_FALSE(signatures[0].empty());
   EXPECT_EQ(signatures[0], signatures[1]);
+}
+
+// Where nothing has a price, as without rows, no offer is cheaper than the first.
+TEST(Selection, AnOfferThatCostsNothingStands) {
+  const auto s = selector({});
+  const auto costs = [](double ns) { return [ns](const plan::Profile&) { return ns; }; };
+  const double nowhere = std::numeric_limits<double>::infinity();
+  const std::vector<Selector::Offer> same = {{"first", costs(0)}, {"second", costs(0)}, {"third", costs(5)}};
+  EXPECT_STREQ(s->cheapest(1, same, true), "first");
+  const std::vector<Selector::Offer> one_runs = {{"first", costs(nowhere)}, {"second", costs(7)}};
+  EXPECT_STREQ(s->cheapest(2, one_runs, true), "second");
+  const std::vector<Selector::Offer> close = {{"first", costs(100)}, {"second", costs(95)}, {"third", costs(90)}};
+  EXPECT_STREQ(s->cheapest(3, close, true), "third");
 }
 
 TEST(Selection, GivesWhatIsPinnedForItsKeyAlone) {

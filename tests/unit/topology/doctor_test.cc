@@ -320,5 +320,15 @@ TEST(Svg, PicturesAreWholeAndSafe) {
   }
 }
 
+TEST(Svg, ALineLeadsToANicElsewhereOnly) {
+  Graph graph = fixture("this_machine");  // one NUMA domain, which holds the NIC
+  const auto nic =
+      std::find_if(graph.nodes.begin(), graph.nodes.end(), [](const Node& n) { return n.kind == NodeKind::kNic; });
+  ASSERT_NE(nic, graph.nodes.end());
+  EXPECT_EQ(to_svg({&graph, 1}).find(" uses "), std::string::npos);
+  nic->parent = graph.nodes[0].id;
+  EXPECT_NE(to_svg({&graph, 1}).find(" uses nic "), std::string::npos);
+}
+
 }  // namespace
 }  // namespace moeccl::topology

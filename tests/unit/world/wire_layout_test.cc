@@ -164,9 +164,7 @@ void bootstrap_frames(Layout& l) {
   l.bytes("proof", *proof);
   l.bytes("key of a session", asks.result().keys.send);
   SealedPayload payload({std::byte{1}, std::byte{2}, std::byte{3}}, sample<Key>(20));
-  ControlHead head{.n_bytes = 0, .type = 0x1122, .n_fds = 0x33, .digest = {}, .payload_key = {}};
-  payload.announce(&head);
-  l.bytes("payload", payload.bytes), l.bytes("control head", Sealer(key).seal(head));
+  l.bytes("payload", payload.bytes), l.bytes("control head", Sealer(key).seal(payload.head(0x1122, 0x33)));
 
   for (const MessageType t : {kJoin, kGather, kBarrier, kFds, kRows, kGone, kLeave, kAbandon, kDone, kFdsOf, kFailed})
     l.number("MessageType", t);

@@ -187,6 +187,11 @@ class MoELayer(nn.Module):
         super().__init__()
         if (ffn is None) == (expert is None):
             raise ValueError("give ffn, the inner width of the experts, or expert, which makes one: one of the two")
+        for name, value in (("hidden", hidden), ("n_experts", n_experts), ("top_k", top_k), ("ffn", ffn)):
+            if (name, value) != ("ffn", None) and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} is {value!r}: give a whole number from 1")
+        if domains and domains != "auto" and (isinstance(domains, str) or not hasattr(domains, "__len__")):
+            raise TypeError(f'domains is {domains!r}: give the size of a domain at each level, such as [2], or "auto"')
         chosen = [name for name, on in (("swap", swap), ("replica_slots", replica_slots), ("domains", domains)) if on]
         if len(chosen) > 1:
             raise ValueError(f"{' and '.join(chosen)} say differently where experts are: give one of them")
@@ -319,6 +324,8 @@ class MoELayer(nn.Module):
         return weights if dtype is None else [w.to(dtype) if w.is_floating_point() else w for w in weights]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.is_tensor(x):
+            raise TypeError(f"x is a {type(x).__name__}: give a tensor [..., {self.hidden}]")
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             raise ValueError(f"x has shape {tuple(x.shape)}: give [..., {self.hidden}]")
         self.placement.passed(self)

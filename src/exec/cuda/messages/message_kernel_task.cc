@@ -18,7 +18,7 @@ Status MessageKernelTask::begin() {
 std::string MessageKernelTask::describe() const {
   std::string text = messages_.front().describe();
   if (messages_.size() > 1) text += format(" and {} more messages", messages_.size() - 1);
-  return text + ", on CUDA memory";
+  return text + ", on CUDA memory" + why_not_begun();
 }
 
 // What a rank has sent before it left is here, and is taken once this rank's launch has begun, which may wait for other

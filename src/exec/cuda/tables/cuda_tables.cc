@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/exec/cuda/tables/cuda_tables.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "src/driver/thread.h"

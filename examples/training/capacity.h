@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// What slots with a capacity drop, and what that costs in steps (adaptive replication, Table 1 and Section 5.2).
+#pragma once
+
+#include "features.h"
+
+namespace training {
+
+// Ranks and links of the paper's cluster: 16 nodes with a GPU each.
+inline constexpr int kCapacityRanks = 16;
+inline constexpr const char* kCapacityTopology = "node:16";
+
+// Trains all cases on the ranks of a communicator, whose number divides 64 slots, and prints on rank 0 a line for
+// perf/papers per figure. Returns whether placing at every step drops the fewest tokens.
+bool study_capacity(size_t steps, moecclComm_t comm);
+
+}  // namespace training
