@@ -8,7 +8,6 @@ namespace training {
 
 namespace {
 
-constexpr int kSlots = 64;     // on all ranks
 constexpr size_t kRound = 64;  // steps over which losses are averaged: a round of 16 clusters
 
 struct Run {
@@ -24,13 +23,13 @@ void train(Run& run, size_t steps, moecclComm_t comm) {
   Place place{0, 0, comm, {run.n_experts, 1}};
   check(moecclCommUserRank(comm, &place.rank), "moecclCommUserRank", comm);
   check(moecclCommCount(comm, &place.n_ranks), "moecclCommCount", comm);
-  if (kSlots % place.n_ranks != 0) {
-    std::fprintf(stderr, "%d ranks: give a number that divides %d slots\n", place.n_ranks, kSlots);
+  if (place.n_ranks != kCapacityRanks) {
+    std::fprintf(stderr, "%d ranks: --capacity takes %d\n", place.n_ranks, kCapacityRanks);
     std::exit(2);
   }
   Feature f;
   f.kind = Feature::kReplicated;
-  f.slots = kSlots / place.n_ranks;
+  f.slots = 4;
   f.every = run.every;
   f.capacity = run.capacity;
   Trainer trainer(f, place, true);

@@ -6,12 +6,10 @@
 
 namespace training {
 
-// Ranks and links of the paper's cluster: 16 nodes with a GPU each.
-inline constexpr int kCapacityRanks = 16;
-inline constexpr const char* kCapacityTopology = "node:16";
+inline constexpr int kCapacityRanks = 16;  // the paper's
 
-// Trains all cases on the ranks of a communicator, whose number divides 64 slots, and prints on rank 0 a line for
-// perf/papers per figure. Returns whether placing at every step drops the fewest tokens.
+// Trains all cases on the kCapacityRanks ranks of a communicator, and prints on rank 0 a line for perf/papers per
+// figure. Returns whether placing at every step drops the fewest tokens.
 bool study_capacity(size_t steps, moecclComm_t comm);
 
 }  // namespace training

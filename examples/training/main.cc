@@ -4,7 +4,7 @@
 //
 //   training [--steps N] [--json FILE] [--svg FILE]   runs 4 ranks as threads of this process
 //   training --capacity [--steps N]                   measures what replication does to dropped tokens and prints
-//                                                     a line of JSON per figure
+//                                                     a line of JSON per figure (16 ranks)
 //   mpirun -n 4 training ...                          the same with a process per rank; torchrun and srun work too
 #include <atomic>
 #include <cstring>
@@ -154,7 +154,7 @@ int train(const Options& options, moecclComm_t comm) {
 
 int run(const Options& options) {
   moecclConfig_t config = MOECCL_CONFIG_INIT;
-  config.topology = options.capacity ? kCapacityTopology : kTopology;
+  if (!options.capacity) config.topology = kTopology;
   config.deterministic = 1;  // the order of sums does not depend on the plan
   config.timeout_ms = 60000;
   if (std::getenv("WORLD_SIZE") || std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMI_SIZE") ||

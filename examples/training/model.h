@@ -192,8 +192,6 @@ class Task {
       for (int i = 0; i < kOut; i++) y[i] += own[i] + noise_ * random.normal();
     }
   }
-  // Returns the centre [hidden] of a cluster.
-  const float* centre(size_t cluster) const { return &centre_[cluster * kHidden]; }
 
  private:
   // Returns the part of cluster c in a step, not normalised: Zipf's law, in an order that moves on by one place every

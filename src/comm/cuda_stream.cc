@@ -172,14 +172,19 @@ Result<cuda::Event> CudaStream::take_event() {
 }
 
 Result<uint64_t*> CudaStream::take_word() {
-  const std::lock_guard lock(mutex_);
-  if (free_words_.empty()) {
-    MOECCL_ASSIGN_OR_RETURN(uint64_t* const made, make_words(home_));
-    for (size_t i = 0; i < kStride / sizeof(*made); ++i) free_words_.push_back(made + i);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_words_.empty()) {
+      uint64_t* const word = free_words_.back();
+      free_words_.pop_back();
+      return word;
+    }
   }
-  uint64_t* const word = free_words_.back();
-  free_words_.pop_back();
-  return word;
+  // Page-locking waits for the device, and so for work whose end the proxy tells under the lock.
+  MOECCL_ASSIGN_OR_RETURN(uint64_t* const made, make_words(home_));
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 1; i < kStride / sizeof(*made); ++i) free_words_.push_back(made + i);
+  return made;
 }
 
 Stream::Work CudaStream::hold(std::function<Status()> work) {

@@ -189,6 +189,19 @@ def fp8_rows_and_scales(buffer):
             assert (got[n:].view(torch.uint8) == 0).all() and (plain(got_scales)[n:] == 0).all() and got.size(0) > n
 
 
+def wide_rows_are_summed_too(buffer):
+    """The sums on one rank of such rows do not fit the staging of its communicator, and flat's do not fit that of 4 ranks."""
+    each = make(buffer.group, allow_hybrid_mode=False)
+    for hidden in (40_000, 120_000):
+        case = Case(each, 3, hidden=hidden, dtype=torch.float32)
+        bias = torch.randn_like(case.x)
+        handle = case.check(case.dispatch())
+        case.check_combine(handle)
+        case.check_combine(handle, biases=bias)
+        case.check_combine(case.check_expanded(case.dispatch(do_expand=True)), 1, biases=bias)
+    each.destroy()
+
+
 def biases_come_first(buffer):
     """Biases are added before the sum is rounded."""
     flat = make(buffer.group, allow_hybrid_mode=False)

@@ -8,7 +8,9 @@ combine has V2's arithmetic: a token's rows are added in the order of its choice
 sum is rounded once. MoECCL's combine does that with routings in the order of choices. With biases, or where each choice's row returns by
 itself, rows return to their tokens' ranks as they are and are added here. Where the ranks are on several hosts, ElasticBuffer lets MoECCL's
 combine form sums on the way."""
+import moeccl
 import torch
+from moeccl import _abi
 
 from . import _native, _sums, _throughput
 from ._check import check_same
@@ -41,6 +43,21 @@ class Route(_throughput.State):
         self.local = None  # int32 [n_rows, k]: this rank's expert numbers, -1 for others
         self.slots, self.sources, self.gaps = None, None, None  # of the expanded rows, see _place
         self._sums = {}
+
+    def routing(self, comm, *kind):
+        try:
+            return super().routing(comm, *kind)
+        except moeccl.Error as failure:
+            if not self.ordered or failure.code != _abi.moecclOutOfMemory:
+                raise
+        self.ordered = False  # other plans need less staging than flat; all ranks see that alike
+        return super().routing(comm, *kind)
+
+    def sums_in_order(self, comm, x):
+        """Returns whether MoECCL's combine adds the rows of x in the order of choices. The call is collective."""
+        if self.ordered:
+            self.routing(comm, x.size(1) * x.element_size(), _native.TYPES[x.dtype])
+        return self.ordered
 
     def targets(self, fan):
         """Returns the ranks that each token goes to, in the order of its last choices there: int32 [T, fan], -1 for none."""

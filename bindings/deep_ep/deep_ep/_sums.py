@@ -21,7 +21,8 @@ class Alone:
 
     def comm(self):
         if self._comm is None:
-            self._comm = _native.Communicator(1, 0, bytes(moeccl.unique_id()), name="deep_ep alone", staging_bytes=1 << 20)
+            self._comm = _native.Communicator(1, 0, bytes(moeccl.unique_id()), name="deep_ep alone", staging_bytes=4 << 20,
+                                              topology="")
         return self._comm
 
     def close(self):
@@ -67,12 +68,13 @@ class Sums:
             return True
         for at, bias in enumerate(biases):
             whole[at * n:(at + 1) * n].copy_(bias)
+        comm = alone.comm()
         try:
-            self._set(n_biases).combine(alone.comm(), whole, out)
+            self._set(n_biases).combine(comm, whole, out)
         except moeccl.Error as failure:
-            if failure.code != _abi.moecclInvalidArgument:
+            if failure.code not in (_abi.moecclInvalidArgument, _abi.moecclOutOfMemory):
                 raise
-            self._index = None  # a list has two rows of a group
+            self._index = None  # a list has two rows of a group, or rows are too wide for the staging
             return False
         return True
 

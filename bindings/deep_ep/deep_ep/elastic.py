@@ -297,9 +297,9 @@ class ElasticBuffer(Sessions, Pipeline, Engram, Base):
             out_weights = topk_weights.new_empty((route.n_tokens, route.top_k))
         each_choice = route.expand and not self.allow_multiple_reduction
         planned = self.num_scaleout_ranks > 1 and self.allow_multiple_reduction
-        summed = planned or route.ordered and not biases and not each_choice  # by MoECCL
 
         def work():
+            summed = planned or not biases and not each_choice and route.sums_in_order(self._comm, x)  # by MoECCL
             rows = _elastic.rows_to_send(self._comm, route, x, each_choice, self._alone)
             if summed:
                 _throughput.combine_rows(self._comm, route, rows, out)

@@ -46,7 +46,7 @@ def check(code: int, comm: Optional[int] = None) -> None:
 def number(name: str, value: Any, limits: Tuple[int, int] = INT32) -> int:
     """Returns value as an integer that fits its C type; ctypes would truncate one that does not."""
     try:
-        whole = operator.index(value)
+        whole = int(value) if type(value).__name__ == "bool_" else operator.index(value)  # NumPy's bool is no index
     except TypeError:
         raise TypeError(f"{name} is {value!r}: give {_NAMES.get(name, 'a whole number')}") from None
     if not limits[0] <= whole <= limits[1]:
@@ -65,10 +65,10 @@ def real(name: str, value: Any) -> float:
 
 
 def listed(name: str, value: Any) -> Any:
-    """Returns value, which is a list, a tuple or another sequence of numbers."""
-    if not hasattr(value, "__len__") or isinstance(value, (str, bytes)):
+    """Returns value, a sequence of numbers, or a list of what it yields."""
+    if not hasattr(value, "__iter__") or isinstance(value, (str, bytes)):
         raise TypeError(f"{name} is {value!r}: give a list of numbers")
-    return value
+    return value if hasattr(value, "__len__") else list(value)
 
 
 def of_kind(name: str, value: Any, kind: Type[_T]) -> _T:

@@ -93,6 +93,8 @@ class RedOp(OfThisProcess):
         try:
             view = Buffer(scalar)
         except TypeError:
+            if hasattr(scalar, "data_ptr") or hasattr(scalar, "dtype"):
+                raise  # a tensor or an array, and what is wrong with it
             raise TypeError(f"scalar is {scalar!r}: give a number, or a buffer of one element") from None
         view.holds("scalar", type)
         if view.bytes != size:

@@ -110,11 +110,12 @@ class StreamRunner : public Runner {
   }
   Status end(Status status) override {
     const StreamWork* work = StreamWork::current();
+    // Tells the peers, even if nothing was started, and ends the wait below soon if the stream does not get on.
+    if (!status.ok()) fabric().fail(status);
     if (!status.ok() || work == nullptr || work->blocks) {
       Status done = engine_.synchronize();
-      if (status.ok()) status = std::move(done);
+      if (status.ok() && !done.ok()) fabric().fail(status = std::move(done));
     }
-    if (!status.ok()) fabric().fail(status);  // tells the peers, even if nothing was started
     return status;
   }
   Status run(const Operation& op) override {

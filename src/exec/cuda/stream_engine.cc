@@ -36,6 +36,8 @@ constexpr size_t kCopyEngineBytes = 4u << 20;
 constexpr int64_t kPatience_ns = 1'000'000'000;
 // A wait on the host asks the driver at once for so long, as the driver's own wait does.
 constexpr int64_t kWithoutSleep_ns = 50'000;
+// A thread that did not run for this long was itself stopped, perhaps with its device, and has not waited meanwhile.
+constexpr int64_t kStopped_ns = 2'000'000'000;
 
 thread_local StreamEngine* current_engine = nullptr;
 
@@ -143,12 +145,13 @@ void StreamEngine::write_word(const void* word, uint64_t value) {
 // waiting for the failed communicator's end, may be overwritten (docs/cuda.md).
 Status StreamEngine::wait_for(cuda::Stream stream, const std::string& what) {
   const cuda::Current current(context_);
-  const int64_t began_ns = now_ns();
+  int64_t began_ns = now_ns(), seen_ns = began_ns;
   int64_t failed_ns = 0;  // 0: the communicator has not failed
   bool released = false;
   int rc = 0;
   while ((rc = cuda::driver()->cuStreamQuery(stream)) == cuda::kNotReady) {
-    const int64_t now = now_ns();
+    const int64_t now = now_ns(), before = std::exchange(seen_ns, now);
+    if (now - before > kStopped_ns) began_ns += now - before;
     if (now - began_ns > kWithoutSleep_ns) driver::sleep_ns(20'000);
     if (fabric_ == nullptr) continue;
     if (now - began_ns > fabric_->timeout_ms * 1'000'000 && !fabric_->failed()) {

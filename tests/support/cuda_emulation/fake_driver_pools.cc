@@ -152,7 +152,9 @@ EXPORT int cuMemFreeAsync(uint64_t p, void* stream) {
   }
   return put(stream, [p, a] {
     const std::lock_guard lock(machine().mutex);
-    machine().device.erase(p);
+    const auto it = machine().device.find(p);
+    if (it == machine().device.end() || it->second.fd != a.fd) return;  // the context was reset meanwhile
+    machine().device.erase(it);
     munmap(reinterpret_cast<void*>(p), a.bytes);
     close(a.fd);
   });

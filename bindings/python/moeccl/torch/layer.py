@@ -188,7 +188,7 @@ class MoELayer(nn.Module):
         if (ffn is None) == (expert is None):
             raise ValueError("give ffn, the inner width of the experts, or expert, which makes one: one of the two")
         for name, value in (("hidden", hidden), ("n_experts", n_experts), ("top_k", top_k), ("ffn", ffn)):
-            if (name, value) != ("ffn", None) and (not isinstance(value, int) or value < 1):
+            if (name, value) != ("ffn", None) and (not hasattr(value, "__index__") or value < 1):
                 raise ValueError(f"{name} is {value!r}: give a whole number from 1")
         if domains and domains != "auto" and (isinstance(domains, str) or not hasattr(domains, "__len__")):
             raise TypeError(f'domains is {domains!r}: give the size of a domain at each level, such as [2], or "auto"')
