@@ -39,9 +39,6 @@ constexpr size_t kMostNamed = 400;   // characters of a message that name ranks
 constexpr int64_t kSilent_ms = 250;  // longer than any queue between two hosts delays an acknowledgement
 constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
 constexpr int64_t kElsewhereEvery_ns = 20'000;  // WhileWaiting's function; a small operation has ended by then
-// A rank that did not run for this long was itself stopped (a debugger, a batch system, a paused virtual machine),
-// perhaps with its peers. It has not waited for them meanwhile, so its deadline moves.
-constexpr int64_t kStopped_ns = 2'000'000'000;
 
 thread_local void (*while_waiting)() = nullptr;
 

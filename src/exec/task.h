@@ -13,6 +13,10 @@
 
 namespace moeccl::exec {
 
+// A rank that did not run for this long was itself stopped (a debugger, a batch system, a paused virtual machine),
+// perhaps with its peers and its device. It has not waited for them meanwhile, so its deadlines move.
+inline constexpr int64_t kStopped_ns = 2'000'000'000;
+
 enum class Progress { kBlocked, kMoved, kDone, kFailed };
 
 inline bool has_left(const Fabric& fabric, uint32_t peer) {

@@ -18,7 +18,6 @@ namespace moeccl::comm {
 namespace {
 
 constexpr int32_t kMaxTopK = 64;
-constexpr std::string_view kOrdered = "flat:ordered";  // flat with by_choice; never chosen by price
 
 Status check_numbers(const moecclMoeConfig_t& c) {
   if (c.hidden_bytes < 1 || c.hidden_bytes > UINT32_MAX)
@@ -124,10 +123,10 @@ Result<MoeConfig> MoeConfig::from(const moecclMoeConfig_t* given, const plan::Le
 }
 
 Status MoeConfig::narrow_to(std::string_view algorithm, const plan::LevelTree& tree) {
-  shape.by_choice = algorithm == kOrdered;
+  shape.by_choice = algorithm == kOrderedName;
   if (shape.by_choice) shape.grouped = false;  // one order in every plan, without groups
   const auto parsed = algo::parse_moe_algorithm(shape.by_choice ? "flat" : algorithm, tree);
-  if (!parsed.ok()) return error(parsed.status().code(), "{}, or {}", parsed.status().message(), kOrdered);
+  if (!parsed.ok()) return error(parsed.status().code(), "{}, or {}", parsed.status().message(), kOrderedName);
   const algo::MoeAlgorithm only = *parsed;
   if (domains && only.kind == algo::PathKind::k2dh)
     return error(moecclInvalidArgument, "algorithm \"2dh\" does not know expert domains: give auto, flat or hier:N");

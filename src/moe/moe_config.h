@@ -13,6 +13,9 @@
 
 namespace moeccl::comm {
 
+// Flat with MoeShape::by_choice. It is never chosen by price.
+inline constexpr const char* kOrderedName = "flat:ordered";
+
 struct MoeConfig {
   algo::MoeShape shape;
   moecclDataType_t type = moecclBfloat16;

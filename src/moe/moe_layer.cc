@@ -16,7 +16,7 @@ namespace moeccl::comm {
 
 MoeCandidate::MoeCandidate(const MoeConfig& config, const algo::Placement& seen, const plan::LevelTree& tree,
                            algo::MoeAlgorithm algorithm, uint32_t self, const GrantedStaging& granted)
-    : name(config.shape.by_choice ? "flat:ordered" : algorithm.name()),
+    : name(config.shape.by_choice ? kOrderedName : algorithm.name()),
       paths(algorithm, tree, config.placement, config.domains.get()),
       slots(config, paths, granted.host),
       kernel_rows(kernel_slot_rows(config, paths, granted.kernel)),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of rows on one rank, in an order that the caller gives. MoECCL forms them in host memory, as combine of a layer on a communicator
-of this rank alone. torch forms those of CUDA tensors, and of lists that have several rows of one group."""
+of this rank alone. torch forms those of CUDA tensors, of lists that have several rows of one group, and of rows
+that are too wide for the staging."""
 import moeccl
 import torch
 from moeccl import _abi

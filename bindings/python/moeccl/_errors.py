@@ -46,7 +46,7 @@ def check(code: int, comm: Optional[int] = None) -> None:
 def number(name: str, value: Any, limits: Tuple[int, int] = INT32) -> int:
     """Returns value as an integer that fits its C type; ctypes would truncate one that does not."""
     try:
-        whole = int(value) if type(value).__name__ == "bool_" else operator.index(value)  # NumPy's bool is no index
+        whole = int(value) if type(value).__name__ in ("bool", "bool_") else operator.index(value)  # NumPy's bool is no index
     except TypeError:
         raise TypeError(f"{name} is {value!r}: give {_NAMES.get(name, 'a whole number')}") from None
     if not limits[0] <= whole <= limits[1]:

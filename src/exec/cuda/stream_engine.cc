@@ -15,6 +15,7 @@
 #include "src/exec/cuda/urgent_stream.h"
 #include "src/exec/fabric.h"
 #include "src/exec/operation.h"
+#include "src/exec/task.h"
 
 namespace moeccl::exec {
 
@@ -36,8 +37,6 @@ constexpr size_t kCopyEngineBytes = 4u << 20;
 constexpr int64_t kPatience_ns = 1'000'000'000;
 // A wait on the host asks the driver at once for so long, as the driver's own wait does.
 constexpr int64_t kWithoutSleep_ns = 50'000;
-// A thread that did not run for this long was itself stopped, perhaps with its device, and has not waited meanwhile.
-constexpr int64_t kStopped_ns = 2'000'000'000;
 
 thread_local StreamEngine* current_engine = nullptr;
 

@@ -145,8 +145,7 @@ std::string held_up() {
   if (hardware_queues() == kMostQueues)
     return "let fewer CUDA streams have work at a time, because one that waits holds up others in its hardware queue";
   return "set CUDA_DEVICE_MAX_CONNECTIONS=32 for more hardware queues, because a CUDA stream that waits holds up "
-         "others "
-         "in its queue";
+         "others in its queue";
 }
 
 Result<cuda::StreamOwner> create_urgent_stream(cuda::Context context) {
