@@ -10,11 +10,12 @@ std::string Member::title() const {
 }
 
 uint64_t bytes_of(std::string_view type, uint64_t count) {
-  // Without a destructor, because a trace is written after those of the program have run.
+  // Without a destructor, because a trace is written after those of the program have run. NCCL has a name for each type
+  // but uint8, which it calls "Unknown".
   static constexpr std::pair<std::string_view, uint64_t> kSizes[] = {
-      {"ncclInt8", 1},     {"ncclInt32", 4},      {"ncclUint32", 4},    {"ncclInt64", 8},
-      {"ncclUint64", 8},   {"ncclFloat16", 2},    {"ncclFloat32", 4},   {"ncclFloat64", 8},
-      {"ncclBfloat16", 2}, {"ncclFloat8e4m3", 1}, {"ncclFloat8e5m2", 1}};
+      {"ncclInt8", 1},     {"ncclInt32", 4},      {"ncclUint32", 4},     {"ncclInt64", 8},
+      {"ncclUint64", 8},   {"ncclFloat16", 2},    {"ncclFloat32", 4},    {"ncclFloat64", 8},
+      {"ncclBfloat16", 2}, {"ncclFloat8e4m3", 1}, {"ncclFloat8e5m2", 1}, {"Unknown", 1}};
   for (const auto& [known, size] : kSizes)
     if (type == known) return count * size;
   return 0;

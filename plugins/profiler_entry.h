@@ -24,7 +24,7 @@ struct Member {
   std::string title() const;  // "world, rank 3 of 8"
 };
 
-// Of `count` elements of an NCCL type, such as "ncclFloat32"; 0 for an unknown one.
+// Of `count` elements of a type by NCCL's name, such as "ncclFloat32"; 0 for another name.
 uint64_t bytes_of(std::string_view type, uint64_t count);
 
 // Plugin has these static members. Its functions may throw.

@@ -133,7 +133,8 @@ MOECCL_API moecclResult_t moecclChooseReplicas(const moecclReplicaDispatch_t* di
 /* Writes a page for a person about an operation with a plan (op: moecclOpExpertAllReduce, moecclOpCollectGradients,
  * moecclOpReduceGradients or moecclOpPlaceWeights): bytes per level, predicted time, this rank's steps. *needed (may be
  * NULL) gets the full length + 1. This call is not collective. moecclPlanForce() chooses "direct", "flat" or "nodes"
- * for moecclOpExpertAllReduce; by default the one with the lowest price runs. */
+ * for moecclOpExpertAllReduce; by default the one with the lowest price runs, or the fastest of those whose prices are
+ * close (MOECCL_TRIALS). */
 MOECCL_API moecclResult_t moecclExpertExplain(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type,
                                               const moecclPlacement_t* placement, char* text, size_t text_bytes,
                                               size_t* needed);

@@ -164,6 +164,41 @@ class TensorBlocks::Writer {
 
 BoundRows TensorBlocks::build(uint32_t rank) const { return Writer(*this, rank).write(); }
 
+// Every rank of a node gets all blocks; part k of a block comes from the rank that sends to rank k of the node.
+plan::RowExpectation TensorBlocks::expected() const {
+  plan::RowExpectation all;
+  for (uint32_t r = 0; r < shape_.n_ranks; ++r) {
+    all.input_rows.push_back(input_elements(r));
+    std::vector<plan::ExpectedRow>& rows = all.output.emplace_back();
+    const uint32_t mine = nodes_.node_of(r);
+    for (uint32_t from = 0; from < nodes_.n_nodes(); ++from) {
+      const uint64_t first = block(from, mine, true);
+      const uint32_t parts = from == mine ? 1 : nodes_.size(mine);
+      for (uint32_t k = 0; k < parts; ++k) {
+        const plan::Range part = plan::part_range(count(from, mine), s_.element_bytes, k, parts);
+        const uint32_t sender = from == mine ? r : nodes_.members(from)[k % nodes_.size(from)];
+        for (uint64_t i = 0; i < part.length; ++i)
+          rows.push_back({{{sender, static_cast<uint32_t>(first + part.offset + i), 1}}, false});
+      }
+    }
+  }
+  return all;
+}
+
+Status prove_tensor_blocks(const LevelTree& tree, std::span<const uint64_t> counts, const plan::Reach& reach) {
+  constexpr uint64_t kChunk = 3, kMostOfPart = 2 * kChunk + 1;
+  constexpr uint32_t kLine = 64;
+  const Nodes nodes(tree.tensor_groups(), tree.n_tensor_groups());
+  std::vector<uint64_t> few(counts.begin(), counts.end());
+  for (uint64_t& n : few) n = std::min(n, kMostOfPart * nodes.largest());
+  const uint64_t slots = uint64_t{nodes.n_nodes()} * nodes.largest() * tuning::kOverlap;
+  MOECCL_ASSIGN_OR_RETURN(const TensorBlocks small,
+                          TensorBlocks::make(tree, {few, kLine, reach, slots * kChunk * kLine}));
+  const WholeRows all = whole_rows(small);
+  const plan::RowExpectation expected = small.expected();
+  return plan::check({all.plan, all.bindings, &expected}).with_context("the plan is wrong, please report it");
+}
+
 uint64_t TensorBlocks::hash() const {
   uint64_t h = hash_combine(static_cast<uint64_t>(shape_.op), s_.element_bytes);
   for (const uint64_t n : s_.counts) h = hash_combine(h, n);

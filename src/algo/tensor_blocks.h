@@ -12,6 +12,7 @@
 #include "src/algo/builder.h"
 #include "src/algo/experts/expert_rows.h"
 #include "src/algo/nodes.h"
+#include "src/plan/checker.h"
 
 namespace moeccl::algo {
 
@@ -33,6 +34,8 @@ class TensorBlocks {
   const Shape& shape() const { return shape_; }
   uint64_t input_elements(uint32_t rank) const { return block(nodes_.node_of(rank), nodes_.n_nodes(), true); }
   uint64_t output_elements(uint32_t rank) const { return block(nodes_.node_of(rank), nodes_.n_nodes(), false); }
+  // Returns what every rank must receive.
+  plan::RowExpectation expected() const;
 
  private:
   class Writer;
@@ -48,5 +51,9 @@ class TensorBlocks {
   Layout layout_;
   Chunking chunking_;  // of a part
 };
+
+// Proves the plan of such blocks, as MOECCL_CHECK_PLANS asks for it. The proof takes blocks of few elements, each as
+// large as a line, in three chunks: steps depend on the nodes, and hardly on the sizes.
+Status prove_tensor_blocks(const LevelTree& tree, std::span<const uint64_t> counts, const plan::Reach& reach);
 
 }  // namespace moeccl::algo

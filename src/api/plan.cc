@@ -84,10 +84,7 @@ std::string reason(const Communicator& c, const Look& l, moecclOp_t op, uint32_t
     return format("cheapest of {} that apply; {} is forced but does not apply: {}", apply, c.selector().forced(op),
                   obeys.message());
   if (!l.trial.decided) return format("cheapest of {} that apply", apply);
-  std::string text = "tried:";
-  for (const auto& [name, ns] : l.trial.took_ns)
-    text += format(" {} {}", name, ns > 0 ? format("{:.1f} us", ns / 1e3) : "not timed");
-  return text;
+  return l.trial.text();
 }
 
 Status query(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t type, moecclPlanInfo_t* out) {

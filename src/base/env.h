@@ -48,8 +48,9 @@ struct Env {
   // MOECCL_CALIBRATE: about how many milliseconds may be spent on measuring plans when a communicator is made; the
   // result is cached. 0: never. The same on all ranks.
   int64_t calibrate_ms = 0;
-  // MOECCL_CHECK_PLANS: with 1, each plan of a standard collective, of replicated experts and of expert domains is
-  // proved when it is built (moecclPlanProve); the experts' on up to 64 ranks.
+  // MOECCL_CHECK_PLANS: with 1, each plan of a standard collective, of a tensor exchange, of replicated experts and of
+  // expert domains is proved when it is built (moecclPlanProve); those of experts and of blocks of any size on up to 64
+  // ranks.
   bool check_plans = false;
   // MOECCL_TRIALS: with 0, plans are never tried against each other in the program's own operations. The same on all
   // ranks.

@@ -12,6 +12,7 @@
 #include "src/base/log.h"
 #include "src/bootstrap/failed_meetings.h"
 #include "src/bootstrap/unique_id.h"
+#include "src/driver/process.h"
 #include "src/driver/socket.h"
 
 namespace moeccl::bootstrap {
@@ -37,17 +38,33 @@ std::string file_of(const std::string& name) {
   return folder.empty() || path.size() > driver::kMaxSocketPath ? "" : path;
 }
 
-// Returns the user of the process that listens there, or a failure if there is no listener.
-Result<uid_t> listener_at(const driver::SocketAddress& address) {
+// A child that was made behind the C library's back (a bare clone()) keeps the sockets of a process that has ended.
+// Nothing accepts the connections that are made to them. Returns RemoteError for those.
+Status still_runs(const driver::PeerCredentials& listener, const driver::SocketAddress& address) {
+  if (listener.pid <= 0 || listener.pid == ::getpid()) return {};
+  const auto process = driver::ProcessWatch::open(listener.pid, {});
+  const Status runs = process.ok() ? (*process)->check() : process.status();
+  if (runs.code() != moecclRemoteError) return {};
+  return error(moecclRemoteError, "a child of rank 0's process holds {}: {}", address.str(), runs.message());
+}
+
+struct Listener {
+  uid_t user = 0;
+  bool has_ended = false;  // see still_runs()
+};
+
+// Returns a failure if there is no listener.
+Result<Listener> listener_at(const driver::SocketAddress& address) {
   MOECCL_ASSIGN_OR_RETURN(const Fd fd, driver::connect_to(address, Deadline::after_ms(kLookMs)));
   MOECCL_ASSIGN_OR_RETURN(const driver::PeerCredentials peer, driver::peer_credentials(fd.get()));
-  return peer.uid;
+  return Listener{peer.uid, !still_runs(peer, address).ok()};
 }
 
 Result<Fd> listen_at_file(const std::string& path) {
   const driver::SocketAddress address = driver::unix_file_address(path);
   Result<Fd> fd = driver::listen_at(address);
-  if (fd.ok() || fd.status().code() != moecclInvalidUsage || listener_at(address).ok()) return fd;
+  if (fd.ok() || fd.status().code() != moecclInvalidUsage) return fd;
+  if (const Result<Listener> there = listener_at(address); there.ok() && !there->has_ended) return fd;
   ::unlink(path.c_str());  // left behind by a process that was killed
   return driver::listen_at(address);
 }
@@ -80,6 +97,7 @@ Result<moecclUniqueId> ask_at(const driver::SocketAddress& address, Deadline dea
   if (from_these_pids && peer.pid == 0) {
     return error(moecclInvalidUsage, "a process of another container listens at {}", address.str());
   }
+  MOECCL_TRY(still_runs(peer, address));
   moecclUniqueId id;
   MOECCL_TRY(driver::recv_exact(fd.get(), std::as_writable_bytes(std::span(id.internal)), until));
   return id;
@@ -117,9 +135,12 @@ Result<std::vector<HandoutListener>> listen_for_handouts(const std::string& name
     return made;
   }
   if (fd.status().code() == moecclInvalidUsage) {
-    const Result<uid_t> user = listener_at(address);
-    if (!user.ok() || user.value() == ::geteuid()) return std::move(fd).status();
-    log(LogLevel::kWarn, "bootstrap: user {} listens at {}, a name of this user's job", user.value(), address.str());
+    const Result<Listener> there = listener_at(address);
+    if (!there.ok() || (there->user == ::geteuid() && !there->has_ended)) return std::move(fd).status();
+    log(LogLevel::kWarn, "bootstrap: {} {}, a name of this user's job",
+        there->has_ended ? "a process that has ended left a child that holds"
+                         : format("user {} listens at", there->user),
+        address.str());
   }
   if (made.empty()) {
     return error(moecclSystemError,

@@ -289,6 +289,7 @@ void Communicator::run_as(exec::Operation& op, const PlanSlot& cached) const {
   op.reach_from_bytes = cached.reach_from_bytes;
   op.for_rest = cached.has_rest ? &cached.choice_for_rest : nullptr;
   if (!op.on_device()) op.runner = cached.eager ? eager_runner_.get() : host_runner_.get();
+  if (cached.binding != nullptr) op.binding = *cached.binding;
   op.signature.plan = cached.signature;
   op.measured = &cached.measured;
 }
@@ -298,6 +299,7 @@ Status Communicator::refresh(exec::Operation& op) {
   const auto& slot = *static_cast<const PlanSlot*>(op.keep.get());
   MOECCL_ASSIGN_OR_RETURN(const Selector::Next next, selector_->next(slot, fabric_->sequence + 1, fabric_->ballot));
   if (next.slot != nullptr) run_as(op, *next.slot);
+  if (slot.remake != nullptr) op.measured = &slot.measured;  // pages show the last call, whichever plan it ran
   op.ran = next.ran;
   return {};
 }

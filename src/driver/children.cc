@@ -28,12 +28,12 @@ thread_local bool forks = false;  // true while this thread holds `making` for i
 uint64_t inode(int fd) {
   struct stat info = {};
   if (::fstat(fd, &info) != 0) return 0;
-  if (!S_ISSOCK(info.st_mode) && !S_ISFIFO(info.st_mode) && !S_ISREG(info.st_mode)) return 0;
+  if ((info.st_mode & S_IFMT) == 0 || S_ISDIR(info.st_mode)) return 0;  // what has no inode of its own
   return info.st_ino ^ static_cast<uint64_t>(info.st_dev) << 48;
 }
 
-// The lock is held only for a few system calls at a time. Its holder may be this very thread, interrupted by a signal
-// whose handler calls fork(), so the wait has an end.
+// The lock is held only for a few system calls at a time, or while a device is opened. Its holder may be this very
+// thread, interrupted by a signal whose handler calls fork(), so the wait has an end.
 void before_fork() {
   for (int i = 0; i < 200 && !forks; ++i) {
     forks = making.try_lock();

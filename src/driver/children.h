@@ -20,8 +20,8 @@ class ForkPause {
   ForkPause& operator=(const ForkPause&) = delete;
 };
 
-// Registers a socket, a pipe or a file in memory. In a child its number stays taken, by an unconnected socket, because
-// the owner of the number may still close it there. Closing `fd` in this process needs no further call.
+// Registers a socket, a pipe, a file in memory or a device. In a child its number stays taken, by an unconnected
+// socket, because the owner of the number may still close it there. Closing `fd` in this process needs no further call.
 void keep_from_children(int fd);
 
 // Returns the new descriptor that `make` returns, or an empty Fd with errno set when `make` returns -1.

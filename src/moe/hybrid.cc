@@ -153,6 +153,15 @@ Hybrid::Hybrid(Communicator& comm, algo::Placement homes, std::shared_ptr<const 
   for (const uint32_t e : seen.experts_of(rank)) held_.push_back(static_cast<int32_t>(e));
   for (const algo::Domains::Send& send : domains_->sends()) gather_links_ += send.from == rank;
   const uint32_t depth = comm.tree().depth();
+  std::vector<uint32_t> n_holders(comm.n_ranks());
+  for (uint32_t r = 0; r < comm.n_ranks(); ++r) {
+    uint64_t n_held = 0;
+    for (const uint32_t home : domains_->held(r, depth)) {
+      most_holders_ = std::max(most_holders_, ++n_holders[home]);
+      n_held += homes_.n_local(home);
+    }
+    most_held_ = std::max(most_held_, n_held);
+  }
   const algo::Paths paths({algo::PathKind::kHier, depth}, comm.tree(), homes_, domains_.get());
   for (uint32_t r = 0; r < comm.n_ranks(); ++r) token_links_ += paths.edge(rank, r);
 }
@@ -230,32 +239,44 @@ std::vector<Way> Hybrid::ways(moecclOp_t kind, algo::ExpertExchange call) const 
   std::vector<Way> ways;
   for (const auto way : {algo::ExpertExchange::Way::kDirect, algo::ExpertExchange::Way::kStaged}) {
     call.way = way;
+    // Two terms have one sum, whichever rank adds them.
+    const bool other_bits = kind == moecclOpExpertReduce && most_holders_ > 2;
     ways.push_back({Exchange::name_of(way), Exchange::applies(kind, way, call.reach, call.deterministic),
                     [this, call]() -> Result<algo::WholeRows> {
                       MOECCL_ASSIGN_OR_RETURN(const Exchange exchange, Exchange::make(*domains_, homes_, call));
                       return whole_blocks(exchange.build_all());
-                    }});
+                    },
+                    other_bits ? static_cast<uint32_t>(way) : 0});
   }
   return ways;
 }
 
 template <class Exchange>
-Result<Exchange> Hybrid::choose(moecclOp_t kind, algo::ExpertExchange call, bool cuda, bool decides,
-                                Status* follows) const {
+Result<Exchange> Hybrid::make(algo::ExpertExchange call, const char* name) const {
+  call.way = Exchange::way_of(name);
+  return Exchange::make(*domains_, homes_, call);
+}
+
+template <class Exchange>
+WayOrder Hybrid::order(moecclOp_t kind, const algo::ExpertExchange& call, bool cuda, bool decides) const {
   const Selector& selector = comm_.selector_for(cuda);
-  const std::string forced = comm_.n_ranks() == 1 ? "" : selector.forced(kind);
-  const auto make = [&](const char* name) {
-    call.way = Exchange::way_of(name);
-    Result<Exchange> made = Exchange::make(*domains_, homes_, call);
-    if (name == forced) *follows = made.status();
-    return made;
-  };
-  uint64_t problem = hash_combine(hash(), static_cast<uint64_t>(kind));
+  // As ExpertPlans::order(): the hash of the homes would make each new placement a class of its own.
+  uint64_t problem = hash_combine(static_cast<uint64_t>(kind), homes_.n_experts());
+  for (const uint32_t size : domains_->sizes()) problem = hash_combine(problem, size);
+  problem = hash_combine(problem, static_cast<uint64_t>(std::bit_width(most_held_)));
   problem = hash_combine(problem, static_cast<uint64_t>(std::bit_width(call.count * call.element_bytes)));
-  const std::vector<Way> all = ways<Exchange>(kind, call);
-  for (const Way& way : all)
-    if (way.name == forced) *follows = way.applies;
-  return make_first(in_order(selector, forced, problem, all, decides), make);
+  const uint64_t most_bytes = cuda ? 0 : most_held_ * call.count * call.element_bytes;
+  return in_order(selector, comm_.n_ranks() == 1 ? "" : selector.forced(kind), {problem, most_bytes, decides},
+                  ways<Exchange>(kind, call));
+}
+
+template <class Exchange>
+Status Hybrid::obeys_force(moecclOp_t kind, const algo::ExpertExchange& call, bool cuda) const {
+  const std::string& forced = comm_.selector_for(cuda).forced(kind);
+  if (forced.empty() || comm_.n_ranks() == 1) return {};
+  for (const Way& way : ways<Exchange>(kind, call))
+    if (way.name == forced) return way.applies.ok() ? make<Exchange>(call, way.name).status() : way.applies;
+  return {};
 }
 
 template <class Exchange>
@@ -267,15 +288,26 @@ Status Hybrid::prepare(std::shared_ptr<PlanSlot>& last, moecclOp_t kind, const v
   if (kind == moecclOpExpertReduce) std::swap(direct.a_bytes, direct.b_bytes);
   MOECCL_ASSIGN_OR_RETURN(op.runner, comm_.place(in, out, direct));
   const bool cuda = op.on_device();
-  const auto make = [&]() -> Result<Selector::Made> {
-    Status follows;
-    MOECCL_ASSIGN_OR_RETURN(const Exchange exchange,
-                            choose<Exchange>(kind, exchange_of(count, element_bytes, cuda), cuda, true, &follows));
-    if (!follows.ok()) warn_of_force(comm_.selector_for(cuda), kind, hash(), expert_bytes, follows, exchange.name());
-    MOECCL_TRY(prove_if_asked(comm_.n_ranks(), kind, exchange.name(), [&] {
-      return algo::prove_blocks(exchange.build_all(), algo::expected_exchange(exchange));
-    }));
-    return Selector::Made{exchange.build(comm_.rank()), exchange.chunking(), exchange.name(), exchange.hash()};
+  const auto make = [&]() -> Result<std::shared_ptr<PlanSlot>> {
+    const algo::ExpertExchange call = exchange_of(count, element_bytes, cuda);
+    const WayOrder order = this->order<Exchange>(kind, call, cuda, true);
+    // The slot may outlive this object, because another one of the same domains may use it.
+    const auto build = [&comm = comm_, homes = homes_, domains = domains_, kind,
+                        call](const char* name) -> Result<std::shared_ptr<PlanSlot>> {
+      algo::ExpertExchange way = call;
+      way.way = Exchange::way_of(name);
+      MOECCL_ASSIGN_OR_RETURN(const Exchange exchange, Exchange::make(*domains, homes, way));
+      MOECCL_TRY(prove_if_asked(comm.n_ranks(), kind, name, [&] {
+        return algo::prove_blocks(exchange.build_all(), algo::expected_exchange(exchange));
+      }));
+      return Selector::slot_of({kind, 0, call.count, call.element_bytes, false},
+                               {exchange.build(comm.rank()), exchange.chunking(), exchange.name(), exchange.hash()});
+    };
+    MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> slot, make_first(order.as_now(), build));
+    order.enter(*slot, most_held_ * expert_bytes, [build](const PlanSlot&, const char* name) { return build(name); });
+    if (const Status follows = obeys_force<Exchange>(kind, call, cuda); !follows.ok())
+      warn_of_force(comm_.selector_for(cuda), kind, hash(), expert_bytes, follows, slot->choice.algorithm);
+    return slot;
   };
   MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<PlanSlot> slot,
                           comm_.selector_for(cuda).only({kind, 0, count, element_bytes, false}, hash(), make));
@@ -286,15 +318,10 @@ Status Hybrid::prepare(std::shared_ptr<PlanSlot>& last, moecclOp_t kind, const v
   op.signature.op = kind;
   op.signature.type = type;
   op.signature.count = count;
-  op.signature.plan = slot->signature;
-  op.priority = comm_.priority_of(kind);
-  op.choice = slot->choice;
-  op.binding.count = count;
   op.input = in;
   op.output = out;
   op.element_bytes = element_bytes;
-  op.measured = &slot->measured;
-  op.keep = slot;
+  comm_.attach(op, slot, 0, false);
   return {};
 }
 
@@ -354,10 +381,12 @@ template <class Exchange>
 Result<std::string> Hybrid::explain_plan(moecclOp_t kind, uint64_t count, uint32_t element_bytes,
                                          double measured) const {
   const algo::ExpertExchange call = exchange_of(count, element_bytes, false);
-  Status follows;
-  MOECCL_ASSIGN_OR_RETURN(const Exchange chosen, choose<Exchange>(kind, call, false, false, &follows));
+  const WayOrder order = this->order<Exchange>(kind, call, false, false);
+  MOECCL_ASSIGN_OR_RETURN(const Exchange chosen,
+                          make_first(order.as_now(), [&](const char* name) { return make<Exchange>(call, name); }));
   const WaysPage page = page_of(comm_.selector(), ways<Exchange>(kind, call), chosen.name());
-  const std::string why = why_chosen(comm_.selector(), kind, chosen.name(), follows, "for these domains");
+  const std::string why = why_chosen(comm_.selector(), kind, chosen.name(), obeys_force<Exchange>(kind, call, false),
+                                     order, "for these domains");
   return plan::explain(
       {page.plan, comm_.tree(), page.cost, comm_.rank(), why, page.candidates, measured, comm_.paced()});
 }

@@ -51,10 +51,14 @@ class Hybrid {
   // Exchange is algo::ExpertGather or ExpertReturn.
   template <class Exchange>
   std::vector<Way> ways(moecclOp_t kind, algo::ExpertExchange call) const;
-  // Returns the plan of the forced way if it runs the call, or else of
-  // the cheapest. *follows becomes the reason why the forced one does not; decides: as in Selector::cheapest().
+  // decides: as in Selector::compare().
   template <class Exchange>
-  Result<Exchange> choose(moecclOp_t kind, algo::ExpertExchange call, bool cuda, bool decides, Status* follows) const;
+  WayOrder order(moecclOp_t kind, const algo::ExpertExchange& call, bool cuda, bool decides) const;
+  template <class Exchange>
+  Result<Exchange> make(algo::ExpertExchange call, const char* name) const;
+  // Returns why the forced way does not run the call. Success: it does, or none is forced.
+  template <class Exchange>
+  Status obeys_force(moecclOp_t kind, const algo::ExpertExchange& call, bool cuda) const;
   // `last` receives the plan.
   template <class Exchange>
   Status prepare(std::shared_ptr<PlanSlot>& last, moecclOp_t kind, const void* in, void* out, uint64_t count,
@@ -72,6 +76,8 @@ class Hybrid {
   GroupHolds group_holds_;
   mutable std::mutex mutex_;  // guards both plans, because times are read while calls are made
   std::shared_ptr<PlanSlot> gathered_, returned_;
+  uint32_t most_holders_ = 0;  // of an expert
+  uint64_t most_held_ = 0;     // experts of a rank
 };
 
 }  // namespace moeccl::comm

@@ -20,22 +20,10 @@ namespace {
 constexpr size_t kMostPlans = 1024, kMostChoices = 4096;
 // After its first chunk, an AllToAllv uses the algorithm that is faster for blocks of this size.
 constexpr double kLargeBlockBytes = 1 << 20;
-// Plans that are close to the best for blocks of this size are tried too: trials tell the sizes of an AllToAllv apart.
-constexpr double kMiddleBlockBytes = 256 << 10;
 
-// Another plan must be this much faster than flat, and by more than its own times scatter.
-constexpr double kFlatBias = 0.93;
-
-// A plan that is predicted to take at most this many times as long as the choice is tried against it, in operations
-// between these sizes of a rank's larger buffer. Smaller operations would feel the cost of asking which plan comes
-// next; a program may run so few larger ones that it would feel the trial. A measured profile predicts what plans took
-// then: as soon as the running plan takes longer than that, the same factor of its time counts, and further plans are
-// tried.
-constexpr double kCloseTo = 1.6;
-// The factor if one of the two is eager: an eager operation of such a size takes three times as long with the cores far
-// apart as with the cores near, and others take hardly longer.
-constexpr double kCloseToEager = 3.2;
-constexpr uint64_t kTryFromBytes = 8 << 10, kTryToBytes = 4 << 20;
+// A plan is tried in operations from kTryFromBytes of a rank's larger buffer up to this size. A program may run so few
+// larger ones that it would feel the trial.
+constexpr uint64_t kTryToBytes = 4 << 20;
 // Layers call TensorAllToAll twice a step with messages of all tokens. On a fast link its plans differ only in what a
 // copy costs beside a link's bytes, which no price knows.
 constexpr uint64_t kTryTensorToBytes = 64 << 20;
@@ -80,7 +68,7 @@ void Selector::warn_of_force(const PlanSlot& cached) {
 void Selector::forget_choices() {
   slots_.clear();
   choices_.clear();
-  cheapest_.clear();
+  compared_.clear();
   forget_last();
 }
 
@@ -114,23 +102,6 @@ plan::Shape Selector::shape_of(const PlanKey& key, bool reachable) const {
   if (key.op == moecclOpTensorAllToAll)
     s.pipeline_chunks = pipeline_chunks(at_.tree, at_.profile, key.count * key.element_bytes);
   return s;
-}
-
-const char* Selector::cheapest(uint64_t problem_class, std::span<const Offer> offers, bool decides) const {
-  if (offers.size() < 2 || at_.tree.n_ranks > kMostRanksOfOffers) return offers[0].name;
-  const std::lock_guard lock(mutex_);
-  if (const auto it = cheapest_.find(problem_class); it != cheapest_.end()) return it->second;
-  const char* best = offers[0].name;
-  double best_ns = offers[0].price_ns(at_.profile);
-  for (const Offer& o : offers.subspan(1)) {
-    const double ns = o.price_ns(at_.profile);
-    if (ns >= kFlatBias * best_ns) continue;
-    best = o.name;
-    best_ns = ns;
-  }
-  if (!decides) return best;
-  if (cheapest_.size() >= kMostChoices) cheapest_.clear();
-  return cheapest_[problem_class] = best;
 }
 
 bool Selector::is_eager(const plan::Shape& shape, const algo::Algorithm& a) const {
@@ -239,47 +210,6 @@ Result<Selector::Best> Selector::best_of(std::span<const Candidate> all, const p
   }
   if (best.algorithm != nullptr) return best;
   return error(moecclUnsupported, "no algorithm can run {} on this topology:{}", exec::op_name(shape.op), reasons);
-}
-
-std::vector<Trials::Plan> Selector::rivals_of(const Best& best, std::span<const Candidate> all,
-                                              const plan::Shape& shape) const {
-  struct Rival {
-    double from_ns, predicted_ns;
-    const char* name;
-  };
-  std::vector<Rival> others;
-  const bool eager = is_eager(shape, *best.algorithm);
-  // Predictions of an AllToAllv are for one typical size, whose time says nothing about the others.
-  const bool comparable = has_plan_fits_ && shape.op != moecclOpAllToAllv;
-  for (const Candidate& c : all) {
-    if (!c.applies.ok() || c.algorithm == best.algorithm) continue;
-    const double most = eager || is_eager(shape, *c.algorithm) ? kCloseToEager : kCloseTo;
-    const bool close = c.predicted_ns <= most * best.ns;
-    if (close || comparable) others.push_back({close ? 0 : c.predicted_ns / most, c.predicted_ns, c.algorithm->name});
-  }
-  if (shape.op == moecclOpAllToAllv) {
-    const std::vector<Candidate> middle = priced(typical_of_class(shape), kMiddleBlockBytes);
-    double least = 0;
-    for (const Candidate& c : middle)
-      if (c.applies.ok() && (least == 0 || c.predicted_ns < least)) least = c.predicted_ns;
-    for (const Candidate& c : middle) {
-      const auto is = [&](const Rival& other) { return other.name == c.algorithm->name; };
-      if (!c.applies.ok() || c.algorithm == best.algorithm || c.predicted_ns > kCloseTo * least) continue;
-      if (std::none_of(others.begin(), others.end(), is)) others.push_back({0, c.predicted_ns, c.algorithm->name});
-    }
-  }
-  std::stable_sort(others.begin(), others.end(), [](const Rival& x, const Rival& y) {
-    return std::pair(x.from_ns, x.predicted_ns) < std::pair(y.from_ns, y.predicted_ns);
-  });
-  std::vector<Trials::Plan> rivals;
-  for (const Rival& r : others) {
-    if (rivals.size() + 1 < Trials::kMost) {
-      rivals.push_back({r.name, r.from_ns});
-    } else if (std::string_view(plan::kFlatName) == r.name) {
-      rivals.back() = {r.name, r.from_ns};
-    }
-  }
-  return rivals;
 }
 
 Result<Selector::Chosen> Selector::choose(const plan::Shape& shape, std::string_view forced) {
@@ -402,13 +332,14 @@ Result<std::shared_ptr<PlanSlot>> Selector::get(const PlanKey& key) {
 
 Trials::Class Selector::trial_class(const PlanSlot& slot) const {
   const moecclOp_t op = slot.key.op;
+  const bool of_placement = slot.remake != nullptr;
   return {slot.trial_class,
           slot.tried,
-          larger_buffer_bytes(slot.key),
+          of_placement ? slot.most_bytes : larger_buffer_bytes(slot.key),
           at_.tree.n_ranks,
           plan::facts(op).meets_all,
           op == moecclOpAllToAllv,
-          op == moecclOpTensorAllToAll};
+          of_placement || op == moecclOpTensorAllToAll};
 }
 
 Result<Selector::Next> Selector::next(const PlanSlot& slot, uint64_t sequence, exec::Ballot& ballot) {
@@ -425,9 +356,19 @@ Result<Selector::Next> Selector::next(const PlanSlot& slot, uint64_t sequence, e
   // The class may have begun with a plan that this key would not try: that one comes last.
   slot.variants.resize(slot.tried.size() + 1);
   std::shared_ptr<PlanSlot>& other = slot.variants[i];
-  if (other == nullptr || i == slot.tried.size()) {
-    const std::lock_guard lock(mutex_);
-    MOECCL_ASSIGN_OR_RETURN(other, variant(slot, pick.plan));
+  const bool made = other != nullptr && (i < slot.tried.size() || same(other->choice.algorithm));
+  if (!made) {
+    if (slot.remake != nullptr) {
+      MOECCL_ASSIGN_OR_RETURN(other, slot.remake(slot, pick.plan));
+    } else {
+      const std::lock_guard lock(mutex_);
+      MOECCL_ASSIGN_OR_RETURN(other, variant(slot, pick.plan));
+    }
+  }
+  if (slot.remake != nullptr && !same(other->choice.algorithm)) {
+    trials_.pass();
+    const bool as_chosen = std::string_view(other->choice.algorithm) == slot.choice.algorithm;
+    return Next{as_chosen ? nullptr : other.get(), nullptr};
   }
   return Next{other.get(), pick.ran};
 }
@@ -467,19 +408,24 @@ Result<std::shared_ptr<PlanSlot>> Selector::find_or_build(const PlanKey& key) {
   return made;
 }
 
-Result<std::shared_ptr<PlanSlot>> Selector::only(const PlanKey& key, uint64_t problem,
-                                                 const std::function<Result<Made>()>& make) {
-  const uint64_t h = hash_combine(key_hash(key), problem), before = version();
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto it = slots_.find(h); it != slots_.end() && it->second->key == key) return it->second;
-  }
-  MOECCL_ASSIGN_OR_RETURN(Made made, make());  // without the lock, because it may ask for cheapest()
+std::shared_ptr<PlanSlot> Selector::slot_of(const PlanKey& key, Made made) {
   auto slot = std::make_shared<PlanSlot>();
   slot->key = key;
   slot->staged.programs.push_back(std::move(made.program));
   slot->choice = {&slot->staged.programs.back(), made.chunking, made.algorithm, made.hash};
   slot->signature = made.hash;
+  return slot;
+}
+
+Result<std::shared_ptr<PlanSlot>> Selector::only(const PlanKey& key, uint64_t problem,
+                                                 const std::function<Result<std::shared_ptr<PlanSlot>>()>& make) {
+  const uint64_t h = hash_combine(key_hash(key), problem), before = version();
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto it = slots_.find(h); it != slots_.end() && it->second->key == key) return it->second;
+  }
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> slot,
+                          make());  // without the lock, because it may ask for compare()
   const std::lock_guard lock(mutex_);
   if (version() == before) keep(h, slot);
   return slot;

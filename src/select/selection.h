@@ -59,6 +59,12 @@ struct PlanSlot {
   uint64_t trial_class = 0;
   // The same key with each of `tried`, as far as it has run. Used by the thread that runs operations.
   mutable std::vector<std::shared_ptr<PlanSlot>> variants;
+  // For a plan that a placement makes, where it is tried: makes another of `tried` for this slot, or what the call runs
+  // where that one does not fit it, which all ranks know alike. The result may refer to the slot, and the function must
+  // not own the slot. `choice` need not be the first of `tried`.
+  std::function<Result<std::shared_ptr<PlanSlot>>(const PlanSlot& slot, std::string_view name)> remake;
+  uint64_t most_bytes = 0;                 // with `remake`: of any rank's larger buffer
+  const plan::Binding* binding = nullptr;  // of a plan that moves rows; null: a count says everything
 };
 
 class Selector {
@@ -114,12 +120,23 @@ class Selector {
   struct Offer {
     const char* name;
     std::function<double(const plan::Profile&)> price_ns;  // infinite: it cannot run
+    uint32_t bits = 0;                                     // offers with the same number give the same bits; see Trials
   };
   // With more ranks, building and pricing all programs takes longer than a plan can gain: the first offer stands.
   static constexpr uint32_t kMostRanksOfOffers = 64;
+  struct Compared {
+    const char* cheapest;
+    std::vector<Trials::Plan> tried;  // as PlanSlot::tried, whatever the size
+    uint64_t trial_class = 0;
+  };
   // Without `decides`, one rank alone asks: it gets what was decided for the class, or would be, and decides nothing.
-  const char* cheapest(uint64_t problem_class, std::span<const Offer> offers, bool decides) const;
-  // A plan that is not tried against others, kept like them; `problem` tells routings or placements apart.
+  Compared compare(uint64_t problem_class, std::span<const Offer> offers, bool decides) const;
+  // Plans of offers are tried from this size of a rank's larger buffer on. There is no upper limit: experts are large,
+  // and layers move them at every step.
+  static bool tries_offers(uint64_t bytes);
+  // Returns how the trial of a class of offers stands.
+  Trials::Report report(uint64_t trial_class) const { return trials_.report({trial_class, {}, 0, 0, false, false}); }
+  // A plan of an offer, kept like the others; `problem` tells placements apart.
   struct Made {
     plan::Program program;  // of this rank
     plan::Chunking chunking;
@@ -127,7 +144,8 @@ class Selector {
     uint64_t hash;
   };
   Result<std::shared_ptr<PlanSlot>> only(const PlanKey& key, uint64_t problem,
-                                         const std::function<Result<Made>()>& make);
+                                         const std::function<Result<std::shared_ptr<PlanSlot>>()>& make);
+  static std::shared_ptr<PlanSlot> slot_of(const PlanKey& key, Made made);
   // Returns what calibration measured for this plan, interpolated, or 0 if it measured nothing.
   double measured_ns(const algo::Algorithm& a, const plan::Shape& shape) const;
   // Builds one algorithm's plan, which must apply, outside the cache: exactly what get() would return if it chose this
@@ -149,6 +167,10 @@ class Selector {
   const std::string& forced(moecclOp_t op) const { return forced_[op]; }
 
  private:
+  // Another plan must be this much faster than flat, and by more than its own times scatter.
+  static constexpr double kFlatBias = 0.93;
+  // Smaller operations than this would feel the cost of asking which plan comes next.
+  static constexpr uint64_t kTryFromBytes = 8 << 10;
   struct Chosen {
     const algo::Algorithm* best;
     std::vector<Trials::Plan> rivals;  // in the order in which they come into question
@@ -159,6 +181,7 @@ class Selector {
   };
   // Requires the lock, like the other functions here.
   Result<Chosen> choose(const plan::Shape& shape, std::string_view forced);
+  Compared price_all(std::span<const Offer> offers) const;
   Result<Best> best_of(std::span<const Candidate> all, const plan::Shape& shape) const;
   std::vector<Trials::Plan> rivals_of(const Best& best, std::span<const Candidate> all, const plan::Shape& shape) const;
   // Returns the shape for which the choice of all shapes of a class is made.
@@ -210,8 +233,8 @@ class Selector {
   std::shared_ptr<PlanSlot> last_;
   std::unordered_map<uint64_t, std::shared_ptr<PlanSlot>> slots_;
   Trials trials_;
-  std::unordered_map<uint64_t, Chosen> choices_;                // by shape class
-  mutable std::unordered_map<uint64_t, const char*> cheapest_;  // by problem class
+  std::unordered_map<uint64_t, Chosen> choices_;             // by shape class
+  mutable std::unordered_map<uint64_t, Compared> compared_;  // by problem class
 };
 
 }  // namespace moeccl::comm

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "src/base/format.h"
 #include "src/base/hash.h"
 #include "src/plan/profile.h"
 
@@ -181,6 +182,13 @@ void Trials::decide(std::span<const uint64_t> votes) {
     if (close && std::string_view(s.plans[i].name) == plan::kFlatName) s.runs = i;
   }
   if (s.n_worth_trying() > s.n) s.begin();
+}
+
+std::string Trials::Report::text() const {
+  std::string text = "tried:";
+  for (const auto& [name, ns] : took_ns)
+    text += format(" {} {}", name, ns > 0 ? format("{:.1f} us", ns / 1e3) : "not timed");
+  return text;
 }
 
 Trials::Report Trials::report(const Class& c) const {

@@ -69,6 +69,8 @@ class Trials {
   // the plan if the class is the last one that next() was asked for, has decided and need not try again yet. Otherwise
   // returns null, and next() must be called.
   const char* settled(uint64_t hash);
+  // The operation that asked last cannot run what it got, on any rank: its turn passes without a time.
+  void pass() { last_ = {}; }
   // For consecutive AllToAllvs that fit the first word: they run what predictions chose, and only their sizes are asked
   // for. Null: next() must be called.
   exec::Operation::Ran* still_small();
@@ -80,6 +82,7 @@ class Trials {
     bool decided = false;                                 // false: predictions choose what runs
     std::string plan;                                     // the one that runs now
     std::vector<std::pair<std::string, double>> took_ns;  // as the decision saw them; 0: not known
+    std::string text() const;                             // "tried: flat 12.3 us nodes not timed"
   };
   Report report(const Class& c) const;
 

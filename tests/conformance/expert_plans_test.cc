@@ -191,6 +191,9 @@ TEST(ExpertPlanProofs, AreMadeWhereTheyAreAskedFor) {
         const std::string log = log_of([&] {
           for (const Op& o : kReplicaOps) run(comm, hybrid, o.op, rank, replicas);
           for (const Op& o : kDomainOps) run(comm, hybrid, o.op, rank, replicas);
+          const size_t counts[] = {3, 500, 70, 0};
+          std::vector<float> sent(600), received(600);
+          MOECCL_EXPECT_OK(moecclTensorAllToAllv(sent.data(), received.data(), counts, moecclFloat32, comm, nullptr));
         });
         for (const Op& o : kReplicaOps)
           EXPECT_EQ(log.find(" of " + std::string(moecclOpName(o.op)) + " is proved") != std::string::npos, asked)
@@ -198,6 +201,7 @@ TEST(ExpertPlanProofs, AreMadeWhereTheyAreAskedFor) {
         for (const Op& o : kDomainOps)
           EXPECT_EQ(log.find(" of " + std::string(moecclOpName(o.op)) + " is proved") != std::string::npos, asked)
               << log;
+        EXPECT_EQ(log.find(" of tensor_alltoallv is proved") != std::string::npos, asked) << log;
         MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
       },
       options);

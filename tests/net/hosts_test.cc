@@ -79,6 +79,18 @@ TEST(Hosts, KeepToThePortsThatAFirewallLeavesOpen) {
   unsetenv("MOECCL_PORT_RANGE");
 }
 
+// The first address of an interface may be a service's, which all hosts have.
+TEST(Hosts, SendByTheAddressByWhichTheyHaveMet) {
+  MAKE_HOSTS(hosts, .weights = {1, 1});
+  for (int host = 0; host < 2; ++host) {
+    const std::string own = TestHosts::address(host) + "/24 dev eth0";
+    if (!hosts->run(host, "ip addr flush dev eth0 && ip addr add 10.99.0.9/32 dev eth0 && ip addr add " + own))
+      GTEST_SKIP() << "an interface cannot be given two addresses here";
+  }
+  run_ranks(
+      2, [](int rank, moecclComm_t comm) { check_all_reduce(rank, 2, comm, 10'000); }, on(*hosts));
+}
+
 // Strangers find nothing to connect to: while ranks run, nothing listens on any host (scoreboard line 22). A part that
 // meets, and a shrink, listen for as long as they meet.
 TEST(Hosts, ListenToNobodyAfterInit) {

@@ -13,7 +13,7 @@ import moeccl.torch as mt
 from layer_cases import gathered
 from layer_checkpoint_cases import refuses
 from moeccl.torch import _clock, replace
-from moeccl.torch.functions import combine_gradients
+from moeccl.torch.functions import saved_gradients
 
 EXPERTS, SAMPLE, SAMPLES = 8, 8, 16
 TOKENS = SAMPLE * SAMPLES
@@ -164,7 +164,7 @@ def case_ranks_whose_steps_ended_differently_go_on_after_renew(rank, n):
 
     forward().backward()
     behind = layer.experts.register_full_backward_hook(fails)
-    loss, in_combine = forward(), mock.patch.object(replace, "combine_gradients", lambda *a: fails(combine_gradients(*a)))
+    loss, in_combine = forward(), mock.patch.object(replace, "saved_gradients", lambda *a: fails(saved_gradients(*a)))
     with in_combine if rank == n - 1 else contextlib.nullcontext():
         refuses(["full"], loss.backward, RuntimeError)
     behind.remove()

@@ -29,8 +29,8 @@ def free_port():
         return s.getsockname()[1]
 
 
-def run_world(n, cases):
-    """Runs the cases on n processes, for at most LIMIT_S. Returns {case: {rank: message or None}}."""
+def run_world(n, cases, limit_s=LIMIT_S):
+    """Runs the cases on n processes, for at most limit_s. Returns {case: {rank: message or None}}."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         ranks = []
@@ -38,7 +38,7 @@ def run_world(n, cases):
             env = dict(os.environ, RANK=str(r), WORLD_SIZE=str(n), LOCAL_RANK=str(r), MASTER_ADDR="127.0.0.1",
                        MASTER_PORT=str(port), OMP_NUM_THREADS="1", MOECCL_TIMEOUT_MS="60000")
             ranks.append(subprocess.Popen([sys.executable, os.path.realpath(__file__), "--worker", folder, *cases], env=env))
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + limit_s
         try:
             for p in ranks:
                 p.wait(max(1, deadline - time.monotonic()))

@@ -175,10 +175,15 @@ Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfac
   for (const bool v4 : {!v6_first, v6_first}) {
     for (const driver::Interface& i : interfaces) {
       if (std::find(seen.begin(), seen.end(), i.name) == seen.end()) seen.push_back(i.name);
-      const bool known = std::any_of(nics.begin(), nics.end(),
-                                     [&](const Nic& n) { return n.name == i.name && is_v4(n.address) == v4; });
-      if (is_v4(i.address) != v4 || known || !takes(chosen, i)) continue;
-      nics.push_back({i.name, i.address, i.prefix_bits, i.mbit_per_s, i.tunnel, i.wire});
+      if (is_v4(i.address) != v4 || !takes(chosen, i)) continue;
+      const auto known = std::find_if(nics.begin(), nics.end(),
+                                      [&](const Nic& n) { return n.name == i.name && is_v4(n.address) == v4; });
+      Nic nic{i.name, i.address, i.prefix_bits, i.mbit_per_s, i.tunnel, i.wire};
+      if (known == nics.end()) {
+        nics.push_back(std::move(nic));
+      } else if (i.address.host() == met_at && i.prefix_bits <= known->prefix_bits) {
+        *known = std::move(nic);
+      }
     }
   }
   keep_best(met_at, &nics);

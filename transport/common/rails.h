@@ -28,9 +28,10 @@ inline constexpr size_t kMaxNics = 8;  // interfaces; each has at most one addre
 inline constexpr int64_t kUnknownMbit = 10'000;
 
 // Chooses an IPv4 and an IPv6 address of each interface, those of the family of `met_at` first (IPv4 if it is empty),
-// of at most kMaxNics interfaces. `filter` is MOECCL_SOCKET_IFNAME. Loopback is chosen only by name. If there are more,
-// the interface with the address `met_at` is kept, because other hosts see it, and then the fastest. Returns
-// InvalidArgument for a filter that leaves no interface, Unsupported when there is none without a filter.
+// of at most kMaxNics interfaces. `filter` is MOECCL_SOCKET_IFNAME. Loopback is chosen only by name. The address
+// `met_at` is chosen before others of its interface, unless its network is smaller (a service's address has a network
+// of its own), and its interface before faster ones, because other hosts see it. Returns InvalidArgument for a filter
+// that leaves no interface, Unsupported when there is none without a filter.
 Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfaces, const std::string& filter,
                                      const std::string& met_at = {});
 

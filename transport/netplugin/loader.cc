@@ -4,10 +4,12 @@
 #include <strings.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 
 #include "src/base/log.h"
 #include "src/base/text.h"
+#include "src/driver/fork_page.h"
 #include "src/driver/nccl_plugin.h"
 
 namespace moeccl::transport::netplugin {
@@ -42,21 +44,23 @@ Loaded load(const std::string& entry) {
 struct Registry {
   std::mutex mutex;
   std::vector<std::unique_ptr<Loaded>> tried;
+  std::atomic<bool> has_plugins{false};  // or is loading one
 
   Loaded& get(const std::string& entry) {
     for (const auto& l : tried) {
       if (l->entry == entry) return *l;
     }
+    const bool before = has_plugins.exchange(true);
     tried.push_back(std::make_unique<Loaded>(load(entry)));
+    has_plugins.store(before || tried.back()->api != nullptr);
     return *tried.back();
   }
 };
 
-// Never destroyed: plugins have threads that outlive main().
-Registry& registry() {
-  static auto* const made = new Registry;
-  return *made;
-}
+// Plugins have threads that outlive main(), and a forked child has none of its parent's. Another thread of the parent
+// may have held the plugin's locks, or the registry's, when it forked.
+constinit driver::PerProcess<Registry> registries;
+Registry& registry() { return registries.get(); }
 
 Result<PluginUse> try_plugin(NetApi& api, const PluginChoice& choice) {
   MOECCL_ASSIGN_OR_RETURN(void* const context, api.init(choice.comm_id));
@@ -115,6 +119,12 @@ std::vector<PluginUse::Device> rails_of_rank(std::vector<PluginUse::Device> devi
 }
 
 Result<PluginUse> use_plugin(const PluginChoice& choice) {
+  if (registries.any_inherited([](const Registry& parents) { return parents.has_plugins.load(); })) {
+    return error(
+        moecclUnsupported,
+        "this process was forked from one that had loaded a net plugin, whose threads and locks do not survive "
+        "a fork: fork before the first communicator between hosts is made, or set MOECCL_NET=tcp");
+  }
   const std::lock_guard lock(registry().mutex);
   std::vector<std::string> entries = plugin_list(choice.list);
   // As in NCCL_NET_PLUGIN, NAME may also name a file, unless a list says otherwise.

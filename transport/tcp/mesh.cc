@@ -225,7 +225,15 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
     if (doors.size() > before && made.where.empty()) made.where = to;
     if (doors.size() > before) made.mbit_per_s += rail.mbit_per_s;
   }
-  if (doors.empty()) return std::move(last).with_context(format("connecting to rank {}", peer));
+  if (doors.empty()) {
+    const bool unanswered = last.code() == moecclRemoteError || last.code() == moecclTimeout;
+    return error(last.code(), "connecting to rank {}: {}{}", peer, last.message(),
+                 !unanswered ? ""
+                 : slow.has_value()
+                     ? ": its host accepts connections, but no rank answers: is its process stopped?"
+                     : ": can this host reach that address (MOECCL_SOCKET_IFNAME on both), and does no firewall close "
+                       "its port (MOECCL_PORT_RANGE)?");
+  }
   for (size_t i = 0; i < doors.size(); ++i) {
     Knocked& k = doors[i];
     const StreamGreeting greeting{kWireVersion, static_cast<uint16_t>(i), static_cast<uint16_t>(doors.size()),

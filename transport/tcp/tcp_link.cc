@@ -26,6 +26,9 @@ constexpr const char* kForQueues = "cubic";
 constexpr int64_t kQueueUs = 500;
 constexpr uint32_t kLooks = 2;  // this often in a row, once each time that the socket is full
 
+// For so long it is read what the other side sent before it went: it may also go on sending on another stream.
+constexpr int64_t kLastWords_ns = 1'000'000'000;
+
 }  // namespace
 
 TcpLink::TcpLink(const LocalMemory& own, TcpPeer peer, TcpEngine& engine)
@@ -42,9 +45,10 @@ TcpLink::TcpLink(const LocalMemory& own, TcpPeer peer, TcpEngine& engine)
 void TcpLink::end(const Status& why) {
   if (ending_) return;
   ending_ = true;
+  const int64_t until = now_ns() + kLastWords_ns;
   for (size_t i = peer_.streams.size(); i-- > 0;) {
     peer_.streams[i].look_again();
-    while (!down_ && peer_.streams[i].readable() && !peer_.streams[i].stalled) receive(i);
+    while (!down_ && peer_.streams[i].readable() && !peer_.streams[i].stalled && now_ns() < until) receive(i);
   }
   lose(why);
 }
@@ -357,6 +361,8 @@ bool TcpLink::landed(uint64_t offset) {
   const std::lock_guard lock(engine_.mutex_);
   for (Landing& l : landings_) {
     if (l.bytes == 0 || l.offset != offset) continue;
+    // The caller has seen the put's signal, and the memory is the program's again after this.
+    if (take_back(l)) lose(protocol_error(peer_.rank, "a signal before the end of the put that it announces"));
     l.bytes = 0;
     return l.used;
   }
@@ -365,14 +371,18 @@ bool TcpLink::landed(uint64_t offset) {
 
 void TcpLink::land_nothing() {
   const std::lock_guard lock(engine_.mutex_);
-  for (Stream& s : peer_.streams) {
-    for (const Landing& l : landings_) {
-      // The rest of a put that is arriving there goes into the staging.
-      const bool here = l.bytes != 0 && l.used && s.put_left > 0 && s.put_to == l.dst + (l.bytes - s.put_left);
-      if (here) s.put_to = own_.staging + l.offset + (l.bytes - s.put_left);
-    }
-  }
+  for (const Landing& l : landings_) (void)take_back(l);
   landings_ = {};
+}
+
+bool TcpLink::take_back(const Landing& l) {
+  bool any = false;
+  for (Stream& s : peer_.streams) {
+    const bool here = l.bytes != 0 && l.used && s.put_left > 0 && s.put_to == l.dst + (l.bytes - s.put_left);
+    if (here) s.put_to = own_.staging + l.offset + (l.bytes - s.put_left);
+    any = any || here;
+  }
+  return any;
 }
 
 Status TcpLink::take_signals(Stream& s, const FrameHead& head, std::span<const std::byte> payload, bool* stalled) {

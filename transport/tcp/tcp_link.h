@@ -84,6 +84,8 @@ class TcpLink final : public OrderedLink, private Landings {
     std::byte* dst = nullptr;
     bool used = false;  // the put goes there, or has gone
   };
+  // Sends the rest of a put that is arriving there into the staging, and returns whether there was one.
+  bool take_back(const Landing& l);
   std::array<Landing, 4> landings_;
   std::array<uint64_t, kSigsPerPeer> words_ = {};
   uint32_t new_words_ = 0;                        // bit mask of words_ that wait

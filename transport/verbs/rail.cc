@@ -2,13 +2,16 @@
 #include "transport/verbs/rail.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 
 #include "src/base/name_list.h"
+#include "src/driver/children.h"
 #include "src/driver/ibv.h"
 
 namespace moeccl::transport::verbs {
@@ -184,7 +187,12 @@ Result<std::vector<FoundRail>> usable_rails(std::vector<FoundRail> found) {
 
 Result<std::unique_ptr<Rail>> Rail::open(const driver::IbvApi& api, const FoundRail& found) {
   std::unique_ptr<Rail> rail(new Rail(api, found.info));
-  rail->context_ = api.open_device(found.device);
+  {
+    const driver::ForkPause pause;
+    rail->context_ = api.open_device(found.device);
+    if (rail->context_ != nullptr) driver::keep_from_children(rail->context_->cmd_fd);
+    keep_queues_from_children();  // pages that opening maps
+  }
   if (rail->context_ == nullptr)
     return error(moecclSystemError, "{} cannot be opened: {}", found.info.name(), std::strerror(errno));
   DeviceAttr attr = {};
@@ -203,6 +211,18 @@ Result<std::unique_ptr<Rail>> Rail::open(const driver::IbvApi& api, const FoundR
   if (rail->pd_ == nullptr)
     return error(moecclSystemError, "{} gives no protection domain: {}", found.info.name(), std::strerror(errno));
   return rail;
+}
+
+void keep_queues_from_children() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    char shared = 0;  // 's' or 'p'; a program or library may have such a name too
+    if (line.find("/uverbs") == std::string::npos ||
+        std::sscanf(line.c_str(), "%lx-%lx %*3c%c", &begin, &end, &shared) != 3 || shared != 's')
+      continue;
+    (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTFORK);
+  }
 }
 
 Status Rail::make_queue(uint32_t entries) {

@@ -113,4 +113,9 @@ class Rail {
 
 inline constexpr int64_t kPortGraceMs = 2000;
 
+// Called when a device was opened and when queues were made. The kernel keeps the queue pairs of a process that has
+// ended, and answers its peers, as long as a child has the device open or parts of it mapped. No child could use them
+// (ibv_fork_init(3)).
+void keep_queues_from_children();
+
 }  // namespace moeccl::transport::verbs

@@ -196,6 +196,7 @@ Status VerbsEndpoint::make_queues() {
       }
     }
   }
+  keep_queues_from_children();
   return {};
 }
 
@@ -229,6 +230,7 @@ Result<std::string> VerbsEndpoint::register_device(const DeviceMemory& memory) {
   MOECCL_ASSIGN_OR_RETURN(parts_.device, DeviceRegions::make(parts_.rails, memory));
   MOECCL_TRY(parts_.device->connect_flush(settings_, timeout_code(settings_, options_.timeout_ms),
                                           static_cast<uint32_t>(queues_.size())));
+  keep_queues_from_children();
   return std::string(parts_.device->way());
 }
 

@@ -47,55 +47,93 @@ Side side_of(Communicator& comm, bool cuda) {
   return {comm.selector_for(cuda), comm.fabric_for(cuda).half_bytes, cuda};
 }
 
-// Fills one choice. `reachable` assumes that every rank's buffers turn out to be reachable.
-Status build_reduce(const Communicator& comm, const ExpertPlans& plans, const CheckedCall& c, bool reachable,
-                    plan::Program& program, exec::Choice& choice) {
+// What determines the plan of a call, besides the state of the communicator.
+struct Asked {
+  CheckedCall call;
+  std::vector<uint64_t> slot_first, shard_first;  // of several layers
+};
+
+// A plan that moves rows, with the lists that its steps name.
+struct RowSlot : PlanSlot {
+  algo::BoundRows moved;
+};
+
+uint64_t signature_of(const PlanSlot& slot) {
+  const uint64_t plan = slot.choice.plan_hash;
+  return slot.asks_reach ? hash_combine(plan, slot.choice_if_reachable.plan_hash) : plan;
+}
+
+Status build_reduce(const Communicator& comm, const ExpertPlans& plans, const CheckedCall& c, const char* name,
+                    bool reachable, plan::Plan& built, exec::Choice& choice) {
   const plan::Shape shape = plans.reduce_shape(reachable);
-  MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind kind, plans.choose_reduce(reachable, true));
+  const algo::ReduceKind kind = ExpertPlans::kind_of(name);
   const algo::ReplicaReduce plan(c.placement, shape, comm.tree(), kind, c.average);
   MOECCL_TRY(plan.fits());
   MOECCL_TRY(plans.check_reduce(kind, reachable));
-  program = plan.build(comm.rank());
-  choice = {&program, plan.chunking(), plan.name(), plan.hash()};
+  built.programs.push_back(plan.build(comm.rank()));
+  choice = {&built.programs.back(), plan.chunking(), plan.name(), plan.hash()};
   return {};
+}
+
+Result<std::shared_ptr<PlanSlot>> build_rows(const Communicator& comm, const ExpertPlans& plans, const Asked& asked,
+                                             const char* name) {
+  MOECCL_ASSIGN_OR_RETURN(const ExpertRows chosen, plans.make_rows(name));
+  MOECCL_TRY(plans.check_rows(name));
+  const auto slot = std::make_shared<RowSlot>();
+  std::visit(
+      [&](const auto& rows) {
+        slot->moved = rows.build(comm.rank(), {asked.slot_first, asked.shard_first});
+        slot->choice = {&slot->moved.program, rows.chunking(), rows.name(), rows.hash()};
+      },
+      chosen);
+  slot->binding = &slot->moved.binding;
+  return std::shared_ptr<PlanSlot>(slot);
+}
+
+// Builds one way of the call.
+Result<std::shared_ptr<PlanSlot>> build(const Communicator& comm, const ExpertPlans& plans, const Asked& asked,
+                                        const char* name) {
+  std::shared_ptr<PlanSlot> slot;
+  if (asked.call.op == moecclOpExpertAllReduce) {
+    slot = std::make_shared<PlanSlot>();
+    MOECCL_TRY(build_reduce(comm, plans, asked.call, name, false, slot->staged, slot->choice));
+  } else {
+    MOECCL_ASSIGN_OR_RETURN(slot, build_rows(comm, plans, asked, name));
+  }
+  slot->key = {asked.call.op, 0, asked.call.count, asked.call.element_bytes, false};
+  slot->signature = signature_of(*slot);
+  return slot;
 }
 
 uint32_t slots_of(const moecclPlacement_t& p, uint32_t rank) {
   return static_cast<uint32_t>(p.slot_counts != nullptr ? p.slot_counts[rank] : p.slots_per_rank);
 }
 
-// The plan of a call on this rank with everything that determines it; operations keep it alive. A placement often stays
-// the same between steps, and a plan of many experts takes longer to check and to build than a small one takes to run.
+// The plan of a call on this rank with everything that determines it. A placement often stays the same between steps,
+// and a plan of many experts takes longer to check and to build than a small one takes to run.
 struct Kept {
   bool cuda = false;
   moecclDataType_t type = moecclInt8;
   moecclRedOp_t reduce = moecclSum;
-  size_t count = 0;
   uint64_t staging_bytes = 0;
   uint64_t plans = 0;  // Selector::version()
-  bool asks_reach = false;
-  int32_t n_experts = 0;
-  std::vector<uint32_t> slots;       // [n_ranks]
-  std::vector<int32_t> slot_expert;  // rank after rank
-  std::vector<uint64_t> slot_first, shard_first;
-
-  plan::Program program, reachable;
-  algo::BoundRows moved;  // replaces the programs for calls that move rows
-  exec::Choice choice, if_reachable;
-  plan::Binding binding;
-  bool asks = false;  // asks for the peers' buffers before it chooses
+  std::shared_ptr<const Asked> asked;
+  std::shared_ptr<PlanSlot> slot;
   uint64_t in_bytes = 0, out_bytes = 0;
 
   bool serves(const Side& side, const ExpertCall& call) const {
-    if (side.cuda != cuda || call.type != type || call.reduce != reduce || call.count != count) return false;
-    if (!std::ranges::equal(call.places.slots, slot_first) || !std::ranges::equal(call.places.shards, shard_first))
+    if (side.cuda != cuda || call.type != type || call.reduce != reduce || call.count != asked->call.count)
+      return false;
+    if (!std::ranges::equal(call.places.slots, asked->slot_first) ||
+        !std::ranges::equal(call.places.shards, asked->shard_first))
       return false;
     const moecclPlacement_t& p = *call.placement;
-    if (p.n_experts != n_experts || p.slot_expert == nullptr) return false;
+    const algo::ReplicaPlacement& known = asked->call.placement;
+    if (p.n_experts != static_cast<int32_t>(known.n_experts) || p.slot_expert == nullptr) return false;
     if (staging_bytes != side.staging_bytes || plans != side.selector.version()) return false;
-    for (uint32_t r = 0; r < slots.size(); ++r)
-      if (slots_of(p, r) != slots[r]) return false;
-    return std::equal(slot_expert.begin(), slot_expert.end(), p.slot_expert);
+    for (uint32_t r = 0; r + 1 < known.first_slot.size(); ++r)
+      if (slots_of(p, r) != known.n_slots(r)) return false;
+    return std::equal(known.slot_expert.begin(), known.slot_expert.end(), p.slot_expert);
   }
 };
 
@@ -105,60 +143,70 @@ void warn_of_force(const Side& side, const CheckedCall& c, const Status& why, co
   warn_of_force(side.selector, c.op, static_cast<uint64_t>(std::bit_width(bytes)), bytes, why, instead);
 }
 
-Status keep_reduce(const Communicator& comm, const Side& side, const ExpertPlans& plans, const CheckedCall& c,
-                   Kept& kept) {
-  MOECCL_TRY(build_reduce(comm, plans, c, false, kept.program, kept.choice));
-  kept.binding.count = c.count;
-  kept.in_bytes = kept.out_bytes = c.placement.n_slots(comm.rank()) * c.count * c.element_bytes;
+// Sums over buffers of the symmetric heap run by price alone.
+Status add_reachable(const Communicator& comm, const Side& side, const ExpertPlans& plans, const CheckedCall& c,
+                     PlanSlot& slot) {
   const uint64_t most_bytes = c.placement.most_slots() * c.count * c.element_bytes;
   const std::string& forced = side.selector.forced(c.op);
   const Status follows = plans.obeys_force();
   const bool may_reach = forced.empty() || !follows.ok() || forced == algo::reduce_kind_name(algo::ReduceKind::kDirect);
-  kept.asks = may_reach && kept.asks_reach && most_bytes >= algo::tuning::kAskReach && comm.n_ranks() > 1;
-  if (kept.asks) MOECCL_TRY(build_reduce(comm, plans, c, true, kept.reachable, kept.if_reachable));
-  const bool in_heap = kept.asks && forced == kept.if_reachable.algorithm;
-  if (!follows.ok())
-    warn_of_force(side, c, follows,
-                  format("{}{}", kept.choice.algorithm,
-                         in_heap ? format(", and {} where all buffers come from moecclMemAlloc,", forced) : ""));
+  slot.asks_reach =
+      may_reach && side.selector.asks_reach() && most_bytes >= algo::tuning::kAskReach && comm.n_ranks() > 1;
+  if (!slot.asks_reach) return {};
+  const WayOrder order = plans.order(true, true);
+  MOECCL_TRY(build_reduce(comm, plans, c, order.names[0], true, slot.reachable, slot.choice_if_reachable));
+  slot.signature = signature_of(slot);
   return {};
 }
 
-Status keep_rows(const Communicator& comm, const Side& side, const ExpertPlans& plans, const CheckedCall& c,
-                 const ExpertCall& call, Kept& kept) {
-  MOECCL_ASSIGN_OR_RETURN(const ExpertRows chosen, plans.choose_rows(true));
-  std::visit(
-      [&](const auto& rows) {
-        kept.in_bytes = rows.input_elements(comm.rank()) * c.element_bytes;
-        kept.out_bytes = rows.output_elements(comm.rank()) * c.element_bytes;
-        kept.moved = rows.build(comm.rank(), call.places);
-        kept.choice = {&kept.moved.program, rows.chunking(), rows.name(), rows.hash()};
-      },
-      chosen);
-  kept.binding = kept.moved.binding;
-  MOECCL_TRY(plans.check_rows(kept.choice.algorithm));
-  if (const Status follows = plans.obeys_force(); !follows.ok()) warn_of_force(side, c, follows, kept.choice.algorithm);
-  return {};
+Result<std::shared_ptr<PlanSlot>> make_slot(Communicator& comm, const Side& side,
+                                            const std::shared_ptr<const Asked>& asked) {
+  const CheckedCall& c = asked->call;
+  const ExpertPlans plans(comm, side, c);
+  const WayOrder order = plans.order(false, true);
+  if (order.names.empty()) return plans.none_applies();
+  const auto make = [&](const char* name) { return build(comm, plans, *asked, name); };
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> slot, make_first(order.as_now(), make));
+  if (c.op == moecclOpExpertAllReduce) MOECCL_TRY(add_reachable(comm, side, plans, c, *slot));
+  order.enter(*slot, plans.most_bytes(),
+              [&comm, asked](const PlanSlot& of, const char* name) -> Result<std::shared_ptr<PlanSlot>> {
+                const Side host = side_of(comm, false);
+                MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> other,
+                                        build(comm, ExpertPlans(comm, host, asked->call), *asked, name));
+                other->asks_reach = of.asks_reach;
+                other->choice_if_reachable = of.choice_if_reachable;
+                other->signature = signature_of(*other);
+                return other;
+              });
+  if (const Status follows = plans.obeys_force(); !follows.ok()) {
+    const bool in_heap = slot->asks_reach && side.selector.forced(c.op) == slot->choice_if_reachable.algorithm;
+    warn_of_force(side, c, follows,
+                  format("{}{}", slot->choice.algorithm,
+                         in_heap ? format(", and {} where all buffers come from moecclMemAlloc,",
+                                          slot->choice_if_reachable.algorithm)
+                                 : ""));
+  }
+  return slot;
 }
 
 Result<std::shared_ptr<const Kept>> keep(Communicator& comm, const Side& side, const ExpertCall& call) {
-  MOECCL_ASSIGN_OR_RETURN(const CheckedCall c, check_call(comm, call));
+  auto asked = std::make_shared<Asked>();
+  MOECCL_ASSIGN_OR_RETURN(asked->call, check_call(comm, call));
+  asked->slot_first.assign(call.places.slots.begin(), call.places.slots.end());
+  asked->shard_first.assign(call.places.shards.begin(), call.places.shards.end());
   auto kept = std::make_shared<Kept>();
   kept->cuda = side.cuda;
   kept->type = call.type;
   kept->reduce = call.reduce;
-  kept->count = call.count;
   kept->staging_bytes = side.staging_bytes;
   kept->plans = side.selector.version();
-  kept->asks_reach = side.selector.asks_reach();
-  kept->n_experts = call.placement->n_experts;
-  for (uint32_t r = 0; r < comm.n_ranks(); ++r) kept->slots.push_back(c.placement.n_slots(r));
-  kept->slot_expert = c.placement.slot_expert;
-  kept->slot_first.assign(call.places.slots.begin(), call.places.slots.end());
-  kept->shard_first.assign(call.places.shards.begin(), call.places.shards.end());
-  const ExpertPlans plans(comm, side, c);
-  MOECCL_TRY(call.op == moecclOpExpertAllReduce ? keep_reduce(comm, side, plans, c, *kept)
-                                                : keep_rows(comm, side, plans, c, call, *kept));
+  kept->asked = asked;
+  MOECCL_ASSIGN_OR_RETURN(kept->slot, make_slot(comm, side, asked));
+  const CheckedCall& c = asked->call;
+  const uint64_t slots = uint64_t{c.placement.n_slots(comm.rank())} * c.count * c.element_bytes;
+  const uint64_t shards = c.placement.n_experts * algo::shard_elements(c.count, comm.n_ranks()) * c.element_bytes;
+  kept->in_bytes = c.op == moecclOpPlaceWeights ? shards : slots;
+  kept->out_bytes = c.op == moecclOpPlaceWeights || c.op == moecclOpExpertAllReduce ? slots : shards;
   return std::shared_ptr<const Kept>(std::move(kept));
 }
 
@@ -209,22 +257,14 @@ Status prepare_expert_call(Communicator& comm, const ExpertCall& asked, exec::Op
     if (call.out != call.in) MOECCL_TRY(comm.cuda()->open_to_peers(call.out, kept->out_bytes));
   }
   op.signature.op = call.op;
-  op.priority = comm.priority_of(call.op);
   op.signature.type = call.type;
   op.signature.count = call.count;
-  op.signature.plan = kept->choice.plan_hash;
-  op.choice = kept->choice;
-  op.binding = kept->binding;
   if (plan::reduces(call.op)) op.signature.reduce = static_cast<uint8_t>(call.reduce);
-  if (kept->asks) {
-    op.if_reachable = &kept->if_reachable;
-    op.signature.plan = hash_combine(op.signature.plan, kept->if_reachable.plan_hash);
-  }
   op.input = call.in;
   op.output = call.out;
   op.output_bytes = kept->out_bytes;
   op.element_bytes = moecclTypeSize(call.type);
-  op.keep = std::move(kept);
+  comm.attach(op, kept->slot, 0, false);
   return {};
 }
 
@@ -259,9 +299,10 @@ Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& ca
   MOECCL_ASSIGN_OR_RETURN(const CheckedCall c, check_call(comm, call));
   const Side side = side_of(comm, false);
   const ExpertPlans plans(comm, side, c);
-  MOECCL_ASSIGN_OR_RETURN(const WaysPage page, plans.page());
+  const WayOrder order = plans.order(false, false);
+  MOECCL_ASSIGN_OR_RETURN(const WaysPage page, plans.page(order));
   const std::string why =
-      why_chosen(side.selector, call.op, page.plan.algorithm, plans.obeys_force(), "for this placement");
+      why_chosen(side.selector, call.op, page.plan.algorithm, plans.obeys_force(), order, "for this placement");
   return plan::explain({page.plan, comm.tree(), page.cost, comm.rank(), why, page.candidates, 0, comm.paced()}) +
          format("Figures: {}.\n", plan::figures_text(*side.selector.profile(), comm.tree()));
 }

@@ -20,25 +20,53 @@ algo::WholeRows whole_blocks(plan::Plan plan) {
   return all;
 }
 
-std::vector<const char*> in_order(const Selector& selector, std::string_view forced, uint64_t problem,
-                                  std::span<const Way> ways, bool decides) {
-  std::vector<const char*> names;
+std::vector<const char*> WayOrder::as_now() const {
+  std::vector<const char*> now = names;
+  if (trial.decided) std::ranges::stable_partition(now, [&](const char* name) { return name == trial.plan; });
+  return now;
+}
+
+void WayOrder::enter(PlanSlot& slot, uint64_t most_bytes, Make make) const {
+  if (tried.empty()) return;
+  slot.tried = tried;
+  slot.trial_class = trial_class;
+  slot.most_bytes = most_bytes;
+  slot.remake = [all = names, make = std::move(make)](const PlanSlot& of, std::string_view name) {
+    std::vector<const char*> wanted = all;
+    std::ranges::stable_partition(wanted, [&](const char* n) { return n == name; });
+    return make_first(wanted, [&](const char* n) { return make(of, n); });
+  };
+}
+
+WayOrder in_order(const Selector& selector, std::string_view forced, Problem problem, std::span<const Way> ways) {
+  WayOrder order;
   std::vector<Selector::Offer> offers;
+  uint64_t hash = problem.hash;
   for (const Way& way : ways) {
     if (!way.applies.ok()) continue;
-    names.push_back(way.name);
-    problem = hash_combine(problem, hash_string(way.name));
-    offers.push_back({way.name, [&](const plan::Profile& profile) {
+    order.names.push_back(way.name);
+    hash = hash_combine(hash_combine(hash, hash_string(way.name)), way.bits);
+    offers.push_back({way.name,
+                      [&](const plan::Profile& profile) {
                         const Result<algo::WholeRows> all = way.build();
                         return all.ok() ? plan::price(all->plan, all->bindings, selector.tree(), profile).total_ns
                                         : std::numeric_limits<double>::infinity();
-                      }});
+                      },
+                      way.bits});
   }
-  if (names.empty()) return names;
-  const bool obeys = std::ranges::find(names, forced) != names.end();
-  const std::string_view first = obeys ? forced : selector.cheapest(problem, offers, decides);
-  std::ranges::stable_partition(names, [&](const char* name) { return name == first; });
-  return names;
+  if (offers.empty()) return order;
+  std::string_view first = forced;
+  if (std::ranges::find(order.names, forced) == order.names.end()) {
+    Selector::Compared compared = selector.compare(hash, offers, problem.decides);
+    first = compared.cheapest;
+    if (!compared.tried.empty() && Selector::tries_offers(problem.most_bytes)) {
+      order.tried = std::move(compared.tried);
+      order.trial_class = compared.trial_class;
+      order.trial = selector.report(order.trial_class);
+    }
+  }
+  std::ranges::stable_partition(order.names, [&](const char* name) { return name == first; });
+  return order;
 }
 
 WaysPage page_of(const Selector& selector, std::span<const Way> ways, std::string_view chosen) {
@@ -72,8 +100,16 @@ void warn_of_force(const Selector& selector, moecclOp_t op, uint64_t problem, ui
 }
 
 std::string why_chosen(const Selector& selector, moecclOp_t op, const std::string& name, const Status& follows,
-                       const std::string& otherwise) {
+                       const WayOrder& order, std::string otherwise) {
   const std::string& forced = selector.forced(op);
+  if (order.trial.decided) {
+    otherwise = order.trial.text();
+  } else if (!order.tried.empty()) {
+    otherwise += "; a trial of";
+    for (size_t i = 0; i < order.tried.size(); ++i)
+      otherwise += format("{}{}", i == 0 ? " " : i + 1 == order.tried.size() ? " and " : ", ", order.tried[i].name);
+    otherwise += " has not ended";
+  }
   if (!follows.ok()) return format("{}; {} is forced but does not apply: {}", otherwise, forced, follows.message());
   return name == forced ? "forced by moecclPlanForce or MOECCL_PLAN" : otherwise;
 }

@@ -20,24 +20,43 @@ struct Way {
   const char* name;
   Status applies;                                  // success, or why it runs no call like this one
   std::function<Result<algo::WholeRows>()> build;  // makes all ranks' programs; fails if the call does not fit
+  uint32_t bits = 0;                               // as Selector::Offer::bits
 };
 
 // Returns the build of plans of blocks, which read no lists.
 algo::WholeRows whole_blocks(plan::Plan plan);
 
-// Returns the names of the ways that apply, in the order in which to try them: first the forced one, or else the
-// cheapest. The first way that applies stays first unless another gains in price. problem, decides: as for
-// Selector::cheapest().
-std::vector<const char*> in_order(const Selector& selector, std::string_view forced, uint64_t problem,
-                                  std::span<const Way> ways, bool decides);
+// A class of calls, as Selector::compare() takes it.
+struct Problem {
+  uint64_t hash = 0;
+  uint64_t most_bytes = 0;  // of any rank's larger buffer; 0: the plans are not tried against each other
+  bool decides = false;
+};
 
-// Returns what make(name) returns for the first way for which that succeeds, or why it failed for the first.
+// The ways that apply to a call.
+struct WayOrder {
+  // In the order in which to see whether they fit: first the forced one, or else the cheapest. The first way that
+  // applies stays first unless another gains in price.
+  std::vector<const char*> names;
+  std::vector<Trials::Plan> tried;  // against each other; empty: none
+  uint64_t trial_class = 0;
+  Trials::Report trial;
+  // The same names, but first the one that a trial has found to be the fastest.
+  std::vector<const char*> as_now() const;
+  // Makes `slot` part of the trial, if there is one. make: makes the slot of a way that fits, or says why it does not.
+  using Make = std::function<Result<std::shared_ptr<PlanSlot>>(const PlanSlot& slot, const char* name)>;
+  void enter(PlanSlot& slot, uint64_t most_bytes, Make make) const;
+};
+WayOrder in_order(const Selector& selector, std::string_view forced, Problem problem, std::span<const Way> ways);
+
+// Returns what make(name) returns for the first way for which that succeeds, or why it failed for the first. A plan
+// that is wrong, as its proof shows, is not passed over.
 template <class Make>
-auto make_first(std::span<const char* const> names, Make&& make) -> decltype(make(names[0])) {
+auto make_first(const std::vector<const char*>& names, Make&& make) -> decltype(make(names[0])) {
   Status why;
   for (const char* name : names) {
     auto made = make(name);
-    if (made.ok()) return made;
+    if (made.ok() || made.status().code() == moecclInternalError) return made;
     if (why.ok()) why = made.status();
   }
   return why;
@@ -60,8 +79,8 @@ void warn_of_force(const Selector& selector, moecclOp_t op, uint64_t problem, ui
                    const std::string& instead);
 
 // Returns what a page says of the plan that runs. follows: why the forced one does not, or success; otherwise: what
-// chooses where none is forced.
+// chooses where none is forced or tried.
 std::string why_chosen(const Selector& selector, moecclOp_t op, const std::string& name, const Status& follows,
-                       const std::string& otherwise);
+                       const WayOrder& order, std::string otherwise);
 
 }  // namespace moeccl::comm

@@ -23,6 +23,10 @@ algo::WholeRows whole(const ExpertRows& rows) {
 
 }  // namespace
 
+ReduceKind ExpertPlans::kind_of(std::string_view name) {
+  return *std::ranges::find(kKinds, name, algo::reduce_kind_name);
+}
+
 // The kinds add in different orders, so a deterministic communicator has one: "nodes" where it can run, else "flat".
 Status ExpertPlans::runs(ReduceKind kind, const plan::Shape& shape) const {
   const auto can_run = [&](ReduceKind k) -> Status {
@@ -38,14 +42,24 @@ Status ExpertPlans::runs(ReduceKind kind, const plan::Shape& shape) const {
   return can_run(kind);
 }
 
+// Two terms have one sum, whichever rank adds them, but not one mean: ways divide before or after they round.
+uint32_t ExpertPlans::bits(uint32_t number) const {
+  if (call_.average) return number;
+  for (uint32_t e = 0; e < call_.placement.n_experts; ++e)
+    if (call_.placement.n_replicas(e) > 2) return number;
+  return 0;
+}
+
 std::vector<Way> ExpertPlans::reduce_ways(bool reachable) const {
   const plan::Shape shape = reduce_shape(reachable);
   std::vector<Way> ways;
   for (const ReduceKind kind : kKinds)
-    ways.push_back({algo::reduce_kind_name(kind), runs(kind, shape), [this, kind, shape] {
+    ways.push_back({algo::reduce_kind_name(kind), runs(kind, shape),
+                    [this, kind, shape] {
                       const ReplicaReduce reduce(call_.placement, shape, comm_.tree(), kind, call_.average);
                       return whole_blocks(reduce.build_all());
-                    }});
+                    },
+                    bits(static_cast<uint32_t>(kind))});
   return ways;
 }
 
@@ -65,10 +79,12 @@ std::vector<Way> ExpertPlans::row_ways() const {
     Status applies = std::string_view(name) == "nodes" ? nodes : Status();
     if (one_order && !ways.empty() && make_rows(names[0]).ok())
       applies = error(moecclUnsupported, "a deterministic communicator adds in the order that the placement gives");
-    ways.push_back({name, std::move(applies), [this, name]() -> Result<algo::WholeRows> {
+    ways.push_back({name, std::move(applies),
+                    [this, name]() -> Result<algo::WholeRows> {
                       MOECCL_ASSIGN_OR_RETURN(const ExpertRows rows, make_rows(name));
                       return whole(rows);
-                    }});
+                    },
+                    call_.op == moecclOpReduceGradients ? bits(std::string_view(name) == "nodes" ? 1 : 0) : 0});
   }
   return ways;
 }
@@ -103,8 +119,15 @@ Status ExpertPlans::obeys_force() const {
   return call_.op == moecclOpExpertAllReduce ? Status() : make_rows(forced).status();
 }
 
-// Placements of one class differ in where replicas are, which changes prices less than sizes do.
-std::vector<const char*> ExpertPlans::in_order(const std::vector<Way>& all, bool reachable, bool decides) const {
+uint64_t ExpertPlans::most_bytes() const {
+  const uint64_t slots = uint64_t{call_.placement.most_slots()} * call_.count;
+  const uint64_t shards = call_.placement.n_experts * algo::shard_elements(call_.count, comm_.n_ranks());
+  return std::max(slots, call_.op == moecclOpExpertAllReduce ? 0 : shards) * call_.element_bytes;
+}
+
+// Placements of one class differ in where replicas are, which changes prices less than sizes do. Plans for the
+// symmetric heap are not tried.
+WayOrder ExpertPlans::order(bool reachable, bool decides) const {
   const plan::Reach reach = side_.reach(reachable);
   uint64_t slots = 0;
   for (uint32_t r = 0; r < comm_.n_ranks(); ++r) slots += call_.placement.n_slots(r);
@@ -112,18 +135,8 @@ std::vector<const char*> ExpertPlans::in_order(const std::vector<Way>& all, bool
   problem = hash_combine(problem, static_cast<uint64_t>(std::bit_width(slots)));
   problem = hash_combine(problem, static_cast<uint64_t>(std::bit_width(call_.count * call_.element_bytes)));
   problem = hash_combine(problem, plan::reach_bits(reach.staging, reach.views, reach.reads));
-  return comm::in_order(side_.selector, side_.selector.forced(call_.op), problem, all, decides);
-}
-
-Result<ReduceKind> ExpertPlans::choose_reduce(bool reachable, bool decides) const {
-  const std::vector<Way> all = reduce_ways(reachable);
-  const std::vector<const char*> names = in_order(all, reachable, decides);
-  if (names.empty()) return all.back().applies;  // of the way that needs least
-  return *std::ranges::find(kKinds, std::string_view(names[0]), algo::reduce_kind_name);
-}
-
-Result<ExpertRows> ExpertPlans::choose_rows(bool decides) const {
-  return make_first(in_order(row_ways(), false, decides), [&](const char* name) { return make_rows(name); });
+  return in_order(side_.selector, side_.selector.forced(call_.op),
+                  {problem, reachable || side_.cuda ? 0 : most_bytes(), decides}, ways(reachable));
 }
 
 Status ExpertPlans::check_reduce(ReduceKind kind, bool reachable) const {
@@ -143,13 +156,14 @@ Status ExpertPlans::check_rows(const std::string& name) const {
                         [&] { return algo::prove_rows(call_.placement, call_.average, make); });
 }
 
-Result<WaysPage> ExpertPlans::page() const {
-  if (call_.op == moecclOpExpertAllReduce) {
-    MOECCL_ASSIGN_OR_RETURN(const ReduceKind kind, choose_reduce(false, false));
-    return page_of(side_.selector, ways(false), algo::reduce_kind_name(kind));
-  }
-  MOECCL_ASSIGN_OR_RETURN(const ExpertRows rows, choose_rows(false));
-  return page_of(side_.selector, ways(false), std::visit([](const auto& r) { return r.name(); }, rows));
+Result<WaysPage> ExpertPlans::page(const WayOrder& order) const {
+  if (order.names.empty()) return none_applies();
+  const auto runs = [&](const char* name) -> Result<const char*> {
+    if (call_.op != moecclOpExpertAllReduce) MOECCL_TRY(make_rows(name).status());
+    return name;
+  };
+  MOECCL_ASSIGN_OR_RETURN(const char* const now, make_first(order.as_now(), runs));
+  return page_of(side_.selector, ways(false), now);
 }
 
 }  // namespace moeccl::comm

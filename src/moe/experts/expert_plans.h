@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -40,10 +41,17 @@ class ExpertPlans {
   ExpertPlans(const Communicator& comm, const Side& side, const CheckedCall& call)
       : comm_(comm), side_(side), call_(call) {}
 
-  // Returns the forced way if it runs the call, or else the cheapest. Without `decides`, the answer changes no later
-  // one. reachable: assumes that every rank's buffers turn out to be reachable.
-  Result<algo::ReduceKind> choose_reduce(bool reachable, bool decides) const;
-  Result<ExpertRows> choose_rows(bool decides) const;
+  // Returns the ways that apply. Without `decides`, the answer changes no later one. reachable: assumes that every
+  // rank's buffers turn out to be reachable.
+  WayOrder order(bool reachable, bool decides) const;
+  // Returns why not even the way that needs least applies, if none does.
+  Status none_applies() const { return ways(false).back().applies; }
+  // Returns the size of the largest buffer of a rank.
+  uint64_t most_bytes() const;
+  // For a call that moves rows.
+  Result<ExpertRows> make_rows(const std::string& way) const {
+    return make_rows(way, {call_.count, call_.element_bytes, side_.staging_bytes});
+  }
   // Returns why the forced way does not run the call. Success: it does, or none is forced. A single rank copies,
   // whatever the name.
   Status obeys_force() const;
@@ -51,11 +59,12 @@ class ExpertPlans {
   Status check_reduce(algo::ReduceKind kind, bool reachable) const;
   Status check_rows(const std::string& name) const;
 
+  static algo::ReduceKind kind_of(std::string_view name);
   plan::Shape reduce_shape(bool reachable) const {
     return algo::replica_shape(call_.placement, call_.count, call_.element_bytes, side_.reach(reachable),
                                side_.staging_bytes);
   }
-  Result<WaysPage> page() const;
+  Result<WaysPage> page(const WayOrder& order) const;
 
  private:
   // The ways of the operation, the one that runs unless another gains in price first.
@@ -63,11 +72,8 @@ class ExpertPlans {
   std::vector<Way> reduce_ways(bool reachable) const;
   std::vector<Way> row_ways() const;
   Status runs(algo::ReduceKind kind, const plan::Shape& shape) const;
-  std::vector<const char*> in_order(const std::vector<Way>& all, bool reachable, bool decides) const;
+  uint32_t bits(uint32_t number) const;
   Result<ExpertRows> make_rows(const std::string& way, const algo::RowSize& size) const;
-  Result<ExpertRows> make_rows(const std::string& way) const {
-    return make_rows(way, {call_.count, call_.element_bytes, side_.staging_bytes});
-  }
 
   const Communicator& comm_;
   const Side& side_;

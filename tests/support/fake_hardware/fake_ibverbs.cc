@@ -64,6 +64,7 @@ FAKE_API Context* ibv_open_device(Device* given) {
   if (pipe2(ends, O_CLOEXEC) != 0) std::abort();
   context->async_fd = ends[0];
   context->event_end = ends[1];
+  context->cmd_fd = open("/dev/full", O_RDWR | O_CLOEXEC);  // a character device, as the real one
   fake::opened(context);
   return context;
 }
@@ -73,6 +74,7 @@ FAKE_API int ibv_close_device(Context* context) {
   fake::closed(device);
   close(device->async_fd);
   close(device->event_end);
+  close(device->cmd_fd);
   delete device;
   return 0;
 }

@@ -356,6 +356,7 @@ void take_a_while() {
 Code init_all(abi::Logger to) {
   count("init");
   take_a_while();
+  while (now().hold) usleep(1000);
   log_to(to);
   return now().init ? refuse(abi::kSystemError, "init fails by script") : abi::kSuccess;
 }

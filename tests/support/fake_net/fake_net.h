@@ -15,6 +15,7 @@
 //   apart              a comm that is closed with requests under way harms no other; otherwise no transfer of the
 //                      process works from then on, until the next script, unless the comm's peer is gone
 //   locked=N           the N-th regMr of a process fails, and is not counted
+//   hold               init does not return before the next script
 //   untold             test does not report how many bytes came
 //   cuda               its devices take CUDA memory, too
 //   gpu                its devices want to be driven by a GPU

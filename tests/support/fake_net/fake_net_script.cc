@@ -46,6 +46,7 @@ void parse(const char* text) {
     if (name == "gpu") script.gpu = true;
     if (name == "init") script.init = true;
     if (name == "interfaces") script.interfaces = true;
+    if (name == "hold") script.hold = true;
     at = end + 1;
   }
 }

@@ -18,31 +18,6 @@ std::vector<uint64_t> draw(std::mt19937& random, uint32_t groups, uint32_t most)
   return counts;
 }
 
-// Every rank of a group gets all blocks; part k of a block comes from the rank that sends to rank k of the group.
-plan::RowExpectation expectation(const TensorBlocks& plan, const LevelTree& tree, const std::vector<uint64_t>& counts,
-                                 uint32_t element_bytes) {
-  const algo::Nodes nodes(tree.tensor_groups(), tree.n_tensor_groups());
-  const uint32_t e = nodes.n_nodes();
-  plan::RowExpectation expected;
-  for (uint32_t r = 0; r < tree.n_ranks; ++r) {
-    expected.input_rows.push_back(plan.input_elements(r));
-    std::vector<plan::ExpectedRow>& rows = expected.output.emplace_back();
-    const uint32_t mine = nodes.node_of(r), t = nodes.size(mine);
-    for (uint32_t from = 0; from < e; ++from) {
-      uint64_t first = 0;
-      for (uint32_t d = 0; d < mine; ++d) first += counts[from * e + d];
-      const uint64_t length = counts[from * e + mine];
-      for (uint32_t k = 0; k < (from == mine ? 1 : t); ++k) {
-        const plan::Range part = plan::part_range(length, element_bytes, k, from == mine ? 1 : t);
-        const uint32_t sender = from == mine ? r : nodes.members(from)[k % nodes.size(from)];
-        for (uint64_t i = 0; i < part.length; ++i)
-          rows.push_back({{{sender, static_cast<uint32_t>(first + part.offset + i), 1}}, false});
-      }
-    }
-  }
-  return expected;
-}
-
 TEST(TensorBlocks, IsProvedForRandomBlocks) {
   std::mt19937 random(5);
   for (const LevelTree& tree : test::replica_trees()) {
@@ -51,7 +26,17 @@ TEST(TensorBlocks, IsProvedForRandomBlocks) {
       const uint64_t slots = 2 * uint64_t{tree.n_tensor_groups()} * tree.n_ranks;
       auto made = TensorBlocks::make(tree, {counts, 64, {}, 64 * slots * (1 + random() % 3)});
       ASSERT_TRUE(made.ok()) << made.status().message();
-      const Status status = BuiltRows(*made).check(expectation(*made, tree, counts, 64));
+      const Status status = BuiltRows(*made).check(made->expected());
+      ASSERT_TRUE(status.ok()) << status.message() << "; ranks " << tree.n_ranks;
+    }
+  }
+}
+
+TEST(TensorBlocks, IsProvedAtRunTimeWhateverItsSize) {
+  std::mt19937 random(8);
+  for (const LevelTree& tree : test::replica_trees()) {
+    for (const uint32_t most : {3u, 1u << 20}) {
+      const Status status = algo::prove_tensor_blocks(tree, draw(random, tree.n_tensor_groups(), most), {});
       ASSERT_TRUE(status.ok()) << status.message() << "; ranks " << tree.n_ranks;
     }
   }
@@ -63,7 +48,7 @@ TEST(TensorBlocks, LosesItsProofWithoutAnyOneStep) {
   auto made = TensorBlocks::make(tree, {counts, 64, {}, 64 * 2 * 3});
   ASSERT_TRUE(made.ok()) << made.status().message();
   ASSERT_GT(made->chunking().n_chunks, 3u);
-  const plan::RowExpectation expected = expectation(*made, tree, counts, 64);
+  const plan::RowExpectation expected = made->expected();
   const BuiltRows built(*made);
   ASSERT_TRUE(built.check(expected).ok());
   std::string what;

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -78,6 +79,44 @@ TEST(Handout, AFileOfAKilledProcessIsTakenAway) {
   ASSERT_EQ(::access(path.c_str(), F_OK), 0);
   const auto listeners = listen_for_handouts(name);
   EXPECT_TRUE(listeners.ok()) << listeners.status().message();
+}
+
+// As pthread_atfork() does not see a bare clone(), such a child keeps the sockets of a rank 0 that was killed.
+TEST(Handout, AChildOfARank0ThatHasEndedHoldsNobodyUp) {
+  const Folder folder;
+  const std::string name = name_of("clone");
+  auto told = std::move(*tests::socket_pair());
+  Children rank_0;
+  rank_0.start([&] {
+    const auto listeners = listen_for_handouts(name);
+    if (!listeners.ok() || listeners->size() != 2) return 1;
+    const auto child = static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr));
+    if (child == 0) {
+      ::alarm(static_cast<unsigned>(patient_ms(60)));
+      for (;;) ::pause();
+    }
+    if (!driver::send_all(told.first.get(), std::as_bytes(std::span(&child, 1)), soon()).ok()) return 2;
+    ::kill(::getpid(), SIGKILL);
+    return 3;
+  });
+  pid_t child = 0;
+  ASSERT_TRUE(driver::recv_exact(told.second.get(), std::as_writable_bytes(std::span(&child, 1)), soon()).ok());
+  EXPECT_EQ(rank_0.wait(0), -1);
+  const Stopwatch watch;
+  const auto refused = ask_for_handout(name, soon());
+  MOECCL_EXPECT_WITHIN(watch, 500);
+  EXPECT_EQ(refused.status().code(), moecclRemoteError) << refused.status().message();
+  EXPECT_NE(refused.status().message().find("a child of rank 0's process"), std::string::npos)
+      << refused.status().message();
+  const auto listeners = listen_for_handouts(name);
+  EXPECT_TRUE(listeners.ok()) << listeners.status().message();
+  if (listeners.ok()) {
+    std::thread root([&] { give((*listeners)[0], some_id()); });
+    const auto id = ask_for_handout(name, soon());
+    root.join();
+    EXPECT_TRUE(id.ok()) << id.status().message();
+  }
+  ::kill(child, SIGKILL);
 }
 
 TEST(Handout, OldFilesOfProcessesThatHaveEndedAreTakenAway) {

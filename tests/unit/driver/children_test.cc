@@ -8,6 +8,7 @@
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -98,6 +99,20 @@ TEST(Children, KeepWhatHasTakenTheNumberSince) {
   ASSERT_EQ(::dup2(ends[1], number), number);  // the descriptor no longer belongs to the library
   EXPECT_EQ(in_child([&] { return ::write(number, "x", 1) == 1 ? 0 : 1; }), 0);
   for (const int fd : {ends[0], ends[1], number}) ::close(fd);
+}
+
+// As the kernel keeps the queue pairs of an RDMA device as long as anyone has it open.
+TEST(Children, LetGoOfADevice) {
+  const Fd device = not_for_children([] { return ::open("/dev/full", O_RDWR | O_CLOEXEC); });
+  ASSERT_TRUE(device);
+  EXPECT_EQ(in_child([&] {
+              struct stat info = {};
+              if (::fstat(device.get(), &info) != 0) return 1;
+              return S_ISCHR(info.st_mode) ? 2 : 0;
+            }),
+            0);
+  char zero = 1;
+  EXPECT_TRUE(::read(device.get(), &zero, 1) == 1 && zero == 0) << "it stays open in the parent";
 }
 
 TEST(Children, LetGoThoughNoDescriptorIsFree) {

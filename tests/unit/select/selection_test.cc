@@ -7,6 +7,8 @@
 #include <limits>
 #include <map>
 
+#include "src/base/hash.h"
+
 namespace moeccl::comm {
 namespace {
 
@@ -43,6 +45,8 @@ std::unique_ptr<Selector> selector(const plan::Profile& profile) {
   s->set_profile(profile);
   return s;
 }
+
+using Names = std::vector<std::string>;
 
 PlanKey key(moecclOp_t op, uint64_t bytes) { return {op, 0, bytes / kElement, kElement, false}; }
 
@@ -225,11 +229,70 @@ TEST(Selection, AnOfferThatCostsNothingStands) {
   const auto costs = [](double ns) { return [ns](const plan::Profile&) { return ns; }; };
   const double nowhere = std::numeric_limits<double>::infinity();
   const std::vector<Selector::Offer> same = {{"first", costs(0)}, {"second", costs(0)}, {"third", costs(5)}};
-  EXPECT_STREQ(s->cheapest(1, same, true), "first");
+  EXPECT_STREQ(s->compare(1, same, true).cheapest, "first");
   const std::vector<Selector::Offer> one_runs = {{"first", costs(nowhere)}, {"second", costs(7)}};
-  EXPECT_STREQ(s->cheapest(2, one_runs, true), "second");
+  EXPECT_STREQ(s->compare(2, one_runs, true).cheapest, "second");
   const std::vector<Selector::Offer> close = {{"first", costs(100)}, {"second", costs(95)}, {"third", costs(90)}};
-  EXPECT_STREQ(s->cheapest(3, close, true), "third");
+  EXPECT_STREQ(s->compare(3, close, true).cheapest, "third");
+}
+
+Names names_of(const std::vector<Trials::Plan>& plans) {
+  Names names;
+  for (const Trials::Plan& p : plans) names.emplace_back(p.name);
+  return names;
+}
+
+TEST(Selection, OffersWithClosePricesAreTried) {
+  const auto costs = [](double ns) { return [ns](const plan::Profile&) { return ns; }; };
+  const double nowhere = std::numeric_limits<double>::infinity();
+  const std::vector<Selector::Offer> moves = {
+      {"first", costs(100)}, {"far", costs(170)}, {"close", costs(150)}, {"never", costs(nowhere)}};
+  const std::vector<Selector::Offer> sums = {
+      {"first", costs(100), 0}, {"other", costs(110), 1}, {"alike", costs(120), 0}};
+  const auto unmeasured = selector({});
+  EXPECT_EQ(names_of(unmeasured->compare(1, moves, true).tried), Names({"first", "close"}));
+  EXPECT_EQ(names_of(unmeasured->compare(2, sums, true).tried), Names({"first", "alike"}));
+  EXPECT_TRUE(unmeasured->compare(3, std::span(moves).first(2), true).tried.empty());
+  EXPECT_NE(unmeasured->compare(1, moves, true).trial_class, unmeasured->compare(2, sums, true).trial_class);
+  // A profile holds no times of offers, so that distant ones stay out of question.
+  const auto profiled = selector(measured({line(moecclOpAllReduce, "ring", 9000, 4)}));
+  EXPECT_EQ(names_of(profiled->compare(1, moves, true).tried), Names({"first", "close"}));
+  EXPECT_EQ(names_of(profiled->compare(2, sums, true).tried), Names({"first", "other", "alike"}));
+}
+
+// A call of the class that the best plan does not fit runs another one, and its times count for none.
+TEST(Selection, ATrialOfOffersFindsTheFastest) {
+  const auto s = selector({});
+  const PlanKey k = key(moecclOpPlaceWeights, 1 << 20);
+  const auto slot_of = [&](const char* name) { return Selector::slot_of(k, {{}, {}, name, hash_string(name)}); };
+  std::map<std::string, double> took = {{"a", 3000}, {"b", 2000}, {"c", 1000}};
+  exec::Ballot ballot;
+  uint64_t sequence = 0;
+  const auto run = [&](const PlanSlot& slot) {
+    const auto next = s->next(slot, ++sequence, ballot);
+    const PlanSlot& runs = next->slot != nullptr ? *next->slot : slot;
+    EXPECT_TRUE(next->slot == nullptr || next->slot->signature == hash_string(runs.choice.algorithm));
+    if (next->ran != nullptr) next->ran->took_ns = took.at(runs.choice.algorithm);
+    if (ballot.at != 0 && sequence == ballot.at + exec::Ballot::kHeardAfter) s->trials().decide({&ballot.word, 1});
+    return std::string(runs.choice.algorithm);
+  };
+  const auto make = [&](const char* begins_with, bool fits_c) {
+    auto slot = slot_of(begins_with);
+    slot->tried = {{"a"}, {"b"}, {"c"}};
+    slot->trial_class = 77;
+    slot->most_bytes = 1 << 20;
+    slot->remake = [=](const PlanSlot&, std::string_view name) -> Result<std::shared_ptr<PlanSlot>> {
+      return slot_of(name == "b" ? "b" : name == "c" && fits_c ? "c" : "a");
+    };
+    return slot;
+  };
+  const auto fits = make("a", true), too_large = make("a", false);
+  for (int i = 0; i < 200; ++i) run(i % 3 == 0 ? *too_large : *fits);
+  EXPECT_TRUE(s->report(77).decided);
+  EXPECT_EQ(run(*fits), "c");
+  EXPECT_EQ(run(*too_large), "a");
+  EXPECT_EQ(run(*make("c", true)), "c");  // made as it runs now
+  for (const auto& [name, ns] : s->report(77).took_ns) EXPECT_NEAR(ns, took.at(name), 0.02 * took.at(name)) << name;
 }
 
 TEST(Selection, GivesWhatIsPinnedForItsKeyAlone) {

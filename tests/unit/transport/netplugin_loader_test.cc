@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finds a net plugin and presents seven interfaces as one.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <thread>
 
 #include "src/base/env.h"
 #include "tests/support/fake_nets.h"
+#include "tests/support/timing.h"
 #include "transport/netplugin/loader.h"
 
 namespace moeccl::tests {
@@ -174,6 +177,32 @@ TEST(NetPlugin, IsInitialisedAndFinalizedByOneThreadAtATime) {
   }
   for (std::thread& t : threads) t.join();
   EXPECT_EQ(fake.count("overlapped"), before);
+}
+
+// Whether the parent's plugin was ready, or one of its threads was still at it and held the lock.
+TEST(NetPlugin, OfAParentIsNotForItsForkedChild) {
+  const FakeNet fake("v12");
+  for (const bool at_it : {false, true}) {
+    ASSERT_TRUE(use_plugin({.list = fake.file()}).ok());
+    fake.script(at_it ? "hold" : "");
+    const long begun = fake.count("init");
+    std::thread other;
+    if (at_it) {
+      other = std::thread([&] { EXPECT_TRUE(use_plugin({.list = fake.file()}).ok()); });
+      while (fake.count("init") == begun) std::this_thread::yield();
+    }
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(static_cast<unsigned>(patient_ms(20'000) / 1000));  // else it would wait for ever
+      const Result<PluginUse> use = use_plugin({.list = fake.file()});
+      _exit(!use.ok() && says(use.status(), "forked") && says(use.status(), "MOECCL_NET=tcp") ? 0 : 1);
+    }
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    fake.script("");
+    if (at_it) other.join();
+  }
 }
 
 TEST(NetPlugin, ThatWantsAGpuToDriveItIsLeftOut) {

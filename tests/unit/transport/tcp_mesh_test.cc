@@ -43,6 +43,21 @@ TEST(TcpMeshWait, EndsWithAnAbort) {
   }
 }
 
+// A firewall between two hosts is the usual cause, and the other ranks get this sentence, too.
+TEST(TcpMeshWait, SaysWhatToLookAtWhenNobodyAnswers) {
+  const Result<Fd> silent = driver::listen_at(*driver::parse_ip_address("127.0.0.1"));
+  const uint16_t silent_port = driver::local_address(silent->get())->port();
+  for (const uint16_t port : {silent_port, static_cast<uint16_t>(tests::free_port())}) {
+    const auto got = listen(options_of(1, 300))->connect({{0, {at_port(port)}}});
+    ASSERT_FALSE(got.ok());
+    const std::string& why = got.status().message();
+    EXPECT_TRUE(why.starts_with("connecting to rank 0: ")) << why;
+    for (const char* part : {"MOECCL_SOCKET_IFNAME", "firewall", "MOECCL_PORT_RANGE"})
+      EXPECT_EQ(why.find(part) == std::string::npos, port == silent_port) << why;
+    EXPECT_EQ(why.find("is its process stopped?") == std::string::npos, port != silent_port) << why;
+  }
+}
+
 // As while a bond fails over or a neighbour's hardware address is asked for.
 TEST(TcpMeshWait, OutlastsAWayThatIsMissingForAMoment) {
   MeshOptions a = patient(0);

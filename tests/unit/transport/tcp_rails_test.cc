@@ -45,6 +45,29 @@ TEST(TcpNics, TakesAnAddressOfEachFamilyAndNeverLoopback) {
   EXPECT_EQ((*met)[0].address.str(), "[fd00::1]:0") << "the family over which the ranks have met";
 }
 
+// As where an address of a service, or of a pod's gateway, stands before the one that other hosts know.
+TEST(TcpNics, OfAnInterfacesAddressesTheOneOfTheMeetingIsTaken) {
+  std::vector<driver::Interface> host = kHost;
+  host.push_back(interface("eth0", "192.168.5.7", 24, 10'000));
+  host.push_back(interface("eth0", "fd05::7", 64, 10'000));
+  const auto hosts_of = [&](const std::string& met_at) {
+    const auto nics = *choose_nics(host, "eth0", met_at);
+    std::vector<std::string> all;
+    for (const Nic& n : nics) all.push_back(n.address.host());
+    return all;
+  };
+  using Addresses = std::vector<std::string>;
+  EXPECT_EQ(hosts_of(""), (Addresses{"10.0.0.1", "[fd00::1]"}));
+  EXPECT_EQ(hosts_of("192.168.5.7"), (Addresses{"192.168.5.7", "[fd00::1]"}));
+  EXPECT_EQ(hosts_of("[fd05::7]"), (Addresses{"[fd05::7]", "10.0.0.1"}));
+  const auto own = *choose_nics(host, "", "192.168.5.7");
+  const auto rails = choose_rails(own, std::vector{nic("eth0", "192.168.5.8", 24, 10'000)}, no_route);
+  ASSERT_EQ(rails.size(), 1u);
+  EXPECT_EQ(own[rails[0].own].address.host(), "192.168.5.7");
+  host.push_back(interface("eth0", "10.0.0.100", 32, 10'000));
+  EXPECT_EQ(hosts_of("10.0.0.100"), (Addresses{"10.0.0.1", "[fd00::1]"})) << "an address of a service has no network";
+}
+
 TEST(TcpNics, FollowsTheFilter) {
   EXPECT_EQ(names(*choose_nics(kHost, "eth1")), (std::vector<std::string>{"eth1"}));
   EXPECT_EQ(names(*choose_nics(kHost, "^docker0,eth1")), (std::vector<std::string>{"eth0", "eth0"}));

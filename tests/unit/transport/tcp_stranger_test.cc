@@ -2,9 +2,12 @@
 // Data from the network is not trusted: strangers, wrong keys, frames that lie.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -13,6 +16,7 @@
 #include "src/driver/socket.h"
 #include "tests/support/ranks.h"
 #include "tests/support/sockets.h"
+#include "tests/support/timing.h"
 #include "tests/support/two_meshes.h"
 #include "transport/tcp/tcp_engine.h"
 
@@ -256,6 +260,62 @@ TEST(TcpFrames, OfUnknownSignalsAndFalseMarksLoseTheLink) {
     v.send(0, &signal, sizeof(signal));
     EXPECT_TRUE(v.lost()) << mark << " " << sig;
   }
+}
+
+// The rest of the put would come when the memory is the program's again.
+TEST(TcpFrames, ASignalInFrontOfItsPutLeavesTheDestinationAlone) {
+  constexpr size_t kBytes = 1000, kFirst = 10;
+  Victim v(1);
+  std::vector<std::byte> dst(kBytes);
+  v.link->landings()->land(0, kBytes, dst.data());
+  const FrameHead signals{static_cast<uint8_t>(FrameType::kSignals), 1, 0, 24, 0};
+  const FrameHead put{static_cast<uint8_t>(FrameType::kPut), 0, 0, kBytes, 0};
+  const uint64_t mark = 0;
+  const WireSignal signal{2, 7};
+  const std::vector<std::byte> data(kBytes, std::byte{0x55});
+  v.send(0, &signals, sizeof(signals));
+  v.send(0, &mark, sizeof(mark));
+  v.send(0, &signal, sizeof(signal));
+  v.send(0, &put, sizeof(put));
+  v.send(0, data.data(), kFirst);
+  const SignalLine& line = v.signals[kSigsPerPeer + signal.sig];
+  for (const Deadline d = Deadline::after_ms(10'000); !d.passed();) {
+    v.engine->progress();
+    if (line.word.load() == signal.word && dst[kFirst - 1] == std::byte{0x55}) break;
+  }
+  ASSERT_EQ(line.word.load(), signal.word);
+  ASSERT_EQ(dst[kFirst - 1], std::byte{0x55});
+  (void)v.link->landings()->landed(0);
+  v.send(0, data.data(), kBytes - kFirst);
+  EXPECT_TRUE(v.lost());
+  EXPECT_TRUE(std::all_of(dst.begin() + kFirst, dst.end(), [](std::byte b) { return b == std::byte{0}; }));
+  v.expect_untouched();
+}
+
+// The engine's lock is held meanwhile, and no timeout of an operation is looked at.
+TEST(TcpFrames, ThatGoOnBesideAStreamThatHasEndedDoNotHoldUpTheRank) {
+  Victim v(2);
+  std::vector<std::byte> many;
+  const FrameHead put{static_cast<uint8_t>(FrameType::kPut), 0, 0, 1, 0};
+  const auto head = std::as_bytes(std::span(&put, 1));
+  while (many.size() < 256 << 10) {
+    many.insert(many.end(), head.begin(), head.end());
+    many.push_back(std::byte{0});
+  }
+  std::atomic<bool> enough = false, given_up = false;
+  std::thread flood([&] {
+    const Deadline end = Deadline::after_ms(tests::patient_ms(8000));
+    while (!enough && !end.passed()) v.send(0, many.data(), many.size());
+    given_up = !enough;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  v.send(1, &put, sizeof(put) / 2);
+  EXPECT_EQ(::shutdown(v.attacker[0].streams[1].fd(), SHUT_WR), 0);
+  EXPECT_TRUE(v.lost());
+  EXPECT_FALSE(given_up);
+  enough = true;
+  v.engine.reset();  // the flood would wait for a reader
+  flood.join();
 }
 
 TEST(TcpFrames, RandomBytesNeverReachOutside) {

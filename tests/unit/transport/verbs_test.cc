@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Specifics of transport/verbs, on the fake libibverbs: addresses, errors that name their cause, and that
 // nothing is left behind. link_contract_test.cc tests what every link promises.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 
 #include "src/driver/ibv_abi.h"
 #include "tests/support/fake_verbs.h"
@@ -224,6 +230,35 @@ TEST_F(Verbs, ADeadPeerIsNoticedByOneThatOnlyWaits) {
   EXPECT_TRUE(has(why, "lost rank 1") && has(why, "status 12")) << why;
   EXPECT_TRUE(ranks[0].link(2).check_peer().ok());
   ranks[0].engine->end();
+}
+
+// The kernel keeps a dead rank's queue pairs as long as a child has the device open, or parts of it mapped.
+TEST_F(Verbs, AForkedChildHasNeitherTheDeviceNorMappingsOfIt) {
+  const std::string queue = format("/tmp/uverbs-{}", getpid());
+  const Fd file(::open(queue.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  ASSERT_TRUE(file && ftruncate(file.get(), 4096) == 0);
+  void* const mapped = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, file.get(), 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 2);
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  const auto look = [&] {
+    int found = 0;
+    for (const auto& fd : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;
+      if (std::filesystem::read_symlink(fd.path(), gone) == "/dev/full") found |= 1;
+    }
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) found |= has(line, queue.c_str()) ? 2 : 0;
+    return found;
+  };
+  EXPECT_EQ(look(), 3);
+  const pid_t child = fork();
+  if (child == 0) _exit(look());
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  munmap(mapped, 4096);
+  unlink(queue.c_str());
 }
 
 TEST_F(Verbs, APortThatStaysDownEndsItsLinksAndOneThatComesBackDoesNot) {

@@ -3,10 +3,11 @@
 from .. import distributed as _distributed  # registers the backend "moeccl" even if the package is not installed
 from ._group import abort, close, comm_of
 from ._memory import empty_cache
+from .aux_loss import set_aux_loss_scale
 from .clip import clip_grad_norm_
 from .expert_parallel import ExpertParallel, Handle
 from .experts import MLP, Experts, expert_parameters, ignore_experts
-from .layer import MoELayer, Router, rebalance, set_aux_loss_scale
+from .layer import MoELayer, Router, rebalance
 from ._renew import renew
 from .scaler import GradScaler
 from .tensor_parallel import TensorDispatched, tensor_dispatch

@@ -2,7 +2,7 @@
 """Dispatch and combine of tokens over the experts of all ranks, with gradients."""
 import copy
 import ctypes
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -11,6 +11,8 @@ from moeccl import _abi
 from moeccl._placement import experts_of
 from ._calls import DTYPES, FLOATS, Owned, as_int32, call, int32s, is_whole, listed, memory, uncompiled
 from ._group import Group, comm_of, largest
+from ._traced import Key, TracedHandle, tracing
+from ._traced import combine as traced_combine, dispatch as traced_dispatch
 from .float8 import KINDS, QuantizedDispatch, n_scales
 from .functions import Combine, Dispatch
 
@@ -153,11 +155,12 @@ class ExpertParallel:
         if dispatch_dtype is not None:
             self._options.update(scaled_row_bytes=hidden, scale_bytes=4 * n_scales(hidden))
         self._layers, self._hybrid, self._grows = {}, None, max_tokens is None
+        self._key, self._n_local = Key(self), len(self.local_experts)
 
     def __deepcopy__(self, memo):
         """A copy, as of a model, has the same communicator and its own layers of the C interface."""
         made = memo[id(self)] = copy.copy(self)
-        made._layers = {}
+        made._layers, made._key = {}, Key(made)
         return made
 
     @property
@@ -216,16 +219,33 @@ class ExpertParallel:
         self.max_tokens, self._layers = max(needed, 2 * self.max_tokens), {}
         return True
 
-    @uncompiled
     def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor,
                  topk_weights: Optional[torch.Tensor] = None) -> Tuple[torch.Tensor, List[int], Handle]:
         """Returns rows[R, hidden], the number of rows of each local expert, and the step's Handle.
 
         x[T, hidden]; topk_idx[T, k]: the experts of each token, distinct, -1 for none; topk_weights[T, k] or None for ones.
         Rows are grouped by expert and sorted by (source rank, token) in each group. combine() applies the weights, and its backward
-        pass computes their gradients."""
+        pass computes their gradients. Where torch.compile traces the call into its graph, the Handle is a TracedHandle."""
+        if tracing():
+            rows, handle = self.traced_dispatch(x, topk_idx, topk_weights, self._key)
+            return rows, handle.rows_per_expert, handle
+        return self._dispatch(x, topk_idx, topk_weights)
+
+    @uncompiled
+    def _dispatch(self, x, topk_idx, topk_weights):
         handle = self.checked_route(x, topk_idx, topk_weights)
         return self.send(x, handle), handle.rows_per_expert, handle
+
+    def traced_dispatch(self, x, topk_idx, topk_weights, key, loss=None):
+        """dispatch() in a graph, with the routing of the key's owner: returns rows[R, hidden] and a TracedHandle."""
+        self._checked(x, topk_idx, topk_weights)
+        return traced_dispatch(key.tensor, self._n_local, x, topk_idx, topk_weights, loss)
+
+    def traced_route(self, topk_idx, topk_weights, dtype, loss=None):
+        """Routes for dispatch in a graph (_traced.py): returns the step's Handle, and the type in which rows travel or None."""
+        handle = self.route(topk_idx, topk_weights, dtype)
+        handle.weights = None  # the graph has them
+        return handle, self._dispatch_dtype
 
     def checked_route(self, x, topk_idx, topk_weights):
         """The first half of dispatch(): returns the step's Handle."""
@@ -238,9 +258,16 @@ class ExpertParallel:
             return Dispatch.apply(x, handle)
         return QuantizedDispatch.apply(x, handle, self._dispatch_dtype)
 
-    @uncompiled
-    def combine(self, rows: torch.Tensor, handle: Handle) -> torch.Tensor:
+    def combine(self, rows: torch.Tensor, handle: Union[Handle, TracedHandle]) -> torch.Tensor:
         """y[T, hidden] = for each token the weighted sum of its experts' rows[R, hidden]."""
+        if isinstance(handle, TracedHandle):
+            if rows.dtype != handle.dtype:
+                raise TypeError(f"rows hold {rows.dtype}, and dispatch moved {handle.dtype}: cast the experts' results to it")
+            return traced_combine(rows, handle)
+        return self._combine(rows, handle)
+
+    @uncompiled
+    def _combine(self, rows, handle):
         if tuple(rows.shape) != (handle.n_rows, self.hidden):
             raise ValueError(f"rows have shape {tuple(rows.shape)}: give {[handle.n_rows, self.hidden]}, as dispatch did")
         if rows.dtype != handle.layer.dtype:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.func import functional_call
 
 from ._calls import uncompiled
+from ._traced import tracing
 
 _Module = TypeVar("_Module", bound=nn.Module)
 ACTIVATIONS = {"gelu": nn.functional.gelu, "relu": nn.functional.relu, "silu": nn.functional.silu}
@@ -101,6 +102,10 @@ class Experts(nn.Module):
             placed.check(value)
         super().__setattr__(name, value)
 
+    def train(self: _Module, mode: bool = True) -> _Module:
+        self._form[0].train(mode)  # here, because a graph of torch.compile cannot have a forward pass that changes modules
+        return super().train(mode)
+
     def numbers(self) -> List[int]:
         """Returns the number of the expert in each slot."""
         return self._numbers if self._placed is None else self._placed.numbers()
@@ -124,12 +129,26 @@ class Experts(nn.Module):
         """Returns the parameters [slots, ...] in the order of the expert module's."""
         return [getattr(self, mine) for mine in self._names.values()]
 
-    @functools.partial(uncompiled, recursive=False)  # each expert is compiled by itself: the numbers of rows differ in each step
-    def forward(self, rows: torch.Tensor, rows_per_expert: List[int], weights: Any = None, in_place: bool = False) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, rows_per_expert: List[int], weights: Any = None, in_place: bool = False,
+                open_sizes: bool = True) -> torch.Tensor:
         """Returns the experts' results for rows[R, hidden] and rows_per_expert[slots]; `weights`, if given, returns what
-        replaces stacked(). in_place: experts may change `rows`, which nothing else reads.
+        replaces stacked(). in_place: experts may change `rows`, which nothing else reads. open_sizes: where torch.compile traces the call,
+        dispatch is in the same graph, which leaves rows_per_expert open.
 
         An expert without rows runs too, on an empty input, so that its parameters have gradients on every rank."""
+        return (self._traced if open_sizes and tracing() else self._untraced)(rows, rows_per_expert, weights, in_place)
+
+    def _traced(self, rows, rows_per_expert, weights, in_place):
+        """For a graph of torch.compile, to which it does not matter who reads the rows. It has each expert's operations."""
+        weights = self.stacked() if weights is None else weights()
+        if not rows_per_expert:
+            return rows + sum(w.sum() for w in weights).to(rows.dtype)
+        stacked = [w.unbind(0) for w in weights]
+        parts = enumerate(torch.split_with_sizes(rows, rows_per_expert))
+        return torch.cat([functional_call(self._form[0], {name: w[i] for name, w in zip(self._names, stacked)}, (part,)) for i, part in parts])
+
+    @functools.partial(uncompiled, recursive=False)  # each expert is compiled by itself: the numbers of rows differ in each step
+    def _untraced(self, rows, rows_per_expert, weights, in_place):
         weights = self.stacked() if weights is None else weights()
         if not rows_per_expert:
             return rows + sum(w.sum() for w in weights).to(rows.dtype)  # no experts: the backward pass of weights() is collective

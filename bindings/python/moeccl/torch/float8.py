@@ -69,6 +69,14 @@ def _blocks(rows):
     return wide.reshape(rows.shape[0], n_scales(rows.shape[1]), BLOCK)
 
 
+def move_scaled(handle, x, kind):
+    """x[T, hidden] -> rows[R, hidden], which travel as `kind`."""
+    given, scales = quantize(x, kind)
+    rows, arrived = new_rows(given, (handle.n_rows, x.shape[1])), new_rows(scales, (handle.n_rows, scales.shape[1]))
+    call(handle.comm, "moecclDispatchScaled", handle.routing, memory(given), memory(scales), memory(rows), memory(arrived), stream_of(x))
+    return dequantize(rows, arrived, x.dtype)
+
+
 class QuantizedDispatch(torch.autograd.Function):
     """x[T, hidden] -> rows[R, hidden], which the experts get as they were quantized. The backward pass is moecclDispatchBackward, exact,
     and takes the quantization for the identity."""
@@ -76,10 +84,7 @@ class QuantizedDispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, handle, kind):
         ctx.handle = handle
-        given, scales = quantize(x, kind)
-        rows, arrived = new_rows(given, (handle.n_rows, x.shape[1])), new_rows(scales, (handle.n_rows, scales.shape[1]))
-        call(handle.comm, "moecclDispatchScaled", handle.routing, memory(given), memory(scales), memory(rows), memory(arrived), stream_of(x))
-        return dequantize(rows, arrived, x.dtype)
+        return move_scaled(handle, x, kind)
 
     @staticmethod
     @once_differentiable

@@ -17,24 +17,40 @@ def let_go(ctx):
         ctx.handle = ctx.step = None
 
 
+def move_rows(handle, x):
+    """x[T, hidden] -> rows[R, hidden]."""
+    rows = new_rows(x, (handle.n_rows, x.shape[1]))
+    call(handle.comm, "moecclDispatch", handle.routing, memory(x), memory(rows), stream_of(x))
+    return rows
+
+
+def move_back(handle, grad_rows):
+    """The gradients of rows[R, hidden] -> those of x[T, hidden]."""
+    grad_x = new_rows(grad_rows, (handle.n_tokens, grad_rows.shape[1]))
+    call(handle.comm, "moecclDispatchBackward", handle.routing, memory(grad_rows), memory(grad_x), stream_of(grad_rows))
+    return grad_x
+
+
+def move_combined(handle, rows):
+    """rows[R, hidden] -> y[T, hidden], with the routing's weights."""
+    y = new_rows(rows, (handle.n_tokens, rows.shape[1]))
+    call(handle.comm, "moecclCombine", handle.routing, memory(rows), memory(y), stream_of(rows))
+    return y
+
+
 class Dispatch(torch.autograd.Function):
     """x[T, hidden] -> rows[R, hidden]; the backward pass is moecclDispatchBackward."""
 
     @staticmethod
     def forward(ctx, x, handle):
-        x = x.contiguous()
         ctx.handle = handle
-        rows = new_rows(x, (handle.n_rows, x.shape[1]))
-        call(handle.comm, "moecclDispatch", handle.routing, memory(x), memory(rows), stream_of(x))
-        return rows
+        return move_rows(handle, x.contiguous())
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_rows):
         ctx.saved_tensors  # raises torch's error if the graph has been freed
-        handle, grad_rows = ctx.handle, grad_rows.contiguous()
-        grad_x = new_rows(grad_rows, (handle.n_tokens, grad_rows.shape[1]))
-        call(handle.comm, "moecclDispatchBackward", handle.routing, memory(grad_rows), memory(grad_x), stream_of(grad_rows))
+        grad_x = move_back(ctx.handle, grad_rows.contiguous())
         let_go(ctx)
         return grad_x, None
 
@@ -47,19 +63,21 @@ def save_for_combine(ctx, rows, weights, weighted, handle):
     ctx.save_for_backward(rows if weighted else rows.new_empty(0))
 
 
-def combine_gradients(ctx, saved, grad_out, function, first):
-    """Computes the gradients of combine's rows and, if needed, of its weights. `first` is the C function's first argument."""
-    handle, grad_out = ctx.handle, grad_out.contiguous()
-    grad_rows = new_rows(grad_out, (ctx.n_rows, grad_out.shape[1]))
-    rows = weights = None
-    if ctx.weighted:
-        rows = saved
+def combine_gradients(handle, grad_out, rows, n_rows, function):
+    """Computes the gradients of combine's n_rows rows and, if `rows` are given, of its weights in float32 on the CPU. function: the name of
+    the C function and its first argument."""
+    grad_rows = new_rows(grad_out, (n_rows, grad_out.shape[1]))
+    weights = None
+    if rows is not None:
         weights = torch.empty((max(1, handle.n_tokens), handle.layer.top_k), dtype=torch.float32)  # not NULL even without tokens
-    call(handle.comm, function, first, memory(grad_out), memory(grad_rows), memory(rows), memory(weights),
-         stream_of(grad_out))
-    if weights is not None:
-        weights = weights[:handle.n_tokens].to(device=grad_out.device, dtype=ctx.weight_dtype)
-    return grad_rows, weights
+    call(handle.comm, *function, memory(grad_out), memory(grad_rows), memory(rows), memory(weights), stream_of(grad_out))
+    return grad_rows, None if weights is None else weights[:handle.n_tokens]
+
+
+def saved_gradients(ctx, saved, grad_out, *function):
+    """combine_gradients() of what save_for_combine() has kept; weights get their own type."""
+    grad_rows, weights = combine_gradients(ctx.handle, grad_out.contiguous(), saved if ctx.weighted else None, ctx.n_rows, function)
+    return grad_rows, None if weights is None else weights.to(device=grad_out.device, dtype=ctx.weight_dtype)
 
 
 class Combine(torch.autograd.Function):
@@ -69,14 +87,12 @@ class Combine(torch.autograd.Function):
     def forward(ctx, rows, weights, handle):
         rows = rows.contiguous()
         save_for_combine(ctx, rows, weights, ctx.needs_input_grad[1], handle)
-        y = new_rows(rows, (handle.n_tokens, rows.shape[1]))
-        call(handle.comm, "moecclCombine", handle.routing, memory(rows), memory(y), stream_of(rows))
-        return y
+        return move_combined(handle, rows)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_y):
         (saved,) = ctx.saved_tensors
-        grad_rows, grad_weights = combine_gradients(ctx, saved, grad_y, "moecclCombineBackward", ctx.handle.routing)
+        grad_rows, grad_weights = saved_gradients(ctx, saved, grad_y, "moecclCombineBackward", ctx.handle.routing)
         let_go(ctx)
         return grad_rows, grad_weights, None

@@ -14,6 +14,8 @@ from . import wrapped
 from ._agree import wrong_in_groups
 from ._calls import FLOATS, uncompiled
 from ._group import Group, comm_of, largest, largest_in, revoke
+from ._traced import AttachLoss, Divide, Key, tracing
+from .aux_loss import attach_loss, set_scaler_scale
 from .expert_parallel import ExpertParallel
 from .experts import MLP, Experts, seeded
 from .moving import move_experts, several
@@ -21,42 +23,6 @@ from .placement import Fixed, Hybrid
 from .replace import Replacing, follow, replace_combine
 from .replicated import Replicated
 from .swapped import Swapped
-
-_loss_scale = [1.0]
-_scaler_scale = [1.0]  # a tensor in the backward pass of a loss that moeccl.torch.GradScaler has scaled
-
-
-def set_aux_loss_scale(scale: float) -> None:
-    """Sets the factor for the gradients of auxiliary losses. Use that of the main loss, such as 1 / micro-batches. The scale of
-    moeccl.torch.GradScaler joins it by itself."""
-    _loss_scale[0] = float(scale)
-
-
-def set_scaler_scale(scale):
-    """Sets the factor that a GradScaler adds to that of set_aux_loss_scale(); `scale` may be a tensor of one element."""
-    _scaler_scale[0] = scale
-
-
-class _Attach(torch.autograd.Function):
-    """Returns y as it is. The backward pass also starts the auxiliary loss's gradient, as if it had been added to the loss."""
-
-    @staticmethod
-    def forward(ctx, y, loss):
-        ctx.save_for_backward(loss)
-        ctx.mark_dirty(y)  # not y.view_as(y), a view that callers could not change in place
-        return y
-
-    @staticmethod
-    def backward(ctx, grad):
-        (loss,) = ctx.saved_tensors
-        scale = _scaler_scale[0]
-        scale = scale.to(loss.device) if torch.is_tensor(scale) else scale  # not float(), which would wait for the device
-        return grad, torch.full_like(loss, _loss_scale[0]) * scale
-
-
-@uncompiled  # the scale is that of the time of the backward pass
-def _attach(y, loss):
-    return _Attach.apply(y, loss)
 
 
 class _Finish(torch.autograd.Function):
@@ -240,6 +206,13 @@ class MoELayer(nn.Module):
         self._compared = False  # whether the ranks of expert_data_group are known to hold the same experts
         self._compute_dtype = compute_dtype
         self.aux_loss, self.handle, self.step, self._index = None, None, None, None
+        self._key, self._divisor = Key(self), self.n_ranks if average is True else None if average is False else average
+        self._untraced = self._untraced_option()
+
+    def _untraced_option(self):
+        """Returns the option for which torch.compile cannot have the layer in its graph; None: it can."""
+        by_placement = {Swapped: "swap", Replicated: "replica_slots", Hybrid: "domains"}
+        return by_placement.get(type(self.placement)) or ("sample_tokens" if self._replacing else None) or ("expert_data_group" if self._data else None)
 
     def _agreed(self, seed, data_group):
         """Returns the seed or, without one, draws the same on all ranks that may hold an expert."""
@@ -305,12 +278,15 @@ class MoELayer(nn.Module):
         mixed = len({w.dtype for w in self.experts.stacked() if w.is_floating_point()}) > 1
         return travels, kind if self._compute_dtype or not (autocast or mixed) else None
 
-    @uncompiled
-    def _dispatch(self, tokens, slots, weights):
-        """Returns rows[R, hidden] and the rows of each slot."""
+    def _begin_routing(self):
         wrapped.check(self)
         if torch._C._current_graph_task_id() < 0:  # not a recomputation
             set_scaler_scale(1.0)  # a backward pass that failed has left its own
+
+    @uncompiled
+    def _dispatch(self, tokens, slots, weights):
+        """Returns rows[R, hidden] and the rows of each slot."""
+        self._begin_routing()
         self.handle = self.ep.checked_route(tokens, slots, weights)
         self.placement.routed(self._index, self.handle)
         self.handle.n_dropped += self.placement.dropped
@@ -328,6 +304,11 @@ class MoELayer(nn.Module):
             raise TypeError(f"x is a {type(x).__name__}: give a tensor [..., {self.hidden}]")
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             raise ValueError(f"x has shape {tuple(x.shape)}: give [..., {self.hidden}]")
+        if tracing():
+            if self._untraced is None:
+                return self._traced(x.reshape(-1, self.hidden)).view(x.shape)
+            torch._dynamo.graph_break(f"a MoELayer with {self._untraced} cannot be traced: call torch.compile without fullgraph=True, or make "
+                                      "the layer without that option")
         self.placement.passed(self)
         self.handle = self.step = None  # frees their memory for this step, unless a backward pass still needs it
         try:
@@ -375,7 +356,7 @@ class MoELayer(nn.Module):
         given = self.norm(rows) if norm_after else rows
         # A sample's rows are also its residual.
         out = self.experts(given if cast_to is None else given.to(cast_to), counts, functools.partial(self._weights, cast_to),
-                           in_place=self.step is None)
+                           in_place=self.step is None, open_sizes=False)
         out = out.to(rows.dtype)
         if self.step is not None:
             home = tokens if shared is None else tokens + shared.to(tokens.dtype)
@@ -385,8 +366,36 @@ class MoELayer(nn.Module):
             y = y if shared is None else y + shared.to(tokens.dtype)
         self.aux_loss = None if loss is None else loss.detach()
         if loss is not None and self.aux_loss_weight and torch.is_grad_enabled():
-            y = _attach(y, self.aux_loss_weight * loss)
+            y = attach_loss(y, self.aux_loss_weight * loss)
         return y
+
+    def _traced(self, tokens):
+        """_run() for a graph of torch.compile. What needs the layer when the graph runs is in traced_route()."""
+        weights, index, loss = self.router(tokens)
+        travels, cast_to = self._types(tokens)
+        given, handle = self.ep.traced_dispatch(tokens.to(travels), index, weights, self._key, loss)
+        shared = self.shared_expert(tokens) if self.shared_expert is not None else None
+        out = self.experts(given if cast_to is None else given.to(cast_to), handle.rows_per_expert, lambda: self._traced_weights(cast_to))
+        y = self.ep.combine(out.to(travels), handle).to(tokens.dtype)
+        y = y if shared is None else y + shared.to(tokens.dtype)
+        if loss is not None and self.aux_loss_weight and torch.is_grad_enabled():
+            y = AttachLoss.apply(y, self.aux_loss_weight * loss)
+        return y
+
+    def _traced_weights(self, dtype):
+        weights = self.experts.stacked()
+        if self._divisor is not None:
+            weights = [Divide.apply(w, self._divisor) for w in weights]
+        return weights if dtype is None else [w.to(dtype) if w.is_floating_point() else w for w in weights]
+
+    def traced_route(self, index, weights, dtype, loss):
+        """Routes for dispatch in a graph, as ExpertParallel.traced_route() does, and takes what the layer shows of a step."""
+        self._begin_routing()
+        self.handle = None
+        self.handle, kind = self.ep.traced_route(index, weights, dtype)
+        # Copies, because a graph may put other values into the memory of its own.
+        self._index, self.aux_loss = index.clone(), None if loss is None else loss.clone()
+        return self.handle, kind
 
     @torch.no_grad()
     def expert_counts(self) -> torch.Tensor:

@@ -13,7 +13,7 @@ from moeccl import _abi
 from ._calls import Owned, call, int32s, listed, memory, stream_of, uncompiled
 from ._clock import Clock
 from ._group import largest
-from .functions import combine_gradients, let_go, save_for_combine
+from .functions import saved_gradients, let_go, save_for_combine
 
 
 class _Timed:
@@ -168,7 +168,7 @@ class StayedCombine(torch.autograd.Function):
     def backward(ctx, grad_out):
         (saved,) = ctx.saved_tensors
         begun = time.perf_counter()
-        grad, grad_weights = combine_gradients(ctx, saved, grad_out, "moecclCombineBackward", ctx.step.handle.routing)
+        grad, grad_weights = saved_gradients(ctx, saved, grad_out, "moecclCombineBackward", ctx.step.handle.routing)
         ctx.step.ran_backward(begun)
         let_go(ctx)
         return grad, grad_out, grad_weights, None
@@ -198,7 +198,7 @@ class ReplaceCombine(torch.autograd.Function):
     def backward(ctx, grad_out):
         (saved,) = ctx.saved_tensors
         step, handle, begun = ctx.step, ctx.handle, time.perf_counter()
-        grad, grad_weights = combine_gradients(ctx, saved, grad_out, "moecclReplaceCombineBackward", step.replacement)
+        grad, grad_weights = saved_gradients(ctx, saved, grad_out, "moecclReplaceCombineBackward", step.replacement)
         grad_dispatched = grad.new_zeros((handle.n_rows, grad.shape[1])) if step.residual == 1 else None
         grad_x = grad.new_zeros((handle.n_tokens, grad.shape[1]))
         if grad_dispatched is not None:

@@ -6,7 +6,7 @@ import torch
 
 from ._calls import uncompiled
 from ._group import Group, comm_of, largest
-from .layer import set_scaler_scale
+from .aux_loss import set_scaler_scale
 
 
 class _Scaled(torch.autograd.Function):
