@@ -4,16 +4,12 @@
 #include <algorithm>
 #include <array>
 
-#include "src/algo/experts/prove_experts.h"
 #include "src/algo/tensor_blocks.h"
-#include "src/base/env.h"
-#include "src/base/log.h"
 #include "src/comm/collective.h"
+#include "src/comm/prove_if_asked.h"
 
 namespace moeccl::comm {
 namespace {
-
-using algo::kMostProvedRanks;
 
 // What determines a call's plan.
 struct Key {
@@ -75,10 +71,8 @@ Status prepare_tensor_blocks(Communicator& comm, const TensorBlocksCall& call, e
     MOECCL_ASSIGN_OR_RETURN(
         const algo::TensorBlocks plan,
         algo::TensorBlocks::make(comm.tree(), {made->key.counts, element_bytes, reach, made->key.staging_bytes}));
-    if (env().check_plans && comm.n_ranks() <= kMostProvedRanks) {
-      MOECCL_TRY(algo::prove_tensor_blocks(comm.tree(), made->key.counts, reach));
-      log(LogLevel::kInfo, "the plan {} of {} is proved", plan.name(), exec::op_name(kOp));
-    }
+    MOECCL_TRY(prove_if_asked(comm.n_ranks(), kOp, plan.name(),
+                              [&] { return algo::prove_tensor_blocks(comm.tree(), made->key.counts, reach); }));
     made->in_bytes = plan.input_elements(comm.rank()) * element_bytes;
     made->out_bytes = plan.output_elements(comm.rank()) * element_bytes;
     made->bound = plan.build(comm.rank());

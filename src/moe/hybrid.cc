@@ -9,6 +9,7 @@
 #include "src/algo/experts/prove_experts.h"
 #include "src/base/adopt.h"
 #include "src/base/hash.h"
+#include "src/comm/prove_if_asked.h"
 #include "src/moe/creation.h"
 #include "src/plan/hardware.h"
 #include "src/solve/domains.h"
@@ -304,7 +305,7 @@ Status Hybrid::prepare(std::shared_ptr<PlanSlot>& last, moecclOp_t kind, const v
                                {exchange.build(comm.rank()), exchange.chunking(), exchange.name(), exchange.hash()});
     };
     MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> slot, make_first(order.as_now(), build));
-    order.enter(*slot, most_held_ * expert_bytes, [build](const PlanSlot&, const char* name) { return build(name); });
+    order.enter(*slot, [build](const PlanSlot&, const char* name) { return build(name); });
     if (const Status follows = obeys_force<Exchange>(kind, call, cuda); !follows.ok())
       warn_of_force(comm_.selector_for(cuda), kind, hash(), expert_bytes, follows, slot->choice.algorithm);
     return slot;

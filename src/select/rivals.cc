@@ -81,9 +81,9 @@ Selector::Compared Selector::price_all(std::span<const Offer> offers) const {
     ns.push_back(o.price_ns(at_.profile));
     if (ns.back() < kFlatBias * ns[best]) best = ns.size() - 1;
   }
+  const bool any_bits = has_plan_fits_ && !at_.deterministic;
   std::vector<Rival> others;
   for (size_t i = 0; i < offers.size(); ++i) {
-    const bool any_bits = has_plan_fits_ && !at_.deterministic;
     if (i == best || !std::isfinite(ns[i]) || (!any_bits && offers[i].bits != offers[best].bits)) continue;
     // Profiles hold no times of offers, so how slow the running one proves says nothing about the others.
     if (ns[i] <= kCloseTo * ns[best]) others.push_back({0, ns[i], offers[i].name});

@@ -53,8 +53,8 @@ class Trials {
     uint64_t n_ranks;
     bool meets_all;      // each rank's time includes its wait for the last: the least counts; otherwise the most
     bool private_sizes;  // AllToAllv: assumed to have the size of the one before
-    // TensorAllToAll: every rank gives and takes, so that a rank does not run ahead and each operation's time counts,
-    // but no rank waits for all.
+    // TensorAllToAll and operations of experts: every rank gives and takes, so that a rank does not run ahead and each
+    // operation's time counts, but no rank waits for all.
     bool exchanges = false;
   };
   struct Pick {

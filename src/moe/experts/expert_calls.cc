@@ -145,10 +145,9 @@ void warn_of_force(const Side& side, const CheckedCall& c, const Status& why, co
 
 // Sums over buffers of the symmetric heap run by price alone.
 Status add_reachable(const Communicator& comm, const Side& side, const ExpertPlans& plans, const CheckedCall& c,
-                     PlanSlot& slot) {
+                     const Status& follows, PlanSlot& slot) {
   const uint64_t most_bytes = c.placement.most_slots() * c.count * c.element_bytes;
   const std::string& forced = side.selector.forced(c.op);
-  const Status follows = plans.obeys_force();
   const bool may_reach = forced.empty() || !follows.ok() || forced == algo::reduce_kind_name(algo::ReduceKind::kDirect);
   slot.asks_reach =
       may_reach && side.selector.asks_reach() && most_bytes >= algo::tuning::kAskReach && comm.n_ranks() > 1;
@@ -167,18 +166,18 @@ Result<std::shared_ptr<PlanSlot>> make_slot(Communicator& comm, const Side& side
   if (order.names.empty()) return plans.none_applies();
   const auto make = [&](const char* name) { return build(comm, plans, *asked, name); };
   MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> slot, make_first(order.as_now(), make));
-  if (c.op == moecclOpExpertAllReduce) MOECCL_TRY(add_reachable(comm, side, plans, c, *slot));
-  order.enter(*slot, plans.most_bytes(),
-              [&comm, asked](const PlanSlot& of, const char* name) -> Result<std::shared_ptr<PlanSlot>> {
-                const Side host = side_of(comm, false);
-                MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> other,
-                                        build(comm, ExpertPlans(comm, host, asked->call), *asked, name));
-                other->asks_reach = of.asks_reach;
-                other->choice_if_reachable = of.choice_if_reachable;
-                other->signature = signature_of(*other);
-                return other;
-              });
-  if (const Status follows = plans.obeys_force(); !follows.ok()) {
+  const Status follows = plans.obeys_force();
+  if (c.op == moecclOpExpertAllReduce) MOECCL_TRY(add_reachable(comm, side, plans, c, follows, *slot));
+  order.enter(*slot, [&comm, asked](const PlanSlot& of, const char* name) -> Result<std::shared_ptr<PlanSlot>> {
+    const Side host = side_of(comm, false);
+    MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> other,
+                            build(comm, ExpertPlans(comm, host, asked->call), *asked, name));
+    other->asks_reach = of.asks_reach;
+    other->choice_if_reachable = of.choice_if_reachable;
+    other->signature = signature_of(*other);
+    return other;
+  });
+  if (!follows.ok()) {
     const bool in_heap = slot->asks_reach && side.selector.forced(c.op) == slot->choice_if_reachable.algorithm;
     warn_of_force(side, c, follows,
                   format("{}{}", slot->choice.algorithm,

@@ -4,12 +4,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "src/algo/experts/prove_experts.h"
-#include "src/base/env.h"
 #include "src/base/hash.h"
-#include "src/base/log.h"
 #include "src/plan/checker.h"
-#include "src/plan/op.h"
 
 namespace moeccl::comm {
 
@@ -26,7 +22,7 @@ std::vector<const char*> WayOrder::as_now() const {
   return now;
 }
 
-void WayOrder::enter(PlanSlot& slot, uint64_t most_bytes, Make make) const {
+void WayOrder::enter(PlanSlot& slot, Make make) const {
   if (tried.empty()) return;
   slot.tried = tried;
   slot.trial_class = trial_class;
@@ -62,6 +58,7 @@ WayOrder in_order(const Selector& selector, std::string_view forced, Problem pro
     if (!compared.tried.empty() && Selector::tries_offers(problem.most_bytes)) {
       order.tried = std::move(compared.tried);
       order.trial_class = compared.trial_class;
+      order.most_bytes = problem.most_bytes;
       order.trial = selector.report(order.trial_class);
     }
   }
@@ -83,13 +80,6 @@ WaysPage page_of(const Selector& selector, std::span<const Way> ways, std::strin
     page.cost = std::move(cost);
   }
   return page;
-}
-
-Status prove_if_asked(uint32_t n_ranks, moecclOp_t op, const std::string& name, const std::function<Status()>& proof) {
-  if (!env().check_plans || n_ranks > algo::kMostProvedRanks) return {};
-  MOECCL_TRY(proof());
-  log(LogLevel::kInfo, "the plan {} of {} is proved", name, plan::op_name(op));
-  return {};
 }
 
 void warn_of_force(const Selector& selector, moecclOp_t op, uint64_t problem, uint64_t bytes, const Status& why,

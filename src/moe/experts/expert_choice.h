@@ -38,14 +38,14 @@ struct WayOrder {
   // In the order in which to see whether they fit: first the forced one, or else the cheapest. The first way that
   // applies stays first unless another gains in price.
   std::vector<const char*> names;
-  std::vector<Trials::Plan> tried;  // against each other; empty: none
-  uint64_t trial_class = 0;
+  std::vector<Trials::Plan> tried;           // against each other; empty: none
+  uint64_t trial_class = 0, most_bytes = 0;  // of those
   Trials::Report trial;
   // The same names, but first the one that a trial has found to be the fastest.
   std::vector<const char*> as_now() const;
   // Makes `slot` part of the trial, if there is one. make: makes the slot of a way that fits, or says why it does not.
   using Make = std::function<Result<std::shared_ptr<PlanSlot>>(const PlanSlot& slot, const char* name)>;
-  void enter(PlanSlot& slot, uint64_t most_bytes, Make make) const;
+  void enter(PlanSlot& slot, Make make) const;
 };
 WayOrder in_order(const Selector& selector, std::string_view forced, Problem problem, std::span<const Way> ways);
 
@@ -70,9 +70,6 @@ struct WaysPage {
 };
 // chosen: the name of a way that runs the call.
 WaysPage page_of(const Selector& selector, std::span<const Way> ways, std::string_view chosen);
-
-// Runs the proof of a plan where MOECCL_CHECK_PLANS asks for it and there are few enough ranks.
-Status prove_if_asked(uint32_t n_ranks, moecclOp_t op, const std::string& name, const std::function<Status()>& proof);
 
 // Logs why the forced plan does not run experts of `bytes`; problem: as for Selector::warn_of_force().
 void warn_of_force(const Selector& selector, moecclOp_t op, uint64_t problem, uint64_t bytes, const Status& why,

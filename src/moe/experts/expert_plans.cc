@@ -6,6 +6,7 @@
 
 #include "src/algo/experts/prove_experts.h"
 #include "src/base/hash.h"
+#include "src/comm/prove_if_asked.h"
 
 namespace moeccl::comm {
 namespace {

@@ -46,8 +46,6 @@ class ExpertPlans {
   WayOrder order(bool reachable, bool decides) const;
   // Returns why not even the way that needs least applies, if none does.
   Status none_applies() const { return ways(false).back().applies; }
-  // Returns the size of the largest buffer of a rank.
-  uint64_t most_bytes() const;
   // For a call that moves rows.
   Result<ExpertRows> make_rows(const std::string& way) const {
     return make_rows(way, {call_.count, call_.element_bytes, side_.staging_bytes});
@@ -73,6 +71,7 @@ class ExpertPlans {
   std::vector<Way> row_ways() const;
   Status runs(algo::ReduceKind kind, const plan::Shape& shape) const;
   uint32_t bits(uint32_t number) const;
+  uint64_t most_bytes() const;  // of a rank's largest buffer
   Result<ExpertRows> make_rows(const std::string& way, const algo::RowSize& size) const;
 
   const Communicator& comm_;

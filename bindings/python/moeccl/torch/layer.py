@@ -202,11 +202,12 @@ class MoELayer(nn.Module):
         self.shared_expert, self.norm = shared_expert, norm
         own_rows = shared_expert is not None
         self._replacing = Replacing(sample_tokens, _abi.moecclReplaceSolve, 2 if own_rows else 1) if sample_tokens else None
-        self._average, self._data = average, None if expert_data_group is None else _Shared(expert_data_group)
+        self._data = None if expert_data_group is None else _Shared(expert_data_group)
         self._compared = False  # whether the ranks of expert_data_group are known to hold the same experts
         self._compute_dtype = compute_dtype
         self.aux_loss, self.handle, self.step, self._index = None, None, None, None
-        self._key, self._divisor = Key(self), self.n_ranks if average is True else None if average is False else average
+        self._key = Key(self)
+        self._divisor = (self.n_ranks if average else None) if isinstance(average, bool) else average  # of the experts' gradients
         self._untraced = self._untraced_option()
 
     def _untraced_option(self):
@@ -262,9 +263,7 @@ class MoELayer(nn.Module):
                 self._compared = True
             grad = grad.clone()
             torch.distributed.all_reduce(grad, group=self.data_group)
-        if isinstance(self._average, bool):
-            return grad / self.n_ranks if self._average else grad
-        return grad / self._average
+        return grad if self._divisor is None else grad / self._divisor
 
     def _types(self, tokens):
         """Returns the type in which rows travel, and the one to which they and the experts' weights are cast; None: they are not."""
