@@ -26,7 +26,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kRounds = 7, kMostRounds = 60;
-constexpr int kSteadySteps = 8, kMostSteps = 64;  // of auto, before its rounds, in which a racing layer settles
 constexpr double kPointUs = 2e6;    // there are as many rounds as this allows, within the two limits above
 constexpr double kDoubtful = 1.05;  // a point where auto loses this much is measured again
 constexpr const char* kM1 = "node:2(bw=10GB/s,lat=2ms) qpi:2(bw=10GB/s,lat=2ms) gpu:2(bw=10GB/s,lat=2ms)";
@@ -195,7 +194,7 @@ AccuracyPoint measure(const AccuracyCell& cell, int timed_again, const Team& tea
     if (asked == "auto") auto_at = at;
     point.plans.push_back({asked, "", 0, {}, 0});
   }
-  point.steps_to_settle = bench.settle(auto_at, kSteadySteps, kMostSteps);
+  point.steps_to_settle = bench.settle(auto_at);
   const double round_us = team.slowest({team.timed_us([&] { bench.run_rounds(1, false); })});
   const int rounds = std::clamp(static_cast<int>(kPointUs / round_us), kRounds, kMostRounds);
   for (point.times_again = 0;; point.times_again++) {

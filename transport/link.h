@@ -89,8 +89,9 @@ class Landings {
  public:
   // Promises that exactly this range of this rank's staging, once the peer has put it, will only be copied to `dst`.
   virtual void land(uint64_t offset, size_t bytes, std::byte* dst) = 0;
-  // Withdraws that, and returns whether the bytes are at `dst` instead of in the staging.
-  virtual bool landed(uint64_t offset) = 0;
+  // Withdraws that, and returns whether the bytes are at `dst` instead of in the staging. RemoteError: only a part of
+  // them has come, although the peer has signalled.
+  virtual Result<bool> landed(uint64_t offset) = 0;
   // From here on the link no longer writes to any such memory.
   virtual void land_nothing() = 0;
 

@@ -150,10 +150,12 @@ double MoeBench::timed(Candidate& c, Place place, const char* call, const Operat
   return team_.timed_us([&] { run_once(c, place, call, operation); });
 }
 
+void MoeBench::update(Candidate& c) {
+  demand(moecclRoutingUpdate(c.routing, mine().index.data(), mine().weight.data(), mine().n_tokens),
+         "moecclRoutingUpdate");
+}
+
 void MoeBench::time_once(Candidate& c, bool keep) {
-  if (options_.update)
-    demand(moecclRoutingUpdate(c.routing, mine().index.data(), mine().weight.data(), mine().n_tokens),
-           "moecclRoutingUpdate");
   const bool weights = with_weights();
   const double dispatch = timed(c, kDispatch, "moecclDispatch", [&](moecclStream_t s) {
     return moecclDispatch(c.routing, tokens_.data(), rows_.data(), s);
@@ -215,10 +217,14 @@ size_t MoeBench::add(const std::string& algorithm) {
   Candidate c = create(algorithm);
   c.result.n_wrong = team_.sum({verify(c)});
   candidates_.push_back(std::move(c));
-  // Time on ordinary numbers: the checks may leave values that are slow to add (NaN, subnormal).
+  fill_for_timing();
+  return candidates_.size() - 1;
+}
+
+// The checks may leave values that are slow to add (NaN, subnormal).
+void MoeBench::fill_for_timing() {
   oracle_.fill_gradients(host(tokens_));
   sent(tokens_);
-  return candidates_.size() - 1;
 }
 
 void MoeBench::run_rounds(int rounds, bool keep) {
@@ -227,17 +233,20 @@ void MoeBench::run_rounds(int rounds, bool keep) {
     for (size_t turn = 0; turn < n; turn++) {
       const size_t at = (turn + n_rounds_ / 2) % n;
       Candidate& c = candidates_[n_rounds_ % 2 == 0 ? at : n - 1 - at];
+      if (options_.update) update(c);
       time_once(c, keep);
       if (progress_ != nullptr) progress_->show("timing " + c.result.algorithm, i, rounds);
     }
 }
 
-int MoeBench::settle(size_t candidate, int same, int most) {
+int MoeBench::settle(size_t candidate) {
   Candidate& c = candidates_[candidate];
   std::string plan;
   int steps = 0;
-  for (int stayed = 0; steps < most && stayed < same; steps++) {
+  for (int stayed = 0; steps < kMostSteps && stayed < kSteadySteps; steps++) {
+    update(c);
     time_once(c, false);
+    if (progress_ != nullptr) progress_->show("settling " + c.result.algorithm, steps, kMostSteps);
     const std::string now = info(c).algorithm;
     stayed = now == plan ? stayed + 1 : 0;
     plan = now;
@@ -267,7 +276,14 @@ std::vector<MoeResult> MoeBench::finish() {
 }
 
 std::vector<MoeResult> MoeBench::run_in_turns(const std::vector<std::string>& algorithms) {
-  for (const std::string& algorithm : algorithms) (void)add(algorithm);
+  for (const std::string& algorithm : algorithms) {
+    const size_t at = add(algorithm);
+    if (algorithm != "auto" || options_.cuda_graph) continue;
+    MoeResult& r = candidates_[at].result;
+    r.steps_to_settle = settle(at);
+    r.n_wrong += team_.sum({verify(candidates_[at])});  // of the plan that it settled on
+    fill_for_timing();
+  }
   run_rounds(options_.warmup, false);
   run_rounds(options_.iters, true);
   return finish();

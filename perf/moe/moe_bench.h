@@ -29,6 +29,7 @@ struct MoeResult {
   uint64_t n_wrong = 0;  // entries of the routing, rows and tokens
   std::vector<double> dispatch_us, combine_us, dispatch_backward_us, combine_backward_us;
   std::vector<std::string> ran;  // the plan of each iteration
+  int steps_to_settle = 0;       // of auto, before its rounds
   double predicted_us = 0;       // 0: unknown
   double logical_bytes = 0;
   std::vector<LevelTotal> levels;
@@ -56,9 +57,10 @@ class MoeBench {
   // Times each candidate once per round. Each round starts with a different candidate, and every other round runs
   // backwards, so that no candidate always follows the same neighbour.
   void run_rounds(int rounds, bool keep);
-  // Runs steps of a candidate until its plan has stayed the same for `same` steps, but at most `most`. Returns how
-  // many.
-  int settle(size_t candidate, int same, int most);
+  // Runs training steps of a candidate, which begin with moecclRoutingUpdate, until its plan has stayed the same for
+  // kSteadySteps, but at most kMostSteps: `auto` tries plans in a layer's first steps. Returns how many.
+  static constexpr int kSteadySteps = 8, kMostSteps = 64;
+  int settle(size_t candidate);
   // Returns each candidate's kept rounds so far, of the slowest rank.
   std::vector<std::vector<double>> total_us() const;
   // Frees all candidates.
@@ -86,6 +88,8 @@ class MoeBench {
   void run(Candidate& c, Place place, const char* call, const Operation& operation);  // both
   uint64_t verify(Candidate& c);
   uint64_t verify_backward(Candidate& c);
+  void update(Candidate& c);
+  void fill_for_timing();
   void time_once(Candidate& c, bool keep);
   double timed(Candidate& c, Place place, const char* call, const Operation& operation);
   // The gradient of the weights passes through the host, which a graph cannot do.

@@ -75,7 +75,9 @@ void add_run(App& app, MoeOptions& o) {
          "comma list of auto, flat, 2dh, hier:D (default: flat, auto and, where the topology has two levels, 2dh)")
       ->delimiter(',');
   app.add_option("--iters", o.iters, "timed iterations")->check(positive())->capture_default_str();
-  app.add_option("--warmup", o.warmup, "iterations before timing")->check(not_negative())->capture_default_str();
+  app.add_option("--warmup", o.warmup, "iterations before timing, after auto has tried its plans")
+      ->check(not_negative())
+      ->capture_default_str();
   app.add_flag("--update", o.update,
                "begin each iteration with moecclRoutingUpdate, as a training step does; not timed");
   app.add_flag("--backward", o.backward, "also check and time the backward operations");

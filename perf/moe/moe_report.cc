@@ -105,6 +105,10 @@ void print_moe_table(const MoeOptions& options, const std::string& description, 
                 r.plan.c_str(), static_cast<unsigned long long>(r.n_wrong), median(r.dispatch_us), median(r.combine_us),
                 total.p50, total.p99, predicted, faster, r.emulated ? "  EMULATED" : "");
   }
+  for (const MoeResult& r : results)
+    if (r.steps_to_settle > 0)
+      std::printf("#\n# auto ran %d steps with moecclRoutingUpdate before its warm-up, in which it tried plans\n",
+                  r.steps_to_settle);
   if (options.backward) print_backward(results);
   print_levels(results);
 }

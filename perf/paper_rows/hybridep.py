@@ -43,8 +43,11 @@ def table_7():
 def judge(given):
     """Returns the rules for the rows of hybridep_paper, which simulate plans, and for those of fused_perf."""
     item, paper = given["item"], given["paper_value"]
-    if item.endswith(("forward", "compressed return")):
-        return None  # the paper's figures are whole iterations, and a compressed return is an extension of ours: docs/performance-papers.md
+    if item.endswith("forward"):
+        return None  # the paper's figures are whole iterations: docs/performance-papers.md
+    if item.endswith("compressed return"):  # an extension of ours, with goals of this project
+        return {"paper_value": None, "rule": ["at least", 2.5 if "Cluster-L, 48" in item else 1.25], "why": "encoded gradients return to their owners "
+                "(moecclGradientReturnReduce), which the paper does not do"}
     if item.startswith("Fig. 15 a"):
         return {"rule": ["at least", 0.255], "why": "an update saves the second read of the expert; here the scan and the choice of the largest residuals, "
                 "which remain, take more time than that"}
@@ -52,20 +55,22 @@ def judge(given):
         return {"rule": ["at least", 0.3825], "why": "the processor's time on a shared machine"}
     if item.startswith("Table VI"):
         rule = ["at least", round(0.95 * paper, 3)]
-        if "Cluster-S, 48" in item:
-            return {"rule": rule, "why": "between the GPUs of one node the gather takes little of the step; the rest is computation, which hides the return of "
-                    "gradients in both columns"}
+        if "48" in item:
+            layer_ms = {"Cluster-S": "27 ms in each of 12 layers", "Cluster-M": "283 ms in each of 12 layers", "Cluster-L": "439 ms in each of 16 layers"}
+            return {"rule": rule, "why": f'the paper\'s two columns differ by {layer_ms[item.split(", ")[1]]}, while our gather of experts as they are takes '
+                    f'{given["gather_ms"]:g} ms, so that Partition, the slower column, is faster here (each expert enters a data centre once); gradients return '
+                    "as they are in both columns, which bounds the ratio at 2 (docs/performance-papers.md)"}
         return {"rule": rule, "why": "gradients return uncompressed over the same links, in both columns, which bounds the ratio near 2; for the forward pass "
                 "alone it is larger (docs/performance-papers.md)"}
     if item.startswith("Table V,"):
         return {"rule": ["at least", round(0.95 * paper, 3)]}
     if item.startswith("Fig. 13"):
-        why = ("at this size domains gain little or nothing over our own expert parallelism; the paper compares with other programs, Tutel, FasterMoE "
-               "and SmartMoE, over which it gains 1.18 even there" if given["ours"] < 1.18 else
-               "a layer's step alone; the paper's iterations also have work that domains do not shorten")
-        return {"rule": ["in", 1.18, 2.57], "why": why}
-    return {"rule": ["within", 0.15], "why": "the paper does not print its configuration, and domains of 400 do not divide 1000 data centres: the slowest "
-            "rank counts in plans"}
+        more = {} if given["ours"] >= 1.18 else {
+            "why": "experts of 8 MB and more are not worth moving without the codec on 10 Gbit/s: there, deduplication alone makes a layer 1.12 to 1.29 times as "
+                   "fast, and the rest of the iteration is the same on both sides. How much of a gather the paper's work before the experts hides (Eq. 11) is not printed"}
+        return {"rule": ["in", 1.18, 2.57]} | more
+    return {"rule": ["within", 0.15], "why": "the paper does not print its configuration, and domains of 400 do not divide 1000 data centres: in plans the slowest "
+            "rank, in the domain of 200, sends 0.80 of its rows to other domains instead of 0.60, with which Eq. 10 gives 1.18 at 1 Gbps"}
 
 
 def sources(build, quick):

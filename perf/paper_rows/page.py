@@ -170,7 +170,7 @@ def goals(rows):
     """Returns the table of a paper's goals, or nothing where there are none."""
     if not rows:
         return []
-    lines = ["Goals of this project. The paper prints no figure for them.", "", "| item | goal | ours | verdict | how |", "|-|-|-|-|-|"]
+    lines = ["Goals of this project. The paper prints no figure for what they run.", "", "| item | goal | ours | verdict | how |", "|-|-|-|-|-|"]
     for row in rows:
         met = "met" if row["verdict"] == "holds" else "missed"
         lines.append(f'| {row["item"]} | {rule_text(row["rule"])} | {text(row["ours"])} | {met} | {row["how"]} |')

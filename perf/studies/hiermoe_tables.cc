@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computes HierMoE's Table IV and Fig. 11 and 13 in closed form: Eq. 1 to 6 with the AlltoAlls of Fig. 9, over two
-// stated routings for all cells: one for the rows without swaps, and a more skewed one for the rows with swaps, as an
-// even routing leaves nothing to swap. Prints one JSON line for each number. --search looks for a routing that is
-// closer to the paper's.
+// Computes HierMoE's Table IV, Fig. 11 and 13 and Section V-E in closed form: Eq. 1 to 6 with the AlltoAlls of Fig. 9,
+// over one stated routing for all cells. Prints one JSON line for each number. --search prints how far other routings
+// are from the paper.
 #include <moeccl/moeccl.h>
 
 #include <algorithm>
@@ -37,11 +36,12 @@ constexpr Cell kCells[] = {{"Table IV, K=6 E=128 G=32", 32, 128, 6, 4096, 0.95, 
                            {"Table IV, K=8 E=128 G=16", 16, 128, 8, 4096, 1.71, 2.50, 2.62},
                            {"Fig. 11, DeepSeek-V3 K=8 E=256 G=32", 32, 256, 8, 7168, 1.76, 2.55, 2.72, true}};
 
-// Popularity ~ 1 / place^zipf over shuffled experts. apart: the share of a token's choices that go to the quarter of
-// the experts with the fewest of them so far; below 0: to the quarter of its first choice. DeepSeek-V3 takes a token's
-// experts from 4 of 8 groups.
+// Experts belong to clusters that are scattered over all GPUs. A token belongs to one cluster and takes this share of
+// its choices from it, the others from all experts. Clusters have popularity ~ 1 / place^zipf. DeepSeek-V3 takes a
+// token's experts from 4 of 8 groups.
+constexpr size_t kClusters = 8;
 struct Routing {
-  double zipf = 0, apart = 0;
+  double zipf = 0.15, share = 0.57;
   uint64_t seed = 1;
 };
 
@@ -52,38 +52,28 @@ struct Random {
 };
 
 std::vector<int32_t> tokens_of(const Cell& c, const Routing& r, int64_t n_tokens, uint64_t draw) {
-  const auto experts = static_cast<size_t>(c.experts), k = static_cast<size_t>(c.top_k);
+  const auto experts = static_cast<size_t>(c.experts), k = static_cast<size_t>(c.top_k), size = experts / kClusters;
   Random places{r.seed}, random{r.seed * 1000 + draw};
-  std::vector<size_t> order(experts);
-  std::iota(order.begin(), order.end(), size_t{0});
-  for (size_t i = experts; i > 1; --i) std::swap(order[i - 1], order[places.below(i)]);
-  std::vector<double> sums(experts);
-  for (size_t place = 0; place < experts; ++place)
-    sums[order[place]] = std::pow(static_cast<double>(place + 1), -r.zipf);
+  std::vector<size_t> scattered(experts);
+  std::iota(scattered.begin(), scattered.end(), size_t{0});
+  for (size_t i = experts; i > 1; --i) std::swap(scattered[i - 1], scattered[places.below(i)]);
+  std::vector<double> sums(kClusters);
+  for (size_t place = 0; place < kClusters; ++place) sums[place] = std::pow(static_cast<double>(place + 1), -r.zipf);
   std::partial_sum(sums.begin(), sums.end(), sums.begin());
   std::vector<int32_t> topk;
   for (int64_t t = 0; t < n_tokens; ++t) {
     const size_t first = topk.size();
-    size_t in_quarter[4] = {};
+    const auto at = std::upper_bound(sums.begin(), sums.end(), random.unit() * sums.back()) - sums.begin();
+    const size_t cluster = std::min(static_cast<size_t>(at), kClusters - 1);
     size_t groups = 0;
     while (c.deepseek && std::popcount(groups) < 4) groups |= size_t{1} << random.below(8);
-    bool forced = random.unit() < std::fabs(r.apart);
     while (topk.size() < first + k) {
-      const auto at = std::upper_bound(sums.begin(), sums.end(), random.unit() * sums.back()) - sums.begin();
-      const auto e = std::min(static_cast<size_t>(at), experts - 1);
-      const size_t quarter = e * 4 / experts;
-      const auto begin = topk.begin() + static_cast<ptrdiff_t>(first);
+      const bool near = random.unit() < r.share;
+      const size_t e = scattered[near ? cluster * size + random.below(size) : random.below(experts)];
       if (c.deepseek && (groups >> (e * 8 / experts) & 1) == 0) continue;
-      if (forced && !c.deepseek && topk.size() > first) {
-        const size_t wanted = r.apart > 0
-                                  ? static_cast<size_t>(std::min_element(in_quarter, in_quarter + 4) - in_quarter)
-                                  : static_cast<size_t>(*begin) * 4 / experts;
-        if (r.apart > 0 ? in_quarter[quarter] != in_quarter[wanted] : quarter != wanted) continue;
-      }
-      if (std::find(begin, topk.end(), static_cast<int32_t>(e)) != topk.end()) continue;
+      if (std::find(topk.begin() + static_cast<ptrdiff_t>(first), topk.end(), static_cast<int32_t>(e)) != topk.end())
+        continue;
       topk.push_back(static_cast<int32_t>(e));
-      ++in_quarter[quarter];
-      forced = random.unit() < std::fabs(r.apart);
     }
   }
   return topk;
@@ -110,16 +100,10 @@ class Testbed {
     p.dimension = dimension;
     p.count_duplicates = dedup ? 0 : 1;
     p.max_function = moecclMaxPlain;
-    size_t n = 0;
-    perf::check(moecclSwapCountsLength(&p, &n), "moecclSwapCountsLength");
-    std::vector<int32_t> counts(n);
-    perf::check(moecclSwapCount(&p, later_.data(), static_cast<int64_t>(later_.size()) / cell_.top_k, counts.data(),
-                                nullptr, 0),
-                "moecclSwapCount");
     int32_t pair[2];
     moecclSwapAnswer_t a{};
     a.size = sizeof(a);
-    perf::check(moecclSolveSwap(&p, counts.data(), pair, &a, nullptr, 0), "moecclSolveSwap");
+    perf::check(moecclSolveSwap(&p, counts_of(p, later_).data(), pair, &a, nullptr, 0), "moecclSolveSwap");
     return a.before_us;
   }
   double best_us(const std::vector<int32_t>& placement) const {
@@ -140,7 +124,39 @@ class Testbed {
     return placement;
   }
 
+  // Section V-E: a pair is swapped every so many iterations, by the tokens of that iteration.
+  struct Policy {
+    int every = 1;
+    moecclMaxFunction_t max_function = moecclMaxSmooth;
+  };
+  std::vector<int32_t> swapped_by(const Policy& policy, const Routing& r) const {
+    constexpr int kIterations = 200;
+    std::vector<int32_t> slots(static_cast<size_t>(cell_.experts));
+    std::iota(slots.begin(), slots.end(), 0);
+    const int64_t n_tokens = static_cast<int64_t>(topk_.size()) / cell_.top_k;
+    for (int i = 0; i < kIterations; i += policy.every) {
+      moecclSwapProblem_t p = problem();
+      p.placement = slots.data();
+      p.max_function = policy.max_function;
+      p.min_gain = 0.001;  // the default of moecclExpertSwapConfig_t
+      const std::vector<int32_t> now = tokens_of(cell_, r, n_tokens, 2 + static_cast<uint64_t>(i));
+      int32_t pair[2];
+      perf::check(moecclSolveSwap(&p, counts_of(p, now).data(), pair, nullptr, nullptr, 0), "moecclSolveSwap");
+      if (pair[0] >= 0) std::swap(slots[static_cast<size_t>(pair[0])], slots[static_cast<size_t>(pair[1])]);
+    }
+    return slots;
+  }
+
  private:
+  static std::vector<int32_t> counts_of(const moecclSwapProblem_t& p, const std::vector<int32_t>& topk) {
+    size_t n = 0;
+    perf::check(moecclSwapCountsLength(&p, &n), "moecclSwapCountsLength");
+    std::vector<int32_t> counts(n);
+    perf::check(
+        moecclSwapCount(&p, topk.data(), static_cast<int64_t>(topk.size()) / p.top_k, counts.data(), nullptr, 0),
+        "moecclSwapCount");
+    return counts;
+  }
   moecclSwapProblem_t problem() const {
     moecclSwapProblem_t p = MOECCL_SWAP_PROBLEM_INIT;
     p.n_experts = cell_.experts;
@@ -165,14 +181,18 @@ void row(const std::string& item, double paper, double ours, const std::string& 
     std::printf("%.2f", paper);
   else
     std::printf("null");
-  std::printf(",\"ours\":%.2f,\"how\":\"closed form\",\"command\":\"%s\"%s}\n", ours, command.c_str(), more.c_str());
+  std::printf(",\"ours\":%.3f,\"how\":\"closed form\",\"command\":\"%s\"%s}\n", ours, command.c_str(), more.c_str());
 }
 
 // The paper prints one range for its two models.
-void row_in(const std::string& item, double low, double high, double ours, const std::string& command) {
+struct Range {
+  double low, high, bound;  // bound: what the paper's equations allow at most
+};
+void row_in(const std::string& item, const Range& paper, double ours, const std::string& command) {
   std::printf("{\"paper\":\"HierMoE\",\"item\":\"%s\",\"paper_value\":\"%.2f to %.2f\",\"rule\":[\"in\",%.2f,%.2f]",
-              item.c_str(), low, high, low, high);
-  std::printf(",\"ours\":%.2f,\"how\":\"closed form\",\"command\":\"%s\"}\n", ours, command.c_str());
+              item.c_str(), paper.low, paper.high, paper.low, paper.high);
+  std::printf(",\"ours\":%.3f,\"how\":\"closed form\",\"command\":\"%s\",\"bound\":%.2f}\n", ours, command.c_str(),
+              paper.bound);
 }
 
 // Section V-C: HD2-MoE is the AlltoAll of Fig. 4(b), between nodes and then inside them. One node has only the latter.
@@ -182,16 +202,26 @@ double hd2_us(const Testbed& t, const Cell& c, const std::vector<int32_t>& place
 
 // By Fig. 9, HD-MoE saves at most this share of Megatron-LM's time over HD2-MoE: docs/performance-papers.md.
 constexpr double kMostOverHd2 = 0.125;
+double most_over_hd2(const Cell& c) { return 1 + kMostOverHd2 * c.hd; }
 
 void print_cell(const Cell& c, const Routing& r, int64_t tokens, const std::string& command) {
   const Testbed t(c, r, tokens);
   const double megatron = t.us(1, false, {}), hd2 = hd2_us(t, c, {}), hd = t.best_us({});
   const std::string item = c.item;
-  row(item + ", HD2-MoE", c.hd2, megatron / hd2, command);
+  const auto bound = [&](double figure) {
+    char more[40] = "";
+    if (c.gpus > 8) std::snprintf(more, sizeof more, ",\"bound\":%.2f", figure);
+    return std::string(more);
+  };
+  row(item + ", HD2-MoE", c.hd2, megatron / hd2, command, bound(c.hd / most_over_hd2(c)));
   row(item + ", HD-MoE", c.hd, megatron / hd, command);
-  char bound[40] = "";
-  if (c.gpus > 8) std::snprintf(bound, sizeof bound, ",\"bound\":%.2f", 1 + kMostOverHd2 * c.hd);
-  row(item + ", HD-MoE over HD2-MoE", c.hd / c.hd2, hd2 / hd, command, bound);
+  row(item + ", HD-MoE over HD2-MoE", c.hd / c.hd2, hd2 / hd, command, bound(most_over_hd2(c)));
+}
+
+// Eq. 3 without deduplication over Eq. 1, of an even routing; a skewed one slows the standard AlltoAll down more.
+double two_d_over_standard(const Cell& c, int64_t tokens) {
+  const double n = static_cast<double>(tokens * c.top_k) * c.row_bytes;
+  return (kInter[0][0] + kIntra[1][0] + (kInter[0][1] + kIntra[1][1]) * n) / (kIntra[0][0] + kIntra[0][1] * n);
 }
 
 // The rows of HierMoE, which swaps experts.
@@ -203,8 +233,22 @@ void print_swapped(const Cell& c, const Routing& r, int64_t tokens, const std::s
   row(item + ", HierMoE over HD-MoE", c.hiermoe / c.hd, t.best_us({}) / hiermoe, command);
   if (!c.deepseek && item != "Table IV, K=8 E=128 G=32") return;
   const std::string model = c.deepseek ? "Fig. 11, DeepSeek-V3" : "Fig. 11, Qwen3-30B-A3B";
-  row_in(model + ", HierMoE over HD2-MoE-Smart", 1.55, 1.64, hd2_us(t, c, t.swapped(true)) / hiermoe, command);
-  row_in(model + ", HierMoE over Tutel-2DH", 2.34, 3.32, t.us(2, false, {}) / hiermoe, command);
+  row_in(model + ", HierMoE over HD2-MoE-Smart", {1.55, 1.64, most_over_hd2(c) * c.hiermoe / c.hd},
+         hd2_us(t, c, t.swapped(true)) / hiermoe, command);
+  row_in(model + ", HierMoE over Tutel-2DH", {2.34, 3.32, c.hiermoe * two_d_over_standard(c, tokens)},
+         t.us(2, false, {}) / hiermoe, command);
+}
+
+void print_policies(const Cell& c, const Routing& r, int64_t tokens, const std::string& command) {
+  const Testbed t(c, r, tokens);
+  const auto print = [&](const std::string& what, double paper, const Testbed::Policy& policy) {
+    row("Section V-E, HierMoE over HD-MoE, " + what, paper, t.best_us({}) / t.best_us(t.swapped_by(policy, r)),
+        command);
+  };
+  for (const auto& [every, paper] : {std::pair(1, 1.17), {2, 1.17}, {4, 1.15}, {8, 1.13}})
+    print("a swap every " + std::to_string(every) + " iterations", paper, {every});
+  print("plain maximum", 1.13, {1, moecclMaxPlain});
+  print("log-sum-exp", 1.16, {1, moecclMaxLogSumExp});
 }
 
 // Fig. 13 prints no numbers, so this prints times in ms, of four nodes and of one. H: without deduplication.
@@ -216,20 +260,22 @@ void print_dimensions(const Cell& c, const Routing& r, int64_t tokens, const std
           t.us(d, dedup, {}) / 1e3, command);
 }
 
-// Prints how far the HD-MoE row is from the paper's, in percent of its worst cell, and the range of HD over HD2.
+// Prints for other routings how far the worst cell of HD-MoE is from the paper's, and the ranges of two ratios.
 int search(int64_t tokens) {
-  for (const double zipf : {0.0, 0.2, 0.4, 0.7}) {
-    for (const double apart : {-0.2, -0.1, 0.0, 0.2}) {
-      double worst = 0, low = INFINITY, high = 0;
+  for (const double zipf : {0.0, 0.25, 0.5}) {
+    for (const double share : {0.0, 0.1, 0.2, 0.3, 0.4}) {
+      double worst = 0, low = INFINITY, high = 0, least = INFINITY, most = 0;
       for (const Cell& c : kCells) {
-        if (c.deepseek) continue;
-        const Testbed t(c, {zipf, apart, 1}, tokens);
-        const double hd = t.best_us({}), ratio = hd2_us(t, c, {}) / hd;
+        if (c.deepseek || c.gpus < 32) continue;
+        const Testbed t(c, {zipf, share, 1}, tokens);
+        const double hd = t.best_us({}), ratio = hd2_us(t, c, {}) / hd, swaps = hd / t.best_us(t.swapped(false));
         worst = std::max(worst, std::fabs(t.us(1, false, {}) / hd / c.hd - 1));
-        if (c.gpus == 32) low = std::min(low, ratio), high = std::max(high, ratio);
+        low = std::min(low, ratio), high = std::max(high, ratio);
+        least = std::min(least, swaps), most = std::max(most, swaps);
       }
-      std::printf("zipf %.1f apart %4.1f: HD-MoE within %.1f %%, HD over HD2 %.2f to %.2f\n", zipf, apart, 100 * worst,
-                  low, high);
+      std::printf(
+          "zipf %.2f share %.1f: HD-MoE within %.1f %%, HD over HD2 %.2f to %.2f, HierMoE over HD %.2f to %.2f\n", zipf,
+          share, 100 * worst, low, high, least, most);
     }
   }
   return 0;
@@ -240,18 +286,14 @@ int search(int64_t tokens) {
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   Routing r;
-  double swap_zipf = 0.5;
   int64_t tokens = 1024;
   bool searches = false;
   perf::App app("HierMoE's Table IV, Fig. 11 and Fig. 13 by its own Eq. 1-6 and Fig. 9");
-  app.add_option("--zipf", r.zipf, "exponent of the experts' popularity")
+  app.add_option("--zipf", r.zipf, "exponent of the clusters' popularity")
       ->check(perf::within(0, 10))
       ->capture_default_str();
-  app.add_option("--swap-zipf", swap_zipf, "the same in the rows with swaps")
-      ->check(perf::within(0, 10))
-      ->capture_default_str();
-  app.add_option("--apart", r.apart, "share of choices that keep a token's experts in different quarters")
-      ->check(perf::within(-1, 1))
+  app.add_option("--share", r.share, "share of a token's choices that come from its cluster")
+      ->check(perf::within(0, 1))
       ->capture_default_str();
   app.add_option("--seed", r.seed, "of the routing")->check(perf::not_negative())->capture_default_str();
   app.add_option("--tokens", tokens, "of each GPU")->check(perf::positive())->capture_default_str();
@@ -259,11 +301,10 @@ int main(int argc, char** argv) {
   perf::parse_or_exit(app, argc, argv);
   if (searches) return search(tokens);
   char command[200];
-  std::snprintf(command, sizeof command,
-                "build/perf/hiermoe_tables --zipf %g --swap-zipf %g --apart %g --seed %llu --tokens %lld", r.zipf,
-                swap_zipf, r.apart, static_cast<unsigned long long>(r.seed), static_cast<long long>(tokens));
-  const Routing skewed{swap_zipf, r.apart, r.seed};
-  for (const Cell& c : kCells) print_cell(c, r, tokens, command), print_swapped(c, skewed, tokens, command);
+  std::snprintf(command, sizeof command, "build/perf/hiermoe_tables --zipf %g --share %g --seed %llu --tokens %lld",
+                r.zipf, r.share, static_cast<unsigned long long>(r.seed), static_cast<long long>(tokens));
+  for (const Cell& c : kCells) print_cell(c, r, tokens, command), print_swapped(c, r, tokens, command);
+  print_policies(kCells[1], r, tokens, command);
   for (const Cell& c : {kCells[1], kCells[5]}) print_dimensions(c, r, tokens, command);
   return 0;
 }

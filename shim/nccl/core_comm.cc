@@ -236,6 +236,10 @@ ncclResult_t CommInitRankScalable(ncclComm_t* comm, int n_ranks, int rank, int n
     return forward_in_group(
         [&] { return MOECCL_FORWARD(CommInitRankScalable, comm, n_ranks, rank, n_ids, ids, config); });
   }
+  if (n_ids > n_ranks) {
+    return fail_group(fail(ncclInvalidArgument, "ncclCommInitRankScalable: " + std::to_string(n_ids) + " ids for " +
+                                                    std::to_string(n_ranks) + " ranks: give at most one for each"));
+  }
   // One meeting point serves them all; those of the other ids end by themselves.
   return init_rank("ncclCommInitRankScalable", comm, n_ranks, ids[0], rank, config, device::current());
 }

@@ -17,7 +17,9 @@ template <class Prepare>
 Status issue(comm::Communicator& comm, moecclStream_t stream_handle, comm::GroupHolds* maker, Prepare&& prepare) {
   comm::Call call{.comm = &comm, .operation = std::make_unique<exec::Operation>(), .maker = maker};
   MOECCL_ASSIGN_OR_RETURN(call.stream, find_stream(stream_handle, &comm));
-  MOECCL_TRY(prepare(*call.operation));
+  Status prepared = prepare(*call.operation);
+  if (prepared.code() == moecclInternalError) comm.break_off(prepared);  // as in run_collective()
+  MOECCL_TRY(std::move(prepared));
   return comm::issue(std::move(call));
 }
 

@@ -72,8 +72,8 @@ struct Env {
   // Empty: a UNIX socket, which reaches this host only. Bad addresses are refused where they are used.
   std::string socket_addr;
   // MOECCL_PORT_RANGE: the TCP ports on which ranks listen for ranks of other hosts, FIRST-LAST; for firewalls. Each
-  // rank keeps one port for each communicator between hosts, and needs one more per interface while it starts. A port
-  // that MOECCL_SOCKET_ADDR names counts before it. Empty: the system's free ports.
+  // rank keeps one port (with RDMA two) for each communicator between hosts, and needs one more per interface while it
+  // starts. A port that MOECCL_SOCKET_ADDR names counts before it. Empty: the system's free ports.
   PortRange port_range;
   // MOECCL_NET: the network between hosts: verbs, tcp, plugin, or plugin:NAME for one of NCCL's plugins. Empty: the
   // first one that all ranks can use.

@@ -2,8 +2,10 @@
 #include "src/base/log.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -35,8 +37,31 @@ bool admit(int* dropped_before) {
   return lines.fetch_add(1, std::memory_order_relaxed) < kLinesPerSecond;
 }
 
-// Returns 0 when the whole line was written, else an errno.
+// A reader of the log that was stopped or is slow has this long, once, until it reads again.
+constexpr int kMostWaitMs = 100;
+std::atomic<bool> is_unread[2];  // stderr, the file
+std::atomic<int> lost_lines{0};  // since a line was last written
+
+// Returns 0 when there is room, else an errno. EAGAIN: what is in the way is not read.
+int wait_for_room(int fd, int ms) {
+  const int64_t end_ns = now_ns() + int64_t{ms} * 1'000'000;
+  while (true) {
+    pollfd entry = {fd, POLLOUT, 0};
+    const int n = ::poll(&entry, 1, ms);
+    if (n > 0) return 0;
+    if (n == 0) return EAGAIN;
+    if (errno != EINTR) return errno;
+    ms = static_cast<int>(std::max<int64_t>(0, (end_ns - now_ns()) / 1'000'000));  // poll is never restarted
+  }
+}
+
+// Returns 0 when the whole line was written, else an errno. A pipe with some room takes a whole line, unless another
+// process fills it between the two calls.
 int put(int fd, std::string_view line) {
+  std::atomic<bool>& unread = is_unread[fd == STDERR_FILENO ? 0 : 1];
+  const int no_room = wait_for_room(fd, unread.load(std::memory_order_relaxed) ? 0 : kMostWaitMs);
+  unread.store(no_room == EAGAIN, std::memory_order_relaxed);
+  if (no_room != 0) return no_room;
   ssize_t n;
   do {
     n = ::write(fd, line.data(), line.size());
@@ -101,7 +126,7 @@ void write_whole(std::string line) {
   line += '\n';
   const int saved = errno;  // logging must not change the errno that the caller is about to report
   const int fd = destination();
-  const int failed = put(fd, line);
+  int failed = put(fd, line);
   if (failed != 0 && fd != STDERR_FILENO) {
     // The line may be the one that says what is wrong. Later lines try the file again.
     static std::atomic<bool> said{false};
@@ -109,7 +134,13 @@ void write_whole(std::string line) {
       (void)put(STDERR_FILENO, format("{}MOECCL_DEBUG_FILE: a line could not be written: {}; such lines go to stderr\n",
                                       head("WARN"), std::strerror(failed)));
     }
-    (void)put(STDERR_FILENO, line);
+    failed = put(STDERR_FILENO, line);
+  }
+  if (failed == EAGAIN) {
+    lost_lines.fetch_add(1, std::memory_order_relaxed);
+  } else if (const int lost = lost_lines.exchange(0, std::memory_order_relaxed); lost > 0) {
+    (void)put(
+        fd, format("{}before this, {} log lines were lost, because nobody read what was there\n", head("WARN"), lost));
   }
   errno = saved;
 }
@@ -146,7 +177,7 @@ void write_log(LogLevel level, fmt::string_view text, fmt::format_args args) noe
     write_log_line(level, format_args_to_string(text, args));
   } catch (const std::exception&) {
     constexpr std::string_view kInstead = "moeccl: no memory for a log line\n";
-    (void)!::write(STDERR_FILENO, kInstead.data(), kInstead.size());
+    (void)put(STDERR_FILENO, kInstead);
   }
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Logging to stderr or to MOECCL_DEBUG_FILE, one line at a time, with host, process and UTC:
 // "moeccl: node7:4117 2026-11-28T09:53:17.123Z WARN text". Each line is written whole, so that lines of different
-// threads do not mix. A line that the file has no room for goes to stderr.
+// threads do not mix. A line that the file has no room for goes to stderr. A pipe that is not read loses lines instead
+// of holding up the program.
 #pragma once
 
 #include <string>

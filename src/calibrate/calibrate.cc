@@ -114,9 +114,11 @@ Status use_profile(Communicator& comm, const plan::Profile& profile, Status why)
   return {};
 }
 
-Status load_profile(Communicator& comm, const std::string& path, bool grown) {
+Status load_profile(Communicator& comm, const std::string& path, bool grown, std::string text) {
   const auto read = [&]() -> Result<plan::Profile> {
-    MOECCL_ASSIGN_OR_RETURN(const std::string text, driver::read_file(path));
+    if (text.empty()) {
+      MOECCL_ASSIGN_OR_RETURN(text, driver::read_file(path));
+    }
     MOECCL_ASSIGN_OR_RETURN(plan::Profile profile, plan::read_profile(text, path));
     profile.source = format("the profile {}", path);
     Status fits = plan::profile_fits(profile, comm.tree());
@@ -147,7 +149,7 @@ Status save_profile_in_cache(const Communicator& comm) {
 
 Status profile_at_init(Communicator& comm, bool grown) {
   if (!env().profile.empty()) {
-    const Status loaded = load_profile(comm, env().profile, grown);
+    const Status loaded = load_profile(comm, env().profile, grown, comm.take_profile_text());
     const bool own = loaded.code() == moecclInvalidArgument || loaded.code() == moecclSystemError;
     return own ? error(loaded.code(), "MOECCL_PROFILE: {}", loaded.message()) : loaded;
   }

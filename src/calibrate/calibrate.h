@@ -27,8 +27,9 @@ Result<plan::Profile> calibrate(Communicator& comm, const CalibrateOptions& opti
 // ranks fail.
 Status use_profile(Communicator& comm, const plan::Profile& profile, Status why);
 // Collective: every rank reads its own `path`. A file that does not fit the topology is a failure or, where the
-// communicator has `grown` from the one that it may describe, is left out with a warning.
-Status load_profile(Communicator& comm, const std::string& path, bool grown = false);
+// communicator has `grown` from the one that it may describe, is left out with a warning. `text`: the file, if it has
+// been read.
+Status load_profile(Communicator& comm, const std::string& path, bool grown = false, std::string text = {});
 Status save_profile(const Communicator& comm, const std::string& path);
 Status save_profile_in_cache(const Communicator& comm);
 

@@ -28,7 +28,7 @@ struct Batch {
   std::vector<Communicator::Hold> holds;  // [turns] of a queued batch, until it begins; first, so that they end last
   // [others] Keeps alive the communicators whose memory the stream uses until it reaches the batch. After an abort,
   // that can be later than the end of the communicator.
-  std::vector<Communicator::Hold> holds_of_others;
+  std::vector<std::vector<Communicator::Hold>> holds_of_others;
   Stream* stream = nullptr;  // where the batch runs; null: on this thread
   std::vector<Call> calls;
   std::vector<size_t> places;        // [calls] where the call stands in its group

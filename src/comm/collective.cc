@@ -252,7 +252,11 @@ Status run_collective(Communicator& comm, const CollectiveCall& call) {
     prepared.plans = 0;
     prepared.operation.reset();
     comm.hint(static_cast<Stream*>(nullptr));
-    MOECCL_TRY(prepare_collective(comm, call, prepared.operation));
+    if (Status s = prepare_collective(comm, call, prepared.operation); !s.ok()) {
+      // Peers know nothing of a fault of this rank's plan, unlike of a wrong argument, and would wait for it.
+      if (s.code() == moecclInternalError) comm.break_off(s);
+      return s;
+    }
     exec::Operation& op = prepared.operation;
     const Status status = comm.run(op);
     // A trial may have run another plan, with which the others may not go on.

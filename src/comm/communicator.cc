@@ -85,6 +85,7 @@ Communicator::Communicator(Membership&& m) noexcept
       config_(std::move(m.config)),
       address_(std::move(m.address)),
       places_(std::move(m.places)),
+      profile_text_(std::move(m.profile_text)),
       fabric_(std::move(m.fabric)),
       uplinks_(std::move(m.uplinks)),
       described_(std::move(m.described)),
@@ -329,7 +330,10 @@ Status Communicator::run_message(const exec::Message& message) {
 }
 
 Status Communicator::run(exec::Operation& op) {
-  MOECCL_TRY(refresh(op));
+  if (Status s = refresh(op); !s.ok()) {
+    break_off(s);  // peers that have made their plan would wait for this rank
+    return s;
+  }
   return op.runner->run(op);
 }
 

@@ -101,6 +101,8 @@ class Communicator {
   const std::string& address() const { return address_; }
   // Returns the places where its ranks meet when some are lost.
   const MeetingPlaces& places() const { return places_; }
+  // See Membership; only the first call returns it.
+  std::string take_profile_text() { return std::exchange(profile_text_, {}); }
   uint64_t operation_staging_bytes() const { return fabric_->half_bytes; }
   size_t memory_bytes() const;
 
@@ -234,6 +236,7 @@ class Communicator {
   Config config_;
   std::string address_;
   MeetingPlaces places_;
+  std::string profile_text_;
   const driver::Birth birth_;
   std::atomic<uint32_t> n_holds_{1};
   GroupHolds group_holds_;

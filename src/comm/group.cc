@@ -173,8 +173,18 @@ Status watch(const Batch& batch, Status status) {
   return status;
 }
 
+// Returns the fabrics of the batch's calls. If one of them fails, none of the calls need wait for a stream any more.
+std::vector<const exec::Fabric*> fabrics_of(const Batch& batch) {
+  std::vector<const exec::Fabric*> all;
+  for (const Call& c : batch.calls)
+    if (std::find(all.begin(), all.end(), &c.runner().fabric()) == all.end()) all.push_back(&c.runner().fabric());
+  return all;
+}
+
 // Drives all calls on this thread. Each kind of memory of each communicator is driven separately.
 Status run(Batch& batch, Status status) {
+  if (const exec::StreamWork* work = exec::StreamWork::current(); work != nullptr && status.ok())
+    status = work->wait_ready(fabrics_of(batch));
   if (!status.ok()) {
     // Nothing runs. On the other communicators, peers would wait for this rank, or take its next call for this one.
     const Status skipped =
@@ -263,7 +273,7 @@ Status drive(Batch& batch) {
       work->let_others_go = [&] { batch.meeting->end(error(moecclRemoteError, "a call of the group has failed")); };
     if (usable.ok()) usable = std::move(met);
     for (const auto& earlier : batch.earlier)
-      if (usable.ok()) usable = earlier->wait(batch.calls.front().runner().fabric());
+      if (usable.ok()) usable = earlier->wait(fabrics_of(batch));
     return run(batch, std::move(usable));
   });
   if (batch.meeting != nullptr) batch.meeting->end(status);
@@ -273,9 +283,21 @@ Status drive(Batch& batch) {
 // What the i-th other stream of a batch does in the batch's place.
 Status attend(Batch& batch, size_t i) {
   const exec::StreamWork* work = exec::StreamWork::current();
-  const Status arrival = work != nullptr ? work->wait_ready(batch.calls.front().runner().fabric()) : Status();
-  batch.holds_of_others[i] = nullptr;  // from now on, Destroy waits for the batch
+  const Status arrival = work != nullptr ? work->wait_ready(fabrics_of(batch)) : Status();
+  batch.holds_of_others[i].clear();  // from now on, Destroy waits for the batch
   return batch.meeting->attend(arrival);
+}
+
+// Returns one hold on each communicator of the batch.
+std::vector<Communicator::Hold> holds_of(const Batch& batch) {
+  std::vector<const Communicator*> seen;
+  std::vector<Communicator::Hold> holds;
+  for (const Call& c : batch.calls) {
+    if (std::find(seen.begin(), seen.end(), c.comm) != seen.end()) continue;
+    seen.push_back(c.comm);
+    holds.push_back(c.comm->hold());
+  }
+  return holds;
 }
 
 // The work of a batch that is put on streams.
@@ -296,7 +318,7 @@ PutWork put_work_of(const std::shared_ptr<Batch>& batch) {
   }
   if (batch->stream != nullptr) works.own = batch->stream->hold([batch] { return drive(*batch); });
   for (size_t i = 0; i < batch->others.size(); ++i) {
-    batch->holds_of_others.push_back(batch->calls.front().comm->hold());
+    batch->holds_of_others.push_back(holds_of(*batch));
     works.of_others.push_back(batch->others[i]->hold([batch, i] { return attend(*batch, i); }));
   }
   return works;

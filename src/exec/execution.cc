@@ -212,11 +212,12 @@ void Execution::land(const LandingStep& l, uint32_t chunk) {
   fabric().link(l.peer).landings()->land(half_ + src.offset * op_.element_bytes, bytes, to);
 }
 
-bool Execution::landed(const Step& s, uint32_t chunk) {
+Result<bool> Execution::landed(const Step& s, uint32_t chunk) {
   for (const LandingStep& l : landings_) {
     if (l.copy != &s) continue;
     const plan::Range src = range(choice_.program->srcs[s.first_src], governing(s), chunk);
-    const bool there = fabric().link(l.peer).landings()->landed(half_ + src.offset * op_.element_bytes);
+    MOECCL_ASSIGN_OR_RETURN(const bool there,
+                            fabric().link(l.peer).landings()->landed(half_ + src.offset * op_.element_bytes));
     land(l, chunk + choice_.program->depth);
     return there;
   }

@@ -52,7 +52,7 @@ class Execution final : public AgreedTask {
   void find_landings();
   bool worth_landing(const plan::Ref& src);
   void land(const LandingStep& l, uint32_t chunk);
-  bool landed(const plan::Step& s, uint32_t chunk);  // also prepares the landing of the slot's next chunk
+  Result<bool> landed(const plan::Step& s, uint32_t chunk);  // also prepares the landing of the slot's next chunk
   void bind_blocks(uint64_t done);  // AllToAllv: binds what is left of each block after `done` elements
   void begin_rest();
   Status check_buffers();

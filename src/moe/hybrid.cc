@@ -304,7 +304,7 @@ Status Hybrid::prepare(std::shared_ptr<PlanSlot>& last, moecclOp_t kind, const v
       return Selector::slot_of({kind, 0, call.count, call.element_bytes, false},
                                {exchange.build(comm.rank()), exchange.chunking(), exchange.name(), exchange.hash()});
     };
-    MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> slot, make_first(order.as_now(), build));
+    MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> slot, make_first(order.as_next(), build));
     order.enter(*slot, [build](const PlanSlot&, const char* name) { return build(name); });
     if (const Status follows = obeys_force<Exchange>(kind, call, cuda); !follows.ok())
       warn_of_force(comm_.selector_for(cuda), kind, hash(), expert_bytes, follows, slot->choice.algorithm);

@@ -49,9 +49,12 @@ size_t Race::pick(std::span<const double> prices_us, std::span<const float> gues
     expected[i] = prices_us[i] * (certain(i) ? guesses[i] : guesses[i] == 0 ? common : std::min(old, kDoubt * common));
   }
   const auto best = static_cast<size_t>(std::min_element(expected.begin(), expected.end()) - expected.begin());
+  // Prices that are wrong by a large factor are wrong by another one for each plan, so a plan that was never measured
+  // may share as little as the factor's square root.
+  const double hoped = common > 1 ? 1 / std::sqrt(common) : 1.0;
   size_t tried = n_;
   for (size_t i = 0; i < n_; ++i) {
-    if (certain(i) || expected[i] > kCloseTo * expected[best]) continue;
+    if (certain(i) || expected[i] * (guesses[i] == 0 ? hoped : 1.0) > kCloseTo * expected[best]) continue;
     if (tried == n_ || expected[i] < expected[tried]) tried = i;
   }
   if (tried < n_) return tried;

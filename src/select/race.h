@@ -15,7 +15,8 @@ namespace moeccl::comm {
 class Race {
  public:
   // A candidate is tried if it is expected to take at most this many times as long as the best one: prices err by 8 to
-  // 15 % (docs/performance.md), so two of them may change places up to here.
+  // 15 % (docs/performance.md), so two of them may change places up to here. Where the measured times are a factor f
+  // away from their prices, a candidate that was never measured is tried up to the square root of f further.
   static constexpr double kCloseTo = 1.3;
   // A plan other than flat must be this much faster than flat.
   static constexpr double kGain = 0.97;

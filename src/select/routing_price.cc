@@ -11,11 +11,18 @@ namespace moeccl::algo {
 
 namespace {
 
+struct Host {
+  double ranks, cores;  // at most one core a rank
+};
+Host host_of(const plan::LevelTree& tree, const plan::Profile& profile) {
+  const double ranks = std::max(1.0, plan::ranks_per_host(tree, profile));
+  return {ranks, std::clamp<double>(profile.cores, 1.0, ranks)};
+}
+
 // Returns the time to pack or sum `bytes` on every rank, where the ranks of a host share its cores and its memory. Rows
 // of 4 KiB run at the rate of one piece (8 ranks on the two-core development machine, docs/decisions.md).
 double packing_us(const plan::LevelTree& tree, const plan::Profile& profile, double bytes) {
-  const double ranks = std::max(1.0, plan::ranks_per_host(tree, profile)),
-               cores = std::clamp<double>(profile.cores, 1.0, ranks);
+  const auto [ranks, cores] = host_of(tree, profile);
   const bool cached = bytes * ranks <= static_cast<double>(profile.cache_bytes) * cores;
   const double rate = cached ? profile.cached_copy_bytes_per_ns * cores
                              : std::min(profile.stream_bytes_per_ns * cores, profile.host_copy_bytes_per_ns);
@@ -89,6 +96,11 @@ Hops hops_of(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const p
     hops.latency_us[hop] = std::max(hops.latency_us[hop], link.alpha_ns / 1000);
     copied += static_cast<double>(loads[l].rows) / tree.n_ranks;
   }
+  const auto [ranks, cores] = host_of(tree, profile);
+  const double turns_us = ranks > cores ? ranks / cores * profile.switch_ns / 1000 : 0;
+  const uint32_t last =
+      tree.depth() == 0 ? 0 : hop_of(algorithm, algorithm.kind == PathKind::k2dh ? 0 : tree.depth() - 1);
+  for (uint32_t hop = 0; hop <= last; ++hop) hops.latency_us[hop] += turns_us;
   hops.copy_us = packing_us(tree, profile, copied * row_bytes);
   return hops;
 }

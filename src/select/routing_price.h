@@ -21,7 +21,7 @@ std::vector<LevelLoad> level_loads(const plan::LevelTree& tree, std::span<const 
 
 struct MoePrice {
   struct OneWay {
-    double latency_us = 0;  // of the hops that wait for one another
+    double latency_us = 0;  // of the hops that wait for one another and for a core
     double link_us = 0;     // of the bytes, as far as one hop's do not travel together with another's
     double copy_us = 0;     // packing one way, summing the other way
   };
@@ -51,6 +51,7 @@ struct MoePrice {
 //   sets the pace of chunks. C is the power of two with the least total time.
 // - Every row that crosses a level is packed by a core of its sender's host, and every row for an expert is unpacked;
 //   ranks share the cores if there are more ranks. This is what duplicates waste within one memory.
+// - With more ranks than cores, each hop also waits until every rank of a core has had its turn.
 // - Combine does the same with the rows that return.
 struct MoeRows {
   std::vector<LevelLoad> levels;

@@ -41,9 +41,15 @@ size_t Trials::State::n_worth_trying() const {
   return std::max(runs + 1, static_cast<size_t>(too_slow - plans.begin()));
 }
 
+size_t Trials::State::turn_of(uint64_t at) const {
+  const uint64_t round = at / (blocks->operations * n);
+  const size_t turn = at / blocks->operations % n;
+  return round % 2 == 0 ? turn : n - 1 - turn;
+}
+
 void Trials::State::begin() {
   n = n_worth_trying();
-  begun = 0;
+  begun.store(0, std::memory_order_relaxed);
   voted = false;
   for (std::vector<double>& times : ns) times.clear();
 }
@@ -79,7 +85,7 @@ void Trials::note_last() {
     meant = meant && size == last_size_;
     last_size_ = size;
   }
-  if (last_.state != nullptr && !meant) --last_.state->begun;
+  if (last_.state != nullptr && !meant) last_.state->count(-uint64_t{1});
   if (last_.counts != nullptr && meant) {
     if (!last_.goes_on || last_.counts->empty()) last_.counts->push_back(0);
     last_.counts->back() += last_.ran.took_ns;
@@ -96,12 +102,13 @@ Trials::State& Trials::state_of(uint64_t hash) {
   return *recent_.second;
 }
 
-// Takes no lock, because readers ignore `begun` and only this thread writes the rest.
+// Takes no lock, because only this thread writes: readers see `begun` of now or of an operation ago.
 const char* Trials::settled(uint64_t hash) {
   State* const s = recent_.first == hash ? recent_.second : nullptr;
   if (s == nullptr || last_.state != nullptr || last_.private_size || !s->decided || !s->voted) return nullptr;
-  if (s->begun < s->trial_operations() || s->begun >= kAgain) return nullptr;
-  ++s->begun;
+  const uint64_t begun = s->begun.load(std::memory_order_relaxed);
+  if (begun < s->trial_operations() || begun >= kAgain) return nullptr;
+  s->count(1);
   return s->plans[s->runs].name;
 }
 
@@ -134,14 +141,12 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
     }
     s.begin();
   }
-  if (s.begun >= kAgain) s.begin();
+  if (s.begun.load(std::memory_order_relaxed) >= kAgain) s.begin();
   const Blocks& block = *s.blocks;
-  const size_t n = s.n;
-  const uint64_t at = s.begun++;
+  const uint64_t at = s.begun.load(std::memory_order_relaxed);
+  s.count(1);
   if (at < s.trial_operations()) {
-    const uint64_t round = at / (block.operations * n);
-    const size_t turn = at / block.operations % n;
-    const size_t plan = round % 2 == 0 ? turn : n - 1 - turn;
+    const size_t plan = s.turn_of(at);
     last_.state = &s;
     last_.ran.is_timed = true;
     if (at % block.operations >= block.uncounted) last_.counts = &s.ns[plan];
@@ -196,7 +201,9 @@ Trials::Report Trials::report(const Class& c) const {
   const auto it = classes_.find(hash_of(c));
   if (it == classes_.end()) return {};
   const State& s = it->second;
-  Report r{s.decided, s.plans[s.runs].name, {}};
+  const uint64_t begun = s.begun.load(std::memory_order_relaxed), at = begun >= kAgain ? 0 : begun;
+  const size_t next = at < s.trial_operations() ? s.turn_of(at) : s.decided ? s.runs : 0;
+  Report r{s.decided, s.plans[s.runs].name, s.plans[next].name, {}};
   for (size_t i = 0; i < s.n; ++i) r.took_ns.emplace_back(s.plans[i].name, s.took_ns[i]);
   return r;
 }

@@ -5,6 +5,7 @@
 // where the host has put the cores, what else the machine does or which pages a buffer has; the operations do.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <span>
@@ -81,6 +82,7 @@ class Trials {
   struct Report {
     bool decided = false;                                 // false: predictions choose what runs
     std::string plan;                                     // the one that runs now
+    std::string next;                                     // of the operation after those that have begun
     std::vector<std::pair<std::string, double>> took_ns;  // as the decision saw them; 0: not known
     std::string text() const;                             // "tried: flat 12.3 us nodes not timed"
   };
@@ -96,7 +98,7 @@ class Trials {
     size_t n = 0;  // of `plans`, the first ones, that are tried
     bool meets_all = true, one_by_one = true;
     const Blocks* blocks = &kBlocks;
-    uint64_t begun = 0;  // for the thread that runs operations
+    std::atomic<uint64_t> begun{0};  // written by the thread that runs operations; readers take it for a hint
     bool voted = false, decided = false;
     size_t runs = 0;  // once decided: the plan that runs when nothing is tried; before that, predictions choose
     // The times that count, one for each operation that is timed by itself. Operations with a root overlap, so a single
@@ -104,6 +106,11 @@ class Trials {
     std::vector<double> ns[kMost];
     double took_ns[kMost] = {};
     uint64_t trial_operations() const { return blocks->rounds * blocks->operations * n; }
+    // Returns which plan the operation number `at` of a trial runs.
+    size_t turn_of(uint64_t at) const;
+    void count(uint64_t operations) {
+      begun.store(begun.load(std::memory_order_relaxed) + operations, std::memory_order_relaxed);
+    }
     // Returns how many of `plans` are worth trying, as far as is known.
     size_t n_worth_trying() const;
     void begin();  // a trial

@@ -198,7 +198,7 @@ class Connector {
   Status settle_line() {
     if (m_.tree.n_far_levels == 0) return {};
     const bool inherits = static_cast<bool>(parent_.profile_for);
-    plan::Profile profile = inherits ? parent_.profile_for(m_.tree) : profile_of_variable(m_.tree);
+    plan::Profile profile = inherits ? parent_.profile_for(m_.tree) : profile_of_variable(m_.tree, &m_.profile_text);
     if (config_.pace) profile.forget_links_within_hosts(m_.tree);  // only the topology's links are paced
     around_.line = plan::long_line(m_.tree, profile);
     const bool may_differ = !inherits && all_[0].has_profile;

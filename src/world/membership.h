@@ -54,6 +54,8 @@ struct Membership {
   std::unique_ptr<CudaSide> cuda;
   std::string why_no_cuda;  // set when some rank asked for CUDA
   MeetingPlaces places;     // for use when ranks are lost
+  // MOECCL_PROFILE's file, if it has been read: later it may be another one. Empty: it has not.
+  std::string profile_text;
 };
 
 // Collective call.

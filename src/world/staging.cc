@@ -23,11 +23,12 @@ uint64_t usual_slot_bytes(uint32_t n_ranks) {
 
 }  // namespace
 
-plan::Profile profile_of_variable(const plan::LevelTree& tree) {
+plan::Profile profile_of_variable(const plan::LevelTree& tree, std::string* text) {
   if (env().profile.empty()) return {};
-  const Result<std::string> text = driver::read_file(env().profile);
-  if (!text.ok()) return {};
-  Result<plan::Profile> profile = plan::read_profile(*text, env().profile);
+  const Result<std::string> read = driver::read_file(env().profile);
+  if (!read.ok()) return {};
+  if (text != nullptr) *text = *read;
+  Result<plan::Profile> profile = plan::read_profile(*read, env().profile);
   return profile.ok() && plan::profile_fits(*profile, tree).ok() ? std::move(*profile) : plan::Profile();
 }
 

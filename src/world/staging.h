@@ -17,8 +17,8 @@
 namespace moeccl::comm {
 
 // Returns the profile that MOECCL_PROFILE names, if it can be used for the tree; else one without links. Ranks report a
-// file that cannot be used later, when they compare what they have read.
-plan::Profile profile_of_variable(const plan::LevelTree& tree);
+// file that cannot be used later, when they compare what they have read. `text`, if given, receives the file.
+plan::Profile profile_of_variable(const plan::LevelTree& tree, std::string* text = nullptr);
 
 // The ranks that share a limit with this one.
 struct Sharers {

@@ -172,6 +172,38 @@ TEST_P(ExpertTrials, RanksMayCallDifferently) {
       }());
 }
 
+// Both placements are of one class, for which their first call decides. Their prices choose another plan, or try
+// others, so a rank that had decided by a call that it alone made would soon run another plan than the others.
+TEST_P(ExpertTrials, AWrongCallDecidesNothing) {
+  RankOptions options{.mode = GetParam()};
+  options.config.topology = "node:2(bw=0.01GB/s,lat=20us) gpu:2(bw=10GB/s,lat=1us)";
+  run_ranks(
+      kRanks,
+      [](int rank, moecclComm_t comm) {
+        static constexpr int32_t kInsideNodes[] = {0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7};
+        static constexpr int32_t kAcross[] = {0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7};
+        moecclPlacement_t placement = MOECCL_PLACEMENT_INIT;
+        placement.n_experts = 8, placement.slots_per_rank = 4, placement.slot_expert = kInsideNodes;
+        const std::string inside = page_of(comm, moecclOpExpertAllReduce, placement);
+        EXPECT_NE(inside.find("\nmoecclAvg: "), std::string::npos) << inside;
+        std::vector<float> in(4 * kCount, 1.0f), out(4 * kCount);
+        const auto sum = [&](float* recv) {
+          return moecclExpertAllReduce(in.data(), recv, kCount, moecclFloat32, moecclSum, &placement, comm, nullptr);
+        };
+        if (rank == 0) {
+          EXPECT_EQ(sum(in.data() + 1), moecclInvalidArgument);
+        }
+        placement.slot_expert = kAcross;
+        const std::string across = page_of(comm, moecclOpExpertAllReduce, placement);
+        EXPECT_NE(inside.substr(0, inside.find('\n')), across.substr(0, across.find('\n'))) << "nothing to differ in";
+        for (int step = 0; step < 20; ++step) {
+          MOECCL_ASSERT_COMM_OK(sum(out.data()), comm);
+          for (size_t i = 0; i < out.size(); i += 13) ASSERT_EQ(out[i], 2.0f) << "element " << i << " at " << step;
+        }
+      },
+      options);
+}
+
 // Sums of three terms, and means, keep the plan that prices choose. Two terms have one sum, so their plans are tried.
 TEST_P(ExpertTrials, SumsKeepTheirBits) {
   for (const int n_replicas : {2, 3}) {

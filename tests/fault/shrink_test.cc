@@ -164,6 +164,36 @@ void kill_and_go_on(bool several_hosts) {
          n_trials, shrinks, static_cast<long long>(times[times.size() / 2]), static_cast<long long>(slowest));
 }
 
+// Rank 1 waits for rank 0 on a part of the communicator, and rank 0 would wait for rank 1 in the shrink, if it did not
+// revoke the part first.
+TEST(Shrink, ARevokedPartLetsItsRanksComeToTheShrinkOfAnother) {
+  constexpr int kVictim = 2;
+  RankOptions options{.mode = RankMode::kProcesses, .deadline_ms = 60'000, .destroy = false, .may_die = {kVictim}};
+  run_ranks(
+      3,
+      [](int rank, moecclComm_t comm) {
+        moecclComm_t part = nullptr, left = nullptr;
+        MOECCL_ASSERT_OK(moecclCommSplit(comm, rank / 2, rank, &part, nullptr));
+        int32_t in = 1, out = 0;
+        MOECCL_ASSERT_OK(moecclAllReduce(&in, &out, 1, moecclInt32, moecclSum, comm, nullptr));
+        if (rank == kVictim) raise(SIGKILL);
+        const Stopwatch watch;
+        moecclComm_t const waits_on = rank == 0 ? comm : part;
+        const moecclResult_t result = moecclAllReduce(&in, &out, 1, moecclInt32, moecclSum, waits_on, nullptr);
+        EXPECT_EQ(result, rank == 0 ? moecclRemoteError : moecclAborted) << moecclGetLastError(waits_on);
+        if (rank == 0) {
+          MOECCL_EXPECT_OK(moecclCommRevoke(part));
+        }
+        ASSERT_EQ(moecclCommShrink(comm, nullptr, 0, &left, nullptr, MOECCL_SHRINK_DEFAULT), moecclSuccess)
+            << moecclGetLastError(comm);
+        MOECCL_ASSERT_OK(moecclAllReduce(&in, &out, 1, moecclInt32, moecclSum, left, nullptr));
+        EXPECT_EQ(out, 2);
+        MOECCL_EXPECT_WITHIN(watch, kLimitMs);
+        for (moecclComm_t one : {part, comm, left}) MOECCL_EXPECT_OK(moecclCommDestroy(one));
+      },
+      options);
+}
+
 TEST(Shrink, KillsAndTheNextCollectiveIsRightOnOneHost) { kill_and_go_on(false); }
 TEST(Shrink, KillsAndTheNextCollectiveIsRightBetweenHosts) { kill_and_go_on(true); }
 

@@ -84,7 +84,9 @@ class Papers(unittest.TestCase):
         self.assertIn("at most about 1.31 ", hiermoe.judge(given)["why"])
 
     def test_a_compressed_return_is_no_figure_of_the_paper(self):
-        self.assertIsNone(hybridep.judge({"item": "Table VI, Cluster-M, 24 & 8 MB, compressed return", "paper_value": 1.34, "ours": 8.1}))
+        judged_as = hybridep.judge({"item": "Table VI, Cluster-M, 24 & 8 MB, compressed return", "paper_value": 1.34, "ours": 8.1})
+        self.assertIsNone(judged_as["paper_value"])
+        self.assertEqual(judged_as["rule"], ["at least", 1.25])
 
     def test_the_page_is_that_of_the_record(self):
         with open(os.path.join(DOCS, "papers.json"), encoding="utf-8") as f:

@@ -2,6 +2,8 @@
 // Staging of communicators whose hosts are far apart, by the figures of a topology or a profile: which lines count, and
 // that communicators which come from others keep them.
 #include <gtest/gtest.h>
+#include <sys/inotify.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <functional>
@@ -97,6 +99,35 @@ TEST(LongLineBetweenHosts, ThatAProfileMeasuredCounts) {
     EXPECT_GT(memory_of(part), kAtLeast) << "the parent's profile holds for its parts";
     MOECCL_EXPECT_OK(moecclCommDestroy(part));
   });
+}
+
+// A file that changes between two readings would give the line of one profile and the plans of another.
+TEST(LongLineBetweenHosts, EachRankReadsTheProfileOnce) {
+  const std::string path = ::testing::TempDir() + "moeccl_line_" + std::to_string(getpid()) + ".json";
+  std::ofstream(path)
+      << R"({"moeccl_profile": 1, "levels": [{"name": "node", "alpha_ns": 4e6, "bytes_per_ns": 1.25}]})";
+  const Variables profile{{"MOECCL_PROFILE", path}};
+  const int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+  ASSERT_GE(watch, 0);
+  // Ends of readings are told apart by the readings between them.
+  ASSERT_GE(inotify_add_watch(watch, path.c_str(), IN_ACCESS | IN_CLOSE_NOWRITE), 0);
+  MAKE_HOSTS(hosts, .weights = {1, 1}, .named = true);
+  RankOptions options = on(*hosts);
+  options.config.topology = "node:2";
+  run_ranks(
+      2, [](int, moecclComm_t comm) { EXPECT_GT(memory_of(comm), size_t{1} << 20); }, options);
+  alignas(inotify_event) char events[4096];
+  const ssize_t bytes = read(watch, events, sizeof(events));
+  ASSERT_GT(bytes, 0);
+  int readings = 0;
+  for (ssize_t at = 0; at < bytes;) {
+    const auto* event = reinterpret_cast<const inotify_event*>(events + at);
+    readings += (event->mask & IN_CLOSE_NOWRITE) != 0 ? 1 : 0;
+    at += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
+  }
+  EXPECT_GE(readings, 1);
+  EXPECT_LE(readings, 2);
+  close(watch);
 }
 
 }  // namespace

@@ -158,6 +158,7 @@ TEST(ShimComm, ScalableInitAndSplit) {
     ncclUniqueId ids[2] = {meet(*board, rank)};
     ids[1] = ids[0];
     ncclComm_t comm = nullptr, half = nullptr;
+    EXPECT_EQ(ncclCommInitRankScalable(&comm, 4, rank, 5, ids, nullptr), ncclInvalidArgument);  // as NCCL says
     ASSERT_NCCL(ncclCommInitRankScalable(&comm, 4, rank, 2, ids, nullptr));
     expect_ranks(comm, 4, 1 << rank, 0b1111);
     ASSERT_NCCL(ncclCommSplit(comm, rank % 2, 0, &half, nullptr));

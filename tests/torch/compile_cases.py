@@ -3,18 +3,21 @@
 import contextlib
 import copy
 import os
+import warnings
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import moeccl
 import moeccl.distributed
 import moeccl.torch as mt
-from layer_model_cases import HIDDEN, TOKENS, Bare
+from layer_cases import gathered
+from layer_model_cases import HIDDEN, TOKENS, Bare, alone
 from moeccl.torch import _traced, aux_loss, functions
 
 BACKEND = os.environ.get("MOECCL_TEST_COMPILER", "aot_eager")  # or inductor, which takes minutes and needs a C++ compiler
@@ -260,3 +263,142 @@ def case_functional_collectives_of_the_backend_are_in_the_graph(rank, n):
         torch.testing.assert_close(*got, rtol=0, atol=0)
     assert n_graphs() <= 2 and not torch._dynamo.utils.counters["graph_break"]  # the second one has open sizes
     dist.destroy_process_group(group)
+
+
+def case_ddp_with_several_buckets_keeps_the_graph_whole(rank, n):
+    """A graph whose parameters fill several of DDP's buckets, which torch would split where they end."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), made(shared_expert=8), nn.Linear(HIDDEN, HIDDEN))
+    other = copy.deepcopy(model)
+    with mock.patch.object(dist, "_DEFAULT_FIRST_BUCKET_BYTES", 4 * HIDDEN):
+        wrapped, expected = (DistributedDataParallel(mt.ignore_experts(m), bucket_cap_mb=1e-4) for m in (model, other))
+        compiled(model)  # resets torch.compile
+        model.compile(backend=BACKEND, fullgraph=True, dynamic=True)
+        for step in range(2):
+            x = tokens_of(rank, step, TOKENS + step)
+            torch.testing.assert_close(results(wrapped, model, x), results(expected, other, x), **CLOSE)
+    assert n_graphs() == 1 and _traced.n_routings() == 0, n_graphs()
+
+
+def case_groups_of_experts_are_summed_in_the_graph(rank, n):
+    """Each rank has all experts, so that the ranks are one expert_data_group."""
+    layer, x = made(group=alone(), expert_data_group=dist.group.WORLD), tokens_of(rank, 0, TOKENS - rank)
+    layer.experts.down__weight.requires_grad_(False)
+    expected = [g.grad for g in (results_of(layer, layer, x), layer.experts.up__weight)]
+    run = compiled(layer)
+    torch.testing.assert_close([g.grad for g in (results_of(run, layer, x), layer.experts.up__weight)], expected, **CLOSE)
+    assert layer.experts.down__weight.grad is None and n_graphs() == 1
+    assert all(torch.equal(expected[1], other) for other in gathered(expected[1])), "the gradients were not summed"
+
+
+def case_a_rank_without_a_graph_sums_with_one_that_has_it(rank, n):
+    """One rank may run uncompiled when torch has compiled the layer there as often as its limit allows."""
+    layer, x = made(group=alone(), expert_data_group=dist.group.WORLD), tokens_of(rank, 0)
+    run, summed = compiled(layer), mt.MoELayer.summed
+
+    def step(callee):
+        """Returns the gradients, and the calls of the backward pass."""
+        with recorded() as said, mock.patch.object(mt.MoELayer, "summed", lambda it, grads: said.append(("summed", len(grads))) or summed(it, grads)):
+            given = results_of(callee, layer, x)
+        return [given.grad, *(p.grad for p in layer.parameters())], said[2:]
+
+    expected, said = step(layer)
+    for callee in (layer if rank else run, run if rank else layer, run):
+        got, calls = step(callee)
+        torch.testing.assert_close(got, expected, **CLOSE)
+        assert calls == said == [("combine_gradients", 2), ("summed", 2), ("move_back", 2)], (calls, said)
+    assert n_graphs() == 1
+
+
+class UsesBoth(nn.Module):
+    """An expert whose second layer some ranks do not use."""
+
+    def __init__(self, both):
+        super().__init__()
+        self.first, self.second, self.both = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN), both
+
+    def forward(self, x):
+        return self.first(x) + self.second(x) if self.both else self.first(x)
+
+
+def case_unused_parameters_have_the_gradients_of_the_layer(rank, n):
+    """They have none, or with an expert_data_group the sum over its ranks, which is zero if no rank uses the parameter."""
+    x, group = tokens_of(rank, 0, TOKENS - rank), alone()
+    for users in ([], [n - 1]):
+        for options in ({}, {"average": False}, {"expert_data_group": dist.group.WORLD}):
+            layer = made(ffn=None, expert=lambda: UsesBoth(rank in users), group=group, **options)
+            got = []
+            for callee in (layer, compiled(layer)):
+                results_of(callee, layer, x)
+                got.append([p.grad for p in layer.parameters()])
+            torch.testing.assert_close(*got, **CLOSE)
+            unused = layer.experts.second__weight.grad
+            if "expert_data_group" in options:
+                assert unused.any() == bool(users) and all(torch.equal(unused, other) for other in gathered(unused)), (users, unused)
+            else:
+                assert (unused is not None) == (rank in users), (users, options, unused)
+
+
+def case_a_torch_with_another_splitter_compiles(rank, n):
+    """Another torch may lack the function that _keep_whole() replaces."""
+    import torch._dynamo.backends.distributed as splitter
+    kept, x = splitter.bucket_has_external_output, tokens_of(rank, 0)
+    del splitter.bucket_has_external_output
+    try:
+        for optimize in (False, True):
+            _traced._keep_whole.cache_clear()
+            with warnings.catch_warnings(record=True) as said, torch._dynamo.config.patch(optimize_ddp=optimize):
+                warnings.simplefilter("always")
+                for _ in range(2):
+                    layer = made()
+                    torch.testing.assert_close(compiled(layer)(x), layer(x), **CLOSE)
+            assert sum("set torch._dynamo.config.optimize_ddp = False" in str(w.message) for w in said) == optimize, [str(w.message) for w in said]
+    finally:
+        splitter.bucket_has_external_output = kept
+        _traced._keep_whole.cache_clear()
+
+
+def results_of(run, layer, x):
+    """Makes a training step, and returns its input, which has its gradient."""
+    layer.zero_grad()
+    given = x.clone().requires_grad_()
+    run(given).square().sum().backward()
+    return given
+
+
+def case_autocast_may_be_in_the_graph(rank, n):
+    class Amp(nn.Sequential):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(x)
+
+    torch.manual_seed(3)
+    model, x = Amp(nn.Linear(HIDDEN, HIDDEN), made(shared_expert=8), nn.Linear(HIDDEN, HIDDEN)), tokens_of(rank, 0)
+    expected = results(model, model, x)
+    assert expected[0].dtype == torch.bfloat16 and model[1].handle.layer.dtype == torch.bfloat16
+    torch.testing.assert_close(results(compiled(model), model, x), expected, **(CLOSE if BACKEND == "aot_eager" else {"rtol": 0.1, "atol": 0.1}))
+    assert model[1].handle.layer.dtype == torch.bfloat16
+
+
+def case_full_states_know_nothing_of_the_compiler(rank, n):
+    torch.manual_seed(3)
+    plain = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), made())
+    inside = nn.Sequential(plain[0], torch.compile(plain[1], backend=BACKEND))
+    expected = mt.full_state_dict(plain)
+    names, optimizer = list(dict(plain.named_parameters())), torch.optim.SGD(plain.parameters(), lr=1e-3, momentum=0.9)
+    results(plain, plain, tokens_of(rank, 0))
+    optimizer.step()
+    moments = mt.full_optimizer_state_dict(plain, optimizer)
+    assert list(moments["state"]) == names
+    for wrapped in (torch.compile(plain, backend=BACKEND), DistributedDataParallel(mt.ignore_experts(torch.compile(plain, backend=BACKEND))),
+                    torch.compile(DistributedDataParallel(mt.ignore_experts(plain)), backend=BACKEND), inside):
+        with torch.no_grad():
+            for p in plain.parameters():
+                p.zero_()
+        mt.load_full_state_dict(wrapped, expected)
+        state = mt.full_state_dict(wrapped)
+        torch.testing.assert_close(dict(state), dict(expected), rtol=0, atol=0)
+        assert list(state._metadata) == list(expected._metadata), (list(state._metadata), list(expected._metadata))
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3, momentum=0.9)
+        mt.load_full_optimizer_state_dict(wrapped, optimizer, moments)
+        torch.testing.assert_close(mt.full_optimizer_state_dict(wrapped, optimizer)["state"], moments["state"], rtol=0, atol=0)

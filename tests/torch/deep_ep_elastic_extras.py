@@ -235,3 +235,11 @@ def rows_of_a_distributed_table(buffer):
     empty = DEEP_EP().ElasticBuffer(buffer.group, num_bytes=2 << 20)
     raises(RuntimeError, "call engram_write first", lambda: empty.engram_fetch(one))
     empty.destroy()
+
+
+def lists_of_sums_lie_where_their_tensors_do(buffer):
+    """Whatever device torch's default is."""
+    from deep_ep._sums import Sums
+    with torch.device("meta"):
+        lists = Sums(torch.zeros((2, 1), dtype=torch.int32, device="cpu"), 1, None)._set(2)
+    assert lists.index.device.type == "cpu" and lists.index.tolist() == [[0, 1, 2]] * 2

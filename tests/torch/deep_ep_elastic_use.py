@@ -7,7 +7,7 @@ import threading
 
 import torch
 from deep_ep_elastic_support import MIB2, Case, fp8_of, make, output_of, round_up, several_hosts
-from deep_ep_support import DEEP_EP, DEVICE, close, on_streams, raises, reused, same
+from deep_ep_support import DEEP_EP, DEVICE, STAND_IN, close, on_streams, raises, reused, same
 
 
 def asynchronous_calls(buffer):
@@ -205,6 +205,8 @@ def memory_of_results_is_used_again(buffer):
 
 def training_as_megatron_calls_it(buffer):
     """Megatron-LM's DeepepV2Dispatch and -Combine (pull requests 4632 and 5153): backward is combine and dispatch with the handle."""
+    if STAND_IN:
+        return
     case = Case(buffer, 30, dtype=torch.float32, holes=False)
     for later in (False, True):
         event = lambda: buffer.capture() if later else None  # noqa: E731

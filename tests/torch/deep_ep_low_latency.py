@@ -2,7 +2,12 @@
 """Cases of deep_ep_test.py about the low-latency calls."""
 import torch
 
-from deep_ep_support import DEEP_EP, Case, close, raises, same
+from deep_ep_support import DEEP_EP, DEVICE, Case, close, raises, same
+
+
+def on_host(inputs):
+    """Returns all ranks' inputs as CPU tensors: what a test looks at one by one costs a wait for the device each time."""
+    return [tuple(t.cpu() for t in each) for each in inputs]
 
 
 def back_from_fp8(rows, scales):
@@ -28,16 +33,17 @@ def low_latency(buffer, counts, hidden, n_experts, top_k, hook=False, asynchrono
     rows = back_from_fp8(*recv) if kinds["use_fp8"] else recv
     assert rows.shape == (n_local, n * most, hidden) and count.dtype == torch.int32
     same(stats, count + 1)
+    (found, counts, sources, layout), every = (t.cpu() for t in (rows, count, *handle[:2])), on_host(case.all)
     for local in range(n_local):
         at = 0
-        for source, (x, idx, _) in enumerate(case.all):
+        for source, (x, idx, _) in enumerate(every):
             tokens = (idx == buffer.rank * n_local + local).any(1).nonzero()[:, 0]
-            packed = handle[1][local, source].item()
+            packed = layout[local, source].item()
             assert (packed >> 32, packed & 0xffffffff) == (at, len(tokens)), f"{packed >> 32} {packed & 0xffffffff} {at} {len(tokens)}"
-            same(handle[0][local, at:at + len(tokens)], tokens.int())
-            close(rows[local, at:at + len(tokens)], x[tokens], 0.07 if kinds["use_fp8"] else 0)
+            same(sources[local, at:at + len(tokens)], tokens.int())
+            close(found[local, at:at + len(tokens)], x[tokens], 0.07 if kinds["use_fp8"] else 0)
             at += len(tokens)
-        assert count[local] == at
+        assert counts[local] == at
     weighted = torch.where(case.idx >= 0, case.weights, 0.0).sum(1, keepdim=True) * case.x.float()
     out, event, hooked = buffer.low_latency_combine(rows, case.idx, case.weights, handle, **later)
     wait(event, hooked)
@@ -113,7 +119,7 @@ def rows_in_nvfp4(buffer):
         x[::3] *= 100
         x[1] = 0
     scale = torch.tensor([448 * 6 / max(x.abs().max().item() for x, _, _ in case.all)])
-    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device="cpu")
     for how in ({}, {"return_recv_hook": True}, {"async_finish": True}):
         (rows, scales), count, handle, event, hook = buffer.low_latency_dispatch(
             case.x, case.idx, most, n_experts, use_fp8=False, use_nvfp4=True, x_global_scale=scale, **how)
@@ -121,21 +127,22 @@ def rows_in_nvfp4(buffer):
         assert rows.shape == (n * most, hidden // 2, n_local) and rows.dtype == torch.uint8 and rows.permute(2, 0, 1).is_contiguous()
         assert scales.shape == (32, 4, -(-n * most // 128), 4, hidden // 64, n_local) and scales.permute(5, 2, 4, 0, 1, 3).is_contiguous()
         assert scales.dtype == torch.float8_e4m3fn
-        found = torch.zeros((n_local, n * most, hidden))
+        found, every = torch.zeros((n_local, n * most, hidden), device="cpu"), on_host(case.all)
+        rows, scales, count, factor = (t.cpu() for t in (rows, scales.float(), count, scale))
         for local in range(n_local):
-            tokens = [(source, token) for source, (_, idx, _) in enumerate(case.all)
+            tokens = [(source, token) for source, (_, idx, _) in enumerate(every)
                       for token in (idx == buffer.rank * n_local + local).any(1).nonzero()[:, 0].tolist()]
             assert count[local] == len(tokens)
             for row, (source, token) in enumerate(tokens):
                 codes = torch.stack([rows[row, :, local] & 15, rows[row, :, local] >> 4], dim=1).view(-1).long()
-                at = scales.float()[row % 32, row % 128 // 32, row // 128, :, :, local].t().reshape(-1) / scale
+                at = scales[row % 32, row % 128 // 32, row // 128, :, :, local].t().reshape(-1) / factor
                 found[local, row] = torch.where(codes > 7, -1, 1) * numbers[codes % 8] * at.repeat_interleave(16)
-                x = case.all[source][0][token].float().view(-1, 16)
-                same(at * scale, (scale * x.abs().amax(1) / 6).to(torch.float8_e4m3fn).float())
+                x = every[source][0][token].float().view(-1, 16)
+                same(at * factor, (factor * x.abs().amax(1) / 6).to(torch.float8_e4m3fn).float())
                 left = (found[local, row].view(-1, 16) - x).abs()
                 assert (left <= 1.001 * at.view(-1, 1) + 0.07 * x.abs()).all(), "each element is the nearest of those with its scale"
         assert found.abs().max() > 50
-        out, event, hook = buffer.low_latency_combine(found.bfloat16(), case.idx, case.weights, handle, **how)
+        out, event, hook = buffer.low_latency_combine(found.bfloat16().to(DEVICE), case.idx, case.weights, handle, **how)
         hook() if hook is not None else event.current_stream_wait() if how else None
         expected = torch.where(case.idx >= 0, case.weights, 0.0).sum(1, keepdim=True) * case.x.float()
         assert (out.float() - expected).norm() < 0.12 * expected.norm()

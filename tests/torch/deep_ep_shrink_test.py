@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of bindings/deep_ep: low-latency calls of Buffers with enable_shrink, on processes some of which end, are masked or do not come."""
+"""Tests of bindings/deep_ep: low-latency calls of Buffers with enable_shrink, on processes some of which end, are masked or do not come.
+With DEEP_EP_TEST_DEVICE=cuda the tensors are CUDA tensors of one GPU; tools/gpu-check does that for some cases."""
 import itertools
 import multiprocessing
 import os
@@ -13,7 +14,7 @@ import unittest
 import with_torch  # noqa: F401 (skips where there is no torch)
 import torch
 import torch.distributed as dist
-from deep_ep_support import DEEP_EP, close, inputs, raises, same
+from deep_ep_support import DEEP_EP, close, inputs, raises, same, use_device
 
 A_RANK, TOP_K, HIDDEN, MOST = 4, 4, 256, 24  # experts of a rank, choices, columns, tokens of a rank
 SECONDS = 120
@@ -358,6 +359,7 @@ def _serve(rank, n_ranks, meeting, pipe, case, timeout_ms, hosts):
         if timeout_ms:
             os.environ.update(MOECCL_TIMEOUT_MS=str(timeout_ms), MOECCL_INIT_TIMEOUT_MS=str(3 * timeout_ms))
         torch.set_num_threads(1)
+        use_device()
         dist.init_process_group("gloo", init_method=f"file://{meeting}", world_size=n_ranks, rank=rank)
         made = note_those_made()
         buffer = DEEP_EP().Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True, enable_shrink=True)

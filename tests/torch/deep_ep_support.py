@@ -7,6 +7,19 @@ import os
 import torch
 
 DEVICE = os.environ.get("DEEP_EP_TEST_DEVICE", "cpu")
+STAND_IN = DEVICE == "stand-in"  # whose gradients torch makes as CPU tensors
+if STAND_IN:
+    import cuda_stand_in
+    cuda_stand_in.install()
+    DEVICE = "cuda"
+
+
+def use_device():
+    """Lets this process make its tensors on DEVICE."""
+    if DEVICE != "cpu":
+        torch.cuda.set_device(0)
+        torch.cuda.init()
+        torch.set_default_device(DEVICE)
 
 
 def inputs(rank, n, hidden, n_experts, top_k, dtype=torch.bfloat16, holes=True, seed=0):

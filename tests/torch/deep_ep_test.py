@@ -316,8 +316,9 @@ def made_and_dropped(buffer):
     case = Case(other, 8)
     event = case.dispatch(num_worst_tokens=8 * buffer.group_size, async_finish=True)[-1]
     del other, case
-    event.event._done.wait(60)
-    assert event.event._done.is_set(), "the call of a Buffer that was dropped meanwhile does not end"
+    if event.event._done is not None:
+        event.event._done.wait(60)
+        assert event.event._done.is_set(), "the call of a Buffer that was dropped meanwhile does not end"
     for explicitly in (False, True):
         other = DEEP_EP().Buffer(None, comm=LikeMpi(buffer.group), explicitly_destroy=explicitly)
         case, kept = Case(other, 8), other._comm

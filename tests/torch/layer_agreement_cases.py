@@ -212,7 +212,7 @@ def case_layers_do_not_follow_the_default_device(rank, n):
     try:
         for options in [*features, {"domains": "auto"}, {"group": alone(), "expert_data_group": dist.new_group()}]:
             layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=2 * SAMPLE, device="cpu", **options)
-            optimizer = torch.optim.AdamW(layer.parameters())
+            optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3, momentum=0.9)  # an Adam may put its steps on the default device
             scaler = mt.GradScaler("cpu")
             given = x.clone().requires_grad_()
             torch.autograd.backward(scaler.scale(layer(given).square().sum()))  # Tensor.backward() turns the default device off

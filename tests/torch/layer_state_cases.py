@@ -226,3 +226,15 @@ def case_experts_may_begin_in_place(rank, n):
             y.square().sum().backward()
             got.append([y.detach(), given.grad, *(p.grad for p in layer.parameters())])
         torch.testing.assert_close(got[0], got[1])
+
+
+def case_experts_are_in_the_mode_of_the_layer(rank, n):
+    """From the beginning, and without a change in a forward pass, which a graph of torch.compile could not have."""
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, expert=lambda: nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Dropout(0.5)).eval(), seed=1, trials=-1)
+    x = torch.ones(TOKENS, HIDDEN)
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    with mock.patch.object(layer.experts._form[0], "train", side_effect=AssertionError("a forward pass has changed a module")):
+        assert torch.equal(layer(x), layer(x))
+    copied = copy.deepcopy(layer).train()
+    assert not torch.equal(copied(x), copied(x)) and torch.equal(layer(x), layer(x))

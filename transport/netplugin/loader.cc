@@ -45,6 +45,7 @@ struct Registry {
   std::mutex mutex;
   std::vector<std::unique_ptr<Loaded>> tried;
   std::atomic<bool> has_plugins{false};  // or is loading one
+  std::atomic<bool> has_devices{false};  // some plugin had
 
   Loaded& get(const std::string& entry) {
     for (const auto& l : tried) {
@@ -118,13 +119,26 @@ std::vector<PluginUse::Device> rails_of_rank(std::vector<PluginUse::Device> devi
   return devices;
 }
 
+namespace {
+
+// Without the plugin, the child's ranks may be on a slower network, which its user would not expect.
+Status not_after_fork() {
+  const Status why =
+      error(moecclUnsupported,
+            "this process was forked from one that had loaded a net plugin, whose threads and locks do not survive "
+            "a fork: fork before the first communicator between hosts is made, or set MOECCL_NET=tcp");
+  static std::atomic<uint32_t> said_in{0};
+  const uint32_t here = driver::process_number();
+  const bool misses = registries.any_inherited([](const Registry& parents) { return parents.has_devices.load(); });
+  if (misses && said_in.exchange(here) != here) log(LogLevel::kWarn, "no net plugin is used: {}", why.message());
+  return why;
+}
+
+}  // namespace
+
 Result<PluginUse> use_plugin(const PluginChoice& choice) {
-  if (registries.any_inherited([](const Registry& parents) { return parents.has_plugins.load(); })) {
-    return error(
-        moecclUnsupported,
-        "this process was forked from one that had loaded a net plugin, whose threads and locks do not survive "
-        "a fork: fork before the first communicator between hosts is made, or set MOECCL_NET=tcp");
-  }
+  if (registries.any_inherited([](const Registry& parents) { return parents.has_plugins.load(); }))
+    return not_after_fork();
   const std::lock_guard lock(registry().mutex);
   std::vector<std::string> entries = plugin_list(choice.list);
   // As in NCCL_NET_PLUGIN, NAME may also name a file, unless a list says otherwise.
@@ -144,7 +158,10 @@ Result<PluginUse> use_plugin(const PluginChoice& choice) {
       continue;
     }
     Result<PluginUse> use = try_plugin(*l.api, choice);
-    if (use.ok()) return use;
+    if (use.ok()) {
+      registry().has_devices.store(true);
+      return use;
+    }
     note(use.status().message());
   }
   if (choice.list.empty() && choice.wanted.empty() && registry().get(entries[0]).api == nullptr) {

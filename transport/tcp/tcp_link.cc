@@ -357,14 +357,17 @@ void TcpLink::land(uint64_t offset, size_t bytes, std::byte* dst) {
   }
 }
 
-bool TcpLink::landed(uint64_t offset) {
+Result<bool> TcpLink::landed(uint64_t offset) {
   const std::lock_guard lock(engine_.mutex_);
   for (Landing& l : landings_) {
     if (l.bytes == 0 || l.offset != offset) continue;
     // The caller has seen the put's signal, and the memory is the program's again after this.
-    if (take_back(l)) lose(protocol_error(peer_.rank, "a signal before the end of the put that it announces"));
+    const bool whole = !take_back(l);
     l.bytes = 0;
-    return l.used;
+    if (whole) return l.used;
+    const Status why = protocol_error(peer_.rank, "a signal before the end of the put that it announces");
+    lose(why);  // if it is not lost yet
+    return why;
   }
   return false;
 }

@@ -43,7 +43,7 @@ class TcpLink final : public OrderedLink, private Landings {
 
   // Only where the whole range comes as one put of one connection: with several connections, puts are cut.
   void land(uint64_t offset, size_t bytes, std::byte* dst) override;
-  bool landed(uint64_t offset) override;
+  Result<bool> landed(uint64_t offset) override;
   void land_nothing() override;
   Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes) override;
   // Everything below runs under the engine's lock.

@@ -8,8 +8,8 @@
 namespace moeccl::transport::verbs {
 namespace {
 
-constexpr uint16_t kVersion = 4;
-constexpr size_t kMaxName = 63;
+constexpr uint16_t kVersion = 5;
+constexpr size_t kMaxName = 63, kMaxAddress = 100;
 static_assert(kAddressBytes == 2 * sizeof(uint32_t));
 
 void memory_fields(auto& io, auto& m) {
@@ -56,6 +56,7 @@ std::vector<std::byte> write_offer(const Offer& offer) {
   out.u8(offer.ordered ? 1 : 0);
   out.u32(sizeof(PeerCopy));
   memory_fields(out, offer.memory);
+  out.string(offer.presence);
   out.u8(static_cast<uint8_t>(offer.rails.size()));
   for (const OfferedRail& r : offer.rails) {
     rail_fields(out, r);
@@ -86,6 +87,7 @@ Result<Offer> read_offer(std::span<const std::byte> bytes, uint32_t from) {
   o.ordered = in.u8() == 1;
   if (in.u32() != sizeof(PeerCopy)) return unreadable;
   memory_fields(in, o.memory);
+  o.presence = in.string(kMaxAddress);
   const uint64_t n_pieces = o.memory.device_bytes / kDevicePiece + (o.memory.device_bytes % kDevicePiece != 0 ? 1 : 0);
   if (n_pieces > kMaxDevicePieces) return unreadable;
   const size_t n_rails = in.u8();

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "src/base/wire.h"
@@ -25,6 +26,7 @@ struct Offer {
   bool ordered = true;
   std::vector<OfferedRail> rails;    // at most kMaxRails
   PeerMemory memory;                 // of peer 0; see memory_for()
+  std::string presence;              // Presence::address()
   std::vector<QueueAddress> queues;  // [rails][n_queues] of the reader's row; empty on the same host
 
   PeerMemory memory_for(uint32_t rank) const;

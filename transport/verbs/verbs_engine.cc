@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "src/base/clock.h"
 #include "src/base/log.h"
@@ -14,13 +15,19 @@ namespace {
 using driver::ibv_abi::Completion;
 
 // While operations run, the thread checks this often for boards that no signal has carried, and for waiting words.
-constexpr int kLookEveryMs = 2;
-constexpr int kSleepMs = 1000;
+constexpr int64_t kLookEveryNs = 2'000'000;
+constexpr int64_t kSleepNs = 1'000'000'000;
 // What still waits for completions when a drive ends (a signal over several queue pairs) is given the time of a round
 // trip; then the thread looks after it, this often.
 constexpr int64_t kEndNs = 30'000;
 constexpr int64_t kQuickNs = 50'000;
 constexpr int64_t kSignEveryNs = 200'000'000;
+// A NIC that acknowledges nothing for so long may be without its process. A queue may delay an acknowledgement longer:
+// 16 MiB to each of 20 peers take 270 ms at 10 Gbit/s. The peer is then asked in vain, and its answer says that it
+// lives.
+constexpr int64_t kSilentNs = 250'000'000, kAskEveryNs = 250'000'000;
+// A connection to the presence wakes the thread at most this often, because a stranger may connect again and again.
+constexpr int64_t kAnswerEveryNs = 50'000'000;
 // The time for a leaving rank to deliver what it still has to say.
 constexpr int64_t kFarewellMs = 1000, kFailedFarewellMs = 100;
 constexpr size_t kCompletions = 16;  // taken at a time
@@ -34,7 +41,8 @@ VerbsEngine::VerbsEngine(EngineParts parts, driver::WakeUp wake)
       parts_(std::move(parts)),
       regions_(parts_.regions.get()),
       wake_(std::move(wake)),
-      entries_{{wake_.fd(), POLLIN, 0}} {
+      entries_{{wake_.fd(), POLLIN, 0}, {-1, POLLIN, 0}},
+      listener_(parts_.presence.fd()) {
   for (const auto& rail : parts_.rails) entries_.push_back({rail->event_fd(), POLLIN, 0});
 }
 
@@ -179,6 +187,34 @@ void VerbsEngine::look(bool events) {
   }
 }
 
+void VerbsEngine::find_silent(int64_t now) {
+  if (now - looked_for_silent_ns_ < kAskEveryNs) return;
+  looked_for_silent_ns_ = now;
+  for (const VerbsLink* link : links_) {
+    const bool waits = !link->down_ && link->asked_since_ns_ != 0 && now - link->asked_since_ns_ > kSilentNs;
+    if (waits && !link->peer_is(RankState::kLeft)) silent_.push_back(link->s_.far.rank);
+  }
+}
+
+void VerbsEngine::ask() {
+  if (const int64_t now = now_ns(); !links_.empty() && now >= meets_at_ns_) {
+    meets_ = parts_.roll_call.meet(links_[0]->s_.own.rank);
+    meets_at_ns_ = meets_ ? 0 : now + kAskEveryNs;
+  }
+  if (silent_.empty()) return;
+  const std::vector<uint32_t> gone = parts_.roll_call.gone(silent_);
+  silent_.clear();
+  const std::lock_guard lock(mutex_);
+  for (VerbsLink* link : links_) {
+    if (std::find(gone.begin(), gone.end(), link->s_.far.rank) == gone.end()) continue;
+    link->lose(
+        error(moecclRemoteError,
+              "its process at {} has ended, or has destroyed its communicator: its NIC acknowledges nothing, and "
+              "its host says that the rank's port is closed",
+              link->s_.far.where));
+  }
+}
+
 void VerbsEngine::begin() {
   driving_.fetch_add(1);
   if (asleep_.load() && asleep_.exchange(false)) wake_.signal();
@@ -196,6 +232,7 @@ void VerbsEngine::end() {
   }
   driving_.fetch_sub(1);
   more = more || untold_.any();
+  if (more) left_over_.store(true);
   if (more && asleep_.exchange(false)) wake_.signal();
 }
 
@@ -215,6 +252,8 @@ void VerbsEngine::board_changed(bool now) {
 }
 
 void VerbsEngine::step() {
+  (void)contained([&] { return ask(), Status(); });
+  left_over_.store(false);
   bool busy = driving_.load() > 0, quick = false;
   if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
     shielded([&] {
@@ -222,21 +261,30 @@ void VerbsEngine::step() {
       events_ = false;
       if (!links_.empty() && untold_.due(*links_[0]->s_.own.board)) tell_boards();
       turn();
+      find_silent(now_ns());
     });
     quick = !busy && unsent();
-    busy = busy || quick ||
+    busy = busy || quick || meets_ ||
            std::any_of(links_.begin(), links_.end(), [](const VerbsLink* l) { return l->asked_since_ns_ != 0; });
   } else {
     busy = true;
   }
   asleep_.store(!busy);
   // A change that was made before its thread saw this one asleep is noticed here.
-  if (!busy && (driving_.load() > 0 || untold_.any())) busy = true;
-  const timespec wait = {busy ? 0 : kSleepMs / 1000, quick ? kQuickNs : busy ? kLookEveryMs * 1'000'000 : 0};
+  if (!busy && (driving_.load() > 0 || left_over_.load() || untold_.any())) busy = true;
+  const bool answers = listener_ >= 0 && now_ns() - answered_ns_ >= kAnswerEveryNs;
+  entries_[1] = {answers ? listener_ : -1, POLLIN, 0};
+  const int64_t idle_ns = answers || listener_ < 0 ? kSleepNs : kAnswerEveryNs;
+  const int64_t wait_ns = quick ? kQuickNs : busy ? kLookEveryNs : idle_ns;
+  const timespec wait = {wait_ns / kSleepNs, wait_ns % kSleepNs};
   (void)::ppoll(entries_.data(), entries_.size(), &wait, nullptr);
   asleep_.store(false);
   if (entries_[0].revents != 0) wake_.clear();
-  for (size_t i = 1; i < entries_.size(); ++i) {
+  if (entries_[1].revents != 0) {
+    if (!parts_.presence.answer()) listener_ = -1;  // or it would end every wait
+    answered_ns_ = now_ns();
+  }
+  for (size_t i = 2; i < entries_.size(); ++i) {
     events_ = events_ || entries_[i].revents != 0;
     if ((entries_[i].revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) entries_[i].fd = -1;  // it says no more
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the links of one rank share: rails, registered memory, completions. The thread that drives the rank's operations
 // polls between its own polls. The engine's thread, which otherwise sleeps, takes the events of devices, finishes what
-// a drive left behind, and sends signs of life while operations run, so that a lost peer is noticed.
+// a drive left behind, and sends signs of life while operations run, so that a lost peer is noticed. When a peer's NIC
+// acknowledges nothing, it asks whether the peer's process still exists.
 //
 // What arrives does not need this rank: words and bytes land by themselves.
 #pragma once
@@ -15,6 +16,7 @@
 
 #include "src/driver/poller.h"
 #include "transport/common/ordered_engine.h"
+#include "transport/common/presence.h"
 #include "transport/verbs/verbs_link.h"
 
 namespace moeccl::transport::verbs {
@@ -27,6 +29,8 @@ struct EngineParts {
   std::vector<std::unique_ptr<Region>> own;  // staging, signals, copies, rings, records
   std::unique_ptr<DeviceRegions> device;     // null: the NICs do not access CUDA memory
   size_t memory_bytes = 0;                   // of copies, rings and records
+  Presence presence;
+  RollCall roll_call;  // of the peers
 };
 
 class VerbsEngine final : public OrderedEngine {
@@ -65,6 +69,10 @@ class VerbsEngine final : public OrderedEngine {
   void turn();             // completions, then what waited for them
   void look(bool events);  // events, memory that went away, signs of life
   void queue(VerbsLink& link);
+  void find_silent(int64_t now);
+  // Without it, because it waits for answers. Only the thread calls it, and finds out afterwards whether it may sleep:
+  // a drive that begins or ends meanwhile does not wake it.
+  void ask();
   // Returns whether something still has to be posted or completed, and a peer is there to take it.
   bool undelivered(bool also_to_failed) const;
 
@@ -77,10 +85,19 @@ class VerbsEngine final : public OrderedEngine {
   driver::WakeUp wake_;
   std::vector<VerbsLink*> links_, waiting_, turn_of_;
   std::vector<Place> queues_;    // by id
-  std::vector<pollfd> entries_;  // wake_, then the rails' events
+  std::vector<pollfd> entries_;  // wake_, the presence, then the rails' events
   bool events_ = true;           // there may be some
   std::atomic<bool> asleep_{false};
-  int64_t signs_ns_ = 0;  // when signs of life were last sent
+  std::atomic<bool> left_over_{false};  // a drive has left something to the thread
+  int64_t signs_ns_ = 0;                // when signs of life were last sent
+  // Peers whose NICs acknowledge nothing, and when they were last looked for.
+  std::vector<uint32_t> silent_;
+  int64_t looked_for_silent_ns_ = 0;
+  // When the roll call meets the ranks next, and whether there are more to ask at once.
+  int64_t meets_at_ns_ = 0;
+  bool meets_ = false;
+  int listener_;             // of the presence; -1: none that works
+  int64_t answered_ns_ = 0;  // when it was last looked at
 };
 
 }  // namespace moeccl::transport::verbs

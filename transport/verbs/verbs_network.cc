@@ -7,8 +7,12 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
+#include <string>
 
 #include "src/base/log.h"
+#include "src/driver/process.h"
+#include "transport/common/presence.h"
 #include "transport/common/rows.h"
 #include "transport/common/uplink.h"
 #include "transport/verbs/offer.h"
@@ -91,6 +95,7 @@ class VerbsEndpoint final : public Endpoint {
   Status open() {
     MOECCL_ASSIGN_OR_RETURN(Opened opened, look(settings_));
     parts_.api = std::move(opened.api);
+    parts_.presence = Presence::open(options_, settings_);
     std::vector<FoundRail> own = own_rails(std::move(opened.rails));
     own.resize(std::min<size_t>(own.size(), kMaxRails));
     for (const FoundRail& found : own) {
@@ -240,6 +245,7 @@ Result<std::vector<std::byte>> VerbsEndpoint::offer() {
     mine_.memory.device_bytes = parts_.device->landing_bytes();
   }
   mine_.n_queues = n_queues_;
+  mine_.presence = parts_.presence.address();
   mine_.ordered = keeps_order(settings_, parts_.rails);
   for (size_t i = 0; i < parts_.rails.size(); ++i) {
     const auto key = [&](Own which) { return parts_.own[which]->rkey(i); };
@@ -290,6 +296,14 @@ Result<NetworkLinks> VerbsEndpoint::connect(const LocalMemory& own, std::span<co
     for (const OfferedRail& rail : offer.rails)
       nics_of_host[options_.host_of[r]][rail.info.name()] = rail.info.gbit > 0 ? rail.info.gbit : kUnknownGbit;
     theirs.push_back(std::move(offer));
+  }
+  std::set<std::string> here;  // the ports of this host's ranks, which no other rank can have
+  for (uint32_t r = 0; r < options_.n_ranks(); ++r)
+    if (!options_.remote(r)) here.insert(theirs[r].presence);
+  const bool known = driver::host_identity().network() != 0;  // else same_network is a guess (MOECCL_HOST_ID)
+  for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
+    const bool shares = known && r < options_.same_network.size() && options_.same_network[r];
+    if (options_.remote(r) && !here.contains(theirs[r].presence)) parts_.roll_call.add(r, theirs[r].presence, shares);
   }
   struct Peer {
     uint32_t rank;

@@ -83,7 +83,7 @@ class Sums:
         found = self._sets.get(n_biases)
         if found is None:
             index = torch.where(self._index < 0, -1, self._index + n_biases)
-            first = torch.arange(n_biases, dtype=torch.int32).expand(index.size(0), -1)
+            first = torch.arange(n_biases, dtype=torch.int32, device=index.device).expand(index.size(0), -1)
             found = self._sets[n_biases] = _Set(torch.cat((first, index), 1), self._n_groups + n_biases, self._align)
         return found
 

@@ -20,16 +20,18 @@ thread_local StreamWork* current_work = nullptr;
 StreamWork* StreamWork::current() { return current_work; }
 StreamWork::Scope::Scope(StreamWork& work) { current_work = &work; }
 StreamWork::Scope::~Scope() { current_work = nullptr; }
-Status StreamWork::wait_ready(const Fabric& fabric) const {
+Status StreamWork::wait_ready(std::span<const Fabric* const> fabrics) const {
   if (!put.ok() || ready == nullptr) return put;
   // The event of a stream without work comes within some microseconds.
   constexpr int64_t kWithoutSleep_ns = 10'000;
   const int64_t began_ns = now_ns();
   int rc = 0;
   while ((rc = cuda::driver()->cuEventQuery(ready)) == cuda::kNotReady) {
-    if (fabric.aborted.load(std::memory_order_relaxed))
-      return error(moecclAborted, "the communicator was aborted before its operation began");
-    if (fabric.failed()) return fabric.failure();
+    for (const Fabric* f : fabrics) {
+      if (f->aborted.load(std::memory_order_relaxed))
+        return error(moecclAborted, "the communicator was aborted before its operation began");
+      if (f->failed()) return f->failure();
+    }
     if (now_ns() - began_ns > kWithoutSleep_ns) driver::sleep_ns(20'000);
   }
   return cuda::check(rc, "the given CUDA stream");
@@ -44,11 +46,11 @@ Result<std::shared_ptr<const EarlierWork>> EarlierWork::of(cuda::Context context
   return std::shared_ptr<const EarlierWork>(std::move(made));
 }
 
-Status EarlierWork::wait(const Fabric& fabric) const {
+Status EarlierWork::wait(std::span<const Fabric* const> fabrics) const {
   const cuda::Current current(context_);
   StreamWork now;
   now.ready = end();
-  return now.wait_ready(fabric);
+  return now.wait_ready(fabrics);
 }
 
 void StreamWork::add(StreamEngine* engine) {

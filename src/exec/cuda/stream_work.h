@@ -2,8 +2,10 @@
 // Lets a thread drive work that runs on a caller's CUDA stream.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -36,8 +38,10 @@ struct StreamWork {
       if (*let_go) (*let_go)();
   }
   void add(StreamEngine* engine);
-  // Waits on the host for the earlier work of the caller's stream, or for a failure or an abort of the communicator.
-  Status wait_ready(const Fabric& fabric) const;
+  // Wait on the host for the earlier work of the caller's stream, or for a failure or an abort of the communicator, or
+  // of one of several.
+  Status wait_ready(const Fabric& fabric) const { return wait_ready(std::array{&fabric}); }
+  Status wait_ready(std::span<const Fabric* const> fabrics) const;
   static StreamWork* current();  // the calling thread's; null if it has none
   // Makes `work` the calling thread's current work.
   class Scope {
@@ -62,8 +66,9 @@ class EarlierWork {
   EarlierWork& operator=(const EarlierWork&) = delete;
   driver::cuda::Context context() const { return context_; }
   driver::cuda::Event end() const { return end_.get(); }
-  // Waits on the host, or for a failure or an abort of the communicator.
-  Status wait(const Fabric& fabric) const;
+  // Wait on the host, or for a failure or an abort of the communicator, or of one of several.
+  Status wait(const Fabric& fabric) const { return wait(std::array{&fabric}); }
+  Status wait(std::span<const Fabric* const> fabrics) const;
 
  private:
   explicit EarlierWork(driver::cuda::Context context) : context_(context) {}

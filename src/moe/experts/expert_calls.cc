@@ -165,7 +165,7 @@ Result<std::shared_ptr<PlanSlot>> make_slot(Communicator& comm, const Side& side
   const WayOrder order = plans.order(false, true);
   if (order.names.empty()) return plans.none_applies();
   const auto make = [&](const char* name) { return build(comm, plans, *asked, name); };
-  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> slot, make_first(order.as_now(), make));
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> slot, make_first(order.as_next(), make));
   const Status follows = plans.obeys_force();
   if (c.op == moecclOpExpertAllReduce) MOECCL_TRY(add_reachable(comm, side, plans, c, follows, *slot));
   order.enter(*slot, [&comm, asked](const PlanSlot& of, const char* name) -> Result<std::shared_ptr<PlanSlot>> {
@@ -188,7 +188,8 @@ Result<std::shared_ptr<PlanSlot>> make_slot(Communicator& comm, const Side& side
   return slot;
 }
 
-Result<std::shared_ptr<const Kept>> keep(Communicator& comm, const Side& side, const ExpertCall& call) {
+// Everything but the plan.
+Result<std::shared_ptr<Kept>> checked(const Communicator& comm, const Side& side, const ExpertCall& call) {
   auto asked = std::make_shared<Asked>();
   MOECCL_ASSIGN_OR_RETURN(asked->call, check_call(comm, call));
   asked->slot_first.assign(call.places.slots.begin(), call.places.slots.end());
@@ -200,13 +201,12 @@ Result<std::shared_ptr<const Kept>> keep(Communicator& comm, const Side& side, c
   kept->staging_bytes = side.staging_bytes;
   kept->plans = side.selector.version();
   kept->asked = asked;
-  MOECCL_ASSIGN_OR_RETURN(kept->slot, make_slot(comm, side, asked));
   const CheckedCall& c = asked->call;
   const uint64_t slots = uint64_t{c.placement.n_slots(comm.rank())} * c.count * c.element_bytes;
   const uint64_t shards = c.placement.n_experts * algo::shard_elements(c.count, comm.n_ranks()) * c.element_bytes;
   kept->in_bytes = c.op == moecclOpPlaceWeights ? shards : slots;
   kept->out_bytes = c.op == moecclOpPlaceWeights || c.op == moecclOpExpertAllReduce ? slots : shards;
-  return std::shared_ptr<const Kept>(std::move(kept));
+  return kept;
 }
 
 }  // namespace
@@ -246,14 +246,21 @@ Status prepare_expert_call(Communicator& comm, const ExpertCall& asked, exec::Op
   const Side side = side_of(comm, op.on_device());
   std::shared_ptr<const void>& place = comm.kept_plan(call.op);
   auto kept = std::static_pointer_cast<const Kept>(place);
+  std::shared_ptr<Kept> made;
   if (kept == nullptr || !kept->serves(side, call)) {
-    MOECCL_ASSIGN_OR_RETURN(kept, keep(comm, side, call));
-    place = kept;
+    MOECCL_ASSIGN_OR_RETURN(made, checked(comm, side, call));
+    kept = made;
   }
   MOECCL_TRY(check_buffers(call, kept->in_bytes, kept->out_bytes));
   if (op.on_device() && call.op == moecclOpExpertAllReduce) {  // the others move rows through staging
     MOECCL_TRY(comm.cuda()->open_to_peers(call.in, kept->in_bytes));
     if (call.out != call.in) MOECCL_TRY(comm.cuda()->open_to_peers(call.out, kept->out_bytes));
+  }
+  // Only calls that pass the checks decide for their class, because a call that is wrong on one rank would leave that
+  // rank with another decision than the others.
+  if (made != nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(made->slot, make_slot(comm, side, made->asked));
+    place = kept;
   }
   op.signature.op = call.op;
   op.signature.type = call.type;
@@ -290,6 +297,20 @@ Status prepare_expert_layers(Communicator& comm, const ExpertCall& asked, std::s
   return prepare_expert_call(comm, call, op);
 }
 
+// Returns what runs a mean of the call: ways whose sums have the same bits may have different means, so a mean has a
+// choice and a trial of its own.
+static std::string means_text(Communicator& comm, const Side& side, CheckedCall c) {
+  if (!plan::reduces(c.op)) return "";
+  c.average = true;
+  const ExpertPlans plans(comm, side, c);
+  const WayOrder order = plans.order(false, false);
+  const Result<WaysPage> page = plans.page(order);
+  if (!page.ok()) return format("moecclAvg: {}.\n", page.status().message());
+  const std::string& name = page->plan.algorithm;
+  return format("moecclAvg: {}, {}.\n", name,
+                why_chosen(side.selector, c.op, name, plans.obeys_force(), order, "for this placement"));
+}
+
 Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& call) {
   if ((call.op < moecclOpExpertAllReduce || call.op > moecclOpPlaceWeights) && call.op != moecclOpReduceGradients)
     return error(moecclInvalidArgument,
@@ -303,6 +324,7 @@ Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& ca
   const std::string why =
       why_chosen(side.selector, call.op, page.plan.algorithm, plans.obeys_force(), order, "for this placement");
   return plan::explain({page.plan, comm.tree(), page.cost, comm.rank(), why, page.candidates, 0, comm.paced()}) +
+         means_text(comm, side, c) +
          format("Figures: {}.\n", plan::figures_text(*side.selector.profile(), comm.tree()));
 }
 

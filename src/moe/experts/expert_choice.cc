@@ -16,10 +16,10 @@ algo::WholeRows whole_blocks(plan::Plan plan) {
   return all;
 }
 
-std::vector<const char*> WayOrder::as_now() const {
-  std::vector<const char*> now = names;
-  if (trial.decided) std::ranges::stable_partition(now, [&](const char* name) { return name == trial.plan; });
-  return now;
+std::vector<const char*> WayOrder::first(std::string_view name) const {
+  std::vector<const char*> all = names;
+  std::ranges::stable_partition(all, [&](const char* n) { return n == name; });
+  return all;
 }
 
 void WayOrder::enter(PlanSlot& slot, Make make) const {

@@ -42,10 +42,16 @@ struct WayOrder {
   uint64_t trial_class = 0, most_bytes = 0;  // of those
   Trials::Report trial;
   // The same names, but first the one that a trial has found to be the fastest.
-  std::vector<const char*> as_now() const;
+  std::vector<const char*> as_now() const { return first(trial.decided ? trial.plan : ""); }
+  // First the one that the next operation runs, as far as is known: with a placement that changes at every step, each
+  // call then makes one plan, and the time that a rank takes for it counts against no plan of a trial.
+  std::vector<const char*> as_next() const { return first(trial.next); }
   // Makes `slot` part of the trial, if there is one. make: makes the slot of a way that fits, or says why it does not.
   using Make = std::function<Result<std::shared_ptr<PlanSlot>>(const PlanSlot& slot, const char* name)>;
   void enter(PlanSlot& slot, Make make) const;
+
+ private:
+  std::vector<const char*> first(std::string_view name) const;
 };
 WayOrder in_order(const Selector& selector, std::string_view forced, Problem problem, std::span<const Way> ways);
 

@@ -31,6 +31,10 @@ const IbvControl control = {
       net.fail_status = status;
       net.fail_vendor = vendor;
     },
+    [](bool on) {
+      const std::lock_guard lock(net.mutex);
+      net.silent = on;
+    },
     [](const char* name, int event, int port) {
       const std::lock_guard lock(net.mutex);
       for (OpenDevice* device : net.devices) {

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/base/env.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +24,7 @@
 
 #include "src/base/log.h"
 #include "src/base/nccl_files.h"
+#include "tests/support/timing.h"
 
 namespace moeccl {
 namespace {
@@ -390,6 +395,53 @@ TEST(Env, NcclsVariablesMayStandInItsFiles) {
   EXPECT_EQ(parse_env(variables).env.socket_ifname, "eth7");
   for (const char* name : {"NCCL_CONF_FILE", "NCCL_MOECCL_TEST", "NCCL_MOECCL_EMPTY"}) unsetenv(name);
   std::filesystem::remove(file);
+}
+
+// A launcher that was stopped, or a script that waits, does not read its pipe.
+TEST(Log, APipeThatNobodyReadsDoesNotHoldUpTheProgram) {
+  int log[2], went_on[2];
+  ASSERT_EQ(pipe2(log, O_CLOEXEC | O_NONBLOCK), 0);
+  ASSERT_EQ(pipe2(went_on, O_CLOEXEC), 0);
+  char bytes[4096] = {};
+  while (write(log[1], bytes, sizeof(bytes)) > 0) {
+  }
+  // Blocking, as a program's stderr is.
+  ASSERT_EQ(fcntl(log[1], F_SETFL, 0), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(log[1], STDERR_FILENO);
+    // A profiler's timer interrupts waits.
+    struct sigaction quiet = {};
+    quiet.sa_handler = [](int) {};
+    sigaction(SIGALRM, &quiet, nullptr);
+    const itimerval tick = {{0, 5000}, {0, 5000}};
+    setitimer(ITIMER_REAL, &tick, nullptr);
+    for (int i = 0; i < 3; ++i) write_log_line(LogLevel::kError, "lost");
+    (void)!write(went_on[1], bytes, 1);
+    // Until the parent has read something.
+    for (int i = 0; i < 1000; ++i) {
+      pollfd room = {STDERR_FILENO, POLLOUT, 0};
+      if (poll(&room, 1, 10) > 0) break;
+    }
+    write_log_line(LogLevel::kError, "read");
+    _exit(0);
+  }
+  pollfd goes_on = {went_on[0], POLLIN, 0};
+  const bool in_time = poll(&goes_on, 1, static_cast<int>(tests::patient_ms(3000))) > 0;
+  EXPECT_TRUE(in_time) << "it waits for its log";
+  if (!in_time) kill(child, SIGKILL);
+  const auto drain = [&] {
+    std::string text;
+    for (ssize_t n = 0; (n = read(log[0], bytes, sizeof(bytes))) > 0;) text.append(bytes, static_cast<size_t>(n));
+    return text;
+  };
+  std::string text = drain();
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
+  text += drain();
+  EXPECT_EQ(text.find("ERROR lost"), std::string::npos);
+  EXPECT_NE(text.find("ERROR read\n"), std::string::npos);
+  EXPECT_NE(text.find("WARN before this, 3 log lines were lost"), std::string::npos);
+  for (const int fd : {log[0], log[1], went_on[0], went_on[1]}) close(fd);
 }
 
 TEST(Log, AFloodIsCutAndErrorsAreNot) {

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -21,25 +22,32 @@ moecclResult_t sum(DeviceBuffer& x, moecclComm_t comm, moecclStream_t stream) {
   return moecclAllReduce(x.data(), x.data(), kCount, moecclFloat32, moecclSum, comm, stream);
 }
 
-// A rank, and a stream that the program holds.
+// A rank, a second communicator of the same ranks, and a stream that the program holds.
 struct Held {
-  moecclComm_t comm;
+  moecclComm_t comm, second;
   CudaDevice& device;
   void* stream;
   DeviceBuffer &a, &b;
 };
 
 // Holds the rank's stream, or the default stream, and makes the call on another thread. The call waits until this one
-// aborts the communicator.
-void abort_meanwhile(bool default_stream, moecclResult_t wanted, const std::function<moecclResult_t(Held)>& call) {
+// aborts the communicator, or the second one.
+void abort_meanwhile(bool default_stream, moecclResult_t wanted, const std::function<moecclResult_t(Held)>& call,
+                     bool of_second = false) {
   Meeting done;
   // Processes on one device are driven step by step.
   run_on_devices(2, device_options(RankMode::kProcesses),
                  [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+                   moecclComm_t second = nullptr;
+                   if (of_second) {
+                     MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, rank, &second, nullptr));
+                   }
                    if (rank == 1) {
                      EXPECT_TRUE(done.meet(2));
+                     if (of_second) (void)moecclCommDestroy(second);
                      return;
                    }
+                   moecclComm_t const aborted = of_second ? second : comm;
                    DeviceBuffer a(device, kCount * 4), b(device, kCount * 4);
                    uint64_t* const word = device.make_word();
                    device.hold(default_stream ? nullptr : stream, word, 1);
@@ -47,22 +55,23 @@ void abort_meanwhile(bool default_stream, moecclResult_t wanted, const std::func
                    std::future<moecclResult_t> returned = result.get_future();
                    std::thread caller([&] {
                      device.make_current();
-                     result.set_value(call({comm, device, stream, a, b}));
+                     result.set_value(call({comm, second, device, stream, a, b}));
                    });
                    EXPECT_EQ(returned.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
                    const Stopwatch watch;
-                   MOECCL_EXPECT_OK(moecclCommAbort(comm));
+                   MOECCL_EXPECT_OK(moecclCommAbort(aborted));
                    EXPECT_EQ(returned.wait_for(std::chrono::seconds(20)), std::future_status::ready);
                    MOECCL_EXPECT_WITHIN(watch, 1000);
                    std::atomic_ref(*word).store(1);
                    caller.join();
                    EXPECT_EQ(returned.get(), wanted);
                    moecclResult_t state = moecclSuccess;
-                   MOECCL_EXPECT_OK(moecclCommGetAsyncError(comm, &state));
+                   MOECCL_EXPECT_OK(moecclCommGetAsyncError(aborted, &state));
                    EXPECT_EQ(state, moecclAborted);
                    device.synchronize(stream);
                    device.end_word(word);
                    done.arrive();
+                   if (of_second) (void)moecclCommDestroy(second);
                  });
 }
 
@@ -73,6 +82,22 @@ TEST(CudaAbort, EndsAGroupThatWaitsForAStream) {
     MOECCL_EXPECT_OK(sum(h.b, h.comm, as_stream(h.stream)));
     return moecclGroupEnd();
   });
+}
+
+// Any of a group's communicators may be the one that a program aborts.
+TEST(CudaAbort, OfTheSecondCommunicatorEndsAGroupThatWaitsForAStream) {
+  const auto group = [](const Held& h, moecclStream_t stream) {
+    MOECCL_EXPECT_OK(moecclGroupStart());
+    MOECCL_EXPECT_OK(sum(h.a, h.comm, stream));
+    MOECCL_EXPECT_OK(sum(h.b, h.second, stream));
+    return moecclGroupEnd();
+  };
+  abort_meanwhile(
+      true, moecclAborted, [&](const Held& h) { return group(h, nullptr); }, true);
+  // No stream may wait for a thread's calls: the group's end waits in the stream's place, and the streams go.
+  const Setting lazy("CUDA_MODULE_LOADING", "LAZY");
+  abort_meanwhile(
+      false, moecclSuccess, [&](const Held& h) { return group(h, as_stream(h.stream)); }, true);
 }
 
 TEST(CudaAbort, EndsABlockingCallBehindTheDefaultStream) {
@@ -171,6 +196,45 @@ TEST(CudaAbort, CallsMayOutliveTheirCommunicator) {
                    for (void* s : {stream, busy}) device.synchronize(s);
                    device.end_stream(busy);
                  });
+}
+
+// A stream that a group waits for looks at all of the group's communicators when it comes to the group. After an abort
+// of one of them, the program may have destroyed another one by then. The address sanitizer would see it.
+TEST(CudaAbort, AStreamMayComeToAGroupWhoseCommunicatorsHaveEnded) {
+  const Setting steps("MOECCL_CUDA_PERSISTENT", "0"), no_wait("MOECCL_TEST_CUDA_IMPLICIT_SYNC", "0");
+  Meeting held, issued, destroyed;
+  run_on_devices(
+      2, device_options(RankMode::kThreads), [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+        moecclComm_t front = nullptr, second = nullptr;
+        MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, rank, &front, nullptr));
+        MOECCL_ASSERT_OK(moecclCommSplit(comm, 0, rank, &second, nullptr));
+        DeviceBuffer a(device, kCount * 4), b(device, kCount * 4), c(device, kCount * 4), d(device, kCount * 4);
+        void* const busy = device.make_stream();
+        uint64_t* const word = device.make_word();
+        device.hold(busy, word, 1);
+        EXPECT_TRUE(held.meet(2));
+        std::thread first([&] {
+          device.make_current();
+          MOECCL_EXPECT_OK(sum(d, comm, as_stream(busy)));  // its stream's thread waits for the word
+        });
+        usleep(300'000);
+        MOECCL_EXPECT_OK(moecclGroupStart());
+        MOECCL_EXPECT_OK(sum(a, front, as_stream(stream)));
+        MOECCL_EXPECT_OK(sum(b, front, as_stream(busy)));
+        MOECCL_EXPECT_OK(sum(c, second, as_stream(busy)));
+        MOECCL_EXPECT_OK(moecclGroupEnd());
+        EXPECT_TRUE(issued.meet(2));
+        MOECCL_EXPECT_OK(moecclCommAbort(front));
+        usleep(300'000);
+        (void)moecclCommDestroy(second);
+        (void)moecclCommDestroy(front);
+        EXPECT_TRUE(destroyed.meet(2));
+        std::atomic_ref(*word).store(1);
+        first.join();
+        for (void* s : {stream, busy}) device.synchronize(s);
+        device.end_word(word);
+        device.end_stream(busy);
+      });
 }
 
 // In their one stream, a launch of the aborted communicator stands behind one of another, which waits for rank 1.

@@ -3,20 +3,28 @@
 // environment is read once per process, so this file runs twice: with the variable (tests/meson.build) and without it.
 #include <gtest/gtest.h>
 
+#include <thread>
+#include <vector>
+
 #include "src/algo/builder.h"
 #include "src/base/env.h"
+#include "src/comm/collective.h"
 #include "src/select/selection.h"
+#include "tests/support/timing.h"
 
 namespace moeccl::comm {
 namespace {
 
 constexpr uint32_t kRanks = 4;
 
-// During its lifetime, the algorithm's ranks lose the data that they get from rank 0.
+// During its lifetime, the algorithm's ranks lose the data that they get from rank 0, for threads that say so.
 class Broken {
  public:
   explicit Broken(const algo::Algorithm* a) : algorithm_(const_cast<algo::Algorithm&>(*a)), steps_(a->steps) {
-    algorithm_.steps = [](algo::ProgramBuilder& b, const plan::Shape& shape, const plan::LevelTree&, uint32_t rank) {
+    whole_ = steps_;
+    algorithm_.steps = [](algo::ProgramBuilder& b, const plan::Shape& shape, const plan::LevelTree& tree,
+                          uint32_t rank) {
+      if (!here) return whole_(b, shape, tree, rank);
       b.signal_all(0);
       b.wait_all(0);
       for (uint32_t p = 1; p < shape.n_ranks; ++p)
@@ -24,12 +32,14 @@ class Broken {
     };
   }
   ~Broken() { algorithm_.steps = steps_; }
+  inline static thread_local bool here = true;
   Broken(const Broken&) = delete;
   Broken& operator=(const Broken&) = delete;
 
  private:
   algo::Algorithm& algorithm_;
   decltype(algo::Algorithm::steps) steps_;
+  inline static decltype(algo::Algorithm::steps) whole_ = nullptr;
 };
 
 Status chosen(const char* algorithm) {
@@ -48,6 +58,38 @@ TEST(CheckPlans, AWrongPlanIsRefusedWhereTheyAreChecked) {
   if (env().check_plans) {
     EXPECT_NE(status.message().find("the plan is wrong, please report it"), std::string::npos) << status.message();
   }
+}
+
+// Its peer has proved its own plan, and would wait for it.
+TEST(CheckPlans, AWrongPlanOfOneRankEndsTheCallOfAll) {
+  if (!env().check_plans) GTEST_SKIP() << "MOECCL_CHECK_PLANS is not set";
+  const Broken broken(algo::find(moecclOpAllGather, "direct"));
+  const auto id = bootstrap::make_unique_id();
+  ASSERT_TRUE(id.ok()) << id.status().message();
+  moecclConfig_t given = MOECCL_CONFIG_INIT;
+  given.timeout_ms = given.init_timeout_ms = static_cast<int32_t>(tests::patient_ms(20'000));
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < 2; ++r) {
+    ranks.emplace_back([&, r] {
+      auto comm = Communicator::init(*id, 2, r, *Config::from(&given));
+      ASSERT_TRUE(comm.ok()) << comm.status().message();
+      ASSERT_TRUE((*comm)->force(moecclOpAllGather, "direct").ok());
+      Broken::here = r == 1;
+      std::vector<float> in(1000, 1), out(2000);
+      CollectiveCall call;
+      call.op = moecclOpAllGather;
+      call.type = moecclFloat32;
+      call.count = in.size();
+      call.send = in.data();
+      call.recv = out.data();
+      const tests::Stopwatch watch;
+      const Status status = run_collective(**comm, call);
+      EXPECT_EQ(status.code(), r == 1 ? moecclInternalError : moecclRemoteError) << status.message();
+      EXPECT_NE(status.message().find("the plan is wrong"), std::string::npos) << status.message();
+      MOECCL_EXPECT_WITHIN(watch, 5000);
+    });
+  }
+  for (std::thread& t : ranks) t.join();
 }
 
 TEST(CheckPlans, RightPlansPass) {

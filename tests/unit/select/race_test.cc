@@ -154,6 +154,18 @@ TEST(Race, APlanThatWasFarAwayIsTriedWhenTheOthersSlowDown) {
   EXPECT_LE(w.settle(1), 20);
 }
 
+// Prices that miss what the machine really does miss it by another factor for each plan: here the copies of the second
+// plan take a core that its price does not know.
+TEST(Race, APlanThatSeemedFarAwayIsTriedWherePricesAreFarOff) {
+  World w;
+  w.prices = {160, 100, 136};
+  w.truth = {1, 1.76, 1};
+  EXPECT_LE(w.settle(2), 12);
+  World right;
+  right.prices = w.prices;
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(right.step(), 1U) << "a price that holds leaves no doubt";
+}
+
 TEST(Race, NoiseCostsFewSteps) {
   World w;
   w.noise = 0.6;

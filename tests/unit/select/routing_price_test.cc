@@ -37,6 +37,7 @@ MoeRows rows_of(const plan::LevelTree& tree, std::vector<uint64_t> across, uint6
 plan::Profile links_alone() {
   plan::Profile profile;
   profile.stream_bytes_per_ns = profile.cached_copy_bytes_per_ns = profile.host_copy_bytes_per_ns = 1e9;
+  profile.switch_ns = 0;
   return profile;
 }
 
@@ -87,6 +88,7 @@ TEST(RoutingPrice, RanksThatShareCoresPackMoreSlowly) {
   const auto packing = [&](uint32_t cores, double host_bytes_per_ns) {
     plan::Profile profile;
     profile.cores = cores;
+    profile.switch_ns = 0;
     profile.host_copy_bytes_per_ns = host_bytes_per_ns;
     const MoePrice p = price(kFlat, tree, profile, rows_of(tree, {80'000, 80'000, 80'000}, 4096));
     EXPECT_EQ(p.dispatch.link_us, 0);
@@ -94,6 +96,22 @@ TEST(RoutingPrice, RanksThatShareCoresPackMoreSlowly) {
   };
   EXPECT_DOUBLE_EQ(packing(2, 1e9), 4 * packing(8, 1e9));
   EXPECT_DOUBLE_EQ(packing(2, 10), packing(8, 10)) << "more cores do not make memory faster";
+}
+
+// Eight ranks on two cores: four of them run one after another before a hop has ended.
+TEST(RoutingPrice, EveryHopWaitsForACoreWhereRanksShareThem) {
+  const plan::LevelTree tree = tree_of(1e3, 10);
+  plan::Profile profile = links_alone();
+  profile.switch_ns = 2000;
+  const auto latency_us = [&](const MoeAlgorithm& a) {
+    return price(a, tree, profile, rows_of(tree, {50, 80, 60}, 1000)).dispatch.latency_us;
+  };
+  profile.cores = 2;
+  EXPECT_DOUBLE_EQ(latency_us(kFlat), 1 + 8);
+  EXPECT_DOUBLE_EQ(latency_us(kHier3), 3 * (1 + 8));
+  profile.cores = 8;
+  EXPECT_DOUBLE_EQ(latency_us(kFlat), 1);
+  EXPECT_DOUBLE_EQ(latency_us(kHier3), 3);
 }
 
 TEST(RoutingPrice, MeasuredLinksComeBeforeTheTopologys) {

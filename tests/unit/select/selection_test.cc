@@ -295,6 +295,38 @@ TEST(Selection, ATrialOfOffersFindsTheFastest) {
   for (const auto& [name, ns] : s->report(77).took_ns) EXPECT_NEAR(ns, took.at(name), 0.02 * took.at(name)) << name;
 }
 
+// A placement that changes at every step has a new slot for each call. Its plan is the one that the call's turn of the
+// trial runs, so that no rank makes another one while the others wait for it.
+TEST(Selection, ACallIsPreparedWithThePlanOfItsTurn) {
+  const auto s = selector({});
+  const PlanKey k = key(moecclOpPlaceWeights, 1 << 20);
+  const auto slot_of = [&](std::string_view name) {
+    const char* const known = name == "b" ? "b" : "a";
+    return Selector::slot_of(k, {{}, {}, known, hash_string(known)});
+  };
+  exec::Ballot ballot;
+  int n_made_late = 0;
+  std::map<std::string, int> ran;
+  for (uint64_t sequence = 1; sequence <= 200; ++sequence) {
+    const auto slot = slot_of(s->report(78).next);
+    slot->tried = {{"a"}, {"b"}};
+    slot->trial_class = 78;
+    slot->most_bytes = 1 << 20;
+    slot->remake = [&](const PlanSlot&, std::string_view name) -> Result<std::shared_ptr<PlanSlot>> {
+      ++n_made_late;
+      return slot_of(name);
+    };
+    const auto next = s->next(*slot, sequence, ballot);
+    const PlanSlot& runs = next->slot != nullptr ? *next->slot : *slot;
+    ++ran[runs.choice.algorithm];
+    if (next->ran != nullptr) next->ran->took_ns = std::string_view(runs.choice.algorithm) == "b" ? 1000 : 2000;
+    if (ballot.at != 0 && sequence == ballot.at + exec::Ballot::kHeardAfter) s->trials().decide({&ballot.word, 1});
+  }
+  EXPECT_EQ(s->report(78).plan, "b");
+  EXPECT_GT(ran["a"], 10);
+  EXPECT_EQ(n_made_late, 0);
+}
+
 TEST(Selection, GivesWhatIsPinnedForItsKeyAlone) {
   const auto s_owner = selector({});
   Selector& s = *s_owner;

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "src/base/env.h"
+#include "tests/support/captured.h"
 #include "tests/support/fake_nets.h"
 #include "tests/support/timing.h"
 #include "transport/netplugin/loader.h"
@@ -203,6 +204,33 @@ TEST(NetPlugin, OfAParentIsNotForItsForkedChild) {
     fake.script("");
     if (at_it) other.join();
   }
+}
+
+// Its ranks get another network, perhaps a slower one.
+TEST(NetPlugin, ThatAForkedChildCannotUseIsToldOnce) {
+  const FakeNet fake("v12");
+  ASSERT_TRUE(use_plugin({.list = fake.file()}).ok());
+  const std::string log = testing::log_of([&] {
+    const pid_t child = fork();
+    if (child == 0) {
+      for (int i = 0; i < 3; ++i) (void)use_plugin({.list = fake.file()});
+      const pid_t grandchild = fork();
+      if (grandchild == 0) {
+        (void)use_plugin({.list = fake.file()});
+        _exit(0);
+      }
+      int status = 0;
+      waitpid(grandchild, &status, 0);
+      _exit(status);
+    }
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  });
+  size_t lines = 0;
+  for (size_t at = log.find("WARN no net plugin is used"); at != std::string::npos; ++lines)
+    at = log.find("WARN no net plugin is used", at + 1);
+  EXPECT_EQ(lines, 2u) << "one of each process in: " << log;
 }
 
 TEST(NetPlugin, ThatWantsAGpuToDriveItIsLeftOut) {

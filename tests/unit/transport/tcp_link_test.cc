@@ -175,18 +175,18 @@ TEST(TcpLanding, PutsGoWhereTheyAreWanted) {
     std::memset(fabrics[1].own->staging() + 64, 0, bytes);
     own.landings()->land(64, bytes, reinterpret_cast<std::byte*>(dst.data()));
     send(data, 64);
-    EXPECT_TRUE(own.landings()->landed(64));
+    EXPECT_TRUE(own.landings()->landed(64).value());
     EXPECT_EQ(dst, data);
-    EXPECT_FALSE(own.landings()->landed(64)) << "it has ended";
+    EXPECT_FALSE(own.landings()->landed(64).value()) << "it has ended";
     // Another range than the one that was named, then none.
     dst = nothing;
     own.landings()->land(0, bytes, reinterpret_cast<std::byte*>(dst.data()));
     send(data, 64);
-    EXPECT_FALSE(own.landings()->landed(0));
+    EXPECT_FALSE(own.landings()->landed(0).value());
     own.landings()->land(64, bytes, reinterpret_cast<std::byte*>(dst.data()));
     own.landings()->land_nothing();
     send(data, 64);
-    EXPECT_FALSE(own.landings()->landed(64));
+    EXPECT_FALSE(own.landings()->landed(64).value());
     EXPECT_EQ(dst, nothing);
     EXPECT_TRUE(staged());
   }

@@ -262,8 +262,9 @@ TEST(TcpFrames, OfUnknownSignalsAndFalseMarksLoseTheLink) {
   }
 }
 
-// The rest of the put would come when the memory is the program's again.
-TEST(TcpFrames, ASignalInFrontOfItsPutLeavesTheDestinationAlone) {
+// The rest of the put would come when the memory is the program's again. `first_ends`: or it never comes, because the
+// connection has ended before this rank looks.
+void signal_in_front_of_its_put(bool first_ends) {
   constexpr size_t kBytes = 1000, kFirst = 10;
   Victim v(1);
   std::vector<std::byte> dst(kBytes);
@@ -285,12 +286,22 @@ TEST(TcpFrames, ASignalInFrontOfItsPutLeavesTheDestinationAlone) {
   }
   ASSERT_EQ(line.word.load(), signal.word);
   ASSERT_EQ(dst[kFirst - 1], std::byte{0x55});
-  (void)v.link->landings()->landed(0);
-  v.send(0, data.data(), kBytes - kFirst);
+  if (first_ends) {
+    v.attacker.clear();
+    EXPECT_TRUE(v.lost());
+  }
+  const Result<bool> landed = v.link->landings()->landed(0);
+  ASSERT_FALSE(landed.ok()) << "only a part of the put has come";
+  EXPECT_EQ(landed.status().code(), moecclRemoteError);
+  EXPECT_NE(landed.status().message().find("rank 1"), std::string::npos) << landed.status().message();
+  if (!first_ends) v.send(0, data.data(), kBytes - kFirst);
   EXPECT_TRUE(v.lost());
   EXPECT_TRUE(std::all_of(dst.begin() + kFirst, dst.end(), [](std::byte b) { return b == std::byte{0}; }));
   v.expect_untouched();
 }
+
+TEST(TcpFrames, ASignalInFrontOfItsPutLeavesTheDestinationAlone) { signal_in_front_of_its_put(false); }
+TEST(TcpFrames, ASignalInFrontOfAPutThatNeverEndsIsAnError) { signal_in_front_of_its_put(true); }
 
 // The engine's lock is held meanwhile, and no timeout of an operation is looked at.
 TEST(TcpFrames, ThatGoOnBesideAStreamThatHasEndedDoNotHoldUpTheRank) {

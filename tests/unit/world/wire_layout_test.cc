@@ -37,6 +37,7 @@ constexpr struct {
   uint64_t hash;
 } kLayouts[] = {
     {9, 0xce9e45c5868b5f36},
+    {10, 0x68ef87512186e755},
 };
 
 using bootstrap::Key;

@@ -271,7 +271,7 @@ class _Incoming(_Channel):
             if work is not None and fits:
                 where = work.tensor.data_ptr()
             else:
-                spare = torch.empty(n, dtype=torch.uint8)
+                spare = torch.empty(n, dtype=torch.uint8, device="cpu")
                 where = spare.data_ptr()
             if n > _INLINE:
                 self.move(False, where, n)
@@ -317,7 +317,7 @@ class Messages:
         tensor = holder(tensor)
         work = MessageWork(self, what, True, dense(tensor), peer, tag)
         if peer == self.rank:
-            copy = work.tensor.clone().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+            copy = work.tensor.clone().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
             with self.lock:
                 receive = self.match(self.rank, tag)
                 if receive is None:

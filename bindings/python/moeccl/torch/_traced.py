@@ -6,6 +6,7 @@ so a routing lives as long as the tensors of the graph that refer to it. Every o
 all of them, in the order of the program, and does not repeat them."""
 import copy
 import ctypes
+import functools
 import itertools
 import warnings
 import weakref
@@ -73,11 +74,36 @@ def _size():
     return context.new_dynamic_size() if allocate is None else allocate(context._shape_env)
 
 
-def _route(key, index, weights, like, loss):
-    number = int(key)
-    if number not in _owners:
+@functools.cache
+def _keep_whole():
+    """Keeps DistributedDataParallel from splitting a graph with the operators where its buckets of gradients end: torch 2.15 cannot run the
+    parts of a graph with effects. Tracing calls it, because importing torch's splitter imports the compiler. The splitter of the graph that
+    is being traced exists already, so it is a function that it calls which changes: a bucket without outputs goes on past its end."""
+    try:
+        from torch._dynamo.backends import distributed as splitter
+        has_output = splitter.bucket_has_external_output
+    except (ImportError, AttributeError):  # the names are torch's own
+        if torch._dynamo.config.optimize_ddp:
+            warnings.warn(f"DistributedDataParallel may split the graph of a MoE layer, whose parts torch cannot run, because this torch "
+                          f"({torch.__version__}) lacks what MoECCL changes to prevent that: set torch._dynamo.config.optimize_ddp = False")
+        return
+
+    def bucket_has_external_output(bucket):
+        nodes = (node for m in bucket.nodes[0].graph.owning_module.modules() if isinstance(m, torch.fx.GraphModule) for node in m.graph.nodes)
+        return not any(str(node.target).startswith("moeccl.moe_") for node in nodes) and has_output(bucket)
+
+    splitter.bucket_has_external_output = bucket_has_external_output
+
+
+def _owner_of(key):
+    owner = _owners.get(int(key))
+    if owner is None:
         raise RuntimeError("the layer of this compiled graph has gone: keep the module as long as what torch.compile made of it")
-    return _ticket_for(*_owners[number].traced_route(index, weights, like.dtype, loss))
+    return owner
+
+
+def _route(key, index, weights, like, loss):
+    return _ticket_for(*_owner_of(key).traced_route(index, weights, like.dtype, loss))
 
 
 def _counts(ticket, n):
@@ -119,8 +145,11 @@ def _define():
         if effect:
             lib._register_effectful_op(f"moeccl::{name}", torch._library.effects.EffectType.ORDERED)
 
-    add("moe_route", "(Tensor key, Tensor index, Tensor? weights, Tensor like, Tensor? loss) -> Tensor", _route,
-        lambda key, index, weights, like, loss: torch.empty(1, dtype=torch.int64, device="cpu"))
+    def ticket_of(key, index, weights, like, loss):
+        _keep_whole()
+        return torch.empty(1, dtype=torch.int64, device="cpu")
+
+    add("moe_route", "(Tensor key, Tensor index, Tensor? weights, Tensor like, Tensor? loss) -> Tensor", _route, ticket_of)
     # It moves nothing, but if checkpointing repeated it, the sizes in the backward pass would be other numbers to torch.
     add("moe_counts", "(Tensor ticket, int n) -> SymInt[]", _counts, lambda ticket, n: [_size() for _ in range(n)])
     add("moe_dispatch", "(Tensor x, Tensor ticket, SymInt n_rows) -> Tensor", _dispatch,
@@ -132,6 +161,8 @@ def _define():
     add("moe_combine_backward", "(Tensor grad_y, Tensor? rows, Tensor? weights, Tensor ticket, SymInt n_rows) -> (Tensor, Tensor)",
         _combine_backward, lambda grad_y, rows, weights, ticket, n_rows: (grad_y.new_empty((n_rows, grad_y.shape[1])),
                                                                           grad_y.new_empty(0) if rows is None else weights.new_empty(weights.shape)))
+    add("moe_sum_gradients", "(Tensor[] gradients, Tensor key) -> Tensor[]", lambda gradients, key: _owner_of(key).summed(gradients),
+        lambda gradients, key: [torch.empty_like(g, memory_format=torch.contiguous_format) for g in gradients])
     # It takes grad_y, so that torch cannot run it before the backward pass, when the scale may be another one.
     add("moe_loss_gradient", "(Tensor grad_y, Tensor loss) -> Tensor", lambda grad_y, loss: loss_gradient(loss),
         lambda grad_y, loss: loss.new_empty(loss.shape), effect=False)
@@ -206,14 +237,18 @@ class AttachLoss(torch.autograd.Function):
         return grad, torch.ops.moeccl.moe_loss_gradient(grad, loss)
 
 
-class Divide(torch.autograd.Function):
-    """Returns a parameter of the experts as it is; the backward pass divides its gradient."""
+class Finish(torch.autograd.Function):
+    """layer.py's _Finish in a graph, which cannot call the layer."""
 
     @staticmethod
-    def forward(ctx, weight, divisor):
-        ctx.divisor = divisor
-        return weight.view_as(weight)
+    def forward(ctx, key, divisor, summed, *weights):
+        ctx.save_for_backward(key)
+        ctx.divisor, ctx.summed = divisor, summed
+        return tuple(w.view_as(w) for w in weights)
 
     @staticmethod
-    def backward(ctx, grad):
-        return grad / ctx.divisor, None
+    def backward(ctx, *grads):
+        (key,) = ctx.saved_tensors
+        if ctx.summed:
+            grads = torch.ops.moeccl.moe_sum_gradients(list(grads), key)
+        return None, None, None, *(g if ctx.divisor is None else g / ctx.divisor for g in grads)

@@ -93,7 +93,7 @@ class Experts(nn.Module):
             self._names[name] = mine
             self.register_parameter(mine, nn.Parameter(stacked, requires_grad=first.requires_grad))
         # The tuple keeps it from being a submodule: its own parameters are never used.
-        self._form = (modules[0].to("meta"),)
+        self._form = (modules[0].to("meta").train(self.training),)
 
     def __setattr__(self, name, value):
         """fully_shard() sets the parts of parameters in this way."""
@@ -153,12 +153,11 @@ class Experts(nn.Module):
         if not rows_per_expert:
             return rows + sum(w.sum() for w in weights).to(rows.dtype)  # no experts: the backward pass of weights() is collective
         weights = [w.unbind(0) for w in weights]
-        form = self._form[0].train(self.training)
         done = []
         split = torch.unsafe_split_with_sizes if in_place else torch.split_with_sizes  # which torch lets nobody change
         for i, part in enumerate(split(rows, rows_per_expert)):
             run = functional_call if part.shape[0] > 1 else _call_for_few
-            done.append(run(form, {name: w[i] for name, w in zip(self._names, weights)}, (part,)))
+            done.append(run(self._form[0], {name: w[i] for name, w in zip(self._names, weights)}, (part,)))
         return torch.cat(done)
 
 

@@ -69,7 +69,7 @@ def combine_gradients(handle, grad_out, rows, n_rows, function):
     grad_rows = new_rows(grad_out, (n_rows, grad_out.shape[1]))
     weights = None
     if rows is not None:
-        weights = torch.empty((max(1, handle.n_tokens), handle.layer.top_k), dtype=torch.float32)  # not NULL even without tokens
+        weights = torch.empty((max(1, handle.n_tokens), handle.layer.top_k), dtype=torch.float32, device="cpu")  # not NULL even without tokens
     call(handle.comm, *function, memory(grad_out), memory(grad_rows), memory(rows), memory(weights), stream_of(grad_out))
     return grad_rows, None if weights is None else weights[:handle.n_tokens]
 

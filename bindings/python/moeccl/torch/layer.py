@@ -14,7 +14,7 @@ from . import wrapped
 from ._agree import wrong_in_groups
 from ._calls import FLOATS, uncompiled
 from ._group import Group, comm_of, largest, largest_in, revoke
-from ._traced import AttachLoss, Divide, Key, tracing
+from ._traced import AttachLoss, Finish, Key, tracing
 from .aux_loss import attach_loss, set_scaler_scale
 from .expert_parallel import ExpertParallel
 from .experts import MLP, Experts, seeded
@@ -26,18 +26,23 @@ from .swapped import Swapped
 
 
 class _Finish(torch.autograd.Function):
-    """Returns a parameter of the experts as it is; the backward pass finishes its gradient. It is not a hook of the parameter, because
+    """Returns parameters of the experts as they are; the backward pass finishes their gradients. It is not a hook of each parameter, because
     copy.deepcopy() and load_state_dict(assign=True) make new parameters without hooks."""
 
     @staticmethod
-    def forward(ctx, weight, finish):
+    def forward(ctx, finish, *weights):
         ctx.finish = finish
-        return weight.view_as(weight)
+        return tuple(w.view_as(w) for w in weights)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
-        return ctx.finish(grad), None
+    def backward(ctx, *grads):
+        return None, *ctx.finish(grads)
+
+
+def _note(error, text):
+    if hasattr(error, "add_note"):  # since Python 3.11
+        error.add_note(text)
 
 
 class _Shared:
@@ -213,7 +218,7 @@ class MoELayer(nn.Module):
     def _untraced_option(self):
         """Returns the option for which torch.compile cannot have the layer in its graph; None: it can."""
         by_placement = {Swapped: "swap", Replicated: "replica_slots", Hybrid: "domains"}
-        return by_placement.get(type(self.placement)) or ("sample_tokens" if self._replacing else None) or ("expert_data_group" if self._data else None)
+        return by_placement.get(type(self.placement)) or ("sample_tokens" if self._replacing else None)
 
     def _agreed(self, seed, data_group):
         """Returns the seed or, without one, draws the same on all ranks that may hold an expert."""
@@ -252,18 +257,35 @@ class MoELayer(nn.Module):
         """The ranks of all expert-parallel groups with the same experts."""
         return self.comm.size * (1 if self._data is None else torch.distributed.get_world_size(self.data_group))
 
-    def _finish_gradient(self, grad):
-        """Finishes a gradient inside the backward pass, on all ranks in the same order."""
-        grad = self.placement.reduce(grad)
+    def _finished(self, finish):
+        """Returns the parameters of the experts, those that are trained through finish(*parameters), whose backward pass finishes their
+        gradients. With an expert_data_group one call has all of them: its ranks sum them in the order of the parameters, also those that a
+        rank has not used, whether torch.compile made the backward pass or not. Without one, each has a call of its own, so that a
+        parameter that nothing uses gets no gradient."""
+        weights = self.experts.stacked()
+        trained = [w for w in weights if w.requires_grad]
+        calls = [[w] for w in trained] if self._data is None else [trained]
+        finished = iter([w for given in calls if given for w in finish(*given)])
+        return [next(finished) if w.requires_grad else w for w in weights]
+
+    def _finish_gradients(self, grads):
+        """Finishes gradients inside the backward pass, on all ranks in the same order."""
+        grads = [self.placement.reduce(g) for g in grads]
         if self._data is not None:
-            if not self._compared:
-                wrong = wrong_in_groups(self)
-                if wrong:
-                    raise ValueError(wrong)
-                self._compared = True
-            grad = grad.clone()
-            torch.distributed.all_reduce(grad, group=self.data_group)
-        return grad if self._divisor is None else grad / self._divisor
+            grads = self.summed(grads)
+        return grads if self._divisor is None else [g / self._divisor for g in grads]
+
+    def summed(self, grads):
+        """Returns the sums of gradients over the expert_data_group."""
+        if not self._compared:
+            wrong = wrong_in_groups(self)
+            if wrong:
+                raise ValueError(wrong)
+            self._compared = True
+        sums = [g.clone(memory_format=torch.contiguous_format) for g in grads]
+        for one in sums:
+            torch.distributed.all_reduce(one, group=self.data_group)
+        return sums
 
     def _types(self, tokens):
         """Returns the type in which rows travel, and the one to which they and the experts' weights are cast; None: they are not."""
@@ -295,7 +317,7 @@ class MoELayer(nn.Module):
     def _weights(self, dtype):
         """Returns the weights of the experts that run here, with what finishes their gradients, in the type `dtype`. Whole numbers, such
         as quantized weights, keep their type."""
-        weights = self.placement.weights([_Finish.apply(w, self._finish_gradient) for w in self.experts.stacked()])
+        weights = self.placement.weights(self._finished(lambda *given: _Finish.apply(self._finish_gradients, *given)))
         return weights if dtype is None else [w.to(dtype) if w.is_floating_point() else w for w in weights]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -328,15 +350,16 @@ class MoELayer(nn.Module):
             return
         of_all = (moeccl.Error, ValueError, TypeError) if self.handle is None else moeccl.Error
         self.handle = self.step = None
+        if isinstance(error, moeccl.Error) and error.code == _abi.moecclAborted:
+            _note(error, "The error of the rank that is named says why. moeccl.torch.renew(model) on all ranks lets them go on.")
         if isinstance(error, of_all) or self.comm.size == 1:
             return
         try:
             revoke(self.comm)
         except moeccl.Error:  # there is nothing left to end
             return
-        if hasattr(error, "add_note"):  # since Python 3.11
-            error.add_note("The MoE layers' communicator was revoked, so that the other ranks do not wait: moeccl.torch.renew(model) on "
-                           "all ranks lets them go on.")
+        _note(error, "The MoE layers' communicator was revoked, so that the other ranks do not wait: moeccl.torch.renew(model) on all ranks "
+                     "lets them go on.")
 
     def _run(self, tokens):
         """Returns the results for tokens[T, hidden]."""
@@ -382,9 +405,11 @@ class MoELayer(nn.Module):
         return y
 
     def _traced_weights(self, dtype):
-        weights = self.experts.stacked()
-        if self._divisor is not None:
-            weights = [Divide.apply(w, self._divisor) for w in weights]
+        summed = self._data is not None
+        if summed or self._divisor is not None:
+            weights = self._finished(lambda *given: Finish.apply(self._key.tensor, self._divisor, summed, *given))
+        else:
+            weights = self.experts.stacked()
         return weights if dtype is None else [w.to(dtype) if w.is_floating_point() else w for w in weights]
 
     def traced_route(self, index, weights, dtype, loss):

@@ -10,14 +10,23 @@ from torch.nn.parallel import DistributedDataParallel
 import moeccl
 from ._group import largest
 from .layer import MoELayer, moe_layers
+from .wrapped import is_a
 
-
-_UNNAMED = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module")  # wrappers that state_dict() leaves out of its keys
+# Names that wrappers put into the path of a module. state_dict() leaves out the first two itself, and torch.compile's is left out here.
+_UNNAMED = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod")
 
 
 def in_state(path):
-    """Returns a module's or parameter's path in the keys of state_dict()."""
+    """Returns a module's or parameter's path, or a key of state_dict(), as the keys of a full state have it."""
     return ".".join(part for part in path.split(".") if part not in _UNNAMED)
+
+
+def _renamed(state, names):
+    """Returns a state whose keys are names(key). Its versions of modules, which load_state_dict() reads, have the new names too."""
+    made = type(state)((names(key), value) for key, value in state.items())
+    if hasattr(state, "_metadata"):
+        made._metadata = type(state._metadata)((names(path), value) for path, value in state._metadata.items())
+    return made
 
 
 def _layers(model):
@@ -28,7 +37,14 @@ def _layers(model):
 
 
 def _unwrapped(model):
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    """Returns the module in DistributedDataParallel and torch.compile, whichever is the outer one."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif is_a(model, "OptimizedModule"):
+            model = model._orig_mod
+        else:
+            return model
 
 
 def _is_root(root, layers):
@@ -85,10 +101,11 @@ def full_state_dict(model: nn.Module, root: Optional[int] = None) -> Dict[str, A
     """Returns the state_dict() that one process with all experts would have, on the CPU: an expert's tensors are [n_experts, ...].
 
     load_full_state_dict() loads it on any number of ranks; one process can also load it with load_state_dict(). root: the only rank of
-    the layers' communicators that gets it, the others get {}; None: all. DDP, FSDP1 and checkpoint_wrapper leave nothing in the keys, and
-    parts of FSDP's parameters are joined. What compressed gradients have left out (gradient_ratio) is not in it. The call is collective."""
+    the layers' communicators that gets it, the others get {}; None: all. With several expert-parallel groups it counts in each of them. DDP,
+    FSDP1, checkpoint_wrapper and torch.compile leave nothing in the keys, and parts of FSDP's parameters are joined. What compressed
+    gradients have left out (gradient_ratio) is not in it. The call is collective."""
     model = _unwrapped(model)
-    layers, state = _layers(model), model.state_dict()
+    layers, state = _layers(model), _renamed(model.state_dict(), in_state)
     for key, value in state.items():
         if torch.is_tensor(value):
             state[key] = (value.full_tensor() if _is_distributed(value) else value.detach()).cpu()
@@ -116,7 +133,8 @@ def load_full_state_dict(model: nn.Module, state: Dict[str, Any], strict: bool =
     ranks need the state; torch.load(file, mmap=True) reads only what they take. Returns what load_state_dict() does. The call is
     collective for FSDP's parameters."""
     model = _unwrapped(model)
-    own, given = model.state_dict(), type(state)(state)
+    own, state = model.state_dict(), _renamed(state, in_state)
+    given = _renamed(state, lambda key: key)
     for prefix, layer in _layers(model):
         numbers = state.get(f"{prefix}experts._extra_state")
         order = {int(e): row for row, e in enumerate(range(layer.n_experts) if numbers is None else numbers)}
@@ -126,8 +144,8 @@ def load_full_state_dict(model: nn.Module, state: Dict[str, Any], strict: bool =
                 given[key] = _own_rows(layer, key, state[key], order)
         given[f"{prefix}experts._extra_state"] = layer.experts.get_extra_state()
     for key, value in own.items():
-        if key in given and not _is_distributed(given[key]):
-            given[key] = _distributed_as(value, given[key])
-    if hasattr(state, "_metadata"):
-        given._metadata = state._metadata
-    return model.load_state_dict(given, strict=strict, assign=assign)
+        name = in_state(key)
+        if name in given and not _is_distributed(given[name]):
+            given[name] = _distributed_as(value, given[name])
+    names = {in_state(path): path for path in (*own, *getattr(own, "_metadata", ()))}
+    return model.load_state_dict(_renamed(given, lambda key: names.get(key, key)), strict=strict, assign=assign)

@@ -26,14 +26,14 @@ def check_parameter(parameter, comm):
                          "fully_shard(model, ignored_params=set(moeccl.torch.expert_parameters(model)))")
 
 
-def _is_a(thing, name):
+def is_a(thing, name):
     """Returns whether an object has a class of this name, which is not imported for that."""
     return any(c.__name__ == name for c in type(thing).__mro__)
 
 
 def refuse_fsdp1(model, what):
     """Refuses a model whose parameters, or their gradients, are parts without knowing it."""
-    if any(_is_a(m, "FullyShardedDataParallel") for m in model.modules()):
+    if any(is_a(m, "FullyShardedDataParallel") for m in model.modules()):
         raise TypeError(f"FullyShardedDataParallel has parts of {what} that do not say so: use FSDP2's fully_shard")
 
 
@@ -61,7 +61,7 @@ def check(layer):
 
 def _check_optimizer(optimizer, *_):
     """Refuses a step that would replace experts by those of the rank that keeps their part of the optimizer's state."""
-    if not _is_a(optimizer, "ZeroRedundancyOptimizer"):
+    if not is_a(optimizer, "ZeroRedundancyOptimizer"):
         return
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     ranks = dist.get_process_group_ranks(optimizer.process_group)

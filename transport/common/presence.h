@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tells whether the processes of peers still exist, for networks whose NICs cannot: to a NIC, a queue pair that its
+// process took along looks like a slow network. Each rank listens at a TCP port where nothing is ever said, and a rank
+// whose peer's NIC acknowledges nothing connects there. The peer's host refuses only when the listener is gone, and
+// with it the process; a process that is stopped is still connected to, and a host without power does not answer.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/base/env.h"
+#include "src/base/fd.h"
+#include "transport/transport.h"
+
+namespace moeccl::transport {
+
+// One rank's port.
+class Presence {
+ public:
+  Presence() = default;
+  // Where the rank has no address or no free port for it, it cannot be asked after; the log (INFO) says why.
+  static Presence open(const NetworkOptions& options, const Env& settings);
+  // "10.0.0.1:4711"; empty: it cannot be asked after.
+  const std::string& address() const { return address_; }
+  // Becomes readable when a peer asks; -1 without an address.
+  int fd() const { return listener_.get(); }
+  // Takes the connections of those who ask, so that there is room for more. Returns false when that does not work; the
+  // kernel then answers as long as it has room.
+  bool answer() const;
+
+ private:
+  Fd listener_;
+  std::string address_;
+};
+
+// The ranks after which this one asks. For one thread.
+class RollCall {
+ public:
+  // `address` comes from the rank's Presence. Another machine may have an address of this one (a bridge of containers,
+  // a clone), and this machine would then refuse in its place. A rank at such an address is asked after only if it may
+  // be here, as `same_network` says (NetworkOptions), and its port has a listener now.
+  void add(uint32_t rank, const std::string& address, bool same_network);
+  // A firewall refuses in a host's place, so refusals count only at IP addresses of which some rank has answered. Asks
+  // after one rank of each address, other ranks after others, and a few times where there is no answer, because packets
+  // are lost. Takes 50 ms at most. Returns true to be called again at once, as there are more addresses, and false to
+  // be called again a while later, which does nothing once all is known.
+  bool meet(uint32_t own_rank);
+  // Returns those of the ranks `silent` whose processes are gone. Takes at most a tenth of a second.
+  std::vector<uint32_t> gone(std::span<const uint32_t> silent);
+
+ private:
+  struct Peer {
+    driver::SocketAddress address;
+    std::string host;  // the address without its port
+  };
+  std::vector<driver::Answer> ask(std::span<const uint32_t> ranks);
+  std::vector<uint32_t> one_of_each_unheard(uint32_t own_rank) const;
+
+  std::map<uint32_t, Peer> peers_;      // by rank
+  std::map<std::string, bool> is_own_;  // addresses: whether this machine has them
+  std::set<std::string> has_answered_;  // addresses
+  std::vector<uint32_t> to_ask_;        // in this round of meet()
+  uint32_t round_ = 0;
+  size_t next_ = 0;  // of the silent ranks, where not all are asked at once
+};
+
+}  // namespace moeccl::transport
