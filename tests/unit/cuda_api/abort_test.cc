@@ -218,11 +218,16 @@ TEST(CudaAbort, AStreamMayComeToAGroupWhoseCommunicatorsHaveEnded) {
           MOECCL_EXPECT_OK(sum(d, comm, as_stream(busy)));  // its stream's thread waits for the word
         });
         usleep(300'000);
-        MOECCL_EXPECT_OK(moecclGroupStart());
-        MOECCL_EXPECT_OK(sum(a, front, as_stream(stream)));
-        MOECCL_EXPECT_OK(sum(b, front, as_stream(busy)));
-        MOECCL_EXPECT_OK(sum(c, second, as_stream(busy)));
-        MOECCL_EXPECT_OK(moecclGroupEnd());
+        // The call of the group may return only when the streams have come to it.
+        std::thread caller([&] {
+          device.make_current();
+          MOECCL_EXPECT_OK(moecclGroupStart());
+          MOECCL_EXPECT_OK(sum(a, front, as_stream(stream)));
+          MOECCL_EXPECT_OK(sum(b, front, as_stream(busy)));
+          MOECCL_EXPECT_OK(sum(c, second, as_stream(busy)));
+          MOECCL_EXPECT_OK(moecclGroupEnd());
+        });
+        usleep(700'000);
         EXPECT_TRUE(issued.meet(2));
         MOECCL_EXPECT_OK(moecclCommAbort(front));
         usleep(300'000);
@@ -231,6 +236,7 @@ TEST(CudaAbort, AStreamMayComeToAGroupWhoseCommunicatorsHaveEnded) {
         EXPECT_TRUE(destroyed.meet(2));
         std::atomic_ref(*word).store(1);
         first.join();
+        caller.join();
         for (void* s : {stream, busy}) device.synchronize(s);
         device.end_word(word);
         device.end_stream(busy);
