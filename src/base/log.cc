@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -43,15 +42,13 @@ std::atomic<bool> is_unread[2];  // stderr, the file
 std::atomic<int> lost_lines{0};  // since a line was last written
 
 // Returns 0 when there is room, else an errno. EAGAIN: what is in the way is not read.
-int wait_for_room(int fd, int ms) {
-  const int64_t end_ns = now_ns() + int64_t{ms} * 1'000'000;
+int wait_for_room(int fd, Deadline deadline) {
   while (true) {
     pollfd entry = {fd, POLLOUT, 0};
-    const int n = ::poll(&entry, 1, ms);
+    const int n = ::poll(&entry, 1, deadline.remaining_ms());
     if (n > 0) return 0;
     if (n == 0) return EAGAIN;
     if (errno != EINTR) return errno;
-    ms = static_cast<int>(std::max<int64_t>(0, (end_ns - now_ns()) / 1'000'000));  // poll is never restarted
   }
 }
 
@@ -59,7 +56,7 @@ int wait_for_room(int fd, int ms) {
 // process fills it between the two calls.
 int put(int fd, std::string_view line) {
   std::atomic<bool>& unread = is_unread[fd == STDERR_FILENO ? 0 : 1];
-  const int no_room = wait_for_room(fd, unread.load(std::memory_order_relaxed) ? 0 : kMostWaitMs);
+  const int no_room = wait_for_room(fd, Deadline::after_ms(unread.load(std::memory_order_relaxed) ? 0 : kMostWaitMs));
   unread.store(no_room == EAGAIN, std::memory_order_relaxed);
   if (no_room != 0) return no_room;
   ssize_t n;

@@ -288,18 +288,6 @@ Status attend(Batch& batch, size_t i) {
   return batch.meeting->attend(arrival);
 }
 
-// Returns one hold on each communicator of the batch.
-std::vector<Communicator::Hold> holds_of(const Batch& batch) {
-  std::vector<const Communicator*> seen;
-  std::vector<Communicator::Hold> holds;
-  for (const Call& c : batch.calls) {
-    if (std::find(seen.begin(), seen.end(), c.comm) != seen.end()) continue;
-    seen.push_back(c.comm);
-    holds.push_back(c.comm->hold());
-  }
-  return holds;
-}
-
 // The work of a batch that is put on streams.
 struct PutWork {
   std::vector<Stream::Work> of_others;
@@ -318,7 +306,8 @@ PutWork put_work_of(const std::shared_ptr<Batch>& batch) {
   }
   if (batch->stream != nullptr) works.own = batch->stream->hold([batch] { return drive(*batch); });
   for (size_t i = 0; i < batch->others.size(); ++i) {
-    batch->holds_of_others.push_back(holds_of(*batch));
+    std::vector<Communicator::Hold>& holds = batch->holds_of_others.emplace_back();
+    for (const Call& c : batch->calls) holds.push_back(c.comm->hold());
     works.of_others.push_back(batch->others[i]->hold([batch, i] { return attend(*batch, i); }));
   }
   return works;

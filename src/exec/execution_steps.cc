@@ -240,8 +240,11 @@ Progress Execution::copy(const Step& s, uint32_t chunk) {
   const Range src = range(src_ref, length, chunk), dst = range(s.dst, length, chunk);
   const uint64_t n = std::min(src.length, dst.length), bytes = n * op_.element_bytes;
   if (n == 0) return Progress::kMoved;
-  if (const Result<bool> there = landed(s, chunk); !there.ok() || *there)
-    return there.ok() ? Progress::kMoved : fail(there.status());
+  if (!landings_.empty() && s.kind == StepKind::kCopy) {
+    const Result<bool> there = landed(s, chunk);
+    if (!there.ok()) return fail(there.status());
+    if (*there) return Progress::kMoved;
+  }
   for (const uint32_t peer : {src_ref.rank, s.dst.rank}) {
     if (peer == f.rank) continue;
     if (Status st = resolve_peer_if_needed(peer, s, src_ref); !st.ok()) return fail(std::move(st));
