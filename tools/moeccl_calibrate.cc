@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "perf/common/children.h"
+#include "tools/option_names.h"
 
 namespace {
 
@@ -36,8 +37,11 @@ struct Options {
 };
 Options options;
 
+const tools::OptionNames kNames = {
+    {"topology", "--topology"}, {"pace", "--pace"}, {"budget_ms", "--budget"}, {"max_bytes", "--max-bytes"}};
+
 int fail(const char* what, moecclComm_t comm = nullptr) {
-  std::fprintf(stderr, "%s: %s\n", what, moecclGetLastError(comm));
+  std::fprintf(stderr, "%s: %s\n", what, tools::in_options(moecclGetLastError(comm), kNames).c_str());
   return 1;
 }
 

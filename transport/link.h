@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "src/base/status.h"
 #include "transport/words.h"
@@ -175,6 +176,8 @@ class Link {
   // Returns for how many milliseconds the peer's host has acknowledged nothing although something was sent. 0: it
   // acknowledges, nothing was sent, or the link cannot tell.
   virtual int64_t unacknowledged_ms() { return 0; }
+  // Called for such a host: returns what else this end finds out about it, in a moment; empty: nothing.
+  virtual std::string why_silent() { return {}; }
 
   const PeerView& view() const { return view_; }
   // The optional parts, which live as long as the link.

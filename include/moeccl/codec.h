@@ -41,7 +41,8 @@ typedef struct {
 MOECCL_API moecclResult_t moecclCodecBytes(const moecclCodec_t* codec, size_t* bytes);
 /* Writes encoded[bytes], with bytes at least moecclCodecBytes(): the largest elements of expert[count] - shared[count]
  * in each block (on a tie, the one with the lower index). The result has the same bytes on every processor. error may
- * be NULL. The call takes about 1 MiB of scratch memory while it runs. */
+ * be NULL. Returns moecclInvalidArgument if encoded overlaps expert or shared. The call takes about 1 MiB of scratch
+ * memory while it runs. */
 MOECCL_API moecclResult_t moecclCodecEncode(const moecclCodec_t* codec, const void* expert, const void* shared,
                                             void* encoded, size_t bytes, moecclCodecError_t* error);
 /* out[count] = shared[count] + the residual in encoded[bytes]. Returns moecclInvalidArgument if out overlaps shared or
@@ -90,12 +91,12 @@ MOECCL_API moecclResult_t moecclCodecDecodeFused(const moecclCodec_t* codec, con
                                                  const void* shared, const moecclExpertUse_t* use);
 
 /* shared[count] = the mean over all ranks' experts[n_local][count]; n_total is the number of experts on all ranks. The
- * call is collective. With a stream, the sum over this rank's experts is formed before the call returns (on CUDA
- * memory, with at most 64 experts per rank, on the stream), and the AllReduce runs on the stream, in parallel with the
- * backward pass. Host memory of `shared` is written only then; until then the library holds the sum. CUDA memory of
- * `shared` holds this rank's part of the mean from the call on, also in a group: after moecclGroupCancel, or a
- * moecclGroupEnd that is refused, it still holds that part. Sums are formed in fp32 and rounded to `type` between
- * ranks. */
+ * call is collective, and does not compare n_total. With a stream, the sum over this rank's experts is formed before
+ * the call returns (on CUDA memory, with at most 64 experts per rank, on the stream), and the AllReduce runs on the
+ * stream, in parallel with the backward pass. Host memory of `shared` is written only then; until then the library
+ * holds the sum. CUDA memory of `shared` holds this rank's part of the mean from the call on, also in a group: after
+ * moecclGroupCancel, or a moecclGroupEnd that is refused, it still holds that part. Sums are formed in fp32 and rounded
+ * to `type` between ranks. */
 MOECCL_API moecclResult_t moecclSharedExpert(const void* experts, size_t n_local, size_t n_total, void* shared,
                                              size_t count, moecclDataType_t type, moecclComm_t comm,
                                              moecclStream_t stream);

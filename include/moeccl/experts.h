@@ -28,7 +28,7 @@ extern "C" {
 /* Which expert each slot holds. It is read before a call returns. */
 typedef struct {
   size_t size;                /* sizeof(moecclPlacement_t) */
-  int32_t n_experts;          /* 1 or more */
+  int32_t n_experts;          /* 1..4194304 */
   int32_t slots_per_rank;     /* on every rank; ignored when slot_counts is given */
   const int32_t* slot_counts; /* [n_ranks] slots of each rank, or NULL */
   const int32_t* slot_expert; /* [sum of slots], rank after rank: the slot's expert, -1 for an empty slot */
@@ -48,7 +48,7 @@ MOECCL_API moecclResult_t moecclExpertAllReduce(const void* send, void* recv, si
                                                 moecclStream_t stream);
 
 /* Returns the size of a shard. An expert's `count` elements are cut into n_ranks shards of this many elements (the last
- * ones shorter or empty); shard r belongs to the optimizer of rank r. */
+ * ones shorter or empty); shard r belongs to the optimizer of rank r. 0 if n_ranks is below 1. */
 MOECCL_API size_t moecclExpertShard(size_t count, int n_ranks);
 
 /* shards[n_experts][moecclExpertShard(count, n_ranks)]: shard `rank` of every expert's tensor, taken from one of its

@@ -74,9 +74,9 @@ MOECCL_API moecclResult_t moecclHybridGetInfo(moecclHybrid_t hybrid, moecclHybri
 
 /* Creates a MoE layer, as moecclMoeCreate does, for experts that several ranks hold. A token goes to the holder that
  * Algorithm 1 names, through ranks that differ at one level each. config's n_experts is the hybrid's or 0, its
- * expert_rank is NULL, and its algorithm is "auto", "flat" or "hier:N". comm is the hybrid's own communicator, or
- * another one of the same ranks and topology, which lets tokens and experts travel at the same time. Everything else is
- * as in moe.h. The call is collective. */
+ * expert_rank is NULL, and its algorithm is "auto", "flat", "flat:ordered" or "hier:N". comm is the hybrid's own
+ * communicator, or another one of the same ranks and topology, which lets tokens and experts travel at the same time.
+ * Everything else is as in moe.h. The call is collective. */
 MOECCL_API moecclResult_t moecclHybridMoeCreate(moecclMoe_t* moe, moecclHybrid_t hybrid, moecclComm_t comm,
                                                 const moecclMoeConfig_t* config);
 

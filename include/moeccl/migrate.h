@@ -116,7 +116,7 @@ MOECCL_API moecclResult_t moecclMigrationWaitEncoded(moecclMigration_t migration
  * by WaitEncoded. */
 MOECCL_API moecclResult_t moecclMigrationUseExpert(moecclMigration_t migration, int layer, int index,
                                                    const moecclExpertUse_t* use);
-/* Sets *done to 1 if Wait would not block. */
+/* Sets *done to 1 if Wait would not block. Returns moecclInvalidUsage if no gather has begun. */
 MOECCL_API moecclResult_t moecclMigrationTest(moecclMigration_t migration, int layer, int* done);
 
 #ifdef __cplusplus

@@ -36,9 +36,9 @@ typedef enum MOECCL_INT {
  * "unknown operation" for any other value. Never NULL. */
 MOECCL_API const char* moecclOpName(moecclOp_t op);
 /* Lists the algorithms that moecclPlanForce() knows for `op`, separated by commas, such as "oneshot,direct,ring". The
- * list is empty for an operation with one plan or none, and not every algorithm in it applies to every call.
- * text[text_bytes] gets the list, truncated as by snprintf; *needed (may be NULL) gets its full length + 1. The
- * function may be called from any thread. Returns moecclInvalidArgument if op is not an operation. */
+ * list is empty where there is nothing to force (moecclOpSendRecv, moecclOpCombine), and not every algorithm in it
+ * applies to every call. text[text_bytes] gets the list, truncated as by snprintf; *needed (may be NULL) gets its full
+ * length + 1. The function may be called from any thread. Returns moecclInvalidArgument if op is not an operation. */
 MOECCL_API moecclResult_t moecclPlanList(moecclOp_t op, char* text, size_t text_bytes, size_t* needed);
 
 typedef struct {

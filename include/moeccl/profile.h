@@ -11,9 +11,9 @@ extern "C" {
 
 /* Measures every algorithm of the standard collectives over a range of sizes, and every level's links, on this
  * communicator, and uses the result from the next operation on. The call is collective and blocks for about budget_ms
- * (0: 20000). Sizes are at most max_bytes (0: 16 MiB) of the larger buffer. Returns moecclInvalidArgument when
- * budget_ms is too short to time every link once; the error text says how much is enough. MOECCL_CALIBRATE=milliseconds
- * does the same at init, with a cache. */
+ * (0: 20000). Sizes are at most max_bytes (0: 16 MiB) of the larger buffer. Returns moecclMismatch if ranks pass
+ * different numbers, and moecclInvalidArgument when budget_ms is too short to time every link once; the error text says
+ * how much is enough. MOECCL_CALIBRATE=milliseconds does the same at init, with a cache. */
 MOECCL_API moecclResult_t moecclCalibrate(moecclComm_t comm, double budget_ms, size_t max_bytes);
 /* Uses a profile file from the next operation on. The call is collective, and every rank reads the file at its own
  * `path`. If the profiles differ, all ranks get moecclMismatch, which names two of them. moecclInvalidArgument names

@@ -4,10 +4,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <type_traits>
 #include <utility>
 
 namespace perf {
@@ -34,6 +36,18 @@ Check with_sign(bool zero_too) {
     return "\"" + text + "\" is not a number " + (zero_too ? "from 0 on" : "above 0");
   };
   return {check, zero_too ? "NONNEGATIVE" : "POSITIVE"};
+}
+
+// CLI11 takes a number that 64 bits do not hold for the largest one that they do. Other texts are left to the option's
+// own checks, whose sentences say more.
+std::string unsigned_number(const std::string& text) {
+  double value = 0;
+  if (!is_number(text, value) || value < 0) return "";
+  char* end = nullptr;
+  errno = 0;
+  std::strtoull(text.c_str(), &end, 0);
+  if (errno == 0 && *end == '\0') return "";
+  return "\"" + text + "\" is not a whole number up to " + std::to_string(UINT64_MAX);
 }
 
 // The least number of letters that turn one word into the other.
@@ -150,7 +164,9 @@ App::~App() = default;
 
 template <class T>
 Option* App::add_option(const std::string& names, T& value, const std::string& help) {
-  return &options_.emplace_back(*app_.add_option(names, value, help));
+  CLI::Option* const option = app_.add_option(names, value, help);
+  if constexpr (std::is_same_v<T, uint64_t> || std::is_same_v<T, std::vector<uint64_t>>) option->check(unsigned_number);
+  return &options_.emplace_back(*option);
 }
 template <class T>
 Option* App::add_option_function(const std::string& names, const std::function<void(const T&)>& set,

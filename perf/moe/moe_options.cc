@@ -128,7 +128,9 @@ void from_trace(MoeOptions& o, std::vector<RankRouting>& ranks) {
   const std::string wrong = read_trace(o.routing.substr(o.routing.find(':') + 1), trace);
   if (!wrong.empty()) fail(wrong);
   if (o.trace_layer < 0 || o.trace_layer >= trace.n_layers || o.trace_step < 0 || o.trace_step >= trace.n_steps)
-    fail("the trace has " + std::to_string(trace.n_layers) + " layers and " + std::to_string(trace.n_steps) + " steps");
+    fail("--trace-layer " + std::to_string(o.trace_layer) + ", --trace-step " + std::to_string(o.trace_step) +
+         ": the trace has " + std::to_string(trace.n_layers) + " layers and " + std::to_string(trace.n_steps) +
+         " steps");
   const auto refuse = [](const char* option, int given, int of_trace) {
     fail(std::string(option) + " is " + std::to_string(given) + ", and the trace has " + std::to_string(of_trace) +
          ": leave " + option + " out");
@@ -163,6 +165,8 @@ MoeOptions parse_moe_options(int argc, char** argv) {
     if (!o.n_experts_given) o.n_experts = model->n_experts;
   }
   if (o.cuda_graph && !o.job.on_cuda()) fail("--cudagraph: only with --mem cuda");
+  if (!has_trace(o) && (o.trace_layer != 0 || o.trace_step != 0))
+    fail("--trace-layer and --trace-step: only with --routing trace:PATH");
   if (!has_trace(o) && o.top_k > o.n_experts)
     fail("--topk " + std::to_string(o.top_k) + ": more than the " + std::to_string(o.n_experts) + " of --experts");
   return o;

@@ -48,17 +48,20 @@ constexpr moecclNcclTable kTable = {
 
 }  // namespace
 
+// A program may ask for a version or an id before it forks, and the children of a process that has initialised CUDA
+// cannot use it. So `auto` tries the device only where the program already uses it.
+static bool wants_nccl_before_init(std::string* reason) {
+  return (settings().mode != Mode::kAuto || device::in_use()) && wants_nccl(reason);
+}
+
 namespace core {
 
 ncclResult_t GetVersion(int* version) {
   if (version == nullptr)
     return fail(ncclInvalidArgument, "ncclGetVersion: version is NULL: give the address of an int");
   // Programs choose what they call by this number, so it is the real library's where that serves everything.
-  // A program may ask before it forks, and the children of a process that has initialised CUDA cannot use it. So `auto`
-  // tries the device only where the program already uses it.
   std::string reason;
-  const bool known = settings().mode != Mode::kAuto || device::in_use();
-  const Real* real = known && wants_nccl(&reason) ? real_nccl() : nullptr;
+  const Real* real = wants_nccl_before_init(&reason) ? real_nccl() : nullptr;
   *version = real == nullptr ? settings().version : std::min(real->version, settings().most_version);
   return ncclSuccess;
 }
@@ -66,9 +69,9 @@ ncclResult_t GetVersion(int* version) {
 ncclResult_t GetUniqueId(ncclUniqueId* id) {
   if (id == nullptr)
     return fail(ncclInvalidArgument, "ncclGetUniqueId: id is NULL: give the address of an ncclUniqueId");
-  // A job that goes to NCCL as a whole does not need MoECCL to agree on that, so it also works between hosts.
+  // A job that goes to NCCL as a whole does not need MoECCL to agree on that.
   std::string reason;
-  if (wants_nccl(&reason) && real_nccl() != nullptr) {
+  if (wants_nccl_before_init(&reason) && real_nccl() != nullptr) {
     const ncclResult_t refused = refuse_unencrypted(reason);
     return refused != ncclSuccess ? refused : MOECCL_FORWARD(GetUniqueId, id);
   }

@@ -41,8 +41,8 @@ Status needs(const char* name, const void* buffer, uint64_t count) {
   return error(moecclInvalidArgument, "{} is NULL: give {} elements", name, count);
 }
 
-Status overlaps(const char* other) {
-  return error(moecclInvalidArgument, "out overlaps {}: give it a buffer of its own", other);
+Status overlaps(const char* written, const char* other) {
+  return error(moecclInvalidArgument, "{} overlaps {}: give it a buffer of its own", written, other);
 }
 
 // `update` is empty for a plain encode. Encoding stops when it returns false.
@@ -53,8 +53,12 @@ Status encode(const moecclCodec_t* codec, const void* experts, size_t n, const v
   if (shape.ratio > 1) MOECCL_TRY(needs("shared", shared, shape.count));
   if (encoded == nullptr) return api::null_argument("encoded", "moecclCodecBytes() bytes");
   if (bytes / n < kernels::codec_bytes(shape))
-    return error(moecclInvalidArgument, "bytes is {}: {} take {}, see moecclCodecBytes", bytes,
-                 n == 1 ? "this expert" : "these experts", n * kernels::codec_bytes(shape));
+    return error(moecclInvalidArgument, "bytes is {}: {} {}, see moecclCodecBytes", bytes,
+                 n == 1 ? "this expert takes" : "these experts take", n * kernels::codec_bytes(shape));
+  const uint64_t expert_bytes = shape.count * moecclTypeSize(shape.type), room = n * kernels::codec_bytes(shape);
+  if (comm::overlap(encoded, room, experts, n * expert_bytes))
+    return overlaps("encoded", update ? "experts" : "expert");
+  if (shape.ratio > 1 && comm::overlap(encoded, room, shared, expert_bytes)) return overlaps("encoded", "shared");
   std::vector<kernels::CodecError> errors(n);
   const kernels::CodecExperts all{experts, shared, encoded, errors.data(), static_cast<uint32_t>(n)};
   if (!kernels::codec_encode(kernels::best_codec(), shape, all, update)) return {};
@@ -160,8 +164,8 @@ moecclResult_t moecclCodecDecode(const moecclCodec_t* codec, const void* encoded
     MOECCL_ASSIGN_OR_RETURN(const kernels::CodecShape shape, shape_of(codec));
     MOECCL_TRY(needs("out", out, shape.count));
     const uint64_t out_bytes = shape.count * moecclTypeSize(shape.type);
-    if (comm::overlap(out, out_bytes, encoded, kernels::codec_bytes(shape))) return overlaps("encoded");
-    if (shape.ratio > 1 && comm::overlap(out, out_bytes, shared, out_bytes)) return overlaps("shared");
+    if (comm::overlap(out, out_bytes, encoded, kernels::codec_bytes(shape))) return overlaps("out", "encoded");
+    if (shape.ratio > 1 && comm::overlap(out, out_bytes, shared, out_bytes)) return overlaps("out", "shared");
     return decode(shape, encoded, bytes, shared,
                   [&](uint64_t whole) { return kernels::codec_decode(shape, encoded, whole, shared, out); });
   });

@@ -25,7 +25,6 @@ moecclResult_t run(const ExpertCall& call, moecclComm_t comm_handle, moecclStrea
 }
 
 Status count_choices(const int32_t* topk_index, size_t n_choices, int n_experts, int64_t* counts) {
-  if (n_experts < 1) return error(moecclInvalidArgument, "n_experts is {}: give 1 or more", n_experts);
   if (topk_index == nullptr && n_choices > 0) return api::null_argument("topk_index", "expert numbers");
   for (size_t i = 0; i < n_choices; ++i)
     if (topk_index[i] < -1 || topk_index[i] >= n_experts)
@@ -91,7 +90,8 @@ moecclResult_t moecclGradientSource(const moecclPlacement_t* placement, int n_ra
                                     int* source) {
   return api::guarded(nullptr, [&]() -> Status {
     if (source == nullptr) return api::null_argument("source", "the address of an int");
-    if (n_ranks < 1) return error(moecclInvalidArgument, "n_ranks is {}: give 1 or more", n_ranks);
+    if (n_ranks < 1 || n_ranks > 65535)
+      return error(moecclInvalidArgument, "n_ranks is {}: a communicator has between 1 and 65535 ranks", n_ranks);
     MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaPlacement p,
                             comm::read_placement(placement, static_cast<uint32_t>(n_ranks)));
     if (expert < 0 || static_cast<uint32_t>(expert) >= p.n_experts)
@@ -109,6 +109,10 @@ moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choice
                                       moecclComm_t comm, moecclStream_t stream) {
   return api::collective(comm, [&](Communicator& c) -> Status {
     MOECCL_TRY(c.check_reach({topk_index, counts}));
+    if (n_experts < 1 || static_cast<uint32_t>(n_experts) > comm::kMostExperts)
+      return error(moecclInvalidArgument, "n_experts is {}: give 1 to {}", n_experts, comm::kMostExperts);
+    if (!comm::fits_in_memory(n_choices, sizeof(int32_t), 1))
+      return error(moecclInvalidArgument, "n_choices is {}: give a number that fits in memory", n_choices);
     std::vector<int32_t> choices;
     if (topk_index != nullptr && c.is_device_memory(topk_index)) {
       MOECCL_ASSIGN_OR_RETURN(comm::Stream* const order, api::find_stream(stream, &c));
@@ -119,7 +123,7 @@ moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choice
     }
     if (counts == nullptr) return api::null_argument("counts", "an array of n_experts counts");
     // Earlier work on the stream may still use `counts`, so this rank's counts lie elsewhere until the sum is formed.
-    auto own = std::make_shared<std::vector<int64_t>>(static_cast<size_t>(std::max(n_experts, 1)));
+    auto own = std::make_shared<std::vector<int64_t>>(static_cast<size_t>(n_experts));
     MOECCL_TRY(count_choices(topk_index, n_choices, n_experts, own->data()));
     comm::CollectiveCall sum{.op = moecclOpAllReduce,
                              .send = own->data(),

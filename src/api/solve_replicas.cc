@@ -11,8 +11,10 @@ using namespace moeccl;
 namespace {
 
 Status check_factor(double capacity_factor) {
-  if (capacity_factor > 0 && capacity_factor <= 1e9) return {};
-  return error(moecclInvalidArgument, "capacity_factor is {}: give a number above 0", capacity_factor);
+  constexpr double kMost = 1e9;
+  if (capacity_factor > 0 && capacity_factor <= kMost) return {};
+  return error(moecclInvalidArgument, "capacity_factor is {}: give a number above 0, at most {}", capacity_factor,
+               kMost);
 }
 
 }  // namespace

@@ -183,7 +183,7 @@ Result<moecclUniqueId> Root::start_detached(const RootOptions& options, Deadline
   const Deadline joined = Deadline::after_ms(options.timeout_ms);
   const std::string& place = options.handout_name.empty() ? options.socket_addr : options.handout_name;
   RootOptions now = options;
-  for (;;) {
+  for (Patience patience;;) {
     Result<std::unique_ptr<Root>> root = start(now);
     if (root.ok()) {
       const moecclUniqueId id = (*root)->id();
@@ -193,7 +193,12 @@ Result<moecclUniqueId> Root::start_detached(const RootOptions& options, Deadline
     }
     if (root.status().code() != moecclInvalidUsage) return std::move(root).status();
     Detached::get().clear(place);
-    if (until.passed()) return std::move(root).status();
+    const std::string why =
+        root.status().message() +
+        ": another program or another job is there, or an earlier meeting of this job has not ended; give "
+        "each job a place of its own (MASTER_PORT, MOECCL_SOCKET_ADDR)";
+    if (until.passed()) return error(moecclInvalidUsage, "{}", why);
+    if (patience.ends()) log(LogLevel::kWarn, "rank 0 waits for its meeting place: {}", why);
     if (cancelled) MOECCL_TRY(cancelled());
     now.timeout_ms = joined.left_ms();
     driver::sleep_ns(kRetryMs * 1'000'000);

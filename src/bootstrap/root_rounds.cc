@@ -12,11 +12,16 @@
 namespace moeccl::bootstrap {
 namespace {
 
+constexpr int64_t kSilentMs = 1000;  // longer than any queue between two hosts delays an acknowledgement
+
 std::string process_text(const Peer& peer) { return peer.pid > 0 ? format(" (process {})", peer.pid) : ""; }
 
 }  // namespace
 
-std::string RootServer::who(int rank) const { return format("rank {}{}", rank, process_text(member_of(rank).peer)); }
+std::string RootServer::who(int rank) const {
+  const Member& member = member_of(rank);
+  return format("rank {}{}", rank, member.from.empty() ? process_text(member.peer) : " (" + member.from + ")");
+}
 
 // A connection has proved that it holds the key, and claims a rank.
 void RootServer::admit(Id id, Connection* c, const Party& party) {
@@ -38,8 +43,10 @@ void RootServer::admit(Id id, Connection* c, const Party& party) {
     refusal = error(moecclMismatch, "rank {}{} joins a group of {} ranks, {} one of {}", rank, process_text(c->peer),
                     n_ranks, who(sized_by_), members_.size());
   } else if (members_[party.rank].came) {
-    refusal = error(moecclMismatch, "rank {} was joined twice, by {} and by another{}", rank, who(rank),
-                    process_text(c->peer));
+    refusal = error(moecclMismatch,
+                    "rank {} was joined twice, by {} and by another{}: give each process a rank of its own, and each "
+                    "job an id, or a MASTER_PORT, of its own",
+                    rank, who(rank), c->over_unix() ? process_text(c->peer) : " (" + c->from() + ")");
   }
   if (!refusal.ok()) {
     // Not a member: it is told as well, and dropped once it closes.
@@ -50,6 +57,7 @@ void RootServer::admit(Id id, Connection* c, const Party& party) {
   member.connection = id;
   member.came = true;
   member.peer = c->peer;
+  if (!c->over_unix()) member.from = c->from();
   ++n_came_;
   if (attendance_) attendance_->comes(party.rank);
   if (!failure_.ok()) return tell_failure(id);
@@ -323,9 +331,27 @@ void RootServer::on_round_timeout() {
     fail(error(moecclTimeout, "{} of {} did not join{} before {} was over: {}", describe_ranks(missing),
                members_.size(), where, whose, hint));
   } else {
-    fail(error(moecclTimeout, "{} of {} did not call {} before {} was over", describe_ranks(missing), members_.size(),
-               round_name(round_.type), whose));
+    fail(error(moecclTimeout, "{} of {} did not call {} before {} was over{}", describe_ranks(missing), members_.size(),
+               round_name(round_.type), whose, unreached(missing)));
   }
+}
+
+// Says which of these ranks have not even taken the answer of the last round.
+std::string RootServer::unreached(std::span<const int> ranks) const {
+  std::vector<int> silent;
+  int64_t most_ms = 0;
+  for (const int rank : ranks) {
+    const Connection* c = config_.over_unix ? nullptr : find(member_of(rank).connection);
+    const int64_t ms = c == nullptr ? 0 : driver::unacknowledged_ms(c->fd());
+    if (ms > kSilentMs) silent.push_back(rank);
+    most_ms = std::max(most_ms, ms);
+  }
+  if (silent.empty()) return "";
+  return format(
+      ": the host of {} has acknowledged nothing for {} ms: either its network is cut, or large packets are lost on "
+      "the "
+      "way (compare the MTUs of hosts and switches)",
+      describe_ranks(silent), most_ms);
 }
 
 void RootServer::fail(const Status& why, Id refused) {

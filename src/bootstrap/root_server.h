@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -70,6 +71,7 @@ class RootServer {
     bool contributed = false;
     bool in_own_process = false;  // it runs in this root's process
     Peer peer;
+    std::string from;  // over TCP: "at 10.0.0.2"
   };
   struct Round {
     uint16_t type = 0;  // 0: not begun
@@ -121,6 +123,7 @@ class RootServer {
   void fail(const Status& why, Id refused = 0);
   void tell_failure(Id id);
   std::string who(int rank) const;
+  std::string unreached(std::span<const int> ranks) const;
   Connection* find(Id id) const;  // null if it is gone
   Member& member_of(int rank) { return members_[static_cast<size_t>(rank)]; }
   const Member& member_of(int rank) const { return members_[static_cast<size_t>(rank)]; }

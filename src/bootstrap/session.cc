@@ -122,7 +122,8 @@ Status Session::Impl::fail(Status why) {
     why = error(moecclRemoteError, "the meeting point{} ended or lost its connection before all ranks were connected",
                 root_text());
   } else if (why.code() == moecclTimeout) {
-    why = error(moecclTimeout, "the meeting point{} did not answer in time", root_text());
+    why = error(moecclTimeout, "the meeting point{} did not answer in time{}", root_text(),
+                over_unix ? "" : ": its process is stopped, or its packets are lost on the way (MTU, firewall)");
   }
   failure = why;
   static_cast<void>(send(kAbandon, encode_failure(failure), {}, Deadline::after_ms(kReasonMs)));

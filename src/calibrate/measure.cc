@@ -227,10 +227,15 @@ class LinkTimer {
       plan::LevelFit fit{tree.levels[l].name, {}};
       uint32_t peer = 1;
       while (peer < n_ && tree.level_between(0, peer) != l) ++peer;
-      // Within a host, the clock of cost.h prices copies itself, and only the level's points describe its links.
-      const bool is_line = tree.levels[l].link.bytes_per_ns > 0;
+      // Within a host, the clock of cost.h prices copies itself, and only the level's points describe its links. So it
+      // is with a pace, which is exactly what the topology states.
+      const plan::LinkCost& stated = tree.levels[l].link;
+      const bool is_line = stated.bytes_per_ns > 0 && !comm_.paced();
       if (peer < n_) MOECCL_TRY(ping_pong(memory.data(), peer, is_line, fit.curve));
-      if (is_line) profile.links[l] = fit.curve.line.bytes_per_ns > 0 ? fit.curve.line : tree.levels[l].link;
+      if (stated.bytes_per_ns > 0) {
+        if (!is_line || fit.curve.line.bytes_per_ns <= 0) fit.curve.line = stated;
+        profile.links[l] = fit.curve.line;
+      }
       profile.levels.push_back(std::move(fit));
     }
     return all_to_alls(profile.all_to_all);
@@ -238,13 +243,29 @@ class LinkTimer {
 
  private:
   static constexpr uint64_t kMostBytes = 2 << 20;
+  static constexpr uint64_t kLeastRoom = 128 << 10;  // shorter messages show a latency, and hardly a bandwidth
+
+  // Returns the sizes of messages by which a level is measured. On a line, they fit into the slots of a pair of ranks:
+  // longer messages wait for the receiver, once for each round of slots, and would show a line that gets slower with
+  // its length.
+  Result<std::vector<uint64_t>> sizes(uint32_t peer, bool is_line) {
+    std::vector<uint64_t> all = {64,        4 << 10,   32 << 10, 128 << 10, 256 << 10,
+                                 512 << 10, 768 << 10, 1 << 20,  3 << 19,   kMostBytes};
+    if (!is_line) return all;
+    const uint64_t room = comm_.rank() == 0 ? comm_.fabric().message_bytes[peer] * transport::shm::kMessageSlots : 0;
+    std::vector<uint64_t> rooms(n_);
+    MOECCL_TRY(all_gather_bytes(comm_, &room, sizeof(room), rooms.data()));
+    if (rooms[0] < kLeastRoom) return all;
+    const uint64_t most = std::min(rooms[0], kMostBytes);
+    for (size_t i = 0; i < all.size(); ++i) all[i] = std::max<uint64_t>(1, most * all[i] / kMostBytes);
+    return all;
+  }
 
   // Measures half of a round trip between rank 0 and the first rank beyond a level.
   Status ping_pong(void* data, uint32_t peer, bool is_line, plan::Curve& best) {
-    constexpr uint64_t kLevelSizes[] = {64,        4 << 10,   32 << 10, 128 << 10, 256 << 10,
-                                        512 << 10, 768 << 10, 1 << 20,  3 << 19,   kMostBytes};
+    MOECCL_ASSIGN_OR_RETURN(const std::vector<uint64_t> level_sizes, sizes(peer, is_line));
     std::vector<Stopwatch::Once> things;
-    for (const uint64_t bytes : kLevelSizes) {
+    for (const uint64_t bytes : level_sizes) {
       if (comm_.rank() != 0 && comm_.rank() != peer) {
         things.emplace_back();
         continue;
@@ -261,7 +282,7 @@ class LinkTimer {
     // A disturbance is either over before the end of a try, and then each size's least time over all tries is free of
     // it; or it lasts, like the place of the two cores, and then the times of one try belong together.
     std::vector<plan::Curve::Point> least;
-    for (const uint64_t bytes : kLevelSizes) least.push_back({static_cast<double>(bytes), 1e300});
+    for (const uint64_t bytes : level_sizes) least.push_back({static_cast<double>(bytes), 1e300});
     for (int t = 0; t < kTries && best.r2 < kGoodFit && (t == 0 || !watch_.out_of_time()); ++t) {
       MOECCL_ASSIGN_OR_RETURN(const Stopwatch::Times times, watch_.time_links(things));
       if (t == 0) MOECCL_TRY(watch_.enough(times, "sizes of a link"));

@@ -93,10 +93,9 @@ Status check_overlap(const Communicator& comm, const CollectiveCall& c, const ex
   const bool never = plan::facts(c.op).private_sizes || plan::facts(c.op).in == plan::Blocks::kGroups;
   const bool in_place = !never && (one_in == one_out ? send == recv : one_in ? send == recv + own : recv == send + own);
   if (in_place) return {};
-  return error(moecclInvalidArgument,
-               "{}: send and recv overlap, but not as the in-place form does (see the header): give "
-               "separate buffers",
-               exec::op_name(c.op));
+  return error(
+      moecclInvalidArgument, "{}: send and recv overlap, {}: give separate buffers", exec::op_name(c.op),
+      never ? "but this operation has no in-place form" : "but not as the in-place form does (see the header)");
 }
 
 Status check_sizes(moecclOp_t op, const char* name, const size_t* counts, const size_t* displs, uint32_t n,

@@ -37,7 +37,13 @@ Fd new_socket(const SocketAddress& address) {
       [&] { return ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
 }
 
-Status in_use(const SocketAddress& address) { return error(moecclInvalidUsage, "{} is in use already", address.str()); }
+// Why bind() or listen() failed.
+Status not_bound(const char* what, const SocketAddress& address, int code) {
+  if (code != EADDRINUSE) return system_error(what + address.str(), code);
+  if (address.port() != 0 || address.is_unix()) return error(moecclInvalidUsage, "{} is in use already", address.str());
+  return error(moecclSystemError, "no port of {} is free: widen net.ipv4.ip_local_port_range or set MOECCL_PORT_RANGE",
+               address.host());
+}
 
 Status timed_out(const char* what) { return error(moecclTimeout, "the time for {} is over", what); }
 
@@ -53,12 +59,12 @@ Result<Fd> bind_to(const SocketAddress& address, Reuse with) {
   if (!fd) return system_error("socket for " + address.str(), errno);
   if (with == Reuse::kYes) allow_reuse(fd);
   if (::bind(fd.get(), raw(address), address.length) == 0) return fd;
-  return errno == EADDRINUSE ? in_use(address) : system_error("bind to " + address.str(), errno);
+  return not_bound("bind to ", address, errno);
 }
 
 Result<Fd> listening(Fd fd, const SocketAddress& address, int backlog) {
   if (::listen(fd.get(), backlog) == 0) return fd;
-  return errno == EADDRINUSE ? in_use(address) : system_error("listen on " + address.str(), errno);
+  return not_bound("listen on ", address, errno);
 }
 
 Result<Fd> listen_at(const SocketAddress& address, int backlog) {

@@ -48,7 +48,10 @@ int64_t unacknowledged_ms(int fd) {
   tcp_info info;
   socklen_t length = 0;
   if (!read_info(fd, &info, &length) || (info.tcpi_unacked == 0 && info.tcpi_probes == 0)) return 0;
-  return std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv);
+  // Other packets may come while what was sent is lost each time. The time-out doubles with each try.
+  const int64_t rto_ms = info.tcpi_rto / 1000;
+  const int64_t lost_ms = info.tcpi_retransmits == 0 ? 0 : rto_ms - (rto_ms >> std::min<int>(info.tcpi_backoff, 30));
+  return std::max<int64_t>(lost_ms, std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv));
 }
 
 void pace(int fd) {

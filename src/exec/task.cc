@@ -76,18 +76,20 @@ std::string silent(const Task& task) {
   const Fabric& f = task.fabric();
   std::string text;
   size_t n_silent = 0, n_named = 0, n_far = 0;
+  std::string why;
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
     if (p == f.rank) continue;
     n_far += f.link(p).view().messages == nullptr ? 1 : 0;
     const int64_t silent_ms = task.needs(p) ? f.link(p).unacknowledged_ms() : 0;
     if (silent_ms < kSilent_ms) continue;
-    ++n_silent;
+    if (++n_silent == 1) why = f.link(p).why_silent();
     if (text.size() > kMostNamed) continue;
     text += format("{}rank {} ({}, its host has acknowledged nothing for {} ms)", n_named == 0 ? "" : ", ", p,
                    f.link(p).name(), silent_ms);
     ++n_named;
   }
   if (n_named < n_silent) text += format("; the hosts of {} others do not answer either", n_silent - n_named);
+  if (!why.empty()) return text + "; " + why;
   if (n_silent == n_far && n_far > 0) text += "; no other host answers: look at this host's network";
   return text;
 }

@@ -88,7 +88,7 @@ Result<moecclDomainProblem_t> checked(const moecclDomainProblem_t& problem) {
 Result<std::vector<uint32_t>> choose_sizes(const Communicator& comm, const moecclHybridConfig_t& c,
                                            moecclDomainAnswer_t* answer) {
   const uint32_t depth = comm.tree().depth();
-  const bool figures = c.data_bytes > 0 || c.expert_bytes > 0;
+  const bool figures = c.data_bytes != 0 || c.expert_bytes != 0;
   if (c.domain == nullptr && !figures)
     return error(moecclInvalidArgument,
                  "config.domain is NULL and data_bytes and expert_bytes are 0: give sizes, or figures to choose by");

@@ -90,7 +90,7 @@ Result<std::string> MoeRouting::explain() const {
                    layer_.candidates()[c]->name, p.dispatch_us(), p.combine_us());
     for (uint32_t l = 0; l < tree.depth(); ++l)
       text += format(" {} {} rows {:.1f} us,", tree.levels[l].name, p.levels[l].rows, p.level_us[l]);
-    text += format(" latency {:.1f} us, copies {:.1f} us", p.dispatch.latency_us, p.dispatch.copy_us);
+    text += format(" latency {:.1f} us, cores {:.1f} us", p.dispatch.latency_us, p.dispatch.core_us);
     if (guesses_[c] != 1) text += format("; {}", guess_text(guesses_[c]));
     text += "\n";
   }

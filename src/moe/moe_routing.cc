@@ -235,10 +235,12 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
     return algo::level_loads(host.tree(), counts);
   };
   const std::shared_ptr<const plan::Profile> profile = host.profile();
+  const uint64_t tokens = std::accumulate(tokens_of_.begin(), tokens_of_.end(), uint64_t{0});
   for (const auto& candidate : layer_.candidates()) {
     algo::MoeRows rows;
     rows.row_bytes = layer_.config().shape.row_bytes;
     rows.delivered = static_cast<double>(delivered) / n;
+    rows.tokens = static_cast<double>(tokens) / n;
     MOECCL_ASSIGN_OR_RETURN(rows.levels, next_loads());
     if (candidate->returns) {
       MOECCL_ASSIGN_OR_RETURN(rows.returned, next_loads());

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 namespace moeccl::plan {
 namespace {
@@ -20,6 +21,17 @@ bool caches_staging(const Program& program) {
   const auto caches = [](const Step& s) { return s.kind == StepKind::kCopy && s.read_again; };
   return std::any_of(program.lanes.begin(), program.lanes.end(),
                      [&](const plan::Lane& l) { return std::any_of(l.steps.begin(), l.steps.end(), caches); });
+}
+
+// Returns the rows that a rank writes in dispatch and reads in combine, however little staging they pass through.
+uint64_t moved_rows(const Binding& b) {
+  if (b.counts != nullptr) return std::reduce(b.counts->rows.begin(), b.counts->rows.end(), uint64_t{0});
+  uint64_t n = 0;
+  for (const RowBlock& block : b.rows) n += block.count;
+  if (!b.rows.empty()) return n;
+  for (const SumBlock& block : b.sums)
+    if (block.offsets != nullptr) n += block.offsets[block.count] - block.offsets[0];
+  return n;
 }
 
 }  // namespace
@@ -134,6 +146,7 @@ void CostRun::set_rates(uint32_t rank, uint32_t ranks_on_host) {
   const uint64_t out_bytes = out_blocks(shape) * b.count * b.element_bytes;
   uint64_t footprint = out_bytes + in_blocks(shape) * b.count * b.element_bytes;
   footprint += staging_elements(b, program) * b.element_bytes;
+  footprint = std::max(footprint, moved_rows(b) * b.element_bytes);
   const uint32_t cores = std::max(1u, profile_.cores);
   Rank& r = ranks_[rank];
   const double share = profile_.host_copy_bytes_per_ns / std::min(cores, ranks_on_host);
@@ -175,7 +188,8 @@ void CostRun::wake(uint32_t rank, double at) {
   if (r.state != State::kBlocked) return;
   r.state = State::kQueued;
   if (cores_[r.core].owner == kNone) {
-    start(r.core, rank, at, false);
+    // The core's last rank may have run on past this event.
+    start(r.core, rank, std::max(at, cores_[r.core].free_ns), false);
   } else {
     cores_[r.core].queue.push_back(rank);
   }
@@ -205,6 +219,7 @@ void CostRun::start(uint32_t core, uint32_t rank, double at, bool handed_over) {
 void CostRun::release(uint32_t core, double at) {
   Core& c = cores_[core];
   c.last = std::exchange(c.owner, kNone);
+  c.free_ns = at;
   if (c.queue.empty()) return;
   const uint32_t next = c.queue.front();
   c.queue.pop_front();

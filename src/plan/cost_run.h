@@ -49,6 +49,7 @@ class CostRun {
   };
   struct Core {
     uint32_t owner = kNone, last = kNone;
+    double free_ns = 0;          // when the last one gave it up
     uint32_t n_active = 0;       // ranks that have not finished
     std::deque<uint32_t> queue;  // ranks that are ready to run
   };

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/plan/profile.h"
+#include "src/routing/hop_time.h"
 #include "src/routing/routing.h"
 
 namespace moeccl::algo {
@@ -20,43 +21,35 @@ struct LevelLoad {
 std::vector<LevelLoad> level_loads(const plan::LevelTree& tree, std::span<const LevelCount> counts);
 
 struct MoePrice {
-  struct OneWay {
-    double latency_us = 0;  // of the hops that wait for one another and for a core
-    double link_us = 0;     // of the bytes, as far as one hop's do not travel together with another's
-    double copy_us = 0;     // packing one way, summing the other way
-  };
   MoeAlgorithm algorithm;
   std::vector<LevelLoad> levels;  // of dispatch
   std::vector<double> level_us;   // the busiest group's bytes on its uplink at each level, in dispatch
   std::vector<double> hop_rows;   // [hops] rows of the largest transfer between two ranks; an estimate
   uint32_t n_chunks = 1;          // of the busiest pair of ranks; an estimate
   uint32_t most_chunks = 1;       // into how many it is worth cutting, however large the transfers are
-  OneWay dispatch, combine;
-  double dispatch_us() const { return total_us(dispatch); }
-  double combine_us() const { return total_us(combine); }
+  WayTime dispatch, combine;
+  double begin_us = 0;  // until all ranks of a core have begun and ended an operation; the same for every plan
+  double dispatch_us() const { return begin_us + dispatch.total_us; }
+  double combine_us() const { return begin_us + combine.total_us; }
   double both_us() const { return dispatch_us() + combine_us(); }
-
- private:
-  // Cores pack one chunk while another is under way.
-  double total_us(const OneWay& way) const;
 };
-// Eq. 1-5 of HierMoE, as the plan runs them:
+// Eq. 1-5 of HierMoE, as the plan runs them (way_time() in hop_time.h has the overlaps):
 // - Rows that cross several levels in one hop travel at the same time: that hop takes as long as its slowest level, and
 //   its latency is the greatest one. `flat` has one hop, hier:d has d.
-// - A hop waits for the one before it, chunk by chunk: with C chunks the slowest hop's bytes count in full, and 1/C of
-//   the others'; each hop's latency counts once.
-// - A slot is filled again once its last chunk was taken and the sender knows that: with more chunks than a peer has
-//   slots, every round of slots waits for two latencies, unless the bytes take longer. One lane serves all hops after
-//   the first (moe_plan.h), so it waits for each hop's rows before it passes on the next one's. The slowest of all this
-//   sets the pace of chunks. C is the power of two with the least total time.
-// - Every row that crosses a level is packed by a core of its sender's host, and every row for an expert is unpacked;
-//   ranks share the cores if there are more ranks. This is what duplicates waste within one memory.
-// - With more ranks than cores, each hop also waits until every rank of a core has had its turn.
-// - Combine does the same with the rows that return.
+// - A row is copied by a core of its sender's host and again by a core of its receiver's, or summed on the way back,
+//   where each sum reads all its terms and writes one row. Ranks of a core take turns. This is what duplicates waste
+//   within one memory.
+// - In the first hop each peer has its own signal, so its rows travel while those for the next peer are packed, and the
+//   receiver spreads them while others are under way. Rows that another hop passes on wait for all rows before it, and
+//   so does the last sum of combine.
+// - With more ranks than cores, each hop also waits until every rank of a core has had its turn, and so do the
+//   beginning and the end of the operation.
+// - C, the number of chunks, is the power of two with the least total time.
 struct MoeRows {
   std::vector<LevelLoad> levels;
   uint64_t row_bytes = 0;
   double delivered = 0;                  // to experts, of a rank on average
+  double tokens = 0;                     // of a rank on average
   std::vector<LevelLoad> returned = {};  // by combine; empty: as many as were sent
 };
 // Links are the profile's if it has measured them, otherwise the tree's.

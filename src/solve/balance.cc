@@ -63,7 +63,7 @@ Status check_figures(const moecclBalanceProblem_t& p) {
       return error(moecclInvalidArgument, "problem.current[{}][{}] is {}: give an expert from 0 to {}, or -1 for none",
                    i / slots, i % slots, p.current[i], p.n_experts - 1);
   MOECCL_TRY(at_least_0({{"problem.move_cost", p.move_cost}}));
-  return at_least_0({{"problem.tolerance", p.tolerance}}, 1, "a share from 0 to 1");
+  return at_least_0({{"problem.tolerance", p.tolerance}}, 1, "a share from ");
 }
 
 // Whether a search may begin here: each slot has an expert, each expert a slot, and each pool as many groups as it

@@ -27,19 +27,20 @@ struct Number {
   const char* name;
   double value;
 };
-inline Status at_least_0(std::initializer_list<Number> numbers, double most = 1e30, const char* wanted = "0 or more") {
+constexpr double kMostNumber = 1e30;  // products of a few do not overflow
+inline Status at_least_0(std::initializer_list<Number> numbers, double most = kMostNumber, const char* what = "") {
   for (const Number& n : numbers)
     if (!(n.value >= 0) || n.value > most)
-      return error(moecclInvalidArgument, "{} is {}: give {}", n.name, n.value, wanted);
+      return error(moecclInvalidArgument, "{} is {}: give {}0 to {}", n.name, n.value, what, most);
   return {};
 }
 inline Status above_0(std::initializer_list<Number> numbers) {
   for (const Number& n : numbers)
-    if (!(n.value > 0) || n.value > 1e30)
-      return error(moecclInvalidArgument, "{} is {}: give a number above 0", n.name, n.value);
+    if (!(n.value > 0) || n.value > kMostNumber)
+      return error(moecclInvalidArgument, "{} is {}: give a number above 0, at most {}", n.name, n.value, kMostNumber);
   return {};
 }
-inline Status times(std::initializer_list<Number> numbers) { return at_least_0(numbers, 1e12, "a time of 0 or more"); }
+inline Status times(std::initializer_list<Number> numbers) { return at_least_0(numbers, 1e12, "a time of "); }
 
 // Checks problem.min_gain of every solver.
 inline Status gain_share(double min_gain) {

@@ -79,7 +79,7 @@ double DomainModel::all_to_all(const std::vector<Level>& levels) const {
 // 7). The last hop goes to the ranks themselves, across all levels that are left.
 double DomainModel::all_to_all(const std::vector<Level>& levels, size_t hops) const {
   const double token_bytes = p_.data_bytes / p_.top_k;
-  std::vector<double> hop_us(hops, 0.0), hop_latency_us(hops, 0.0);
+  std::vector<algo::HopLoad> loads(hops);
   double all = 1;
   for (const Level& level : levels) all *= level.domains;
   double largest_edge = 0, prefixes = 1, senders = 1;
@@ -95,16 +95,15 @@ double DomainModel::all_to_all(const std::vector<Level>& levels, size_t hops) co
     for (const double part : level.others)
       rows += below * token_rows(p_.n_experts * part * level.domains / (prefixes * below));
     const double bytes = token_bytes * rows * senders;
-    hop_us[hop] = std::max(hop_us[hop], bytes / p_.bandwidth[l] * 1e6);
-    hop_latency_us[hop] = std::max(hop_latency_us[hop], latency(l) * 1e6);
+    loads[hop].link_us = std::max(loads[hop].link_us, bytes / p_.bandwidth[l] * 1e6);
+    loads[hop].latency_us = std::max(loads[hop].latency_us, latency(l) * 1e6);
     largest_edge = std::max(largest_edge, bytes / (static_cast<double>(level.others.size()) * below));
   }
+  std::erase_if(loads, [](const algo::HopLoad& h) { return h.link_us <= 0 && h.latency_us <= 0; });
   double least_us = INFINITY;
   const uint32_t most = algo::moe_pipeline_chunks(static_cast<uint64_t>(std::min(largest_edge, 1e18)));
-  for (uint32_t chunks = 1; chunks <= most; chunks *= 2) {
-    const algo::HopTime t = algo::hop_time(hop_us, hop_latency_us, chunks);
-    least_us = std::min(least_us, t.link_us + t.latency_us);
-  }
+  for (uint32_t chunks = 1; chunks <= most; chunks *= 2)
+    least_us = std::min(least_us, algo::way_time({.hops = loads}, chunks).total_us);
   return least_us / 1e6;
 }
 

@@ -143,7 +143,7 @@ Status check_step(const moecclDomainProblem_t& p) {
     return error(moecclInvalidArgument, "problem.gradient_ratio is {}: a ratio of 1 or more, or 0", p.gradient_ratio);
   for (int32_t l = 0; p.latency_s != nullptr && l < p.n_levels; ++l)
     if (!(p.latency_s[l] >= 0) || p.latency_s[l] > 1e6)
-      return error(moecclInvalidArgument, "problem.latency_s[{}] is {}: give seconds, 0 or more", l, p.latency_s[l]);
+      return error(moecclInvalidArgument, "problem.latency_s[{}] is {}: give seconds, 0 to 1000000", l, p.latency_s[l]);
   return {};
 }
 
@@ -158,8 +158,9 @@ Result<moecclDomainProblem_t> checked(const moecclDomainProblem_t& given) {
     return error(moecclInvalidArgument, "problem.bandwidth is NULL: give bytes a second of each level");
   MOECCL_TRY(check_sizes(p));
   for (int32_t l = 0; l < p.n_levels; ++l)
-    if (!(p.bandwidth[l] > 0) || p.bandwidth[l] > 1e30)
-      return error(moecclInvalidArgument, "problem.bandwidth[{}] is {}: give bytes a second", l, p.bandwidth[l]);
+    if (!(p.bandwidth[l] > 0) || p.bandwidth[l] > kMostNumber)
+      return error(moecclInvalidArgument, "problem.bandwidth[{}] is {}: give bytes a second, at most {}", l,
+                   p.bandwidth[l], kMostNumber);
   MOECCL_TRY(at_least_0({{"problem.data_bytes", p.data_bytes},
                          {"problem.expert_bytes", p.expert_bytes},
                          {"problem.pre_expert_s", p.pre_expert_s},
@@ -181,8 +182,8 @@ Status check_domain(const moecclDomainProblem_t& p, const int32_t* domain) {
 
 Status check(const OneLevel& v) {
   if (!(v.workers >= 2)) return error(moecclInvalidArgument, "n_workers is {}: give 2 or more", v.workers);
-  if (!(v.bandwidth > 0) || v.bandwidth > 1e30)
-    return error(moecclInvalidArgument, "bandwidth is {}: give bytes a second", v.bandwidth);
+  if (!(v.bandwidth > 0) || v.bandwidth > kMostNumber)
+    return error(moecclInvalidArgument, "bandwidth is {}: give bytes a second, at most {}", v.bandwidth, kMostNumber);
   return at_least_0({{"pre_expert_s", v.pre_expert_s}, {"data_bytes", v.data_bytes}, {"expert_bytes", v.expert_bytes}});
 }
 

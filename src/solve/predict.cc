@@ -32,8 +32,7 @@ Status update_predictor(double* joint, int32_t n_now, int32_t n_next, double dec
   MOECCL_TRY(check_sizes(n_now, n_next));
   if (!(decay >= 0 && decay <= 1))
     return error(moecclInvalidArgument, "decay is {}: give 0 (forget all) to 1 (forget nothing)", decay);
-  if (t.n_tokens < 0 || t.n_tokens > int64_t{1} << 40)
-    return error(moecclInvalidArgument, "n_tokens is {}: give 0 or more", t.n_tokens);
+  MOECCL_TRY(between("n_tokens", t.n_tokens, 0, int64_t{1} << 40));
   MOECCL_TRY(between("top_k", t.top_k, 1, 64));
   MOECCL_TRY(check_index("topk_now", t.now, t.n_tokens * t.top_k, n_now));
   MOECCL_TRY(check_index("topk_next", t.next, t.n_tokens * t.top_k, n_next));

@@ -44,7 +44,7 @@ Status check_popularity(const double* popularity, int32_t n_experts, int32_t n_s
   if (popularity == nullptr) return error(moecclInvalidArgument, "popularity is NULL: give one number for each expert");
   for (int32_t e = 0; e < n_experts; ++e)
     if (!(popularity[e] >= 0) || popularity[e] > 1e300)
-      return error(moecclInvalidArgument, "popularity[{}] is {}: give 0 or more, and a number", e, popularity[e]);
+      return error(moecclInvalidArgument, "popularity[{}] is {}: give 0 to 1e+300", e, popularity[e]);
   if (!std::isfinite(total_of(popularity, n_experts)))
     return error(moecclInvalidArgument, "popularity sums to more than a double holds: scale it down");
   return {};

@@ -91,6 +91,8 @@ void sum_row(const moecclSwapProblem_t& p, const SwapLayout& layout, size_t a, i
   }
 }
 
+constexpr double kMostFigure = 1e15;
+
 Status check_cost_arrays(const moecclSwapProblem_t& p) {
   const double* const all[] = {p.inter_alpha_us, p.inter_beta_us, p.intra_alpha_us, p.intra_beta_us};
   const char* const names[] = {"inter_alpha_us", "inter_beta_us", "intra_alpha_us", "intra_beta_us"};
@@ -99,8 +101,9 @@ Status check_cost_arrays(const moecclSwapProblem_t& p) {
     if (all[k] == nullptr)
       return error(moecclInvalidArgument, "problem.{} is NULL: give all four cost arrays or none", names[k]);
     for (int32_t d = 0; d < p.n_levels; ++d)
-      if (!(all[k][d] >= 0) || all[k][d] > 1e15)
-        return error(moecclInvalidArgument, "problem.{}[{}] is {}: give a cost of 0 or more", names[k], d, all[k][d]);
+      if (!(all[k][d] >= 0) || all[k][d] > kMostFigure)
+        return error(moecclInvalidArgument, "problem.{}[{}] is {}: give a cost of 0 to {}", names[k], d, all[k][d],
+                     kMostFigure);
   }
   return {};
 }
@@ -111,9 +114,9 @@ Status check_numbers(const moecclSwapProblem_t& p) {
     double value;
   } numbers[] = {{"row_bytes", p.row_bytes}, {"gamma", p.gamma}, {"migrate_us", p.migrate_us}, {"horizon", p.horizon}};
   for (const auto& n : numbers)
-    if (!(n.value >= 0) || n.value > 1e15)
-      return error(moecclInvalidArgument, "problem.{} is {}: give 0 for the default, or a number above 0", n.name,
-                   n.value);
+    if (!(n.value >= 0) || n.value > kMostFigure)
+      return error(moecclInvalidArgument, "problem.{} is {}: give 0 for the default, or a number up to {}", n.name,
+                   n.value, kMostFigure);
   if (p.gamma != 0 && (p.gamma < 1 || p.gamma > 1000))
     return error(moecclInvalidArgument, "problem.gamma is {}: between 1 and 1000 are possible", p.gamma);
   MOECCL_TRY(gain_share(p.min_gain));

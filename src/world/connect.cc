@@ -19,6 +19,7 @@
 #include "src/world/host_levels.h"
 #include "src/world/hosts.h"
 #include "src/world/introduction.h"
+#include "src/world/know_connected.h"
 #include "src/world/membership.h"
 #include "src/world/network.h"
 #include "src/world/process_table.h"
@@ -51,6 +52,7 @@ class Connector {
     link_key_ = met.key;
     key_ = hash_bytes(met.key.data(), met.key.size());
     session_ = std::move(met.session);
+    again_ = true;
   }
 
   Result<Membership> connect() {
@@ -146,12 +148,12 @@ class Connector {
     MOECCL_TRY(exchange_memory());
     MOECCL_TRY(probe_reads());
     prepare_fabric();
+    MOECCL_TRY(arrange_places());
     MOECCL_TRY(reach_hosts());
-    MOECCL_ASSIGN_OR_RETURN(m_.places, MeetingPlaces::arrange(*session_, link_key_, m_.address, deadline_));
     name_network();
     MOECCL_TRY(make_links());
     MOECCL_TRY(connect_cuda());
-    return session_->barrier(deadline_);
+    return again_ ? know_all_connected(*session_, *m_.fabric, deadline_) : session_->barrier(deadline_);
   }
 
   Status introduce() {
@@ -371,6 +373,15 @@ class Connector {
     for (const auto& members : hosts_->members) m_.cores += cores_of(all_, members);
   }
 
+  // Comes before the networks, some of which listen at ports that they could do without (MOECCL_PORT_RANGE).
+  Status arrange_places() {
+    if (hosts_->n() > 1) {
+      MOECCL_ASSIGN_OR_RETURN(m_.address, meeting_address(*session_));
+    }
+    MOECCL_ASSIGN_OR_RETURN(m_.places, MeetingPlaces::arrange(*session_, link_key_, m_.address, deadline_));
+    return {};
+  }
+
   Status reach_hosts() {
     if (hosts_->n() == 1) return {};
     MOECCL_ASSIGN_OR_RETURN(const NetworkResult network,
@@ -378,7 +389,6 @@ class Connector {
     network_ = network.network;
     network_text_ = format("{}{}{}", network_->name, all_[rank_].encrypt ? ", encrypted" : "",
                            network.why.empty() ? "" : format(" ({})", network.why));
-    m_.address = network.address;
     node_link_ = network.node_link;
     return {};
   }
@@ -456,6 +466,7 @@ class Connector {
   Deadline deadline_;
   uint64_t key_ = 0, staging_bytes_ = 0;
   bool can_read_ = false;
+  bool again_ = false;  // these ranks have met again
   bootstrap::Key link_key_ = {};
   std::unique_ptr<bootstrap::Session> session_;
   std::optional<Hosts> hosts_;

@@ -284,8 +284,9 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
                chosen.why.empty() ? "the ranks have no such network in common" : chosen.why);
 }
 
-// Returns the address where ranks of other hosts can meet this one, whichever network carries the data. The first
-// interface may be a bridge that no other host sees.
+}  // namespace
+
+// The first interface may be a bridge that no other host sees.
 Result<std::string> meeting_address(const bootstrap::Session& session) {
   if (env().socket_ifname.empty()) {
     if (std::string joined = joined_at(session); !joined.empty()) return joined;
@@ -294,8 +295,6 @@ Result<std::string> meeting_address(const bootstrap::Session& session) {
   MOECCL_ASSIGN_OR_RETURN(const auto nics, transport::choose_nics(interfaces, env().socket_ifname, joined_at(session)));
   return nics[0].address.host();
 }
-
-}  // namespace
 
 Result<NetworkLinks> connect_network_links(bootstrap::Session& session, const Network& network, const Hosts& hosts,
                                            const bootstrap::Key& key, const Config& config,
@@ -325,7 +324,7 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Network* 
   if (chosen.endpoint == nullptr) {
     MOECCL_ASSIGN_OR_RETURN(chosen.endpoint, network->open(options));
   }
-  NetworkResult result{network, std::move(chosen.why), {}, {}, {}, {}};
+  NetworkResult result{network, std::move(chosen.why), {}, {}, {}};
   if (fabric.cuda && network->can.device_memory) {
     Result<std::string> ways = agree_on_device(session, *chosen.endpoint, fabric.device_memory, deadline);
     if (ways.status().code() == moecclUnsupported) {
@@ -345,7 +344,6 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Network* 
     if (wires.links[r] != nullptr) fabric.links[r] = std::move(wires.links[r]);
   fabric.engine = std::move(wires.engine);
   result.node_link = {wires.alpha_ns, wires.bytes_per_ns};
-  MOECCL_ASSIGN_OR_RETURN(result.address, meeting_address(session));
   return result;
 }
 

@@ -19,12 +19,15 @@ namespace moeccl::comm {
 struct NetworkResult {
   const transport::Network* network = nullptr;  // for further connections between the same ranks
   std::string why;           // which ranks lack the networks before it in the list, and why; empty: none does
-  std::string address;       // of this host as seen by the others: "10.0.0.1", "[fe80::1]"
   plan::LinkCost node_link;  // the slowest host's uplink; the same on all ranks
   // How NICs reach Fabric::device_memory, the same on all ranks ("dma-buf"). If empty, they do not, and why_no_device
   // gives the reason.
   std::string device, why_no_device;
 };
+
+// Returns the address where ranks of other hosts can meet this one, whichever network carries the data: "10.0.0.1",
+// "[fe80::1]".
+Result<std::string> meeting_address(const bootstrap::Session& session);
 
 // Connects one rank to all ranks on other hosts, for the contents of `memory`. Collective call of all ranks with the
 // same network; requires hosts.n() > 1.

@@ -133,6 +133,56 @@ TEST(ApiArguments, PartialOverlapIsRefused) {
   });
 }
 
+TEST(ApiArguments, WhatHasNoInPlaceFormSaysSo) {
+  run_ranks(2, [](int, moecclComm_t comm) {
+    float data[16] = {};
+    const size_t counts[2] = {2, 2}, displs[2] = {0, 2};
+    expect_refused(moecclTensorAllToAll(data, data, 4, moecclFloat32, comm, nullptr), comm, "has no in-place form");
+    expect_refused(moecclAllToAllv(data, counts, displs, data, counts, displs, moecclFloat32, comm, nullptr), comm,
+                   "has no in-place form");
+    expect_refused(moecclAllReduce(data, data + 1, 4, moecclFloat32, moecclSum, comm, nullptr), comm,
+                   "not as the in-place form does");
+  });
+}
+
+TEST(ApiArguments, EncodingNeedsABufferOfItsOwn) {
+  std::vector<float> expert(1000, 1), shared(1000, 2);
+  moecclCodec_t codec = MOECCL_CODEC_INIT;
+  codec.count = expert.size();
+  size_t bytes = 0;
+  const auto encode = [&](const void* from, const void* to_share, void* to) {
+    return moecclCodecEncode(&codec, from, to_share, to, bytes, nullptr);
+  };
+  MOECCL_ASSERT_OK(moecclCodecBytes(&codec, &bytes));
+  expect_refused(encode(expert.data(), shared.data(), expert.data() + 990), nullptr, "encoded overlaps expert");
+  expect_refused(encode(expert.data(), shared.data(), shared.data() + 990), nullptr, "encoded overlaps shared");
+  EXPECT_EQ(expert, std::vector<float>(1000, 1));
+  std::vector<char> encoded(bytes - 1);
+  bytes = encoded.size();
+  expect_refused(encode(expert.data(), shared.data(), encoded.data()), nullptr, "this expert takes 110");
+  bytes = 5000;
+  codec.ratio = 1;  // exact: the shared expert is not read
+  std::vector<char> whole(bytes);
+  MOECCL_EXPECT_OK(encode(expert.data(), whole.data(), whole.data()));
+}
+
+// Otherwise the other ranks would wait for it until the timeout, and their communicators would fail.
+TEST(ApiArguments, ACalibrationThatOneRankRefusesEndsOnAll) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    const moecclResult_t refused = moecclCalibrate(comm, rank == 1 ? -1 : 0, 0);
+    EXPECT_EQ(refused, rank == 1 ? moecclInvalidArgument : moecclRemoteError) << moecclGetLastError(comm);
+    const std::string said = moecclGetLastError(comm);
+    EXPECT_NE(said.find(rank == 1 ? "budget_ms is -1" : "rank 1 fails in moecclCalibrate"), std::string::npos) << said;
+    expect_usable(comm, 2);
+    EXPECT_EQ(moecclCalibrate(comm, 2000, rank == 1 ? 2048 : 4096), moecclMismatch);
+    const std::string differ = moecclGetLastError(comm);
+    EXPECT_NE(differ.find("rank 0 gives budget_ms 2000 and max_bytes 4096, rank 1 gives 2000 and 2048"),
+              std::string::npos)
+        << differ;
+    expect_usable(comm, 2);
+  });
+}
+
 TEST(ApiArguments, NothingIsNeededForACountOfZero) {
   run_ranks(3, [](int, moecclComm_t comm) {
     MOECCL_EXPECT_COMM_OK(moecclAllReduce(nullptr, nullptr, 0, moecclFloat32, moecclSum, comm, nullptr), comm);

@@ -136,6 +136,69 @@ TEST(ApiNumbers, NoQuestionTakesMoreThanMemoryHas) {
   });
 }
 
+// A placement has tables for all its experts, wherever their slots are. Without a limit a wrong number takes the host's
+// memory.
+TEST(ApiNumbers, ExpertsThatNoModelHasAreRefused) {
+  run_ranks(2, [](int, moecclComm_t comm) {
+    const std::vector<int32_t> slots{0, 1}, topk{0, 1};
+    float x[2] = {1, 2}, y[2] = {};
+    int64_t counts[2] = {};
+    int source = 0;
+    moecclPlacement_t placement = MOECCL_PLACEMENT_INIT;
+    placement.slots_per_rank = 1, placement.slot_expert = slots.data();
+    for (const int n : {0, -1, (1 << 22) + 1, std::numeric_limits<int>::max()}) {
+      placement.n_experts = n;
+      const std::string mentions = "n_experts is " + std::to_string(n) + ": give 1 to 4194304";
+      expect_refused(moecclExpertAllReduce(x, y, 1, moecclFloat32, moecclSum, &placement, comm, nullptr), mentions,
+                     "ExpertAllReduce");
+      expect_refused(moecclExpertPopularity(topk.data(), 2, n, counts, comm, nullptr), mentions, "ExpertPopularity");
+    }
+    placement.n_experts = 2;
+    expect_refused(moecclExpertPopularity(topk.data(), SIZE_MAX / 4, 2, counts, comm, nullptr),
+                   "n_choices is 4611686018427387903", "ExpertPopularity");
+    const moecclExpertLayer_t layer{&placement, x, y};
+    for (const size_t n : {size_t{0}, SIZE_MAX / 2})
+      expect_refused(moecclExpertLayers(moecclOpReduceGradients, &layer, n, 1, moecclFloat32, moecclSum, comm, nullptr),
+                     "n_layers is " + std::to_string(n) + ": give 1 to", "ExpertLayers");
+    expect_refused(moecclGradientSource(&placement, 65536, 0, 0, &source), "n_ranks is 65536", "GradientSource");
+    MOECCL_EXPECT_COMM_OK(moecclExpertAllReduce(x, y, 1, moecclFloat32, moecclSum, &placement, comm, nullptr), comm);
+  });
+}
+
+// A number that is too large is not told to be above 0.
+TEST(ApiNumbers, FiguresThatAreTooLargeAreToldTheMost) {
+  const int32_t scale[] = {2};
+  const double bandwidth[] = {1e9};
+  int32_t domain[1] = {};
+  moecclDomainAnswer_t answer{};
+  answer.size = sizeof(answer);
+  for (const double bytes : {-1.0, 1e300, std::numeric_limits<double>::quiet_NaN()}) {
+    moecclDomainProblem_t domains = MOECCL_DOMAIN_PROBLEM_INIT;
+    domains.n_levels = 1, domains.scale = scale, domains.bandwidth = bandwidth, domains.expert_bytes = bytes;
+    expect_refused(moecclSolveDomains(&domains, domain, &answer), ": give 0 to 1e+30", "SolveDomains");
+  }
+  moecclChunkProblem_t chunks = MOECCL_CHUNK_PROBLEM_INIT;
+  moecclChunkAnswer_t chunk{};
+  chunk.size = sizeof(chunk);
+  chunks.tensor = chunks.expert = 2, chunks.bytes = 1e300;
+  chunks.inter_bandwidth = chunks.intra_bandwidth = chunks.copy_bandwidth = 1e9;
+  expect_refused(moecclSolveChunks(&chunks, &chunk), "give a number above 0, at most 1e+30", "SolveChunks");
+  const double popularity[] = {1, 2};
+  int32_t counts[2] = {};
+  expect_refused(moecclReplicaCountsFewestDrops(popularity, 2, 2, 1e300, counts), "above 0, at most 1000000000",
+                 "Counts");
+  double joint[1] = {};
+  const int32_t topk[] = {0};
+  expect_refused(moecclPredictorUpdate(joint, 1, 1, 1, topk, topk, INT64_MAX, 1),
+                 "n_tokens is 9223372036854775807: between 0 and 1099511627776", "PredictorUpdate");
+  run_ranks(1, [](int, moecclComm_t comm) {
+    moecclHybrid_t hybrid = nullptr;
+    moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+    config.n_experts = 2, config.data_bytes = -1;
+    expect_refused(moecclHybridCreate(&hybrid, comm, &config), "config.data_bytes is -1: give 0", "HybridCreate");
+  });
+}
+
 // A forced plan with tiny staging would need more chunks than can be numbered. Expects the sentence, and not the plan
 // of another size.
 TEST(ApiNumbers, ChunksThatCannotBeCountedAreRefused) {

@@ -105,6 +105,36 @@ TEST(Profile, MeasuredOneIsInUseOnAllRanksAndComesBackFromItsFile) {
   }
 }
 
+// Messages over a pace also take the time of their copies, and long ones wait for their slots: over these links, 2 MiB
+// take eight round trips. None of that is the link's.
+TEST(Profile, APaceIsWhatTheTopologyStates) {
+  const Folder folder;
+  RankOptions options{.mode = RankMode::kProcesses};
+  options.config.topology = "node:2(bw=4GB/s,lat=715us) gpu:2(bw=8GB/s,lat=325us)";
+  options.config.pace = 1;
+  bool measured = false;
+  for (double budget_ms = kBudgetMs; !measured && budget_ms < 30 * kBudgetMs; budget_ms *= 3) {
+    run_ranks(
+        4,
+        [&](int rank, moecclComm_t comm) {
+          const moecclResult_t calibrated = moecclCalibrate(comm, budget_ms, 1024);
+          if (std::string(moecclGetLastError(comm)).find("the budget of") != std::string::npos) return;
+          ASSERT_EQ(calibrated, moecclSuccess) << moecclGetLastError(comm);
+          if (rank == 0) {
+            MOECCL_ASSERT_COMM_OK(moecclProfileSave(comm, folder.file("p").c_str()), comm);
+          }
+        },
+        options);
+    const std::string text = read_all(folder.file("p"));
+    measured = !text.empty();
+    if (!measured) continue;
+    for (const char* line : {R"({"name": "node", "alpha_ns": 715000, "bytes_per_ns": 4, "r2": )",
+                             R"({"name": "gpu", "alpha_ns": 325000, "bytes_per_ns": 8, "r2": )"})
+      EXPECT_NE(text.find(line), std::string::npos) << text.substr(text.find("\"levels\""), 600);
+  }
+  if (!measured) GTEST_SKIP() << "the machine was too busy to measure links";
+}
+
 // A profile claims that two plans are a thousand times faster than any machine, and one of them by far the faster one.
 // Its time shows that the profile is wrong, and trials let the other one run too, at the same operations on all ranks,
 // however each of them makes its calls.

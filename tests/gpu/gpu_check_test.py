@@ -211,7 +211,7 @@ class GpuCheck(unittest.TestCase):
         copy = os.path.join(self.folder.name, "hangs")
         shutil.copytree(self.bundle, copy)
         with open(os.path.join(copy, "bin/cuda_api_test"), "w", encoding="utf-8") as program:
-            program.write("#!/bin/bash\ncase $* in *CudaMemory*) sleep 100 ;; esac\necho '[  PASSED  ] 3 tests.'\n")
+            program.write("#!/bin/bash\ncase $* in *CudaMemory*) while sleep 0.3; do echo a line of a log; done ;; esac\necho '[  PASSED  ] 3 tests.'\n")
         before, self.bundle = self.bundle, copy
         try:
             code, _, rows = self.run_check("--only", "tests", MOECCL_TEST_STEP_S="1", MOECCL_TEST_PATIENCE="1")
@@ -222,6 +222,22 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(rows["memory.processes"]["result"], "not run")
         self.assertIn("memory.threads hung", rows["memory.processes"]["error"])
         self.assertEqual(rows["walk.threads"], rows["walk.threads"] | {"result": "ok", "figure": "3 tests"})
+
+    def test_a_program_that_goes_on_does_not_hang_and_does_not_go_on_for_ever(self):
+        copy = os.path.join(self.folder.name, "goes-on")
+        shutil.copytree(self.bundle, copy)
+        with open(os.path.join(copy, "bin/cuda_api_test"), "w", encoding="utf-8") as program:
+            program.write("#!/bin/bash\ncase $* in *CudaMemory*) n=5 ;; *CudaErrors*) n=1000 ;; *) n=0 ;; esac\n"
+                          "for ((i = 0; i < n; ++i)); do sleep 0.6; echo '[       OK ] A.Test (600 ms)'; done\necho '[  PASSED  ] 5 tests.'\n")
+        before, self.bundle = self.bundle, copy
+        try:
+            _, _, rows = self.run_check("--only", "tests", MOECCL_TEST_STEP_S="2", MOECCL_TEST_PATIENCE="1")
+        finally:
+            self.bundle = before
+        self.assertEqual(rows["memory.threads"], rows["memory.threads"] | {"result": "ok", "figure": "5 tests"})
+        self.assertEqual(rows["errors.threads"]["result"], "out of time")
+        self.assertRegex(rows["errors.threads"]["error"], "^[1-9] tests passed")
+        self.assertEqual(rows["hosts.errors"]["result"], "ok")
 
     def sanitizer(self, script):
         path = os.path.join(tempfile.mkdtemp(dir=self.folder.name), "sanitizer")

@@ -65,6 +65,8 @@ class Command(unittest.TestCase):
         self.refuses(["plan"], "op is required")
         self.refuses(["plan", "allreduce", "--ranks", "0"], "--ranks", "1 to 1024")
         self.refuses(["plan", "allreduce", "--count", "-5"], "--count", '"-5" is not a number from 0 on')
+        for number in ("18446744073709551616", "1e6", "1.5"):
+            self.refuses(["plan", "allreduce", "--count", number], "--count", f'"{number}" is not a whole number up to 18446744073709551615')
         self.refuses(["status", "me"], "pid", '"me" is not a number above 0')
         self.refuses([], "subcommand is required")
 
@@ -140,6 +142,14 @@ class Command(unittest.TestCase):
                 done = subprocess.run([COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
             self.assertEqual(done.returncode, 1, arguments)
             self.assertIn("the output cannot be written", done.stderr)
+
+    def test_calibrate_names_its_options(self):
+        for options, said in ((["--max-bytes", "1"], "calibrate: --max-bytes is 1: give 1024 to 1073741824"),
+                              (["--pace"], "--pace is 1 without a topology"),
+                              (["--topology", "node:2 gpu:2"], 'has 4 ranks, the communicator has 2: give --topology or MOECCL_TOPOLOGY')):
+            code, _, errors = run("calibrate", "--ranks", "2", "--threads", "--cache", *options)
+            self.assertEqual(code, 1, errors)
+            self.assertIn(said, errors)
 
     def test_calibrate_says_that_it_cannot_fork(self):
         def few_processes():

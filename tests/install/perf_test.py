@@ -162,6 +162,8 @@ class Perf(unittest.TestCase):
         self.refuses("swap_perf", ["--zipf", "nan"], '"nan" is not a number from 0 to 10')
         self.refuses("replace_perf", ["--locality", "nan"], '"nan" is not a number from 0 to 1')
         self.refuses("dispatch_combine_perf", ["--seed", "-1"], '"-1" is not a number from 0 on')
+        self.refuses("dispatch_combine_perf", ["--ranks", "2", "--trace-layer", "1"], "only with --routing trace:PATH")
+        self.refuses("dispatch_combine_perf", ["--seed", "18446744073709551616"], '"18446744073709551616" is not a whole number up to')
         for size in ("-4", "0", "x"):
             code, _, errors = run("plan_accuracy", "--size", size)
             self.assertEqual(code, 2)

@@ -232,6 +232,25 @@ TEST(RdmaFault, AQueuePairBreaks) {
   unsetenv("MOECCL_IB_LIBRARY");
 }
 
+// A rank does without the port at which others find out whether it lives, but not without the one for a shrink.
+TEST(RdmaPorts, TheOneThatIsNeededIsTakenFirst) {
+  std::string why;
+  const auto hosts = TestHosts::create({}, &why);
+  ASSERT_NE(hosts, nullptr) << why;
+  RankOptions options{.mode = RankMode::kProcesses};
+  options.hosts = hosts.get();
+  setenv("MOECCL_PORT_RANGE", "31000-31000", 1);  // read by each rank
+  run_ranks(
+      2,
+      [](int rank, moecclComm_t comm) {
+        int32_t in = 1, out = 0;
+        MOECCL_EXPECT_COMM_OK(moecclAllReduce(&in, &out, 1, moecclInt32, moecclSum, comm, nullptr), comm);
+        EXPECT_EQ(out, 2) << "rank " << rank;
+      },
+      options);
+  unsetenv("MOECCL_PORT_RANGE");
+}
+
 TEST(RdmaFault, ARankFreezes) { run_trials(scaled(5), Fault::kFreeze, Fault::kFreeze); }
 
 }  // namespace

@@ -7,8 +7,16 @@
 namespace moeccl::testing {
 namespace {
 
+// Asks in another process: this one's children could not use the device after it has.
+bool has_device() {
+  const pid_t child = fork();
+  if (child == 0) _exit(CudaDevice().ok() ? 0 : 1);
+  int status = 1;
+  return waitpid(child, &status, 0) == child && status == 0;
+}
+
 TEST(ShimDevice, CollectivesOnDeviceMemoryAndStreams) {
-  if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";
+  if (!has_device()) GTEST_SKIP() << "no CUDA device";
   constexpr int kRanks = 2;
   constexpr size_t kCount = 1003;
   Board* board = new_board();
@@ -47,9 +55,38 @@ TEST(ShimDevice, CollectivesOnDeviceMemoryAndStreams) {
   });
 }
 
+// NCCL does not use the device before a rank joins, and neither may its children find it used.
+TEST(ShimDevice, AProcessMayForkItsRanksAfterItHasMadeTheirId) {
+  if (!has_device()) GTEST_SKIP() << "no CUDA device";
+  in_processes(1, [](int) {
+    constexpr int kRanks = 2;
+    int version = 0;
+    ncclUniqueId id;
+    ASSERT_NCCL(ncclGetVersion(&version));
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    in_processes(kRanks, [&](int rank) {
+      CudaDevice device;
+      ASSERT_TRUE(device.ok()) << "the parent has initialised CUDA";
+      ncclComm_t comm = nullptr;
+      ASSERT_NCCL(ncclCommInitRank(&comm, kRanks, id, rank));
+      auto* stream = static_cast<cudaStream_t>(device.make_stream());
+      const float in = 3;
+      float out = 0;
+      void* const memory = device.allocate(sizeof in);
+      device.upload(memory, &in, sizeof in, stream);
+      ASSERT_NCCL(ncclAllReduce(memory, memory, 1, ncclFloat32, ncclSum, comm, stream));
+      device.download(&out, memory, sizeof out, stream);
+      EXPECT_EQ(out, 2 * in);
+      ASSERT_NCCL(ncclCommDestroy(comm));
+      device.release(memory);
+      device.end_stream(stream);
+    });
+  });
+}
+
 // In this mode, whether MoECCL serves the device decides nothing before the first call on device memory.
 TEST(ShimDevice, AGroupMayBeTheFirstCall) {
-  if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";
+  if (!has_device()) GTEST_SKIP() << "no CUDA device";
   Board* board = new_board();
   in_processes(2, [&](int rank) {
     setenv("MOECCL_SHIM_MODE", "moeccl", 1);
@@ -78,7 +115,7 @@ TEST(ShimDevice, AGroupMayBeTheFirstCall) {
 
 // Puts from device memory into a window of device memory. The peer fetches the data when it waits.
 TEST(ShimDevice, PutsReachWindowsOfDeviceMemory) {
-  if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";
+  if (!has_device()) GTEST_SKIP() << "no CUDA device";
   constexpr int kRanks = 2;
   constexpr size_t kCount = 1003;
   Board* board = new_board();
@@ -122,7 +159,7 @@ TEST(ShimDevice, PutsReachWindowsOfDeviceMemory) {
 // One thread drives both ranks. Its puts into device memory are left for the other rank, which has room for 256 of them
 // and is served only by this thread.
 TEST(ShimDevice, AThreadPutsMoreThanThereIsRoomForToItsOtherRank) {
-  if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";
+  if (!has_device()) GTEST_SKIP() << "no CUDA device";
   in_processes(1, [](int) {
     CudaDevice device;
     ASSERT_TRUE(device.ok());
@@ -184,7 +221,7 @@ void expect_device_sum(CudaDevice& device, ncclComm_t comm) {
 
 // Helper threads create these communicators, at the end of a group and in the background.
 TEST(ShimDevice, WhatHelperThreadsMakeServesDeviceMemory) {
-  if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";
+  if (!has_device()) GTEST_SKIP() << "no CUDA device";
   constexpr int kRanks = 3;
   Board* board = new_board();
   in_processes(kRanks, [&](int rank) {
@@ -222,7 +259,7 @@ TEST(ShimDevice, WhatHelperThreadsMakeServesDeviceMemory) {
 
 // Page-locked buffers and the NULL stream: a copy in the default stream brings the input.
 TEST(ShimDevice, PageLockedBuffersComeAfterTheDefaultStream) {
-  if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";
+  if (!has_device()) GTEST_SKIP() << "no CUDA device";
   const auto rank_of = [](Board& board, int rank) {
     const ncclUniqueId id = meet(board, rank);
     CudaDevice device;
@@ -253,7 +290,7 @@ TEST(ShimDevice, PageLockedBuffersComeAfterTheDefaultStream) {
 
 // Calls of a communicator are for its own device, and memory is for the one that it was allocated on.
 TEST(ShimDevice, AThreadWithoutADevicePutsWaitsAndFrees) {
-  if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";
+  if (!has_device()) GTEST_SKIP() << "no CUDA device";
   Board* board = new_board();
   in_processes(2, [&](int rank) {
     const ncclUniqueId id = meet(*board, rank);

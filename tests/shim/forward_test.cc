@@ -371,6 +371,10 @@ TEST(ShimForward, OneRankWithoutNcclIsNamedByAll) {
 
 void use_device() { setenv("MOECCL_CUDA_DRIVER", std::getenv("MOECCL_TEST_FAKE_CUDA"), 1); }
 
+void* open_driver() { return dlopen(std::getenv("MOECCL_CUDA_DRIVER"), RTLD_NOW); }
+// What a program does that chooses its device.
+void initialise_device() { ASSERT_EQ(reinterpret_cast<int (*)(unsigned)>(dlsym(open_driver(), "cuInit"))(0), 0); }
+
 // Programs call by the version what NCCL then has to serve.
 TEST(ShimForward, TheVersionIsThatOfTheNcclThatWillServe) {
   for (const char* most : {"", "2.28.3", "2.30.7"}) {
@@ -382,34 +386,36 @@ TEST(ShimForward, TheVersionIsThatOfTheNcclThatWillServe) {
       int version = 0;
       ASSERT_NCCL(ncclGetVersion(&version));
       EXPECT_EQ(version, said);
-      void* driver = dlopen(std::getenv("MOECCL_CUDA_DRIVER"), RTLD_NOW);
-      ASSERT_NE(driver, nullptr) << dlerror();
-      void* context = nullptr;
+      void *const driver = open_driver(), *context = nullptr;
       EXPECT_EQ(reinterpret_cast<int (*)(void**)>(dlsym(driver, "cuCtxGetCurrent"))(&context), 3)
           << "a program that asks for the version could not use CUDA in its children";
-      ASSERT_EQ(reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"))(0), 0);
+      initialise_device();
       ASSERT_NCCL(ncclGetVersion(&version));
       EXPECT_EQ(version, std::string(most) == "2.28.3" ? 22803 : 22899) << most;
     });
   }
 }
 
-// Each rank has a device that this MoECCL cannot use, so the whole job goes to NCCL, with an id made by NCCL.
+// Each rank has a device that this MoECCL cannot use, so the whole job goes to NCCL, with an id made by NCCL. A program
+// that has not used the device may fork next, so its id is MoECCL's, and the ranks agree once they have met.
 TEST(ShimForward, JobsWithMemoryThatMoecclCannotServeGoToNccl) {
-  Board* board = new_board();
-  in_processes(2, [&](int rank) {
-    set_shim("auto", true);
-    use_device();
-    const ncclUniqueId id = meet(*board, rank);
-    EXPECT_EQ(id.internal[0], 'f');
-    ncclComm_t comm = nullptr;
-    ASSERT_NCCL(ncclCommInitRank(&comm, 2, id, rank));
-    EXPECT_EQ(fake_calls("CommInitRank"), 1);
-    void* p = nullptr;
-    EXPECT_EQ(ncclMemAlloc(&p, 8), ncclSystemError) << "the stand-in's answer";
-    EXPECT_EQ(fake_calls("MemAlloc"), 1);
-    EXPECT_NCCL(ncclCommDestroy(comm));
-  });
+  for (const bool used : {true, false}) {
+    Board* board = new_board();
+    in_processes(2, [&](int rank) {
+      set_shim("auto", true);
+      use_device();
+      if (used) initialise_device();
+      const ncclUniqueId id = meet(*board, rank);
+      EXPECT_EQ(id.internal[0] == 'f', used);
+      ncclComm_t comm = nullptr;
+      ASSERT_NCCL(ncclCommInitRank(&comm, 2, id, rank));
+      EXPECT_EQ(fake_calls(used ? "CommInitRank" : "CommInitRankConfig"), 1);
+      void* p = nullptr;
+      EXPECT_EQ(ncclMemAlloc(&p, 8), ncclSystemError) << "the stand-in's answer";
+      EXPECT_EQ(fake_calls("MemAlloc"), 1);
+      EXPECT_NCCL(ncclCommDestroy(comm));
+    });
+  }
 }
 
 // The same where only rank 1 has a device: rank 0's id is MoECCL's, and the ranks agree once they have met.

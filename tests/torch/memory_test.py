@@ -65,7 +65,7 @@ class LayersMemory(unittest.TestCase):
         functions.new_rows = lambda like, shape: taken.append(tuple(shape)) or new_rows(like, shape).zero_()
         try:
             x = torch.ones(ROWS, HIDDEN, requires_grad=True)
-            y = Combine.apply(Dispatch.apply(x, OneRank), None, OneRank)
+            y = Combine.apply(Dispatch.apply(x, None, OneRank), None, OneRank)
             y.sum().backward()
         finally:
             functions.call, functions.new_rows = calls, new_rows

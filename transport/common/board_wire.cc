@@ -13,8 +13,9 @@ uint64_t word(const std::atomic<uint64_t>& w) { return w.load(std::memory_order_
 
 uint32_t health_word(const Board& b) {
   const uint32_t state = b.health.state.load(std::memory_order_acquire);
-  // Acquire: pairs with the release in Fabric::publish_state(). If this is a later failure's, so is the text.
-  return state == 0 ? 0 : state | b.health.code.load(std::memory_order_acquire) << 8;
+  // Acquire: pairs with the release in Fabric::publish_state(). If this is a later failure's, so is the text. A rank
+  // that runs may have a code too.
+  return state | b.health.code.load(std::memory_order_acquire) << 8;
 }
 
 bool Told::lacks(const Board& b) const {

@@ -22,7 +22,7 @@ class UntoldBoard {
   // from them. A peer that waits for that board stops this rank within a few operations, and the next look tells it.
   bool due(const Board& own) {
     const uint64_t before = std::exchange(completed_, own.progress.completed.load(std::memory_order_acquire));
-    return any() && (completed_ - before < kEntries || health_word(own) != 0);
+    return any() && (completed_ - before < kEntries || state_in(health_word(own)) != 0);
   }
 
  private:

@@ -113,6 +113,7 @@ class CudaNetLink final : public Link, private Rooms, private DeviceSide {
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
   Status check_peer() override { return link_->check_peer(); }
   int64_t unacknowledged_ms() override { return link_->unacknowledged_ms(); }
+  std::string why_silent() override { return link_->why_silent(); }
 
  private:
   friend class CudaNet;

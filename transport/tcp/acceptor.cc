@@ -45,6 +45,16 @@ bool Acceptor::complete() const {
                      [](const auto& c) { return c.second.n_there > 0 && c.second.n_there == c.second.fds.size(); });
 }
 
+// Returns "10.0.0.1:4711 or 10.1.0.1:4712".
+std::string Acceptor::places() const {
+  std::string all;
+  for (const Fd& l : listeners_) {
+    const Result<driver::SocketAddress> at = driver::local_address(l.get());
+    if (at.ok()) all += (all.empty() ? "" : " or ") + at->str();
+  }
+  return all;
+}
+
 Status Acceptor::run(const std::atomic<bool>& stop) {
   while (!complete()) {
     if (stop.load()) return error(moecclAborted, "connecting to other ranks failed first");
@@ -55,9 +65,9 @@ Status Acceptor::run(const std::atomic<bool>& stop) {
         if (c.n_there == 0 || c.n_there < c.fds.size()) missing.push_back(static_cast<int>(rank));
       }
       return error(moecclTimeout,
-                   "rank {} got no TCP connection from {}: can they reach its interfaces (MOECCL_SOCKET_IFNAME), "
-                   "and does no firewall close their ports?",
-                   options_.rank, bootstrap::describe_ranks(missing));
+                   "rank {} got no TCP connection from {} at {}: can they reach it there (MOECCL_SOCKET_IFNAME), and "
+                   "does no firewall close these ports (MOECCL_PORT_RANGE)?",
+                   options_.rank, bootstrap::describe_ranks(missing), places());
     }
     std::vector<pollfd> entries{{options_.watch.fd, POLLIN, 0}};  // poll() skips a negative descriptor
     for (const Fd& l : listeners_) entries.push_back({l.get(), static_cast<short>(pause_ ? 0 : POLLIN), 0});

@@ -40,6 +40,7 @@ class Acceptor {
   bool answer(bootstrap::Lobby::Id id, Pending& p);
   void keep(Pending& p);
   bool complete() const;
+  std::string places() const;  // where it listens
 
   MeshOptions options_;
   std::span<const Fd> listeners_;

@@ -40,6 +40,13 @@ constexpr const char* kForNear = "reno";
 // Over a longer distance its windows grow too slowly after a loss, and the system's own is better.
 constexpr int64_t kNearUs = 500;
 
+// Returns "eth0 10.0.0.1, ib0 10.1.0.1".
+std::string text_of(std::span<const Nic> nics) {
+  std::string all;
+  for (const Nic& n : nics) all += format("{}{} {}", all.empty() ? "" : ", ", n.name, n.address.host());
+  return all;
+}
+
 // Anything but a kernel's default was chosen for this network (dctcp) and stays.
 bool is_default(const std::string& congestion) {
   return congestion == "cubic" || congestion == "bbr" || congestion == "reno";
@@ -175,7 +182,10 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) {
   };
   std::vector<Rail> rails = choose_rails(nics_, nics, driver::source_address_towards, one_machine, leaves);
   if (rails.empty()) {
-    return error(moecclRemoteError, "no interface of this host has a route to rank {}: see MOECCL_SOCKET_IFNAME", peer);
+    return error(moecclRemoteError,
+                 "no interface that this host offers ({}) has a route to one that rank {} offers ({}): set "
+                 "MOECCL_SOCKET_IFNAME on all hosts to interfaces that reach each other",
+                 text_of(nics_), peer, text_of(nics));
   }
   say_if_missed(peer, nics, rails);
   const auto n_used = std::count_if(rails.begin(), rails.end(), [](const Rail& rail) { return !rail.spare; });

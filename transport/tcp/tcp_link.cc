@@ -28,6 +28,7 @@ constexpr uint32_t kLooks = 2;  // this often in a row, once each time that the 
 
 // For so long it is read what the other side sent before it went: it may also go on sending on another stream.
 constexpr int64_t kLastWords_ns = 1'000'000'000;
+constexpr int64_t kAskMs = 200;  // the time for a host to answer a new connection
 
 }  // namespace
 
@@ -63,6 +64,21 @@ int64_t TcpLink::unacknowledged_ms() {
   int64_t most = 0;
   for (const Stream& s : peer_.streams) most = std::max(most, driver::unacknowledged_ms(s.fd()));
   return most;
+}
+
+// A host that answers a packet without data, if only by a refusal, is there, and so is the network. The stream that has
+// been silent for longest is asked after: others may take another way.
+std::string TcpLink::why_silent() {
+  const auto silent_ms = [](const Stream& s) { return driver::unacknowledged_ms(s.fd()); };
+  const auto most = std::ranges::max_element(peer_.streams, {}, silent_ms);
+  const Result<driver::SocketAddress> to = driver::peer_address(most->fd()), from = driver::local_address(most->fd());
+  if (!to.ok() || !from.ok()) return {};
+  bool refused = false;
+  const Result<Fd> answer =
+      driver::connect_to(*to, Deadline::after_ms(kAskMs), {.from = &*from, .nobody_listens = &refused});
+  if (!answer.ok() && !refused) return {};
+  return format("{} answers new connections: large packets may be lost (MTU), or a firewall has forgotten this one",
+                to->host());
 }
 
 // Returns the stream for the next piece: of those with nothing open, the one that has carried least for its weight.

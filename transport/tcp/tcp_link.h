@@ -37,6 +37,7 @@ class TcpLink final : public OrderedLink, private Landings {
   const char* name() const override { return "tcp"; }
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
   int64_t unacknowledged_ms() override;
+  std::string why_silent() override;
 
  private:
   friend class TcpEngine;

@@ -213,7 +213,8 @@ Result<std::shared_ptr<Kept>> checked(const Communicator& comm, const Side& side
 
 Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* placement, uint32_t n_ranks) {
   MOECCL_ASSIGN_OR_RETURN(const moecclPlacement_t given, adopt(placement, "placement"));
-  if (given.n_experts < 1) return error(moecclInvalidArgument, "n_experts is {}: give 1 or more", given.n_experts);
+  if (given.n_experts < 1 || static_cast<uint32_t>(given.n_experts) > kMostExperts)
+    return error(moecclInvalidArgument, "n_experts is {}: give 1 to {}", given.n_experts, kMostExperts);
   constexpr int32_t kMostSlots = 1 << 15;  // of a rank: slots are 16-bit numbers in plans
   std::vector<uint32_t> slots(n_ranks);
   uint64_t total = 0;
@@ -281,7 +282,8 @@ Status prepare_expert_layers(Communicator& comm, const ExpertCall& asked, std::s
     return error(moecclInvalidArgument,
                  "what is {}: give moecclOpReduceGradients, moecclOpCollectGradients or moecclOpPlaceWeights",
                  static_cast<int>(asked.op));
-  if (layers.empty()) return error(moecclInvalidArgument, "n_layers is 0: give 1 or more");
+  if (layers.empty() || layers.size() > kMostExperts)  // a layer has an expert or more
+    return error(moecclInvalidArgument, "n_layers is {}: give 1 to {}", layers.size(), kMostExperts);
   if (layers.data() == nullptr) return error(moecclInvalidArgument, "layers is NULL: give {} layers", layers.size());
   const size_t element_bytes = moecclTypeSize(asked.type);
   if (element_bytes == 0)

@@ -32,6 +32,8 @@ Status prepare_expert_layers(Communicator& comm, const ExpertCall& call, std::sp
 Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& call);
 // Refuses more elements of an expert than memory can hold for the placement's slots and experts.
 Status check_expert_size(const ExpertCall& call, size_t element_bytes, const algo::ReplicaPlacement& placement);
+// The most experts of a call, all of its layers together. A placement takes 24 bytes for each, wherever its slots are.
+inline constexpr uint32_t kMostExperts = 1u << 22;
 Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* given, uint32_t n_ranks);
 
 }  // namespace moeccl::comm

@@ -2,7 +2,6 @@
 #include "src/moe/experts/expert_layers.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "src/moe/experts/expert_calls.h"
 
@@ -67,8 +66,9 @@ Result<ExpertLayers> join_layers(Communicator& comm, const ExpertCall& call,
     Result<algo::ReplicaPlacement> read = read_placement(layers[l].placement, n);
     if (!read.ok()) return std::move(read).status().with_context(format("layers[{}]", l));
     const algo::ReplicaPlacement& p = placements.emplace_back(std::move(*read));
-    if (p.n_experts > static_cast<uint32_t>(std::numeric_limits<int32_t>::max() - all.n_experts))
-      return error(moecclInvalidArgument, "{} layers have more than 2^31 experts: give fewer layers", layers.size());
+    if (p.n_experts > kMostExperts - static_cast<uint32_t>(all.n_experts))
+      return error(moecclInvalidArgument, "{} layers have more than {} experts: give fewer layers", layers.size(),
+                   kMostExperts);
     MOECCL_TRY(check_expert_size(call, element_bytes, p));
     const bool places = call.op == moecclOpPlaceWeights;
     const Piece slots{l, true, places, static_cast<std::byte*>(layers[l].slots),

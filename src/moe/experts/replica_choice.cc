@@ -36,10 +36,10 @@ Result<Dispatch> check_dispatch(const moecclReplicaDispatch_t& given, uint32_t n
     return error(moecclInvalidArgument, "slot_capacity is {}: give the most tokens of a slot, or 0 for no limit",
                  given.slot_capacity);
   MOECCL_ASSIGN_OR_RETURN(d.placement, read_placement(given.placement, n_ranks));
-  constexpr uint32_t kMostExperts = 65535;  // like a MoE layer
-  if (d.placement.n_experts > kMostExperts)
+  constexpr uint32_t kMostOfLayer = 65535;  // like a MoE layer
+  if (d.placement.n_experts > kMostOfLayer)
     return error(moecclInvalidArgument, "placement.n_experts is {}: at most {} are possible", d.placement.n_experts,
-                 kMostExperts);
+                 kMostOfLayer);
   d.top_k = static_cast<uint32_t>(given.top_k);
   d.slot_capacity = given.slot_capacity;
   return d;

@@ -47,6 +47,7 @@ const std::vector<Rung>& rungs() {
       {"handshake", "two kernels wait for each other", handshake},
       {"calls", "which calls wait while a kernel spins", calls_beside_a_kernel},
       {"calls-stream", "which calls wait while a stream waits for a word", calls_beside_a_stream},
+      {"queue", "how many launches return behind a stream that waits", launch_queue},
       {"captures", "which calls a capture forbids", calls_in_captures},
       {"share-fd", "device memory for another process by descriptor", share_by_descriptor},
       {"share-ipc", "device memory for another process by IPC handle", share_by_ipc},

@@ -87,6 +87,7 @@ Result<std::string> calls_in_captures();
 // rungs_calls.cc
 Result<std::string> calls_beside_a_kernel();
 Result<std::string> calls_beside_a_stream();
+Result<std::string> launch_queue();
 // rungs_kernels.cc
 Result<std::string> handshake();
 Result<std::string> clock_ticks();

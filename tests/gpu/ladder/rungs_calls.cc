@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which driver calls wait for work in flight of their context, and which keep other threads' calls waiting meanwhile.
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -95,6 +96,7 @@ class Calls {
     return device_.d().cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, stream, parameters, nullptr);
   }
   int launch() const { return launch(stores_, other_); }
+  int launch_on(cu::Stream stream) const { return launch(stores_, stream); }
   std::vector<Call> of_a_driver(cu::Stream third) {
     const cu::Driver& d = device_.d();
     const auto word = reinterpret_cast<cu::Pointer>(words(word_) + 3);
@@ -273,8 +275,56 @@ Result<std::string> calls_beside(bool kernel) {
                 kernel ? "kernel" : "stream", waiting, locking.empty() ? " none" : locking);
 }
 
+// Launches on a stream that waits until a launch does not return, and asks whether another thread's launch, on another
+// stream, returns meanwhile. If it did not, a rank that has launched so much would keep the ranks on its device, for
+// which it waits, from launching anything.
+Result<std::string> launches_behind_a_wait() {
+  constexpr int kMost = 2048, kStuckMs = 100, kReleaseMs = 2000;
+  MOECCL_ASSIGN_OR_RETURN(const Device device, Device::open());
+  MOECCL_ASSIGN_OR_RETURN(const cu::Stream busy, device.stream());
+  MOECCL_ASSIGN_OR_RETURN(const auto calls, Calls::on(device, busy));
+  MOECCL_ASSIGN_OR_RETURN(const cu::Memory go, device.pinned(64));
+  MOECCL_TRY(cu::check(calls->launch(), "a launch"));  // loads the kernel
+  MOECCL_TRY(cu::check(device.d().cuStreamSynchronize(calls->other()), "a launch"));
+  write_word(words(go), 0);
+  MOECCL_TRY(cu::check(device.d().cuStreamWaitValue64_v2(busy, reinterpret_cast<cu::Pointer>(words(go)), 1, 0),
+                       "a stream that waits"));
+  std::atomic<int> n = 0, refused = 0;
+  std::thread launching([&] {
+    (void)device.d().cuCtxSetCurrent(device.context());
+    while (n < kMost && refused == 0) {
+      refused = calls->launch_on(busy);
+      ++n;
+    }
+  });
+  std::jthread timer([&](const std::stop_token& ended) {
+    for (int ms = 0; ms < kReleaseMs * patience() && !ended.stop_requested(); ++ms)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    write_word(words(go), 1);
+  });
+  const auto stands = [&] {
+    const int before = n;
+    std::this_thread::sleep_for(std::chrono::milliseconds(kStuckMs * patience()));
+    return n == before;
+  };
+  while (!stands()) {
+  }
+  const int behind = n;
+  const int64_t since = now_ns();
+  const int result = calls->launch();
+  const double ms = milliseconds_of(now_ns() - since);
+  timer = {};
+  launching.join();
+  MOECCL_TRY(cu::check(device.d().cuStreamSynchronize(busy), "the stream that waited"));
+  MOECCL_TRY(cu::check(refused, "a launch behind a wait"));
+  MOECCL_TRY(cu::check(result, "a launch beside it"));
+  return format("{} launches return behind a wait{}; another thread's launch then takes {:.1f} ms", behind,
+                behind == kMost ? ", and perhaps more" : "", ms);
+}
+
 }  // namespace
 
+Result<std::string> launch_queue() { return launches_behind_a_wait(); }
 Result<std::string> calls_beside_a_kernel() { return calls_beside(true); }
 Result<std::string> calls_beside_a_stream() { return calls_beside(false); }
 

@@ -24,12 +24,13 @@ struct Kernel;
 namespace moeccl::emulation::driver {
 
 // The driver's error numbers.
-inline constexpr int kOk = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidDevice = 101, kInvalidContext = 201,
-                     kNoBinary = 209, kPeerUnsupported = 217, kInvalidHandle = 400, kIllegalState = 401,
-                     kNotFound = 500, kNotReady = 600, kIllegalAddress = 700, kPeerAlreadyEnabled = 704,
-                     kPeerNotEnabled = 705, kAlreadyRegistered = 712, kNotRegistered = 713, kCaptureUnsupported = 900,
-                     kCaptureInvalidated = 901, kCaptureMerge = 902, kCaptureUnmatched = 903, kCaptureUnjoined = 904,
-                     kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907, kCaptureWrongThread = 908;
+inline constexpr int kOk = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidDevice = 101,
+                     kInvalidContext = 201, kNoBinary = 209, kPeerUnsupported = 217, kInvalidHandle = 400,
+                     kIllegalState = 401, kNotFound = 500, kNotReady = 600, kIllegalAddress = 700,
+                     kPeerAlreadyEnabled = 704, kPeerNotEnabled = 705, kAlreadyRegistered = 712, kNotRegistered = 713,
+                     kCaptureUnsupported = 900, kCaptureInvalidated = 901, kCaptureMerge = 902, kCaptureUnmatched = 903,
+                     kCaptureUnjoined = 904, kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907,
+                     kCaptureWrongThread = 908;
 inline constexpr int kMostDevices = 16;
 
 // A function of the driver, for tests that count calls. Each function has one object, which its first call registers.
@@ -45,9 +46,14 @@ class CallCount {
   std::atomic<uint64_t> n_{0};
   std::atomic<int> index_{-1};
 };
-#define MOECCL_CALL()                                                                  \
+#define MOECCL_COUNT()                                                                 \
   static constinit ::moeccl::emulation::driver::CallCount moeccl_call_count(__func__); \
   moeccl_call_count.add()
+// Returns whether a process that had initialised the driver has forked this one, in which no call works.
+bool is_fork();
+#define MOECCL_CALL() \
+  MOECCL_COUNT();     \
+  if (is_fork()) return kNotInitialized
 
 // Returns whether a rule holds: MOECCL_TEST_CUDA_<name> is not 0.
 bool rule(const char* name, bool usual = true);
@@ -217,6 +223,14 @@ class Access {
 bool reaches(const Context& context, uint64_t p, size_t bytes, bool copies = false);
 // Returns whether this processor can tell devices apart.
 bool reach_is_checked();
+
+// Fill memory with something, because a driver does not zero what it gives out; of a file, only the beginning.
+void spoil(void* p, size_t bytes);
+void spoil(int fd, size_t bytes);
+// Returns whether the address is in memory of the process that is not page-locked. Call it under the machine's lock.
+bool is_pageable(uint64_t p);
+// Returns the place of the first address among a kernel's arguments that no device reaches, or `bytes`.
+size_t find_pageable(const char* args, size_t bytes);
 
 // Frees the memory of a context that is reset.
 void free_all(const Context& context);

@@ -16,7 +16,8 @@ using namespace moeccl::emulation::driver;
 
 EXPORT int cuEventCreate(void** event, unsigned flags) {
   MOECCL_IN_CONTEXT(context);
-  constexpr unsigned kDisableTiming = 2;
+  constexpr unsigned kBlocking = 1, kDisableTiming = 2;  // events for other processes are not emulated
+  if (flags > (kBlocking | kDisableTiming)) return kInvalidValue;
   auto e = std::make_shared<Event>();
   e->context = context;
   e->timed = (flags & kDisableTiming) == 0;
@@ -47,6 +48,7 @@ static int record(void* event, void* stream, unsigned flags) {
   const std::shared_ptr<Event> e = events().find(event);
   const std::shared_ptr<Stream> s = stream_of(stream);
   if (e == nullptr || s == nullptr || e->context != s->context) return kInvalidHandle;
+  if (flags > kExternal) return kInvalidValue;
   if ((flags & kExternal) != 0) return capture_external(s, [e](const auto& at) { return record_now(e, at); });
   bool captured = false;
   if (const int rc = capture_record(s, *e, &captured); rc != kOk || captured) return rc;
@@ -117,6 +119,7 @@ EXPORT int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
   const std::shared_ptr<Event> e = events().find(event);
   const std::shared_ptr<Stream> s = stream_of(stream);
   if (e == nullptr || s == nullptr) return kInvalidHandle;
+  if (flags > kExternal) return kInvalidValue;
   // A graph that waits for an event that was never recorded is refused when it is launched. No driver has shown that it
   // bears it, and NCCL records its events when it makes them.
   const auto external = [e](const auto& at) {

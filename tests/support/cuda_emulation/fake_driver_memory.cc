@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "tests/support/cuda_emulation/stream.h"
 
@@ -32,7 +33,10 @@ int allocate_device(size_t bytes, uint64_t* out, Allocation as) {
   as.bytes = pages(bytes);
   as.fd = memfd_create("emulated-device-memory", MFD_CLOEXEC);
   if (as.fd < 0) return kOutOfMemory;
-  if (ftruncate(as.fd, static_cast<off_t>(as.bytes)) == 0) return map_device(as.fd, as.bytes, out, as);
+  if (ftruncate(as.fd, static_cast<off_t>(as.bytes)) == 0) {
+    spoil(as.fd, as.bytes);
+    return map_device(as.fd, as.bytes, out, as);
+  }
   close(as.fd);
   return kOutOfMemory;
 }
@@ -105,14 +109,15 @@ EXPORT int cuMemFree_v2(uint64_t p) {
   machine().device.erase(it);
   return kOk;
 }
-EXPORT int cuMemHostAlloc(void** p, size_t bytes, unsigned) {
+EXPORT int cuMemHostAlloc(void** p, size_t bytes, unsigned flags) {
   count_host_wait();
   MOECCL_IN_CONTEXT(context);
   MOECCL_UNSAFE();
-  if (bytes == 0) return kInvalidValue;
+  if (bytes == 0 || flags > 7) return kInvalidValue;
   synchronizes(*context);
   void* const made = mmap(nullptr, pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (made == MAP_FAILED) return kOutOfMemory;
+  spoil(made, bytes);
   const std::lock_guard lock(machine().mutex);
   machine().pinned[reinterpret_cast<uint64_t>(made)] = {pages(bytes), context->device, true};
   return *p = made, kOk;
@@ -123,28 +128,46 @@ EXPORT int cuMemFreeHost(void* p) {
   synchronizes_alone(*context);
   const std::lock_guard lock(machine().mutex);
   const auto it = machine().pinned.find(reinterpret_cast<uint64_t>(p));
-  if (it == machine().pinned.end()) return kInvalidValue;
+  if (it == machine().pinned.end() || !it->second.allocated) return kInvalidValue;
   munmap(p, it->second.bytes);
   machine().pinned.erase(it);
   return kOk;
 }
-EXPORT int cuMemHostRegister_v2(void* p, size_t bytes, unsigned) {
+namespace {
+bool overlaps_pinned(uint64_t p, size_t bytes) {
+  const auto next = machine().pinned.lower_bound(p);
+  return is_pinned(p) || (next != machine().pinned.end() && next->first < p + bytes);
+}
+bool is_mapped(uint64_t p, size_t bytes) {
+  const uint64_t first = p / 4096 * 4096;
+  std::vector<unsigned char> resident(pages(p + bytes - first) / 4096);
+  return mincore(reinterpret_cast<void*>(first), p + bytes - first, resident.data()) == 0;
+}
+}  // namespace
+EXPORT int cuMemHostRegister_v2(void* p, size_t bytes, unsigned flags) {
   MOECCL_IN_CONTEXT(context);
   MOECCL_UNSAFE();
+  const auto first = reinterpret_cast<uint64_t>(p);
+  if (p == nullptr || bytes == 0 || flags > 15 || !is_mapped(first, bytes)) return kInvalidValue;
   synchronizes(*context);
   const std::lock_guard lock(machine().mutex);
-  const Locked locked{bytes, context->device, false};
-  return machine().pinned.emplace(reinterpret_cast<uint64_t>(p), locked).second ? kOk : kAlreadyRegistered;
+  if (overlaps_pinned(first, bytes)) return kAlreadyRegistered;
+  machine().pinned[first] = {bytes, context->device, false};
+  return kOk;
 }
 EXPORT int cuMemHostUnregister(void* p) {
   MOECCL_IN_CONTEXT(context);
   MOECCL_UNSAFE();
   synchronizes_alone(*context);
   const std::lock_guard lock(machine().mutex);
-  return machine().pinned.erase(reinterpret_cast<uint64_t>(p)) > 0 ? kOk : kNotRegistered;
+  const auto it = machine().pinned.find(reinterpret_cast<uint64_t>(p));
+  if (it == machine().pinned.end() || it->second.allocated) return kNotRegistered;
+  machine().pinned.erase(it);
+  return kOk;
 }
-EXPORT int cuMemHostGetDevicePointer_v2(uint64_t* out, void* p, unsigned) {
+EXPORT int cuMemHostGetDevicePointer_v2(uint64_t* out, void* p, unsigned flags) {
   MOECCL_IN_CONTEXT(context);
+  if (flags != 0) return kInvalidValue;
   const std::lock_guard lock(machine().mutex);
   if (!is_pinned(reinterpret_cast<uint64_t>(p))) return kInvalidValue;
   return *out = reinterpret_cast<uint64_t>(p), kOk;

@@ -2,9 +2,11 @@
 // The emulated driver's modules, functions and launches. Whatever image is loaded, its kernels are those that are
 // compiled in.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "kernels/cuda/walk_args.h"
@@ -48,6 +50,8 @@ void load(Function& f) {
   if (rule("LAZY_LOADING")) synchronizes_alone(*f.module->context);
   f.loaded = true;
 }
+
+constexpr unsigned kMostThreads = 256;  // of a block: MOECCL_KERNEL in kernels/cuda/device.cuh
 
 bool waits_for_blocks(const Kernel& kernel) {
   return std::strncmp(kernel.name, "moeccl_walk", 11) == 0 || std::strncmp(kernel.name, "moeccl_ladder", 13) == 0 ||
@@ -108,7 +112,7 @@ EXPORT int cuModuleLoadDataEx(void** module, const void*, unsigned n, int* optio
     }
     return std::atoi(refused);
   }
-  if (!lazy()) synchronizes(*context);
+  synchronizes_alone(*context);  // as seen on an H200
   auto m = std::make_shared<Module>();
   m->context = context;
   *module = modules().add(std::move(m));
@@ -189,10 +193,10 @@ EXPORT int cuFuncGetAttribute(int* value, int attribute, void* function) {
   const std::shared_ptr<Function> f = functions().find(function);
   if (f == nullptr) return kInvalidHandle;
   load(*f);
-  constexpr int kMostThreads = 0, kRegisters = 4, kPtx = 5, kBinary = 6;
+  constexpr int kThreads = 0, kRegisters = 4, kPtx = 5, kBinary = 6;
   switch (attribute) {
-    case kMostThreads:
-      return *value = 256, kOk;
+    case kThreads:
+      return *value = kMostThreads, kOk;
     case kRegisters:
       return *value = static_cast<int>(registers_of(*f->kernel)), kOk;
     case kPtx:
@@ -216,14 +220,28 @@ EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, voi
   return cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared);
 }
 
+namespace {
+// A stream takes some thousand launches, and a further call returns when one of them has begun.
+void wait_for_room(Stream& stream) {
+  static const size_t most = [] {
+    const char* set = std::getenv("MOECCL_TEST_CUDA_QUEUE");
+    return set == nullptr ? ~size_t{0} : static_cast<size_t>(std::atoi(set));
+  }();
+  if (most == ~size_t{0}) return;
+  while (stream.n_queued() >= most && stream.context->failed == 0)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+}  // namespace
 EXPORT int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                           unsigned block_y, unsigned block_z, unsigned, void* stream, void** parameters, void**) {
   MOECCL_IN_CONTEXT(context);
   const std::shared_ptr<Function> f = functions().find(function);
   const std::shared_ptr<Stream> s = stream_of(stream);
   if (f == nullptr || s == nullptr || f->module->context != s->context) return kInvalidHandle;
-  if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > 1024 || block_y != 1 || block_z != 1)
+  if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > kMostThreads || block_y != 1 ||
+      block_z != 1)
     return kInvalidValue;
+  if (!is_captured(*s)) wait_for_room(*s);
   const Kernel* const kernel = f->kernel;
   std::vector<char> args(static_cast<const char*>(parameters[0]),
                          static_cast<const char*>(parameters[0]) + kernel->bytes);
@@ -235,6 +253,12 @@ EXPORT int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsi
     item.room = std::min(Room::kAll, registers_of(*kernel) * block_x * (together ? grid_x : 1));
   item.run = [=, own = s->context] {
     ++launches;
+    if (const size_t at = find_pageable(args.data(), args.size()); at < args.size()) {
+      std::fprintf(stderr, "emulated device %d: the address at byte %zu of the arguments of %s is not page-locked\n",
+                   own->device, at, kernel->name);
+      own->failed = kIllegalAddress;
+      return;
+    }
     const Access access(own, true);
     alignas(64) char copy[8192];
     if (args.size() > sizeof(copy)) std::abort();

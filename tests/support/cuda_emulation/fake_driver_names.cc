@@ -31,7 +31,7 @@ void* newest(std::string_view name) {
 }  // namespace
 
 EXPORT int cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t, int* found) {
-  MOECCL_CALL();
+  MOECCL_COUNT();
   if (name == nullptr || function == nullptr || version < 2000) return kInvalidValue;
   *function = newest(name);
   if (found != nullptr) *found = *function == nullptr ? kNoSymbol : kFound;

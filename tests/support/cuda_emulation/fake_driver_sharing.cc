@@ -38,8 +38,10 @@ EXPORT int cuIpcGetMemHandle(void* handle, uint64_t p) {
 struct HandleBytes {
   char bytes[64];
 };
-EXPORT int cuIpcOpenMemHandle_v2(uint64_t* out, HandleBytes handle, unsigned) {
+EXPORT int cuIpcOpenMemHandle_v2(uint64_t* out, HandleBytes handle, unsigned flags) {
   MOECCL_IN_CONTEXT(context);
+  constexpr unsigned kLazyPeerAccess = 1;
+  if (flags != kLazyPeerAccess) return kInvalidValue;
   Handle h{};
   std::memcpy(&h, handle.bytes, sizeof(h));
   MOECCL_UNSAFE();
@@ -126,6 +128,7 @@ EXPORT int cuMemCreate(uint64_t* handle, size_t bytes, const void* properties, u
   // The name tells the device, to other processes too.
   const int fd = memfd_create((kObjectName + std::to_string(device)).c_str(), MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return kOutOfMemory;
+  spoil(fd, bytes);
   const std::lock_guard lock(machine().mutex);
   return *handle = add_object(fd, device), kOk;
 }

@@ -86,6 +86,11 @@ bool Stream::idle() {
   return run_ == put_;
 }
 
+size_t Stream::n_queued() {
+  const std::lock_guard lock(channel_->mutex);
+  return queue_.size();
+}
+
 void Stream::end() {
   {
     const std::lock_guard lock(channel_->mutex);
@@ -334,7 +339,7 @@ Word word_at(uint64_t address, size_t bytes) {
   return find_device(address) != nullptr ? Word::kDevice : Word::kNone;
 }
 bool word_matches(uint64_t seen, uint64_t value, unsigned how, bool wide) {
-  switch (how & 3u) {
+  switch (how) {
     case 0:
       return wide ? static_cast<int64_t>(seen - value) >= 0
                   : static_cast<int32_t>(static_cast<uint32_t>(seen) - static_cast<uint32_t>(value)) >= 0;
@@ -347,8 +352,8 @@ bool word_matches(uint64_t seen, uint64_t value, unsigned how, bool wide) {
   }
 }
 template <class T>
-int write_word(void* stream, uint64_t address, T value) {
-  if (word_at(address, sizeof(T)) == Word::kNone) return kInvalidValue;
+int write_word(void* stream, uint64_t address, T value, unsigned flags) {
+  if (flags > 1 || word_at(address, sizeof(T)) == Word::kNone) return kInvalidValue;  // 1: without a fence
   const std::shared_ptr<Stream> s = stream_of(stream);
   if (s == nullptr) return kInvalidHandle;
   if (!reaches(*s->context, address, sizeof(T))) return kInvalidValue;
@@ -361,8 +366,9 @@ int write_word(void* stream, uint64_t address, T value) {
 }
 template <class T>
 int wait_word(void* stream, uint64_t address, T value, unsigned how) {
+  constexpr unsigned kConditions = 3;
   const Word word = word_at(address, sizeof(T));
-  if (word == Word::kNone) return kInvalidValue;
+  if (how > kConditions || word == Word::kNone) return kInvalidValue;
   const std::shared_ptr<Stream> s = stream_of(stream);
   if (s == nullptr) return kInvalidHandle;
   if (!reaches(*s->context, address, sizeof(T))) return kInvalidValue;
@@ -378,13 +384,13 @@ int wait_word(void* stream, uint64_t address, T value, unsigned how) {
   return put(s, std::move(item));
 }
 }  // namespace
-EXPORT int cuStreamWriteValue64_v2(void* stream, uint64_t address, uint64_t value, unsigned) {
+EXPORT int cuStreamWriteValue64_v2(void* stream, uint64_t address, uint64_t value, unsigned flags) {
   MOECCL_IN_CONTEXT(context);
-  return write_word<uint64_t>(stream, address, value);
+  return write_word<uint64_t>(stream, address, value, flags);
 }
-EXPORT int cuStreamWriteValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned) {
+EXPORT int cuStreamWriteValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned flags) {
   MOECCL_IN_CONTEXT(context);
-  return write_word<uint32_t>(stream, address, value);
+  return write_word<uint32_t>(stream, address, value, flags);
 }
 EXPORT int cuStreamWaitValue64_v2(void* stream, uint64_t address, uint64_t value, unsigned how) {
   MOECCL_IN_CONTEXT(context);

@@ -62,6 +62,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void wait_for(uint64_t number);
   uint64_t submitted();
   bool idle();
+  size_t n_queued();  // what has not begun
   // Lets the thread end when it has done all work.
   void end();
 

@@ -160,6 +160,33 @@ TEST(MoePrice, ASharedUplinkBoundsTheTime) {
   EXPECT_GT(run.cost.busiest_ns[0], 0.98 * wire);
 }
 
+// Eight ranks whose rows wait for slow links, on fewer cores or on as many: no core does two things at a time, and what
+// a rank moves does not fit its cache because its slots are small.
+TEST(MoePrice, CoresBoundTheTime) {
+  constexpr uint64_t kRowBytes = 4096;
+  const plan::LinkCost link{2e6, 4};
+  const plan::LevelTree tree = plan::LevelTree::from_sizes({{"node", link, {4, 4}}}, "gpu", link).value();
+  const Placement placement = Placement::make(64, 8, nullptr).value();
+  const GlobalRouting routing = make_routing({8, 64, 6, 512, 1}, 0).value();
+  plan::Profile profile;
+  profile.host_copy_bytes_per_ns = 1e3;
+  for (const uint32_t cores : {1u, 2u, 8u}) {
+    profile.cores = cores;
+    for (const MoeAlgorithm& a :
+         {MoeAlgorithm{PathKind::kFlat, 1}, MoeAlgorithm{PathKind::kHier, 1}, MoeAlgorithm{PathKind::kHier, 2}}) {
+      const Paths paths(a, tree, placement);
+      const Traffic traffic = count_traffic(paths, {tree, placement, routing, true}).value();
+      double rows = 0;
+      for (const uint32_t n : traffic.rows) rows += n;
+      const double core_ns = rows * kRowBytes / profile.copy_bytes_per_ns / cores;
+      for (const uint32_t chunks : {1u, 2u, 8u}) {
+        const double ns = moe_price(moecclOpDispatch, paths, traffic, tree, profile, kRowBytes, chunks).cost.total_ns;
+        EXPECT_GE(ns, core_ns) << a.name() << ", " << chunks << " chunks on " << cores << " cores";
+      }
+    }
+  }
+}
+
 // Computes Eq. 3-5 by hand: every token of 4 ranks goes to one expert of each of two nodes.
 TEST(HierMoeModel, IsTheEquationsByHand) {
   auto tree = plan::LevelTree::from_sizes({{"node", {}, {2, 2}}});

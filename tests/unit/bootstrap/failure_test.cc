@@ -215,6 +215,16 @@ TEST(Failure, ADoubledRankIsNamedToAll) {
   MOECCL_EXPECT_WITHIN(watch, 1000);
 }
 
+// Between hosts, where no process is known, the message says from where each has come.
+TEST(Failure, ADoubledRankOfAnotherHostIsNamedWithItsAddress) {
+  std::unique_ptr<Root> root = start_root(patient_ms(20'000), "127.0.0.1");
+  const int ranks[] = {0, 1, 1};
+  for (const Status& s : run_threads(3, [&](int i) { return join_and_close(root->id(), ranks[i], 4); })) {
+    EXPECT_EQ(s.code(), moecclMismatch);
+    EXPECT_TRUE(contains(s.message(), "by rank 1 (at 127.0.0.1) and by another (at 127.0.0.1): give")) << s.message();
+  }
+}
+
 TEST(Failure, DifferentGroupSizesAreNamedToAll) {
   std::unique_ptr<Root> root = start_root();
   const Stopwatch watch;

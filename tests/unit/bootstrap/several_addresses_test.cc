@@ -240,6 +240,7 @@ TEST(SeveralAddresses, APlaceThatIsInUseIsNotWaitedForBeyondTheDeadline) {
   const Status s = meet_at_place(id, 0, Deadline::after_ms(patient_ms(300)), {}).status();
   EXPECT_EQ(s.code(), moecclInvalidUsage) << s.message();
   EXPECT_TRUE(contains(s.message(), id.address.str())) << s.message();
+  EXPECT_TRUE(contains(s.message(), "a place of its own (MASTER_PORT")) << s.message();
   MOECCL_EXPECT_WITHIN(watch, 1000);
 }
 

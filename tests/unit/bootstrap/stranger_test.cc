@@ -201,7 +201,7 @@ TEST(Attackers, ChangedControlFramesEndTheGroup) {
   });
   middle.join();
   for (const Status& s : results) EXPECT_FALSE(s.ok());
-  EXPECT_TRUE(contains(results[0].message(), "rank 1 was cut off")) << results[0].message();
+  EXPECT_TRUE(contains(results[0].message(), "rank 1 (at 127.0.0.1) was cut off")) << results[0].message();
 }
 
 }  // namespace

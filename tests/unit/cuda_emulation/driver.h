@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <thread>
@@ -70,10 +71,11 @@ inline void* make_event() {
   EXPECT_EQ(call("cuEventCreate", &event, 2u), 0);
   return event;
 }
+// Returns a page of zeros.
 inline uint64_t* make_pinned() {
   void* p = nullptr;
   EXPECT_EQ(call("cuMemHostAlloc", &p, size_t{4096}, 0u), 0);
-  return static_cast<uint64_t*>(p);
+  return p == nullptr ? nullptr : static_cast<uint64_t*>(std::memset(p, 0, 4096));
 }
 inline uint64_t make_memory(size_t bytes = 4096) {
   uint64_t p = 0;

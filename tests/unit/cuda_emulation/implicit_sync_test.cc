@@ -25,7 +25,7 @@ struct Busy {
   void* stream;
 };
 
-TEST(EmulatedImplicitSync, FreeingAndPageLockingAndUnloadingWaitForAllStreamsOfTheContext) {
+TEST(EmulatedImplicitSync, FreeingAndPageLockingAndModulesWaitForAllStreamsOfTheContext) {
   in_process(kStrict, [] {
     (void)use(0);
     const uint64_t memory = make_memory();
@@ -39,6 +39,7 @@ TEST(EmulatedImplicitSync, FreeingAndPageLockingAndUnloadingWaitForAllStreamsOfT
         {"cuMemHostRegister",
          [&] { EXPECT_EQ(call("cuMemHostRegister_v2", static_cast<void*>(host), sizeof(host), 0u), 0); }},
         {"cuMemHostUnregister", [&] { EXPECT_EQ(call("cuMemHostUnregister", static_cast<void*>(other)), 0); }},
+        {"cuModuleLoadData", [&] { (void)make_module(); }},
         {"cuModuleUnload", [&] { EXPECT_EQ(call("cuModuleUnload", module), 0); }},
         {"cuCtxSynchronize", [&] { EXPECT_EQ(call("cuCtxSynchronize"), 0); }}};
     for (const auto& [name, what] : waiting) {
@@ -69,7 +70,6 @@ TEST(EmulatedImplicitSync, AllocatingAndMappingAndPoolsAndOtherContextsDoNotWait
         {"cuStreamCreate", [&] { EXPECT_EQ(call("cuStreamCreate", &made, 1u), 0); }},
         {"cuStreamDestroy", [&] { EXPECT_EQ(call("cuStreamDestroy_v2", made), 0); }},
         {"cuEventQuery", [&] { EXPECT_EQ(call("cuEventQuery", event), 0); }},
-        {"cuModuleLoadData", [&] { (void)make_module(); }},
         {"cuMemFree of another context", [&] {
            (void)use(1);
            EXPECT_EQ(call("cuMemFree_v2", elsewhere), 0);

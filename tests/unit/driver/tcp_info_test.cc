@@ -2,9 +2,14 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cstdint>
+#include <cstdlib>
+#include <vector>
 
 #include "src/driver/socket.h"
+#include "src/driver/thread.h"
+#include "tests/support/namespaces.h"
 
 namespace moeccl::driver {
 namespace {
@@ -21,6 +26,40 @@ TEST(TcpPacing, HasALimitForEveryKernel) {
   EXPECT_GT(low, 3'000'000'000u) << "bytes per second: no line that needs pacing is as fast";
   EXPECT_NE(low, UINT32_MAX) << "no limit";
   EXPECT_GT(limit, uint64_t{1} << 40);
+}
+
+// A connection of this process to itself, over a network that loses large packets. Returns the exit code of the child
+// that calls it: 2 where such a network cannot be made.
+int lose_what_is_large() {
+  constexpr const char* kLoses =
+      "ip link set lo up && nft add table inet wall && "
+      "nft 'add chain inet wall in { type filter hook input priority 0; }' && "
+      "nft add rule inet wall in meta length gt 1000 drop";
+  if (unshare(CLONE_NEWNET) != 0 || system(kLoses) != 0) return 2;
+  const Result<Fd> listener = listen_at(*parse_ip_address("127.0.0.1"));
+  if (!listener.ok()) return 3;
+  const Result<Fd> a = connect_to(*local_address(listener->get()), Deadline::after_ms(1000));
+  const Result<Fd> b = accept_now(listener->get());
+  if (!a.ok() || !b.ok() || !set_no_delay(b->get()).ok()) return 4;
+  const std::vector<std::byte> large(100'000);
+  const std::array<std::byte, 8> small = {};
+  if (!send_now(a->get(), large).ok()) return 5;
+  for (int i = 0; i < 40; ++i) {
+    if (!send_now(b->get(), small).ok()) return 6;
+    sleep_ns(50'000'000);
+  }
+  return unacknowledged_ms(a->get()) >= 500 && unacknowledged_ms(b->get()) < 500 ? 0 : 7;
+}
+
+TEST(TcpUnacknowledged, IsWhatIsLostEachTimeThoughSmallPacketsPass) {
+  if (!testing::may_unshare(CLONE_NEWNET)) GTEST_SKIP() << "this user may not make a network";
+  const pid_t child = fork();
+  if (child == 0) _exit(lose_what_is_large());
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 2) GTEST_SKIP() << "nft cannot drop packets here";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 }  // namespace

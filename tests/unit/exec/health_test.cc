@@ -111,7 +111,8 @@ TEST(Health, ARankThatSpinsLooksAtItsDeadlineAndItsPeers) {
 // A rank of another host that has acknowledged nothing for a while.
 class Silent final : public transport::Link {
  public:
-  Silent(const transport::Board& board, const transport::BlockWord& block, int64_t ms) : ms_(ms) {
+  Silent(const transport::Board& board, const transport::BlockWord& block, int64_t ms, std::string why = {})
+      : ms_(ms), why_(std::move(why)) {
     peer_words_ = {&board, {&block, &block}};
   }
   const char* name() const override { return "silent"; }
@@ -119,9 +120,11 @@ class Silent final : public transport::Link {
   Status signal(uint32_t, uint32_t, uint32_t) override { return {}; }
   Status check_peer() override { return {}; }
   int64_t unacknowledged_ms() override { return ms_; }
+  std::string why_silent() override { return why_; }
 
  private:
   int64_t ms_;
+  std::string why_;
 };
 
 TEST(Health, HostsThatDoNotAnswerAreNamedInFewWords) {
@@ -144,6 +147,10 @@ TEST(Health, HostsThatDoNotAnswerAreNamedInFewWords) {
   for (uint32_t p = 2; p < kRanks; ++p) fabric.links[p] = std::make_unique<Silent>(*board, block, 0);
   const std::string one = late().message();
   EXPECT_TRUE(one.ends_with("unresponsive: rank 1 (silent, its host has acknowledged nothing for 1000 ms)")) << one;
+  for (uint32_t p = 1; p < kRanks; ++p)
+    fabric.links[p] = std::make_unique<Silent>(*board, block, 1000, p == 1 ? "it is there, though" : "not asked");
+  const std::string known = late().message();
+  EXPECT_TRUE(known.ends_with("others do not answer either; it is there, though")) << known;
 }
 
 }  // namespace

@@ -4,6 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdio>
+#include <ostream>
+
 #include "src/algo/moe_price.h"
 #include "src/plan/hardware.h"
 #include "src/routing/hiermoe_model.h"
@@ -128,20 +132,29 @@ TEST(RoutingPrice, MeasuredLinksComeBeforeTheTopologys) {
   EXPECT_DOUBLE_EQ(plan::ranks_per_host(tree, profile), 8) << "one host";
 }
 
-// A layer of eight experts on each of two nodes' four ranks, whose tokens choose eight of them.
-class TwoLayouts : public ::testing::TestWithParam<bool> {
- protected:
+// A layer of eight experts on each of eight ranks.
+class Layer {
+ public:
+  Layer(plan::LevelTree tree, plan::Profile profile, uint32_t top_k, uint64_t tokens, bool expert_major)
+      : tree_(std::move(tree)),
+        profile_(std::move(profile)),
+        top_k_(top_k),
+        tokens_(tokens),
+        expert_major_(expert_major),
+        routing_(make_routing({8, kExperts, top_k, tokens, 1}, 0).value()) {}
+
+  Paths paths(const MoeAlgorithm& a) const { return Paths(a, tree_, placement_); }
   // Returns what a layer would compute from the counts of all its ranks.
   MoePrice priced(const Paths& paths) const {
     MoeShape shape;
-    shape.top_k = kTopK;
-    shape.expert_major = GetParam();
+    shape.top_k = top_k_;
+    shape.expert_major = expert_major_;
     std::vector<LevelCount> sent, returned;
     MoeRows rows;
     for (uint32_t r = 0; r < tree_.n_ranks; ++r) {
       OwnChoices own;
-      const int32_t* first = routing_.expert.data() + routing_.first_token[r] * kTopK;
-      EXPECT_TRUE(own.assign(shape, placement_, order_, {first, nullptr, kTokens}).ok());
+      const int32_t* first = routing_.expert.data() + routing_.first_token[r] * top_k_;
+      EXPECT_TRUE(own.assign(shape, placement_, order_, {first, nullptr, tokens_}).ok());
       const RowWays ways(paths, tree_, placement_, r);
       std::vector<LevelCount> counts;
       count_rows(ways, tree_, placement_, own, counts);
@@ -153,33 +166,131 @@ class TwoLayouts : public ::testing::TestWithParam<bool> {
     rows.delivered /= tree_.n_ranks;
     rows.levels = level_loads(tree_, sent);
     rows.row_bytes = kRowBytes;
+    rows.tokens = static_cast<double>(tokens_);
     if (returns_fewer(paths.algorithm(), shape)) rows.returned = level_loads(tree_, returned);
     return price(paths.algorithm(), tree_, profile_, rows);
   }
   double simulated_us(moecclOp_t op, const Paths& paths, uint32_t n_chunks) const {
-    const Traffic traffic = count_traffic(paths, {tree_, placement_, routing_, GetParam()}).value();
+    const Traffic traffic = count_traffic(paths, {tree_, placement_, routing_, expert_major_}).value();
     return moe_price(op, paths, traffic, tree_, profile_, kRowBytes, n_chunks).cost.total_ns / 1000;
   }
 
-  static constexpr uint32_t kTopK = 8, kExperts = 64;
-  static constexpr uint64_t kTokens = 256, kRowBytes = 4096;
-  plan::LevelTree tree_ = plan::LevelTree::from_sizes({{"node", {5000, 2}, {4, 4}}}, "gpu", {1000, 10}).value();
+ private:
+  static constexpr uint32_t kExperts = 64;
+  static constexpr uint64_t kRowBytes = 4096;
+  plan::LevelTree tree_;
+  plan::Profile profile_;
+  uint32_t top_k_;
+  uint64_t tokens_;
+  bool expert_major_;
   Placement placement_ = Placement::make(kExperts, 8, nullptr).value();
   CanonicalOrder order_{tree_, placement_};
-  GlobalRouting routing_ = make_routing({8, kExperts, kTopK, kTokens, 1}, 0).value();
-  plan::Profile profile_ = plan::kernel_hardware().profile;
+  GlobalRouting routing_;
 };
+
+class TwoLayouts : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(RoutingPrice, TwoLayouts, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "ExpertMajor" : "Rows"; });
 
 TEST_P(TwoLayouts, PlansWithoutDeduplicationCostWhatTheSimulationSays) {
+  const Layer layer(plan::LevelTree::from_sizes({{"node", {5000, 2}, {4, 4}}}, "gpu", {1000, 10}).value(),
+                    plan::kernel_hardware().profile, 8, 256, GetParam());
   for (const MoeAlgorithm& a : {kFlat, MoeAlgorithm{PathKind::k2dh, 1}}) {
-    const Paths paths(a, tree_, placement_);
-    const MoePrice p = priced(paths);
-    EXPECT_NEAR(p.dispatch_us() / simulated_us(moecclOpDispatch, paths, p.n_chunks), 1, 0.1) << a.name();
-    EXPECT_NEAR(p.combine_us() / simulated_us(moecclOpCombine, paths, p.n_chunks), 1, 0.1) << a.name();
+    const Paths paths = layer.paths(a);
+    const MoePrice p = layer.priced(paths);
+    EXPECT_NEAR(p.dispatch_us() / layer.simulated_us(moecclOpDispatch, paths, p.n_chunks), 1, 0.1) << a.name();
+    EXPECT_NEAR(p.combine_us() / layer.simulated_us(moecclOpCombine, paths, p.n_chunks), 1, 0.1) << a.name();
     EXPECT_EQ(p.combine_us() < 0.95 * p.dispatch_us(), !GetParam()) << a.name();
   }
+}
+
+struct Machine {
+  const char* name;
+  uint32_t cores;
+  double copy, host_copy, reduce;  // beyond the cache
+};
+void PrintTo(const Machine& m, std::ostream* out) { *out << m.name; }
+
+class PacedGrid : public ::testing::TestWithParam<Machine> {};
+INSTANTIATE_TEST_SUITE_P(RoutingPrice, PacedGrid,
+                         ::testing::Values(Machine{"TwoCores", 2, 8.7, 20, 14}, Machine{"TwoSlowCores", 2, 4, 9.3, 8},
+                                           Machine{"ACoreForEachRank", 8, 8.7, 80, 14},
+                                           Machine{"ASlowCoreForEachRank", 8, 4, 40, 8}),
+                         [](const auto& test) { return test.param.name; });
+
+// The clock of cost.h runs every copy, transfer and wait of all ranks. The closed form knows only the rows of each
+// level, and must come near it where latencies, links or cores decide, and where they hide one another.
+TEST_P(PacedGrid, PricesAreThoseOfTheClock) {
+  plan::Profile profile;
+  profile.cores = GetParam().cores;
+  profile.copy_bytes_per_ns = GetParam().copy;
+  profile.host_copy_bytes_per_ns = GetParam().host_copy;
+  profile.reduce_bytes_per_ns = GetParam().reduce;
+  std::vector<double> errors;
+  double regrets = 0, largest = 0;
+  for (const double alpha_ns : {5e3, 1e5, 2e6}) {
+    for (const uint64_t tokens : {4, 64, 512}) {
+      const plan::LevelTree tree =
+          plan::LevelTree::from_sizes({{"node", {alpha_ns, 2}, {2, 2}}, {"qpi", {alpha_ns, 4}, {2, 2, 2, 2}}}, "gpu",
+                                      {alpha_ns, 8})
+              .value();
+      const Layer layer(tree, profile, 6, tokens, true);
+      double chosen_us = 0, cheapest_us = 0, best_us = 0;
+      for (const MoeAlgorithm& a : {kFlat, kHier1, kHier2, kHier3}) {
+        const Paths paths = layer.paths(a);
+        const MoePrice p = layer.priced(paths);
+        double both_us = 0;
+        for (const moecclOp_t op : {moecclOpDispatch, moecclOpCombine}) {
+          const double us = layer.simulated_us(op, paths, p.n_chunks);
+          errors.push_back(std::abs((op == moecclOpDispatch ? p.dispatch : p.combine).total_us / us - 1));
+          EXPECT_LE(errors.back(), 0.25) << a.name() << ", " << tokens << " tokens, " << alpha_ns << " ns, op " << op;
+          both_us += us;
+        }
+        if (cheapest_us == 0 || p.both_us() < cheapest_us) cheapest_us = p.both_us(), chosen_us = both_us;
+        if (best_us == 0 || both_us < best_us) best_us = both_us;
+      }
+      regrets += std::log(chosen_us / best_us) / 9;
+      largest = std::max(largest, chosen_us / best_us);
+    }
+  }
+  std::sort(errors.begin(), errors.end());
+  std::printf("median error %.3f, largest %.3f; regret %.3f, at most %.3f\n", errors[errors.size() / 2], errors.back(),
+              std::exp(regrets), largest);
+  EXPECT_LE(errors[errors.size() / 2], 0.05);
+  EXPECT_LE(std::exp(regrets), 1.02);
+  EXPECT_LE(largest, 1.1);
+}
+
+// A level with one group: no row crosses the first hop, and the second one packs all the same.
+TEST(RoutingPrice, AHopBehindAnEmptyOnePacksItsRows) {
+  const plan::LinkCost link{5e3, 4};
+  plan::Profile profile;
+  profile.cores = 8;
+  const Layer layer(plan::LevelTree::from_sizes({{"node", link, {8}}}, "gpu", link).value(), profile, 6, 64, true);
+  const Paths paths = layer.paths(kHier2);
+  const MoePrice p = layer.priced(paths);
+  EXPECT_NEAR(p.dispatch_us() / layer.simulated_us(moecclOpDispatch, paths, p.n_chunks), 1, 0.2);
+}
+
+// With one expert for every rank there is nothing to share, so each way has the same copies. A rank that has seven
+// peers packs for one while the rows for another travel.
+TEST(RoutingPrice, PeersOfOneHopOverlap) {
+  const plan::LevelTree tree = tree_of(0, 1);
+  plan::Profile profile;
+  profile.cores = 8;
+  profile.switch_ns = 0;
+  profile.copy_bytes_per_ns = profile.cached_copy_bytes_per_ns = 1;
+  profile.host_copy_bytes_per_ns = 8;
+  MoeRows rows = rows_of(tree, {400, 400, 400}, 1000);
+  rows.delivered = 150;
+  rows.tokens = 1;
+  const MoePrice flat = price(kFlat, tree, profile, rows);
+  ASSERT_EQ(flat.n_chunks, 1u);
+  const double packing_us = 150, link_us = 200, spreading_us = 150;
+  EXPECT_GE(flat.dispatch_us(), link_us + packing_us / 7);
+  EXPECT_LE(flat.dispatch_us(), std::max(packing_us + spreading_us, link_us + packing_us / 7 + spreading_us / 4));
+  // hier:3 sends to one peer in each hop, and every hop needs the rows before it.
+  EXPECT_GE(price(kHier3, tree, profile, rows).dispatch_us(), 1.5 * flat.dispatch_us());
 }
 
 // In an AlltoAll, part of a rank's buffer stays within its group. The rest takes the time that the link needs.

@@ -67,7 +67,7 @@ class Layer {
       counts.insert(counts.end(), of_rank.begin(), of_rank.end());
     }
     Candidate c{price(a, tree_, profile_,
-                      {level_loads(tree_, counts), kRowBytes, static_cast<double>(kTokens) * shape_.top_k})};
+                      {level_loads(tree_, counts), kRowBytes, static_cast<double>(kTokens) * shape_.top_k, kTokens})};
     const Traffic traffic = count_traffic(paths, {tree_, placement_, routing_}).value();
     const uint32_t n_chunks = std::min(moe_pipeline_chunks(traffic.largest_edge() * kRowBytes), c.price.most_chunks);
     for (const moecclOp_t op : {moecclOpDispatch, moecclOpCombine})

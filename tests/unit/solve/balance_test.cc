@@ -410,7 +410,7 @@ TEST(Balance, WhatCannotBeIsRefused) {
   refused([](Case& c) { c.load[3] = INFINITY; }, "problem.load[0][3] is inf");
   refused([](Case& c) { c.current = {0, 1, 2, 3, 0, 1, 2, 4}; },
           "problem.current[0][7] is 4: give an expert from 0 to 3, or -1");
-  refused([](Case& c) { c.p.move_cost = -1; }, "problem.move_cost is -1: give 0 or more");
+  refused([](Case& c) { c.p.move_cost = -1; }, "problem.move_cost is -1: give 0 to 1e+30");
   refused([](Case& c) { c.p.tolerance = 2; }, "problem.tolerance is 2: give a share from 0 to 1");
   Case c = shaped(1, 4, 8, 2, 2, 4);
   int32_t slots[8];

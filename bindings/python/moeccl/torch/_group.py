@@ -6,11 +6,12 @@ from typing import Any, Union
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 import moeccl
 from moeccl._c10d.meeting import clamp_ms
 
-Group = Union[dist.ProcessGroup, moeccl.Comm, None]  # that a communicator is made for; None: the default group
+Group = Union[dist.ProcessGroup, DeviceMesh, moeccl.Comm, None]  # that a communicator is made for; None: the default group
 
 _made = weakref.WeakKeyDictionary()  # for each process group: {options: Comm}
 _alone = {}  # without a process group: {options: Comm}
@@ -35,7 +36,14 @@ class _Origin:
         return group
 
 
-def _group_of(group):
+def group_of(group):
+    """Returns the process group of a DeviceMesh with one dimension, and for None the default group, if there is one; otherwise `group`."""
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            names = group.mesh_dim_names
+            one = f"mesh[{names[-1]!r}]" if names else "mesh.get_group(1)"
+            raise ValueError(f"group is a DeviceMesh of {group.ndim} dimensions {list(names or [])}: give one dimension of it, such as {one}")
+        return group.get_group()
     if group is None:
         if not dist.is_initialized():
             return None
@@ -53,7 +61,8 @@ def _send_id(group):
 
 
 def comm_of(group: Group = None, **options: Any) -> moeccl.Comm:
-    """Returns the communicator that MoE layers over `group` share. group is a torch ProcessGroup of any backend, or a moeccl.Comm.
+    """Returns the communicator that MoE layers over `group` share. group is a torch ProcessGroup of any backend, a DeviceMesh with one
+    dimension, or a moeccl.Comm.
 
     None means the default group, or, in a process that no launcher started, a communicator of only this process. The first call for a group
     is collective. For a group of backend "moeccl" the communicator is separate from the group's own, so that a dispatch can run at the
@@ -63,7 +72,7 @@ def comm_of(group: Group = None, **options: Any) -> moeccl.Comm:
             raise ValueError(f"options {', '.join(options)} belong to a communicator that is made here, and group is one "
                              "already: give them to moeccl.Comm")
         return group
-    group = _group_of(group)
+    group = group_of(group)
     key = tuple(sorted(options.items()))
     if group is None:
         n_ranks = os.environ.get("WORLD_SIZE", "1")
@@ -72,7 +81,7 @@ def comm_of(group: Group = None, **options: Any) -> moeccl.Comm:
                                "torch.distributed.init_process_group first, or give group= a moeccl.Comm")
         return _join(_alone, key, _Origin(None, options, options), moeccl.unique_id, 0)
     if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(f"group is a {type(group).__name__}: give a torch.distributed ProcessGroup, a moeccl.Comm or None")
+        raise TypeError(f"group is a {type(group).__name__}: give a torch.distributed ProcessGroup, a DeviceMesh, a moeccl.Comm or None")
     return _join(_made.setdefault(group, {}), key, _Origin(group, options, {**_timeouts(group, options), **options}),
                  lambda: _send_id(group), dist.get_rank(group), getattr(group, "bound_device_id", None))
 
@@ -136,7 +145,7 @@ def _comms(group):
     if isinstance(group, moeccl.Comm):
         made = [group]
     else:
-        group = _group_of(group)
+        group = group_of(group)
         made = list((_alone if group is None else _made.get(group, {})).values())
     return [*(_beside[comm] for comm in made if comm in _beside), *made]
 
@@ -172,7 +181,7 @@ def _end_all(made):
 def close(group: Group = None) -> None:
     """Closes the communicators that comm_of() made for `group`. Call it before destroy_process_group() in a process that goes on; a process
     that ends need not call it."""
-    group = _group_of(group)
+    group = group_of(group)
     _end_all(_alone if group is None else _made.pop(group, {}))
 
 

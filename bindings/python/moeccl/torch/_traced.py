@@ -16,7 +16,7 @@ import torch
 from moeccl._c10d.base import VERSION
 from .aux_loss import loss_gradient
 from .float8 import move_scaled
-from .functions import combine_gradients, move_back, move_combined, move_rows
+from .functions import combine_gradients, move_back, move_combined, move_rows, needed_by
 
 LEAST_TORCH = (2, 15)  # effects of operators in backward passes, which activation checkpointing keeps from repeating
 _numbers = itertools.count(1)
@@ -27,6 +27,15 @@ _tickets = weakref.WeakValueDictionary()  # of routings that a graph still needs
 def tracing():
     """Returns whether torch.compile traces the caller into a graph that can have the operators."""
     return KNOWN and torch.compiler.is_dynamo_compiling()
+
+
+def refuse_export():
+    """Raises an error where torch.export takes the caller into a program."""
+    # torch 2.4 to 2.6 lack it, and the compiler of torch 2.9 takes it for true.
+    known = VERSION >= (2, 12) or not torch.compiler.is_dynamo_compiling()
+    if known and getattr(torch.compiler, "is_exporting", bool)():
+        raise RuntimeError("torch.export cannot take a MoE layer, which needs the communicator of this process: call torch.compile instead, or "
+                           "export what is before and after the layer")
 
 
 class Key:
@@ -113,7 +122,7 @@ def _counts(ticket, n):
     return list(counts)
 
 
-def _dispatch(x, ticket, n_rows):
+def _dispatch(x, weights, ticket, n_rows):
     held = _held_by(ticket)
     x = x.contiguous()
     return move_rows(held.handle, x) if held.kind is None else move_scaled(held.handle, x, held.kind)
@@ -152,8 +161,8 @@ def _define():
     add("moe_route", "(Tensor key, Tensor index, Tensor? weights, Tensor like, Tensor? loss) -> Tensor", _route, ticket_of)
     # It moves nothing, but if checkpointing repeated it, the sizes in the backward pass would be other numbers to torch.
     add("moe_counts", "(Tensor ticket, int n) -> SymInt[]", _counts, lambda ticket, n: [_size() for _ in range(n)])
-    add("moe_dispatch", "(Tensor x, Tensor ticket, SymInt n_rows) -> Tensor", _dispatch,
-        lambda x, ticket, n_rows: x.new_empty((n_rows, x.shape[1])))
+    add("moe_dispatch", "(Tensor x, Tensor? weights, Tensor ticket, SymInt n_rows) -> Tensor", _dispatch,
+        lambda x, weights, ticket, n_rows: x.new_empty((n_rows, x.shape[1])))
     add("moe_dispatch_backward", "(Tensor grad_rows, Tensor ticket, SymInt n_tokens) -> Tensor", _dispatch_backward,
         lambda grad_rows, ticket, n_tokens: grad_rows.new_empty((n_tokens, grad_rows.shape[1])))
     add("moe_combine", "(Tensor rows, Tensor? weights, Tensor ticket, SymInt n_tokens) -> Tensor", _combine,
@@ -168,13 +177,13 @@ def _define():
         lambda grad_y, loss: loss.new_empty(loss.shape), effect=False)
 
     def keep_dispatch(ctx, inputs, output):
-        x, ticket, _ = inputs
+        x, _, ticket, _ = inputs
         ctx.save_for_backward(ticket)
         ctx.n_tokens = x.shape[0]
 
     def dispatch_backward(ctx, grad_rows):
         (ticket,) = ctx.saved_tensors
-        return torch.ops.moeccl.moe_dispatch_backward(grad_rows, ticket, ctx.n_tokens), None, None
+        return torch.ops.moeccl.moe_dispatch_backward(grad_rows, ticket, ctx.n_tokens), None, None, None
 
     def keep_combine(ctx, inputs, output):
         rows, weights, ticket, _ = inputs
@@ -216,7 +225,7 @@ def dispatch(key, n_slots, x, index, weights, loss):
     ops = torch.ops.moeccl
     ticket = ops.moe_route(key, index, *(None if t is None else t.detach() for t in (weights, x, loss)))
     counts = ops.moe_counts(ticket, n_slots) if n_slots else []
-    return ops.moe_dispatch(x, ticket, sum(counts)), TracedHandle(ticket, counts, x.shape[0], x.dtype, weights)
+    return ops.moe_dispatch(x, needed_by(x, weights), ticket, sum(counts)), TracedHandle(ticket, counts, x.shape[0], x.dtype, weights)
 
 
 def combine(rows, handle):

@@ -11,10 +11,10 @@ from moeccl import _abi
 from moeccl._placement import experts_of
 from ._calls import DTYPES, FLOATS, Owned, as_int32, call, int32s, is_whole, listed, memory, uncompiled
 from ._group import Group, comm_of, largest
-from ._traced import Key, TracedHandle, tracing
+from ._traced import Key, TracedHandle, refuse_export, tracing
 from ._traced import combine as traced_combine, dispatch as traced_dispatch
 from .float8 import KINDS, QuantizedDispatch, n_scales
-from .functions import Combine, Dispatch
+from .functions import Combine, Dispatch, needed_by
 
 
 class Handle:
@@ -117,7 +117,7 @@ class ExpertParallel:
     n_experts:    experts on all ranks; expert_rank[n_experts] has the owner of each, None: contiguous, as even as possible
     top_k:        experts per token, at most 64
     hidden:       elements of a token's row
-    group:        a ProcessGroup of any backend, a moeccl.Comm, or None for the default group
+    group:        a ProcessGroup of any backend, a DeviceMesh with one dimension, a moeccl.Comm, or None for the default group
     max_tokens:   most tokens that any rank brings to a step; None: the ranks agree on the most of the first step, and make room for
                   more when a later step has more
     capacity:     most tokens that one rank sends to one expert; the rest are dropped and counted; 0: no limit
@@ -226,6 +226,7 @@ class ExpertParallel:
         x[T, hidden]; topk_idx[T, k]: the experts of each token, distinct, -1 for none; topk_weights[T, k] or None for ones.
         Rows are grouped by expert and sorted by (source rank, token) in each group. combine() applies the weights, and its backward
         pass computes their gradients. Where torch.compile traces the call into its graph, the Handle is a TracedHandle."""
+        refuse_export()
         if tracing():
             rows, handle = self.traced_dispatch(x, topk_idx, topk_weights, self._key)
             return rows, handle.rows_per_expert, handle
@@ -255,8 +256,8 @@ class ExpertParallel:
     def send(self, x, handle):
         """The second half of dispatch(): returns rows[R, hidden]."""
         if self._dispatch_dtype is None:
-            return Dispatch.apply(x, handle)
-        return QuantizedDispatch.apply(x, handle, self._dispatch_dtype)
+            return Dispatch.apply(x, needed_by(x, handle.weights), handle)
+        return QuantizedDispatch.apply(x, needed_by(x, handle.weights), handle, self._dispatch_dtype)
 
     def combine(self, rows: torch.Tensor, handle: Union[Handle, TracedHandle]) -> torch.Tensor:
         """y[T, hidden] = for each token the weighted sum of its experts' rows[R, hidden]."""

@@ -9,6 +9,7 @@ from torch.func import functional_call
 
 from ._calls import uncompiled
 from ._traced import tracing
+from .wrapped import distributed_as
 
 _Module = TypeVar("_Module", bound=nn.Module)
 ACTIVATIONS = {"gelu": nn.functional.gelu, "relu": nn.functional.relu, "silu": nn.functional.silu}
@@ -67,6 +68,24 @@ def seeded(make, seed):
     return made
 
 
+def _made_on(device, make):
+    """Returns make() on a device, even if make() names the device meta."""
+    with torch.device(device):
+        module = make()
+    if not any(p.is_meta for p in module.parameters()):
+        return module
+    module.to_empty(device=device)
+
+    def reset(m):
+        if hasattr(m, "reset_parameters"):
+            m.reset_parameters()
+        elif any(True for _ in m.parameters(recurse=False)):
+            raise ValueError(f"the expert's {type(m).__name__} is made on the device meta and has no reset_parameters(): give it one, or let "
+                             "expert= make it on the default device")
+
+    return module.apply(reset)  # children first, as they are constructed
+
+
 _call_for_few = uncompiled(functional_call)  # torch.compile would make separate programs for no row and for one
 
 
@@ -84,6 +103,7 @@ class Experts(nn.Module):
         modules = [seeded(make, seed + number) for number in numbers or [0]]  # a rank without experts still needs to know their shapes
         if any(True for _ in modules[0].buffers()):
             raise ValueError("the expert module has buffers: an expert is its parameters alone")
+        self._first = lambda number, device: seeded(lambda: _made_on(device, make), seed + number)  # copies of the module share it
         self._names, self.n_slots = {}, len(numbers)
         self._numbers, self._placed = list(numbers), placed
         for name, first in modules[0].named_parameters():
@@ -105,6 +125,19 @@ class Experts(nn.Module):
     def train(self: _Module, mode: bool = True) -> _Module:
         self._form[0].train(mode)  # here, because a graph of torch.compile cannot have a forward pass that changes modules
         return super().train(mode)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Gives the experts their first values again, those of the experts that are in the slots now: torch's deferred initialisation calls
+        it for a model that was made on the device meta, after to_empty(). Collective for experts that fully_shard has cut into parts."""
+        device = self.stacked()[0].device
+        if device.type == "meta":
+            raise RuntimeError("the experts are on the device meta, which has no memory: call to_empty(device=...) before reset_parameters()")
+        made = [dict(self._first(number, device).named_parameters()) for number in self.numbers()]
+        for name, mine in self._names.items():
+            parameter = getattr(self, mine)
+            if made:
+                parameter.copy_(distributed_as(parameter, torch.stack([values[name] for values in made])))
 
     def numbers(self) -> List[int]:
         """Returns the number of the expert in each slot."""

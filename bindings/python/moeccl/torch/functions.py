@@ -38,11 +38,18 @@ def move_combined(handle, rows):
     return y
 
 
+def needed_by(x, weights):
+    """Returns the routing's weights if x needs no gradient, otherwise None. As an input of dispatch, whose backward pass gives them nothing,
+    they make this rank take part in it: x may need a gradient on other ranks, as where this one has no tokens. Not with an x that does,
+    because parameters before the router would then have a second way to the loss, which pipelining's split backward pass cannot follow."""
+    return None if x.requires_grad else weights
+
+
 class Dispatch(torch.autograd.Function):
-    """x[T, hidden] -> rows[R, hidden]; the backward pass is moecclDispatchBackward."""
+    """x[T, hidden] -> rows[R, hidden]; the backward pass is moecclDispatchBackward. weights: what needed_by() returns."""
 
     @staticmethod
-    def forward(ctx, x, handle):
+    def forward(ctx, x, weights, handle):
         ctx.handle = handle
         return move_rows(handle, x.contiguous())
 
@@ -52,7 +59,7 @@ class Dispatch(torch.autograd.Function):
         ctx.saved_tensors  # raises torch's error if the graph has been freed
         grad_x = move_back(ctx.handle, grad_rows.contiguous())
         let_go(ctx)
-        return grad_x, None
+        return grad_x, None, None
 
 
 def save_for_combine(ctx, rows, weights, weighted, handle):

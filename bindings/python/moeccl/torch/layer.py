@@ -7,14 +7,15 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
 
 import moeccl
 from moeccl import _abi
 from . import wrapped
 from ._agree import wrong_in_groups
 from ._calls import FLOATS, uncompiled
-from ._group import Group, comm_of, largest, largest_in, revoke
-from ._traced import AttachLoss, Finish, Key, tracing
+from ._group import Group, comm_of, group_of, largest, largest_in, revoke
+from ._traced import AttachLoss, Finish, Key, refuse_export, tracing
 from .aux_loss import attach_loss, set_scaler_scale
 from .expert_parallel import ExpertParallel
 from .experts import MLP, Experts, seeded
@@ -148,7 +149,7 @@ class MoELayer(nn.Module):
                  expert: Optional[Callable[[], nn.Module]] = None, activation: str = "gelu", bias: bool = False,
                  shared_expert: Union[nn.Module, int, None] = None, max_tokens: Optional[int] = None, normalize: bool = True,
                  aux_loss_weight: float = 0.01, capacity_factor: Optional[float] = None, align_rows: int = 1, algorithm: Optional[str] = "auto",
-                 trials: int = 0, average: Union[bool, float] = True, expert_data_group: Optional[torch.distributed.ProcessGroup] = None,
+                 trials: int = 0, average: Union[bool, float] = True, expert_data_group: Union[torch.distributed.ProcessGroup, DeviceMesh, None] = None,
                  seed: Optional[int] = None, device: Any = None, dtype: Optional[torch.dtype] = None, swap: bool = False,
                  swap_levels: Optional[Sequence[int]] = None, swap_horizon: float = 100, replica_slots: int = 0, n_nodes: Optional[int] = None,
                  domains: Union[Sequence[int], str, None] = None, codec_ratio: float = 1, gradient_ratio: float = 1, sample_tokens: int = 0,
@@ -183,6 +184,7 @@ class MoELayer(nn.Module):
             raise TypeError(f"router is a {type(router).__name__}: give a module or a function of x that returns weights, index and loss")
         if capacity_factor is not None and max_tokens is None:
             raise ValueError("capacity_factor counts from max_tokens: give that too")
+        expert_data_group = None if expert_data_group is None else group_of(expert_data_group)
         self.hidden, self.n_experts, self.top_k, self.aux_loss_weight = hidden, n_experts, top_k, aux_loss_weight
         self.comm = comm_of(group, **(comm_options or {}))
         kind = {"device": device, "dtype": dtype}
@@ -325,6 +327,7 @@ class MoELayer(nn.Module):
             raise TypeError(f"x is a {type(x).__name__}: give a tensor [..., {self.hidden}]")
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             raise ValueError(f"x has shape {tuple(x.shape)}: give [..., {self.hidden}]")
+        refuse_export()
         if tracing():
             if self._untraced is None:
                 return self._traced(x.reshape(-1, self.hidden)).view(x.shape)

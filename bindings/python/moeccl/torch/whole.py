@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import moeccl
 from ._group import largest
 from .layer import MoELayer, moe_layers
-from .wrapped import is_a
+from .wrapped import distributed_as, is_a, is_distributed
 
 # Names that wrappers put into the path of a module. state_dict() leaves out the first two itself, and torch.compile's is left out here.
 _UNNAMED = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod")
@@ -55,23 +55,11 @@ def _is_root(root, layers):
     return not dist.is_initialized() or dist.get_rank() == root
 
 
-def _is_distributed(value):
-    return hasattr(value, "full_tensor")
-
-
-def _distributed_as(parameter, value):
-    """Returns this rank's part of a value if it has a part of the parameter; otherwise the value."""
-    if not _is_distributed(parameter):
-        return value
-    from torch.distributed.tensor import distribute_tensor
-    return distribute_tensor(value.to(parameter.device_mesh.device_type), parameter.device_mesh, parameter.placements)
-
-
 def _gathered(layer, tensor, root, places):
     """Returns [n_experts, ...] at the root or everywhere, from the slots of all ranks. places: [ranks, slots] the expert in each; -1:
     none."""
     comm, (n_ranks, most) = layer.comm, places.shape
-    tensor = tensor.full_tensor() if _is_distributed(tensor) else tensor  # over the ranks that hold the same experts
+    tensor = tensor.full_tensor() if is_distributed(tensor) else tensor  # over the ranks that hold the same experts
     block = torch.zeros((most, *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")
     block[:tensor.shape[0]] = tensor.detach()
     here = root is None or root == comm.rank
@@ -108,7 +96,7 @@ def full_state_dict(model: nn.Module, root: Optional[int] = None) -> Dict[str, A
     layers, state = _layers(model), _renamed(model.state_dict(), in_state)
     for key, value in state.items():
         if torch.is_tensor(value):
-            state[key] = (value.full_tensor() if _is_distributed(value) else value.detach()).cpu()
+            state[key] = (value.full_tensor() if is_distributed(value) else value.detach()).cpu()
     for prefix, layer in layers:
         places = _places(layer)
         for name, parameter in layer.experts.named_parameters(recurse=False):
@@ -145,7 +133,7 @@ def load_full_state_dict(model: nn.Module, state: Dict[str, Any], strict: bool =
         given[f"{prefix}experts._extra_state"] = layer.experts.get_extra_state()
     for key, value in own.items():
         name = in_state(key)
-        if name in given and not _is_distributed(given[name]):
-            given[name] = _distributed_as(value, given[name])
+        if name in given and not is_distributed(given[name]):
+            given[name] = distributed_as(value, given[name])
     names = {in_state(path): path for path in (*own, *getattr(own, "_metadata", ()))}
     return model.load_state_dict(_renamed(given, lambda key: names.get(key, key)), strict=strict, assign=assign)

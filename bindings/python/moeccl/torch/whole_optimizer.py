@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from ._agree import texts_of_all
-from .whole import _distributed_as, _gathered, _is_distributed, _is_root, _layers, _own_rows, _places, _unwrapped, in_state
-from .wrapped import refuse_fsdp1
+from .whole import _gathered, _is_root, _layers, _own_rows, _places, _unwrapped, in_state
+from .wrapped import distributed_as, is_distributed, refuse_fsdp1
 
 
 def _names(model, optimizer):
@@ -90,7 +90,7 @@ def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
             layer = owners[parameter]
             mine = _joined(name, layer, mine, root, places[id(layer)])
         else:
-            mine = {key: (v.full_tensor() if _is_distributed(v) else v.detach()).cpu().clone() if torch.is_tensor(v) else v
+            mine = {key: (v.full_tensor() if is_distributed(v) else v.detach()).cpu().clone() if torch.is_tensor(v) else v
                     for key, v in mine.items()}
         if mine:
             state[name] = mine
@@ -114,7 +114,7 @@ def _own_state(name, parameter, state, layer):
         order = {e: e for e in range(layer.n_experts)}
         state = {key: _own_rows(layer, f"the optimizer's {key} of {name}", v, order) if torch.is_tensor(v) and v.dim() else v
                  for key, v in state.items()}
-    return {key: _distributed_as(parameter, v) if torch.is_tensor(v) and v.shape == parameter.shape else v for key, v in state.items()}
+    return {key: distributed_as(parameter, v) if torch.is_tensor(v) and v.shape == parameter.shape else v for key, v in state.items()}
 
 
 @torch.no_grad()

@@ -31,6 +31,19 @@ def is_a(thing, name):
     return any(c.__name__ == name for c in type(thing).__mro__)
 
 
+def is_distributed(value):
+    """Returns whether a tensor is a DTensor."""
+    return hasattr(value, "full_tensor")
+
+
+def distributed_as(parameter, value):
+    """Returns this rank's part of a value if it has a part of the parameter; otherwise the value."""
+    if not is_distributed(parameter):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+    return distribute_tensor(value.to(parameter.device_mesh.device_type), parameter.device_mesh, parameter.placements)
+
+
 def refuse_fsdp1(model, what):
     """Refuses a model whose parameters, or their gradients, are parts without knowing it."""
     if any(is_a(m, "FullyShardedDataParallel") for m in model.modules()):
