@@ -48,7 +48,8 @@ constexpr long kLastMessages = 10;
 constexpr int64_t kInitMs = 4000;
 
 struct Words {
-  std::atomic<long> n_sends;  // of the leader in its shrink
+  std::atomic<long> n_sends;    // of the leader in its shrink
+  std::atomic<int> n_timeouts;  // ranks whose shrink ended because the leader was silent
 };
 
 int sum(moecclComm_t comm, moecclResult_t* result) {
@@ -57,7 +58,7 @@ int sum(moecclComm_t comm, moecclResult_t* result) {
   return out;
 }
 
-void go_on(int rank, moecclComm_t comm, Meeting& end) {
+void go_on(int rank, moecclComm_t comm, Meeting& end, bool leader_may_stop, Words& words) {
   for (int shrinks = 0;; ++shrinks) {
     moecclResult_t result = moecclSuccess;
     const int total = sum(comm, &result);
@@ -67,8 +68,13 @@ void go_on(int rank, moecclComm_t comm, Meeting& end) {
     }
     ASSERT_LT(shrinks, 4) << moecclGetLastError(comm);
     moecclComm_t left = nullptr;
-    ASSERT_EQ(moecclCommShrink(comm, nullptr, 0, &left, nullptr, MOECCL_SHRINK_DEFAULT), moecclSuccess)
-        << "rank " << rank << ": " << moecclGetLastError(comm);
+    result = moecclCommShrink(comm, nullptr, 0, &left, nullptr, MOECCL_SHRINK_DEFAULT);
+    if (leader_may_stop && result == moecclTimeout) {
+      ++words.n_timeouts;
+      MOECCL_EXPECT_OK(moecclCommAbort(comm));
+      return;
+    }
+    ASSERT_EQ(result, moecclSuccess) << "rank " << rank << ": " << moecclGetLastError(comm);
     (void)moecclCommDestroy(comm);
     comm = left;
   }
@@ -88,7 +94,7 @@ long lead_until(long message, TestHosts* hosts, int64_t stopped_ms = 0) {
       kRanks,
       [&](int rank, moecclComm_t comm) {
         if (rank == kFirstVictim) raise(SIGKILL);
-        if (rank != kLeader) return go_on(rank, comm, end);
+        if (rank != kLeader) return go_on(rank, comm, end, stopped_ms > 0, *words);
         moecclResult_t result = moecclSuccess;
         (void)sum(comm, &result);
         ASSERT_EQ(result, moecclRemoteError);
@@ -100,6 +106,8 @@ long lead_until(long message, TestHosts* hosts, int64_t stopped_ms = 0) {
         raise(SIGKILL);
       },
       options);
+  // If the leader stops before any rank was told, none goes on.
+  EXPECT_TRUE(words->n_timeouts == 0 || words->n_timeouts == kLeft) << words->n_timeouts << " ranks gave up";
   return words->n_sends;
 }
 

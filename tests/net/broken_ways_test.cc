@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "tests/support/ranks_on_hosts.h"
@@ -53,6 +54,34 @@ TEST(BrokenWay, ThatLosesLargePacketsIsToldFromOneThatIsCut) {
   ASSERT_TRUE(on_both("nft delete table inet wall"));
   break_the_way(
       *hosts, [&] { return hosts->pull_cable(1); }, kCut, kAnswers);
+}
+
+// The other way still answers, which says nothing of this one.
+TEST(BrokenWay, ThatIsOneOfTwoIsNotTakenForTheOther) {
+  MAKE_HOSTS(hosts, .weights = {1, 1}, .interfaces = 2);
+  Meeting running;
+  RankOptions options = on(*hosts);
+  options.config.timeout_ms = 2000;
+  options.on_running = [&](const std::vector<pid_t>&) {
+    EXPECT_TRUE(running.wait_for(2));
+    EXPECT_TRUE(hosts->run(1, "ip link set eth1 down"));
+  };
+  run_ranks(
+      2,
+      [&](int rank, moecclComm_t comm) {
+        std::vector<float> in(1 << 20, 1), out(1 << 20);
+        moecclResult_t result = moecclSuccess;
+        bool began = false;
+        for (const Stopwatch watch; result == moecclSuccess && watch.ms() < patient_ms(20'000);) {
+          result = moecclAllReduce(in.data(), out.data(), in.size(), moecclFloat32, moecclSum, comm, nullptr);
+          if (!std::exchange(began, true)) running.arrive();
+        }
+        const std::string said = moecclGetLastError(comm);
+        EXPECT_NE(result, moecclSuccess) << "rank " << rank << " goes on";
+        EXPECT_EQ(said.find(kAnswers), std::string::npos) << said;
+        MOECCL_EXPECT_OK(moecclCommAbort(comm));
+      },
+      options);
 }
 
 // The first large message is often one of init: the list of all ranks.

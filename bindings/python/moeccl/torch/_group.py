@@ -42,7 +42,7 @@ def group_of(group):
         if group.ndim != 1:
             names = group.mesh_dim_names
             one = f"mesh[{names[-1]!r}]" if names else "mesh.get_group(1)"
-            raise ValueError(f"group is a DeviceMesh of {group.ndim} dimensions {list(names or [])}: give one dimension of it, such as {one}")
+            raise ValueError(f"group is a DeviceMesh with the dimensions {list(names or range(group.ndim))}: give one dimension of it, such as {one}")
         return group.get_group()
     if group is None:
         if not dist.is_initialized():
