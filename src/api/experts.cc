@@ -109,8 +109,7 @@ moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choice
                                       moecclComm_t comm, moecclStream_t stream) {
   return api::collective(comm, [&](Communicator& c) -> Status {
     MOECCL_TRY(c.check_reach({topk_index, counts}));
-    if (n_experts < 1 || static_cast<uint32_t>(n_experts) > comm::kMostExperts)
-      return error(moecclInvalidArgument, "n_experts is {}: give 1 to {}", n_experts, comm::kMostExperts);
+    MOECCL_TRY(comm::check_expert_number(n_experts));
     if (!comm::fits_in_memory(n_choices, sizeof(int32_t), 1))
       return error(moecclInvalidArgument, "n_choices is {}: give a number that fits in memory", n_choices);
     std::vector<int32_t> choices;

@@ -349,8 +349,7 @@ std::string RootServer::unreached(std::span<const int> ranks) const {
   if (silent.empty()) return "";
   return format(
       ": the host of {} has acknowledged nothing for {} ms: either its network is cut, or large packets are lost on "
-      "the "
-      "way (compare the MTUs of hosts and switches)",
+      "the way (compare the MTUs of hosts and switches)",
       describe_ranks(silent), most_ms);
 }
 

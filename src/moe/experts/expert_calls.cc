@@ -211,10 +211,14 @@ Result<std::shared_ptr<Kept>> checked(const Communicator& comm, const Side& side
 
 }  // namespace
 
+Status check_expert_number(int32_t n_experts) {
+  if (n_experts >= 1 && static_cast<uint32_t>(n_experts) <= kMostExperts) return {};
+  return error(moecclInvalidArgument, "n_experts is {}: give 1 to {}", n_experts, kMostExperts);
+}
+
 Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* placement, uint32_t n_ranks) {
   MOECCL_ASSIGN_OR_RETURN(const moecclPlacement_t given, adopt(placement, "placement"));
-  if (given.n_experts < 1 || static_cast<uint32_t>(given.n_experts) > kMostExperts)
-    return error(moecclInvalidArgument, "n_experts is {}: give 1 to {}", given.n_experts, kMostExperts);
+  MOECCL_TRY(check_expert_number(given.n_experts));
   constexpr int32_t kMostSlots = 1 << 15;  // of a rank: slots are 16-bit numbers in plans
   std::vector<uint32_t> slots(n_ranks);
   uint64_t total = 0;

@@ -34,6 +34,7 @@ Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& ca
 Status check_expert_size(const ExpertCall& call, size_t element_bytes, const algo::ReplicaPlacement& placement);
 // The most experts of a call, all of its layers together. A placement takes 24 bytes for each, wherever its slots are.
 inline constexpr uint32_t kMostExperts = 1u << 22;
+Status check_expert_number(int32_t n_experts);
 Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* given, uint32_t n_ranks);
 
 }  // namespace moeccl::comm
