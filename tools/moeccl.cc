@@ -16,6 +16,7 @@
 #include "tools/moeccl_topo.h"
 #include "tools/option_names.h"
 #include "tools/solve.h"
+#include "tools/waiting.h"
 
 namespace {
 
@@ -66,23 +67,27 @@ int explain_plan(PlanOptions& o, const perf::App& command) {
   std::vector<moecclComm_t> comms(static_cast<size_t>(o.ranks));
   moecclConfig_t config = MOECCL_CONFIG_INIT;
   config.topology = or_null(o.topology);
-  if (moecclCommInitAll(comms.data(), o.ranks, &config) != moecclSuccess) return fail("cannot make the ranks");
+  const auto make = [&] { return moecclCommInitAll(comms.data(), o.ranks, &config); };
+  if (tools::watched("plan", make) != moecclSuccess) return fail("cannot make the ranks");
+  const auto explain = [&](char* text, size_t bytes, size_t* needed) {
+    return tools::watched("plan",
+                          [&] { return moecclPlanExplain(comms[0], o.op, o.count, o.type, text, bytes, needed); });
+  };
   int bad = 0;
   if (!o.force.empty() && moecclPlanForce(comms[0], o.op, o.force.c_str()) != moecclSuccess)
     bad = fail("plan", comms[0]);
   size_t needed = 0;
-  if (!bad && moecclPlanExplain(comms[0], o.op, o.count, o.type, nullptr, 0, &needed) != moecclSuccess) {
-    bad = fail("plan", comms[0]);
-  }
+  if (!bad && explain(nullptr, 0, &needed) != moecclSuccess) bad = fail("plan", comms[0]);
   if (!bad) {
     std::string text(needed, '\0');
-    if (moecclPlanExplain(comms[0], o.op, o.count, o.type, text.data(), text.size(), nullptr) == moecclSuccess)
+    if (explain(text.data(), text.size(), nullptr) == moecclSuccess)
       std::fputs(text.c_str(), stdout);
     else
       bad = fail("plan", comms[0]);
   }
   if (!bad && o.prove) {
-    if (moecclPlanProve(comms[0], o.op, o.count, o.type) != moecclSuccess)
+    const auto prove = [&] { return moecclPlanProve(comms[0], o.op, o.count, o.type); };
+    if (tools::watched("plan --prove", prove) != moecclSuccess)
       bad = fail("proof", comms[0]);
     else
       std::printf("\nProved: every rank ends with the right bytes, in every order that the signals allow.\n");

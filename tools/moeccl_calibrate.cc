@@ -22,6 +22,7 @@
 
 #include "perf/common/children.h"
 #include "tools/option_names.h"
+#include "tools/waiting.h"
 
 namespace {
 
@@ -85,9 +86,11 @@ int as_threads() {
   const moecclConfig_t c = config();
   if (moecclCommInitAll(comms.data(), options.ranks, &c) != moecclSuccess) return fail("cannot make the ranks");
   std::vector<int> results(comms.size());
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < comms.size(); ++r) threads.emplace_back([&, r] { results[r] = measure(comms[r], r == 0); });
-  for (std::thread& t : threads) t.join();
+  tools::watched("calibrate", [&] {
+    std::vector<std::thread> threads;
+    for (size_t r = 0; r < comms.size(); ++r) threads.emplace_back([&, r] { results[r] = measure(comms[r], r == 0); });
+    for (std::thread& t : threads) t.join();
+  });
   int bad = 0;
   for (size_t r = 0; r < comms.size(); ++r) {
     bad |= results[r];
@@ -134,7 +137,7 @@ int as_processes() {
   perf::Children children;
   const int rank = perf::fork_children(options.ranks, children);
   if (rank >= 0) std::_Exit(one_process(static_cast<Meeting*>(page), rank));
-  const bool good = perf::wait_for(children);
+  const bool good = tools::watched("calibrate", [&] { return perf::wait_for(children); });
   if (!children.failure.empty()) std::fprintf(stderr, "%s\n", children.failure.c_str());
   return good ? 0 : 1;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tools/option_names.h"
+#include "tools/waiting.h"
 
 namespace {
 
@@ -117,7 +118,8 @@ int run_simulate() {
   // Each call makes the page anew, so the buffer is large enough for any page.
   std::string text(1 << 20, '\0');
   size_t needed = 0;
-  if (moecclSimulate(&o.config, text.data(), text.size(), &needed) != moecclSuccess) {
+  const auto simulate = [&] { return moecclSimulate(&o.config, text.data(), text.size(), &needed); };
+  if (tools::watched("simulate", simulate) != moecclSuccess) {
     std::fprintf(stderr, "simulate: %s\n", tools::in_options(moecclGetLastError(nullptr), kNames).c_str());
     return 1;
   }

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "tools/solve.h"
+#include "tools/waiting.h"
 
 namespace tools {
 namespace {
@@ -81,7 +82,7 @@ void run(const Options& o) {
   std::vector<int32_t> slots(static_cast<size_t>(p.n_layers) * static_cast<size_t>(p.n_slots));
   moecclBalanceAnswer_t a{};
   a.size = sizeof(a);
-  check(moecclSolveBalance(&p, slots.data(), &a), kNames);
+  check(watched("solve balance", [&] { return moecclSolveBalance(&p, slots.data(), &a); }), kNames);
   std::printf("%d layers of %d experts in %d slots of %d GPUs; ", p.n_layers, p.n_experts, p.n_slots, p.n_gpus);
   if (o.groups % o.nodes == 0) {
     std::printf("%d groups, each on one of %d nodes\n", o.groups, o.nodes);

@@ -5,6 +5,7 @@
 
 #include "tools/cluster.h"
 #include "tools/solve.h"
+#include "tools/waiting.h"
 
 namespace tools {
 namespace {
@@ -94,7 +95,7 @@ void run(Options& o) {
   std::vector<int32_t> domain(o.scale.size());
   moecclDomainAnswer_t a{};
   a.size = sizeof(a);
-  check(moecclSolveDomains(&p, domain.data(), &a), kNames);
+  check(watched("solve domains", [&] { return moecclSolveDomains(&p, domain.data(), &a); }), kNames);
   fmt::print("{:.0f} GPUs, {:.2f} MB of rows each way per GPU, experts {:.2f} MB / {:.3g}\n", gpus, p.data_bytes / 1e6,
              o.expert_mb, o.compression);
   for (size_t l = 0; l < domain.size(); ++l)

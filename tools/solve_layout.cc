@@ -6,6 +6,7 @@
 
 #include "tools/cluster.h"
 #include "tools/solve.h"
+#include "tools/waiting.h"
 
 namespace tools {
 namespace {
@@ -67,7 +68,7 @@ void run(Options& o) {
   p.gpu_flops = o.tflops * 1e12;
   std::vector<moecclLayout_t> found(static_cast<size_t>(o.rows));
   int32_t n = 0;
-  check(moecclSolveLayout(&p, found.data(), o.rows, &n), kNames);
+  check(watched("solve layout", [&] { return moecclSolveLayout(&p, found.data(), o.rows, &n); }), kNames);
   if (n == 0)
     fail(fmt::format("no layout fits into {:g} GB: give more --gpus or --gpu-gb, or a higher --zero", o.gpu_gb));
   std::printf(

@@ -4,6 +4,7 @@
 
 #include "tools/cluster.h"
 #include "tools/solve.h"
+#include "tools/waiting.h"
 
 namespace tools {
 namespace {
@@ -66,7 +67,7 @@ void run(Options& o) {
   p.counts = adaptive.data();
   moecclReplicaAnswer_t a{};
   a.size = sizeof(a);
-  check(moecclSolveReplicas(&p, slots.data(), &a), kNames);
+  check(watched("solve replicate", [&] { return moecclSolveReplicas(&p, slots.data(), &a); }), kNames);
   const double all = std::accumulate(popularity.begin(), popularity.end(), 0.0);
   std::printf("experts %d in %d slots (%d ranks, %d nodes); capacity factor %.2f\n", t.n_experts, n_slots, o.ranks,
               o.nodes, o.capacity);

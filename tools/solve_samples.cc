@@ -4,6 +4,7 @@
 
 #include "tools/cluster.h"
 #include "tools/solve.h"
+#include "tools/waiting.h"
 
 namespace tools {
 namespace {
@@ -113,7 +114,7 @@ void run(Options& o) {
   moecclSampleAnswer_t a{};
   a.size = sizeof(a);
   const auto start = std::chrono::steady_clock::now();
-  check(moecclSolveSamples(&p, placement.data(), &a, nullptr, 0), kNames);
+  check(watched("solve sample", [&] { return moecclSolveSamples(&p, placement.data(), &a, nullptr, 0); }), kNames);
   const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   std::printf("samples %d of %d tokens, %d devices on %d nodes; gather of layer %d%s\n", p.n_samples, o.sample_tokens,
               o.devices, o.nodes, o.trace.layer,

@@ -8,6 +8,7 @@
 
 #include "tools/cluster.h"
 #include "tools/solve.h"
+#include "tools/waiting.h"
 
 namespace tools {
 namespace {
@@ -91,9 +92,11 @@ void run(const Options& o) {
   std::vector<int32_t> pairs(static_cast<size_t>(2 * o.swaps)), placement(static_cast<size_t>(t.n_experts));
   moecclSwapAnswer_t a{};
   a.size = sizeof(a);
-  check(moecclSolveSwapSequence(&p, t.step(o.trace.layer, o.trace.step), t.n_tokens, o.swaps, pairs.data(),
-                                placement.data(), &a),
-        kNames);
+  const auto solve = [&] {
+    return moecclSolveSwapSequence(&p, t.step(o.trace.layer, o.trace.step), t.n_tokens, o.swaps, pairs.data(),
+                                   placement.data(), &a);
+  };
+  check(watched("solve swap", solve), kNames);
   fmt::print("experts {}, tokens {}, top-{}, groups {}, dimension {} of {}\n", t.n_experts, t.n_tokens, t.k,
              fmt::join(groups, ","), a.dimension, p.n_levels);
   fmt::print("predicted for rows of {:g} bytes with the AlltoAlls of {}\n", o.row_bytes,

@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "tools/solve.h"
+#include "tools/waiting.h"
 
 namespace tools {
 
@@ -41,10 +42,12 @@ perf::Trace load_trace(const TraceOptions& o) {
   } else {
     if (o.k > o.experts) fail("--topk " + std::to_string(o.k) + ": more than --experts");
     t.n_layers = 2, t.n_steps = 2, t.n_tokens = o.tokens, t.k = o.k, t.n_experts = o.experts;
-    for (uint64_t s = 0; s < 4; ++s) {
-      const auto made = perf::zipf_topk({static_cast<size_t>(o.tokens), o.k, o.experts}, {o.zipf, 1 + s / 2}, s);
-      t.index.insert(t.index.end(), made.begin(), made.end());
-    }
+    watched("generating a trace", [&] {
+      for (uint64_t s = 0; s < 4; ++s) {
+        const auto made = perf::zipf_topk({static_cast<size_t>(o.tokens), o.k, o.experts}, {o.zipf, 1 + s / 2}, s);
+        t.index.insert(t.index.end(), made.begin(), made.end());
+      }
+    });
     std::printf("generated trace: %d tokens, top-%d of %d experts, zipf %.2g (give --trace for a recorded routing)\n",
                 t.n_tokens, t.k, t.n_experts, o.zipf);
   }

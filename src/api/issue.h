@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/api/convert.h"
+#include "src/comm/collective.h"
 #include "src/comm/group.h"
 
 namespace moeccl::api {
@@ -16,10 +17,10 @@ namespace moeccl::api {
 template <class Prepare>
 Status issue(comm::Communicator& comm, moecclStream_t stream_handle, comm::GroupHolds* maker, Prepare&& prepare) {
   comm::Call call{.comm = &comm, .operation = std::make_unique<exec::Operation>(), .maker = maker};
-  MOECCL_ASSIGN_OR_RETURN(call.stream, find_stream(stream_handle, &comm));
-  Status prepared = prepare(*call.operation);
-  if (prepared.code() == moecclInternalError) comm.break_off(prepared);  // as in run_collective()
-  MOECCL_TRY(std::move(prepared));
+  MOECCL_TRY(comm::or_break_off(comm, [&]() -> Status {
+    MOECCL_ASSIGN_OR_RETURN(call.stream, find_stream(stream_handle, &comm));
+    return prepare(*call.operation);
+  }()));
   return comm::issue(std::move(call));
 }
 

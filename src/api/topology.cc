@@ -11,6 +11,7 @@
 #include "src/driver/file.h"
 #include "src/driver/limits.h"
 #include "src/plan/profile_file.h"
+#include "src/world/network.h"
 #include "topology/discover.h"
 #include "topology/doctor.h"
 #include "topology/json.h"
@@ -55,14 +56,14 @@ Result<std::string> describe(const std::string& source, int wanted) {
 std::vector<topology::NetworkFacts> networks() {
   std::vector<topology::NetworkFacts> facts;
   for (const transport::Network& n : transport::networks()) {
-    const std::string refused = n.refused(env().encrypt);
+    const std::string refused = comm::wanted(n) ? n.refused(env().encrypt) : format("MOECCL_NET is \"{}\"", env().net);
     const transport::Probe p = refused.empty() ? n.probe() : transport::Probe{false, {}, refused};
     facts.push_back({n.name, p.usable, p.usable ? p.found : p.why_not, n.can.device_memory, transport::text_of(n.can)});
   }
   return facts;
 }
 
-std::vector<Status> bad_settings() {
+std::vector<Status> bad_settings(const std::vector<topology::NetworkFacts>& networks) {
   std::vector<Status> bad;
   if (!env_status().ok()) bad.push_back(env_status());
   const auto check = [&](const char* variable, const std::string& value, auto&& read) {
@@ -75,6 +76,12 @@ std::vector<Status> bad_settings() {
     return plan::read_profile(text, path);
   });
   check("MOECCL_SECRET_FILE", env().secret_file, bootstrap::read_secret_file);
+  const bool any = std::any_of(networks.begin(), networks.end(), [](const auto& n) { return n.usable; });
+  if (!any && !env().net.empty())
+    bad.push_back(error(moecclUnsupported,
+                        "MOECCL_NET is \"{}\", which this host cannot use, so ranks of several hosts cannot join: the "
+                        "last lines say why; unset it to use what all ranks have",
+                        env().net));
   return bad;
 }
 
@@ -86,8 +93,9 @@ Status doctor(int n_ranks, std::string* page, int* n_bad) {
   sources.cuda = true;
   MOECCL_ASSIGN_OR_RETURN(const topology::Discovery found, topology::discover(sources));
   const driver::HostLimits limits = driver::host_limits();
-  const topology::DoctorFacts facts{&found,       &limits,    static_cast<uint32_t>(n_ranks),
-                                    env().no_cma, networks(), bad_settings()};
+  const std::vector<topology::NetworkFacts> away = networks();
+  const topology::DoctorFacts facts{&found,       &limits, static_cast<uint32_t>(n_ranks),
+                                    env().no_cma, away,    bad_settings(away)};
   *page = topology::doctor_page(facts);
   const auto findings = topology::examine(facts);
   if (n_bad != nullptr)

@@ -32,7 +32,7 @@ namespace moeccl::bootstrap {
 
 // Increased when frames or rounds change. The layout of the frames up to a refusal and its proof (magic, version,
 // claims, nonce, MAC) stays the same forever.
-inline constexpr uint16_t kProtocolVersion = 11;
+inline constexpr uint16_t kProtocolVersion = 12;
 
 enum class Role : uint8_t { kMember = 1, kRoot = 2, kLinkClient = 3, kLinkServer = 4 };
 

@@ -239,6 +239,12 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
   return comm.prepare(op, rooted(c.op) ? static_cast<uint32_t>(c.root) : 0, scaled, in_place);
 }
 
+Status or_break_off(Communicator& comm, Status prepared) {
+  const Code code = prepared.code();
+  if (code == moecclInternalError || code == moecclOutOfMemory || code == moecclSystemError) comm.break_off(prepared);
+  return prepared;
+}
+
 Status run_collective(Communicator& comm, const CollectiveCall& call) {
   return comm.in_turn([&](PreparedCalls& calls) -> Status {
     PreparedCall& prepared = calls.of(call);
@@ -251,11 +257,7 @@ Status run_collective(Communicator& comm, const CollectiveCall& call) {
     prepared.plans = 0;
     prepared.operation.reset();
     comm.hint(static_cast<Stream*>(nullptr));
-    if (Status s = prepare_collective(comm, call, prepared.operation); !s.ok()) {
-      // Peers know nothing of a fault of this rank's plan, unlike of a wrong argument, and would wait for it.
-      if (s.code() == moecclInternalError) comm.break_off(s);
-      return s;
-    }
+    MOECCL_TRY(or_break_off(comm, prepare_collective(comm, call, prepared.operation)));
     exec::Operation& op = prepared.operation;
     const Status status = comm.run(op);
     // A trial may have run another plan, with which the others may not go on.

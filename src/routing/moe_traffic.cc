@@ -13,9 +13,9 @@ namespace {
 constexpr uint32_t kMaxTopK = 64;
 
 // The row lists that an origin's rows use on their way to every target with experts.
-class Ways {
+class ListsByTarget {
  public:
-  Ways(const Paths& paths, const Traffic& traffic) : paths_(paths), t_(traffic), stride_(paths.n_hops() + 1) {
+  ListsByTarget(const Paths& paths, const Traffic& traffic) : paths_(paths), t_(traffic), stride_(paths.n_hops() + 1) {
     lists_.resize(size_t{paths.n_ranks()} * stride_);
     length_.resize(paths.n_ranks());
   }
@@ -117,7 +117,7 @@ class Counter {
   const RoutedLayer& layer_;
   Placement placement_;  // as the current origin sees it
   CanonicalOrder order_;
-  Ways ways_;
+  ListsByTarget ways_;
   Traffic& t_;
 };
 

@@ -2,7 +2,10 @@
 #include "src/solve/replica_place.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <queue>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -146,33 +149,37 @@ std::vector<std::vector<int32_t>> choose_nodes(const Machine& m, const std::vect
   for (const Offer& o : offers)
     if (left[static_cast<size_t>(o.expert)] > 0 && room[static_cast<size_t>(o.node)] > 0)
       place(o.expert, static_cast<size_t>(o.node));
+  // The rest goes to the node with the most room; among equals, to the first.
+  std::priority_queue<std::pair<int32_t, int64_t>> most;  // (room, -node)
+  for (size_t n = 0; n < m.nodes; ++n) most.emplace(room[n], -static_cast<int64_t>(n));
   for (size_t e = 0; e < m.experts; ++e)
-    while (left[e] > 0)
-      place(static_cast<int32_t>(e), static_cast<size_t>(std::max_element(room.begin(), room.end()) - room.begin()));
+    while (left[e] > 0) {
+      const int64_t minus_node = most.top().second;
+      const auto n = static_cast<size_t>(-minus_node);
+      most.pop();
+      place(static_cast<int32_t>(e), n);
+      most.emplace(room[n], minus_node);
+    }
   return in_node;
 }
 
-// Within a node, the heaviest replica goes first, to the least loaded rank that has a slot.
+// Within a node, the heaviest replica goes first, to the least loaded rank that has a slot; among equals, to the first.
 void choose_ranks(const Machine& m, const std::vector<int32_t>& counts, size_t node, std::vector<int32_t> experts,
                   std::vector<int32_t>& slots) {
   const auto share = [&](int32_t e) {
     return static_cast<double>(m.total[static_cast<size_t>(e)]) / counts[static_cast<size_t>(e)];
   };
   std::stable_sort(experts.begin(), experts.end(), [&](int32_t a, int32_t b) { return share(a) > share(b); });
-  struct Rank {
-    size_t rank;
-    double load;
-    size_t used;
-  };
-  std::vector<Rank> ranks;
-  for (size_t r = 0; r < m.ranks; ++r)
-    if (m.node_of(r) == node) ranks.push_back({r, 0, 0});
+  using Rank = std::tuple<double, size_t, size_t>;  // load, rank, used slots
+  std::priority_queue<Rank, std::vector<Rank>, std::greater<>> with_room;
+  const std::vector<size_t>& ranks = m.where.by_node;
+  const auto first = std::partition_point(ranks.begin(), ranks.end(), [&](size_t r) { return m.node_of(r) < node; });
+  for (auto r = first; r != ranks.end() && m.node_of(*r) == node; ++r) with_room.emplace(0, *r, 0);
   for (const int32_t e : experts) {
-    Rank* best = nullptr;
-    for (Rank& r : ranks)
-      if (r.used < m.per_rank && (best == nullptr || r.load < best->load)) best = &r;
-    slots[best->rank * m.per_rank + best->used++] = e;
-    best->load += share(e);
+    const auto [load, rank, used] = with_room.top();
+    with_room.pop();
+    slots[rank * m.per_rank + used] = e;
+    if (used + 1 < m.per_rank) with_room.emplace(load + share(e), rank, used + 1);
   }
 }
 

@@ -51,8 +51,8 @@ void share_tokens(const NodeRanks& ranks, std::vector<int64_t>& left, std::span<
   for (size_t k = 0; k < slot_rank.size(); ++k) serve(k, slot_rank[k]);
   std::vector<size_t> order(slot_rank.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return ranks.node[slot_rank[a]] < ranks.node[slot_rank[b]]; });
+  const auto before = [&](size_t a, size_t b) { return ranks.node[slot_rank[a]] < ranks.node[slot_rank[b]]; };
+  if (!std::is_sorted(order.begin(), order.end(), before)) std::stable_sort(order.begin(), order.end(), before);
   for (const bool any : {false, true}) {
     size_t k = 0, r = 0;
     while (k < order.size() && r < left.size()) {

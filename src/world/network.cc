@@ -66,12 +66,6 @@ NetworkOptions options_of(const bootstrap::Session& session, const Hosts& hosts,
   return o;
 }
 
-// MOECCL_NET is "", a name of the list, or "plugin:NAME".
-bool wanted(const Network& network) {
-  const std::string& text = env().net;
-  return text.empty() || text == network.name || (text.starts_with("plugin:") && network.name == kPlugin);
-}
-
 // NICs must reach the device memory of all ranks or of none, so that all ranks treat their peers alike. Otherwise
 // returns the reason. Ranks whose host stages in host memory, and so have no `memory`, take part too.
 Result<std::string> agree_on_device(bootstrap::Session& session, Endpoint& endpoint,
@@ -285,6 +279,11 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
 }
 
 }  // namespace
+
+bool wanted(const Network& network) {
+  const std::string& text = env().net;
+  return text.empty() || text == network.name || (text.starts_with("plugin:") && network.name == kPlugin);
+}
 
 // The first interface may be a bridge that no other host sees.
 Result<std::string> meeting_address(const bootstrap::Session& session) {

@@ -25,6 +25,9 @@ struct NetworkResult {
   std::string device, why_no_device;
 };
 
+// Returns whether MOECCL_NET, which is "", a name of the list or "plugin:NAME", leaves this network in the choice.
+bool wanted(const transport::Network& network);
+
 // Returns the address where ranks of other hosts can meet this one, whichever network carries the data: "10.0.0.1",
 // "[fe80::1]".
 Result<std::string> meeting_address(const bootstrap::Session& session);

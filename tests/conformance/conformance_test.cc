@@ -3,10 +3,13 @@
 // root x ranks x threads/processes x topology x memory x deterministic x forced plan.
 //
 // To replay: MOECCL_TEST_SEED=S build/tests/conformance_test --gtest_filter=<the case's name>. MOECCL_TEST_SEED=random
-// draws a new seed, and MOECCL_TEST_SCALE=10 runs ten times as many cases.
+// draws a new seed, and MOECCL_TEST_SCALE=10 runs ten times as many cases. MOECCL_TEST_MOST_BYTES=1048576 limits the
+// buffers of a rank to less than 4 MiB.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 
@@ -17,9 +20,14 @@ namespace moeccl::testing {
 namespace {
 
 constexpr int kCases = 2000;  // over all worlds
-constexpr size_t kMaxBytes = 4u << 20;
 constexpr size_t kGuard = 256;
 constexpr unsigned char kCanary = 0xa5;
+
+size_t most_bytes() {
+  constexpr size_t kMost = 4u << 20, kLeast = 64u << 10;  // room for some elements of each of 16 ranks
+  const char* text = getenv("MOECCL_TEST_MOST_BYTES");
+  return text == nullptr ? kMost : std::clamp<size_t>(strtoull(text, nullptr, 10), kLeast, kMost);
+}
 
 const World kWorlds[] = {
     {1, RankMode::kThreads, "", false, 0},
@@ -59,8 +67,9 @@ class Buffers {
  public:
   Buffers() {
     for (int i = 0; i < 2; ++i) {
-      malloc_[i].resize(kMaxBytes + 2 * kGuard + 1024);
-      EXPECT_EQ(moecclMemAlloc(&heap_[i], kMaxBytes + 2 * kGuard + 1024), moecclSuccess) << moecclGetLastError(nullptr);
+      malloc_[i].resize(most_bytes() + 2 * kGuard + 1024);
+      EXPECT_EQ(moecclMemAlloc(&heap_[i], most_bytes() + 2 * kGuard + 1024), moecclSuccess)
+          << moecclGetLastError(nullptr);
     }
   }
   ~Buffers() {
@@ -285,7 +294,7 @@ TEST_P(Conformance, EveryCallMatchesTheNaiveReference) {
         const auto names = algorithm_names(comm);
         std::mt19937_64 random(seed);
         for (int i = 0; i < cases; ++i) {
-          const Case c = draw_case(random, world, names, kMaxBytes);
+          const Case c = draw_case(random, world, names, most_bytes());
           set_note("case " + std::to_string(i) + ": " + c.describe());
           if (!runner.run(c)) return;
           // The other ranks go on, so this rank must too, but not for ever.

@@ -50,6 +50,7 @@ struct Shape {
   int n_experts, most_slots, steps;
   size_t count;
   bool pace = false, has_nodes = false;
+  size_t staging_bytes = 0;  // of the communicator; 0: the default
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) { return out << s.name; }
 
@@ -62,6 +63,8 @@ const Shape kShapes[] = {
     {"TwoNodes", 8, RankMode::kProcesses, "node:2 gpu:4", 10, 4, 20, 511, false, true},
     {"Uneven7And8", 15, RankMode::kThreads, "node:2 gpu:7+8", 12, 3, 10, 129, false, true},
     {"ManyChunks", 4, RankMode::kProcesses, "node:2 gpu:2", 6, 4, 3, 300'001, false, true},
+    // As many chunks of fewer elements, for tools/rdma-vm.
+    {"ManySmallChunks", 4, RankMode::kProcesses, "node:2 gpu:2", 6, 4, 3, 20'001, false, true, 1 << 20},
     {"PutsOnly", 6, RankMode::kThreads, "node:2(bw=8GB/s,lat=10us) gpu:3", 7, 4, 10, 5001, true, true},
 };
 
@@ -163,6 +166,7 @@ TEST_P(ExpertsConformance, EveryStepHasItsOwnPlacement) {
   RankOptions options{.mode = shape.mode};
   options.config.topology = shape.topology[0] == 0 ? nullptr : shape.topology;
   options.config.pace = shape.pace;
+  options.config.staging_bytes = shape.staging_bytes;
   run_ranks(
       shape.n,
       [&](int rank, moecclComm_t comm) {

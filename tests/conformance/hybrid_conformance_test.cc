@@ -25,6 +25,7 @@ struct Shape {
   size_t tokens;    // rank r has (tokens * (r + 1)) / n tokens; 0: no rank has any
   size_t elements;  // of an expert
   bool round_robin = false, pace = false;
+  size_t staging_bytes = 0;  // of the communicator; 0: the default
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) { return out << s.name; }
 
@@ -44,6 +45,7 @@ const Shape kShapes[] = {
     {"ExpertsRoundRobin", 8, kM, "dc:2 gpu:4", {2, 4}, 20, 5, 16, 40, true},
     {"NoTokensAtAll", 4, kP, "", {2}, 8, 2, 0, 31},
     {"LargeExperts", 4, kP, "dc:2 gpu:2", {2, 2}, 4, 2, 8, 300'001},
+    {"ManySmallChunks", 4, kP, "dc:2 gpu:2", {2, 2}, 4, 2, 8, 20'001, false, false, 1 << 20},  // for tools/rdma-vm
     {"TwoHostsOfOne", 2, kP, "node:2 gpu:1", {2, 1}, 6, 2, 20, 33},
     {"SixteenRanks", 16, kT, "dc:4 gpu:4", {2, 2}, 32, 8, 12, 21},
     {"PutsOnly", 8, kT, "dc:2(bw=8GB/s,lat=10us) gpu:4", {2, 1}, 16, 3, 12, 5001, false, true},
@@ -188,6 +190,7 @@ TEST_P(HybridConformance, EveryChoiceIsComputedOnceByAHolderOfItsExpert) {
   const std::string one_level = "gpu:" + std::to_string(shape.n);
   options.config.topology = *shape.topology != '\0' ? shape.topology : one_level.c_str();
   options.config.pace = shape.pace;
+  options.config.staging_bytes = shape.staging_bytes;
   run_ranks(
       shape.n,
       [&](int rank, moecclComm_t comm) {

@@ -22,6 +22,7 @@ const Shape kShapes[] = {
     {"ExactTwoRanks", 2, kP, "gpu:2", {2}, 4, 2, 3, 1001, 1},
     {"ExactNoElements", 3, kT, "", {3}, 4, 1, 2, 0, 1},
     {"FiftyTimes", 4, kP, "dc:2 gpu:2", {2, 1}, 8, 3, 3, 70'001, 50},
+    {"FiftyTimesSmall", 4, kP, "dc:2 gpu:2", {2, 1}, 8, 2, 3, 7001, 50},  // for tools/rdma-vm
     {"FiftyTimesUneven", 7, kM, "dc:2 gpu:4+3", {2, 2}, 9, 2, 4, 4096, 50},
     {"EightTimesPaced", 8, kT, "dc:2(bw=4GB/s,lat=20us) gpu:4", {2, 4}, 8, 2, 2, 20'000, 8, true},
     {"SixteenRanks", 16, kT, "dc:4 gpu:4", {4, 1}, 16, 1, 2, 513, 4},

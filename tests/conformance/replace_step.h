@@ -22,6 +22,7 @@ struct ReplaceShape {
   size_t width, sample;
   std::vector<size_t> samples;  // of each rank
   std::vector<int32_t> owner = {};
+  bool in_turn = false;  // every algorithm and kind of residual in one of the layouts, both layouts with each of them
 };
 inline std::ostream& operator<<(std::ostream& out, const ReplaceShape& s) { return out << s.name; }
 

@@ -2,8 +2,10 @@
 """What the command `moeccl` answers to a newcomer's first calls and mistakes: command_test.py MOECCL"""
 import json
 import os
+import pty
 import re
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -221,6 +223,23 @@ class Command(unittest.TestCase):
         self.assertEqual([page[k] for k in ("layout", "domain", "row_bytes", "topk", "experts", "routing", "seed", "algorithms")],
                          ["ExpertMajor", [2, 1], 14336, 8, 256, "uniform", 1, "auto"])
 
+    def test_a_long_call_shows_on_a_terminal_that_it_is_at_work(self):
+        minutes = [COMMAND, "simulate", "--topology", "node:256(bw=50GB/s,lat=5us) gpu:8(bw=450GB/s)", "--experts", "2048", "--tokens", "4096"]
+        here, terminal = pty.openpty()
+        with (subprocess.Popen(minutes, stdout=subprocess.DEVNULL, stderr=terminal) as shown,
+              subprocess.Popen(minutes, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as piped):
+            os.close(terminal)
+            said, deadline = b"", time.monotonic() + 30
+            while b"so far" not in said and time.monotonic() < deadline:
+                if select.select([here], [], [], 1)[0]:
+                    said += os.read(here, 1000)
+            for process in shown, piped:
+                process.send_signal(signal.SIGINT)
+            self.assertRegex(said.decode(), r"simulate: \d+ s so far, Ctrl-C ends it")
+            self.assertEqual(shown.wait(30), -signal.SIGINT)
+            self.assertEqual(piped.communicate(timeout=30)[1], b"")
+        os.close(here)
+
     def test_a_command_without_a_result_fails(self):
         code, out, errors = run("simulate", "expert_gather", "--topology", "dc:2 gpu:2", "--domain", "2,1", "--algorithm", "direct")
         self.assertEqual((code, out), (1, ""))
@@ -271,6 +290,15 @@ class Command(unittest.TestCase):
             self.assertEqual(code, 1, out + errors)
             self.assertIn("settings\n  BAD   " + said, out)
         self.assertIn("settings\n  ok ", run("doctor", "--ranks", "2", MOECCL_TOPOLOGY="node:2 gpu:4")[1])
+
+    def test_doctor_reports_a_network_that_is_asked_for_and_not_here(self):
+        code, out, errors = run("doctor", "--ranks", "2", MOECCL_NET="plugin:NoSuchNet")
+        self.assertEqual(code, 1, out + errors)
+        self.assertIn('settings\n  BAD   MOECCL_NET is "plugin:NoSuchNet", which this host cannot use', out)
+        self.assertIn("ranks of other hosts: no network\n", out)
+        self.assertIn('not tcp: MOECCL_NET is "plugin:NoSuchNet"\n', out)
+        self.assertIn("not plugin: no net plugin named NoSuchNet", out)
+        self.assertIn('not verbs: MOECCL_NET is "tcp"\n', run("doctor", "--ranks", "2", MOECCL_NET="tcp")[1])
 
     def test_solvers_say_whose_figures_they_use(self):
         code, out, errors = run("solve", "swap", "--tokens", "64")

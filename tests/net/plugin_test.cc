@@ -3,8 +3,13 @@
 // not the plugin.
 #include <gtest/gtest.h>
 
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <fstream>
 #include <iterator>
+#include <thread>
 
 #include "tests/support/fake_nets.h"
 #include "tests/support/ranks_on_hosts.h"
@@ -112,6 +117,100 @@ TEST(Plugin, ThatBreaksInAMessageEndsTheOperationEverywhere) {
         EXPECT_NE(std::string(moecclGetLastError(comm)).find("rank"), std::string::npos);
       },
       options);
+}
+
+// Sums until an operation fails. Returns its result, and how long it took.
+moecclResult_t sum_until_failure(moecclComm_t comm, int64_t* took_ms) {
+  std::vector<float> in(100, 1), out(100);
+  for (;;) {
+    const Stopwatch watch;
+    const moecclResult_t result =
+        moecclAllReduce(in.data(), out.data(), in.size(), moecclFloat32, moecclSum, comm, nullptr);
+    *took_ms = watch.fair_ms();
+    if (result != moecclSuccess) return result;
+  }
+}
+
+// Ends rank 2 between its operations, while the plugin of the others notices nothing.
+void end_unnoticed(const char* script, bool leaves_a_child) {
+  constexpr int kVictim = 2;
+  constexpr int64_t kLimitMs = 1500;
+  const Variables set = {{"MOECCL_NET_PLUGIN", fake_net_file("v12")}, {"FAKE_NET", script}, {"MOECCL_NET", "plugin"}};
+  MAKE_HOSTS(hosts, .weights = {2, 1, 1});
+  RankOptions options = on(*hosts);
+  options.config.timeout_ms = static_cast<int32_t>(tests::patient_ms(20'000));
+  options.may_die = {kVictim};
+  struct Words {
+    std::atomic<int> child, told;
+  };
+  const Shared<Words> words;
+  Meeting begun;
+  options.on_running = [&](const std::vector<pid_t>&) {
+    for (const Stopwatch watch; words->told < 3 && watch.fair_ms() < patient_ms(30'000);)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (words->child > 0) kill(words->child, SIGKILL);
+  };
+  run_ranks(
+      4,
+      [&](int rank, moecclComm_t comm) {
+        check_all_reduce(rank, 4, comm, 1000);
+        EXPECT_TRUE(begun.meet(4));  // what the victim has sent has arrived
+        if (rank == kVictim) {
+          const pid_t child = leaves_a_child ? fork() : -1;
+          if (child == 0) pause();
+          words->child = child;
+          raise(SIGKILL);
+        }
+        int64_t took_ms = 0;
+        EXPECT_EQ(sum_until_failure(comm, &took_ms), moecclRemoteError) << moecclGetLastError(comm);
+        const std::string text = moecclGetLastError(comm);
+        EXPECT_NE(text.find("rank 2"), std::string::npos) << text;
+        EXPECT_LT(took_ms, tests::patient_ms(kLimitMs)) << text;
+        ++words->told;
+      },
+      options);
+}
+
+// As with plugins over datagrams, such as those for EFA.
+TEST(Plugin, ThatDoesNotNoticeADeathLeavesItToTheHost) { end_unnoticed("deaf", false); }
+// The child has the plugin's connections open.
+TEST(Plugin, ARankThatDiesBesideAChildIsNamedSoon) { end_unnoticed("", true); }
+
+// A process that is stopped is not taken for one that has ended.
+TEST(Plugin, NamesAStoppedRankAtTheTimeout) {
+  constexpr int kVictim = 2;
+  const Variables set = {{"MOECCL_NET_PLUGIN", fake_net_file("v12")}, {"MOECCL_NET", "plugin"}};
+  MAKE_HOSTS(hosts, .weights = {1, 1, 1});
+  RankOptions options = on(*hosts);
+  options.config.timeout_ms = 2000;
+  options.may_die = {kVictim};
+  struct Words {
+    std::atomic<int> told, waited;
+  };
+  const Shared<Words> words;
+  Meeting begun;
+  options.on_running = [&](const std::vector<pid_t>& ranks) {
+    for (const Stopwatch watch; words->told < 2 && watch.fair_ms() < tests::patient_ms(15'000);)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    kill(ranks[kVictim], SIGKILL);
+  };
+  run_ranks(
+      3,
+      [&](int rank, moecclComm_t comm) {
+        check_all_reduce(rank, 3, comm, 1000);
+        EXPECT_TRUE(begun.meet(3));
+        if (rank == kVictim) raise(SIGSTOP);
+        int64_t took_ms = 0;
+        EXPECT_EQ(sum_until_failure(comm, &took_ms), moecclTimeout) << moecclGetLastError(comm);
+        const std::string text = moecclGetLastError(comm);
+        EXPECT_NE(text.find("rank 2 (plugin Fake, its host has acknowledged nothing for "), std::string::npos) << text;
+        EXPECT_NE(text.find("its process exists, and its host answers at"), std::string::npos) << text;
+        // The other rank repeats as much as fits.
+        words->waited += text.find("it is stopped (SIGSTOP") != std::string::npos ? 1 : 0;
+        ++words->told;
+      },
+      options);
+  EXPECT_GE(words->waited, 1);
 }
 
 // Many communicators, one after the other and some at once, take and release the plugin.

@@ -53,6 +53,7 @@ class FakeVerbs {
     control().set_delay_us(0);
     control().set_unordered(false);
     control().set_silent(false);
+    control().set_down(false);
     control().refuse_regions(0);
     control().set_inline(256);
     control().set_device_memory(true, true);

@@ -212,20 +212,26 @@ def case_experts_outside_of_a_graph_are_compiled_once(rank, n):
     assert graphs[-1] <= 5, graphs
 
 
+def by_place(x):
+    """A router without gradients."""
+    place = torch.arange(x.shape[0])
+    return torch.full((x.shape[0], 2), 0.5), torch.stack([place % EXPERTS, (place + 1) % EXPERTS], dim=1), None
+
+
 def case_tokens_of_one_rank_need_no_gradient(rank, n):
-    """Also where that rank has tokens, and so the graph of the others but for this."""
-    model = made()
-    run = compiled(model, dynamic=False)
-    for step, n_tokens in enumerate((TOKENS, 0)):
-        x = tokens_of(rank, step, n_tokens if rank == 1 else TOKENS)
-        expected = results(model, model, x)
-        model.zero_grad()
-        given = x.clone().requires_grad_(rank != 1)
-        run(given).square().sum().backward()
-        torch.testing.assert_close([p.grad for p in model.parameters()], list(expected[2:]), **CLOSE)
-        if rank != 1:
-            torch.testing.assert_close(given.grad, expected[1], **CLOSE)
-        assert _traced.n_routings() == 0
+    """Also where that rank has tokens, and so the graph of the others but for this; and where the router does not train either."""
+    for model in (made(), made(router=by_place)):
+        run = compiled(model, dynamic=False)
+        for step, n_tokens in enumerate((TOKENS, 0)):
+            x = tokens_of(rank, step, n_tokens if rank == 1 else TOKENS)
+            expected = results(model, model, x)
+            model.zero_grad()
+            given = x.clone().requires_grad_(rank != 1)
+            run(given).square().sum().backward()
+            torch.testing.assert_close([p.grad for p in model.parameters()], list(expected[2:]), **CLOSE)
+            if rank != 1:
+                torch.testing.assert_close(given.grad, expected[1], **CLOSE)
+            assert _traced.n_routings() == 0
 
 
 def case_operators_say_what_they_return(rank, n):

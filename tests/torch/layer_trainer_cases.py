@@ -45,6 +45,40 @@ def case_tokens_of_one_rank_need_no_gradient(rank, n):
     torch.testing.assert_close(weights.grad, tokens_of(rank).square().sum(1, keepdim=True).expand(TOKENS, 2), **CLOSE)
 
 
+def by_place(x):
+    """A router without gradients, as for experts that follow from the tokens' numbers."""
+    place = torch.arange(x.shape[0])
+    return torch.full((x.shape[0], 2), 0.5), torch.stack([place % EXPERTS, (place + 1) % EXPERTS], dim=1), None
+
+
+def frozen(layer, *parts):
+    for part in parts:
+        getattr(layer, part).requires_grad_(False)
+    return layer
+
+
+def case_a_router_does_not_train_and_tokens_of_one_rank_need_no_gradient(rank, n):
+    for options, parts in (({"router": by_place}, ()), ({"router": by_place, "domains": [n]}, ()), ({}, ("router",)), ({}, ("experts",)),
+                           ({"replica_slots": EXPERTS // n + 1, "dispatch_dtype": torch.float8_e4m3fn}, ("router",))):
+        layer = frozen(made(**options), *parts)
+        trained = [p for p in layer.parameters() if p.requires_grad]
+        for n_tokens in (TOKENS, 0):
+            x = tokens_of(rank, n_tokens if rank == 1 else TOKENS)
+            expected = []
+            for needed in (True, rank != 1):
+                layer.zero_grad()
+                given = x.clone().requires_grad_(needed)
+                (layer(given).square().sum() + layer(given).square().sum()).backward()
+                expected.append([given.grad if rank != 1 else None, *(p.grad.clone() for p in trained)])
+            torch.testing.assert_close(expected[1], expected[0], **CLOSE, msg=lambda m: f"{options}, {parts}: {m}")
+
+
+def case_a_layer_that_does_not_train_has_no_backward_pass(rank, n):
+    """Tokens from layers that do not train either, also where a rank has none."""
+    for layer in (frozen(made(), "router", "experts"), frozen(made(router=by_place), "experts")):
+        assert not layer(tokens_of(rank, TOKENS if rank else 0)).requires_grad
+
+
 def case_a_mesh_names_the_ranks(rank, n):
     from torch.distributed.device_mesh import init_device_mesh
     mesh, x = init_device_mesh("cpu", (2, n // 2), mesh_dim_names=("same", "ep")), tokens_of(rank)
@@ -54,6 +88,15 @@ def case_a_mesh_names_the_ranks(rank, n):
     assert mt.comm_of(mesh["ep"]) is layer.comm and layer.comm.size == n // 2
     for name in ("group", "expert_data_group"):
         refused(ValueError, "with the dimensions ['same', 'ep']: give one dimension of it, such as mesh['ep']", lambda: made(**{name: mesh}))
+
+
+def case_tokens_that_are_a_dtensor_are_refused(rank, n):
+    needs((2, 5), "torch.distributed.tensor")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    layer, x = made(), DTensor.from_local(tokens_of(rank), init_device_mesh("cpu", (n,)), [Shard(0)])
+    refused(TypeError, "x is a DTensor: give the tokens of this rank, x.to_local()", lambda: layer(x))
+    layer(x.to_local())  # the communicator goes on
 
 
 class Scaled(nn.Module):

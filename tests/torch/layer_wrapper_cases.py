@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of layer_test.py about torch's wrappers and optimizers, which may take the experts for parameters that all ranks have."""
 import torch
+import torch.nn.utils.parametrize
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.parallel import DistributedDataParallel
 
 import moeccl.torch as mt
 from layer_agreement_cases import grid
-from layer_cases import needs
+from layer_cases import gathered, needs
 from layer_checkpoint_cases import refuses
 from layer_model_cases import EXPERTS, HIDDEN, TOKENS, alone
 from layer_use_cases import refused, tokens_of
@@ -45,6 +46,46 @@ def case_a_wrapper_that_takes_the_experts_is_refused(rank, n):
     wrapper = DistributedDataParallel(layer, process_group=same_experts["expert_data_group"])  # whose ranks have the same experts
     wrapper(tokens_of(rank)).sum().backward()
     DistributedDataParallel(mt.MoELayer(HIDDEN, EXPERTS, 2, group=alone(), **OPTIONS))(tokens_of(rank)).sum().backward()
+
+
+class LowRank(nn.Module):
+    """What adapters such as LoRA add to a stacked parameter by torch.nn.utils.parametrize."""
+
+    def __init__(self, weight):
+        super().__init__()
+        slots, out, width = weight.shape
+        self.a, self.b = nn.Parameter(torch.ones(slots, out, 2)), nn.Parameter(torch.full((slots, 2, width), 0.01))
+
+    def forward(self, weight):
+        return weight + self.a @ self.b
+
+
+def case_adapted_experts_stay_those_of_their_rank(rank, n):
+    def adapted():
+        model = made()
+        for block in model:
+            for p in block.ffn.experts.parameters():
+                p.requires_grad_(False)
+            for name in list(block.ffn.experts._names.values()):
+                torch.nn.utils.parametrize.register_parametrization(block.ffn.experts, name, LowRank(getattr(block.ffn.experts, name)))
+        return model
+
+    plain, x = adapted(), tokens_of(rank)
+    plain(x).square().sum().backward()
+    model = adapted()
+    DistributedDataParallel(mt.ignore_experts(model))(x).square().sum().backward()
+    experts = [[(p.detach(), p.grad) for p in mt.expert_parameters(m)] for m in (model, plain)]
+    assert len(experts[0]) == 2 * 2 * 3 and sum(grad is None for _, grad in experts[0]) == 4
+    torch.testing.assert_close(*([t for pair in one for t in pair if t is not None] for one in experts), rtol=1e-4, atol=1e-5)
+    norm = mt.clip_grad_norm_(model, 1e9)
+    assert all(norm.equal(other) for other in gathered(norm))
+    refused(TypeError, "ignore_experts(model)", lambda: DistributedDataParallel(adapted())(x))
+    for known, what in ((lambda: mt.full_state_dict(model), "a full state"), (lambda: mt.load_full_state_dict(model, {}), "a full state")):
+        refused(ValueError, f"{what} knows the experts by the parameters of the expert module, and they have parametrizations.down__weight.0.a", known)
+    for options in ({"swap": True}, {"replica_slots": EXPERTS // n + 1}):
+        layer = mt.MoELayer(HIDDEN, EXPERTS, 2, **options, **OPTIONS)
+        torch.nn.utils.parametrize.register_parametrization(layer.experts, "up__weight", LowRank(layer.experts.up__weight))
+        refused(ValueError, "rebalance() knows the experts by", layer.rebalance)
 
 
 def case_fully_shard_must_leave_the_experts_out(rank, n):

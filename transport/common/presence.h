@@ -14,6 +14,7 @@
 
 #include "src/base/env.h"
 #include "src/base/fd.h"
+#include "src/driver/socket.h"
 #include "transport/transport.h"
 
 namespace moeccl::transport {
@@ -51,6 +52,8 @@ class RollCall {
   bool meet(uint32_t own_rank);
   // Returns those of the ranks `silent` whose processes are gone. Takes at most a tenth of a second.
   std::vector<uint32_t> gone(std::span<const uint32_t> silent);
+  // Adds all ranks of other hosts. `addresses` come from the Presences of all ranks, by rank.
+  static RollCall of(const NetworkOptions& options, std::span<const std::string> addresses);
 
  private:
   struct Peer {
@@ -67,5 +70,34 @@ class RollCall {
   uint32_t round_ = 0;
   size_t next_ = 0;  // of the silent ranks, where not all are asked at once
 };
+
+// When an engine asks after which peers. ask() is for the engine's thread, without the engine's lock, because it waits
+// for answers.
+class Questions {
+ public:
+  Questions() = default;
+  explicit Questions(RollCall peers) : peers_(std::move(peers)) {}
+  // Whether it is time to note the silent peers. It is then not time again for a while.
+  bool due(int64_t now);
+  // Notes a peer that acknowledges nothing since `since_ns` (0: it does), if that is long enough.
+  void note(uint32_t rank, int64_t since_ns, int64_t now);
+  // Returns those of the noted peers whose processes are gone. Takes 150 ms at most.
+  std::vector<uint32_t> ask(uint32_t own_rank);
+  // Whether ask() has more to do at once.
+  bool more() const { return meets_; }
+
+ private:
+  RollCall peers_;
+  std::vector<uint32_t> silent_;
+  int64_t noted_at_ns_ = 0;
+  int64_t meets_at_ns_ = 0;  // when the roll call meets the ranks next
+  bool meets_ = false;       // and whether there are more to ask at once
+};
+
+// Returns why a link loses a peer that is gone().
+Status process_gone(const std::string& where);
+// Asks once at the address of a rank's Presence, for Link::why_silent(). Takes 200 ms at most. `if_it_lives` is what to
+// say where the process answers. Returns an empty text where nothing answers, or there is no address.
+std::string why_silent(const std::string& address, const std::string& if_it_lives);
 
 }  // namespace moeccl::transport

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kNewsEveryMs = 20;  // how often to check whether connecting is still wanted
 constexpr int64_t kPause_ns = 50'000;
-constexpr size_t kMaxName = 256;
+constexpr size_t kMaxName = 256, kMaxAddress = 100;
 constexpr char kMagic[8] = {'M', 'o', 'E', 'C', 'C', 'L', 'n', 'p'};
 
 // Compares in constant time, so that an attacker who guesses learns nothing from how long it takes.
@@ -34,6 +34,7 @@ std::vector<std::byte> Offer::write() const {
   Writer out;
   out.u16(kWireVersion);
   out.string(plugin);
+  out.string(presence);
   out.u64(mbit_per_s);
   out.u8(pieces_only ? 1 : 0);
   out.raw(nonce);
@@ -46,6 +47,7 @@ bool Offer::read(std::span<const std::byte> bytes) {
   Reader in(bytes);
   if (in.u16() != kWireVersion) return false;
   plugin = in.string(kMaxName);
+  presence = in.string(kMaxAddress);
   mbit_per_s = in.u64();
   pieces_only = in.u8() != 0;
   const auto fresh = in.raw(nonce.size());
@@ -157,6 +159,7 @@ Status Connecting::read_offers(std::span<const std::vector<std::byte>> offers) {
     const size_t rails = std::min(own_.rails.size(), p->offer.rails.size());
     p->comms.rank = p->rank;
     p->comms.where = format("{} {}", own_.plugin, devices_[0].is.name);
+    p->comms.presence = p->offer.presence;
     p->comms.pairs.resize(1 + rails);
     for (size_t i = 0; i < rails; ++i) p->comms.pairs[1 + i].weight = std::min(own_.rails[i], p->offer.rails[i]);
   }

@@ -22,6 +22,7 @@ namespace moeccl::transport::netplugin {
 // What one rank tells all ranks, and in a row for each of them.
 struct Offer {
   std::string plugin;       // the same on all ranks
+  std::string presence;     // Presence::address()
   uint64_t mbit_per_s = 0;  // of all rails; 0: not reported
   bool pieces_only = false;
   bootstrap::Key nonce = {};

@@ -14,6 +14,8 @@ namespace {
 // While operations run, the thread checks this often whether they still do, and sends boards that no signal has
 // carried.
 constexpr int64_t kLookEvery_ns = 2'000'000;
+constexpr int64_t kSignEvery_ns = 200'000'000;   // peers are asked for an answer
+constexpr int64_t kAnswerEvery_ns = 50'000'000;  // those who ask after this rank are answered
 // Without operations it polls at once while something moves, then less and less often, and never for more than a
 // twentieth of the time.
 constexpr int64_t kShortest_ns = 20'000, kLongest_ns = 1'000'000;
@@ -145,7 +147,36 @@ void PluginEngine::progress(uint32_t awaited) {
   });
 }
 
+void PluginEngine::ask() {
+  const int64_t now = now_ns();
+  if (links_.empty() || now - looked_ns_ < kLookEvery_ns) return;
+  looked_ns_ = now;
+  if (presence_.fd() >= 0 && now - answered_ns_ >= kAnswerEvery_ns) {
+    answered_ns_ = now;
+    (void)presence_.answer();
+  }
+  if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
+    shielded([&] {
+      const bool signs = (driving_.load() > 0 || any_runs()) && now - signs_ns_ > kSignEvery_ns;
+      if (signs) signs_ns_ = now;
+      const bool due = questions_.due(now);
+      if (!signs && !due) return;
+      for (PluginLink* link : links_) {
+        if (signs) link->ask_for_answer();
+        if (due) questions_.note(link->peer_.rank, link->silent_since_ns(), now);
+      }
+    });
+  }
+  const std::vector<uint32_t> gone = questions_.ask(links_[0]->own_.rank);
+  if (gone.empty()) return;
+  const std::lock_guard lock(mutex_);
+  shielded([&] {
+    for (const uint32_t rank : gone) link_of_rank_[rank]->lose_ended_process();
+  });
+}
+
 void PluginEngine::step() {
+  (void)contained([&] { return ask(), Status(); });
   int64_t wait_ns = kLookEvery_ns;
   if (!driven()) {
     bool any = false;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "transport/common/ordered_engine.h"
+#include "transport/common/presence.h"
 #include "transport/netplugin/bounce_pool.h"
 #include "transport/netplugin/loader.h"
 #include "transport/netplugin/plugin_link.h"
@@ -26,6 +27,12 @@ class PluginEngine final : public OrderedEngine {
   // Called before start(); the caller owns the link. The engine owns the comms, even if this fails. pieces_only: the
   // peer's staging is CUDA memory.
   Result<std::unique_ptr<PluginLink>> add(const LocalMemory& own, PeerComms peer, int memory_type, bool pieces_only);
+
+  // Called before start(), so that peers can ask after this rank, and this rank after peers that acknowledge nothing.
+  void ask_after(Presence own, Questions peers) {
+    presence_ = std::move(own);
+    questions_ = std::move(peers);
+  }
 
   size_t memory_bytes() const override;
   void end() override;
@@ -47,6 +54,9 @@ class PluginEngine final : public OrderedEngine {
     for (PluginLink* link : links_) link->lose(why);
   }
   bool turn();  // under the lock: every link; returns whether something moved
+  // For step(), without the lock. Asks the peers for answers while operations run, and the hosts of those that give
+  // none.
+  void ask();
   void say_farewell();
 
   std::shared_ptr<PluginUse> use_;
@@ -55,6 +65,9 @@ class PluginEngine final : public OrderedEngine {
   std::vector<bool> pieces_only_;
   uint32_t turns_ = 0;
   int64_t pause_ns_;  // of the thread, between its polls
+  Presence presence_;
+  Questions questions_;
+  int64_t looked_ns_ = 0, signs_ns_ = 0, answered_ns_ = 0;  // when the thread last did so
   std::mutex sleep_mutex_;
   std::condition_variable sleep_;
   bool woken_ = false;  // under sleep_mutex_

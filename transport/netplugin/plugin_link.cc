@@ -6,6 +6,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/log.h"
+#include "transport/common/presence.h"
 #include "transport/netplugin/plugin_engine.h"
 
 namespace moeccl::transport::netplugin {
@@ -268,6 +269,28 @@ int64_t PluginLink::unacknowledged_ms() {
   return unanswered_since_ns_ == 0 || down_ ? 0 : (now_ns() - unanswered_since_ns_) / 1'000'000;
 }
 
+std::string PluginLink::why_silent() {
+  return transport::why_silent(peer_.presence,
+                               "it is stopped (SIGSTOP, a debugger), or the plugin's network between the two does not "
+                               "pass messages");
+}
+
+// A rank that only waits sends nothing, and would not notice the end of its peer.
+void PluginLink::ask_for_answer() {
+  if (down_ || ending_ || bye_taken_ || unanswered_since_ns_ != 0 || !room(sizeof(FrameHead))) return;
+  append({static_cast<uint8_t>(FrameType::kSignals), 0, 0, 0, 0, 0}, nullptr);
+  flush();
+  bool moved = false;
+  if (Status s = turn_sends(&moved); !s.ok()) end(s);
+}
+
+void PluginLink::lose_ended_process() {
+  const Result<driver::SocketAddress> at = driver::parse_ip_address(peer_.presence);
+  if (silent_since_ns() == 0) return;
+  gone_ = true;
+  lose(process_gone(at.ok() ? at->host() : peer_.presence));
+}
+
 void PluginLink::say_bye() {
   if (bye_taken_) return;
   bye_said_ = bye_waits_ = true;
@@ -309,8 +332,10 @@ bool PluginLink::drained() const {
 }
 
 bool PluginLink::turn() {
-  if (down_) {  // the peer learns it from its comms, even where only this rank's calls failed
-    close();
+  if (down_) {
+    // The peer learns it from its comms, even where only this rank's calls failed. Those to a process that is gone have
+    // requests under way, and a plugin may then serve no other comm of this process: they stay until the engine ends.
+    if (!gone_) close();
     return false;
   }
   bool moved = false;

@@ -27,7 +27,8 @@ class PluginEngine;
 // Comms that are connected and proved: frames first, then rails. The link's close() closes them.
 struct PeerComms {
   uint32_t rank = 0;
-  std::string where;  // "Fake eth0", for messages
+  std::string where;     // "Fake eth0", for messages
+  std::string presence;  // "10.0.0.2:4711", see transport/common/presence.h; empty: none
   struct Pair {
     Comm out = nullptr, in = nullptr;
     double weight = 1;  // bytes go to rails in proportion to it
@@ -44,6 +45,7 @@ class PluginLink final : public OrderedLink {
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
   // The peer's engine answers within kAnswer_ns as long as its process runs.
   int64_t unacknowledged_ms() override;
+  std::string why_silent() override;
 
  private:
   friend class PluginEngine;
@@ -94,6 +96,10 @@ class PluginLink final : public OrderedLink {
   bool drained() const;
   void say_bye();
   void answer();  // acknowledges messages, where nothing else has done so for a while
+  void ask_for_answer();
+  // Returns since when the peer owes an answer; 0: it owes none, or says nothing any more.
+  int64_t silent_since_ns() const { return down_ || ending_ || bye_taken_ ? 0 : unanswered_since_ns_; }
+  void lose_ended_process();
 
   Status turn_receives(bool* moved);
   Status turn_rails(bool* moved);
@@ -149,6 +155,7 @@ class PluginLink final : public OrderedLink {
   bool bye_said_ = false, bye_seen_ = false;  // by this rank, by the peer
   bool bye_taken_ = false;                    // the peer's was taken: it says nothing any more
   bool ending_ = false, in_ended_ = false, closed_ = false;
+  bool gone_ = false;  // the peer's process
   int64_t end_by_ns_ = 0;
   Status why_;
 };

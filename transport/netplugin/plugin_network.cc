@@ -8,6 +8,7 @@
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/bootstrap/handshake.h"
+#include "transport/common/presence.h"
 #include "transport/common/uplink.h"
 #include "transport/netplugin/connecting.h"
 #include "transport/netplugin/plugin_engine.h"
@@ -31,13 +32,18 @@ class PluginEndpoint final : public Endpoint {
     connecting_->own().pieces_only = memory_type != abi::kPtrHost;
   }
 
-  Status listen() { return connecting_->listen(); }
+  Status listen() {
+    presence_ = Presence::open(options_, env());
+    connecting_->own().presence = presence_.address();
+    return connecting_->listen();
+  }
   Result<std::vector<std::byte>> offer() override { return connecting_->offer(); }
   std::vector<std::vector<std::byte>> rows() override { return connecting_->rows(); }
 
   Result<NetworkLinks> connect(const LocalMemory& own, std::span<const Region>,
                                std::span<const std::vector<std::byte>> offers) override {
-    MOECCL_ASSIGN_OR_RETURN(const std::vector<double> uplinks, read_uplinks(offers));
+    std::vector<std::string> presences;
+    MOECCL_ASSIGN_OR_RETURN(const std::vector<double> uplinks, read_uplinks(offers, presences));
     MOECCL_ASSIGN_OR_RETURN(std::vector<PeerComms> peers, connecting_->connect(offers));
     connecting_ = nullptr;
     NetworkLinks made;
@@ -68,6 +74,7 @@ class PluginEndpoint final : public Endpoint {
       }
     }
     MOECCL_TRY(std::move(status));
+    moves->ask_after(std::move(presence_), Questions(RollCall::of(options_, presences)));
     MOECCL_TRY(moves->start());
     made.alpha_ns = kAlphaNs;
     made.bytes_per_ns = slowest_uplink(options_.host_of, uplinks);
@@ -75,8 +82,9 @@ class PluginEndpoint final : public Endpoint {
   }
 
  private:
-  // Returns the uplink that each rank offers.
-  Result<std::vector<double>> read_uplinks(std::span<const std::vector<std::byte>> offers) {
+  // Returns the uplink that each rank offers, and adds where each can be asked after.
+  Result<std::vector<double>> read_uplinks(std::span<const std::vector<std::byte>> offers,
+                                           std::vector<std::string>& presences) {
     std::vector<double> uplinks;
     for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
       Offer o;
@@ -84,6 +92,7 @@ class PluginEndpoint final : public Endpoint {
         return error(moecclRemoteError, "rank {} sent an offer of a net plugin that this MoECCL cannot read", r);
       }
       if (o.pieces_only) pieces_only_.emplace(r, true);
+      presences.push_back(o.presence);
       uplinks.push_back(static_cast<double>(o.mbit_per_s > 0 ? o.mbit_per_s : kUnknownMbit) * kPayload / 8000);
     }
     return uplinks;
@@ -92,6 +101,7 @@ class PluginEndpoint final : public Endpoint {
   NetworkOptions options_;
   std::shared_ptr<PluginUse> use_;
   int memory_type_;
+  Presence presence_;
   std::shared_ptr<Connecting> connecting_;
   std::map<uint32_t, bool> pieces_only_;
 };

@@ -6,7 +6,8 @@
 //
 //   put      `bytes` bytes for `offset` of the receiver's staging
 //   piece    the next message of rail `rail` is `bytes` bytes for `offset`; no payload
-//   signals  n times {sig u64, word u64}; all puts and pieces before it count first
+//   signals  n times {sig u64, word u64}; all puts and pieces before it count first; with n = 0 it only asks for an
+//            answer
 //   board    what BoardNews writes, with n entries and, with kHealth, a state
 //   bye      the sender leaves; answered by
 //   seen     everything before the bye has been taken
@@ -27,7 +28,7 @@
 
 namespace moeccl::transport::netplugin {
 
-inline constexpr uint16_t kWireVersion = 3;
+inline constexpr uint16_t kWireVersion = 4;
 
 inline constexpr size_t kMessageBytes = 24 << 10;
 inline constexpr uint32_t kBuffers = 8;  // receives that a rank keeps posted for messages of frames

@@ -11,7 +11,8 @@ namespace moeccl::transport::verbs {
 
 struct FarEnd {
   uint32_t rank = 0;
-  std::string where;  // "10.0.0.2 (mlx5_0:1)"
+  std::string where;          // "10.0.0.2 (mlx5_0:1)"
+  std::string presence = {};  // "10.0.0.2:4711", see transport/common/presence.h; empty: none
 };
 
 // "mlx5_0:1 (10.0.0.1) to rank 2 at 10.0.0.2 (mlx5_1:1): transport retry counter exceeded (status 12, vendor 129): ..."

@@ -21,6 +21,7 @@ using namespace driver::ibv_abi;
 namespace {
 
 constexpr int kMostGids = 256;
+constexpr const char* kNotActive = "its port is not active: look at the cable and the switch (ibstat, rdma link)";
 
 GidKind kind_of(uint32_t type) {
   if (type == kGidRoceV2) return GidKind::kRoceV2;
@@ -136,7 +137,7 @@ void DeviceList::look_at(Device* device, const Env& settings, std::vector<FoundR
     info.mtu_code = static_cast<uint8_t>(std::clamp(port.active_mtu, 1, 5));
     info.gbit = driver::ibv_gbit(port.active_width, port.active_speed);
     if (port.state != kPortActive) {
-      found.problem = "its port is not active: look at the cable and the switch (ibstat, rdma link)";
+      found.problem = kNotActive;
     } else {
       Result<GidChoice> gid =
           choose_gid(gid_table(*api_, context, path, info.port, port), info.ethernet, settings.ib_gid_index);
@@ -267,6 +268,16 @@ std::string Rail::trouble(int64_t now_ns) const {
   if (down_since_ns_ == 0) return "";
   return format("its port went down {} ms ago: look at the cable and the switch",
                 (now_ns - down_since_ns_) / 1'000'000);
+}
+
+std::string Rail::port_trouble(int64_t now_ns) {
+  take_events(now_ns);
+  std::string known = trouble(now_ns);
+  if (!known.empty()) return known;
+  PortAttr port = {};
+  if (const int rc = api_->query_port(context_, info_.port, &port); rc != 0)
+    return format("ibv_query_port fails: {}", std::strerror(rc));
+  return port.state == kPortActive ? "" : kNotActive;
 }
 
 Status Rail::health(int64_t now_ns) const {

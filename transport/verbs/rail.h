@@ -97,6 +97,8 @@ class Rail {
   Status health(int64_t now_ns) const;
   // "its port went down 1200 ms ago", for errors; "" when all is well.
   std::string trouble(int64_t now_ns) const;
+  // The same, and what the device says when it is asked.
+  std::string port_trouble(int64_t now_ns);
 
  private:
   Rail(const driver::IbvApi& api, RailInfo info) : api_(&api), info_(std::move(info)) {}

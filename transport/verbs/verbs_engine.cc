@@ -22,10 +22,6 @@ constexpr int64_t kSleepNs = 1'000'000'000;
 constexpr int64_t kEndNs = 30'000;
 constexpr int64_t kQuickNs = 50'000;
 constexpr int64_t kSignEveryNs = 200'000'000;
-// A NIC that acknowledges nothing for so long may be without its process. A queue may delay an acknowledgement longer:
-// 16 MiB to each of 20 peers take 270 ms at 10 Gbit/s. The peer is then asked in vain, and its answer says that it
-// lives.
-constexpr int64_t kSilentNs = 250'000'000, kAskEveryNs = 250'000'000;
 // A connection to the presence wakes the thread at most this often, because a stranger may connect again and again.
 constexpr int64_t kAnswerEveryNs = 50'000'000;
 // The time for a leaving rank to deliver what it still has to say.
@@ -188,31 +184,20 @@ void VerbsEngine::look(bool events) {
 }
 
 void VerbsEngine::find_silent(int64_t now) {
-  if (now - looked_for_silent_ns_ < kAskEveryNs) return;
-  looked_for_silent_ns_ = now;
-  for (const VerbsLink* link : links_) {
-    const bool waits = !link->down_ && link->asked_since_ns_ != 0 && now - link->asked_since_ns_ > kSilentNs;
-    if (waits && !link->peer_is(RankState::kLeft)) silent_.push_back(link->s_.far.rank);
-  }
+  if (!parts_.questions.due(now)) return;
+  for (const VerbsLink* link : links_)
+    if (!link->down_ && !link->peer_is(RankState::kLeft))
+      parts_.questions.note(link->s_.far.rank, link->asked_since_ns_, now);
 }
 
 void VerbsEngine::ask() {
-  if (const int64_t now = now_ns(); !links_.empty() && now >= meets_at_ns_) {
-    meets_ = parts_.roll_call.meet(links_[0]->s_.own.rank);
-    meets_at_ns_ = meets_ ? 0 : now + kAskEveryNs;
-  }
-  if (silent_.empty()) return;
-  const std::vector<uint32_t> gone = parts_.roll_call.gone(silent_);
-  silent_.clear();
+  if (links_.empty()) return;
+  const std::vector<uint32_t> gone = parts_.questions.ask(links_[0]->s_.own.rank);
+  if (gone.empty()) return;
   const std::lock_guard lock(mutex_);
-  for (VerbsLink* link : links_) {
-    if (std::find(gone.begin(), gone.end(), link->s_.far.rank) == gone.end()) continue;
-    link->lose(
-        error(moecclRemoteError,
-              "its process at {} has ended, or has destroyed its communicator: its NIC acknowledges nothing, and "
-              "its host says that the rank's port is closed",
-              link->s_.far.where));
-  }
+  for (VerbsLink* link : links_)
+    if (std::find(gone.begin(), gone.end(), link->s_.far.rank) != gone.end())
+      link->lose(process_gone(link->s_.far.where));
 }
 
 void VerbsEngine::begin() {
@@ -264,7 +249,7 @@ void VerbsEngine::step() {
       find_silent(now_ns());
     });
     quick = !busy && unsent();
-    busy = busy || quick || meets_ ||
+    busy = busy || quick || parts_.questions.more() ||
            std::any_of(links_.begin(), links_.end(), [](const VerbsLink* l) { return l->asked_since_ns_ != 0; });
   } else {
     busy = true;

@@ -30,7 +30,7 @@ struct EngineParts {
   std::unique_ptr<DeviceRegions> device;     // null: the NICs do not access CUDA memory
   size_t memory_bytes = 0;                   // of copies, rings and records
   Presence presence;
-  RollCall roll_call;  // of the peers
+  Questions questions;  // after the peers
 };
 
 class VerbsEngine final : public OrderedEngine {
@@ -90,14 +90,8 @@ class VerbsEngine final : public OrderedEngine {
   std::atomic<bool> asleep_{false};
   std::atomic<bool> left_over_{false};  // a drive has left something to the thread
   int64_t signs_ns_ = 0;                // when signs of life were last sent
-  // Peers whose NICs acknowledge nothing, and when they were last looked for.
-  std::vector<uint32_t> silent_;
-  int64_t looked_for_silent_ns_ = 0;
-  // When the roll call meets the ranks next, and whether there are more to ask at once.
-  int64_t meets_at_ns_ = 0;
-  bool meets_ = false;
-  int listener_;             // of the presence; -1: none that works
-  int64_t answered_ns_ = 0;  // when it was last looked at
+  int listener_;                        // of the presence; -1: none that works
+  int64_t answered_ns_ = 0;             // when it was last looked at
 };
 
 }  // namespace moeccl::transport::verbs

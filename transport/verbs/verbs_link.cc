@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "src/base/clock.h"
+#include "transport/common/presence.h"
 #include "transport/common/put_order.h"
 #include "transport/verbs/verbs_engine.h"
 
@@ -67,6 +68,31 @@ void VerbsLink::withdraw() {
 int64_t VerbsLink::unacknowledged_ms() {
   const std::lock_guard lock(engine_.mutex_);
   return asked_since_ns_ == 0 ? 0 : (now_ns() - asked_since_ns_) / 1'000'000;
+}
+
+// The process of a peer whose NIC is silent may be well: NICs acknowledge without it.
+std::string VerbsLink::why_silent() {
+  uint64_t acknowledged = 0, under_way = 0;
+  std::string own;
+  {
+    const std::lock_guard lock(engine_.mutex_);
+    for (const Lane& lane : lanes_) {
+      Rail& rail = lane.pair->rail();
+      const std::string trouble = rail.port_trouble(now_ns());
+      if (!trouble.empty()) return format("{} of this host: {}", rail.info().name(), trouble);
+      acknowledged += lane.pair->completed();
+      under_way += lane.pair->posted() - lane.pair->completed();
+    }
+    if (lanes_.empty()) return {};
+    const RailInfo& rail = lanes_[0].pair->rail().info();
+    own = format("{} ({})", rail.name(), text_of(rail.gid.gid));
+  }
+  const char* const look =
+      acknowledged == 0 ? "look at the addresses (MOECCL_IB_GID_INDEX, MOECCL_IB_HCA) and the routes between them"
+                        : "look at its port (ibstat, rdma link), and at what the switch drops (MTU, PFC, VLAN)";
+  return transport::why_silent(s_.far.presence,
+                               format("RDMA from {} to {} does not pass, {} of {} requests were acknowledged; {}", own,
+                                      s_.far.where, acknowledged, acknowledged + under_way, look));
 }
 
 std::byte* VerbsLink::room(size_t bytes) {

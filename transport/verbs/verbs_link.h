@@ -67,6 +67,7 @@ class VerbsLink final : public OrderedLink, private Rooms, private PostedPuts, p
   const char* name() const override { return "verbs"; }
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
   int64_t unacknowledged_ms() override;
+  std::string why_silent() override;
 
  private:
   friend class VerbsEngine;

@@ -7,11 +7,9 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <set>
 #include <string>
 
 #include "src/base/log.h"
-#include "src/driver/process.h"
 #include "transport/common/presence.h"
 #include "transport/common/rows.h"
 #include "transport/common/uplink.h"
@@ -297,14 +295,9 @@ Result<NetworkLinks> VerbsEndpoint::connect(const LocalMemory& own, std::span<co
       nics_of_host[options_.host_of[r]][rail.info.name()] = rail.info.gbit > 0 ? rail.info.gbit : kUnknownGbit;
     theirs.push_back(std::move(offer));
   }
-  std::set<std::string> here;  // the ports of this host's ranks, which no other rank can have
-  for (uint32_t r = 0; r < options_.n_ranks(); ++r)
-    if (!options_.remote(r)) here.insert(theirs[r].presence);
-  const bool known = driver::host_identity().network() != 0;  // else same_network is a guess (MOECCL_HOST_ID)
-  for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
-    const bool shares = known && r < options_.same_network.size() && options_.same_network[r];
-    if (options_.remote(r) && !here.contains(theirs[r].presence)) parts_.roll_call.add(r, theirs[r].presence, shares);
-  }
+  std::vector<std::string> presences;
+  for (const Offer& offer : theirs) presences.push_back(offer.presence);
+  parts_.questions = Questions(RollCall::of(options_, presences));
   struct Peer {
     uint32_t rank;
     std::vector<Lane> lanes;
@@ -332,7 +325,8 @@ Result<NetworkLinks> VerbsEndpoint::connect(const LocalMemory& own, std::span<co
     setting.own = own;
     setting.own_staging = staging;
     setting.device = device;
-    setting.far = {p.rank, format("{} ({})", verbs::text_of(offer.rails[0].info.gid.gid), offer.rails[0].info.name())};
+    setting.far = {p.rank, format("{} ({})", verbs::text_of(offer.rails[0].info.gid.gid), offer.rails[0].info.name()),
+                   offer.presence};
     setting.peer = offer.memory_for(options_.rank);
     setting.ordered = ordered && offer.ordered;
     setting.copy_bytes = kCopyBytes;

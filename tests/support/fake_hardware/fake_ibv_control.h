@@ -21,6 +21,8 @@ struct IbvControl {
   void (*fail_next)(uint32_t qp_num, int status, uint32_t vendor);
   // Requests complete neither with success nor with an error, as on rdma_rxe, for which 7 retries are endless.
   void (*set_silent)(bool);
+  // All ports are down, as far as ibv_query_port says. No event tells of it.
+  void (*set_down)(bool);
   // Raises an event of the device: ibv_abi::AsyncEvent::event_type.
   void (*raise)(const char* device, int event, int port);
   // No peer may use the existing regions any more, as if they had been invalidated.

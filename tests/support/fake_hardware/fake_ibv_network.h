@@ -86,7 +86,7 @@ struct Fabric {
   std::mt19937 random{7};
   uint32_t next_pair = 0x11, next_key = 0x100;
   int delay_us = 0;
-  bool unordered = false, silent = false;
+  bool unordered = false, silent = false, down = false;
   bool stop = false;
   bool fails = false;
   uint32_t fail_pair = 0, fail_vendor = 0;

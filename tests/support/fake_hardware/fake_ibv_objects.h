@@ -14,6 +14,7 @@ struct OpenDevice : moeccl::driver::ibv_abi::Context {
 
 // Implemented by the data path: set up its calls in the context of a new device, and end a device.
 void opened(OpenDevice* device);
+bool are_ports_down();
 void closed(OpenDevice* device);
 
 }  // namespace fake

@@ -92,7 +92,7 @@ FAKE_API int ibv_query_device(Context* context, DeviceAttr* attr) {
 FAKE_API int ibv_query_port(Context* context, uint8_t number, PortAttr* attr) {
   const fake::Port* const port = port_of(context, number);
   if (port == nullptr) return EINVAL;
-  attr->state = port->state;
+  attr->state = fake::are_ports_down() ? 1 : port->state;
   attr->active_mtu = port->mtu;
   attr->gid_tbl_len = 16;
   attr->max_msg_sz = 1u << 23;  // as with rxe

@@ -35,6 +35,10 @@ const IbvControl control = {
       const std::lock_guard lock(net.mutex);
       net.silent = on;
     },
+    [](bool down) {
+      const std::lock_guard lock(net.mutex);
+      net.down = down;
+    },
     [](const char* name, int event, int port) {
       const std::lock_guard lock(net.mutex);
       for (OpenDevice* device : net.devices) {
@@ -121,6 +125,11 @@ MemoryRegion* add_device_region(FakeRegion* r, int fd, uint64_t offset) {
 }  // namespace
 
 namespace fake {
+
+bool are_ports_down() {
+  const std::lock_guard lock(net.mutex);
+  return net.down;
+}
 
 void opened(OpenDevice* device) {
   device->ops.poll_cq = poll_cq;

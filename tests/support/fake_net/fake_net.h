@@ -11,6 +11,7 @@
 //   refuse             connect fails;   never: connect never returns a comm
 //   accept=block       accept waits for its peer instead of returning no comm, as some plugins do
 //   fail=N             the N-th send of a process breaks in the middle of its message
+//   deaf               a connection that breaks is never reported: its requests are not done, and not refused
 //   quiet              only the sender notices that; its peer does when the comm is closed
 //   apart              a comm that is closed with requests under way harms no other; otherwise no transfer of the
 //                      process works from then on, until the next script, unless the comm's peer is gone

@@ -38,6 +38,7 @@ void parse(const char* text) {
     if (name == "locked") registrations_left_to_fail = script.unregistered = n;
     if (name == "refuse") script.refuse = true;
     if (name == "quiet") script.quiet = true;
+    if (name == "deaf") script.deaf = true;
     if (name == "apart") script.apart = true;
     if (name == "never") script.never = true;
     if (name == "accept") script.block_accept = true;

@@ -12,7 +12,7 @@ struct Script {
   int devices = 1, null = 1, late_us = 0;
   long fail = 0, unregistered = 0;
   bool refuse = false, never = false, block_accept = false, untold = false, cuda = false, gpu = false, init = false;
-  bool interfaces = false, quiet = false, apart = false, hold = false;
+  bool interfaces = false, quiet = false, deaf = false, apart = false, hold = false;
 };
 Script now();
 bool breaks_a_send();  // the send that begins now is the one that has to break

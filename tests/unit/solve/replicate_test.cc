@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ctime>
 #include <limits>
 #include <map>
 #include <string>
 
 #include "perf/solve/algorithm_1.h"
+#include "tests/support/timing.h"
 #include "tests/unit/solve/random_problems.h"
 
 namespace moeccl::solve {
@@ -194,6 +196,26 @@ TEST(Replicate, TakesDemandsWhoseSumIsVast) {
   EXPECT_NEAR(static_cast<double>(a.max_load_after), 4.0 * INT32_MAX, 8);  // each expert twice
   ASSERT_EQ(moecclReplicaSplit(&p, slots.data(), split.data()), moecclSuccess) << moecclGetLastError(nullptr);
   EXPECT_EQ(std::accumulate(split.begin(), split.end(), int64_t{0}), int64_t{16} * INT32_MAX);
+}
+
+// Time grows with the slots, and not with slots times ranks or nodes.
+TEST(Replicate, PlacesTheSlotsOf65536RanksInSeconds) {
+  constexpr int32_t kRanks = 65536, kExperts = 4, kSlotsPerRank = 4;
+  std::vector<int32_t> demand(size_t{kRanks} * kExperts), slots(size_t{kRanks} * kSlotsPerRank);
+  for (size_t i = 0; i < demand.size(); ++i) demand[i] = static_cast<int32_t>(i % 7);
+  moecclReplicaProblem_t p = MOECCL_REPLICA_PROBLEM_INIT;
+  p.n_experts = kExperts, p.n_ranks = kRanks, p.slots_per_rank = kSlotsPerRank;
+  p.demand = demand.data();
+  for (const int32_t n_nodes : {1, 8, kRanks}) {
+    p.n_nodes = n_nodes;
+    moecclReplicaAnswer_t a{};
+    a.size = sizeof(a);
+    const std::clock_t began = std::clock();  // the processor's time, which other load hardly changes
+    ASSERT_EQ(moecclSolveReplicas(&p, slots.data(), &a), moecclSuccess) << moecclGetLastError(nullptr);
+    const auto ms = 1000 * (std::clock() - began) / CLOCKS_PER_SEC;
+    EXPECT_LE(ms, tests::patient_ms(3000)) << "with " << n_nodes << " nodes";
+    EXPECT_LE(a.after_us, a.before_us);
+  }
 }
 
 TEST(Replicate, GradSourcesFollowAlgorithm2AndBalance) {

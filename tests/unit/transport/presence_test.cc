@@ -168,6 +168,31 @@ TEST_F(SilentNics, ADeadProcessIsNamedSoonAndALivingOneIsNot) {
   ranks[0].engine->end();
 }
 
+// What a timeout can say about a peer whose NIC is silent.
+TEST_F(SilentNics, AMessageSaysWhatIsKnown) {
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 2);
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  transport::Link& link = ranks[0].link(1);
+  std::string why = link.why_silent();
+  EXPECT_TRUE(has(why, "its process exists, and its host answers at 127.0.0.1:")) << why;
+  EXPECT_TRUE(has(why, "RDMA from mlx5_0:1 (10.0.0.1) to 10.0.0.1 (mlx5_0:1) does not pass, 0 of ")) << why;
+  EXPECT_TRUE(has(why, "MOECCL_IB_GID_INDEX")) << why;
+  ranks[0].engine->begin();
+  const std::vector<std::byte> data(4 << 20);  // more than the ring holds, so completions are asked for
+  EXPECT_TRUE(until(ranks[0], [&] { return *link.put(0, data.data(), data.size()) == transport::PutState::kDone; }));
+  why = link.why_silent();
+  EXPECT_TRUE(!has(why, " 0 of ") && has(why, "look at its port")) << why;
+  ranks[0].engine->end();
+  fake().control().set_down(true);
+  why = link.why_silent();
+  EXPECT_TRUE(has(why, "mlx5_0:1 of this host: its port is not active")) << why;
+  fake().control().set_down(false);
+  fake().control().set_silent(true);
+  ranks[1].engine = nullptr;  // its process has ended
+  why = link.why_silent();
+  EXPECT_TRUE(has(why, "its host refuses connections to 127.0.0.1:")) << why;
+}
+
 // A host that is silent keeps the engine's thread waiting. What an operation leaves to the thread meanwhile, such as a
 // signal behind a put, is done afterwards, and not when the thread next wakes by itself.
 TEST_F(SilentNics, AnOperationDuringTheFirstQuestionIsNotForgotten) {

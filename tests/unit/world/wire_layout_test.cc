@@ -36,7 +36,10 @@ constexpr struct {
   uint16_t protocol;
   uint64_t hash;
 } kLayouts[] = {
-    {9, 0xce9e45c5868b5f36}, {10, 0x68ef87512186e755}, {11, 0x68ef87512186e755},  // another order of rounds
+    {9, 0xce9e45c5868b5f36},
+    {10, 0x68ef87512186e755},
+    {11, 0x68ef87512186e755},  // another order of rounds
+    {12, 0x2f58ceb46446bf51},
 };
 
 using bootstrap::Key;
@@ -228,7 +231,8 @@ void offers(Layout& l) {
   FIELD(verbs::PeerCopy, n_puts);
   l.number("verbs::kPutRecords", verbs::kPutRecords);
   netplugin::Offer p;
-  p.plugin = "Socket", p.mbit_per_s = 0x0102030405060708, p.pieces_only = true, p.nonce = sample<Key>(1);
+  p.plugin = "Socket", p.presence = "10.0.0.1:4711", p.mbit_per_s = 0x0102030405060708, p.pieces_only = true,
+  p.nonce = sample<Key>(1);
   p.rails = {1.5, 2.5};
   l.bytes("net plugin's offer", p.write());
   l.number("net plugin's handle", sizeof(netplugin::Handle));

@@ -16,7 +16,7 @@ import torch
 from moeccl._c10d.base import VERSION
 from .aux_loss import loss_gradient
 from .float8 import move_scaled
-from .functions import combine_gradients, move_back, move_combined, move_rows, needed_by
+from .functions import combine_gradients, move_back, move_combined, move_rows, needs_anchor, new_anchor
 
 LEAST_TORCH = (2, 15)  # effects of operators in backward passes, which activation checkpointing keeps from repeating
 _numbers = itertools.count(1)
@@ -45,6 +45,7 @@ class Key:
     def __init__(self, owner):
         number = next(_numbers)
         self.tensor, self._owner = torch.tensor([number], device="cpu"), weakref.ref(owner)
+        self.anchor = new_anchor()  # for graphs, which cannot make one
         _owners[number] = owner
 
     def __deepcopy__(self, memo):
@@ -122,7 +123,7 @@ def _counts(ticket, n):
     return list(counts)
 
 
-def _dispatch(x, weights, ticket, n_rows):
+def _dispatch(x, anchor, ticket, n_rows):
     held = _held_by(ticket)
     x = x.contiguous()
     return move_rows(held.handle, x) if held.kind is None else move_scaled(held.handle, x, held.kind)
@@ -161,8 +162,8 @@ def _define():
     add("moe_route", "(Tensor key, Tensor index, Tensor? weights, Tensor like, Tensor? loss) -> Tensor", _route, ticket_of)
     # It moves nothing, but if checkpointing repeated it, the sizes in the backward pass would be other numbers to torch.
     add("moe_counts", "(Tensor ticket, int n) -> SymInt[]", _counts, lambda ticket, n: [_size() for _ in range(n)])
-    add("moe_dispatch", "(Tensor x, Tensor? weights, Tensor ticket, SymInt n_rows) -> Tensor", _dispatch,
-        lambda x, weights, ticket, n_rows: x.new_empty((n_rows, x.shape[1])))
+    add("moe_dispatch", "(Tensor x, Tensor? anchor, Tensor ticket, SymInt n_rows) -> Tensor", _dispatch,
+        lambda x, anchor, ticket, n_rows: x.new_empty((n_rows, x.shape[1])))
     add("moe_dispatch_backward", "(Tensor grad_rows, Tensor ticket, SymInt n_tokens) -> Tensor", _dispatch_backward,
         lambda grad_rows, ticket, n_tokens: grad_rows.new_empty((n_tokens, grad_rows.shape[1])))
     add("moe_combine", "(Tensor rows, Tensor? weights, Tensor ticket, SymInt n_tokens) -> Tensor", _combine,
@@ -223,9 +224,10 @@ class TracedHandle:
 def dispatch(key, n_slots, x, index, weights, loss):
     """Routes and moves rows; returns rows[R, hidden] and a TracedHandle. loss: the balancing loss or None, for the layer to show."""
     ops = torch.ops.moeccl
-    ticket = ops.moe_route(key, index, *(None if t is None else t.detach() for t in (weights, x, loss)))
+    ticket = ops.moe_route(key.tensor, index, *(None if t is None else t.detach() for t in (weights, x, loss)))
     counts = ops.moe_counts(ticket, n_slots) if n_slots else []
-    return ops.moe_dispatch(x, needed_by(x, weights), ticket, sum(counts)), TracedHandle(ticket, counts, x.shape[0], x.dtype, weights)
+    anchor = key.anchor if needs_anchor(x, weights) else None
+    return ops.moe_dispatch(x, anchor, ticket, sum(counts)), TracedHandle(ticket, counts, x.shape[0], x.dtype, weights)
 
 
 def combine(rows, handle):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ._group import largest, largest_in
-from .experts import expert_parameters
+from .experts import check_plain, expert_parameters
 from .layer import moe_layers
 from .wrapped import refuse_fsdp1
 
@@ -39,7 +39,9 @@ def _joined(norms, norm_type):
 def _expert_gradients(layer):
     """Returns the gradients of this rank's experts, each replica of an expert only on one rank."""
     counted = layer.placement.counted()
-    grads = [p.grad for p in layer.experts.stacked() if p.grad is not None]
+    if counted is not None:
+        check_plain(layer.experts, "clip_grad_norm_() with replicas")
+    grads = [p.grad for p in layer.experts.parameters() if p.grad is not None]
     grads = [g if counted is None else g[counted] for g in grads]
     return [g for g in grads if g.numel()]  # no elements have no largest one
 

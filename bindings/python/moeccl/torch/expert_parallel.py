@@ -14,7 +14,7 @@ from ._group import Group, comm_of, largest
 from ._traced import Key, TracedHandle, refuse_export, tracing
 from ._traced import combine as traced_combine, dispatch as traced_dispatch
 from .float8 import KINDS, QuantizedDispatch, n_scales
-from .functions import Combine, Dispatch, needed_by
+from .functions import Combine, Dispatch, needs_anchor, new_anchor
 
 
 class Handle:
@@ -129,7 +129,10 @@ class ExpertParallel:
     comm_options: options of the communicator made for the group (topology, pace, timeout_ms, deterministic, ...)
 
     The element type is that of the rows: float32, bfloat16, float16 or float64. dispatch, combine and their backward passes are
-    collective: every rank runs the same sequence of them. A rank may bring no tokens."""
+    collective: every rank runs the same sequence of them. A rank may bring no tokens.
+
+    The backward passes run on a rank where x or topk_weights needs a gradient, and that must be so on all ranks or on none: call
+    x.requires_grad_() for a batch that one rank makes itself, such as an empty one, if x comes from trained layers on the others."""
 
     def __init__(self, n_experts: int, top_k: int, hidden: int, group: Group = None, max_tokens: Optional[int] = None, *,
                  expert_rank: Optional[Sequence[int]] = None, capacity: int = 0, align_rows: int = 1, algorithm: Optional[str] = "auto",
@@ -240,7 +243,7 @@ class ExpertParallel:
     def traced_dispatch(self, x, topk_idx, topk_weights, key, loss=None):
         """dispatch() in a graph, with the routing of the key's owner: returns rows[R, hidden] and a TracedHandle."""
         self._checked(x, topk_idx, topk_weights)
-        return traced_dispatch(key.tensor, self._n_local, x, topk_idx, topk_weights, loss)
+        return traced_dispatch(key, self._n_local, x, topk_idx, topk_weights, loss)
 
     def traced_route(self, topk_idx, topk_weights, dtype, loss=None):
         """Routes for dispatch in a graph (_traced.py): returns the step's Handle, and the type in which rows travel or None."""
@@ -255,9 +258,10 @@ class ExpertParallel:
 
     def send(self, x, handle):
         """The second half of dispatch(): returns rows[R, hidden]."""
+        anchor = new_anchor() if needs_anchor(x, handle.weights) else None
         if self._dispatch_dtype is None:
-            return Dispatch.apply(x, needed_by(x, handle.weights), handle)
-        return QuantizedDispatch.apply(x, needed_by(x, handle.weights), handle, self._dispatch_dtype)
+            return Dispatch.apply(x, anchor, handle)
+        return QuantizedDispatch.apply(x, anchor, handle, self._dispatch_dtype)
 
     def combine(self, rows: torch.Tensor, handle: Union[Handle, TracedHandle]) -> torch.Tensor:
         """y[T, hidden] = for each token the weighted sum of its experts' rows[R, hidden]."""

@@ -159,7 +159,8 @@ class Experts(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def stacked(self) -> List[nn.Parameter]:
-        """Returns the parameters [slots, ...] in the order of the expert module's."""
+        """Returns the parameters [slots, ...] in the order of the expert module's. What torch.nn.utils.parametrize computes for one is not
+        among parameters(), which has what it is computed from."""
         return [getattr(self, mine) for mine in self._names.values()]
 
     def forward(self, rows: torch.Tensor, rows_per_expert: List[int], weights: Any = None, in_place: bool = False,
@@ -194,16 +195,24 @@ class Experts(nn.Module):
         return torch.cat(done)
 
 
+def check_plain(experts, what):
+    """Refuses experts with parameters that have no row for each slot by definition, such as low-rank differences."""
+    added = sorted(set(dict(experts.named_parameters())) - set(experts._names.values()))
+    if added:
+        raise ValueError(f"{what} knows the experts by the parameters of the expert module, and they have {', '.join(added)} besides: call "
+                         "torch.nn.utils.parametrize.remove_parametrizations() first, or save and load each rank's state_dict()")
+
+
 def expert_parameters(module: nn.Module) -> List[nn.Parameter]:
     """Returns the parameters of all experts in `module`, which belong to only this rank. For FSDP2: fully_shard(model,
     ignored_params=set(expert_parameters(model)))."""
-    return [p for m in module.modules() if isinstance(m, Experts) for p in m.stacked()]
+    return [p for m in module.modules() if isinstance(m, Experts) for p in m.parameters()]
 
 
 def ignore_experts(module: _Module) -> _Module:
     """Makes DistributedDataParallel ignore the experts of `module` and returns the module: DDP(ignore_experts(model))."""
     names = [f"{path}.{name}" if path else name for path, m in module.named_modules() if isinstance(m, Experts)
-             for name in m._names.values()]
+             for name, _ in m.named_parameters()]
     # DistributedDataParallel goes by both kinds of names, of which a module such as checkpoint_wrapper's may change one.
     experts = {id(p) for p in expert_parameters(module)}
     names += [name for name, p in module.named_parameters() if id(p) in experts]

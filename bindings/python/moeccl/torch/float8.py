@@ -82,7 +82,7 @@ class QuantizedDispatch(torch.autograd.Function):
     and takes the quantization for the identity."""
 
     @staticmethod
-    def forward(ctx, x, weights, handle, kind):
+    def forward(ctx, x, anchor, handle, kind):
         ctx.handle = handle
         return move_scaled(handle, x, kind)
 

@@ -38,18 +38,36 @@ def move_combined(handle, rows):
     return y
 
 
-def needed_by(x, weights):
-    """Returns the routing's weights if x needs no gradient, otherwise None. As an input of dispatch, whose backward pass gives them nothing,
-    they make this rank take part in it: x may need a gradient on other ranks, as where this one has no tokens. Not with an x that does,
-    because parameters before the router would then have a second way to the loss, which pipelining's split backward pass cannot follow."""
-    return None if x.requires_grad else weights
+def new_anchor():
+    """Returns an input that needs a gradient and gets none. With it a function takes part in a backward pass where nothing else on this rank
+    asks for it."""
+    return torch.empty(0, device="cpu", requires_grad=True)
+
+
+def needs_anchor(x, weights):
+    """Returns whether dispatch gets a new_anchor(): if the routing's weights need a gradient and x does not, which may need one on other
+    ranks, as where this one has no tokens and makes its batch itself. The weights themselves are no input of dispatch, because parameters
+    before the router would then have a second way to the loss, which pipelining's split backward pass cannot follow."""
+    return not x.requires_grad and torch.is_grad_enabled() and weights is not None and weights.requires_grad
+
+
+class Needed(torch.autograd.Function):
+    """Returns x, which needs a gradient from here on: its backward pass ends here. It is not a view, which nobody could change in place."""
+
+    @staticmethod
+    def forward(ctx, x, anchor):
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, None
 
 
 class Dispatch(torch.autograd.Function):
-    """x[T, hidden] -> rows[R, hidden]; the backward pass is moecclDispatchBackward. weights: what needed_by() returns."""
+    """x[T, hidden] -> rows[R, hidden]; the backward pass is moecclDispatchBackward. anchor: see needs_anchor()."""
 
     @staticmethod
-    def forward(ctx, x, weights, handle):
+    def forward(ctx, x, anchor, handle):
         ctx.handle = handle
         return move_rows(handle, x.contiguous())
 

@@ -19,6 +19,7 @@ from ._traced import AttachLoss, Finish, Key, refuse_export, tracing
 from .aux_loss import attach_loss, set_scaler_scale
 from .expert_parallel import ExpertParallel
 from .experts import MLP, Experts, seeded
+from .functions import Needed
 from .moving import move_experts, several
 from .placement import Fixed, Hybrid
 from .replace import Replacing, follow, replace_combine
@@ -325,21 +326,31 @@ class MoELayer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.is_tensor(x):
             raise TypeError(f"x is a {type(x).__name__}: give a tensor [..., {self.hidden}]")
+        if wrapped.is_distributed(x):
+            raise TypeError("x is a DTensor: give the tokens of this rank, x.to_local()")
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             raise ValueError(f"x has shape {tuple(x.shape)}: give [..., {self.hidden}]")
         refuse_export()
+        tokens = self._needed(x.reshape(-1, self.hidden))
         if tracing():
             if self._untraced is None:
-                return self._traced(x.reshape(-1, self.hidden)).view(x.shape)
+                return self._traced(tokens).view(x.shape)
             torch._dynamo.graph_break(f"a MoELayer with {self._untraced} cannot be traced: call torch.compile without fullgraph=True, or make "
                                       "the layer without that option")
         self.placement.passed(self)
         self.handle = self.step = None  # frees their memory for this step, unless a backward pass still needs it
         try:
-            return self._run(x.reshape(-1, self.hidden)).view(x.shape)
+            return self._run(tokens).view(x.shape)
         except BaseException as error:
             self._failed(error)
             raise
+
+    def _needed(self, tokens):
+        """Returns tokens that need a gradient if anything of the layer trains, as it does on all ranks or on none. Those of other ranks may,
+        where this rank has none and makes its batch itself, or gets them from layers that do not train. So all ranks have the same graph."""
+        if tokens.requires_grad or not torch.is_grad_enabled() or not any(p.requires_grad for p in self.parameters()):
+            return tokens
+        return Needed.apply(tokens, self._key.anchor)
 
     @uncompiled
     def _failed(self, error):

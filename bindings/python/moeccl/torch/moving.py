@@ -6,6 +6,7 @@ import torch
 
 from ._agree import texts_of_all, wrong_in_groups
 from ._calls import DTYPES
+from .experts import check_plain
 
 
 def several(given):
@@ -42,6 +43,7 @@ def _belongings(path, layer, optimizers, maps, copies):
     """Returns (label, tensor) for all tensors [slots, ...] that belong to the layer's experts. maps: dictionaries {parameter: tensors};
     copies: copies of the layer."""
     found = []
+    check_plain(layer.experts, "rebalance()")
     trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in layer.experts.named_parameters(recurse=False):
         label = f"{path}.experts.{name}" if path else f"experts.{name}"

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import moeccl
 from ._group import largest
+from .experts import check_plain
 from .layer import MoELayer, moe_layers
 from .wrapped import distributed_as, is_a, is_distributed
 
@@ -31,7 +32,8 @@ def _renamed(state, names):
 
 def _layers(model):
     """Returns the layers with the prefixes of their keys; a layer that is used twice has two."""
-    moe_layers(model)  # refuses experts of unknown ranks
+    for layer in moe_layers(model):  # which refuses experts of unknown ranks
+        check_plain(layer.experts, "a full state")
     found = [(in_state(path), m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, MoELayer)]
     return [(f"{path}." if path else "", m) for path, m in found]
 

@@ -53,7 +53,7 @@ def refuse_fsdp1(model, what):
 def check(layer):
     """Refuses a forward pass in a wrapper that does not leave the layer's experts out."""
     _layers.add(layer)
-    experts = layer.experts.stacked()
+    experts = [*layer.experts.stacked(), *layer.experts.parameters()]  # what FSDP1 and parametrize leave of them is one of the two
     for parameter in experts:
         check_parameter(parameter, layer.comm)
         if layer.comm.size > 1 and getattr(parameter._base, "_is_flat_param", False):
@@ -79,7 +79,7 @@ def _check_optimizer(optimizer, *_):
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     ranks = dist.get_process_group_ranks(optimizer.process_group)
     for layer in _layers:
-        if any(id(p) in held for p in layer.experts.stacked()) and _have_other_experts(layer.comm, ranks):
+        if any(id(p) in held for p in layer.experts.parameters()) and _have_other_experts(layer.comm, ranks):
             raise TypeError("ZeroRedundancyOptimizer has the experts, which are others on each rank, and would replace those of all ranks by "
                             "one rank's: give it the other parameters, and give moeccl.torch.expert_parameters(model) to another optimizer")
 
