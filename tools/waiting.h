@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -18,7 +19,11 @@ namespace tools {
 class Waiting {
  public:
   explicit Waiting(std::string what) {
-    if (isatty(STDERR_FILENO) != 0) thread_ = std::thread([this, w = std::move(what)] { show(w); });
+    if (isatty(STDERR_FILENO) == 0) return;
+    try {
+      thread_ = std::thread([this, w = std::move(what)] { show(w); });
+    } catch (const std::system_error&) {  // no thread can be made: the call goes without the sign
+    }
   }
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
@@ -39,7 +44,8 @@ class Waiting {
     bool drawn = false;
     for (int seconds = 2; !end_.wait_until(lock, begin + std::chrono::seconds(seconds), [this] { return ended_; });
          ++seconds) {
-      std::fprintf(stderr, "\r\033[K%s: %d s so far, Ctrl-C ends it", what.c_str(), seconds);
+      // Back at the line's begin, so that what the call prints replaces it.
+      std::fprintf(stderr, "\r\033[K%s: %d s so far, Ctrl-C ends it\r", what.c_str(), seconds);
       drawn = true;
     }
     if (drawn) std::fputs("\r\033[K", stderr);
@@ -51,7 +57,7 @@ class Waiting {
   std::thread thread_;  // the last member: it uses the others
 };
 
-// Makes a call that may take long, and returns its result. Nothing may be printed meanwhile.
+// Makes a call that may take long, and returns its result.
 template <class Call>
 auto watched(const char* what, Call&& call) {
   const Waiting waiting(what);

@@ -51,10 +51,9 @@ moecclResult_t message(const void* data, size_t count, moecclDataType_t type, in
   if (comm == nullptr) return unknown(comm_handle);
   return api::member_of_group(api::guarded(comm, [&]() -> Status {
     comm::Call made{.comm = comm};
-    MOECCL_TRY(comm::or_break_off(*comm, [&]() -> Status {
-      MOECCL_ASSIGN_OR_RETURN(made.stream, api::find_stream(stream_handle, comm));
-      return comm::prepare_message(*comm, data, count, type, peer, is_send, made.message);
-    }()));
+    MOECCL_ASSIGN_OR_RETURN(made.stream, api::find_stream(stream_handle, comm));
+    MOECCL_TRY(comm::or_break_off(*comm, made.stream,
+                                  comm::prepare_message(*comm, data, count, type, peer, is_send, made.message)));
     return comm::issue(std::move(made));
   }));
 }

@@ -17,10 +17,8 @@ namespace moeccl::api {
 template <class Prepare>
 Status issue(comm::Communicator& comm, moecclStream_t stream_handle, comm::GroupHolds* maker, Prepare&& prepare) {
   comm::Call call{.comm = &comm, .operation = std::make_unique<exec::Operation>(), .maker = maker};
-  MOECCL_TRY(comm::or_break_off(comm, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(call.stream, find_stream(stream_handle, &comm));
-    return prepare(*call.operation);
-  }()));
+  MOECCL_ASSIGN_OR_RETURN(call.stream, find_stream(stream_handle, &comm));
+  MOECCL_TRY(comm::or_break_off(comm, call.stream, prepare(*call.operation)));
   return comm::issue(std::move(call));
 }
 

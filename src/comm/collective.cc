@@ -7,6 +7,7 @@
 
 #include "src/base/data_type.h"
 #include "src/base/hash.h"
+#include "src/comm/cuda_stream.h"
 #include "src/driver/cuda.h"
 
 namespace moeccl::comm {
@@ -239,9 +240,13 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
   return comm.prepare(op, rooted(c.op) ? static_cast<uint32_t>(c.root) : 0, scaled, in_place);
 }
 
-Status or_break_off(Communicator& comm, Status prepared) {
+Status or_break_off(Communicator& comm, Stream* stream, Status prepared) {
   const Code code = prepared.code();
-  if (code == moecclInternalError || code == moecclOutOfMemory || code == moecclSystemError) comm.break_off(prepared);
+  if (code != moecclInternalError && code != moecclOutOfMemory && code != moecclSystemError) return prepared;
+  const CudaStream* cuda = stream != nullptr ? stream->as_cuda() : nullptr;
+  // A capture that has failed is an error here.
+  const Result<bool> captured = cuda != nullptr ? cuda->capturing() : Result<bool>(false);
+  if (captured.ok() && !captured.value()) comm.break_off(prepared);
   return prepared;
 }
 
@@ -257,7 +262,7 @@ Status run_collective(Communicator& comm, const CollectiveCall& call) {
     prepared.plans = 0;
     prepared.operation.reset();
     comm.hint(static_cast<Stream*>(nullptr));
-    MOECCL_TRY(or_break_off(comm, prepare_collective(comm, call, prepared.operation)));
+    MOECCL_TRY(or_break_off(comm, nullptr, prepare_collective(comm, call, prepared.operation)));
     exec::Operation& op = prepared.operation;
     const Status status = comm.run(op);
     // A trial may have run another plan, with which the others may not go on.

@@ -32,9 +32,10 @@ Status check_count(const plan::LevelTree& tree, moecclOp_t op, uint64_t count, u
 
 // Fills `op`, which must outlive its run.
 Status prepare_collective(Communicator& comm, const CollectiveCall& call, exec::Operation& op);
-// Returns how a call was prepared. Peers know nothing of a fault of this rank alone, unlike of a wrong argument, and
-// would wait for it, so such a fault ends the communicator.
-Status or_break_off(Communicator& comm, Status prepared);
+// Returns how a call on `stream` (null: none) was prepared. Peers know nothing of a fault of this rank alone, unlike of
+// a wrong argument, and would wait for it, so such a fault ends the communicator, except while the stream is captured:
+// peers run nothing then.
+Status or_break_off(Communicator& comm, Stream* stream, Status prepared);
 // Runs the collective and blocks. Only for calls outside of groups.
 Status run_collective(Communicator& comm, const CollectiveCall& call);
 // Checks a Send or Recv and fills `message`.

@@ -115,9 +115,11 @@ Result<MoeHost::OnStream> CommunicatorHost::on_stream(Stream* stream) {
 
 Status CommunicatorHost::all_gather_on(const void* send, void* recv, size_t bytes, Stream* stream) {
   Call call{.comm = &comm_, .stream = stream, .operation = std::make_unique<exec::Operation>()};
-  MOECCL_TRY(prepare_collective(
-      comm_, {.op = moecclOpAllGather, .send = send, .recv = recv, .count = bytes, .type = moecclUint8},
-      *call.operation));
+  MOECCL_TRY(or_break_off(
+      comm_, stream,
+      prepare_collective(comm_,
+                         {.op = moecclOpAllGather, .send = send, .recv = recv, .count = bytes, .type = moecclUint8},
+                         *call.operation)));
   if (call.operation->runner->kernel() == nullptr) {
     return error(
         moecclUnsupported,

@@ -131,7 +131,7 @@ moecclResult_t sum_until_failure(moecclComm_t comm, int64_t* took_ms) {
   }
 }
 
-// Ends rank 2 between its operations, while the plugin of the others notices nothing.
+// Ends rank 2 between its operations, while the plugin of the others notices nothing. The others go on without it.
 void end_unnoticed(const char* script, bool leaves_a_child) {
   constexpr int kVictim = 2;
   constexpr int64_t kLimitMs = 1500;
@@ -140,6 +140,7 @@ void end_unnoticed(const char* script, bool leaves_a_child) {
   RankOptions options = on(*hosts);
   options.config.timeout_ms = static_cast<int32_t>(tests::patient_ms(20'000));
   options.may_die = {kVictim};
+  options.destroy = false;
   struct Words {
     std::atomic<int> child, told;
   };
@@ -166,6 +167,14 @@ void end_unnoticed(const char* script, bool leaves_a_child) {
         const std::string text = moecclGetLastError(comm);
         EXPECT_NE(text.find("rank 2"), std::string::npos) << text;
         EXPECT_LT(took_ms, tests::patient_ms(kLimitMs)) << text;
+        moecclComm_t left = nullptr;
+        MOECCL_EXPECT_COMM_OK(moecclCommShrink(comm, nullptr, 0, &left, nullptr, MOECCL_SHRINK_DEFAULT), comm);
+        // The plugin would serve this process no more if requests were under way on a comm that is closed.
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+        if (left != nullptr) {
+          check_all_reduce(rank - (rank > kVictim), 3, left, 30'000);
+          MOECCL_EXPECT_OK(moecclCommDestroy(left));
+        }
         ++words->told;
       },
       options);
@@ -175,6 +184,54 @@ void end_unnoticed(const char* script, bool leaves_a_child) {
 TEST(Plugin, ThatDoesNotNoticeADeathLeavesItToTheHost) { end_unnoticed("deaf", false); }
 // The child has the plugin's connections open.
 TEST(Plugin, ARankThatDiesBesideAChildIsNamedSoon) { end_unnoticed("", true); }
+
+// Rank 0 is stopped while rank 1 sends to it and leaves. It finds the message and the farewell, and not just a rank
+// that acknowledges nothing and whose port is closed.
+TEST(Plugin, ARankThatHasLeftIsNotDead) {
+  const Variables set = {{"MOECCL_NET_PLUGIN", fake_net_file("v12")}, {"MOECCL_NET", "plugin"}};
+  MAKE_HOSTS(hosts, .weights = {1, 1});
+  RankOptions options = on(*hosts);
+  options.config.timeout_ms = static_cast<int32_t>(tests::patient_ms(10'000));
+  options.destroy = false;
+  struct Words {
+    std::atomic<int> asks, stopped, left;
+  };
+  const Shared<Words> words;
+  const auto wait_for = [](const std::atomic<int>& word) {
+    for (const Stopwatch watch; word == 0 && watch.fair_ms() < tests::patient_ms(10'000);)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  options.on_running = [&](const std::vector<pid_t>& ranks) {
+    wait_for(words->asks);
+    kill(ranks[0], SIGSTOP);
+    words->stopped = 1;
+    wait_for(words->left);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    kill(ranks[0], SIGCONT);
+  };
+  run_ranks(
+      2,
+      [&](int rank, moecclComm_t comm) {
+        check_all_reduce(rank, 2, comm, 1000);
+        std::vector<float> given(1000, 7), got(1000, 0);
+        if (rank == 0) {
+          // Something that rank 1 must acknowledge.
+          MOECCL_EXPECT_COMM_OK(moecclSend(given.data(), 10, moecclFloat32, 1, comm, nullptr), comm);
+          words->asks = 1;
+          wait_for(words->left);
+          MOECCL_EXPECT_COMM_OK(moecclRecv(got.data(), 1000, moecclFloat32, 1, comm, nullptr), comm);
+          EXPECT_EQ(got, given);
+          (void)moecclCommDestroy(comm);
+        } else {
+          wait_for(words->stopped);
+          MOECCL_EXPECT_COMM_OK(moecclRecv(got.data(), 10, moecclFloat32, 0, comm, nullptr), comm);
+          MOECCL_EXPECT_COMM_OK(moecclSend(given.data(), 1000, moecclFloat32, 0, comm, nullptr), comm);
+          (void)moecclCommDestroy(comm);
+          words->left = 1;
+        }
+      },
+      options);
+}
 
 // A process that is stopped is not taken for one that has ended.
 TEST(Plugin, NamesAStoppedRankAtTheTimeout) {

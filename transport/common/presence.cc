@@ -169,8 +169,10 @@ bool Questions::due(int64_t now) {
   return true;
 }
 
+bool Questions::too_long(int64_t since_ns, int64_t now) { return since_ns != 0 && now - since_ns > kSilentNs; }
+
 void Questions::note(uint32_t rank, int64_t since_ns, int64_t now) {
-  if (since_ns != 0 && now - since_ns > kSilentNs) silent_.push_back(rank);
+  if (too_long(since_ns, now)) silent_.push_back(rank);
 }
 
 std::vector<uint32_t> Questions::ask(uint32_t own_rank) {
@@ -198,6 +200,7 @@ std::string why_silent(const std::string& address, const std::string& if_it_live
     case driver::Answer::kListens:
       return format("its process exists, and its host answers at {}: {}", address, if_it_lives);
     case driver::Answer::kNobody:
+      if (!refused(*at, Deadline::after_ms(kOnceMs))) break;  // this host has no route, or no descriptor left
       return format("its host refuses connections to {}: its process has ended, or a firewall refuses them", address);
     case driver::Answer::kSilent:
       break;

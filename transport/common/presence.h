@@ -79,7 +79,9 @@ class Questions {
   explicit Questions(RollCall peers) : peers_(std::move(peers)) {}
   // Whether it is time to note the silent peers. It is then not time again for a while.
   bool due(int64_t now);
-  // Notes a peer that acknowledges nothing since `since_ns` (0: it does), if that is long enough.
+  // Whether a peer that acknowledges nothing since `since_ns` (0: it does) is one to ask after.
+  static bool too_long(int64_t since_ns, int64_t now);
+  // Notes such a peer.
   void note(uint32_t rank, int64_t since_ns, int64_t now);
   // Returns those of the noted peers whose processes are gone. Takes 150 ms at most.
   std::vector<uint32_t> ask(uint32_t own_rank);
@@ -96,7 +98,7 @@ class Questions {
 
 // Returns why a link loses a peer that is gone().
 Status process_gone(const std::string& where);
-// Asks once at the address of a rank's Presence, for Link::why_silent(). Takes 200 ms at most. `if_it_lives` is what to
+// Asks once at the address of a rank's Presence, for Link::why_silent(). Takes 400 ms at most. `if_it_lives` is what to
 // say where the process answers. Returns an empty text where nothing answers, or there is no address.
 std::string why_silent(const std::string& address, const std::string& if_it_lives);
 

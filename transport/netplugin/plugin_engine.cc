@@ -68,7 +68,19 @@ PluginEngine::~PluginEngine() {
   }
   const std::lock_guard lock(mutex_);
   shielded([&] { say_farewell(); });
-  for (PluginLink* link : links_) link->close();
+  bool left_open = false;
+  for (PluginLink* link : links_) {
+    if (link->gone_) {
+      link->leave_open();
+      left_open = true;
+    } else {
+      link->close();
+    }
+  }
+  if (!left_open) return;
+  // Memory and plugin stay for what the plugin still has under way.
+  new BouncePool(std::move(pool_));
+  new std::shared_ptr<PluginUse>(std::move(use_));
 }
 
 void PluginEngine::say_farewell() {
@@ -161,6 +173,9 @@ void PluginEngine::ask() {
       if (signs) signs_ns_ = now;
       const bool due = questions_.due(now);
       if (!signs && !due) return;
+      const auto silent = [&](PluginLink* link) { return Questions::too_long(link->silent_since_ns(), now); };
+      // What has come meanwhile may be an answer, or the farewell of a peer that has left.
+      if (due && std::any_of(links_.begin(), links_.end(), silent)) turn();
       for (PluginLink* link : links_) {
         if (signs) link->ask_for_answer();
         if (due) questions_.note(link->peer_.rank, link->silent_since_ns(), now);
@@ -171,6 +186,7 @@ void PluginEngine::ask() {
   if (gone.empty()) return;
   const std::lock_guard lock(mutex_);
   shielded([&] {
+    turn();
     for (const uint32_t rank : gone) link_of_rank_[rank]->lose_ended_process();
   });
 }

@@ -288,6 +288,8 @@ void PluginLink::lose_ended_process() {
   const Result<driver::SocketAddress> at = driver::parse_ip_address(peer_.presence);
   if (silent_since_ns() == 0) return;
   gone_ = true;
+  // What the plugin still sends from the pool goes to no process, so other links may use it.
+  for (Rail& r : rails_) r.out.drop([&](uint32_t piece) { engine_.pool().give(piece); });
   lose(process_gone(at.ok() ? at->host() : peer_.presence));
 }
 
@@ -334,7 +336,7 @@ bool PluginLink::drained() const {
 bool PluginLink::turn() {
   if (down_) {
     // The peer learns it from its comms, even where only this rank's calls failed. Those to a process that is gone have
-    // requests under way, and a plugin may then serve no other comm of this process: they stay until the engine ends.
+    // requests under way, and a plugin may then serve no other comm of this process: they stay open, see leave_open().
     if (!gone_) close();
     return false;
   }

@@ -78,7 +78,10 @@ class PluginLink final : public OrderedLink {
   // Everything below runs under the engine's lock.
   Status open();  // registers, posts the first receives
   void close();   // the comms; once
-  bool turn();    // returns whether anything moved
+  // Instead of close(), for a peer whose process is gone: requests are under way on its comms, and a plugin that closes
+  // such a comm may then serve no other one of this process, which would break the communicator of the survivors.
+  void leave_open() noexcept { new driver::Mapping(std::move(buffers_)); }
+  bool turn();  // returns whether anything moved
   void let_go() noexcept override { n_open_ = 0; }
   void end(const Status& why);  // takes what still comes for a while, then loses the peer
   bool assign_pieces(OpenPut& p);

@@ -270,10 +270,12 @@ std::string Rail::trouble(int64_t now_ns) const {
                 (now_ns - down_since_ns_) / 1'000'000);
 }
 
-std::string Rail::port_trouble(int64_t now_ns) {
+std::string Rail::known_trouble(int64_t now_ns) {
   take_events(now_ns);
-  std::string known = trouble(now_ns);
-  if (!known.empty()) return known;
+  return trouble(now_ns);
+}
+
+std::string Rail::port_trouble() const {
   PortAttr port = {};
   if (const int rc = api_->query_port(context_, info_.port, &port); rc != 0)
     return format("ibv_query_port fails: {}", std::strerror(rc));

@@ -97,8 +97,10 @@ class Rail {
   Status health(int64_t now_ns) const;
   // "its port went down 1200 ms ago", for errors; "" when all is well.
   std::string trouble(int64_t now_ns) const;
-  // The same, and what the device says when it is asked.
-  std::string port_trouble(int64_t now_ns);
+  // The same with the events that wait.
+  std::string known_trouble(int64_t now_ns);
+  // What the device says of its port when it is asked, which may take long; "" when all is well. Any thread.
+  std::string port_trouble() const;
 
  private:
   Rail(const driver::IbvApi& api, RailInfo info) : api_(&api), info_(std::move(info)) {}

@@ -2,6 +2,7 @@
 #include "transport/verbs/verbs_link.h"
 
 #include <algorithm>
+#include <set>
 
 #include "src/base/clock.h"
 #include "transport/common/presence.h"
@@ -74,18 +75,25 @@ int64_t VerbsLink::unacknowledged_ms() {
 std::string VerbsLink::why_silent() {
   uint64_t acknowledged = 0, under_way = 0;
   std::string own;
+  std::set<const Rail*> rails;  // lanes share them
   {
     const std::lock_guard lock(engine_.mutex_);
     for (const Lane& lane : lanes_) {
       Rail& rail = lane.pair->rail();
-      const std::string trouble = rail.port_trouble(now_ns());
+      const std::string trouble = rail.known_trouble(now_ns());
       if (!trouble.empty()) return format("{} of this host: {}", rail.info().name(), trouble);
+      rails.insert(&rail);
       acknowledged += lane.pair->completed();
       under_way += lane.pair->posted() - lane.pair->completed();
     }
     if (lanes_.empty()) return {};
     const RailInfo& rail = lanes_[0].pair->rail().info();
     own = format("{} ({})", rail.name(), text_of(rail.gid.gid));
+  }
+  // Without the lock: a NIC may take long to answer.
+  for (const Rail* rail : rails) {
+    const std::string trouble = rail->port_trouble();
+    if (!trouble.empty()) return format("{} of this host: {}", rail->info().name(), trouble);
   }
   const char* const look =
       acknowledged == 0 ? "look at the addresses (MOECCL_IB_GID_INDEX, MOECCL_IB_HCA) and the routes between them"

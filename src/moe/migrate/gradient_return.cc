@@ -224,7 +224,8 @@ Status GradientReturn::reduce(int number, const void* held, void* own, Stream* s
   MOECCL_TRY(comm_.usable());
   if (exact()) {
     Call call{.comm = &comm_, .stream = stream, .operation = std::make_unique<exec::Operation>()};
-    MOECCL_TRY(hybrid_.prepare_reduce(held, own, codec_.count, codec_.type, *call.operation));
+    MOECCL_TRY(
+        or_break_off(comm_, stream, hybrid_.prepare_reduce(held, own, codec_.count, codec_.type, *call.operation)));
     return issue(std::move(call));
   }
   MOECCL_TRY(hybrid_.check_buffers(own, held, whole()));
@@ -239,11 +240,9 @@ Status GradientReturn::reduce(int number, const void* held, void* own, Stream* s
   flight.held = static_cast<const std::byte*>(held);
   flight.own = static_cast<std::byte*>(own);
   flight.exchange.reset();
-  if (device_ != nullptr) {
-    MOECCL_TRY(prepare_exchange(device_->sent(layer), device_->arrived(layer), layer, flight.exchange));
-  } else {
-    MOECCL_TRY(prepare_exchange(flight.sent.data(), flight.arrived.data(), layer, flight.exchange));
-  }
+  void* const sent = device_ != nullptr ? device_->sent(layer) : flight.sent.data();
+  void* const arrived = device_ != nullptr ? device_->arrived(layer) : flight.arrived.data();
+  MOECCL_TRY(or_break_off(comm_, stream, prepare_exchange(sent, arrived, layer, flight.exchange)));
   Communicator::promise(flight.exchange);
   if (stream == nullptr) {
     std::shared_ptr<const exec::EarlierWork> earlier;
@@ -257,7 +256,8 @@ Status GradientReturn::reduce(int number, const void* held, void* own, Stream* s
 
 Status GradientReturn::put_on(CudaStream& stream, size_t layer, const void* held, void* own) {
   Call call{.comm = &comm_, .stream = &stream, .operation = std::make_unique<exec::Operation>()};
-  MOECCL_TRY(prepare_exchange(device_->sent(layer), device_->arrived(layer), layer, *call.operation));
+  MOECCL_TRY(comm::or_break_off(
+      comm_, &stream, prepare_exchange(device_->sent(layer), device_->arrived(layer), layer, *call.operation)));
   MOECCL_ASSIGN_OR_RETURN(const bool captured, stream.capturing());
   // Peers wait for what this rank does not send, or fail to tell it that it took what they sent.
   const auto or_break_off = [&](Status status) {

@@ -179,5 +179,26 @@ TEST(DeniedCalls, ABufferThatPeersCannotReachIsAnErrorForAll) {
   run_on_devices(kRanks, device_options(RankMode::kThreads, 60'000, 5'000), body);
 }
 
+// The driver refuses a stream that has ended as it refuses other things. The other rank hears nothing of it and waits
+// for the next try.
+TEST(DeniedCalls, AStreamThatHasEndedIsAnErrorOfItsRankAlone) {
+  run_on_devices(
+      kRanks, device_options(RankMode::kProcesses), [](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+        if (!device.emulated()) GTEST_SKIP() << "a driver may crash";
+        DeviceBuffer sum(device, kCount * 4);
+        sum.put(floats(kCount, 1));
+        const auto add = [&](void* on) {
+          return moecclAllReduce(sum.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(on));
+        };
+        if (rank == kVictim) {
+          void* ended = device.make_stream();
+          device.end_stream(ended);
+          EXPECT_NE(add(ended), moecclSuccess);
+        }
+        MOECCL_EXPECT_COMM_OK(add(stream), comm);
+        EXPECT_EQ(sum.get(stream), floats(kCount, kRanks));
+      });
+}
+
 }  // namespace
 }  // namespace moeccl::testing
