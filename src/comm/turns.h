@@ -50,9 +50,10 @@ class Turns {
   // the communicator refuses the next call there. Returns false after close() if the turn has not come: others may
   // still be in theirs.
   bool wait(uint64_t ticket) {
-    bool came = false;
+    bool came = is_turn(state_.load(std::memory_order_acquire), ticket);  // pairs with end()'s release
+    if (came) return true;
     wait_until([&] {
-      came = is_turn(state_.load(std::memory_order_acquire), ticket);  // pairs with end()'s release
+      came = is_turn(state_.load(std::memory_order_acquire), ticket);  // as above
       return came || closed();
     });
     return came || !birth_.here();

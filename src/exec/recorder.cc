@@ -56,11 +56,8 @@ void Recorder::introduce(const Owner& owner) {
   if (owner.profiler != nullptr) events_ = std::make_unique<profiler::Events>(owner.profiler);
 }
 
-size_t Recorder::begin(uint64_t sequence, const Operation& operation) {
-  const size_t number = note(sequence, operation.signature);
-  if (events_ != nullptr) [[unlikely]]
-    events_->begin(number, call_of(sequence, operation));
-  return number;
+void Recorder::tell_begin(size_t number, uint64_t sequence, const Operation& operation) {
+  events_->begin(number, call_of(sequence, operation));
 }
 
 size_t Recorder::begin_message(const Signature& signature, bool is_send, void* data) {
@@ -76,30 +73,14 @@ size_t Recorder::begin_message(const Signature& signature, bool is_send, void* d
   return number;
 }
 
-size_t Recorder::note(uint64_t sequence, const Signature& signature) {
-  FlightPage& p = *slot_;
-  const size_t at = p.count++ % kRecords;
-  FlightRecord& r = p.records[at];
-  r.sequence = sequence;
-  r.count = signature.count;
-  r.root = signature.root;
-  r.op = static_cast<uint8_t>(signature.op);
-  r.type = static_cast<uint8_t>(signature.type);
-  r.reduce = signature.reduce;
-  r.has_plan = 0;
-  r.state = State::kRunning;
-  r.start = Ticks::now();
-  return p.count;
-}
-
-void Recorder::chose(size_t number, const char* algorithm) {
+void Recorder::chose_another(size_t number, const char* algorithm) {
   if (events_ != nullptr) [[unlikely]]
     events_->chose(number, algorithm);
   FlightRecord* const r = record(number);
   if (r == nullptr) return;
   const size_t at = (number - 1) % kRecords;
   r->has_plan = 1;
-  if (names_[at] == algorithm) return;  // the same as kRecords operations ago: its text is still there
+  if (names_[at] == algorithm) return;
   names_[at] = algorithm;
   copy_text(r->algorithm, algorithm);
 }

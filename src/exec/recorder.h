@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/base/ticks.h"
 #include "src/exec/flight.h"
 #include "src/exec/operation.h"
 #include "src/profiler/events.h"
@@ -34,10 +35,22 @@ class Recorder {
 
   // Called by the rank's executing thread. Returns the record's number, from 1, by which the other calls name it,
   // because operations of a group overlap. These do nothing if newer records have replaced it, or for number 0.
-  size_t begin(uint64_t sequence, const Operation& operation);
+  size_t begin(uint64_t sequence, const Operation& operation) {
+    const size_t number = note(sequence, operation.signature);
+    if (events_ != nullptr) [[unlikely]]
+      tell_begin(number, sequence, operation);
+    return number;
+  }
   size_t begin_message(const Signature& signature, bool is_send, void* data);
-  int64_t newest_began() const { return slot_->records[(slot_->count + kRecords - 1) % kRecords].start; }  // in ticks
-  void chose(size_t number, const char* algorithm);
+  int64_t newest_began() const { return newest_began_; }  // in ticks
+  void chose(size_t number, const char* algorithm) {
+    // As a rule the algorithm is the same as kRecords operations ago, and its text is still there.
+    FlightRecord* const r = record(number);
+    if (r != nullptr && names_[(number - 1) % kRecords] == algorithm && events_ == nullptr) [[likely]]
+      r->has_plan = 1;
+    else
+      chose_another(number, algorithm);
+  }
   // Whether a profiler plugin is told of the operations.
   bool has_profiler() const { return events_ != nullptr; }
   // `device_ns`: how long the operation took by the device's own clock; 0: not measured.
@@ -59,11 +72,27 @@ class Recorder {
   const FlightPage* page() const { return &*slot_; }
 
  private:
-  size_t note(uint64_t sequence, const Signature& signature);
+  size_t note(uint64_t sequence, const Signature& signature) {
+    FlightPage& p = *slot_;
+    FlightRecord& r = p.records[p.count++ % kRecords];
+    r.sequence = sequence;
+    r.count = signature.count;
+    r.root = signature.root;
+    r.op = static_cast<uint8_t>(signature.op);
+    r.type = static_cast<uint8_t>(signature.type);
+    r.reduce = signature.reduce;
+    r.has_plan = 0;
+    r.state = State::kRunning;
+    r.start = newest_began_ = Ticks::now();
+    return p.count;
+  }
+  void tell_begin(size_t number, uint64_t sequence, const Operation& operation);
+  void chose_another(size_t number, const char* algorithm);
   FlightRecord* record(size_t number) {
     return number == 0 || number + kRecords <= slot_->count ? nullptr : &slot_->records[(number - 1) % kRecords];
   }
   FlightSlot slot_;
+  int64_t newest_began_ = 0;
   std::array<const char*, kRecords> names_{};  // sources of the records' algorithm texts
   std::unique_ptr<profiler::Events> events_;   // null: there is no profiler plugin
 };
