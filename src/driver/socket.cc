@@ -23,11 +23,12 @@ bool would_block(int code) { return code == EAGAIN || code == EWOULDBLOCK; }
 
 Status closed() { return Status(moecclRemoteError, "the peer closed the connection"); }
 
-// Errors of a broken connection are attributed to the peer, all others to this host.
+// Errors of a broken connection are the peer's, all others this host's. EACCES is a firewall's answer over IPv6.
 Status transfer_error(const char* what, int code) {
   if (code == ECONNRESET || code == EPIPE || code == ETIMEDOUT || code == EHOSTUNREACH || code == ENETUNREACH ||
-      code == ENOTCONN) {
-    return Status(moecclRemoteError, system_error(what, code).message());
+      code == ENOTCONN || code == EACCES) {
+    const char* why = code == EACCES ? ": a firewall or a route on the way prohibits it" : "";
+    return Status(moecclRemoteError, system_error(what, code).message() + why);
   }
   return system_error(what, code);
 }
@@ -81,6 +82,7 @@ Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const Con
   const auto failed = [&](int code) {
     if (options.nobody_listens != nullptr) *options.nobody_listens = code == ECONNREFUSED;
     if (code == ECONNREFUSED) return error(moecclRemoteError, "nobody listens at {}", address.str());
+    if (code == EACCES && address.is_unix()) return system_error("connecting to " + address.str(), code);  // a file's
     return transfer_error(("connecting to " + address.str()).c_str(), code);
   };
   const auto late = [&address] { return error(moecclTimeout, "{} did not answer in time", address.str()); };
