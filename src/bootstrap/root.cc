@@ -32,6 +32,12 @@ Result<driver::SocketAddress> random_unix_address() {
 
 Result<driver::SocketAddress> own_address(const std::string& text) {
   MOECCL_ASSIGN_OR_RETURN(const driver::SocketAddress address, driver::parse_ip_address(text));
+  if (address.is_link_local()) {
+    return error(moecclInvalidArgument,
+                 "{} is a link-local address, which other hosts cannot reach without an interface: give an address of "
+                 "another kind",
+                 address.host());
+  }
   if (!driver::is_local_address(address)) {
     return error(moecclInvalidArgument, "{} is not an address of this host", address.str());
   }

@@ -192,12 +192,16 @@ Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfac
   for (const std::string& name : seen) all += (all.empty() ? "" : ", ") + name;
   if (all.empty()) all = "none";
   if (!filter.empty()) {
-    return error(moecclInvalidArgument,
-                 "MOECCL_SOCKET_IFNAME (else NCCL_SOCKET_IFNAME): \"{}\" leaves no interface that is up; there are {}",
-                 filter, all);
+    return error(
+        moecclInvalidArgument,
+        "MOECCL_SOCKET_IFNAME (else NCCL_SOCKET_IFNAME): \"{}\" leaves no interface that is up and has an address "
+        "(link-local ones of IPv6 do not count); there are {}",
+        filter, all);
   }
   return error(moecclUnsupported,
-               "ranks run on several hosts, but no network interface besides loopback is up here (there are {})", all);
+               "ranks run on several hosts, but no network interface besides loopback is up here and has an address "
+               "(link-local ones of IPv6 do not count; there are {})",
+               all);
 }
 
 void write_nics(std::span<const Nic> nics, Writer& out) {

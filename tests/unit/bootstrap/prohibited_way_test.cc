@@ -73,5 +73,13 @@ TEST(ProhibitedWay, IsTriedUntilItIsOpen) {
   }
 }
 
+TEST(ProhibitedWay, ALinkLocalAddressToListenAtIsRefusedWithItsReason) {
+  RootOptions options;
+  options.socket_addr = "fe80::1";
+  const Status refused = Root::start(options).status();
+  EXPECT_EQ(refused.code(), moecclInvalidArgument) << refused.message();
+  EXPECT_NE(refused.message().find("link-local"), std::string::npos) << refused.message();
+}
+
 }  // namespace
 }  // namespace moeccl::bootstrap

@@ -75,6 +75,7 @@ TEST(TcpNics, FollowsTheFilter) {
   const auto none = choose_nics(kHost, "ib0");
   EXPECT_EQ(none.status().code(), moecclInvalidArgument);
   EXPECT_TRUE(none.status().message().ends_with("there are lo, eth0, eth1, docker0")) << none.status().message();
+  EXPECT_NE(none.status().message().find("link-local ones of IPv6 do not count"), std::string::npos);
   EXPECT_EQ(choose_nics(std::vector<driver::Interface>{kHost[0]}, "").status().code(), moecclUnsupported);
 }
 
