@@ -13,6 +13,7 @@
 #include "src/base/env.h"
 #include "src/base/hex.h"
 #include "src/base/log.h"
+#include "src/base/name_list.h"
 #include "src/base/text.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/handout.h"
@@ -251,6 +252,21 @@ bool has_several_networks() {
   return interfaces.ok() && names_of_networks(*interfaces).size() > 1;
 }
 
+// Returns the only interface that may lead to other hosts, if those that MOECCL_SOCKET_IFNAME leaves are one, else
+// null.
+const driver::Interface* only_network(const std::vector<driver::Interface>& interfaces) {
+  const NameList list(env().socket_ifname);
+  const driver::Interface* only = nullptr;
+  for (const driver::Interface& i : interfaces) {
+    const bool named =
+        std::any_of(list.names.begin(), list.names.end(), [&](const auto& n) { return n.matches(i.name); });
+    if (i.loopback || (!list.names.empty() && named == list.all_but)) continue;
+    if (only != nullptr && i.name != only->name) return nullptr;
+    if (only == nullptr) only = &i;
+  }
+  return only;
+}
+
 // Returns the address and then the others of its interface: the other hosts may know only that of the other family.
 std::vector<driver::SocketAddress> all_of_interface(const driver::SocketAddress& address) {
   std::vector<driver::SocketAddress> all = {address};
@@ -391,14 +407,14 @@ Result<UniqueId> place_of_rank_0(const char* said_by, const std::string& host, u
     if (own.ok()) {
       MOECCL_ASSIGN_OR_RETURN(const driver::SocketAddress address, driver::parse_ip_address(*own));
       all = chosen.empty() ? all_of_interface(address) : std::vector{address};
+      for (driver::SocketAddress& a : all) a.set_port(port);
+      const bool unsure = chosen.empty() && has_several_networks();
+      log(unsure ? LogLevel::kWarn : LogLevel::kInfo, "{}: \"{}\" is {} here; the ranks meet at {}{}", said_by, host,
+          here.host(), all.front().str(),
+          unsure ? format(", which must be what the other hosts know it by: else give that IP address in {}",
+                          std::string_view(said_by).starts_with("Slurm") ? "MASTER_ADDR" : said_by)
+                 : "");
     }
-    for (driver::SocketAddress& address : all) address.set_port(port);
-    const bool unsure = chosen.empty() && has_several_networks();
-    log(unsure ? LogLevel::kWarn : LogLevel::kInfo, "{}: \"{}\" is {} here; the ranks meet at {}{}", said_by, host,
-        here.host(), all.front().str(),
-        unsure ? format(", which must be what the other hosts know it by: else give that IP address in {}",
-                        std::string_view(said_by).starts_with("Slurm") ? "MASTER_ADDR" : said_by)
-               : "");
   }
   std::erase_if(all, is_for_this_host_only);
   if (all.empty()) {
@@ -452,9 +468,8 @@ Result<std::string> address_for_other_hosts(const LauncherInfo& info, Deadline d
   }
   // A cluster's inner network may have no way out.
   const auto interfaces = driver::interfaces();
-  if (!anywhere || !interfaces.ok() || names_of_networks(*interfaces).size() != 1) return failed(std::move(why));
-  return std::find_if_not(interfaces->begin(), interfaces->end(), std::mem_fn(&driver::Interface::loopback))
-      ->address.host();
+  const driver::Interface* only = anywhere && interfaces.ok() ? only_network(*interfaces) : nullptr;
+  return only != nullptr ? Result<std::string>(only->address.host()) : failed(std::move(why));
 }
 
 Result<moecclUniqueId> meet_from_environment(const LauncherInfo& info, Deadline deadline) {

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <thread>
 
+#include "src/base/env.h"
 #include "src/bootstrap/handshake.h"
 #include "src/bootstrap/launcher.h"
 #include "src/bootstrap/place.h"
@@ -160,6 +161,44 @@ TEST(SeveralAddresses, DISABLED_NamedRank) {
   info.master_addr = kMaster;
   const Deadline deadline = Deadline::after_ms(patient_ms(10'000));
   for (int comm = 0; comm < 2; ++comm) join_and_leave(meet_from_environment(info, deadline), info.rank, deadline);
+}
+
+// Two networks of a cluster, without a way out, and a name that is loopback.
+TEST(SeveralAddresses, OfTwoNetworksTheOneThatIsNamedIsThatOfALoopbackName) {
+  for (const char* named : {"", "eth0", "=eth1", "^eth0"}) {
+    SCOPED_TRACE(named);
+    Children children;
+    children.start([named] {
+      if (::unshare(CLONE_NEWNET) != 0 || !use_hosts_file("127.0.1.1 test-master\n")) return 77;
+      const char* setup =
+          "ip link set lo up && for k in 0 1; do ip link add eth$k type veth peer name p$k && "
+          "ip addr add 10.7$k.0.1/24 dev eth$k && ip link set eth$k up && ip link set p$k up || exit 1; done; "
+          "for i in $(seq 100); do [ $(ip -br link | grep -c '^eth.* UP ') = 2 ] && exit; sleep 0.05; done; exit 1";
+      if (std::system(setup) != 0) return 77;
+      ::setenv("MOECCL_SOCKET_IFNAME", named, 1);
+      ::unsetenv("MOECCL_SOCKET_ADDR");
+      ::execl("/proc/self/exe", "self", "--gtest_also_run_disabled_tests", "--gtest_filter=*DISABLED_LoopbackName",
+              static_cast<char*>(nullptr));
+      return 1;
+    });
+    const int code = children.wait(0);
+    if (code == 77) GTEST_SKIP() << "this user may not make networks";
+    EXPECT_EQ(code, 0);
+  }
+}
+
+TEST(SeveralAddresses, DISABLED_LoopbackName) {
+  const std::string named = env().socket_ifname;
+  ::testing::internal::CaptureStderr();
+  const Result<UniqueId> place = place_of_rank_0("MASTER_ADDR", kMaster, 4711, soon());
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  if (named.empty()) {
+    EXPECT_EQ(place.status().code(), moecclInvalidArgument) << place.status().message();
+    EXPECT_FALSE(contains(said, "the ranks meet at")) << said;
+    return;
+  }
+  ASSERT_TRUE(place.ok()) << place.status().message();
+  EXPECT_EQ(place->address.host(), named == "eth0" ? "10.70.0.1" : "10.71.0.1");
 }
 
 // A pod's name is known only when the pod runs.
