@@ -94,7 +94,7 @@ def all_cases():
     """Returns the names of all cases, as module.function."""
     here, names = os.path.dirname(os.path.realpath(__file__)), []
     for module in ("layer_cases", "layer_model_cases", "layer_domain_cases", "layer_state_cases", "layer_agreement_cases", "layer_checkpoint_cases",
-                   "layer_placement_cases", "layer_replace_cases", "layer_swap_cases", "layer_trainer_cases", "layer_use_cases",
+                   "layer_flight_cases", "layer_placement_cases", "layer_replace_cases", "layer_swap_cases", "layer_trainer_cases", "layer_use_cases",
                    "layer_wrapper_cases", "tensor_parallel_cases"):
         with open(os.path.join(here, module + ".py"), encoding="utf-8") as f:
             names += [f"{module}.{line[4:line.index('(')]}" for line in f if line.startswith("def case_")]

@@ -15,6 +15,7 @@ from ._traced import Key, TracedHandle, refuse_export, tracing
 from ._traced import combine as traced_combine, dispatch as traced_dispatch
 from .float8 import KINDS, QuantizedDispatch, n_scales
 from .functions import Combine, Dispatch, needs_anchor, new_anchor
+from .in_flight import Depart, Flight, stream_for
 
 
 class Handle:
@@ -262,6 +263,15 @@ class ExpertParallel:
         if self._dispatch_dtype is None:
             return Dispatch.apply(x, anchor, handle)
         return QuantizedDispatch.apply(x, anchor, handle, self._dispatch_dtype)
+
+    def begin_send(self, x, handle):
+        """Returns what send() does and None, or, where rows take long, rows that Arrive waits for and their Flight. The caller computes
+        between the two."""
+        stream = stream_for(x, self.comm) if self._dispatch_dtype is None else None
+        if stream is None:
+            return self.send(x, handle), None
+        flight = Flight(handle, stream)
+        return Depart.apply(x, new_anchor() if needs_anchor(x, handle.weights) else None, flight), flight
 
     def combine(self, rows: torch.Tensor, handle: Union[Handle, TracedHandle]) -> torch.Tensor:
         """y[T, hidden] = for each token the weighted sum of its experts' rows[R, hidden]."""

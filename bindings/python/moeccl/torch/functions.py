@@ -11,10 +11,11 @@ _graph_stays = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph",
 
 
 def let_go(ctx):
-    """Frees the routing, and a re-placing combine's step, at the end of a backward pass that frees its graph, as torch does with saved
-    tensors: a loss that is kept for a log keeps the graph's nodes. A later backward pass fails where it reads the saved tensors."""
+    """Frees the routing, the step of a re-placing combine, and a dispatch's flight, at the end of a backward pass that frees its graph, as
+    torch does with saved tensors: a loss that is kept for a log keeps the graph's nodes. A later backward pass fails where it reads the
+    saved tensors."""
     if not _graph_stays():
-        ctx.handle = ctx.step = None
+        ctx.handle = ctx.step = ctx.flight = None
 
 
 def move_rows(handle, x):

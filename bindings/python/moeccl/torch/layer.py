@@ -20,6 +20,7 @@ from .aux_loss import attach_loss, set_scaler_scale
 from .expert_parallel import ExpertParallel
 from .experts import MLP, Experts, seeded
 from .functions import Needed
+from .in_flight import Arrive
 from .moving import move_experts, several
 from .placement import Fixed, Hybrid
 from .replace import Replacing, follow, replace_combine
@@ -308,13 +309,19 @@ class MoELayer(nn.Module):
             set_scaler_scale(1.0)  # a backward pass that failed has left its own
 
     @uncompiled
-    def _dispatch(self, tokens, slots, weights):
-        """Returns rows[R, hidden] and the rows of each slot."""
+    def _dispatch(self, tokens, slots, weights, beside):
+        """Returns rows[R, hidden], the rows of each slot, and None or the Flight that _arrived() waits for. beside: the caller has something
+        to compute meanwhile."""
         self._begin_routing()
         self.handle = self.ep.checked_route(tokens, slots, weights)
         self.placement.routed(self._index, self.handle)
         self.handle.n_dropped += self.placement.dropped
-        return self.ep.send(tokens, self.handle), self.handle.rows_per_expert
+        rows, flight = self.ep.begin_send(tokens, self.handle) if beside else (self.ep.send(tokens, self.handle), None)
+        return rows, self.handle.rows_per_expert, flight
+
+    @uncompiled
+    def _arrived(self, rows, flight):
+        return Arrive.apply(rows, flight)
 
     @uncompiled
     def _weights(self, dtype):
@@ -386,9 +393,12 @@ class MoELayer(nn.Module):
         # The row that travels to the new home is the dispatched one or, with a shared expert, a separate row.
         norm_after = self.norm is not None and self.shared_expert is None
         # The residual joins the experts' rows in combine, so a norm that returns another type, as with autocast, decides nothing.
-        rows, counts = self._dispatch((tokens if norm_after else seen).to(travels), slots, weights)
+        # torch.compile would end one more graph to wait for the rows.
+        beside = self.shared_expert is not None and self._replacing is None and not torch.compiler.is_dynamo_compiling()
+        rows, counts, flight = self._dispatch((tokens if norm_after else seen).to(travels), slots, weights, beside)
         self.step = self._replacing.begin(self.handle, tokens) if self._replacing else None
         shared = self.shared_expert(seen) if self.shared_expert is not None else None
+        rows = rows if flight is None else self._arrived(rows, flight)
         given = self.norm(rows) if norm_after else rows
         # A sample's rows are also its residual.
         out = self.experts(given if cast_to is None else given.to(cast_to), counts, functools.partial(self._weights, cast_to),
