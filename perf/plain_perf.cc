@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The benchmarks of all standard collectives except AllToAllv, one row each. Every binary is built with its row's name.
+// The benchmarks of all standard collectives except AllToAllv, one row each. Every binary is linked with its row's
+// name.
 #include <bit>
 #include <cstring>
 #include <initializer_list>
 
 #include "perf/common/collective.h"
 #include "perf/common/fail.h"
+#include "perf/plain_name.h"
 
 namespace {
 
@@ -126,6 +128,6 @@ constexpr Collective kCollectives[] = {
 
 int main(int argc, char** argv) {
   for (const Collective& c : kCollectives)
-    if (std::strcmp(c.program, PERF_PROGRAM) == 0) return perf::perf_main(argc, argv, c);
+    if (std::strcmp(c.program, perf::kPlainProgram) == 0) return perf::perf_main(argc, argv, c);
   return 1;
 }

@@ -4,12 +4,14 @@
 prints their paths. Meson calls it when it configures with -Djoined=true (see docs/contributing.md).
 
 Sources of one file share its unnamed namespaces, so two of them that define the same name there, or the same static name or macro, go
-into different files. Linux's headers clash with those of the C library, so a source that includes one has a file of its own. If a
+into different files. So do two of which one hides a name of a header that the other includes: only the tests' headers are asked, because
+those of the library have namespaces of their own. Linux's headers clash with those of the C library, so a source that includes one has a file of its own. If a
 name clashes all the same, the compiler says so: rename one of the two."""
 import pathlib
 import re
 import sys
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 MOST_BYTES = 96 << 10  # of the sources in one file: the compiler then takes some 20 s and 700 MB on a slow machine
 
 
@@ -38,42 +40,65 @@ def unnamed_parts(text):
         yield line.group(0)
 
 
-def names_of(text):
-    """Returns the names that a source defines for itself, and some more: that only keeps sources apart."""
-    names = set(re.findall(r'^#define (\w+)', text, flags=re.M))
-    for part in unnamed_parts(text):
-        for values in re.findall(r'\benum\b(?! class)[^{;]*\{([^}]*)\}', part):
-            names.update(re.findall(r'\b[a-z]\w*', values))
-        for declaration in without_bodies(part).split(';'):
-            declaration = re.sub(r'^\s*#[^\n]*', '', declaration, flags=re.M)
-            names.update(re.findall(r'\bk[A-Z]\w*', declaration))
-            found = re.search(r'\b(?:struct|class|union|enum(?: class)?|using) (\w+)', declaration)
-            if found:
-                names.add(found.group(1))
-                continue
-            found = re.search(r'([\w~]+|operator\S+)\s*(?:[({=\[]|$)', re.sub(r'^\s*template <[^\n]*>', '', declaration).strip())
-            if found and not re.fullmatch('[A-Z][A-Z_0-9]+', found.group(1)):
-                names.add(found.group(1))
+def declared(part):
+    """Returns the names that a part declares outside of braces, and some more: that only keeps sources apart."""
+    names = set()
+    for values in re.findall(r'\benum\b(?! class)[^{;]*\{([^}]*)\}', part):
+        names.update(re.findall(r'\b[a-z]\w*', values))
+    for declaration in without_bodies(part).split(';'):
+        declaration = re.sub(r'^\s*#[^\n]*', '', declaration, flags=re.M)
+        declaration = re.sub(r'^\s*template <[^<>]*(?:<[^<>]*>[^<>]*)*>', '', declaration)
+        names.update(re.findall(r'(?<!::)\bk[A-Z]\w*(?=\s*(?:[={(\[,]|$))', declaration))
+        found = re.search(r'\b(?:struct|class|union|enum(?: class)?|using) (\w+)', declaration)
+        if found:
+            names.add(found.group(1))
+            continue
+        found = re.search(r'([\w~]+|operator\S+)\s*(?:[({=\[]|$)', declaration.strip())
+        if found and not re.fullmatch('[A-Z][A-Z_0-9]+', found.group(1)):
+            names.add(found.group(1))
     return names
 
 
+def names_of(text):
+    """Returns the names that a source defines for itself."""
+    return set(re.findall(r'^#define (\w+)', text, flags=re.M)).union(*map(declared, unnamed_parts(text)))
+
+
+def test_headers(text, found):
+    """Adds the headers of the tests that a text includes to `found`, which has the names of each."""
+    for name in re.findall(r'^#include "(tests/[^"]*\.h)"', text, flags=re.M):
+        if name not in found and (ROOT / name).exists():
+            header = (ROOT / name).read_text()
+            found[name] = declared(re.sub(r'^(?:inline )?namespace .*\{$|^\}  // namespace.*$', '', header, flags=re.M))
+            test_headers(header, found)
+    return found
+
+
+class Group:
+    def __init__(self, alone):
+        self.alone, self.sources, self.bytes = alone, [], 0
+        self.own, self.headers = set(), set()  # what its sources name themselves, and what their headers do
+
+
 def groups_of(sources):
-    """Returns lists of sources; no name is twice in a list."""
+    """Returns lists of sources. No name is twice in a list, and none hides one of a header that another source includes."""
     groups = []
     for source in sources:
         text = source.read_text()
-        names = names_of(text)
+        own, headers = names_of(text), set().union(*test_headers(text, {}).values())
         alone = '#include <linux/' in text
         for group in groups:
-            if not alone and not group['alone'] and group['bytes'] + len(text) <= MOST_BYTES and not names & group['names']:
+            fits = not alone and not group.alone and group.bytes + len(text) <= MOST_BYTES
+            if fits and not own & (group.own | group.headers) and not headers & group.own:
                 break
         else:
-            group = {'sources': [], 'names': set(), 'bytes': 0, 'alone': alone}
+            group = Group(alone)
             groups.append(group)
-        group['sources'].append(source)
-        group['names'] |= names
-        group['bytes'] += len(text)
-    return [group['sources'] for group in groups]
+        group.sources.append(source)
+        group.bytes += len(text)
+        group.own |= own
+        group.headers |= headers
+    return [group.sources for group in groups]
 
 
 def main(arguments):
