@@ -252,10 +252,9 @@ bool has_several_networks() {
   return interfaces.ok() && names_of_networks(*interfaces).size() > 1;
 }
 
-// Returns the only interface that may lead to other hosts, if those that MOECCL_SOCKET_IFNAME leaves are one, else
-// null.
+// Returns the only interface that may lead to other hosts, else null. MOECCL_SOCKET_IFNAME decides between several.
 const driver::Interface* only_network(const std::vector<driver::Interface>& interfaces) {
-  const NameList list(env().socket_ifname);
+  const NameList list(names_of_networks(interfaces).size() > 1 ? env().socket_ifname : "");
   const driver::Interface* only = nullptr;
   for (const driver::Interface& i : interfaces) {
     const bool named =

@@ -27,7 +27,7 @@ Status closed() { return Status(moecclRemoteError, "the peer closed the connecti
 Status transfer_error(const char* what, int code) {
   if (code == ECONNRESET || code == EPIPE || code == ETIMEDOUT || code == EHOSTUNREACH || code == ENETUNREACH ||
       code == ENOTCONN || code == EACCES) {
-    const char* why = code == EACCES ? ": a firewall or a route on the way prohibits it" : "";
+    const char* why = code == EACCES ? ": a firewall, a route or this host's security policy prohibits it" : "";
     return Status(moecclRemoteError, system_error(what, code).message() + why);
   }
   return system_error(what, code);

@@ -96,3 +96,30 @@ def case_a_failure_beside_a_flight_ends_the_others_wait(rank, n):
     torch.testing.assert_close(layer(x), expected)
     mt.close(group)
     assert layer.comm not in in_flight._streams
+
+
+def case_a_shared_expert_that_changes_its_input_is_refused(rank, n):
+    """The rows would be those of before or after the change, as it happens. In bfloat16 no tensor that autograd has saved shows it."""
+    class InPlace(torch.nn.Module):
+        def forward(self, x):
+            return x.relu_() * 1
+
+    group = dist.new_group()
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, max_tokens=TOKENS, seed=1, shared_expert=InPlace(), trials=-1, group=group,
+                        comm_options=in_nodes(n))
+    said = None
+    try:
+        with torch.no_grad():
+            layer(tokens_of(rank).to(torch.bfloat16))
+    except (ValueError, moeccl.Error) as e:
+        said = e
+    # The first rank that sees it revokes the communicator.
+    assert said is not None and ("in place" in str(said) or "revoked" in str(said)), said
+    seen = torch.tensor(int(isinstance(said, ValueError)))
+    dist.all_reduce(seen)
+    assert seen > 0
+    mt.close(group)
+    unpriced = made(comm_options=in_nodes(n), swap=True)
+    with order_of(unpriced) as happened:
+        unpriced(tokens_of(rank))
+    assert "moecclDispatch" not in happened  # its dispatches are timed

@@ -19,9 +19,10 @@ _streams = weakref.WeakKeyDictionary()  # for each communicator: its Stream; Non
 
 
 def stream_for(x, comm):
-    """Returns the host stream of a communicator whose ranks are in groups, such as hosts, between which rows take long; None for others. Inside
-    a group rows move by the copies of a thread, which needs a core of its own for that. Operations on CUDA memory have CUDA's streams."""
-    if not x.is_cpu or comm.size == 1:
+    """Returns the host stream of a communicator whose topology has groups of ranks, such as hosts, between which rows take long; None for
+    others. Inside a group rows move by the copies of a thread, which needs a core of its own for that. Operations on CUDA memory have CUDA's
+    streams. A tensor of inference mode does not count its changes, see Flight.wait()."""
+    if not x.is_cpu or comm.size == 1 or x.is_inference():
         return None
     if comm not in _streams:
         levels = levels_of(comm)
@@ -32,7 +33,9 @@ def stream_for(x, comm):
 
 
 def _end(comm):
-    _streams.pop(comm).close()
+    stream = _streams.pop(comm, None)
+    if stream is not None:
+        stream.close()
 
 
 class _Lent:
@@ -53,9 +56,12 @@ class Flight:
 
     def start(self, name, source, shape):
         """Puts an operation from `source` to a new tensor on the stream."""
-        self._target = new_rows(source, shape)
-        self._stream._lent.append(_Lent(self.handle, source, self._target))
-        call(self.handle.comm, name, self.handle.routing, memory(source), memory(self._target), ctypes.c_void_p(self._stream.handle))
+        self._target, self._source, self._version = new_rows(source, shape), weakref.ref(source), source._version
+        lent = _Lent(self.handle, source, self._target)
+        try:
+            call(self.handle.comm, name, self.handle.routing, memory(source), memory(self._target), ctypes.c_void_p(self._stream.handle))
+        finally:
+            self._stream._lent.append(lent)  # not before: another thread's wait() would release it
         return self._target
 
     def wait(self):
@@ -65,8 +71,12 @@ class Flight:
         try:
             call(self.handle.comm, "moecclStreamSynchronize", ctypes.c_void_p(self._stream.handle))
         finally:
+            changed = self._source() is not None and self._source()._version != self._version
             for one in lent:
                 one.release()
+        if changed:
+            raise ValueError("the shared expert has changed its input in place while dispatch was reading it: give it a first operation that "
+                             "is not in place, such as nn.ReLU(inplace=False)")
         return target
 
 

@@ -23,6 +23,7 @@ from .functions import Needed
 from .in_flight import Arrive
 from .moving import move_experts, several
 from .placement import Fixed, Hybrid
+from .priced import Priced
 from .replace import Replacing, follow, replace_combine
 from .replicated import Replicated
 from .swapped import Swapped
@@ -394,7 +395,9 @@ class MoELayer(nn.Module):
         norm_after = self.norm is not None and self.shared_expert is None
         # The residual joins the experts' rows in combine, so a norm that returns another type, as with autocast, decides nothing.
         # torch.compile would end one more graph to wait for the rows.
-        beside = self.shared_expert is not None and self._replacing is None and not torch.compiler.is_dynamo_compiling()
+        # Not where a placement is priced by measured times, which would include competition for the cores.
+        beside = (self.shared_expert is not None and self._replacing is None and not isinstance(self.placement, Priced)
+                  and not torch.compiler.is_dynamo_compiling())
         rows, counts, flight = self._dispatch((tokens if norm_after else seen).to(travels), slots, weights, beside)
         self.step = self._replacing.begin(self.handle, tokens) if self._replacing else None
         shared = self.shared_expert(seen) if self.shared_expert is not None else None
