@@ -117,8 +117,8 @@ void RootServer::on_message(Id id, ControlMessage message) {
       const Status why = decode_failure(message.payload);
       const std::string name = who(c->rank);
       member.told = true;  // it knows already
-      drop(id);
       if (failure_.ok()) fail(error(moecclRemoteError, "{} failed: {}", name, why.message()));
+      drop(id);  // after the others know: see Session::Impl::tell_last
       return;
     }
     case kGone: {

@@ -126,8 +126,7 @@ Status Session::Impl::fail(Status why) {
                 over_unix ? "" : ": its process is stopped, or its packets are lost on the way (MTU, firewall)");
   }
   failure = why;
-  static_cast<void>(send(kAbandon, encode_failure(failure), {}, Deadline::after_ms(kReasonMs)));
-  fd.reset();
+  tell_last(kAbandon, encode_failure(failure));
   return failure;
 }
 
@@ -224,8 +223,20 @@ Status Session::news(int64_t wait_ms) {
 
 void Session::Impl::end(uint16_t type, std::span<const std::byte> payload) {
   if (!usable().ok()) return;
-  static_cast<void>(send(type, payload, {}, Deadline::after_ms(kReasonMs)));
   closed = true;
+  tell_last(type, payload);
+}
+
+// The process of a rank that gives up may end at once, and a root in it with it. The root tells all other ranks before
+// it closes the connection of the one that has given up.
+void Session::Impl::tell_last(uint16_t type, std::span<const std::byte> payload) {
+  const Deadline soon = Deadline::after_ms(kReasonMs);
+  const bool root_is_here = root_pid == ::getpid() || (!peers.empty() && peers[static_cast<size_t>(rank)].with_root);
+  if (send(type, payload, {}, soon).ok() && type == kAbandon && root_is_here) {
+    std::byte rest{};
+    while (driver::recv_exact(fd.get(), std::span(&rest, 1), soon).ok()) {
+    }
+  }
   fd.reset();
 }
 

@@ -57,7 +57,8 @@ struct Session::Impl {
   Result<ControlMessage> next_message(Deadline deadline);
   Status usable() const;
   Status fail(Status why);
-  void end(uint16_t type, std::span<const std::byte> payload);  // sends a last message
+  void end(uint16_t type, std::span<const std::byte> payload);
+  void tell_last(uint16_t type, std::span<const std::byte> payload);  // sends a last message
   std::string root_text() const;
   Result<Bytes> round(uint16_t type, std::span<const std::byte> body, std::span<const int> fds, Deadline deadline,
                       std::vector<std::vector<Fd>>* fds_of = nullptr);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An abort ends a session's wait also in the middle of a message.
+// An abort ends a session's wait also in the middle of a message, and a rank that gives up says why.
 #include <sys/wait.h>
 
 #include <thread>
@@ -23,6 +23,35 @@ struct Abort {
     return o;
   }
 };
+
+// A program that prints the error of rank 0 and exits takes the meeting point with it.
+TEST(Cancel, AProcessThatEndsWithTheMeetingPointTellsWhyFirst) {
+  for (const bool over_unix : {true, false}) {
+    for (int i = 0; i < 20; ++i) {
+      auto id_of_child = make_pair_of_sockets();
+      Children child;
+      child.start([&] {
+        std::unique_ptr<Root> root = start_root(patient_ms(20'000), over_unix ? "" : "127.0.0.1");
+        const moecclUniqueId id = root->id();
+        (void)driver::send_now(id_of_child.second.get(), std::as_bytes(std::span(id.internal)));
+        Result<std::unique_ptr<Session>> session = Session::join(id, 0, 3, soon());
+        if (!session.ok()) return 1;
+        (*session)->abandon(Status(moecclInvalidArgument, "a setting that is wrong"));
+        ::_exit(0);
+        return 0;
+      });
+      moecclUniqueId id{};
+      ASSERT_TRUE(
+          driver::recv_exact(id_of_child.first.get(), std::as_writable_bytes(std::span(id.internal)), soon()).ok());
+      const std::vector<Status> results = run_threads(2, [&](int thread) -> Status {
+        MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::join(id, thread + 1, 3, soon()));
+        return session->barrier(soon());
+      });
+      for (const Status& s : results) EXPECT_TRUE(contains(s.message(), "a setting that is wrong")) << s.message();
+      EXPECT_EQ(child.wait(0), 0);
+    }
+  }
+}
 
 TEST(Cancel, EndsAMessageThatIsSentInPart) {
   for (const char* address : {"", "127.0.0.1"}) {
