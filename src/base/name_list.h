@@ -3,6 +3,7 @@
 // its names, makes names exact, and "^" at the beginning stands for all others: "^=docker0,lo".
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,11 @@ struct NameList {
   };
   bool all_but = false;
   std::vector<Name> names;
+  // Returns whether the list chooses a name; an empty list chooses all.
+  bool chooses(std::string_view name) const {
+    const bool named = std::any_of(names.begin(), names.end(), [&](const Name& n) { return n.matches(name); });
+    return names.empty() || named != all_but;
+  }
 
   explicit NameList(std::string_view text) {
     const auto take = [](std::string_view* from, char mark) {

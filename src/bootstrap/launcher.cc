@@ -257,9 +257,7 @@ const driver::Interface* only_network(const std::vector<driver::Interface>& inte
   const NameList list(names_of_networks(interfaces).size() > 1 ? env().socket_ifname : "");
   const driver::Interface* only = nullptr;
   for (const driver::Interface& i : interfaces) {
-    const bool named =
-        std::any_of(list.names.begin(), list.names.end(), [&](const auto& n) { return n.matches(i.name); });
-    if (i.loopback || (!list.names.empty() && named == list.all_but)) continue;
+    if (i.loopback || !list.chooses(i.name)) continue;
     if (only != nullptr && i.name != only->name) return nullptr;
     if (only == nullptr) only = &i;
   }

@@ -80,7 +80,6 @@ void Recorder::chose_another(size_t number, const char* algorithm) {
   if (r == nullptr) return;
   const size_t at = (number - 1) % kRecords;
   r->has_plan = 1;
-  if (names_[at] == algorithm) return;
   names_[at] = algorithm;
   copy_text(r->algorithm, algorithm);
 }

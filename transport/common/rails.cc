@@ -13,10 +13,8 @@ constexpr int64_t kSlowest = 4;  // a rail may be this many times slower than th
 constexpr size_t kMaxName = 64;
 
 bool takes(const NameList& list, const driver::Interface& i) {
-  if (list.names.empty()) return !i.loopback;
-  const bool named =
-      std::any_of(list.names.begin(), list.names.end(), [&](const NameList::Name& n) { return n.matches(i.name); });
-  return list.all_but ? !i.loopback && !named : named;
+  const bool may_be_loopback = !list.names.empty() && !list.all_but;
+  return list.chooses(i.name) && (may_be_loopback || !i.loopback);
 }
 
 bool same_address(const driver::SocketAddress& a, const driver::SocketAddress& b) {

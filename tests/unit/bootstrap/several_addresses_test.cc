@@ -65,6 +65,13 @@ constexpr Case kCases[] = {
     {"one that is gone elsewhere", "10.77.0.1 test-master\n", "10.77.0.99 test-master\n10.77.0.1 test-master\n"},
 };
 
+// Makes this child a new program that runs `test`, with what it has set.
+int become(const std::string& test) {
+  ::execl("/proc/self/exe", "self", "--gtest_also_run_disabled_tests", ("--gtest_filter=*" + test).c_str(),
+          static_cast<char*>(nullptr));
+  return 1;
+}
+
 // Runs `test` as two ranks on two hosts, each with a hosts file of its own.
 void meet_in_each_case(const std::string& test) {
   std::string why;
@@ -85,9 +92,7 @@ void meet_in_each_case(const std::string& test) {
         // exec gives a fresh env(), which reads the secret.
         ::setenv("MOECCL_SECRET", "a secret of the test", 1);
         ::setenv("MOECCL_TEST_NAMED_RANK", rank == 0 ? "0" : "1", 1);
-        ::execl("/proc/self/exe", "self", "--gtest_also_run_disabled_tests", ("--gtest_filter=*" + test).c_str(),
-                static_cast<char*>(nullptr));
-        return 1;
+        return become(test);
       });
     }
     const int codes[] = {children.wait(0), children.wait(1)};
@@ -177,9 +182,7 @@ TEST(SeveralAddresses, OfTwoNetworksTheOneThatIsNamedIsThatOfALoopbackName) {
       if (std::system(setup) != 0) return 77;
       ::setenv("MOECCL_SOCKET_IFNAME", named, 1);
       ::unsetenv("MOECCL_SOCKET_ADDR");
-      ::execl("/proc/self/exe", "self", "--gtest_also_run_disabled_tests", "--gtest_filter=*DISABLED_LoopbackName",
-              static_cast<char*>(nullptr));
-      return 1;
+      return become("DISABLED_LoopbackName");
     });
     const int code = children.wait(0);
     if (code == 77) GTEST_SKIP() << "this user may not make networks";
@@ -209,9 +212,7 @@ TEST(SeveralAddresses, AMasterWithoutAnAddressIsWaitedFor) {
     if (::unshare(CLONE_NEWNET) != 0 || !use_hosts_file("127.0.0.1 localhost\n")) return 77;
     ::setenv("MOECCL_SECRET", "a secret of the test", 1);
     ::setenv("MOECCL_TEST_NAMED_RANK", "1", 1);
-    ::execl("/proc/self/exe", "self", "--gtest_also_run_disabled_tests", "--gtest_filter=*DISABLED_EarlyRank",
-            static_cast<char*>(nullptr));
-    return 1;
+    return become("DISABLED_EarlyRank");
   });
   const int code = children.wait(0);
   if (code == 77) GTEST_SKIP() << "this user may not mount";

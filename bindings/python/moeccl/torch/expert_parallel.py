@@ -259,10 +259,13 @@ class ExpertParallel:
 
     def send(self, x, handle):
         """The second half of dispatch(): returns rows[R, hidden]."""
-        anchor = new_anchor() if needs_anchor(x, handle.weights) else None
         if self._dispatch_dtype is None:
-            return Dispatch.apply(x, anchor, handle)
-        return QuantizedDispatch.apply(x, anchor, handle, self._dispatch_dtype)
+            return Dispatch.apply(x, self._anchor(x, handle), handle)
+        return QuantizedDispatch.apply(x, self._anchor(x, handle), handle, self._dispatch_dtype)
+
+    @staticmethod
+    def _anchor(x, handle):
+        return new_anchor() if needs_anchor(x, handle.weights) else None
 
     def begin_send(self, x, handle):
         """Returns what send() does and None, or, where rows take long, rows that Arrive waits for and their Flight. The caller computes
@@ -271,7 +274,7 @@ class ExpertParallel:
         if stream is None:
             return self.send(x, handle), None
         flight = Flight(handle, stream)
-        return Depart.apply(x, new_anchor() if needs_anchor(x, handle.weights) else None, flight), flight
+        return Depart.apply(x, self._anchor(x, handle), flight), flight
 
     def combine(self, rows: torch.Tensor, handle: Union[Handle, TracedHandle]) -> torch.Tensor:
         """y[T, hidden] = for each token the weighted sum of its experts' rows[R, hidden]."""

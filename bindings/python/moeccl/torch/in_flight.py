@@ -9,7 +9,7 @@ import weakref
 import torch
 from torch.autograd.function import once_differentiable
 
-from moeccl.streams import Stream
+from moeccl.streams import Stream, give_back
 from ._calls import call, memory
 from ._levels import levels_of
 from ._memory import new_rows
@@ -25,8 +25,7 @@ def stream_for(x, comm):
     if not x.is_cpu or comm.size == 1 or x.is_inference():
         return None
     if comm not in _streams:
-        levels = levels_of(comm)
-        _streams[comm] = Stream() if len(levels) > 1 and int(levels.n_groups[0]) > 1 else None
+        _streams[comm] = Stream() if levels_of(comm).nodes()[0] > 1 else None
         if _streams[comm] is not None:
             comm._before_close.append(_end)
     return _streams[comm]
@@ -61,20 +60,14 @@ class Flight:
         try:
             call(self.handle.comm, name, self.handle.routing, memory(source), memory(self._target), ctypes.c_void_p(self._stream.handle))
         finally:
-            self._stream._lent.append(lent)  # not before: another thread's wait() would release it
+            give_back([lent], self._stream)  # not before: another thread's wait() would release it
         return self._target
 
     def wait(self):
         """Waits for the operation that was started last and returns its result."""
-        target, self._target = self._target, None
-        lent, self._stream._lent = self._stream._lent, []
-        try:
-            call(self.handle.comm, "moecclStreamSynchronize", ctypes.c_void_p(self._stream.handle))
-        finally:
-            changed = self._source() is not None and self._source()._version != self._version
-            for one in lent:
-                one.release()
-        if changed:
+        target, source, self._target = self._target, self._source(), None
+        self._stream.synchronize()
+        if source is not None and source._version != self._version:
             raise ValueError("the shared expert has changed its input in place while dispatch was reading it: give it a first operation that "
                              "is not in place, such as nn.ReLU(inplace=False)")
         return target

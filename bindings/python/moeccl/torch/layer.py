@@ -394,8 +394,8 @@ class MoELayer(nn.Module):
         # The row that travels to the new home is the dispatched one or, with a shared expert, a separate row.
         norm_after = self.norm is not None and self.shared_expert is None
         # The residual joins the experts' rows in combine, so a norm that returns another type, as with autocast, decides nothing.
-        # torch.compile would end one more graph to wait for the rows.
-        # Not where a placement is priced by measured times, which would include competition for the cores.
+        # torch.compile would end one more graph to wait for the rows. Times by which a placement is priced would include competition
+        # for the cores.
         beside = (self.shared_expert is not None and self._replacing is None and not isinstance(self.placement, Priced)
                   and not torch.compiler.is_dynamo_compiling())
         rows, counts, flight = self._dispatch((tokens if norm_after else seen).to(travels), slots, weights, beside)
